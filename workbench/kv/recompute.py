@@ -1,0 +1,85 @@
+"""No memory at all: every step brings the whole text. The naive way, and the oracle of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from types import MappingProxyType
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.models.attention import attention_function
+from workbench.models.batch import Batch
+from workbench.models.config import ModelConfig
+
+
+class Recompute:
+    """A kv that remembers nothing: `lengths` is always 0, so the caller sends every sequence whole.
+
+    attention: "sdpa" (fused) or "eager" (the definition, for proofs). A step over a text of S tokens costs
+    S rows of the model, so generating n tokens after P costs P + (P+1) + … + (P+n−1) rows.
+    """
+
+    def __init__(self, config: ModelConfig, *, attention: str = "sdpa") -> None:
+        self.config = config
+        self.scale = config.head_dim**-0.5
+        self._attention = attention_function(attention)
+        self._live: dict[Hashable, int] = {}  # always 0; kept so that release of an unknown name is an error
+
+    @property
+    def lengths(self) -> Mapping[Hashable, int]:
+        return MappingProxyType(self._live)
+
+    def begin(self, batch: Batch) -> None:
+        for name, first in zip(batch.sequences, batch.first_positions):
+            if first != 0:
+                raise WorkbenchError(
+                    f"kv 'recompute' remembers nothing, so sequence {name!r} must be sent whole, from position 0; "
+                    f"this batch starts it at position {first}"
+                )
+        for name in batch.sequences:
+            self._live[name] = 0
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        starts = batch.query_starts
+        parts = [
+            self._attention(q[a:b], k[a:b], v[a:b], scale=self.scale, window=self.config.sliding_window)
+            for a, b in zip(starts, starts[1:])
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def truncate(self, sequence: Hashable, length: int) -> None:
+        self._check_live(sequence)
+        if length != 0:
+            raise WorkbenchError(
+                f"kv 'recompute' remembers 0 tokens of sequence {sequence!r}, it cannot be cut to {length}; "
+                "send fewer tokens in the next batch instead"
+            )
+
+    def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
+        self._check_live(sequence)
+        if new_sequence in self._live:
+            raise WorkbenchError(
+                f"sequence {new_sequence!r} already exists; release it first or choose another name"
+            )
+        self._live[new_sequence] = 0
+
+    def release(self, sequence: Hashable) -> None:
+        self._check_live(sequence)
+        del self._live[sequence]
+
+    def _check_live(self, sequence: Hashable) -> None:
+        if sequence not in self._live:
+            raise WorkbenchError(
+                f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._live))}"
+            )
+
+    @property
+    def bytes_in_use(self) -> int:
+        return 0
+
+    @property
+    def bytes_reserved(self) -> int:
+        return 0

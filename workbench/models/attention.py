@@ -1,0 +1,73 @@
+"""Causal attention over a flat batch: the definition (eager) and the fast twin (SDPA).
+
+Both take, for every sequence, its new queries and all its keys and values so far. Query i of a sequence
+that already had `past` tokens stands at position past + i and sees the keys at positions up to its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from workbench.errors import unknown
+
+
+def causal_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """[num_queries, num_keys] bool, True where a query may look. The queries are the last of the keys.
+
+    With a window W a query sees itself and the W − 1 tokens before it.
+    """
+    query_at = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
+    key_at = torch.arange(num_keys, device=device)[None, :]
+    allowed = key_at <= query_at
+    if window is not None:
+        allowed &= key_at > query_at - window
+    return allowed
+
+
+def eager_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None = None
+) -> torch.Tensor:
+    """Attention as it is defined, softmax(q·kᵀ·scale)·v, in float32. The oracle of every other attention.
+
+    q [n, H_q, D], k [S, H_kv, D], v [S, H_kv, D_v] with n ≤ S -> [n, H_q, D_v].
+    """
+    group = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(group, dim=1)  # [S, H_q, D]: one copy a query head
+    v = v.repeat_interleave(group, dim=1)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = torch.einsum("nhd,shd->hns", q.to(wide), k.to(wide)) * scale
+    scores = scores.masked_fill(~causal_mask(q.shape[0], k.shape[0], window, q.device), -math.inf)
+    return torch.einsum("hns,shd->nhd", scores.softmax(dim=-1), v.to(wide)).to(q.dtype)
+
+
+def sdpa_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None = None
+) -> torch.Tensor:
+    """The same through torch's fused kernel, which never writes the n × S scores to memory."""
+    queries, keys = q.shape[0], k.shape[0]
+    plain = window is None or window >= keys
+    mask = None
+    if not (plain and queries in (1, keys)):
+        mask = causal_mask(queries, keys, window, q.device)
+    out = F.scaled_dot_product_attention(
+        *(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)),  # [1, H, tokens, D]
+        attn_mask=mask,
+        is_causal=mask is None and queries > 1,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out.squeeze(0).transpose(0, 1)
+
+
+AttentionFunction = Callable[..., torch.Tensor]
+ATTENTION: dict[str, AttentionFunction] = {"eager": eager_attention, "sdpa": sdpa_attention}
+
+
+def attention_function(name: str) -> AttentionFunction:
+    if name not in ATTENTION:
+        raise unknown("attention", name, ATTENTION)
+    return ATTENTION[name]

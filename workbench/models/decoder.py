@@ -1,0 +1,147 @@
+"""The decoder: one forward for prompts, single steps, chunks, ragged batches and drafts.
+
+    logits = model(batch, kv)
+
+The model owns weights and nothing else. What decode remembers lives in `kv`, which every layer hands its
+new queries, keys and values. So a new way to remember is a new kv class, never a branch here.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from workbench.errors import WorkbenchError
+from workbench.models.batch import Batch
+from workbench.models.config import ModelConfig
+from workbench.models.layers import GELUMLP, RMSNorm, Rotary, SwiGLU, rotate
+
+
+class Attends(Protocol):
+    """What the model needs of a kv; the whole contract is `workbench.kv.contract.KV`."""
+
+    def begin(self, batch: Batch) -> None: ...
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
+    ) -> torch.Tensor: ...
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    kind = nn.LayerNorm if config.is_gpt2 else RMSNorm
+    return kind(config.hidden_size, eps=config.norm_eps)
+
+
+class Attention(nn.Module):
+    """Project, normalize, rotate, hand over to the kv, project back. Any H_kv that divides H_q."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, head = config.hidden_size, config.head_dim
+        self.q = nn.Linear(d, config.num_heads * head, bias=config.qkv_bias)
+        self.k = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
+        self.v = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
+        self.o = nn.Linear(config.num_heads * head, d, bias=config.attention_output_bias)
+        self.q_norm = RMSNorm(head, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(head, config.norm_eps) if config.qk_norm else nn.Identity()
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor] | None,
+        layer: int,
+        batch: Batch,
+        kv: Attends,
+    ) -> torch.Tensor:
+        rows, head = x.shape[0], self.config.head_dim
+        q = self.q_norm(self.q(x).view(rows, self.config.num_heads, head))  # [N, H_q, D]
+        k = self.k_norm(self.k(x).view(rows, self.config.num_kv_heads, head))  # [N, H_kv, D]
+        v = self.v(x).view(rows, self.config.num_kv_heads, head)
+        if turn is not None:
+            q, k = rotate(q, *turn), rotate(k, *turn)
+        mixed = kv.attend(layer, q, k, v, batch)  # [N, H_q, D]
+        return self.o(mixed.reshape(rows, -1))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = make_norm(config)
+        self.attention = Attention(config)
+        self.mlp_norm = make_norm(config)
+        self.mlp = GELUMLP(config) if config.is_gpt2 else SwiGLU(config)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor] | None,
+        layer: int,
+        batch: Batch,
+        kv: Attends,
+    ) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), turn, layer, batch, kv)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer over flat batches. Weights are float32 until `.to(dtype)`.
+
+    `tokenizer` (workbench.models.tokenizer.Tokenizer or None) and `name` travel with the weights, so that a
+    loaded model is one object to hand around.
+    """
+
+    def __init__(self, config: ModelConfig, *, tokenizer=None, name: str = "unnamed") -> None:
+        super().__init__()
+        if not config.runnable:
+            raise WorkbenchError(
+                f"{name}: latent attention and experts are known to the calculators only; "
+                "this shape has no runnable model here. Use workbench.models.public_shape(name) for its counts"
+            )
+        self.config = config
+        self.tokenizer = tokenizer
+        self.name = name
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = (
+            nn.Embedding(config.context_length, config.hidden_size) if config.is_gpt2 else None
+        )
+        self.rotary = Rotary(config) if config.uses_rotary else None
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = make_norm(config)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.head.weight = self.embed.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
+        """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
+        kv.begin(batch)
+        x = self.embed(batch.token_ids)  # [N, d]
+        turn = None
+        if self.rotary is not None:
+            turn = self.rotary(batch.positions, x.dtype)
+        else:
+            x = x + self.embed_positions(batch.positions)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, turn, index, batch, kv)
+        return self.norm(x)
+
+    def forward(self, batch: Batch, kv: Attends) -> torch.Tensor:
+        """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
+        x = self.hidden(batch, kv)
+        if batch.logit_rows is not None:
+            x = x[batch.logit_rows]
+        return self.head(x)
+
+    def num_parameters(self) -> int:
+        """A tied output head is counted once."""
+        return sum(p.numel() for p in self.parameters())

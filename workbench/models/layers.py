@@ -1,0 +1,98 @@
+"""The parts of a decoder layer that see one row at a time: norms, rotary embedding, feed-forward."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from workbench.models.config import ModelConfig
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight, computed in float32 (Zhang and Sennrich, arXiv 1910.07467)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x)): three matrices (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate = nn.Linear(d, wide, bias=bias)
+        self.up = nn.Linear(d, wide, bias=bias)
+        self.down = nn.Linear(wide, d, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class GELUMLP(nn.Module):
+    """GPT-2's feed-forward: down(gelu(up(x))), with the tanh form of GELU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.up = nn.Linear(d, wide, bias=bias)
+        self.down = nn.Linear(wide, d, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+def rotary_frequencies(config: ModelConfig) -> torch.Tensor:
+    """[D/2] float32 radians a position for each pair of a head's values (Su et al., arXiv 2104.09864).
+
+    With Llama 3.1 scaling, waves longer than the original context turn `factor` times slower, short ones
+    stay, and those between are blended.
+    """
+    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float()
+    frequency = 1.0 / (config.rope_theta ** (pairs / config.head_dim))
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequency
+    wavelength = 2 * math.pi / frequency
+    low_wavelength = scaling.original_context_length / scaling.low_frequency_factor
+    high_wavelength = scaling.original_context_length / scaling.high_frequency_factor
+    blend = (scaling.original_context_length / wavelength - scaling.low_frequency_factor) / (
+        scaling.high_frequency_factor - scaling.low_frequency_factor
+    )
+    slowed = frequency / scaling.factor
+    blended = (1 - blend) * slowed + blend * frequency
+    between = (wavelength <= low_wavelength) & (wavelength >= high_wavelength)
+    return torch.where(between, blended, torch.where(wavelength > low_wavelength, slowed, frequency))
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of the positions in a batch, computed once a step and shared by all layers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", rotary_frequencies(config), persistent=False)
+
+    def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions [N] -> cos, sin, each [N, 1, D/2] in `dtype`."""
+        angle = positions[:, None].float() * self.frequencies.float()[None, :]
+        angle = angle[:, None, :]
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn each pair (x[i], x[i + D/2]) by its angle; Hugging Face's pairing of the two halves.
+
+    x [N, H, D], cos and sin [N, 1, D/2] -> [N, H, D].
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
