@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from itertools import pairwise
 from types import MappingProxyType
 
 import torch
@@ -46,7 +47,7 @@ class Recompute:
         starts = batch.query_starts
         parts = [
             self._attention(q[a:b], k[a:b], v[a:b], scale=self.scale, window=self.config.sliding_window)
-            for a, b in zip(starts, starts[1:])
+            for a, b in pairwise(starts)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -76,15 +77,25 @@ def rotary_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 class Rotary(nn.Module):
-    """Cosines and sines of the positions in a batch, computed once a step and shared by all layers."""
+    """Cosines and sines of the positions in a batch, computed once a step and shared by all layers.
+
+    The frequencies follow the model from device to device and stay float32 whatever its dtype: in bfloat16
+    they are off by up to 0.2 %, which at position 1,000 is whole turns of the fast pairs.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.config = config
         self.register_buffer("frequencies", rotary_frequencies(config), persistent=False)
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> Rotary:
+        super()._apply(fn, recurse)  # every .to(...) comes through here
+        self.frequencies = rotary_frequencies(self.config).to(self.frequencies.device)
+        return self
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [N] -> cos, sin, each [N, 1, D/2] in `dtype`."""
-        angle = positions[:, None].float() * self.frequencies.float()[None, :]
+        angle = positions[:, None].float() * self.frequencies[None, :]
         angle = angle[:, None, :]
         return angle.cos().to(dtype), angle.sin().to(dtype)
 

@@ -21,11 +21,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.models.batch import Batch
-from workbench.models.checkpoints import ZOO, save_checkpoint
+from workbench.models.checkpoints import ZOO, load, save_checkpoint
 from workbench.models.config import ModelConfig
 from workbench.models.corpus import held_out_files, token_stream, training_files
 from workbench.models.decoder import Decoder
@@ -51,6 +52,7 @@ class Recipe:
     weight_decay: float = 0.1
     seed: int = 0
     checkpoint_every: int = 50
+    teacher: str | None = None  # learn this model's distribution (distillation) instead of the text alone
 
     @property
     def tokens(self) -> int:
@@ -88,8 +90,15 @@ def _stdlib_config(hidden: int, layers: int, heads: int, kv_heads: int, wide: in
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe("stdlib-10m", "target", _stdlib_config(384, 6, 6, 2, 1024), steps=1560),
-        Recipe("stdlib-1m", "draft", _stdlib_config(128, 2, 4, 2, 384), steps=2400, peak_learning_rate=4e-3),
+        Recipe("stdlib-10m", "target", _stdlib_config(384, 6, 6, 2, 1024), steps=1250),
+        Recipe(
+            "stdlib-1m",
+            "draft",
+            _stdlib_config(128, 2, 4, 2, 384),
+            steps=1200,
+            peak_learning_rate=4e-3,
+            teacher="stdlib-10m",
+        ),
     )
 }
 
@@ -160,16 +169,28 @@ def initialize(model: Decoder, seed: int) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
 
-def next_token_loss(model: Callable, rows: torch.Tensor, kv: TrainingAttention) -> torch.Tensor:
-    """Mean negative log-likelihood in nats of rows[:, 1:] given what stands before. rows [B, T]."""
-    batch = _rows_batch(rows)
+def next_token_loss(
+    model: Callable, rows: torch.Tensor, kv: TrainingAttention, teacher: Decoder | None = None
+) -> torch.Tensor:
+    """Mean over rows [B, T] of the cross-entropy in nats of predicting rows[:, 1:] from what stands before.
+
+    With a teacher p the draft q is trained on −Σ p·log q, all of p instead of the one token that came: a draft
+    is accepted as often as the two distributions overlap (DistillSpec, arXiv 2310.08461).
+    """
+    batch = rows_batch(rows)
     with torch.autocast(rows.device.type, torch.bfloat16):
-        logits = model(batch, kv)  # [B·T, V]
-    logits = logits.view(*rows.shape, -1)[:, :-1].flatten(0, 1)
-    return F.cross_entropy(logits.float(), rows[:, 1:].flatten())
+        logits = model(batch, kv).view(*rows.shape, -1)[:, :-1].flatten(0, 1)  # [B·(T−1), V]
+        if teacher is None:
+            return F.cross_entropy(logits.float(), rows[:, 1:].flatten())
+        with torch.no_grad():
+            wanted = (
+                teacher(batch, TrainingAttention(teacher.config)).view(*rows.shape, -1)[:, :-1].flatten(0, 1)
+            )
+            wanted = wanted.float().softmax(dim=-1)
+    return F.cross_entropy(logits.float(), wanted)
 
 
-def _rows_batch(rows: torch.Tensor) -> Batch:
+def rows_batch(rows: torch.Tensor) -> Batch:
     count, length = rows.shape
     return Batch(
         token_ids=rows.flatten(),
@@ -182,7 +203,12 @@ def _rows_batch(rows: torch.Tensor) -> Batch:
 
 
 @torch.no_grad()
-def held_out_loss(model: Decoder, tokenizer: Tokenizer, context: int | None = None) -> dict:
+def held_out_loss(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    context: int | None = None,
+    check_stop: Callable[[], None] | None = None,
+) -> dict:
     """Loss on the held-out modules, in float32: {"nats_per_token", "bits_per_byte", "tokens", "bytes"}.
 
     The stream of files is cut into windows of `context` tokens; the first token of a window is not scored.
@@ -193,7 +219,9 @@ def held_out_loss(model: Decoder, tokenizer: Tokenizer, context: int | None = No
     stream = stream[: len(stream) // context * context].view(-1, context)
     kv, total = TrainingAttention(model.config), 0.0
     for rows in stream.split(4):
-        logits = model(_rows_batch(rows), kv).view(*rows.shape, -1)[:, :-1].flatten(0, 1)
+        if check_stop is not None:
+            check_stop()
+        logits = model(rows_batch(rows), kv).view(*rows.shape, -1)[:, :-1].flatten(0, 1)
         total += F.cross_entropy(logits.float(), rows[:, 1:].flatten(), reduction="sum").item()
     scored = stream.numel() - len(stream)
     num_bytes = sum(len(tokenizer.decode(row[1:].tolist()).encode()) for row in stream)
@@ -246,16 +274,26 @@ def _load_state(folder: Path, recipe: Recipe, model: Decoder, optimizers: list) 
         return None
     try:
         progress = json.loads((state / "progress.json").read_text())
+        if not isinstance(progress, dict) or not {"recipe", "step", "seconds", "losses"} <= progress.keys():
+            raise ValueError("progress.json does not say how far the run was")
         tensors = load_file(state / "tensors.safetensors", device=str(model.device))
-    except Exception as error:
+        same_run = progress["recipe"] == recipe.digest()
+        if same_run:
+            _restore(tensors, progress["step"], model, optimizers)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise WorkbenchError(
             f"the checkpoint in {state} cannot be read ({error}); delete the folder to start again"
         ) from error
-    if progress["recipe"] != recipe.digest():
+    if not same_run:
         raise WorkbenchError(
             f"{folder} holds a run of another recipe ({progress['recipe']}, this is {recipe.digest()}); "
             "choose another --out, or delete it to start again"
         )
+    return progress
+
+
+def _restore(tensors: dict[str, torch.Tensor], step: int, model: Decoder, optimizers: list) -> None:
+    """Weights and optimizer state into place. Raises KeyError for a tensor that is not there."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])
@@ -265,8 +303,10 @@ def _load_state(folder: Path, recipe: Recipe, model: Decoder, optimizers: list) 
             if key.startswith(f"optimizer.{index}."):
                 _, _, parameter, field = key.split(".", 3)
                 loaded.setdefault(int(parameter), {})[field] = value
+        expected = sum(len(group["params"]) for group in optimizer.param_groups) if step > 0 else 0
+        if len(loaded) != expected:
+            raise KeyError(f"optimizer.{index}: state of {len(loaded)} parameters, expected {expected}")
         optimizer.load_state_dict({"state": loaded, "param_groups": optimizer.state_dict()["param_groups"]})
-    return progress
 
 
 # -- the run -----------------------------------------------------------------------------------------------
@@ -325,6 +365,7 @@ def train(
         report(f"{name}: going on from step {progress['step']} of {recipe.steps}")
     sampler = EpochSampler(recipe, tokenizer)
     kv = TrainingAttention(recipe.config)
+    teacher = load(recipe.teacher, device=device) if recipe.teacher else None
     forward = torch.compile(model) if compile_model else model
 
     started, recent = time.perf_counter(), []
@@ -346,7 +387,7 @@ def train(
         try:
             while step < last:
                 rows = sampler.rows(step).to(device)
-                loss = next_token_loss(forward, rows, kv)
+                loss = next_token_loss(forward, rows, kv, teacher)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 for optimizer in optimizers:
@@ -423,6 +464,7 @@ def model_card(
         "optimizer": f"Muon (layer matrices) and AdamW (embeddings, norms), peak rate {recipe.peak_learning_rate}",
         "schedule": f"{recipe.warmup_steps} steps up, hold, last {recipe.decay_share:.0%} linearly to 0",
         "seed": recipe.seed,
+        "teacher": recipe.teacher,
         "precision": "float32 weights, bfloat16 matrix products; shipped in bfloat16",
         "held_out": held_out,
         "training_loss_by_step": [[step, round(loss, 4)] for step, loss in progress["losses"]],
@@ -451,6 +493,7 @@ def card_text(card: dict) -> str:
         f"| Corpus | {card['corpus']}: {card['corpus_tokens']:,} tokens |",
         f"| Seen | {card['tokens_seen']:,} tokens, {card['passes']} passes, {card['steps']:,} steps of {card['tokens_per_step']:,} |",
         f"| Optimizer | {card['optimizer']}; {card['schedule']}; seed {card['seed']} |",
+        *([f"| Teacher | {card['teacher']} (distillation) |"] if card.get("teacher") else []),
         f"| Precision | {card['precision']} |",
         f"| Held-out loss | {held_out['nats_per_token']:.4f} nats a token, {held_out['bits_per_byte']:.4f} bits a byte, over {held_out['tokens']:,} tokens |",
         f"| Hardware, time | {card['hardware']}; {card['hours']} hours{'; torch.compile' if card['compiled'] else ''} |",

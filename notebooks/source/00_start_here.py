@@ -1,0 +1,298 @@
+# %% [markdown]
+# # Start here
+#
+# A language model writes one token at a time. This course is about what each of those tokens costs, and about
+# every way that people have found to make it cost less.
+#
+# You will not read about an engine here: you will run one, measure it on the machine in front of you, and then
+# build its parts. In this first notebook you meet the machine, the model, a panel and an exercise. It takes
+# about fifteen minutes, most of them reading.
+
+# %% [markdown]
+# ## The whole course in one picture
+#
+# ```text
+#   the text so far ──►  ┌─────────────────────────────┐
+#                        │ read every weight           │
+#                        │ read what is remembered of  │ ──►  one more token  ──┐
+#                        │ the text so far             │                        │
+#                        └─────────────────────────────┘                        │
+#          ▲                                                                    │
+#          └───────────────────────────  again  ◄───────────────────────────────┘
+# ```
+#
+# Generating a token means **reading bytes**: the weights, and what the model remembers of the text. So there
+# are four ways to be faster, and every method in this course is one of them.
+#
+# | the answer | what does it |
+# |---|---|
+# | **fewer weight bytes** | quantization, pruning |
+# | **fewer remembered bytes** | the KV cache and its smaller forms: grouped heads, latents, windows, pages |
+# | **fewer steps** | speculation: several tokens guessed, then checked in one step |
+# | **shared steps** | batching: one reading of the weights serves many users |
+#
+# Each is a switch on one real engine. You predict what a switch will do, you measure it, and you explain the
+# difference.
+
+# %% [markdown]
+# ## Setting up
+#
+# Two imports are enough for all labs. Run a cell with **Shift + Enter**.
+
+# %%
+from IPython.display import HTML, Image, Markdown
+
+import workbench as wb
+from workbench.panels import html, style
+
+print("Inference Workbench", wb.__version__)
+
+# %% [markdown]
+# ## Is everything here?
+#
+# The doctor looks at this installation and says how to mend what is broken. In a terminal it is
+# `workbench doctor`.
+
+# %%
+from workbench.instruments.doctor import examine
+
+findings = examine()
+words = {True: "right", False: "to mend", None: "note"}
+HTML(html.table(["what", "verdict"], [[f.name, words[f.ok]] for f in findings], "This installation"))
+
+# %% [markdown]
+# Where something is to mend, the doctor knows how:
+
+# %%
+advice = [f"- **{f.name}**: {f.fix}" for f in findings if f.ok is False]
+Markdown("\n".join(advice) or "Nothing is broken here.")
+
+# %% [markdown]
+# ## What this machine can do
+#
+# Two numbers bound everything that follows: how many bytes this machine can **read** in a second, and how many
+# multiplications and additions (**FLOP**, floating-point operations) it can **compute** in a second. Nobody
+# has to believe a data sheet: they are measured here, once, and kept.
+
+# %%
+from workbench.instruments.device import ceilings
+
+machine = ceilings("cpu")
+rows = [["read from memory", f"{machine.read_bytes_per_s / 1e9:.1f} GB/s"]]
+rows += [["copy", f"{machine.copy_bytes_per_s / 1e9:.1f} GB/s"]]
+rows += [
+    [f"multiply matrices, {kind}", f"{rate / 1e9:,.0f} GFLOP/s"] for kind, rate in machine.flop_per_s.items()
+]
+rows += [["start one operation", f"{machine.launch_s * 1e6:.1f} µs"]]
+HTML(html.table(["ceiling", "measured"], rows, "The ceilings of this machine"))
+
+# %% [markdown]
+# Divide one by the other and you get a number to remember: how much arithmetic the machine could do in the time
+# that it takes to fetch one byte. A token that needs less arithmetic than that for each byte it reads waits
+# for memory.
+
+# %%
+balance = machine.flop_per_s["float32"] / machine.read_bytes_per_s
+Markdown(
+    f"This machine can do **{balance:.0f}** float32 operations in the time it takes to read one byte. "
+    "Writing one token with one user needs about half of one: two operations for each weight of four bytes."
+)
+
+# %% [markdown]
+# ## A model
+#
+# The course ships a small one, really trained: it has read the source code of Python's standard library, which
+# you already have on your disk, and nothing else. So it speaks Python, knows no facts, and fits everywhere.
+
+# %%
+model = wb.load("stdlib-10m")
+shape = model.config
+weight_bytes = model.num_parameters() * model.embed.weight.element_size()
+Markdown(
+    f"**{model.name}**: {model.num_parameters() / 1e6:.1f} million weights in {shape.num_layers} layers, "
+    f"{weight_bytes / 1e6:.0f} MB as {str(model.dtype).removeprefix('torch.')}; it knows {shape.vocab_size:,} tokens "
+    f"and reads up to {shape.context_length:,} of them at once."
+)
+
+# %% [markdown]
+# ## One token, predicted
+#
+# Before you run the next cell, guess: how long will this machine need for one token? Every weight must be read
+# at least once, so one division gives a floor.
+
+# %%
+floor_s = weight_bytes / machine.read_bytes_per_s
+Markdown(
+    f"The floor: {weight_bytes / 1e6:.0f} MB ÷ {machine.read_bytes_per_s / 1e9:.1f} GB/s = **{floor_s * 1e3:.2f} ms** a token."
+)
+
+# %% [markdown]
+# ## One token, measured
+
+# %%
+from workbench.instruments.timing import measure
+
+samples = measure(lambda: wb.generate(model, "def", max_new_tokens=1), repeats=9, warmup=2)
+token_s = sorted(samples)[len(samples) // 2]
+Markdown(
+    f"The middle one of {len(samples)} runs: **{token_s * 1e3:.2f} ms**, "
+    f"{token_s / floor_s:.1f} times the floor of {floor_s * 1e3:.2f} ms."
+)
+
+# %% [markdown]
+# Usually it is above the floor: a token is many small operations, and each has to be started. Sometimes it is
+# below: a model this small may stay in the processor's own cache, which is faster than memory. Telling such
+# reasons apart is the work of this course, and a prediction is what makes you see that there is something to
+# tell apart.
+
+# %% [markdown]
+# ## A sentence of tokens
+
+# %%
+result = wb.generate(model, "def read_lines(path):\n", max_new_tokens=64, temperature=0.8, top_p=0.95, seed=0)
+print("def read_lines(path):\n" + result.text)
+
+# %% [markdown]
+# It reads like Python, and it means little: that is what this much training buys. The engine around it does
+# not care. It does the same work, in the same order, as for a model a thousand times larger.
+
+# %%
+Markdown(
+    f"First token after **{result.ttft_s * 1e3:.0f} ms**, then one every **{result.tpot_s * 1e3:.1f} ms**: "
+    f"{1 / result.tpot_s:.0f} tokens a second. To write {len(result.tokens)} tokens, the model processed "
+    f"**{result.rows_processed:,} rows**. Why so many? That is [lab 01](01_naive_generation.ipynb)."
+)
+
+# %% [markdown]
+# The same seed gives the same text, as often as you run it:
+
+# %%
+again = wb.generate(model, "def read_lines(path):\n", max_new_tokens=64, temperature=0.8, top_p=0.95, seed=0)
+assert again.tokens == result.tokens
+print("the same", len(again.tokens), "tokens")
+
+# %% [markdown]
+# ## A panel
+#
+# A panel asks one question, and you turn the knobs. **Run** measures, **Stop** ends it within a second; below
+# are a picture, the same numbers as a table, and a sentence on what limits you here.
+#
+# This one writes a few tokens and shows when each of them came. Change the prompt or the number of tokens and
+# press Run.
+
+# %%
+panel = wb.panels.request()
+panel
+
+# %% [markdown]
+# Whatever you can do with the mouse you can do with code: `run` measures with the settings you give, and
+# `snapshot` is the picture as it stands.
+
+# %%
+measured = panel.run(max_new_tokens=24)
+panel.snapshot()
+
+# %% [markdown]
+# ## What a measurement is
+#
+# Nothing in this course is a bare number. A measurement keeps every single sample, what was counted, what was
+# predicted, what was checked about the output, and on which machine and when.
+
+# %%
+first = measured[0]
+about = {
+    "name": first.name,
+    "unit": first.unit,
+    "samples": len(first.samples),
+    "median": f"{first.median:.4g}",
+    "predicted": "nothing" if first.predicted is None else f"{first.predicted:.4g}",
+    "limit": first.limit or "not said",
+    "checked": first.check,
+    "counted": ", ".join(f"{k} {v:,.0f}" for k, v in first.counts.items()),
+    "date": first.date,
+}
+HTML(html.table(["field", "value"], list(about.items()), "One Measurement"))
+
+# %% [markdown]
+# ## Live, predicted, recorded
+#
+# Three kinds of numbers, three looks, in every picture of the course:
+
+# %%
+figure, (axes,) = style.new_figure(height=2.6)
+for height, (look, name) in enumerate(
+    [
+        (style.RECORDED, "recorded, on another machine"),
+        (style.MEASURED, "measured, here"),
+        (style.PREDICTED, "predicted"),
+    ]
+):
+    axes.plot([0, 1, 2, 3], [height] * 4, color=style.COMPUTE, **look)
+    style.write(axes, 3.2, height - 0.08, name)
+axes.set(xlim=(-0.2, 6), ylim=(-0.6, 2.6), xticks=[], yticks=[])
+alt = "Three lines: dashed for predicted, solid with filled dots for measured here, dotted with hollow dots for recorded."
+Image(style.png(figure), width=860, alt=alt)
+
+# %% [markdown]
+# A laptop cannot show what a large accelerator does, so some panels lay a run recorded on one beside yours. It
+# always carries its date and the name of its machine, and it is never shown as if it had happened here.
+
+# %% [markdown]
+# ## How a lab goes
+#
+# 1. **The question**, and your guess. Write it down; a wrong guess is where you learn something.
+# 2. **The naive way, measured.** The slow version stays: everything faster must give the same tokens.
+# 3. **The idea**: one picture, then the formula.
+# 4. **The panel**: predicted against measured, and in what regime it helps.
+# 5. **What it costs**, when it does *not* help, and what production systems do.
+# 6. **Exercises**: you write the real part, and run it on the real model.
+
+# %% [markdown]
+# ## How an exercise goes
+#
+# In `exercises/` every lab has a notebook with functions to write. Under each is a check cell. Here is one at
+# work on a wrong answer: someone thinks that writing *n* tokens after a prompt of *P* takes *P + n* rows.
+
+# %%
+from workbench import checks
+
+try:
+    checks.check("count-rows", lambda prompt_tokens, new_tokens: prompt_tokens + new_tokens)
+except checks.CheckFailed as failed:
+    print(failed)
+
+# %% [markdown]
+# A failed check says what came, what was expected, and where to look. When all is right it prints one line.
+# For a whole notebook at once, in a terminal:
+#
+# ```text
+# workbench copy my-course                                     your own copy of notebooks and exercises
+# workbench check my-course/exercises/01_naive_generation.ipynb
+# ```
+#
+# Your code is a citizen here: `wb.generate(model, prompt, loop=your_loop)` runs your loop on the real model,
+# and `panel.run(loop=your_loop)` measures it beside ours.
+
+# %% [markdown]
+# ## When something goes wrong
+#
+# Errors are written for you. This one names what you gave and what you may have meant:
+
+# %%
+from workbench.errors import WorkbenchError
+
+try:
+    wb.load("stdlib-10")
+except WorkbenchError as error:
+    print(error)
+
+# %% [markdown]
+# - **Something is broken:** `workbench doctor` finds it and says what to do.
+# - **A cell hangs:** the square in the toolbar interrupts it; *Kernel → Restart* starts over. Nothing is lost
+#   but variables.
+# - **What does this do?** `help(wb.generate)`, or Shift + Tab in a cell: every docstring is a promise, with
+#   units.
+# - **How is it made?** The engine is small on purpose. `docs/architecture.md` follows one request through it, file
+#   by file.
+#
+# Now to the question that all others come from: [Lab 01, naive generation](01_naive_generation.ipynb).

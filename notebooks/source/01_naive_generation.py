@@ -1,0 +1,724 @@
+# %% [markdown]
+# # Lab 01 · Naive generation
+#
+# **The question.** A language model predicts *one* token. How does it write a page, and what does the page cost?
+#
+# The answer begins with the simplest loop that works. It is slow, and it stays: every faster way in the labs to
+# come must give the same tokens as this one.
+
+# %%
+import torch
+from IPython.display import HTML, Image, Markdown
+
+import workbench as wb
+from workbench.models.batch import Batch
+from workbench.models.corpus import held_out_files
+from workbench.panels import html, style
+
+model = wb.load("stdlib-10m")
+tokenizer = model.tokenizer
+print(
+    f"{model.name}: {model.num_parameters() / 1e6:.1f} million weights, trained on Python's standard library"
+)
+
+# %% [markdown]
+# ## The loop
+#
+# ```text
+#            ┌──────────────────────────────────────────────────────────┐
+#            ▼                                                          │
+#   [ def  read  _  lines  ( ]──► model ──► one row of scores ──► choose: "path"
+#      the text so far, S tokens     for EACH token; we use          append it
+#                                    the last row only
+# ```
+#
+# Forward over everything, take the last row, choose, append. Again.
+
+# %% [markdown]
+# ## Predict
+#
+# A prompt of 10 tokens, and 100 tokens to write. A *row* is one token going through all layers of the model
+# once. How many rows does the loop process in all? Put your guess here; the lab comes back to it.
+
+# %%
+my_guess = 110
+
+# %% [markdown]
+# ## One step, slowly: text to tokens
+#
+# The model does not see letters. A tokenizer cuts the text into pieces that it has met often, and each piece
+# has a number.
+
+# %%
+prompt = "def read_lines(path):\n    with open("
+token_ids = tokenizer.encode(prompt)
+pieces = [[number, html.token(tokenizer.token_text(number))] for number in token_ids]
+HTML(
+    html.table(
+        ["token id", "text"],
+        pieces,
+        f"{len(prompt)} characters, {len(token_ids)} tokens (␣ space, ⏎ line end)",
+    )
+)
+
+# %% [markdown]
+# ## Forward
+#
+# All tokens go in at once, as a flat list of N. `kv` is what the model remembers between calls; this one
+# remembers nothing, and that is what makes this lab's way naive. Out come N rows of V scores, called **logits**:
+# one row for each token, one score for each entry of the vocabulary.
+
+# %%
+kv = wb.make_kv("recompute", model.config)
+batch = Batch.of([token_ids], logits="all")
+with torch.no_grad():
+    logits = model(batch, kv)  # [N, V]
+print("tokens in:", tuple(batch.token_ids.shape), "  logits out:", tuple(logits.shape))
+assert logits.shape == (len(token_ids), model.config.vocab_size)
+
+# %% [markdown]
+# ## The last row
+#
+# The last row speaks of the token that comes next. Softmax turns scores into probabilities: all positive, and
+# together 1.
+
+
+# %%
+def best(row, count=5):
+    """The most probable tokens of a row of logits, as [[text, probability], …]."""
+    top = row.softmax(dim=-1).topk(count)
+    return [[html.token(tokenizer.token_text(int(t))), f"{p:.3f}"] for p, t in zip(top.values, top.indices)]
+
+
+HTML(
+    html.table(["next token", "probability"], best(logits[-1]), f"after {prompt.splitlines()[-1].strip()!r}")
+)
+
+# %% [markdown]
+# ## Choose, append
+#
+# The plainest choice is the best token. It goes to the end of the text, and the step is done.
+
+# %%
+next_id = int(logits[-1].argmax())
+token_ids = [*token_ids, next_id]
+print(tokenizer.decode(token_ids))
+
+# %% [markdown]
+# ## The whole loop
+#
+# There is nothing more to it. This is the loop of every language model that you have used:
+
+
+# %%
+@torch.no_grad()
+def write(token_ids, max_new_tokens):
+    """Continue a list of token ids greedily. Returns the longer list, and the rows processed on the way."""
+    token_ids, rows = list(token_ids), 0
+    for _ in range(max_new_tokens):
+        logits = model(Batch.of([token_ids]), kv)  # [1, V]: only the last row is asked for
+        token_ids.append(int(logits[-1].argmax()))
+        rows += len(token_ids) - 1
+    return token_ids, rows
+
+
+written, rows = write(tokenizer.encode(prompt), 24)
+print(tokenizer.decode(written))
+
+# %% [markdown]
+# The workbench's own `generate` is the same loop with books kept: it must say the same.
+
+# %%
+result = wb.generate(model, prompt, max_new_tokens=24, stop_token_ids=())
+assert result.tokens == written[-24:] and result.rows_processed == rows
+print(f"the same {len(result.tokens)} tokens and the same {rows:,} rows")
+
+# %% [markdown]
+# ## What a token costs
+#
+# Now the question from the beginning: 100 tokens after a prompt of 10. First the picture: a bar for each step,
+# as high as the number of rows that step sends through the model.
+
+# %%
+P, n = 10, 100
+step_rows = list(range(P, P + n))
+figure, (axes,) = style.new_figure(height=2.8)
+axes.bar(range(1, n + 1), step_rows, color=style.COMPUTE, width=0.8)
+axes.bar(range(1, n + 1), [P, *[1] * (n - 1)], color=style.TARGET, width=0.8)
+style.label(axes, x="step", y="rows", title="rows in each step; green: those the model had not seen before")
+alt = f"Bars rising from {P} to {P + n - 1} rows; only the first bar and one row of each later bar are new."
+Image(style.png(figure), width=860, alt=alt)
+
+# %% [markdown]
+# The first step sends the prompt, P rows. Each later step sends one more than the one before:
+#
+# $$P + (P+1) + \dots + (P+n-1) \;=\; nP + \frac{n(n-1)}{2}$$
+#
+# Count it on the real model, and compare it with the formula and with your guess:
+
+# %%
+ten_tokens = tokenizer.encode(held_out_files()[0].text)[:P]
+counted = write(ten_tokens, n)[1]
+formula = n * P + n * (n - 1) // 2
+assert counted == formula == sum(step_rows) == 5_950
+Markdown(
+    f"Counted **{counted:,}** rows, the formula says {formula:,}, your guess was {my_guess:,}. "
+    f"Only {P + n - 1:,} of them were new: each row was processed {counted / (P + n - 1):.0f} times on average."
+)
+
+# %% [markdown]
+# ## Check a printed number
+#
+# Texts about inference often give this example for longer inputs: 1,000 tokens after a prompt of 2,000 take
+# 2,500,500 rows. Do not believe it, and do not believe us. Add it up:
+
+# %%
+long_rows = sum(range(2_000, 2_000 + 1_000))
+print(f"2,000 + 2,001 + … + 2,999 = {long_rows:,}")
+print(f"2,001 + 2,002 + … + 3,000 = {sum(range(2_001, 3_001)):,}")
+assert long_rows == 2_499_500 and sum(range(2_001, 3_001)) == 2_500_500
+
+# %% [markdown]
+# The printed number is the second sum. It leaves out the first forward, over the prompt alone, and counts one
+# over all 3,000 tokens, which never happens: the last token is chosen and needs no forward after it. A slip of
+# one step changes little here. In a cache, a slip of one position is a wrong answer, so it is worth the habit
+# to ask of every formula what its first and its last term stand for.
+
+# %% [markdown]
+# ## And attention on top
+#
+# Rows are what the matrix products cost. Attention also compares tokens in pairs: in a step over S tokens,
+# each token looks at itself and at all before it, S(S+1)/2 pairs in every head of every layer.
+
+# %%
+pairs = sum(S * (S + 1) // 2 for S in step_rows)
+new_pairs = sum(range(1, P + n))  # each token looks back once
+Markdown(
+    f"Over the {n} steps that makes **{pairs:,}** pairs, where {new_pairs:,} would do if nothing were computed "
+    f"twice: {pairs / new_pairs:.0f} times as many. Rows grow with the square of the text, pairs with the cube."
+)
+
+# %% [markdown]
+# ## A forward predicts after every position
+#
+# We asked for the last row only. But there was a row for *every* token: at each position the model says what
+# it expects next, seeing nothing of what follows. Here is a piece of a file that it has never read.
+
+# %%
+text_ids = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "bisect.py"))[:200]
+with torch.no_grad():
+    every_row = model(Batch.of([text_ids], logits="all"), kv)  # [200, V]
+guesses = every_row.argmax(dim=-1).tolist()
+shown = [
+    [
+        i,
+        *(html.token(tokenizer.token_text(t)) for t in (text_ids[i], guesses[i], text_ids[i + 1])),
+        "✓" if hit else "",
+    ]
+    for i, hit in ((i, guesses[i] == text_ids[i + 1]) for i in range(40, 56))
+]
+HTML(
+    html.table(["position", "token read", "expected next", "came next", ""], shown, "bisect.py, one forward")
+)
+
+# %%
+hits = sum(guess == actual for guess, actual in zip(guesses, text_ids[1:]))
+Markdown(
+    f"One forward of {len(text_ids)} rows made {len(text_ids) - 1} predictions; **{hits}** of them were right, "
+    f"{hits / (len(text_ids) - 1):.0%}."
+)
+
+# %% [markdown]
+# Keep this in mind. In generating we throw away all rows but one. Yet if someone *hands* us a guess of the next
+# few tokens, one forward checks them all. Speculative sampling lives on that, some labs from here.
+
+# %% [markdown]
+# ## The step gets slower
+#
+# Every step is one row longer than the last. Guess first: when the text is eight times as long, how much longer
+# does one step take: less than eight times, eight times, more? Then press Run.
+
+# %%
+panel = wb.panels.step_time()
+panel
+
+# %%
+steps = panel.run()
+panel.snapshot()
+
+# %% [markdown]
+# Dashed is what the shape of the model and the ceilings of this machine predict, solid is what was measured.
+
+# %%
+shown = [
+    [f"{m.settings['length']:,}", f"{m.median * 1e3:.2f}", f"{m.predicted * 1e3:.2f}", m.limit]
+    for m in steps
+    if m.unit == "s"
+]
+HTML(
+    html.table(
+        ["text", "measured, ms", "predicted, ms", "limit"], shown, "one step against the text's length"
+    )
+)
+
+# %% [markdown]
+# A short step reads all weights for few rows: it waits for memory, or for its many small operations to start.
+# A long one is busy with arithmetic, and then the time grows with the rows. The next lab takes this apart.
+
+# %% [markdown]
+# ## What a user feels
+#
+# ```text
+#   request                first token                                        last token
+#      │                        │      │      │      │      │      │      │      │
+#      └───────── TTFT ─────────┘      └ TPOT ┘
+#        time to first token             time per output token, the gap between two
+# ```
+#
+# A user waits for the first token, then reads along. These are two different waits, and different things make
+# them long.
+
+# %%
+answer = wb.generate(model, prompt, max_new_tokens=32, stop_token_ids=())
+times = answer.token_times_s
+ttft_s = times[0]
+tpot_s = (times[-1] - times[0]) / (len(times) - 1)
+assert (ttft_s, tpot_s) == (answer.ttft_s, answer.tpot_s)
+Markdown(
+    f"TTFT **{ttft_s * 1e3:.1f} ms**, TPOT **{tpot_s * 1e3:.1f} ms**, so **{1 / tpot_s:.0f} tokens a second**."
+)
+
+# %% [markdown]
+# ## How fast is fast enough?
+#
+# People read about 238 words a minute (Brysbaert 2019), and English takes about four tokens for three words:
+
+# %%
+reading_tokens_per_s = 238 * 4 / 3 / 60
+assert 5 < reading_tokens_per_s < 6
+Markdown(
+    f"Reading speed is about **{reading_tokens_per_s:.1f} tokens a second**. Above about 15 a text seems to be "
+    f"there at once, and a first token after half a second feels slow. This model on this machine writes "
+    f"{1 / tpot_s / reading_tokens_per_s:.0f} times as fast as people read."
+)
+
+# %% [markdown]
+# The panel takes one request apart: when each token came, and what the wait consisted of.
+
+# %%
+anatomy = wb.panels.request()
+anatomy.run()
+anatomy.snapshot()
+
+# %% [markdown]
+# ## Many users: throughput, and goodput
+#
+# A service counts differently. **Throughput** is all tokens a second, whoever gets them. **Goodput** counts only
+# requests that were served as promised: first token by a deadline, and then fast enough. Eight requests with
+# longer and longer prompts, one after the other:
+
+# %%
+source = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "textwrap.py"))
+requests = [
+    wb.generate(model, source[:length], max_new_tokens=8, stop_token_ids=()) for length in range(50, 450, 50)
+]
+total_s = sum(r.token_times_s[-1] for r in requests)
+throughput = sum(len(r.tokens) for r in requests) / total_s
+
+
+# %%
+def goodput(ttft_s, tpot_s):
+    """Requests a second that kept both promises."""
+    return sum(r.ttft_s <= ttft_s and r.tpot_s <= tpot_s for r in requests) / total_s
+
+
+strict = sorted(r.tpot_s for r in requests)[3]  # a promise that half of them just keep
+rows = [
+    ["first token in 500 ms, then 15 tokens/s", f"{goodput(0.5, 1 / 15):.2f}"],
+    [f"first token in 500 ms, then {1 / strict:.0f} tokens/s", f"{goodput(0.5, strict):.2f}"],
+]
+HTML(
+    html.table(
+        ["promise", "goodput, requests/s"],
+        rows,
+        f"throughput {throughput:.0f} tokens/s, the same in both rows",
+    )
+)
+
+# %% [markdown]
+# The same work and the same throughput, and another goodput: it depends on what was promised. A long prompt
+# makes every step slow here, because each step goes over the whole text again.
+
+# %% [markdown]
+# # From logits to a token
+#
+# So far the best token won. That is a decision, and not always a good one. Two prompts, two situations:
+
+
+# %%
+@torch.no_grad()
+def next_logits(prompt):
+    """[V]: the row that speaks of the token after the prompt."""
+    return model(Batch.of([tokenizer.encode(prompt)]), kv)[-1]
+
+
+certain = next_logits('if __name__ == "__')
+open_ended = next_logits("import re\n\n\ndef ")
+both = [[*a, *b] for a, b in zip(best(certain, 6), best(open_ended, 6))]
+HTML(
+    html.table(
+        ['after if __name__ == "__', "p", "after def", "p"],
+        both,
+        "one place has one way on, the other hundreds",
+    )
+)
+
+# %% [markdown]
+# ## Greedy
+#
+# Always the best token. It is repeatable and needs no random numbers. It is also short-sighted: a best token
+# now may lead to nothing good, and once the text repeats itself, repeating becomes the best guess of all.
+
+# %%
+opening = "def shorten(text, width):\n"
+greedy = wb.generate(model, opening, max_new_tokens=80)
+print(opening + greedy.text)
+
+# %% [markdown]
+# ## Sampling
+#
+# Draw the token instead, each with its probability. Lay the probabilities end to end from 0 to 1, draw one
+# number, and see on whose piece it falls:
+
+# %%
+from workbench.decoding import sampling
+
+shares = open_ended.softmax(dim=-1)
+figure, (axes,) = style.new_figure(height=1.6)
+edges = torch.cat([torch.zeros(1), shares.sort(descending=True).values.cumsum(0)]).tolist()
+for i in range(60):
+    axes.barh(0, edges[i + 1] - edges[i], left=edges[i], color=(style.TARGET, style.DRAFT)[i % 2])
+axes.axvline(0.61, color=style.LEARNER, linewidth=2)
+axes.set(yticks=[], xlim=(0, 1))
+style.label(axes, x="probability, added up from the best token on; the line: the number 0.61 was drawn")
+alt = "A bar from 0 to 1 cut into pieces, one a token, the widest on the left; a line at 0.61 falls on one of them."
+Image(style.png(figure), width=860, alt=alt)
+
+# %% [markdown]
+# A **seed** fixes the numbers that will be drawn, and with them the text. It belongs to the request: nothing else
+# that runs beside it can change it.
+
+# %%
+texts = [
+    wb.generate(model, opening, max_new_tokens=16, temperature=1.0, seed=seed).text for seed in (1, 1, 2)
+]
+assert texts[0] == texts[1]
+for seed, text in zip((1, 1, 2), texts):
+    print(f"seed {seed}: {text!r}")
+
+# %% [markdown]
+# ## Temperature
+#
+# Divide the logits by T before the softmax. Below 1 the good become better; above 1 all become more alike.
+
+
+# %%
+def bars(stages, count=12):
+    """The best tokens' probabilities under several settings, side by side: [(title, logits), …]."""
+    order = stages[0][1].argsort(descending=True)[:count]
+    figure, many = style.new_figure(1, len(stages), height=2.6, sharey=True)
+    for axes, (title, row) in zip(many, stages):
+        axes.bar(range(count), row.softmax(dim=-1)[order].tolist(), color=style.TARGET)
+        style.label(axes, x="tokens, best first", title=title)
+    style.label(many[0], x="tokens, best first", y="probability", title=stages[0][0])
+    alt = "Bars for the best tokens' probabilities: " + "; ".join(title for title, _ in stages)
+    return Image(style.png(figure), width=860, alt=alt)
+
+
+bars([(f"T = {t}", sampling.apply_temperature(open_ended, t)) for t in (1.0, 0.5, 2.0)])
+
+# %% [markdown]
+# $$p_i = \frac{e^{z_i / T}}{\sum_j e^{z_j / T}}$$
+#
+# It never changes the *order* of tokens, and T → 0 is greedy:
+
+# %%
+for t in (0.25, 0.5, 2.0):
+    cooled = sampling.apply_temperature(open_ended, t)
+    assert torch.equal(cooled.argsort(stable=True), open_ended.argsort(stable=True))
+frozen = sampling.apply_temperature(open_ended, 0.0).softmax(dim=-1)
+assert frozen.max() == 1 and frozen.argmax() == open_ended.argmax()
+print("the order stays at every temperature; at T = 0 the best token has probability", frozen.max().item())
+
+# %% [markdown]
+# ## The long tail, and top-k
+#
+# A vocabulary has thousands of tokens that are almost surely wrong here. Each is improbable; together they
+# weigh. One of them, drawn once, can derail the rest of the text. **Top-k** keeps the k best:
+
+# %%
+tail = [1 - row.softmax(dim=-1).topk(50).values.sum().item() for row in (certain, open_ended)]
+Markdown(
+    f"With k = 50, the tokens cut off held {tail[0]:.2%} after the first prompt and **{tail[1]:.1%}** after the "
+    "second: the same k is generous in one place and harsh in the other."
+)
+
+# %% [markdown]
+# ## Top-p: the nucleus adapts
+#
+# Keep the smallest set of best tokens that together reach p. Where the model is sure, that is one token; where
+# it is open, hundreds.
+
+# %%
+sizes = [int((sampling.keep_top_p(row, 0.9) > -torch.inf).sum()) for row in (certain, open_ended)]
+assert sizes[0] < sizes[1]
+nuclei = [int((sampling.keep_top_p(row, 0.9) > -torch.inf).sum()) for row in every_row]
+Markdown(
+    f"With p = 0.9 the nucleus has **{sizes[0]}** token{'s' * (sizes[0] != 1)} after the first prompt and "
+    f"**{sizes[1]}** after the second. Over the {len(nuclei)} positions of bisect.py it ranged from {min(nuclei)} "
+    f"to {max(nuclei)}, {sorted(nuclei)[len(nuclei) // 2]} in the middle."
+)
+
+# %% [markdown]
+# ## Min-p: relative to the best
+#
+# Keep every token at least `min_p` times as probable as the best one. When the best has 0.9, a `min_p` of 0.1
+# removes everything under 0.09; when the best has 0.05, everything under 0.005. Because it compares with the
+# best alone, it stays strict even at a high temperature:
+
+# %%
+rows = []
+for t in (1.0, 1.5, 2.0):
+    hot = sampling.apply_temperature(open_ended, t)
+    kept = [
+        int((f > -torch.inf).sum()) for f in (sampling.keep_top_p(hot, 0.9), sampling.keep_min_p(hot, 0.1))
+    ]
+    rows.append([t, *kept])
+HTML(
+    html.table(
+        ["temperature", "top-p 0.9 keeps", "min-p 0.1 keeps"], rows, "tokens left, after the open prompt"
+    )
+)
+
+# %% [markdown]
+# ## Penalties
+#
+# Three ways to say "not again". They act on tokens that have been used already, before the temperature:
+#
+# | | what happens to the logit of a used token |
+# |---|---|
+# | **repetition** r | divided by r when positive, multiplied by r when negative: lower in both cases |
+# | **presence** a | a less, once |
+# | **frequency** a | a less for every time it was used |
+
+# %%
+row, used = torch.tensor([2.0, 1.0, 0.0, -1.0]), [0, 0, 3]
+rows = [
+    ["logits", *row.tolist()],
+    ["repetition 1.5", *sampling.penalize_repetition(row, used, 1.5).tolist()],
+    ["presence 0.5", *sampling.penalize_presence(row, used, 0.5).tolist()],
+    ["frequency 0.5", *sampling.penalize_frequency(row, used, 0.5).tolist()],
+]
+rows = [[name, *(f"{x:.2f}" for x in values)] for name, *values in rows]
+HTML(
+    html.table(["", "token 0 (twice)", "token 1", "token 2", "token 3 (once)"], rows, "used so far: 0, 0, 3")
+)
+
+# %% [markdown]
+# Code must repeat itself: the same names, brackets and line ends, again and again. Penalties made for prose can
+# spoil it:
+
+# %%
+harsh = wb.generate(model, opening, max_new_tokens=40, repetition_penalty=1.8)
+print(opening + harsh.text)
+
+# %% [markdown]
+# ## The order matters
+#
+# Top-p looks at probabilities, and the temperature changes them. So it makes a difference which comes first:
+
+# %%
+heat_first = sampling.keep_top_p(sampling.apply_temperature(open_ended, 2.0), 0.9)
+heat_last = sampling.apply_temperature(sampling.keep_top_p(open_ended, 0.9), 2.0)
+kept = [int((row > -torch.inf).sum()) for row in (heat_first, heat_last)]
+assert kept[0] > kept[1]
+Markdown(
+    f"T = 2 and then top-p 0.9 leaves **{kept[0]:,}** tokens; top-p 0.9 and then T = 2 leaves **{kept[1]:,}**. "
+    "The workbench takes the order of the transformers library: penalties, temperature, top-k, top-p, min-p. "
+    "Other engines take another, so the same settings need not mean the same there."
+)
+
+# %% [markdown]
+# ## See it happen
+#
+# The distribution after each filter, on real logits. Change the prompt, turn a knob, and watch which tokens
+# survive; Run draws from what is left.
+
+# %%
+explorer = wb.panels.strategies()
+explorer
+
+# %%
+drawn = explorer.run()
+explorer.snapshot()
+
+# %% [markdown]
+# # Beam search
+#
+# Greedy takes the best token at each step. The best *sequence* may begin with a token that is not the best:
+#
+# ```text
+#                 ┌─ 0.4 ─ "a b"   0.24     ← greedy ends here: 0.6 was better than 0.4
+#        ┌─ 0.6 ─ a
+#   start ┤       ├─ 0.3 ─ "a c"   0.18
+#         │       └─ 0.3 ─ "a d"   0.18
+#         └─ 0.4 ─ b
+#                 └─ 0.9 ─ "b e"   0.36     ← the most probable pair
+# ```
+#
+# **Beam search** keeps the best few beginnings instead of one, and extends them all.
+
+# %%
+from workbench.decoding.beam import beam_search
+
+tree = {(): {"a": 0.6, "b": 0.4}, ("a",): {"b": 0.4, "c": 0.3, "d": 0.3}, ("b",): {"e": 0.9, "a": 0.1}}
+names = "abcde"
+
+
+def toy_forward(texts):
+    """[B, 5] logits of the little tree; the first token of each text is the prompt."""
+    rows = [[tree[tuple(names[t] for t in text[1:])].get(name, 1e-9) for name in names] for text in texts]
+    return torch.tensor(rows).log()
+
+
+found = {beams: beam_search(toy_forward, [0], num_beams=beams, max_new_tokens=2)[0] for beams in (1, 2)}
+spelled = {beams: "".join(names[t] for t in hypothesis.tokens) for beams, hypothesis in found.items()}
+assert spelled == {1: "ab", 2: "be"}
+print("one beam finds", spelled[1], "· two beams find", spelled[2])
+
+# %% [markdown]
+# On the real model, with one, two and four beams. The log-probability is the sum over all tokens: nearer to zero
+# is more probable.
+
+# %%
+searched = {
+    beams: wb.beam(model, opening, num_beams=beams, max_new_tokens=32, length_penalty=1.0)[0]
+    for beams in (1, 2, 4)
+}
+rows = [
+    [beams, f"{sum(g.log_probs):.2f}", len(g.tokens), len(set(g.tokens)), f"{g.rows_processed:,}"]
+    for beams, g in searched.items()
+]
+HTML(
+    html.table(
+        ["beams", "log-probability", "tokens", "different ones", "rows"], rows, "the best sequence found"
+    )
+)
+
+# %% [markdown]
+# ## Probable is not interesting
+#
+# Read what four beams found, beside one text that was drawn:
+
+# %%
+sampled = wb.generate(model, opening, max_new_tokens=32, temperature=0.8, top_p=0.95, seed=3)
+print("— four beams —\n" + searched[4].text)
+print("\n— drawn —\n" + sampled.text)
+
+# %% [markdown]
+# The most probable text says what is said everywhere. People do not write that way: their words surprise a
+# little, all the time. Holtzman and others measured it, and called what beam search writes in open-ended text
+# *degenerate*.
+
+# %%
+surprise = {"four beams": searched[4], "drawn": sampled, "greedy": greedy}
+rows = [[name, f"{-sum(g.log_probs) / len(g.log_probs):.2f}"] for name, g in surprise.items()]
+with torch.no_grad():
+    human = torch.nn.functional.cross_entropy(every_row[:-1], torch.tensor(text_ids[1:])).item()
+rows.append(["people (bisect.py)", f"{human:.2f}"])
+HTML(html.table(["text", "nats a token"], rows, "how much each text surprises the model"))
+
+# %% [markdown]
+# ## The length penalty
+#
+# Every token multiplies by a number below 1, so longer sequences are always less probable, and a search for the
+# most probable one prefers to stop early. Beams that have ended are therefore compared by
+#
+# $$\text{score} = \frac{\log p(\text{sequence})}{\text{length}^{\,\alpha}}$$
+#
+# Take two that ended: 4 tokens with log-probability −4, and 10 tokens with −9.
+
+# %%
+rows = []
+for alpha in (0.0, 0.5, 1.0, 2.0):
+    short, long = -4 / 4**alpha, -9 / 10**alpha
+    rows.append([alpha, f"{short:.2f}", f"{long:.2f}", "long" if long > short else "short"])
+assert [r[-1] for r in rows] == ["short", "long", "long", "long"]
+HTML(
+    html.table(
+        ["α", "4 tokens", "10 tokens", "better"], rows, "α = 0 favours short ones; the larger α, the longer"
+    )
+)
+
+# %% [markdown]
+# ## Where it still wins
+#
+# Where there *is* one right answer and the model knows it when it sees it: translation, speech recognition,
+# short structured outputs, chemistry. There the most probable sequence is what you want. In open-ended text it
+# is not, and searching harder makes it worse.
+
+# %%
+cost = searched[4].rows_processed / searched[1].rows_processed
+Markdown(
+    f"And it costs: four beams processed **{cost:.1f} times** the rows of one. With a cache, beams also need memory "
+    "for each of them, though they share their beginnings."
+)
+
+# %% [markdown]
+# # What it costs, and what production systems do
+#
+# | here, naively | what it costs | what production engines do |
+# |---|---|---|
+# | every step goes over the whole text | rows grow with the square of the length | keep keys and values in a cache: one new row a step |
+# | one user at a time | all weights are read for one row of use | batch: one reading serves many |
+# | filters on one row | little, against the model | the same filters, for a whole batch at once on the accelerator |
+# | beam search | B times the rows, and B memories | rarely: large serving engines sample, and keep beams at the side |
+#
+# No production engine decodes without a cache. But every one of them is tested against this loop, or one like
+# it: it is so simple that it is easy to believe.
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/01_naive_generation.ipynb](../exercises/01_naive_generation.ipynb) you write the real parts:
+#
+# 1. **The loop**: forward, last row, choose, append, stop.
+# 2. **From logits to fewer tokens**: temperature, top-k, top-p and min-p, each with its exact distribution.
+# 3. **Not again**: the repetition penalty, on both sides of zero.
+# 4. **The best of several paths**: beam search, with hypotheses of different lengths.
+# 5. **What it costs**: count the rows, without running anything.
+#
+# Each answer can be run on the real model (`wb.generate(model, prompt, loop=your_loop)`) and be measured beside
+# ours in the panels above. `workbench check` says how far you are.
+
+# %% [markdown]
+# # Further reading
+#
+# - A. Vaswani and others, *Attention Is All You Need*, 2017, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762):
+#   the model, and the loop.
+# - A. Holtzman, J. Buys, L. Du, M. Forbes, Y. Choi, *The Curious Case of Neural Text Degeneration*, 2019,
+#   [arXiv 1904.09751](https://arxiv.org/abs/1904.09751): top-p, and why the most probable text is dull.
+# - A. Fan, M. Lewis, Y. Dauphin, *Hierarchical Neural Story Generation*, 2018,
+#   [arXiv 1805.04833](https://arxiv.org/abs/1805.04833): top-k.
+# - M. Nguyen and others, *Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs*, 2024,
+#   [arXiv 2407.01082](https://arxiv.org/abs/2407.01082): min-p.
+# - N. S. Keskar and others, *CTRL: A Conditional Transformer Language Model for Controllable Generation*, 2019,
+#   [arXiv 1909.05858](https://arxiv.org/abs/1909.05858): the repetition penalty.
+# - Y. Wu and others, *Google's Neural Machine Translation System*, 2016,
+#   [arXiv 1609.08144](https://arxiv.org/abs/1609.08144): beam search with a length penalty, in production.
+# - F. Stahlberg, B. Byrne, *On NMT Search Errors and Model Errors: Cat Got Your Tongue?*, 2019,
+#   [arXiv 1908.10090](https://arxiv.org/abs/1908.10090): the most probable translation is often empty.
+# - Y. Zhong and others, *DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model
+#   Serving*, 2024, [arXiv 2401.09670](https://arxiv.org/abs/2401.09670): goodput.
+# - M. Brysbaert, *How many words do we read per minute? A review and meta-analysis of reading rate*, Journal of
+#   Memory and Language 109, 2019.

@@ -1,0 +1,53 @@
+"""Fixtures for the browser tests: one browser and one JupyterLab a session, on a copy of the course that a student would get."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from harness import WORKBENCH, LabPage, LabServer
+from playwright.sync_api import sync_playwright
+
+from workbench.jupyter import installed_paths
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        reason = "no Chromium on this machine: on Debian and Ubuntu, apt-get install chromium (or set CHROMIUM=path)"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def lab(browser, tmp_path_factory):
+    """JupyterLab as `workbench lab` starts it, on a fresh `workbench copy` of the course."""
+    missing = [path for path in installed_paths() if not path.exists()]
+    assert not missing, f"set up first (make setup, or python -m workbench.jupyter): no {missing}"
+    folder = tmp_path_factory.mktemp("lab")
+    subprocess.run([WORKBENCH, "copy", folder / "course"], check=True)
+    with LabServer(folder / "course", folder / "scratch") as server:
+        yield server
+
+
+@pytest.fixture
+def lab_page(browser, lab, request):
+    """A new page on that JupyterLab; how it looked at the end stays in artifacts/, passed or failed."""
+    page = LabPage(browser, lab)
+    yield page
+    page.screenshot(f"end-of-{request.node.name}")
+    page.close()

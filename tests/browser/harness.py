@@ -1,0 +1,261 @@
+"""A real JupyterLab and a real browser, for tests: serve a course folder, open a notebook, use it as a person does.
+
+    with LabServer(course_folder, scratch) as lab:
+        page = LabPage(browser, lab)
+        page.open("notebooks/01_naive_generation.ipynb")
+        page.run_all(timeout_s=120)
+        assert page.cell_problems() == []
+        panel = page.panel("words on the panel")
+        panel.move("prompt tokens", "ArrowRight", times=3)
+        panel.press("Run")
+        panel.wait_status("^done", timeout_s=60)
+
+Everything that a test asserts is read from the page, or from the notebook as the page saved it.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import nbformat
+from playwright.sync_api import Browser, Locator, Page, expect
+
+ARTIFACTS = Path(__file__).parents[2] / "artifacts"
+WORKBENCH = Path(sys.executable).parent / "workbench"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class LabServer:
+    """`workbench lab --no-browser` on `course`, with settings, history and caches of its own under `scratch`.
+
+    `.url` is the one line it printed. Leaving the `with` block ends the server and its kernels.
+    """
+
+    def __init__(self, course: Path, scratch: Path, start_timeout_s: float = 60):
+        self.course = course
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.output, self.log = scratch / "lab.out", scratch / "lab.log"
+        folders = {
+            name: str(scratch / name.lower())
+            for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+        }
+        self.process = subprocess.Popen(
+            [WORKBENCH, "lab", "--no-browser", "--port", str(free_port())],
+            cwd=course,
+            env={**os.environ, **folders, "WORKBENCH_CACHE": str(scratch / "cache"), "HF_HUB_OFFLINE": "1"},
+            stdout=self.output.open("w"),
+            stderr=self.log.open("w"),
+            start_new_session=True,
+        )
+        try:
+            self.url = self._printed_url(start_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _printed_url(self, timeout_s: float) -> str:
+        deadline = time.monotonic() + timeout_s
+        while "\n" not in self.output.read_text():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"workbench lab printed no URL; its log:\n{self.log.read_text()}")
+            time.sleep(0.1)
+        return self.output.read_text().splitlines()[0]
+
+    def api(self, method: str, path: str) -> object:
+        """Call the server's REST interface, as the page does: api("GET", "sessions")."""
+        parts = urlsplit(self.url)
+        request = Request(f"{parts.scheme}://{parts.netloc}/api/{path}?{parts.query}", method=method)
+        with urlopen(request, timeout=30) as answer:
+            body = answer.read()
+        return json.loads(body) if body else None
+
+    def end_kernels(self) -> None:
+        for session in self.api("GET", "sessions"):
+            self.api("DELETE", f"sessions/{session['id']}")
+
+    def close(self) -> None:
+        """End the server's whole process group; kernels with it."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, sign)
+                try:
+                    self.process.wait(15)
+                except subprocess.TimeoutExpired:
+                    continue
+
+    def __enter__(self) -> "LabServer":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+class LabPage:
+    """One browser page with JupyterLab in it. Console errors are collected in `.console_errors` from the start."""
+
+    def __init__(self, browser: Browser, server: LabServer, width: int = 1400, height: int = 1000):
+        self.server = server
+        self.context = browser.new_context(viewport={"width": width, "height": height})
+        self.page = self.context.new_page()
+        self.console_errors: list[str] = []
+        self.page.on("console", lambda m: m.type == "error" and self.console_errors.append(m.text))
+        self.page.on("pageerror", lambda error: self.console_errors.append(f"uncaught: {error}"))
+
+    def open(self, notebook: str, timeout_s: float = 60) -> None:
+        """Open `notebook` (a path inside the course) and wait until its kernel is idle. A dialog fails the wait."""
+        self.notebook = notebook
+        parts = urlsplit(self.server.url)
+        self.page.goto(f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?{parts.query}")
+        self.panel_of_notebook = self.page.locator(".jp-NotebookPanel")
+        expect(self.panel_of_notebook.locator(".jp-Cell").first).to_be_visible(timeout=timeout_s * 1000)
+        self.wait_idle(timeout_s)
+        assert self.dialogs() == [], "JupyterLab asked something when the notebook was opened"
+
+    def close(self) -> None:
+        """Close the page and end the kernels, so that the next page finds an idle machine."""
+        self.context.close()
+        self.server.end_kernels()
+
+    def dialogs(self) -> list[str]:
+        """The texts of open dialogs and notifications, which a stranger would have to understand first."""
+        return self.page.locator(".jp-Dialog:visible, .Toastify__toast:visible").all_inner_texts()
+
+    def kernel_name(self) -> str:
+        return self.page.locator(".jp-KernelName:visible").first.inner_text().strip()
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Until the kernel is idle and no cell waits its turn, twice in a row."""
+        deadline, quiet = time.monotonic() + timeout_s, 0
+        indicator = self.page.locator(".jp-Notebook-ExecutionIndicator").first
+        while quiet < 3:
+            assert self.dialogs() == [], "a dialog came up"
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"kernel not idle after {timeout_s} s: {self.waiting_cells()} cells to run"
+                )
+            idle = indicator.count() and indicator.get_attribute("data-status") == "idle"
+            quiet = quiet + 1 if idle and not self.waiting_cells() else 0
+            self.page.wait_for_timeout(200)
+
+    def waiting_cells(self) -> int:
+        return self.page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[*]").count()
+
+    def menu(self, *path: str) -> None:
+        """Choose from the menu bar: menu("Run", "Run All Cells")."""
+        self.page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{re.escape(path[0])}$")).click()
+        for label in path[1:]:
+            self.page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{re.escape(label)}$")).click()
+
+    def run_all(self, timeout_s: float = 120) -> None:
+        self.menu("Run", "Run All Cells")
+        self.wait_idle(timeout_s)
+
+    def saved(self) -> nbformat.NotebookNode:
+        """The notebook as the page holds it now: saved from the menu and read back."""
+        path = self.server.course / self.notebook
+        before = path.stat().st_mtime_ns
+        self.menu("File", "Save Notebook")
+        for _ in range(100):
+            if path.stat().st_mtime_ns != before:
+                return nbformat.read(path, as_version=4)
+            self.page.wait_for_timeout(100)
+        raise TimeoutError(f"{self.notebook} was not saved")
+
+    def cell_problems(self) -> list[str]:
+        """Errors and broken widgets that the page shows, and code cells that never ran."""
+        shown = self.page.locator("[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()
+        broken = self.page.get_by_text(re.compile("Error displaying widget|Loading widget|model not found"))
+        code = [cell for cell in self.saved().cells if cell.cell_type == "code" and cell.source.strip()]
+        unrun = [f"never ran: {cell.source[:80]!r}" for cell in code if cell.execution_count is None]
+        return shown + broken.all_inner_texts() + unrun
+
+    def panel(self, words: str) -> "PanelOnPage":
+        """The one output with a Run button that holds `words`."""
+        run = self.page.get_by_role("button", name="Run", exact=True)
+        output = self.page.locator(".jp-OutputArea-output").filter(has=run).filter(has_text=words)
+        expect(output).to_have_count(1)
+        output.scroll_into_view_if_needed()
+        return PanelOnPage(self, output)
+
+    def screenshot(self, name: str) -> Path:
+        """What the window shows now, as artifacts/NAME.png."""
+        return save_picture(self.page, name)
+
+
+class PanelOnPage:
+    """One panel, used through what is on the page: its sliders and buttons, and what it then says and shows."""
+
+    def __init__(self, lab_page: LabPage, output: Locator):
+        self.page, self.output = lab_page.page, output
+
+    def slider(self, description: str) -> Locator:
+        """The handle of the slider so described."""
+        words = re.compile(rf"^\s*{re.escape(description)}\s*$")
+        label = self.page.locator(".widget-label", has_text=words)
+        return self.output.locator(".jupyter-widgets", has=label).locator("[role=slider]").last
+
+    def move(self, description: str, key: str, times: int = 1) -> None:
+        """Focus the slider and press an arrow key, as someone without a mouse does."""
+        handle = self.slider(description)
+        handle.focus()
+        for _ in range(times):
+            handle.press(key)
+
+    def button(self, name: str) -> Locator:
+        return self.output.get_by_role("button", name=name, exact=True)
+
+    def press(self, name: str) -> None:
+        self.button(name).click()
+
+    def status(self) -> str:
+        return self.output.locator("[role=status]").first.inner_text().strip()
+
+    def wait_status(self, pattern: str, timeout_s: float) -> float:
+        """Seconds until the status line matches `pattern`; fails with the line it had instead."""
+        start = time.monotonic()
+        expect(self.output.locator("[role=status]").first).to_have_text(
+            re.compile(pattern), timeout=timeout_s * 1000
+        )
+        return time.monotonic() - start
+
+    def table(self) -> list[list[str]]:
+        """The rows of the panel's first table, head row first; [] while it has none."""
+        rows = self.output.locator("table").first.locator("tr")
+        return [row.locator("th, td").all_inner_texts() for row in rows.all()] if rows.count() else []
+
+    def picture(self) -> tuple[str, str]:
+        """The plot now on the page: its data and its alternative text."""
+        plot = self.output.locator("img[alt]").first
+        return plot.get_attribute("src"), plot.get_attribute("alt")
+
+    def wait_for_change(self, read: Callable[[], object], before: object, timeout_s: float = 10) -> object:
+        """The first value of `read()` that differs from `before`."""
+        deadline = time.monotonic() + timeout_s
+        while (now := read()) == before:
+            assert time.monotonic() < deadline, f"nothing changed in {timeout_s} s: {before!r}"[:500]
+            self.page.wait_for_timeout(50)
+        return now
+
+    def screenshot(self, name: str) -> Path:
+        return save_picture(self.output, name)
+
+
+def save_picture(of: Page | Locator, name: str) -> Path:
+    ARTIFACTS.mkdir(exist_ok=True)
+    path = ARTIFACTS / f"{name}.png"
+    of.screenshot(path=path)
+    return path

@@ -1,0 +1,122 @@
+"""Claims about the course in a real JupyterLab, read off the page as a student sees it.
+
+Screenshots go to artifacts/ (not kept in the repository).
+"""
+
+import re
+
+import nbformat
+import pytest
+from harness import LabPage
+
+from workbench.jupyter import DISPLAY_NAME, KERNEL_NAME
+
+pytestmark = pytest.mark.browser
+
+STEP_TIME = "how does the time of one step grow with the text?"
+
+
+def put_notebook(lab_page: LabPage, name: str, *sources: str) -> str:
+    """A small notebook of the test's own in the course's folder; returns its path there."""
+    kernelspec = {"name": KERNEL_NAME, "display_name": DISPLAY_NAME, "language": "python"}
+    book = nbformat.v4.new_notebook(metadata={"kernelspec": kernelspec})
+    book.cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    nbformat.write(book, lab_page.server.course / name)
+    return name
+
+
+@pytest.fixture(scope="module")
+def lab_01(browser, lab):
+    """Lab 01, opened and run once for the tests below, which go through it in reading order."""
+    page = LabPage(browser, lab)
+    page.open("notebooks/01_naive_generation.ipynb")
+    page.screenshot("lab-01-top")
+    page.run_all(timeout_s=240)
+    yield page
+    page.screenshot("lab-01-end")
+    page.close()
+
+
+def test_serving_prints_one_line_and_that_is_the_address(lab):
+    (line,) = lab.output.read_text().splitlines()
+    assert re.fullmatch(r"http://(localhost|127\.0\.0\.1):\d+/lab\S*[?&]token=\w+", line)
+    assert lab.api("GET", "status")["kernels"] >= 0
+
+
+def test_lab_01_runs_through_without_a_question_or_an_error(lab_01):
+    """No dialog (LabPage.open and run_all fail on one), the course's kernel, every cell run, every widget alive."""
+    assert lab_01.kernel_name() == DISPLAY_NAME
+    assert lab_01.cell_problems() == []
+
+
+def test_moving_a_slider_draws_the_new_prediction(lab_01):
+    panel = lab_01.panel(STEP_TIME)
+    table, picture = panel.table(), panel.picture()
+    panel.move("max length (tokens)", "ArrowLeft")
+    new_table = panel.wait_for_change(panel.table, table)
+    new_picture = panel.wait_for_change(panel.picture, picture)
+    assert len(new_table) > 2 and new_picture[1], "the plot's numbers are in a table and in words as well"
+
+
+def test_run_measures_and_shows_it_beside_the_prediction(lab_01):
+    panel = lab_01.panel(STEP_TIME)
+    panel.move("points", "Home")
+    panel.move("repeats", "Home")
+    panel.wait_status("^(?!running)", timeout_s=10)
+    before = panel.picture()
+    panel.press("Run")
+    panel.wait_status("^done: [1-9]", timeout_s=90)
+    head, *rows = panel.table()
+    measured = next(i for i, words in enumerate(head) if "measured" in words.lower())
+    assert rows and all(re.search(r"\d", row[measured]) for row in rows), panel.table()
+    assert panel.wait_for_change(panel.picture, before)
+    panel.screenshot("lab-01-step-time-panel")
+
+
+def test_stop_ends_a_long_run_within_a_second(lab_01):
+    panel = lab_01.panel(STEP_TIME)
+    for slider in ("max length (tokens)", "points", "repeats"):
+        panel.move(slider, "End")
+    panel.press("Run")
+    panel.wait_status("running", timeout_s=10)
+    lab_01.page.wait_for_timeout(1_000)
+    assert "running" in panel.status(), "the run was to be long, so that there is something to stop"
+    panel.press("Stop")
+    seconds = panel.wait_status("^stopped", timeout_s=10)
+    assert seconds < 1, f"Stop took {seconds:.2f} s"
+    panel.press("Run")
+    panel.wait_status("running", timeout_s=10)
+    panel.press("Stop")
+    panel.wait_status("^stopped", timeout_s=10)
+
+
+def test_the_page_logged_no_errors(lab_01):
+    assert lab_01.console_errors == []
+
+
+def test_stop_works_while_a_cell_is_running(lab_page):
+    """JupyterLab hands widget messages to a thread beside the cell; Stop must not wait for the cell to end."""
+    lab_page.open(
+        put_notebook(
+            lab_page,
+            "busy.ipynb",
+            "import workbench as wb\n"
+            "panel = wb.panels.step_time(max_length=1024, points=12, repeats=50)\n"
+            "panel",
+            "import time\npanel.start()\ntime.sleep(600)",
+        )
+    )
+    lab_page.menu("Run", "Run All Cells")
+    panel = lab_page.panel(STEP_TIME)
+    panel.wait_status("running", timeout_s=60)
+    panel.press("Stop")
+    panel.wait_status("^stopped", timeout_s=5)
+    assert lab_page.waiting_cells() == 1, "the cell itself is still running"
+
+
+def test_a_failing_cell_does_not_go_unseen(lab_page):
+    """The check that the tests above rely on."""
+    lab_page.open(put_notebook(lab_page, "failing.ipynb", "1 / 0", "print('never reached')"))
+    lab_page.run_all()
+    shown, unrun = lab_page.cell_problems()
+    assert "ZeroDivisionError" in shown and "never reached" in unrun

@@ -1,0 +1,40 @@
+"""A compact, real inference engine with instruments, for learning how LLM inference works by building it.
+
+>>> import workbench as wb
+>>> model = wb.load("stdlib-10m")  # doctest: +SKIP
+>>> wb.generate(model, "def read_lines(path):", max_new_tokens=64, temperature=0.8, seed=0).text  # doctest: +SKIP
+
+Names arrive when they are first used: `import workbench` loads neither torch nor Jupyter.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_HOMES = {  # name -> (module, name there), or (module, None) for the module itself
+    "load": ("workbench.models", "load"),
+    "generate": ("workbench.decoding", "generate"),
+    "stream": ("workbench.decoding", "stream"),
+    "beam": ("workbench.decoding", "generate_beam"),
+    "make_kv": ("workbench.kv", "make_kv"),
+    "experiments": ("workbench.experiments", None),
+    "panels": ("workbench.panels", None),
+    "checks": ("workbench.checks", None),
+}
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("inference-workbench")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers {', '.join(__all__)}")
+    module, attribute = _HOMES[name]
+    found = importlib.import_module(module)
+    return found if attribute is None else getattr(found, attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

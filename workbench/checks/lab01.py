@@ -1,0 +1,127 @@
+"""Lab 01, naive generation: its exercises and their visible checks.
+
+Every expected value is worked out beside the judges (lab01_loop, lab01_sampling, lab01_beam), in plain Python and apart
+from `workbench.decoding`, so that a mistake there could not make the same mistake in an answer right.
+"""
+
+from __future__ import annotations
+
+from workbench.checks import lab01_beam as beam
+from workbench.checks import lab01_loop as loop
+from workbench.checks import lab01_sampling as sampling
+from workbench.checks import probes
+from workbench.grading.check import Check, Exercise, ExerciseSet
+
+PRELUDE = """\
+import torch
+
+import workbench as wb
+from workbench import checks"""
+
+
+def _check(name: str, probe, judge, cases, points: int = 1) -> Check:
+    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge)
+
+
+EXERCISES = ExerciseSet(
+    name="01_naive_generation",
+    lab=1,
+    prelude=PRELUDE,
+    exercises=(
+        Exercise(
+            "naive-loop",
+            "The loop",
+            "token_loop",
+            (
+                _check(
+                    "last-row",
+                    probes.run_loop,
+                    loop.judge_choices,
+                    lambda draw: [loop.loop_case(draw, 4, 3), loop.loop_case(draw, 1, 5)],
+                ),
+                _check(
+                    "whole-text",
+                    probes.run_loop,
+                    loop.judge_texts,
+                    lambda draw: [loop.loop_case(draw, 4, 5), loop.loop_case(draw, 2, 1)],
+                ),
+                _check("stop-token", probes.run_loop, loop.judge_tokens, loop.stopping_cases),
+            ),
+        ),
+        Exercise(
+            "sampling-filters",
+            "From logits to fewer tokens",
+            "sampling_filters",
+            (
+                _check(
+                    "temperature",
+                    probes.run_filter,
+                    sampling.judge_filter,
+                    sampling.filter_cases("temperature", [2.0, 0.5]),
+                ),
+                _check(
+                    "top-k", probes.run_filter, sampling.judge_filter, sampling.filter_cases("top_k", [3, 1])
+                ),
+                _check(
+                    "top-p",
+                    probes.run_filter,
+                    sampling.judge_filter,
+                    sampling.filter_cases("top_p", [0.8, 0.45]),
+                ),
+                _check(
+                    "min-p",
+                    probes.run_filter,
+                    sampling.judge_filter,
+                    sampling.filter_cases("min_p", [0.25, 0.06]),
+                ),
+            ),
+        ),
+        Exercise(
+            "repetition-penalty",
+            "Not again",
+            "penalize_repetition",
+            (
+                _check(
+                    "divides-positive",
+                    probes.run_penalty,
+                    sampling.judge_penalty,
+                    sampling.penalty_cases("positive"),
+                ),
+                _check(
+                    "multiplies-negative",
+                    probes.run_penalty,
+                    sampling.judge_penalty,
+                    sampling.penalty_cases("negative"),
+                ),
+                _check(
+                    "leaves-others",
+                    probes.run_penalty,
+                    sampling.judge_penalty,
+                    sampling.penalty_cases("others"),
+                ),
+            ),
+        ),
+        Exercise(
+            "beam-search",
+            "The best of several paths",
+            "beam_search",
+            (
+                _check("one-beam", probes.run_beam, beam.judge_beam, beam.one_beam_cases),
+                _check("better-path", probes.run_beam, beam.judge_beam, beam.better_path_cases, points=2),
+                _check("length-penalty", probes.run_beam, beam.judge_beam, beam.length_cases),
+            ),
+        ),
+        Exercise(
+            "count-rows",
+            "What it costs",
+            "count_rows",
+            (
+                _check(
+                    "by-hand", probes.run_count, loop.judge_count, loop.count_cases((3, 2), (1, 1), (5, 4))
+                ),
+                _check("100-after-10", probes.run_count, loop.judge_count, loop.count_cases((10, 100))),
+                _check("1000-after-2000", probes.run_count, loop.judge_count, loop.count_cases((2000, 1000))),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,441 @@
+"""The `workbench` command. Each command's work is elsewhere; here are its words, its tables and its exit codes.
+
+0: done. 1: what was checked is not right. 2: wrong use (unknown names, bad settings, missing files).
+Results go to standard output, everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+
+STANDARD_OUTPUT = "-"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Raises nothing but SystemExit, for --help and wrong use."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["build"]:  # has a parser of its own
+        from workbench.build import main as build
+
+        return build(arguments[1:])
+    args = make_parser().parse_args(arguments)
+    try:
+        return args.run(args)
+    except WorkbenchError as error:
+        return _complain(error, 2)
+    except KeyboardInterrupt:
+        print("workbench: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `workbench models | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _complain(error: WorkbenchError, code: int) -> int:
+    print(f"workbench: error: {error}", file=sys.stderr)
+    return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="workbench", description="Understand LLM inference by building it and measuring every step."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, run, words: str, into=commands) -> argparse.ArgumentParser:
+        made = into.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
+        made.set_defaults(run=run)
+        return made
+
+    def device(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--device", default="cpu", help='"cpu" or "cuda" (default: cpu)')
+
+    lab = command("lab", run_lab, "open JupyterLab on the course")
+    lab.add_argument("--port", type=int, help="default: 8888, or a free one when that is taken")
+    lab.add_argument("--no-browser", action="store_true", help="print one line, the URL, and serve")
+    lab.add_argument(
+        "--notebook", default="notebooks/00_start_here.ipynb", help="what to open, from the course's folder"
+    )
+
+    doctor = command(
+        "doctor", run_doctor, "say whether this machine is ready, and what to do where it is not"
+    )
+    doctor.add_argument("--json", action="store_true", help="a JSON list of name, ok, found, fix")
+
+    copy = command("copy", run_copy, "copy notebooks and exercises into a folder of your own")
+    copy.add_argument("folder", metavar="DIR", type=Path, help="new, or empty")
+
+    models = command("models", run_models, "list the models there are")
+    models.add_argument("--json", action="store_true")
+
+    train = command("train", run_train, "train a shipped model, or the tokenizer, again from nothing")
+    train.add_argument("name", metavar="NAME", help="stdlib-10m, stdlib-1m or stdlib-tokenizer")
+    train.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: training/NAME; an interrupted run resumes"
+    )
+    device(train)
+    train.add_argument("--compile", action="store_true", help="use torch.compile: faster, rounds differently")
+
+    experiment = command("experiment", None, "run a measurement")
+    actions = experiment.add_subparsers(metavar="ACTION", required=True)
+    listing = command("list", run_experiment_list, "list the experiments with their settings", actions)
+    listing.add_argument("--json", action="store_true")
+    run = command("run", run_experiment_run, "run one experiment", actions)
+    run.add_argument("name", metavar="NAME")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; may be repeated"
+    )
+    run.add_argument("--json", metavar="FILE", help="write the measurements there; - is standard output")
+    device(run)
+
+    record = command(
+        "record", run_record, "run a lab's experiments with their default settings and keep the results"
+    )
+    record.add_argument("--lab", type=int, metavar="N", help="default: all labs")
+    record.add_argument("--out", type=Path, required=True, metavar="FILE")
+    device(record)
+
+    check = command("check", run_check, "check the exercises of a notebook")
+    check.add_argument("notebook", metavar="NOTEBOOK", type=Path)
+    check.add_argument("--json", action="store_true", help="a JSON list, one object for each exercise")
+
+    grade = command("grade", run_grade, "grade notebooks, or a folder of one folder a student")
+    grade.add_argument("paths", metavar="PATH", nargs="+", type=Path)
+    grade.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="for grades.csv and the feedback"
+    )
+
+    commands.add_parser("build", help="build the notebooks from their sources", add_help=False)
+    return parser
+
+
+# -- the machine ---------------------------------------------------------------------------------------------
+
+
+def run_lab(args: argparse.Namespace) -> int:
+    from workbench.lab_server import serve
+
+    return serve(_course(), args.notebook, port=args.port, browser=not args.no_browser)
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    from workbench.instruments.doctor import examine
+
+    findings = examine()
+    if args.json:
+        _print_json([vars(f) for f in findings])
+    else:
+        width = max(len(f.name) for f in findings)
+        for f in findings:
+            mark = {True: "ok  ", None: "warn", False: "FAIL"}[f.ok]
+            print(f"{mark}  {f.name:<{width}}  {f.found}")
+            if f.fix:
+                print(f"{'':6}{'':{width}}  -> {f.fix}")
+    return 1 if any(f.ok is False for f in findings) else 0
+
+
+def run_copy(args: argparse.Namespace) -> int:
+    """Whole or not at all: everything is copied beside the target first, then renamed into place."""
+    course, target = _course(), args.folder.expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise WorkbenchError(
+            f"{target} is there already and not empty; nothing is overwritten. Name a new folder"
+        )
+    parts = [name for name in ("notebooks", "exercises") if (course / name).is_dir()]
+    if any(target.resolve().is_relative_to(course / part) for part in parts):
+        raise WorkbenchError(f"{target} lies inside what is to be copied; name a folder outside {course}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        try:
+            os.chmod(fresh, 0o755)
+            left_out = shutil.ignore_patterns("source", ".*", "__pycache__")
+            for part in parts:
+                shutil.copytree(course / part, fresh / part, ignore=left_out)
+            os.replace(fresh, target)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise WorkbenchError(f"cannot copy to {target}: {error.strerror or error}") from error
+    print(f"copied {' and '.join(parts)} to {target}; open them with: cd {target} && workbench lab")
+    return 0
+
+
+def _course() -> Path:
+    from workbench.instruments.doctor import find_course
+
+    course = find_course()
+    if course is None:
+        raise WorkbenchError(
+            f"no course in {Path.cwd()}: change to the clone, or to a folder made by `workbench copy`"
+        )
+    return course
+
+
+# -- models --------------------------------------------------------------------------------------------------
+
+
+def run_models(args: argparse.Namespace) -> int:
+    from workbench.instruments.memory import readable_bytes
+    from workbench.models import list_models
+    from workbench.models.config import readable_count
+
+    rows = list_models()
+    if args.json:
+        _print_json(rows)
+        return 0
+    head = ["name", "kind", "parameters", "in bf16", "KV a token", "context", "weights"]
+    table = []
+    for row in rows:
+        size, cache = row["bf16_bytes"], row["kv_bytes_per_token"]
+        weights = (
+            "trained, shipped" if row["trained"] else "random" if row["runnable"] else "calculators only"
+        )
+        counts = [readable_count(row["parameters"]), readable_bytes(size), readable_bytes(cache, binary=True)]
+        table.append([row["name"], row["kind"], *counts, f"{row['context_length']:,}", weights])
+    _print_table(head, table, left=(0, 1, 6))
+    return 0
+
+
+def _weights(row: dict) -> str:
+    if row["kind"] == "zoo":
+        return "trained, shipped" if row["trained"] else "missing here: workbench train"
+    return "random" if row["runnable"] else "none: for calculators"
+
+
+def run_train(args: argparse.Namespace) -> int:
+    from workbench.instruments.device import check_device
+    from workbench.models import recipes
+
+    check_device(args.device)
+    out = args.out or Path("training") / args.name
+    if args.name == recipes.TOKENIZER_NAME:
+        recipes.train_stdlib_tokenizer(out)
+        print(f"{args.name}: written to {out}")
+    else:
+        recipes.train(args.name, out, device=args.device, compile_model=args.compile)
+    return 0
+
+
+# -- experiments ---------------------------------------------------------------------------------------------
+
+
+def run_experiment_list(args: argparse.Namespace) -> int:
+    from workbench.experiments import list_experiments
+
+    found = list_experiments()
+    if args.json:
+        _print_json([_describe(e) for e in found])
+        return 0
+    for e in found:
+        print(f"{e.name}  (lab {e.lab})\n    {e.question}")
+        for s in e.settings:
+            values = " | ".join(map(str, s.choices)) if s.choices else s.kind
+            bounds = "" if s.low is None and s.high is None else f" {_shown(s.low)} … {_shown(s.high)}"
+            print(f"    --set {s.name}={_shown(s.default)}    {values}{bounds} {s.unit}".rstrip())
+    return 0
+
+
+def _describe(e) -> dict:
+    fields = ("name", "default", "kind", "low", "high", "choices", "unit", "help")
+    settings = [{f: getattr(s, f) for f in fields} for s in e.settings]
+    return {"name": e.name, "lab": e.lab, "question": e.question, "settings": settings}
+
+
+def _shown(value: object) -> str:
+    text = (
+        ""
+        if value is None
+        else json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str)
+        else str(value)
+    )
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def run_experiment_run(args: argparse.Namespace) -> int:
+    from workbench.experiments import run_experiment
+    from workbench.instruments.records import to_json, write_measurements
+
+    settings = _settings(args.set)
+    to_file = args.json not in (None, STANDARD_OUTPUT)
+    if to_file:
+        _writable(Path(args.json))
+    measurements = run_experiment(args.name, settings, bench=_bench(args.device))
+    if to_file:
+        write_measurements(Path(args.json), measurements)
+    if args.json == STANDARD_OUTPUT:
+        print(to_json(measurements), end="")
+    else:
+        _print_measurements(measurements)
+    return 0
+
+
+def run_record(args: argparse.Namespace) -> int:
+    """The file is written at the end, whole: an interrupted recording leaves what was there before."""
+    from workbench.experiments import list_experiments, run_experiment
+    from workbench.instruments.records import write_measurements
+
+    chosen = list_experiments(args.lab)
+    if not chosen:
+        labs = sorted({e.lab for e in list_experiments()})
+        raise WorkbenchError(f"lab {args.lab} has no experiments; these have: {', '.join(map(str, labs))}")
+    _writable(args.out)
+    bench, measurements = _bench(args.device), []
+    for number, e in enumerate(chosen, 1):
+        print(f"{number}/{len(chosen)} {e.name}", file=sys.stderr)
+        measurements += run_experiment(e.name, None, bench=bench)
+    write_measurements(args.out, measurements)
+    print(f"{len(measurements)} measurements of {len(chosen)} experiments written to {args.out}")
+    return 0
+
+
+def _settings(pairs: Sequence[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise WorkbenchError(f"--set takes KEY=VALUE, got {pair!r}")
+        if key in settings:
+            raise WorkbenchError(f"setting {key!r} is given twice: {settings[key]!r} and {value!r}")
+        settings[key] = value
+    return settings
+
+
+def _bench(device: str):
+    from workbench.instruments.bench import Bench
+
+    def report(*stage: object) -> None:
+        if len(stage) == 1:  # what the bench itself does; an experiment's own steps are too many to print
+            print(f"    {stage[0]}", file=sys.stderr)
+
+    return Bench(device, report=report)
+
+
+def _writable(path: Path) -> None:
+    """Refuse before hours of measuring what would fail after them."""
+    folder = next((p for p in path.absolute().parents if p.exists()), Path("/"))
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise WorkbenchError(f"cannot write {path}: it must be a file in a folder that can be written to")
+
+
+def _print_measurements(measurements: Sequence) -> None:
+    """One line each: the settings that differ between them, the median, its spread and what was predicted."""
+    if not measurements:
+        print("nothing was measured")
+        return
+    keys = list(dict.fromkeys(key for m in measurements for key in m.settings))
+    varying = [k for k in keys if len({repr(m.settings.get(k)) for m in measurements}) > 1]
+    fixed = {k: v for k, v in measurements[0].settings.items() if k not in varying}
+    print(f"{measurements[0].name}: " + ", ".join(f"{k} {_shown(v)}" for k, v in fixed.items()))
+    table = []
+    for m in measurements:
+        low, high = m.spread
+        ratio = f"{m.median / m.predicted:.3g}" if m.predicted else ""
+        predicted = "" if m.predicted is None else _quantity(m.predicted, m.unit)
+        numbers = [
+            _quantity(m.median, m.unit),
+            f"{_quantity(low, m.unit)} … {_quantity(high, m.unit)}",
+            str(len(m.samples)),
+        ]
+        table.append(
+            [*(_shown(m.settings.get(k)) for k in varying), *numbers, predicted, ratio, m.limit or ""]
+        )
+    _print_table(
+        [*varying, "median", "p10 … p90", "samples", "predicted", "measured/predicted", "limit"], table
+    )
+
+
+def _quantity(value: float, unit: str) -> str:
+    if unit == "s":
+        return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+    return f"{value:,.4g} {unit}" if abs(value) < 1e4 else f"{value:,.0f} {unit}"
+
+
+# -- exercises -----------------------------------------------------------------------------------------------
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """1 unless every exercise passed, and for a file that is not a notebook of ours."""
+    from workbench.checks import exercise_sets
+    from workbench.grading import check_notebook
+
+    if not args.notebook.is_file():
+        raise WorkbenchError(f"there is no notebook {args.notebook}")
+    try:
+        results = check_notebook(args.notebook, exercise_sets())
+    except WorkbenchError as error:
+        return _complain(error, 1)
+    rows = [
+        {key: r[key] for key in ("grade_id", "verdict", "points", "max_points", "message")} for r in results
+    ]
+    if args.json:
+        _print_json(rows)
+    else:
+        for row in rows:
+            verdict = row["verdict"].replace("_", " ")
+            print(f"{row['grade_id']}: {verdict}, {row['points']:g} of {row['max_points']:g} points")
+            for line in row["message"].splitlines():
+                print(f"    {line}")
+        points, out_of = (sum(row[key] for row in rows) for key in ("points", "max_points"))
+        print(f"{points:g} of {out_of:g} points from the visible checks")
+    return 0 if rows and all(row["verdict"] == "passed" for row in rows) else 1
+
+
+def run_grade(args: argparse.Namespace) -> int:
+    from workbench.checks import exercise_sets
+    from workbench.grading import grade
+
+    for path in args.paths:
+        if not path.exists():
+            raise WorkbenchError(f"there is nothing at {path}")
+    grade(args.paths, args.out, exercise_sets(), _hidden_checks())
+    print(f"grades are in {args.out / 'grades.csv'}")
+    return 0
+
+
+def _hidden_checks() -> dict:
+    """Set name -> grade_id -> hidden checks, from the clone's solutions/; empty in a copy, which has none."""
+    import importlib.util
+
+    from workbench.checks import exercise_sets
+    from workbench.instruments.doctor import package_folder
+
+    hidden = {}
+    for name in exercise_sets():
+        file = package_folder().parent / "solutions" / f"{name}_hidden.py"
+        if file.is_file():
+            spec = importlib.util.spec_from_file_location(f"workbench_hidden_{name}", file)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module  # dataclasses look their module up
+            spec.loader.exec_module(module)
+            hidden[name] = module.HIDDEN
+    return hidden
+
+
+# -- printing ------------------------------------------------------------------------------------------------
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))]
+        print("  ".join(cells).rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

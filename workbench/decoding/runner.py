@@ -1,0 +1,150 @@
+"""Whole texts in, logits out: sends through the model what the kv does not remember, and counts it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.kv import KV, make_kv
+from workbench.models.batch import Batch
+from workbench.models.config import ModelConfig
+from workbench.models.decoder import Decoder
+
+_KV_MEMBERS = ("lengths", "begin", "attend", "truncate", "fork", "release", "bytes_in_use", "bytes_reserved")
+
+
+class ModelRunner:
+    """One request's use of a model and a kv. Owns the sequences it begins in the kv, until `release`.
+
+    rows_processed and model_calls count exactly what went through the model.
+    """
+
+    def __init__(self, model: Decoder, kv: KV) -> None:
+        self._model, self._kv = model, kv
+        self._owned: set[int] = set()  # names of sequences to give back
+        self._by_text: dict[tuple[int, ...], int] = {}  # of forward_many: text -> name
+        self._name: int | None = None  # of forward
+        self._last_row: torch.Tensor | None = None
+        self.vocab_size = model.config.vocab_size
+        self.rows_processed = 0
+        self.model_calls = 0
+
+    def forward(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[1, V] logits of the token that comes after the text, which grows from call to call."""
+        if self._name is None:
+            [self._name] = self._new_names(1)
+        logits = self._run([token_ids], [self._name])
+        self._last_row = logits[-1]
+        return logits
+
+    def forward_many(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """[B, V] logits after each of B different texts, in one flat batch.
+
+        Every text is a text of the last call and one token more, or new; the kv forks what they share.
+        Texts of the last call that none of these continues are released.
+        """
+        keys = [tuple(text) for text in texts]
+        children = dict(zip(keys, self._new_names(len(keys))))
+        for key, name in children.items():
+            if key[:-1] in self._by_text:
+                self._kv.fork(self._by_text[key[:-1]], name)
+        for name in self._by_text.values():
+            self._kv.release(name)
+            self._owned.discard(name)
+        self._by_text = children
+        return self._run(keys, list(children.values()))
+
+    def log_prob(self, token_id: int) -> float:
+        """Natural log of the token's probability after the text of the last `forward`, under the model alone."""
+        return self._last_row.log_softmax(dim=-1)[token_id].item()
+
+    def release(self) -> None:
+        """Give every sequence begun here back to the kv. May be called twice."""
+        for name in self._owned & set(self._kv.lengths):
+            self._kv.release(name)
+        self._owned.clear()
+
+    def clock(self) -> float:
+        """Seconds, when all work handed to the device so far is done."""
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        return time.perf_counter()
+
+    @torch.no_grad()
+    def _run(self, texts: Sequence[Sequence[int]], names: Sequence[Hashable]) -> torch.Tensor:
+        known = [self._kv.lengths.get(name, 0) for name in names]
+        for text, length in zip(texts, known):
+            if len(text) <= length:
+                raise WorkbenchError(
+                    f"forward takes the whole text so far, with at least one new token: got {len(text)} tokens, "
+                    f"of which the kv already remembers {length}"
+                )
+        batch = Batch.of(
+            [text[length:] for text, length in zip(texts, known)],
+            first_positions=known,
+            sequences=names,
+            device=self._model.device,
+        )
+        logits = self._model(batch, self._kv)
+        self.rows_processed += batch.num_tokens
+        self.model_calls += 1
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def _new_names(self, count: int) -> list[int]:
+        """Numbers that name no live sequence of the kv, which other requests may be using too; owned from now."""
+        taken = self._owned | set(self._kv.lengths)
+        names = list(itertools.islice((n for n in itertools.count() if n not in taken), count))
+        self._owned.update(names)
+        return names
+
+
+def ready_kv(kv: str | Callable[..., KV] | KV, config: ModelConfig) -> KV:
+    """A kv to use: the ready one that was given, or a fresh one by kind, class or function."""
+    made = make_kv(kv, config) if isinstance(kv, str) or callable(kv) else kv
+    missing = [name for name in _KV_MEMBERS if not hasattr(made, name)]
+    if missing:
+        raise WorkbenchError(
+            f"kv must be the name of a kind, a class or function that makes one, or a ready kv; "
+            f"{type(made).__name__} has no {', '.join(missing)} (see workbench.kv.contract.KV)"
+        )
+    return made
+
+
+def prompt_token_ids(model: Decoder, prompt: str | Sequence[int], max_new_tokens: int) -> list[int]:
+    """The prompt as token ids, once it is certain that it and max_new_tokens fit in the model's context."""
+    if isinstance(prompt, str):
+        if model.tokenizer is None:
+            raise WorkbenchError(
+                f"model {model.name!r} has no tokenizer; give the prompt as a list of token ids"
+            )
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise WorkbenchError(f"the prompt is no valid Unicode text: {error}") from error
+        ids = model.tokenizer.encode(prompt)
+    elif isinstance(prompt, Iterable):
+        ids = list(prompt)
+    else:
+        raise WorkbenchError(f"the prompt must be text or a list of token ids, got {prompt!r}")
+    if not ids:
+        raise WorkbenchError("the prompt is empty; a model needs at least one token to continue")
+    vocabulary, context = model.config.vocab_size, model.config.context_length
+    for at, token_id in enumerate(ids):
+        if not isinstance(token_id, int) or isinstance(token_id, bool):
+            raise WorkbenchError(f"token ids must be of type int, prompt[{at}] is {token_id!r}")
+        if not 0 <= token_id < vocabulary:
+            raise WorkbenchError(
+                f"token ids of model {model.name!r} lie in 0 … {vocabulary - 1}, prompt[{at}] is {token_id}"
+            )
+    if len(ids) + max_new_tokens > context:
+        room = context - len(ids)
+        do = f"ask for at most {room} new tokens, or shorten the prompt" if room > 0 else "shorten the prompt"
+        raise WorkbenchError(
+            f"a prompt of {len(ids)} tokens and max_new_tokens={max_new_tokens} make {len(ids) + max_new_tokens}, "
+            f"but the context of model {model.name!r} holds {context}; {do}"
+        )
+    return ids

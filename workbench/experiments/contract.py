@@ -1,0 +1,152 @@
+"""Setting and Experiment: what an experiment is, so that a panel, the record and a test can all run it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.errors import WorkbenchError, check_settings, unknown
+
+KINDS = ("int", "float", "choice", "text", "flag", "model")
+LONGEST_TEXT = 100_000  # characters; more than any model here can read, little enough to show
+_FLAGS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One knob: a name, a default, and which values it takes.
+
+    kind: "int" and "float" have bounds low … high, both allowed; "choice" is one of `choices`; "text" is any
+    text; "flag" is True or False; "model" is a model's name or a Decoder already loaded.
+    `step` is how far one key press moves a slider; nothing else depends on it.
+    """
+
+    name: str
+    default: Any
+    kind: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple = ()
+    unit: str = ""
+    help: str = ""
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        assert self.kind in KINDS, self.kind
+        assert self.kind != "choice" or self.choices, f"{self.name} needs choices"
+
+    def parse(self, text: str) -> Any:
+        """The value that a text on a command line means. Raises WorkbenchError for one that means none."""
+        if self.kind == "flag":
+            if text.strip().lower() not in _FLAGS:
+                raise self._wrong("true or false", text)
+            return _FLAGS[text.strip().lower()]
+        if self.kind in ("int", "float"):
+            try:
+                return self.check((int if self.kind == "int" else float)(text))
+            except ValueError as error:
+                raise (
+                    error if isinstance(error, WorkbenchError) else self._wrong(self._wanted(), text)
+                ) from None
+        if self.kind == "choice":
+            return self.check(next((c for c in self.choices if str(c) == text), text))
+        return self.check(text)
+
+    def check(self, value: Any) -> Any:
+        """The value, as the kind's own type. Raises WorkbenchError for one outside the kind or its bounds."""
+        if self.kind in ("int", "float"):
+            return self._check_number(value)
+        if self.kind == "choice":
+            if value not in self.choices:
+                raise unknown(f"{self.name}", value, map(str, self.choices))
+        elif self.kind == "flag":
+            if not isinstance(value, bool):
+                raise self._wrong("True or False", value)
+        elif self.kind == "text":
+            if not isinstance(value, str):
+                raise self._wrong("a text", value)
+            if len(value) > LONGEST_TEXT:
+                raise WorkbenchError(
+                    f"{self.name} has {len(value):,} characters; at most {LONGEST_TEXT:,} are taken"
+                )
+        elif not ((isinstance(value, str) and value) or hasattr(value, "config")):
+            raise self._wrong("a model's name or a Decoder", value)
+        return value
+
+    def _check_number(self, value: Any) -> int | float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or (self.kind == "int" and value != int(value)):
+            raise self._wrong(self._wanted(), value)
+        value = int(value) if self.kind == "int" else float(value)
+        if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
+            raise self._wrong(self._wanted(), value)
+        return value
+
+    def _wanted(self) -> str:
+        noun = "a whole number" if self.kind == "int" else "a number"
+        unit = f" {self.unit}" if self.unit else ""
+        if self.low is not None and self.high is not None:
+            return f"{noun} from {self.low:g} to {self.high:g}{unit}"
+        return noun + (f" of at least {self.low:g}{unit}" if self.low is not None else unit)
+
+    def _wrong(self, wanted: str, value: Any) -> WorkbenchError:
+        shown = repr(value)
+        return WorkbenchError(
+            f"{self.name} must be {wanted}, got {shown if len(shown) < 80 else shown[:77] + '…'}"
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, its knobs, and a generator of Measurements that answers it.
+
+    run(bench, **settings, **learner) yields Measurements one by one, as soon as each is taken, and raises
+        `Stopped` soon after the bench's stop event is set. Settings arrive whole and checked.
+    predict(ceilings, **settings) -> [(x, seconds, limit)]: what the cost model expects, without running a
+        model; x is what the panel draws along (a text length, a token's number). Empty when there is none.
+    learner: names of the parts for which a learner's own code may be handed in; each defaults to None.
+    how: one line on how it is measured.
+    """
+
+    name: str
+    lab: int
+    question: str
+    how: str
+    settings: tuple[Setting, ...]
+    run: Callable[..., Iterator]
+    predict: Callable[..., list[tuple[float, float, str]]]
+    learner: tuple[str, ...] = ()
+
+    def setting(self, name: str) -> Setting:
+        check_settings(self.name, [name], [s.name for s in self.settings])
+        return next(s for s in self.settings if s.name == name)
+
+    def complete(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """All settings: those given, checked, and the defaults of the others. A text is parsed where the
+        kind is not text. Raises WorkbenchError, naming the nearest known setting, before anything runs."""
+        given = dict(given or {})
+        check_settings(self.name, given, [s.name for s in self.settings])
+        values = {}
+        for setting in self.settings:
+            value = given.get(setting.name, setting.default)
+            values[setting.name] = setting.parse(value) if isinstance(value, str) else setting.check(value)
+        return values
+
+    def check_learner(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The learner's parts that are not None. Raises WorkbenchError for a part this experiment has not."""
+        given = {name: part for name, part in (given or {}).items() if part is not None}
+        for name in given:
+            if name not in self.learner:
+                raise unknown(f"part of {self.name} to replace", name, self.learner)
+        return given

@@ -1,0 +1,118 @@
+"""What experiments feed to models: the shape behind a name, tokens of a prompt, and text to measure on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.experiments.contract import Setting
+from workbench.kv import make_kv
+from workbench.models.batch import Batch
+from workbench.models.checkpoints import ZOO, read_config, zoo_config, zoo_names
+from workbench.models.config import ModelConfig
+from workbench.models.corpus import held_out_files
+from workbench.models.decoder import Decoder
+from workbench.models.shapes import public_shape
+from workbench.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from workbench.decoding.loop import Generation
+
+MODEL = Setting("model", "stdlib-10m", "model", help="a model's name, a folder, or a loaded model")
+PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
+
+
+def shape_of(model: str | Decoder) -> ModelConfig:
+    """The shape of a model, without loading one. Raises WorkbenchError for a name that is none."""
+    if not isinstance(model, str):
+        return model.config
+    if model in zoo_names():
+        return zoo_config(model)
+    return read_config(Path(model)) if os.path.isdir(model) else public_shape(model)
+
+
+def dtype_of(model: str | Decoder) -> torch.dtype:
+    """The type `load(model)` gives: float32 for shipped models, bfloat16 for public shapes."""
+    if not isinstance(model, str):
+        return model.dtype
+    return torch.float32 if model in zoo_names() else torch.bfloat16
+
+
+def tokenizer_of(model: str | Decoder) -> Tokenizer | None:
+    """The tokenizer that comes with a model, without loading the model."""
+    if not isinstance(model, str):
+        return model.tokenizer
+    return _tokenizer_in(ZOO / model if model in zoo_names() else Path(model))
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer_in(folder: Path) -> Tokenizer | None:
+    if folder.parent == ZOO and not (folder / "tokenizer.json").exists():
+        folder = ZOO / "stdlib-tokenizer"
+    return Tokenizer.from_folder(folder)
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they are recorded: a model by its name."""
+    return {k: v if not hasattr(v, "config") else getattr(v, "name", "unnamed") for k, v in settings.items()}
+
+
+def tokens_of(model: str | Decoder, text: str) -> list[int]:
+    """Token ids of a prompt. A model without a tokenizer (random weights) reads the text's bytes.
+
+    Raises WorkbenchError for a prompt that is empty or longer than the model can read.
+    """
+    tokenizer, shape = tokenizer_of(model), shape_of(model)
+    ids = tokenizer.encode(text) if tokenizer else [b % shape.vocab_size for b in text.encode()]
+    if not ids:
+        raise WorkbenchError("the prompt is empty; a model needs at least one token to go on from")
+    if len(ids) >= shape.context_length:
+        raise WorkbenchError(
+            f"the prompt has {len(ids):,} tokens and the model reads at most {shape.context_length:,}, "
+            "the new ones included; shorten it"
+        )
+    return ids
+
+
+def text_ids(model: Decoder, count: int) -> list[int]:
+    """`count` token ids of text the model was not trained on (random ids for a model without a tokenizer)."""
+    if model.tokenizer is None or model.tokenizer.vocab_size > model.config.vocab_size:
+        draw = random.Random(0)
+        return [draw.randrange(model.config.vocab_size) for _ in range(count)]
+    ids: list[int] = []
+    for file in held_out_files():
+        ids += model.tokenizer.encode(file.text)
+        if len(ids) >= count:
+            break
+    return (ids * (count // len(ids) + 1))[:count]
+
+
+def whole_text(model: Decoder, ids: list[int]) -> Batch:
+    """The batch of a step without a cache: all tokens of one text, logits of the last row."""
+    return Batch.of([ids], device=model.device)
+
+
+@torch.no_grad()
+def next_logits(decoder: Decoder, ids: Sequence[int]) -> torch.Tensor:
+    """[V] float32 logits of the token after `ids`: one run of the model over all of them."""
+    return decoder(whole_text(decoder, list(ids)), make_kv("recompute", decoder.config))[-1].float()
+
+
+def token_text(model: str | Decoder, token_id: int) -> str:
+    return model.tokenizer.token_text(token_id) if model.tokenizer is not None else f"#{token_id}"
+
+
+def text_of(decoder: Decoder, result: Generation) -> str:
+    return result.text if decoder.tokenizer else " ".join(f"#{t}" for t in result.tokens)
+
+
+def gaps(result: Generation) -> list[float]:
+    """Seconds until each token, from the one before (the first: from the request)."""
+    return [b - a for a, b in zip([0.0, *result.token_times_s], result.token_times_s)]

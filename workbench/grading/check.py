@@ -1,0 +1,345 @@
+"""What a check is, and the one way an answer is judged: case → probe (beside the answer) → JSON → judge (away from it).
+
+A probe calls the answer and describes what it did; it knows no expected value. What it saw crosses as size-limited
+JSON, so that a judge only ever meets numbers, text, lists and dicts: an object that claims to equal everything has lost
+its magic by then. `evaluate` does all of it in this process, for the check cells of a notebook; `runner` puts a child
+process around the same `observe`, for grading.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from workbench.errors import WorkbenchError
+
+MAX_JSON_BYTES = 1_000_000
+MAX_ITEMS = 250_000
+MAX_DEPTH = 32
+MAX_MESSAGE_CHARS = 2_000
+_to_text = json.dumps  # bound here, before an answer can patch the module
+GRADE_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+class Verdict(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_ATTEMPTED = "not_attempted"
+    BLOCKED = "blocked"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim about an answer, worth `points`: all of its cases or nothing.
+
+    cases(random.Random) -> list of dicts, each the JSON-able keyword arguments of the probe.
+    probe(answer, **case) -> an observation `encode` accepts; a module-level function, imported by name in the child.
+    judge(case, observation) -> None when right, else what was seen, what was expected, where to look. Both arguments
+    went through JSON: tuples and tensors arrive as lists, inf and nan as floats.
+    """
+
+    name: str
+    points: int
+    cases: Callable[[random.Random], list[dict]]
+    probe: Callable[..., Any]
+    judge: Callable[[dict, Any], str | None]
+    hidden: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name or type(self.points) is not int or self.points < 0:
+            raise WorkbenchError(
+                f"a check needs a name and points, a whole number from 0; got {self.name!r}, {self.points!r}"
+            )
+        if "." in self.probe.__qualname__:
+            raise WorkbenchError(f"check {self.name!r}: its probe must be a module-level function")
+
+    @property
+    def probe_name(self) -> str:
+        """`module:function`, by which the child imports the probe."""
+        return f"{self.probe.__module__}:{self.probe.__qualname__}"
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """`entry` is the name that the answer's cell must define; the checks are run in order, visible before hidden."""
+
+    grade_id: str
+    title: str
+    entry: str
+    checks: tuple[Check, ...]
+
+    def __post_init__(self) -> None:
+        if not GRADE_ID.fullmatch(self.grade_id):
+            raise WorkbenchError(f"grade_id must be letters, digits, '-' and '_'; got {self.grade_id!r}")
+        names = [check.name for check in self.checks]
+        if len(set(names)) < len(names):
+            raise WorkbenchError(f"{self.grade_id}: two checks share a name among {', '.join(names)}")
+
+    @property
+    def max_points(self) -> int:
+        return sum(check.points for check in self.checks)
+
+
+@dataclass(frozen=True)
+class ExerciseSet:
+    """The exercises of one notebook. `prelude` is the source of its setup cell, ours, executed before each answer.
+
+    `starters`: grade_id -> the source of the untouched answer cell; an answer equal to it is not attempted.
+    """
+
+    name: str
+    lab: int
+    prelude: str
+    exercises: tuple[Exercise, ...]
+    starters: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ids = [exercise.grade_id for exercise in self.exercises]
+        if len(set(ids)) < len(ids):
+            raise WorkbenchError(f"{self.name}: two exercises share a grade_id among {', '.join(ids)}")
+
+    def with_hidden(self, hidden: dict[str, tuple[Check, ...]] | None) -> ExerciseSet:
+        """The same set with `hidden` (grade_id -> checks) after the visible checks; other sets' ids are ignored."""
+        exercises = tuple(
+            Exercise(e.grade_id, e.title, e.entry, (*e.checks, *(hidden or {}).get(e.grade_id, ())))
+            for e in self.exercises
+        )
+        return ExerciseSet(self.name, self.lab, self.prelude, exercises, self.starters)
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """`message` of a hidden check may quote its inputs: it is for the instructor only."""
+
+    name: str
+    passed: bool
+    points: int
+    max_points: int
+    message: str
+    hidden: bool = False
+    output: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdict on one answer; `message` holds nothing of a hidden check but its name."""
+
+    grade_id: str
+    verdict: Verdict
+    points: int
+    max_points: int
+    message: str
+    checks: tuple[CheckResult, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The one fixed line: `naive-loop: passed 3/3`."""
+        return f"{self.grade_id}: {self.verdict.replace('_', ' ')} {self.points}/{self.max_points}"
+
+    def to_dict(self) -> dict:
+        return asdict(self) | {
+            "verdict": str(self.verdict),
+            "checks": [asdict(check) for check in self.checks],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict) -> Result:
+        checks = tuple(CheckResult(**check) for check in data["checks"])
+        return cls(**(data | {"verdict": Verdict(data["verdict"]), "checks": checks}))
+
+
+# --- Across the boundary: only plain JSON ---
+
+
+class NotEncodable(TypeError):
+    """The observation is not numbers, text, lists, dicts or tensors of bounded size."""
+
+
+def encode(value: Any) -> Any:
+    """`value` as JSON-able data; tensors, arrays and tuples become lists; inf and nan become {"$float": "inf"}.
+
+    Raises NotEncodable for any other type, for more than 250,000 numbers or texts, and for nesting deeper than 32.
+    """
+    budget = [MAX_ITEMS]
+
+    def walk(value: Any, depth: int) -> Any:
+        budget[0] -= 1
+        if depth > MAX_DEPTH:
+            raise NotEncodable(f"nested deeper than {MAX_DEPTH}")
+        if budget[0] < 0:
+            raise NotEncodable(f"more than {MAX_ITEMS:,} values")
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            value = float(value)
+            return value if math.isfinite(value) else {"$float": str(value)}
+        if isinstance(value, list | tuple):
+            return [walk(item, depth + 1) for item in value]
+        if isinstance(value, dict):
+            if "$float" in value or not all(isinstance(key, str) for key in value):
+                raise NotEncodable("a dict whose keys are not all (ordinary) text")
+            return {str(key): walk(item, depth + 1) for key, item in value.items()}
+        if callable(getattr(value, "tolist", None)) and hasattr(value, "shape"):
+            if math.prod(value.shape) > budget[0]:
+                raise NotEncodable(f"a tensor of shape {tuple(value.shape)}, more than {MAX_ITEMS:,} values")
+            return walk(value.tolist(), depth)
+        raise NotEncodable(f"a value of type {type(value).__name__}")
+
+    return walk(value, 0)
+
+
+def decode(data: Any) -> Any:
+    """The inverse of `encode`, but for tuples, tensors and arrays, which stay lists."""
+    if isinstance(data, list):
+        return [decode(item) for item in data]
+    if isinstance(data, dict):
+        if data.keys() == {"$float"}:
+            return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[data["$float"]]
+        return {key: decode(item) for key, item in data.items()}
+    return data
+
+
+def dumps(value: Any) -> str:
+    """`encode` and then JSON text on one line, at most 1 MB of ASCII; NotEncodable beyond that."""
+    return pack(encode(value))
+
+
+def pack(data: Any) -> str:
+    """JSON text of data that is already encoded; the limits of `dumps`."""
+    try:
+        text = _to_text(data, allow_nan=False)
+    except (ValueError, RecursionError) as error:  # an int of more than 4,300 digits
+        raise NotEncodable(str(error)) from error
+    if len(text) > MAX_JSON_BYTES:
+        raise NotEncodable(f"{len(text):,} bytes of JSON, more than {MAX_JSON_BYTES:,}")
+    return text
+
+
+def loads(text: str | bytes) -> Any:
+    """The value behind `dumps`; ValueError when it is too long or not JSON."""
+    if len(text) > MAX_JSON_BYTES:
+        raise ValueError(f"more than {MAX_JSON_BYTES:,} bytes of JSON")
+    try:
+        return decode(json.loads(text))
+    except (RecursionError, TypeError, KeyError) as error:
+        raise ValueError(f"not an observation: {error}") from error
+
+
+def brief(value: Any, limit: int = 160) -> str:
+    """`value` in at most `limit` characters on one line, for a message."""
+    text = value if isinstance(value, str) else repr(value)
+    text = " ".join(text.split()) if isinstance(value, str) else text
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+# --- Probe and judge ---
+
+
+def describe_error(error: BaseException) -> str:
+    """`TypeError: …` and, where it can be told, the line of the answer that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno} of the answer's cell)"[
+            :MAX_MESSAGE_CHARS
+        ]
+    try:
+        text = f"{type(error).__name__}: {error}"
+        text = "MemoryError: the limit on memory was reached" if text == "MemoryError: " else text
+    except Exception:
+        text = f"{type(error).__name__} (its text cannot be shown)"
+    where, frame = "", error.__traceback__
+    while frame:
+        name = frame.tb_frame.f_code.co_filename
+        if name == "<answer>" or "ipykernel" in name or "ipython-input" in name:
+            where = f" (line {frame.tb_lineno} of the answer's cell)"
+        frame = frame.tb_next
+    return text[:MAX_MESSAGE_CHARS] + where
+
+
+def observe(grade_id: str, probe: Callable[..., Any], answer: Any, case: dict) -> dict:
+    """{"value": …} of one case, or {"error": "TypeError: …"}, or {"not_attempted": "…"} where the stub raised.
+
+    A runner adds {"reason": "…"}, where no case could be run.
+    """
+    try:
+        value = encode(probe(answer, **case))
+        pack(value)
+        return {"value": value}
+    except NotEncodable as error:
+        return {"error": f"the answer gave {error}, where numbers, text, lists or tensors were expected"}
+    except NotImplementedError as error:
+        stub = str(error).startswith(grade_id)
+        return {"not_attempted": str(error)} if stub else {"error": describe_error(error)}
+    except (Exception, SystemExit) as error:
+        return {"error": describe_error(error)}
+
+
+def cases_of(exercise: Exercise, check: Check, seed: int = 0) -> list[dict]:
+    """The check's cases, the same for the same seed, as they look after JSON."""
+    cases = check.cases(random.Random(f"{seed}/{exercise.grade_id}/{check.name}"))
+    if not cases:
+        raise WorkbenchError(f"{exercise.grade_id}: check {check.name!r} has no cases and would pass unseen")
+    return [loads(dumps(case)) for case in cases]
+
+
+def judge_check(check: Check, cases: list[dict], observations: Iterator[dict] | list[dict]) -> str | None:
+    """None when every case is right, else the message of the first that is not. A missing observation is not right."""
+    seen = iter(observations)
+    for number, case in enumerate(cases, 1):
+        observation = next(seen, {"error": "the answer stopped before this case"})
+        of = f"case {number} of {len(cases)}: " if len(cases) > 1 else ""
+        if "value" not in observation:  # about the whole answer, or about this case
+            reason = observation.get("not_attempted") or observation.get("reason")
+            if reason is None:
+                reason = of + (f"with {brief(case)}: " if case else "") + str(observation.get("error"))
+            return str(reason)[:MAX_MESSAGE_CHARS]
+        try:
+            message = check.judge(case, decode(observation["value"]))
+        except Exception:  # judges expect the probe's shape; an answer can make it anything
+            message = (
+                f"the answer gave {brief(decode(observation['value']))}, which is not of the expected form"
+            )
+        if message is not None:
+            return (of + str(message))[:MAX_MESSAGE_CHARS]
+    return None
+
+
+def conclude(exercise: Exercise, checks: list[CheckResult], untouched: bool = False) -> Result:
+    """The verdict from the checks. `untouched`: every check met the stub, or there was no answer to run."""
+    points = sum(check.points for check in checks)
+    max_points = exercise.max_points
+    failed = [check for check in checks if not check.passed]
+    if untouched:
+        message = failed[0].message if failed and not failed[0].hidden else "not attempted"
+        return Result(exercise.grade_id, Verdict.NOT_ATTEMPTED, 0, max_points, message, tuple(checks))
+    if not failed and checks:
+        return Result(exercise.grade_id, Verdict.PASSED, points, max_points, "", tuple(checks))
+    shown = [f"{check.name}: {check.message}" for check in failed if not check.hidden]
+    if len(shown) > 1 and len({check.message for check in failed if not check.hidden}) == 1:
+        shown = [next(check.message for check in failed if not check.hidden)]
+    shown += [f"{check.name}: a hidden check failed" for check in failed if check.hidden]
+    return Result(
+        exercise.grade_id, Verdict.FAILED, points, max_points, "\n".join(shown) or "no checks", tuple(checks)
+    )
+
+
+def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:
+    """Judge `answer` in this process, without limits: for a learner's own notebook and for tests, not for grading."""
+    results, met_stub = [], 0
+    for check in exercise.checks:
+        cases = cases_of(exercise, check, seed)
+        observations = [observe(exercise.grade_id, check.probe, answer, case) for case in cases]
+        met_stub += "not_attempted" in observations[0]
+        message = judge_check(check, cases, observations)
+        passed = message is None
+        results.append(
+            CheckResult(check.name, passed, check.points * passed, check.points, message or "", check.hidden)
+        )
+    return conclude(exercise, results, untouched=met_stub == len(exercise.checks))

@@ -1,0 +1,223 @@
+"""The process in which students' code runs: a small server that has imported torch and the probes, and forks.
+
+Started as a script by `runner`, with a socket to it as file descriptor argv[1]. For every session it forks one child,
+which gives up its rights (`confine`), then executes the prelude and one answer and answers questions: one line of JSON
+in (which probe, which case), one line out (what was seen). The server itself never runs a student's code, and no
+process here ever holds an expected value or a judge's verdict.
+
+What this guards and what it does not: a line printed to stdout is output, not a result. Code in the same process could
+find the result pipe and its nonce by walking stack frames and write an observation of its own; to profit it would have
+to write the right one, which is what a right answer does anyway.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import types
+
+RESULT_FD, COMMAND_FD = 3, 4
+HELLO, LOADED = -1, 0  # numbers of the first two lines; cases count from 1
+
+
+def serve(control: socket.socket, preload: list[str], import_paths: list[str]) -> None:
+    """Import, tell that we are ready, then fork one session after the other until the runner closes the socket."""
+    from workbench.grading import confine
+
+    apart = confine.leave_network()
+    for name in preload:
+        importlib.import_module(name)
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    resident = _resident_bytes()
+    tell(control, {"ready": apart | {"files": confine.landlock_version() > 0}, "resident_bytes": resident})
+    while True:
+        text, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
+        if not text:
+            return
+        request = json.loads(text)
+        if os.getuid() == 0:  # a user for this session, who owns nothing but the working folder
+            try:
+                os.chown(request["folder"], request["user"], request["user"])
+            except OSError:  # a container without that right
+                request["user"] = 0
+        try:
+            pid = confine.fork_apart(apart["processes"])
+        except OSError:
+            apart["processes"] = False
+            pid = os.fork()
+        if pid == 0:
+            _become_session(control, fds, request, import_paths)
+        for fd in fds:
+            os.close(fd)
+        tell(control, {"pid": pid})
+        status = _wait(pid, control, wake_read)
+        if status is None:
+            return
+        tell(control, {"exit": os.waitstatus_to_exitcode(status)})
+
+
+def tell(control: socket.socket, message: dict) -> None:
+    control.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _wait(pid: int, control: socket.socket, wake_read: int) -> int | None:
+    """The child's status; None when the runner went away, after killing the child."""
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        ready, _, _ = select.select([control, wake_read], [], [], 5.0)
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+        if control in ready and not control.recv(1, socket.MSG_PEEK):
+            os.kill(pid, signal.SIGKILL)
+            return None
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _become_session(control: socket.socket, fds: list[int], request: dict, import_paths: list[str]) -> None:
+    """In the forked child: move the pipes to their places, give up every right, run the session, end. Never returns."""
+    from workbench.grading import confine
+
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        commands, results, output = (_above(fd, 16) for fd in fds)
+        null = _above(os.open(os.devnull, os.O_RDWR), 16)
+        control.detach()
+        for source, target in (
+            (null, 0),
+            (output, 1),
+            (output, 2),
+            (results, RESULT_FD),
+            (commands, COMMAND_FD),
+        ):
+            os.dup2(source, target, inheritable=target < 3)
+        os.closerange(5, 1 << 12)
+        os.setsid()
+        os.chdir(request["folder"])
+        os.environ |= {"HOME": request["folder"], "TMPDIR": request["folder"]}
+        limits = confine.Limits(**request["limits"])
+        readable = confine.readable_paths(import_paths)
+        confine.limit_resources(limits, request["cpu_seconds"])
+        confine.confine_files(readable, [request["folder"], "/dev/null"])
+        confine.become_nobody(request["user"], [*readable, request["folder"]])
+        session()
+    except BaseException as error:
+        os.write(2, f"the session could not start: {type(error).__name__}: {error}\n".encode())
+        os._exit(70)
+    os._exit(0)
+
+
+def _above(fd: int, lowest: int) -> int:
+    """A copy of `fd` with a number of at least `lowest`."""
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD, lowest)
+
+
+def session() -> None:
+    """Execute prelude and answer, then run one probe on one case a line, until there are no more lines."""
+    from workbench.grading.check import decode, describe_error, observe
+
+    sys.stdin = os.fdopen(0, "r", closefd=False)
+    sys.stdout = os.fdopen(1, "w", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    commands, me = os.fdopen(COMMAND_FD, "rb"), os.getpid()
+    setup = json.loads(commands.readline())
+    nonce, answer, to_text, from_text = (
+        setup["nonce"],
+        None,
+        json.dumps,
+        json.loads,
+    )  # before anybody patches them
+
+    def send(number: int, message: dict) -> None:
+        if os.getpid() != me:  # a copy that the answer forked comes back out of the probe, too
+            os._exit(0)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                continue
+        line = memoryview((to_text({"nonce": nonce, "number": number} | message) + "\n").encode())
+        while line:
+            line = line[os.write(RESULT_FD, line) :]
+
+    send(HELLO, {})
+    _seed()
+    try:
+        module = fresh_main(setup["prelude"])
+    except BaseException as error:
+        send(LOADED, {"broken": describe_error(error)})
+        return
+    try:
+        answer = load_answer(module, setup["source"], setup["entry"])
+        send(LOADED, {})
+    except BaseException as error:
+        stub = isinstance(error, NotImplementedError) and str(error).startswith(setup["grade_id"])
+        send(LOADED, {"not_attempted" if stub else "reason": describe_error(error)})
+        return
+    for text in commands:
+        command = from_text(text)
+        module, _, name = command["probe"].partition(":")
+        _seed()
+        try:
+            probe = getattr(importlib.import_module(module), name)
+            seen = observe(setup["grade_id"], probe, answer, decode(command["case"]))
+        except BaseException as error:  # KeyboardInterrupt and the like, raised by the answer
+            seen = {"error": describe_error(error)}
+        send(command["number"], seen)
+
+
+def _seed() -> None:
+    """The same draws in every run, so that the same answer earns the same mark."""
+    random.seed(0)
+    for name, seed in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        if name in sys.modules:
+            function = sys.modules[name]
+            for part in seed.split("."):
+                function = getattr(function, part)
+            function(0)
+
+
+def fresh_main(prelude: str) -> types.ModuleType:
+    """A new `__main__`, which is what a notebook's cells run in, after our setup cell."""
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    exec(compile(prelude, "<prelude>", "exec"), module.__dict__)
+    return module
+
+
+def load_answer(module: types.ModuleType, source: str, entry: str) -> object:
+    """Run the answer's cell in `module` and take the name it must define. It sees the prelude and nothing else."""
+    exec(compile(source, "<answer>", "exec"), module.__dict__)
+    if entry not in module.__dict__:
+        raise NameError(f"the cell defines no {entry!r}")
+    return module.__dict__[entry]
+
+
+if __name__ == "__main__":
+    settings = json.loads(sys.argv[2])
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path += [path for path in (*settings["import_paths"], own) if path not in sys.path]
+    serve(socket.socket(fileno=int(sys.argv[1])), settings["preload"], settings["import_paths"])

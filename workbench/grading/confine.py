@@ -1,0 +1,228 @@
+"""What a child process gives up before a student's code runs in it: limits, the network, files, other processes.
+
+Everything here is Linux system calls through ctypes, each used where the system has it; what is missing is told, never
+silently assumed. Resource limits work everywhere but on Windows. This makes accidents harmless and cheating hard; it is
+not a virtual machine: a class of strangers is graded in a container, with this inside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
+_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_NO_NEW_PRIVS = 1, 8, 38
+_CAP_DAC_READ_SEARCH = 1 << 2
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform != "win32" else None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """On by default. Memory, files and processes count what the student's code adds, not what torch itself maps."""
+
+    check_seconds: float = 30.0
+    submission_seconds: float = 600.0
+    memory_bytes: int = 2 << 30
+    processes: int = 256
+    output_bytes: int = 1_000_000
+    file_bytes: int = 100_000_000
+    open_files: int = 256
+
+
+def _call(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+# --- Once, in the process that forks the children ---
+
+
+def leave_network() -> dict[str, bool]:
+    """Move this process into a network (and a user) namespace of its own, where the system allows it.
+
+    Returns what took hold: "network" (nothing can be reached, not even this machine) and "processes" (each child can
+    be given a process namespace, so that nothing it starts outlives it). Call it while there is one thread.
+    """
+    got = {"network": False, "processes": False}
+    if sys.platform != "linux":
+        return got
+    uid, gid = os.getuid(), os.getgid()
+    user = 0 if uid == 0 else _CLONE_NEWUSER
+    try:
+        _call(_libc.unshare(user | _CLONE_NEWNET | _CLONE_NEWIPC))
+        got["network"] = got["processes"] = True
+        if user:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+            Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    except OSError:
+        pass
+    return got
+
+
+def fork_apart(apart: bool) -> int:
+    """os.fork, the child as the first process of a new process namespace: when it ends, all it started ends with it."""
+    if not apart:
+        return os.fork()
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _call(_libc.unshare(_CLONE_NEWPID))
+        pid = os.fork()
+        if pid:
+            _call(_libc.setns(own, _CLONE_NEWPID))
+        return pid
+    finally:
+        os.close(own)
+
+
+# --- In each child, before any of the student's code ---
+
+
+def limit_resources(limits: Limits, cpu_seconds: float) -> None:
+    """Limits for this process and all it starts (memory for each of them; the parent watches their sum)."""
+    import resource
+
+    mapped, data = _memory_now()
+    wanted = {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_CPU": int(cpu_seconds) + 1,
+        "RLIMIT_FSIZE": limits.file_bytes,
+        "RLIMIT_NOFILE": limits.open_files,
+        "RLIMIT_DATA": data + limits.memory_bytes,
+        "RLIMIT_AS": mapped + 2 * limits.memory_bytes,
+        "RLIMIT_NPROC": _threads_of_user() + limits.processes,
+    }
+    for name, value in wanted.items():
+        kind = getattr(resource, name, None)
+        if kind is None or (sys.platform == "darwin" and name in ("RLIMIT_AS", "RLIMIT_DATA")):
+            continue
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value + (name == "RLIMIT_CPU" and hard == resource.RLIM_INFINITY)))
+
+
+def _memory_now() -> tuple[int, int]:
+    """Bytes of address space and of private data that this process maps already."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(fields["VmSize"].split()[0]) * 1024, int(fields["VmData"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return 0, 0
+
+
+def _threads_of_user() -> int:
+    """Threads that count towards this user's RLIMIT_NPROC already; 0 for root, whose children get a user of their own."""
+    total, uid = 0, os.getuid()
+    if uid == 0 or not os.path.isdir("/proc"):
+        return 0
+    for entry in os.scandir("/proc"):
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                total += len(os.listdir(f"/proc/{entry.name}/task"))
+        except OSError:
+            continue
+    return total
+
+
+class _RulesetAttr(ctypes.Structure):
+    _fields_ = (("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class _PathAttr(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("fd", ctypes.c_int32))
+
+
+_EXECUTE, _WRITE, _READ, _READ_DIR, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
+
+
+def landlock_version() -> int:
+    """The kernel's Landlock ABI, 0 where there is none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, _libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
+
+
+def confine_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
+    """Let this process open nothing but what lies under these paths; also no TCP and no signals out. False: no Landlock.
+
+    So solutions, hidden checks, other submissions and the memory of other processes cannot be read. Paths that do not
+    exist are passed over. Cannot be undone.
+    """
+    version = landlock_version()
+    if not version:
+        return False
+    every = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
+    attr = _RulesetAttr(every, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    ruleset = _call(_libc.syscall(444, ctypes.byref(attr), ctypes.c_size_t(size), ctypes.c_uint32(0)))
+    read = _EXECUTE | _READ | _READ_DIR
+    for paths, allowed in ((readable, read), (writable, every & ~_IOCTL)):
+        for path in paths:
+            if not os.path.exists(path):
+                continue
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            on_files = every if os.path.isdir(path) else _EXECUTE | _WRITE | _READ | _TRUNCATE
+            rule = _PathAttr(allowed & on_files & every, fd)
+            _call(_libc.syscall(445, ruleset, ctypes.c_int(1), ctypes.byref(rule), ctypes.c_uint32(0)))
+            os.close(fd)
+    _call(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _call(_libc.syscall(446, ruleset, ctypes.c_uint32(0)))
+    os.close(ruleset)
+    return True
+
+
+def readable_paths(import_paths: Sequence[str]) -> list[str]:
+    """What Python, torch and the probes need to read: the interpreter, the packages, system libraries; no home, no /etc."""
+    package = Path(__file__).resolve().parent.parent
+    python = [sys.prefix, sys.base_prefix, sys.executable, os.path.realpath(sys.executable)]
+    packages = [
+        path for path in sys.path if path and os.path.basename(path) in ("site-packages", "dist-packages")
+    ]
+    system = ["/usr", "/lib", "/lib64", "/bin", "/opt", "/sys/devices", "/sys/fs/cgroup", "/proc/self"]
+    system += [
+        "/proc/cpuinfo",
+        "/proc/meminfo",
+        "/proc/stat",
+        "/proc/sys/vm",
+        "/etc/ld.so.cache",
+        "/etc/localtime",
+    ]
+    system += ["/etc/passwd", "/etc/nsswitch.conf", "/dev/urandom", "/dev/random", "/dev/zero"]
+    return [*python, *packages, str(package), str(package.parent / "kernels"), *system, *import_paths]
+
+
+def become_nobody(uid: int, needed: Sequence[str]) -> None:
+    """Root only becomes user `uid`, who owns nothing; for anybody, give up every capability and later privilege.
+
+    Where a needed path lies under a folder closed to others (/root), the right to read it is kept.
+    """
+    if sys.platform != "linux":
+        return
+    keep = 0 if all(_open_to_all(path) for path in needed) else _CAP_DAC_READ_SEARCH
+    if os.getuid() == 0:
+        _call(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    else:
+        keep = 0
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    capabilities = (ctypes.c_uint32 * 6)(keep, keep, 0, 0, 0, 0)
+    _call(_libc.capset(header, capabilities))
+    _call(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _call(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0))
+
+
+def _open_to_all(path: str) -> bool:
+    path = os.path.realpath(path)
+    if not os.path.exists(path):
+        return True
+    folders = [path, *map(str, Path(path).parents)]
+    return all(os.stat(folder).st_mode & 0o005 for folder in folders)

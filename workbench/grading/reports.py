@@ -1,0 +1,209 @@
+"""What a graded class gets: nbgrader's CSV, Gradescope's results.json, and one page of feedback for each student.
+
+Every text in them may come from a student's code. In the page it is inert: HTML is escaped, terminal codes are dropped,
+control and direction-changing characters are shown by number. No page holds an input, an output or a message of a
+hidden check.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.grading.check import CheckResult, Result, Verdict
+
+CSV_COLUMNS = (
+    "assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email",
+    "raw_score", "late_submission_penalty", "score", "max_score",
+)  # fmt: skip
+
+HIDDEN_TEXT = "A hidden check: what it runs is not shown."
+_ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One submission after grading. `error`: why it could not be read or graded; then there are no results."""
+
+    student_id: str
+    assignment: str
+    file: str
+    timestamp: str
+    results: tuple[Result, ...] = ()
+    max_score: int = 0
+    error: str | None = None
+    titles: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def score(self) -> int:
+        return sum(result.points for result in self.results)
+
+
+def inert(text: str) -> str:
+    """`text` as plain characters that all show: no terminal codes, no control, zero-width or bidirectional characters."""
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", _ANSI.sub("", str(text)))
+
+
+# --- grades.csv ---
+
+
+def csv_text(graded: Sequence[Graded]) -> str:
+    """nbgrader's columns, a row for every submission; no cell that a spreadsheet would take for a formula."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for one in graded:
+        texts = [one.assignment, "", one.timestamp, one.student_id, "", "", ""]
+        writer.writerow([*map(_csv_cell, texts), one.score, 0, one.score, one.max_score])
+    return out.getvalue()
+
+
+def _csv_cell(text: str) -> str:
+    text = inert(text).replace("\n", " ").replace("\t", " ")
+    return "'" + text if text.lstrip()[:1] in ("=", "+", "-", "@") and text.strip() else text
+
+
+# --- results.json ---
+
+
+def gradescope(graded: Graded) -> dict:
+    """Gradescope's schema: one test for each check; hidden ones are shown after the grades are published, without text."""
+    tests = []
+    for number, result in enumerate(graded.results, 1):
+        for index, check in enumerate(result.checks, 1):
+            tests.append(
+                {
+                    "name": f"{result.grade_id}: {check.name}",
+                    "number": f"{number}.{index}",
+                    "score": check.points,
+                    "max_score": check.max_points,
+                    "status": "passed" if check.passed else "failed",
+                    "output": shown_message(result, check),
+                    "output_format": "text",
+                    "visibility": "after_published" if check.hidden else "visible",
+                }
+            )
+    heading = "\n".join(
+        inert(result.line) for result in graded.results if not any(c.hidden for c in result.checks)
+    )
+    return {
+        "score": graded.score,
+        "output": inert(graded.error) if graded.error else heading,
+        "output_format": "text",
+        "visibility": "visible",
+        "stdout_visibility": "hidden",
+        "tests": tests,
+    }
+
+
+def shown_message(result: Result, check: CheckResult) -> str:
+    """What the student may read about a check."""
+    if check.hidden:
+        return HIDDEN_TEXT
+    if check.passed:
+        return "passed"
+    printed = f"\nIt printed:\n{check.output}" if check.output.strip() else ""
+    return inert(check.message + printed)
+
+
+# --- feedback.html ---
+
+_WORDS = {
+    Verdict.PASSED: ("✓", "passed"),
+    Verdict.FAILED: ("✗", "not yet right"),
+    Verdict.NOT_ATTEMPTED: ("○", "not attempted"),
+    Verdict.BLOCKED: ("◇", "blocked"),
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2430; --dim: #586274; --page: #fff; --card: #f5f6f8; --line: #d5d9e0;
+  --good: #0b6e4f; --bad: #a8321c; --none: #586274; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e7eaf0; --dim: #a3adbd; --page: #14171c; --card: #1e232b;
+  --line: #39414e; --good: #5fd0a5; --bad: #ff9d85; --none: #a3adbd; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.25rem 3rem; max-width: 52rem; background: var(--page); color: var(--ink);
+  font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 0; }
+.dim { color: var(--dim); } .score { font-size: 1.25rem; margin: 1rem 0 .35rem; }
+meter { width: 100%; height: 1rem; }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0 1.5rem; }
+th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line); }
+th.n, td.n { text-align: right; padding-right: 0; font-variant-numeric: tabular-nums; white-space: nowrap; }
+section { border: 1px solid var(--line); border-radius: .5rem; padding: 1rem 1.25rem; margin: 1rem 0; break-inside: avoid; }
+section header { display: flex; justify-content: space-between; gap: 1rem; flex-wrap: wrap; }
+.passed { color: var(--good); } .failed { color: var(--bad); } .not_attempted, .blocked { color: var(--none); }
+.verdict { font-weight: 600; white-space: nowrap; }
+ul { list-style: none; margin: .75rem 0 0; padding: 0; } li { padding: .3rem 0; }
+li .row { display: flex; justify-content: space-between; gap: 1rem; }
+pre { background: var(--card); border-radius: .35rem; padding: .6rem .8rem; margin: .35rem 0 .2rem; white-space: pre-wrap;
+  overflow-wrap: anywhere; font: .875rem/1.45 ui-monospace, monospace; unicode-bidi: plaintext; }
+bdi { unicode-bidi: isolate; overflow-wrap: anywhere; }
+@media print { body { padding: 0; max-width: none; font-size: 10.5pt; } }
+"""
+
+
+def _text(text: str) -> str:
+    return html.escape(inert(text), quote=True)
+
+
+def feedback_html(graded: Graded) -> str:
+    """One self-contained page: every exercise with its verdict, points, checks, and what to look at."""
+    titles = dict(graded.titles)
+    share = f'<meter min="0" max="{max(graded.max_score, 1)}" value="{graded.score}">{graded.score}</meter>'
+    body = [
+        f"<h1>{_text(graded.assignment or 'Unknown assignment')}</h1>",
+        f'<p class="dim">Feedback for <bdi>{_text(graded.student_id)}</bdi>, file <bdi>{_text(graded.file)}</bdi></p>',
+        f'<p class="score"><strong>{graded.score}</strong> of {graded.max_score} points</p>{share}',
+    ]
+    if graded.error:
+        body.append(
+            f'<section><h2 class="failed">This submission could not be graded</h2><pre>{_text(graded.error)}</pre></section>'
+        )
+    else:
+        rows = "".join(
+            f'<tr><td>{_text(titles.get(r.grade_id, r.grade_id))}</td><td class="{r.verdict}">{" ".join(_WORDS[r.verdict])}</td>'
+            f'<td class="n">{r.points} / {r.max_points}</td></tr>'
+            for r in graded.results
+        )
+        body.append(
+            f'<table><thead><tr><th>Exercise</th><th>Verdict</th><th class="n">Points</th></tr></thead><tbody>{rows}</tbody></table>'
+        )
+    body += [_section(result, titles.get(result.grade_id, result.grade_id)) for result in graded.results]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{_text(graded.assignment)}: {_text(graded.student_id)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _section(result: Result, title: str) -> str:
+    sign, word = _WORDS[result.verdict]
+    head = (
+        f'<header><h2>{_text(title)} <span class="dim">({_text(result.grade_id)})</span></h2>'
+        f'<span class="verdict {result.verdict}">{sign} {word}, {result.points} of {result.max_points}</span></header>'
+    )
+    if result.verdict == Verdict.NOT_ATTEMPTED:
+        return f'<section>{head}<p class="dim">{_text(result.message)}</p></section>'
+    items, said = [], set()
+    for check in result.checks:
+        mark, kind = ("✓", "passed") if check.passed else ("✗", "failed")
+        text = "" if check.passed and not check.hidden else shown_message(result, check)
+        note = "" if not text or text in said else f"<pre>{_text(text)}</pre>"
+        note = f' <span class="dim">{_text(text)}</span>' if check.hidden else note
+        said.add(text)
+        items.append(
+            f'<li><div class="row"><span><span class="{kind}">{mark} {kind}</span> {_text(check.name)}'
+            f'{note if check.hidden else ""}</span><span class="n">{check.points} / {check.max_points}</span></div>'
+            f"{'' if check.hidden else note}</li>"
+        )
+    return f"<section>{head}<ul>{''.join(items)}</ul></section>"

@@ -1,0 +1,110 @@
+"""Bench: what an experiment is given. A device, a clock, loaded models, and a way to be told to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from workbench.instruments import device as devices
+from workbench.instruments import records, timing
+from workbench.instruments.records import Measurement
+from workbench.instruments.timing import Paired, Stopped
+
+if TYPE_CHECKING:
+    from workbench.models.decoder import Decoder
+
+
+class Bench:
+    """One run of experiments. It holds no results; the models it loaded live as long as it does.
+
+    device: "cpu", "cuda", …; raises WorkbenchError where there is none of that name.
+    stop: set it, from any thread, and the next `check_stop` raises `Stopped`.
+    report: called at every stage that takes a while with whatever there is to say of it, a short text from the
+        bench itself (default: nothing happens). On the thread that measures, never inside a timed run.
+    """
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        stop: threading.Event | None = None,
+        report: Callable[..., None] | None = None,
+    ) -> None:
+        self.device = str(devices.check_device(device))
+        self.stop = stop if stop is not None else threading.Event()
+        self.report = report or (lambda *stage: None)
+        self._models: dict[tuple, Decoder] = {}
+        self._ceilings: devices.Ceilings | None = None
+        self._fingerprint: dict[str, Any] | None = None
+
+    def check_stop(self) -> None:
+        """Raise `Stopped` once the stop event is set. Experiments call it at least ten times a second."""
+        if self.stop.is_set():
+            raise Stopped
+
+    def model(self, name: str | Decoder, **settings) -> Decoder:
+        """The model of that name on this bench's device, loaded once; a Decoder is passed through as it is.
+
+        settings: as for `workbench.models.load` (weights, dtype, seed).
+        """
+        if not isinstance(name, str):
+            return name
+        key = (name, *sorted(settings.items()))
+        if key not in self._models:
+            from workbench.models import load
+
+            self.check_stop()
+            self.report(f"loading {name}")
+            self._models[key] = load(name, device=self.device, **settings)
+        return self._models[key]
+
+    def ceilings(self) -> devices.Ceilings:
+        """What this machine can do; measured, once a machine, when it is not yet known (a few seconds)."""
+        if self._ceilings is None:
+            self.report("this machine's ceilings")
+            self._ceilings = devices.ceilings(self.device, stop=self.check_stop)
+        return self._ceilings
+
+    def measure(self, function: Callable[[], object], *, repeats: int, warmup: int = 1) -> list[float]:
+        """Seconds of each run; see `timing.measure`. Raises `Stopped` between two runs."""
+        return timing.measure(
+            function, repeats=repeats, warmup=warmup, device=self.device, check_stop=self.check_stop
+        )
+
+    def measure_pair(
+        self, a: Callable[[], object], b: Callable[[], object], *, repeats: int, warmup: int = 1
+    ) -> Paired:
+        """A B A B …; see `timing.measure_pair`. Raises `Stopped` between two runs."""
+        return timing.measure_pair(
+            a, b, repeats=repeats, warmup=warmup, device=self.device, check_stop=self.check_stop
+        )
+
+    def measurement(
+        self,
+        *,
+        name: str,
+        settings: dict[str, Any],
+        samples: list[float],
+        unit: str,
+        counts: dict[str, float] | None = None,
+        predicted: float | None = None,
+        limit: str | None = None,
+        check: str = "",
+    ) -> Measurement:
+        """A Measurement of these samples, with this device, these versions, the commit and the date filled in."""
+        if self._fingerprint is None:
+            self._fingerprint = devices.fingerprint(self.device)
+        return Measurement(
+            name=name,
+            settings=dict(settings),
+            samples=[float(s) for s in samples],
+            unit=unit,
+            counts=dict(counts or {}),
+            predicted=predicted,
+            limit=limit,
+            check=check,
+            device=dict(self._fingerprint),
+            versions=devices.versions(),
+            commit=records.git_commit(),
+            date=records.now(),
+        )

@@ -1,0 +1,336 @@
+"""What this machine is, and the most it can do: bandwidth, FLOP/s, launch cost, measured once and kept.
+
+A ceiling is measured with the plainest operation that asks for one thing only. It is what the best code could
+reach here; a step is judged by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.errors import WorkbenchError, check_settings
+from workbench.instruments.memory import available_bytes
+from workbench.instruments.records import now, quantile, write_text
+from workbench.instruments.timing import CheckStop, exclusive, measure
+
+PACKAGES = ("torch", "triton", "transformers", "numpy")
+BUDGET_S = 0.6  # for each of the quantities that are measured
+LAUNCHES_A_RUN = 1000
+UNSTEADY_FOR_S = 600
+_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+
+
+# -- what it is --------------------------------------------------------------------------------------------
+
+
+def fingerprint(device: str = "cpu") -> dict[str, Any]:
+    """What a time depends on: processor or GPU, threads, memory, driver and the clocks seen just now. JSON-able.
+
+    Raises WorkbenchError for a device that is not there.
+    """
+    device = str(check_device(device))
+    common = {"device": device, "system": f"{platform.system()} {platform.machine()}"}
+    if not device.startswith("cuda"):
+        return common | {
+            "name": cpu_name(),
+            "threads": torch.get_num_threads(),
+            "cores": os.cpu_count(),
+            "features": cpu_features(),
+            "last_cache_bytes": last_cache_bytes(),
+        }
+    properties = torch.cuda.get_device_properties(device)
+    return common | {
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "processors": properties.multi_processor_count,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "last_cache_bytes": last_cache_bytes(device),
+        **_nvidia_smi(torch.device(device).index or 0),
+    }
+
+
+def check_device(device: str) -> torch.device:
+    """The torch device, or WorkbenchError where there is none of that name."""
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise WorkbenchError(f'device must be "cpu" or "cuda" (or "cuda:1", …), got {device!r}') from None
+    if found.type not in ("cpu", "cuda"):
+        raise WorkbenchError(f'device must be "cpu" or "cuda", got {device!r}')
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise WorkbenchError(
+            f'device {device!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices; use "cpu"'
+        )
+    return found
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what can change a time or a result; None for what is not installed. Imports nothing."""
+    return {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}}
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def cpu_features() -> list[str]:
+    """Those instruction sets, of the ones that matter to matrix products, that this processor has (Linux)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    present = set(flags.group(1).split()) if flags else set()
+    return [name for name in _FEATURES if name in present]
+
+
+def last_cache_bytes(device: str = "cpu") -> int:
+    """Size of the last cache before memory; 32 MiB where the system does not say."""
+    if str(device).startswith("cuda"):
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    sizes = []
+    for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        number, unit = re.fullmatch(r"(\d+)([KMG]?)", entry.read_text().strip()).groups()
+        sizes.append(int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit])
+    return max(sizes, default=32 << 20)
+
+
+def _nvidia_smi(index: int) -> dict[str, Any]:
+    """Driver and clocks as the driver reports them now; empty where nvidia-smi is not at hand."""
+    fields = ("driver_version", "clocks.sm", "clocks.mem", "power.limit")
+    command = [
+        "nvidia-smi",
+        f"--id={index}",
+        f"--query-gpu={','.join(fields)}",
+        "--format=csv,noheader,nounits",
+    ]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    names = ("driver", "clock_mhz", "memory_clock_mhz", "power_limit_w")
+    return dict(zip(names, (part.strip() for part in answer.split(","))))
+
+
+# -- the most it can do ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The limits of one device. All positive."""
+
+    read_bytes_per_s: float
+    copy_bytes_per_s: float  # bytes read and bytes written, together
+    flop_per_s: dict[str, float]  # by dtype: "float32", "bfloat16", on a GPU also "float16"
+    launch_s: float  # from one small operation to the next
+    measured: bool  # False: from a data sheet
+    source: str  # how it was measured, or where it was published
+    date: str = ""
+    name: str = "this machine"
+    spread: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # of each: (p10, median, p90)
+
+    def __post_init__(self) -> None:
+        for value in (self.read_bytes_per_s, self.copy_bytes_per_s, self.launch_s, *self.flop_per_s.values()):
+            if not (isinstance(value, int | float) and 0 < value < float("inf")):
+                raise WorkbenchError(f"ceilings of {self.name} must be above 0, got {value!r}")
+
+    @property
+    def steady(self) -> bool:
+        """False when the runs differed so much that something else was using the machine meanwhile."""
+        return all(median >= 0.75 * p90 for _, median, p90 in self.spread.values())
+
+    def to_dict(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Ceilings:
+        """The inverse of `to_dict`. Raises WorkbenchError for keys too many or missing, or values not positive."""
+        known = [f.name for f in dataclasses.fields(cls)]
+        check_settings("Ceilings", values, known)
+        missing = [name for name in known if name not in values]
+        if missing:
+            raise WorkbenchError(f"ceilings lack {', '.join(missing)}")
+        spread = {key: tuple(pair) for key, pair in values["spread"].items()}
+        return cls(**{**values, "spread": spread})
+
+
+def _published(name: str, bf16_tera: float, float32_tera: float, terabytes: float, source: str) -> Ceilings:
+    half = bf16_tera * 1e12
+    return Ceilings(
+        read_bytes_per_s=terabytes * 1e12,
+        copy_bytes_per_s=terabytes * 1e12,
+        flop_per_s={"float32": float32_tera * 1e12, "bfloat16": half, "float16": half},
+        launch_s=1.3e-6,
+        measured=False,
+        name=name,
+        source=f"{source}, dense; launch cost: 1.3 µs a kernel in a CUDA graph, Hazy Research's "
+        '"No Bubbles" (2025)',
+    )
+
+
+# Never mixed with what was measured here: a data sheet's peak is not reached by any program.
+PUBLISHED: dict[str, Ceilings] = {
+    "a100-80gb": _published("A100 80GB SXM", 312, 19.5, 2.039, "NVIDIA A100 data sheet"),
+    "h100-sxm": _published("H100 SXM", 989, 67, 3.35, "NVIDIA H100 data sheet"),
+    "h200": _published("H200 SXM", 989, 67, 4.8, "NVIDIA H200 data sheet"),
+}
+
+
+def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceilings:
+    """Measure them now: about four seconds on a CPU. `stop` is polled between runs and may end it by raising.
+
+    Each ceiling is the rate that one run in ten surpasses. Whatever else the machine does only ever slows a run
+    down, so the median would measure the neighbours too; median and p10 are kept in `spread`.
+    """
+    check_device(device)
+    with exclusive(stop), torch.inference_mode():
+        rates, how = _bandwidth_rates(device, stop)
+        dtypes = [torch.float32, torch.bfloat16] + ([torch.float16] if device.startswith("cuda") else [])
+        flops = {str(dtype).removeprefix("torch."): _matmul_rates(dtype, device, stop) for dtype in dtypes}
+        launches = _launch_rates(device, stop)
+    return Ceilings(
+        read_bytes_per_s=quantile(rates["read"], 0.9),
+        copy_bytes_per_s=quantile(rates["copy"], 0.9),
+        flop_per_s={name: quantile(values, 0.9) for name, values in flops.items()},
+        launch_s=1 / quantile(launches, 0.9),
+        measured=True,
+        source=f"{how}; square matrix products; one-element additions",
+        date=now(),
+        name=fingerprint(device)["name"],
+        spread={
+            name: (quantile(values, 0.1), statistics.median(values), quantile(values, 0.9))
+            for name, values in {**rates, **flops, "launches a second": launches}.items()
+        },
+    )
+
+
+def _bandwidth_rates(device: str, stop: CheckStop | None) -> tuple[dict[str, list[float]], str]:
+    """Bytes a second of reading and of copying, and in words how they were measured.
+
+    Reading is a sum, of float32 or of int64: which of the two keeps up with memory differs between processors.
+    Buffers are at least 256 MiB and four times the last cache, but within an eighth of free memory.
+    """
+    size = max(256 << 20, 4 * last_cache_bytes(device))
+    size = min(size, available_bytes(device) // 8) // 32 * 32
+    source = torch.ones(
+        size // 4, device=device
+    )  # written: of a page never written Linux keeps one copy for all
+    target, whole = torch.ones_like(source), source.view(torch.int64)
+    sums = {"float32": _timed(source.sum, device, stop), "int64": _timed(whole.sum, device, stop)}
+    best = min(sums, key=lambda name: quantile(sums[name], 0.1))
+    copies = _timed(lambda: target.copy_(source), device, stop)
+    rates = {"read": [size / s for s in sums[best]], "copy": [2 * size / s for s in copies]}
+    return rates, f"sum of {best} and copy, {size >> 20} MiB"
+
+
+def _matmul_rates(dtype: torch.dtype, device: str, stop: CheckStop | None) -> list[float]:
+    """FLOP/s of n × n products, with n as large as the time budget allows: large ones run fastest."""
+    largest = 8192 if device.startswith("cuda") else 2048
+    n = 256
+    while True:
+        a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        product = functools.partial(torch.matmul, a, b)
+        once = min(measure(product, repeats=2, warmup=1, device=device, check_stop=stop))
+        if n >= largest or 8 * once > BUDGET_S / 2:  # doubling n takes eight times as long
+            return [2 * n**3 / s for s in _timed(product, device, stop)]
+        n *= 2
+
+
+def _launch_rates(device: str, stop: CheckStop | None) -> list[float]:
+    """Operations a second when each does next to nothing."""
+    one = torch.ones(1, device=device)
+
+    def many() -> None:
+        for _ in range(LAUNCHES_A_RUN):
+            torch.add(one, one)
+
+    return [LAUNCHES_A_RUN / s for s in _timed(many, device, stop)]
+
+
+def _timed(function: Callable[[], object], device: str, stop: CheckStop | None) -> list[float]:
+    """Samples for about BUDGET_S seconds, five at least and fifty at most."""
+    once = measure(function, repeats=1, warmup=1, device=device, check_stop=stop)[0]
+    repeats = min(50, max(5, int(BUDGET_S / max(once, 1e-6))))
+    return measure(function, repeats=repeats, warmup=0, device=device, check_stop=stop)
+
+
+# -- kept once a machine -----------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Where measured ceilings are kept: $WORKBENCH_CACHE, else the platform's folder for a user's caches."""
+    if os.environ.get("WORKBENCH_CACHE"):
+        return Path(os.environ["WORKBENCH_CACHE"]).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "inference-workbench"
+
+
+def ceilings(device: str = "cpu", refresh: bool = False, stop: CheckStop | None = None) -> Ceilings:
+    """The ceilings of this machine, measured on the first call and read from the cache ever after.
+
+    Measured again with refresh=True, for another number of threads or version of torch, where the cached file
+    cannot be read, and ten minutes after a measurement that was not `steady`. A cache that cannot be written
+    costs the time of measuring again, nothing else.
+    """
+    path = _cache_path(device)
+    with exclusive(stop):
+        cached = None if refresh else _read_cache(path)
+        if cached is not None:
+            return cached
+        found = measure_ceilings(device, stop)
+        with contextlib.suppress(WorkbenchError):
+            write_text(path, json.dumps(found.to_dict(), indent=1) + "\n")
+        return found
+
+
+def _read_cache(path: Path) -> Ceilings | None:
+    try:
+        found = Ceilings.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        age_s = (datetime.now(UTC) - datetime.fromisoformat(found.date)).total_seconds()
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):  # WorkbenchError is a ValueError
+        return None
+    return found if found.measured and (found.steady or 0 <= age_s < UNSTEADY_FOR_S) else None
+
+
+def _cache_path(device: str) -> Path:
+    check_device(device)
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name()
+    threads = "" if device.startswith("cuda") else f" {torch.get_num_threads()} threads"
+    key = f"{name}{threads} torch {torch.__version__}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+    slug = re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")[:60]
+    return cache_folder() / "ceilings" / f"{slug}-{digest}.json"

@@ -1,0 +1,112 @@
+"""A Decoder from its tensors, one at a time, after asking whether they fit. Read-only weights, eval mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from workbench.errors import WorkbenchError
+from workbench.models.config import ModelConfig
+from workbench.models.decoder import Decoder
+from workbench.models.tokenizer import Tokenizer
+
+# cgroup v2, then v1: limit, what is used of it, and the part of that which is page cache to be had back
+_CGROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def available_bytes(device: torch.device | str = "cpu") -> int | None:
+    """Bytes that can still be allocated on a device without swapping; None where nobody tells.
+
+    On the CPU the smaller of what the machine and what the container (cgroup) leave.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    if device.type != "cpu":
+        return None
+    known = [b for b in (_machine_bytes(), *map(_cgroup_bytes, _CGROUPS)) if b is not None]
+    return min(known, default=None)
+
+
+def _machine_bytes() -> int | None:
+    try:
+        import psutil
+
+        return psutil.virtual_memory().available
+    except ImportError:
+        pass
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _cgroup_bytes(names: tuple[str, str, str, str]) -> int | None:
+    folder, limit, used, cache = names
+    try:
+        allowed = int((Path(folder) / limit).read_text())  # "max" is no number: no limit
+        taken = int((Path(folder) / used).read_text())
+        stat = dict(line.split() for line in (Path(folder) / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return max(0, allowed - taken + int(stat.get(cache, 0)))
+
+
+def check_fits(name: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise WorkbenchError with both numbers when the weights are more than the device has left."""
+    needed, available = config.num_parameters() * dtype.itemsize, available_bytes(device)
+    if available is not None and needed > available:
+        raise WorkbenchError(
+            f"{name} in {str(dtype).removeprefix('torch.')} needs {needed / 1e9:,.1f} GB for its "
+            f"{config.num_parameters():,} weights; {device} has {available / 1e9:,.1f} GB available. "
+            "Take a smaller model, a narrower dtype, or a device with more memory"
+        )
+
+
+def hollow_decoder(config: ModelConfig, *, name: str, tokenizer: Tokenizer | None = None) -> Decoder:
+    """A Decoder whose parameters have shapes and no memory (torch's meta device)."""
+    with torch.device("meta"):
+        return Decoder(config, tokenizer=tokenizer, name=name)
+
+
+def fill(model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> Decoder:
+    """Give a hollow decoder its parameters, each named tensor as it comes; the tensors become the model's."""
+    for name, tensor in tensors:
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+    if model.config.tie_embeddings:
+        model.head.weight = model.embed.weight
+    if model.rotary is not None:
+        model.rotary.to_empty(device=device)
+    assert not any(p.is_meta for p in model.parameters()), "a parameter was left without values"
+    return model.eval()
+
+
+def random_tensors(
+    model: Decoder, dtype: torch.dtype, device: torch.device, seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """GPT-2's initialization, made where and as it will stay. The same for the same seed, device and dtype.
+
+    Matrices are normal with deviation 0.02, those that write into the residual stream 0.02/√(2L); norms are
+    one and biases zero.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        tensor = torch.empty(parameter.shape, dtype=dtype, device=device)
+        if parameter.dim() >= 2:
+            back = name.endswith(("attention.o.weight", "mlp.down.weight"))
+            tensor.normal_(
+                0.0, 0.02 / math.sqrt(2 * model.config.num_layers) if back else 0.02, generator=generator
+            )
+        else:
+            tensor.fill_(0.0 if name.endswith("bias") else 1.0)
+        yield name, tensor

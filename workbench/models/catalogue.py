@@ -1,0 +1,62 @@
+"""What there is to load: the models that ship and the public shapes, as rows for tables and for JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from workbench.models.checkpoints import ZOO, zoo_config, zoo_names
+from workbench.models.config import ModelConfig
+from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES
+
+BF16_BYTES = 2
+
+
+def list_models() -> list[dict]:
+    """One dict a model, the shipped ones first. Counts are exact, bytes are for bfloat16.
+
+    name, kind ("zoo" or "public shape"), family, parameters, bf16_bytes, kv_bytes_per_token, context_length,
+    runnable, trained (weights are here), on_disk_bytes (None when not here), and for the zoo what its card
+    says: role, held_out_nats_per_token, tokens_seen (None when unknown); for public shapes hub_id.
+    """
+    zoo = [_zoo_row(name) for name in zoo_names()]
+    public = [
+        _row(name, "public shape", config)
+        | {"trained": False, "on_disk_bytes": None, "hub_id": HUB_IDS[name]}
+        for name, config in PUBLIC_SHAPES.items()
+    ]
+    return zoo + public
+
+
+def _row(name: str, kind: str, config: ModelConfig) -> dict:
+    return {
+        "name": name,
+        "kind": kind,
+        "family": config.family,
+        "parameters": config.num_parameters(),
+        "bf16_bytes": config.num_parameters() * BF16_BYTES,
+        "kv_bytes_per_token": config.kv_values_per_token() * BF16_BYTES,
+        "context_length": config.context_length,
+        "runnable": config.runnable,
+    }
+
+
+def _zoo_row(name: str) -> dict:
+    weights = ZOO / name / "model.safetensors"
+    card = _card(ZOO / name / "card.json")
+    return _row(name, "zoo", zoo_config(name)) | {
+        "trained": weights.is_file(),
+        "on_disk_bytes": weights.stat().st_size if weights.is_file() else None,
+        "role": card.get("role"),
+        "held_out_nats_per_token": card.get("held_out", {}).get("nats_per_token"),
+        "tokens_seen": card.get("tokens_seen"),
+    }
+
+
+def _card(file: Path) -> dict:
+    """The card as data; a missing or unreadable one says nothing."""
+    try:
+        card = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return card if isinstance(card, dict) else {}

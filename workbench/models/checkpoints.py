@@ -1,0 +1,389 @@
+"""Models in and out: `load` finds a model by name, folder or hub id; `save_checkpoint` writes one.
+
+Weights are read from safetensors only. Nothing here ever opens a pickle, which can run code when opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from workbench.errors import WorkbenchError, unknown
+from workbench.models.assembly import check_fits, fill, hollow_decoder, random_tensors
+from workbench.models.config import ModelConfig
+from workbench.models.decoder import Decoder
+from workbench.models.layout import (
+    StoredTensor,
+    bare_name,
+    config_from_hf,
+    config_to_hf,
+    full_name,
+    is_derived,
+    stored_tensors,
+)
+from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES, public_name, public_shape
+from workbench.models.tokenizer import Tokenizer
+
+ZOO = Path(__file__).parent / "zoo"
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_STORED_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json"]
+_HUB_SMALL = ["config.json", "generation_config.json", *_TOKENIZER_FILES]
+
+
+# -- finding a model ---------------------------------------------------------------------------------------
+
+
+def load(
+    name_or_path: str | os.PathLike,
+    *,
+    weights: str = "trained",
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Decoder:
+    """A model ready to run: eval mode, weights that ask for no gradient, its tokenizer beside it.
+
+    name_or_path, the first that fits: a shipped model ("stdlib-10m"); an existing folder in Hugging Face
+      layout; a public model ("llama-3.1-8b", with weights="random"); a hub id "org/name" (downloaded).
+    weights: "trained", or "random" for the shape alone, the same for the same seed, device and dtype.
+    dtype: default float32 for shipped models; for all others what the file holds, or bfloat16 when the
+      weights are random.
+    Raises WorkbenchError for an unknown name, a file that is not what it should be (naming the tensor, with
+    the expected and the found shape), and for weights that do not fit the device, before allocating them.
+    """
+    if weights not in ("trained", "random"):
+        raise unknown("weights", weights, ("trained", "random"))
+    dtype, device = _as_dtype(dtype), _as_device(device)
+    name = os.fspath(name_or_path)
+    if name in zoo_names():
+        if weights == "random":
+            return _random(name, zoo_config(name), _zoo_tokenizer(name), dtype or torch.float32, device, seed)
+        if not (ZOO / name / "config.json").is_file():
+            raise WorkbenchError(
+                f"the trained weights of {name!r} are not here ({ZOO / name}); `workbench train {name}` makes "
+                'them, and weights="random" gives the shape without them'
+            )
+        return _from_folder(name, ZOO / name, weights, dtype or torch.float32, device, seed)
+    if os.path.isfile(name):
+        raise _not_a_folder(Path(name))
+    if os.path.isdir(name):
+        return _from_folder(Path(name).resolve().name, Path(name), weights, dtype, device, seed)
+    ours = public_name(name)
+    if ours is not None and weights == "random":
+        return _random(ours, public_shape(ours), None, dtype or torch.bfloat16, device, seed)
+    if ours is not None and not PUBLIC_SHAPES[ours].runnable:
+        hollow_decoder(PUBLIC_SHAPES[ours], name=ours)  # raises, and says what the shape is good for
+    if _is_hub_id(name):
+        folder = _from_hub(name, _HUB_SMALL)
+        if weights == "trained":
+            config = read_config(folder)  # refuse before a long download what could not be loaded after it
+            check_fits(name, config, dtype or torch.bfloat16, device)
+            folder = _from_hub(name, [*_HUB_SMALL, "model*.safetensors", INDEX])
+        return _from_folder(name, folder, weights, dtype, device, seed)
+    if ours is not None:
+        raise WorkbenchError(
+            f"the trained weights of {ours!r} do not ship with the workbench. "
+            f'Use weights="random" for its shape (its times are the same), a folder that holds it, or its hub id, '
+            f"load({HUB_IDS[ours]!r}), to download it"
+        )
+    if os.sep in name or name.startswith((".", "~")):
+        raise WorkbenchError(f"there is no folder {name!r}")
+    raise unknown("model", name, [*zoo_names(), *PUBLIC_SHAPES])
+
+
+def zoo_names() -> list[str]:
+    """The models that ship, and those that a recipe makes."""
+    from workbench.models.recipes import RECIPES  # recipes saves through this module
+
+    found = (config.parent.name for config in ZOO.glob("*/config.json"))
+    return sorted({*RECIPES, *found})
+
+
+def zoo_config(name: str) -> ModelConfig:
+    """The shape of a zoo model, whether or not its weights are here."""
+    from workbench.models.recipes import RECIPES
+
+    if (ZOO / name / "config.json").is_file():
+        return read_config(ZOO / name)
+    return RECIPES[name].config
+
+
+def _zoo_tokenizer(name: str) -> Tokenizer | None:
+    from workbench.models.recipes import TOKENIZER_NAME
+
+    return Tokenizer.from_folder(ZOO / name) or Tokenizer.from_folder(ZOO / TOKENIZER_NAME)
+
+
+def _as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    names = {str(t).removeprefix("torch."): t for t in FLOAT_TYPES}
+    if dtype is None or dtype in FLOAT_TYPES:
+        return dtype
+    name = str(dtype).removeprefix("torch.")
+    if name not in names:
+        raise unknown("dtype", name, names)
+    return names[name]
+
+
+def _as_device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+        torch.Generator(found)
+    except Exception as error:  # torch has a different class for each kind of device that is not there
+        reason = str(error).splitlines()[0]
+        raise WorkbenchError(f"device {str(device)!r} cannot be used here: {reason}") from error
+    return found
+
+
+def _is_hub_id(name: str) -> bool:
+    parts = name.split("/")
+    return len(parts) == 2 and all(parts) and not name.startswith((".", "~")) and "\\" not in name
+
+
+def _from_hub(name: str, patterns: list[str]) -> Path:
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # not found, gated, offline, no disk: the library's words say which
+        reason = " ".join(str(error).split())[:300]
+        raise WorkbenchError(
+            f"{name!r} is no folder here and could not be had from the Hugging Face hub "
+            f"({type(error).__name__}: {reason}). Check the name and the network; a gated model needs "
+            "`hf auth login`; on a machine without network give the folder of a copy"
+        ) from error
+
+
+def _random(
+    name: str,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+) -> Decoder:
+    if config.runnable:
+        check_fits(name, config, dtype, device)
+    model = hollow_decoder(config, name=name, tokenizer=tokenizer)
+    return fill(model, random_tensors(model, dtype, device, seed), device)
+
+
+# -- reading a folder --------------------------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The shape of the checkpoint in a folder, from its config.json and generation_config.json."""
+    if not (folder / "config.json").is_file():
+        raise WorkbenchError(f"{folder} has no config.json: it is not a checkpoint in Hugging Face layout")
+    generation = folder / "generation_config.json"
+    try:
+        return config_from_hf(
+            _read_json(folder / "config.json"), _read_json(generation) if generation.is_file() else None
+        )
+    except (WorkbenchError, TypeError, ValueError) as error:
+        raise WorkbenchError(f"{folder}: {error}") from error
+
+
+def _read_json(file: Path) -> dict:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WorkbenchError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise WorkbenchError(f"{file} must hold a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _from_folder(
+    name: str, folder: Path, weights: str, dtype: torch.dtype | None, device: torch.device, seed: int
+) -> Decoder:
+    config = read_config(folder)
+    tokenizer = Tokenizer.from_folder(folder)
+    if tokenizer is not None and tokenizer.end_of_text is None and config.eos_token_ids:
+        tokenizer.end_of_text = config.eos_token_ids[0]
+    if weights == "random":
+        return _random(name, config, tokenizer, dtype or torch.bfloat16, device, seed)
+    model = hollow_decoder(config, name=name, tokenizer=tokenizer)
+    files = _weight_files(folder)
+    plan = stored_tensors(config, {n: tuple(p.shape) for n, p in model.named_parameters()})
+    with contextlib.ExitStack() as stack:
+        stored = _open_all(stack, folder, files)
+        _check_tensors(folder, config, plan, stored)
+        found = _STORED_FLOATS[stored[plan[0].name][0].get_slice(stored[plan[0].name][1]).get_dtype()]
+        check_fits(name, config, dtype or found, device)
+        return fill(model, _read_tensors(plan, stored, dtype or found, device), device)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: one, or the shards its index names."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        names = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise WorkbenchError(f"{folder / INDEX} has no weight_map of tensor names to files")
+        for tensor, name in names.items():
+            if Path(name).name != name or not (folder / name).is_file():
+                raise WorkbenchError(
+                    f"{folder / INDEX} puts tensor {tensor!r} into {name!r}, and {folder} has no such file; "
+                    "fetch it, the checkpoint is incomplete"
+                )
+        return [folder / name for name in sorted(set(names.values()))]
+    pickles = sorted(f.name for f in folder.iterdir() if f.suffix in _PICKLES)
+    if pickles:
+        raise _pickle_refused(folder, pickles[0])
+    others = sorted(f.name for f in folder.glob("*.safetensors"))
+    raise WorkbenchError(
+        f"{folder} has no weights: expected {WEIGHTS}, or {INDEX} and the shards it names"
+        + (f"; found {', '.join(others)}" if others else "")
+    )
+
+
+def _not_a_folder(file: Path) -> WorkbenchError:
+    if file.suffix in _PICKLES:
+        return _pickle_refused(file.parent, file.name)
+    return WorkbenchError(f"{file} is a file; give the folder that holds config.json and {WEIGHTS}")
+
+
+def _pickle_refused(folder: Path, name: str) -> WorkbenchError:
+    return WorkbenchError(
+        f"{folder / name} is a pickle, which can run code when it is opened; weights are read from safetensors "
+        "only. If you trust where it came from, convert it: "
+        "python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('"
+        f"{folder}').save_pretrained('NEW_FOLDER')\", and copy the tokenizer files"
+    )
+
+
+def _open_all(stack: contextlib.ExitStack, folder: Path, files: list[Path]) -> dict:
+    """Bare tensor name -> (open file, name in that file)."""
+    stored: dict[str, tuple] = {}
+    for file in files:
+        try:
+            opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+        except (SafetensorError, OSError) as error:
+            raise WorkbenchError(
+                f"{file} ({file.stat().st_size:,} bytes) is damaged or cut short: {error}; fetch it again"
+            ) from error
+        for key in opened.keys():  # noqa: SIM118 - not a dict
+            if is_derived(key):
+                continue
+            if bare_name(key) in stored:
+                raise WorkbenchError(f"{folder}: tensor {bare_name(key)!r} is there twice")
+            stored[bare_name(key)] = (opened, key)
+    return stored
+
+
+def _check_tensors(folder: Path, config: ModelConfig, plan: list[StoredTensor], stored: dict) -> None:
+    """Every tensor there, none too many, each with its shape and a floating type. Reads headers only."""
+    for tensor in plan:
+        if tensor.name not in stored:
+            raise WorkbenchError(
+                f"{folder}: tensor {tensor.name!r} is missing; expected shape {list(tensor.shape)}"
+            )
+        opened, key = stored[tensor.name]
+        found = opened.get_slice(key)
+        if tuple(found.get_shape()) != tensor.shape:
+            raise WorkbenchError(
+                f"{folder}: tensor {key!r} has shape {list(found.get_shape())}, "
+                f"config.json makes it {list(tensor.shape)}"
+            )
+        if found.get_dtype() not in _STORED_FLOATS:
+            raise WorkbenchError(
+                f"{folder}: tensor {key!r} has type {found.get_dtype()}; supported: {', '.join(_STORED_FLOATS)}"
+            )
+    extra = sorted(stored.keys() - {t.name for t in plan})
+    if config.tie_embeddings and "lm_head.weight" in extra:
+        both = (stored[plan[0].name], stored["lm_head.weight"])
+        embed, head = (opened.get_tensor(key) for opened, key in both)
+        if embed.dtype != head.dtype or not torch.equal(embed, head):
+            raise WorkbenchError(
+                f"{folder}: lm_head.weight differs from the embedding, and config.json ties them; "
+                "set tie_word_embeddings to false if the head is its own"
+            )
+        extra.remove("lm_head.weight")
+    if extra:
+        opened, key = stored[extra[0]]
+        raise WorkbenchError(
+            f"{folder}: tensor {key!r} with shape {opened.get_slice(key).get_shape()} has no place in a "
+            f"{config.family} of {config.num_layers} layers"
+            + (f" ({len(extra)} such tensors)" if len(extra) > 1 else "")
+        )
+
+
+def _read_tensors(
+    plan: list[StoredTensor], stored: dict, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each parameter in a copy of its own: the file may change or go once the model is there."""
+    for tensor in plan:
+        opened, key = stored[tensor.name]
+        for name, part in tensor.split(opened.get_tensor(key)):
+            yield name, part.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+# -- writing a folder --------------------------------------------------------------------------------------
+
+
+def save_checkpoint(
+    model: Decoder, folder: str | os.PathLike, *, dtype: torch.dtype | str | None = None
+) -> None:
+    """Write config.json, generation_config.json, model.safetensors and the tokenizer, as transformers reads them.
+
+    dtype: what the weights are stored in (default: as they are). A checkpoint already in the folder is
+    replaced whole; other files there stay. Everything is written beside the folder first and then moved in,
+    config.json last, so that an interruption leaves the old checkpoint, the new one, or a folder that `load`
+    refuses, never a mixture. Raises WorkbenchError, and changes nothing, for a shape the layout cannot say and
+    for a folder whose config.json is something else's.
+    """
+    folder, dtype = Path(folder), _as_dtype(dtype) or model.dtype
+    values = config_to_hf(model.config, dtype)
+    if folder.exists() and not folder.is_dir():
+        raise WorkbenchError(f"{folder} is a file; give a folder to save into")
+    if (folder / "config.json").exists() and "model_type" not in _read_json(folder / "config.json"):
+        raise WorkbenchError(f"{folder} has a config.json that is not a model's; choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = folder.parent / f".{folder.name}.new-{os.getpid()}"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        _write_files(model, values, fresh, dtype)
+        if folder.exists():
+            _replace_files(fresh, folder)
+        else:
+            os.rename(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _write_files(model: Decoder, values: dict, fresh: Path, dtype: torch.dtype) -> None:
+    parameters = dict(model.named_parameters())
+    plan = stored_tensors(model.config, {n: tuple(p.shape) for n, p in parameters.items()})
+    tensors = {full_name(model.config, t.name): t.join(parameters).to(dtype) for t in plan}
+    save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
+    generation = {key: values[key] for key in ("bos_token_id", "eos_token_id")}
+    for name, content in (("config.json", values), ("generation_config.json", generation)):
+        (fresh / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    shutil.copymode(fresh / "config.json", fresh / WEIGHTS)  # safetensors lets only the owner read it
+    if model.tokenizer is not None:
+        model.tokenizer.save(fresh)
+
+
+def _replace_files(fresh: Path, folder: Path) -> None:
+    """Move the files of `fresh` in; while a mixture exists there is no config.json."""
+    (folder / "config.json").unlink(missing_ok=True)
+    stale = [folder / INDEX, *folder.glob("model-*-of-*.safetensors")]
+    for file in stale + [folder / name for name in _TOKENIZER_FILES]:
+        file.unlink(missing_ok=True)
+    for file in sorted(fresh.iterdir(), key=lambda f: f.name == "config.json"):
+        os.replace(file, folder / file.name)

@@ -1,0 +1,405 @@
+"""Panel: controls, Run, Stop, a picture, a table and words around one experiment. No logic of its own.
+
+Who draws, and when:
+
+    slider moved      -> the painter thread draws the newest settings; those overtaken meanwhile are never drawn
+    Run, or run(...)  -> the worker (a thread, or the caller of `run`) measures and draws between measurements
+    both              -> hold MEASUREMENT_LOCK, so nothing is timed while another panel measures or draws;
+                         a run lets go of it between two Measurements, and others may draw then
+
+Threads set traits and never print. Callbacks only note what is wanted and return, so a panel works where they
+run beside a busy cell (subshell threads) and where they wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import Image
+from matplotlib.figure import Figure
+
+from workbench.errors import WorkbenchError, check_settings
+from workbench.experiments import experiment
+from workbench.instruments.bench import Bench
+from workbench.instruments.device import Ceilings
+from workbench.instruments.records import Measurement
+from workbench.instruments.timing import Stopped, exclusive
+from workbench.panels import html, style
+from workbench.panels.controls import control, every_widget, put
+
+SHOW_EVERY_S = 0.1  # texts of a run in progress are shown this often; more would slow what is measured
+DRAW_WITHIN_S = 10.0  # how long a snapshot waits for a run or a drawing in progress
+COUNTED = re.compile(r"(\d+) of (?:at most )?(\d+)")
+
+
+@dataclass(frozen=True)
+class View:
+    """What a panel shows of its state: a picture, the same as a sentence and as a table, and what it means."""
+
+    figure: Figure
+    alt: str
+    header: list[str]
+    rows: list[list[str]]
+    caption: str
+    words: str
+    extra: str = ""  # more HTML, already escaped
+
+
+class Panel:
+    """The face of one experiment. `display(panel)`, or let it be the last line of a cell.
+
+    A panel made again with the same experiment and `key` closes the former one and all its comms.
+
+    settings: values of the experiment's settings to begin with.
+    learner: your own code for its parts, by name (loop=my_loop): measured beside ours on every Run.
+    record: Measurements taken elsewhere, drawn hollow and labelled as recorded.
+    bench: where to measure (default: this machine's CPU).
+    Raises WorkbenchError for an unknown setting or a value outside its bounds.
+    """
+
+    experiment_name: str = ""  # set by each panel
+    open_panels: dict[tuple[str, str], Panel] = {}  # noqa: RUF012  the panels of this kernel, by experiment and key
+
+    def __init__(
+        self,
+        *,
+        key: str = "",
+        bench: Bench | None = None,
+        record: list[Measurement] | None = None,
+        **given: Any,
+    ) -> None:
+        self.experiment = experiment(self.experiment_name)
+        settings, self.learner = self._split(given)
+        values = self.experiment.complete(settings)
+        self.record = list(record or [])
+        self.measurements: list[Measurement] = []
+        self.error: Exception | None = None
+        self._stop_event = threading.Event()
+        self.bench = bench or Bench()
+        self.bench.stop, self.bench.report = self._stop_event, self._report
+        self._state = threading.Lock()  # guards the four below
+        self._running = False
+        self._painting = False
+        self._wanted = False
+        self._closed = False
+        self._ceilings: Ceilings | None = None
+        self._said_at = 0.0
+        self._drawing_failed = False
+        self._worker: threading.Thread | None = None
+        self._painter: threading.Thread | None = None
+        self._paint_lock = threading.Lock()
+        self._picture = (b"", "")
+        self._build(values)
+        self._register(key)
+        self.refresh()
+
+    # -- what each panel says of itself ----------------------------------------------------------------
+
+    def view(self, settings: dict[str, Any]) -> View:
+        """The present state as a View: quick, and no model is run for it. Called on any thread."""
+        raise NotImplementedError
+
+    # -- the widgets -----------------------------------------------------------------------------------
+
+    def _build(self, values: dict[str, Any]) -> None:
+        e = self.experiment
+        models = known_models()
+        self.controls = {s.name: control(s, values[s.name], models) for s in e.settings}
+        for widget in self.controls.values():
+            widget.observe(self._changed, names="value")
+        self.run_button = widgets.Button(
+            description="Run", tooltip="measure with these settings", icon="play"
+        )
+        self.run_button.button_style = "primary"
+        self.stop_button = widgets.Button(
+            description="Stop", tooltip="end the run after the step in progress", icon="stop", disabled=True
+        )
+        self.run_button.on_click(lambda _: self._guard(self.start))
+        self.stop_button.on_click(lambda _: self._guard(self.stop))
+        self.progress = widgets.FloatProgress(
+            min=0.0, max=1.0, description="progress", layout=widgets.Layout(width="16em")
+        )
+        self.status = widgets.HTML()
+        self.image = widgets.HTML()
+        self.words = widgets.HTML()
+        self.table = widgets.HTML()
+        self.extra = widgets.HTML()  # what else a panel shows, under the words
+        texts = [w for s, w in zip(e.settings, self.controls.values()) if s.kind == "text"]
+        knobs = [w for s, w in zip(e.settings, self.controls.values()) if s.kind != "text"]
+        wrap = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 1em")
+        self.root = widgets.VBox(
+            [
+                widgets.HTML(html.paragraph(e.question, style="font-weight:600;font-size:15px")),
+                *texts,
+                widgets.HBox(knobs, layout=wrap),
+                widgets.HBox([self.run_button, self.stop_button, self.progress, self.status], layout=wrap),
+                self.image,
+                self.words,
+                self.extra,
+                self.table,
+                widgets.HTML(
+                    html.paragraph("How it was measured: " + e.how, style="opacity:.75;font-size:13px")
+                ),
+            ]
+        )
+        self._say("ready: Run measures")
+
+    def _register(self, key: str) -> None:
+        """Take the place of the former panel of this experiment and key."""
+        place = (self.experiment_name, key)
+        former = Panel.open_panels.pop(place, None)
+        if former is not None:
+            former.close()
+        Panel.open_panels[place] = self
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget; beside it the picture and a sentence, for pages that have no kernel."""
+        bundle = dict(self.root._repr_mimebundle_(**kwargs))
+        shot = self.snapshot()
+        return {
+            **bundle,
+            "image/png": shot._repr_mimebundle_()[0]["image/png"],
+            "text/plain": self._picture[1],
+        }
+
+    # -- settings --------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the controls say now, checked."""
+        return self.experiment.complete({name: w.value for name, w in self.controls.items()})
+
+    def _split(self, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        parts = {name: given.pop(name) for name in list(given) if name in self.experiment.learner}
+        return given, self.experiment.check_learner(parts)
+
+    def _changed(self, _change: Any) -> None:
+        self._guard(self.refresh)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def run(self, **given: Any) -> list[Measurement]:
+        """Run here and now, without any widget needing to be shown: the Measurements, or what went wrong raised.
+
+        Settings given are put into the controls first. A learner's parts (loop=my_loop) stay until replaced
+        (loop=None takes one out). Stopped by `stop()` or an interrupt, it keeps what it had measured.
+        """
+        parts = {name: given.pop(name) for name in list(given) if name in self.experiment.learner}
+        self.configure(**given)
+        self.learner = self.experiment.check_learner({**self.learner, **parts})
+        self._begin()
+        self._work()
+        if self.error is not None:
+            raise self.error
+        return list(self.measurements)
+
+    def configure(self, **given: Any) -> None:
+        """Put settings into the controls. All are checked before the first is changed."""
+        check_settings(self.experiment_name, given, list(self.controls))
+        values = self.experiment.complete({**self.settings, **given})
+        models = known_models() if "model" in given else ()
+        for name in given:
+            put(self.controls[name], self.experiment.setting(name), values[name], models)
+
+    def start(self) -> None:
+        """Run on the worker thread; returns at once. `wait()` waits for it, `stop()` ends it."""
+        self._begin()
+        self._worker = threading.Thread(target=self._work, name=f"run {self.experiment_name}", daemon=True)
+        self._worker.start()
+
+    def stop(self) -> None:
+        """End the run after the model step in progress. Harmless when nothing runs."""
+        if self._running:
+            self._stop_event.set()
+            self._say("stopping after the step in progress …")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing runs and all is drawn. False when that took longer than timeout_s."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._running or self._painting:
+            if until is not None and time.monotonic() > until:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def _begin(self) -> None:
+        settings = self.settings  # raises before anything has changed
+        with self._state:
+            if self._closed:
+                raise WorkbenchError(f"this {self.experiment_name} panel was closed by a newer one; use that")
+            if self._running:
+                raise WorkbenchError(f"this {self.experiment_name} panel is still running; stop it first")
+            self._running = True
+        self._stop_event.clear()
+        self._run_settings = settings
+        self.error = None
+        self.measurements = []
+        self.run_button.disabled, self.stop_button.disabled = True, False
+        self.progress.value = 0.0
+        self.progress.bar_style = ""
+        self._say("running …")
+
+    def _work(self) -> None:
+        """The run itself; whatever goes wrong ends in `error` and in the status line."""
+        try:
+            self._measure()
+            self._say(self._finished_words())
+            self.progress.value, self.progress.bar_style = 1.0, "success"
+        except Stopped:
+            kept = len(self.measurements)
+            self._say(f"stopped; {kept} measurement{'s' * (kept != 1)} kept")
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+            self.error = error
+        finally:
+            self._stop_event.clear()
+            with self._state:
+                self._running = False
+            self.run_button.disabled, self.stop_button.disabled = False, True
+        self.refresh()
+
+    def _measure(self) -> None:
+        run = self.experiment.run(self.bench, **self._run_settings, **self.learner)
+        while True:
+            with exclusive(self.bench.check_stop):
+                measurement = next(run, None)
+                if measurement is None:
+                    return
+                self.measurements.append(measurement)
+                self._paint_quietly()
+            time.sleep(0.002)  # long enough for whoever waits to draw
+
+    def _finished_words(self) -> str:
+        mine = f", with your {' and '.join(self.learner)} beside ours" if self.learner else ""
+        return f"done: {len(self.measurements)} measurements{mine}"
+
+    def _report(self, text: str) -> None:
+        """What the experiment says as it measures: a line for the status ("3 of 6" moves the bar), then perhaps
+        the text written so far. Shown a few times a second and no more often."""
+        now = time.monotonic()
+        if self._closed or not self._running or now - self._said_at < SHOW_EVERY_S:
+            return
+        self._said_at = now
+        line, _, written = text.partition("\n")
+        self._say(f"running: {line}")
+        counted = COUNTED.search(line)
+        if counted:
+            self.progress.value = min(1.0, int(counted[1]) / max(1, int(counted[2])))
+        if written:
+            self.extra.value = html.running_text([(written, "")], "written so far:")
+
+    # -- drawing ---------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Draw the newest state soon, on the painter thread. Of many calls in a row the last one counts."""
+        with self._state:
+            if self._closed or self._running:
+                self._wanted = not self._closed  # the worker draws when its measurement is over
+                return
+            self._wanted = True
+            if self._painting:
+                return
+            self._painting = True
+        self._painter = threading.Thread(
+            target=self._paint_all, name=f"draw {self.experiment_name}", daemon=True
+        )
+        self._painter.start()
+
+    def _paint_all(self) -> None:
+        while True:
+            with self._state:
+                if not self._wanted or self._closed:
+                    self._painting = False
+                    return
+                self._wanted = False
+            with exclusive():
+                self._paint_quietly()
+
+    def _paint_quietly(self) -> None:
+        """Draw; what goes wrong (an empty prompt) stands in the status line until a drawing goes well."""
+        try:
+            self.paint()
+        except Stopped:
+            return
+        except Exception as error:
+            self._drawing_failed = True
+            self._fail(error)
+        else:
+            if self._drawing_failed:
+                self._drawing_failed = False
+                self._say("ready: Run measures")
+
+    def paint(self) -> None:
+        """Draw the present state into the widgets, on the calling thread."""
+        with self._paint_lock:
+            view = self.view(self.settings)
+            self._picture = (style.png(view.figure), view.alt)
+            if self._closed:
+                return
+            self.image.value = html.image(*self._picture)
+            self.words.value = html.paragraph(view.words)
+            self.extra.value = view.extra
+            self.table.value = html.table(view.header, view.rows, view.caption) if view.rows else ""
+
+    def ceilings(self) -> Ceilings:
+        """What this machine can do. Measured when it is not known yet, once a machine."""
+        if self._ceilings is None:
+            self._say("looking up what this machine can do (the first time takes a few seconds) …")
+            self._ceilings = self.bench.ceilings()
+            self._say("running …" if self._running else "ready: Run measures")
+        return self._ceilings
+
+    def snapshot(self) -> Image:
+        """The picture as it is now, as a PNG with its text: it stays in a stored notebook without a kernel."""
+        self.wait(DRAW_WITHIN_S)
+        if not self._picture[0]:
+            self.paint()
+        png, alt = self._picture
+        return Image(data=png, format="png", width=860, alt=alt)
+
+    # -- words and errors ------------------------------------------------------------------------------
+
+    def _say(self, text: str, style: str = "") -> None:
+        if not self._closed:
+            self.status.value = html.paragraph(text, role="status", style=style)
+
+    def _fail(self, error: BaseException) -> None:
+        """Show an error where the reader looks; nothing a thread raises is lost."""
+        kind = "" if isinstance(error, WorkbenchError) else f"{type(error).__name__}: "
+        self.progress.bar_style = "danger"
+        self._say(f"error: {kind}{error}", style="color:#D55E00;font-weight:600")
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Stop, and close every widget. The comms go; the last picture stays in `snapshot()`."""
+        with self._state:
+            self._closed = True
+        self._stop_event.set()
+        for thread in (self._worker, self._painter):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(timeout=2)
+        for widget in every_widget(self.root):
+            widget.close()
+        for place, panel in list(Panel.open_panels.items()):
+            if panel is self:
+                del Panel.open_panels[place]
+
+
+def known_models() -> tuple[str, ...]:
+    """The models whose trained weights are on this machine."""
+    from workbench.models import list_models
+
+    return tuple(m["name"] for m in list_models() if m["trained"])

@@ -1,0 +1,72 @@
+"""Settings as widgets: one control a setting, each with a description, in the order they are declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+
+from workbench.experiments import Setting
+
+DESCRIPTION = {"description_width": "9.5em"}
+
+
+def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widgets.Widget:
+    """The widget for a setting, showing `value`. A number without two bounds is a box, with them a slider."""
+    words = setting.name.replace("_", " ") + (f" ({setting.unit})" if setting.unit else "")
+    common = {"description": words, "tooltip": setting.help or words, "style": DESCRIPTION}
+    bounded = setting.low is not None and setting.high is not None
+    if setting.kind == "flag":
+        return widgets.Checkbox(value=value, indent=False, **common)
+    if setting.kind == "choice":
+        ordered = all(isinstance(c, int | float) for c in setting.choices)
+        kind = widgets.SelectionSlider if ordered else widgets.Dropdown
+        return kind(options=[(f"{c:,}" if ordered else c, c) for c in setting.choices], value=value, **common)
+    if setting.kind == "model":
+        return widgets.Dropdown(options=model_options(value, models), value=value, **common)
+    if setting.kind == "text":
+        wide = widgets.Layout(width="98%", height="5.2em")
+        return widgets.Textarea(value=value, layout=wide, continuous_update=True, **common)
+    if setting.kind == "int":
+        if not bounded:
+            return widgets.BoundedIntText(value=value, min=int(setting.low or 0), max=2**31 - 1, **common)
+        step = int(setting.step or 1)
+        return widgets.IntSlider(
+            value=value, min=int(setting.low), max=int(setting.high), step=step, **common
+        )
+    assert bounded, f"{setting.name}: a float control needs bounds"
+    step = setting.step or (setting.high - setting.low) / 100
+    return widgets.FloatSlider(
+        value=value, min=setting.low, max=setting.high, step=step, readout_format=".2f", **common
+    )
+
+
+def model_options(value: Any, models: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """(label, model) pairs: the known names, and `value` in front when it is another name or a Decoder."""
+    known = [(name, name) for name in models]
+    if isinstance(value, str):
+        return known if value in models else [(value, value), *known]
+    return [(str(getattr(value, "name", "your model")), value), *known]
+
+
+def put(widget: widgets.Widget, setting: Setting, value: Any, models: tuple[str, ...] = ()) -> None:
+    """Let the control show a checked value."""
+    if setting.kind == "model" and value not in [v for _, v in widget.options]:
+        widget.options = model_options(value, models)
+    widget.value = value
+
+
+def every_widget(root: widgets.Widget) -> set[widgets.Widget]:
+    """`root` and all widgets it holds, layouts and styles too: each has a comm of its own."""
+    found: set[widgets.Widget] = set()
+    left = [root]
+    while left:
+        one = left.pop()
+        if one in found:
+            continue
+        found.add(one)
+        for name in one.keys:
+            value = getattr(one, name)
+            held = value if isinstance(value, list | tuple) else (value,)
+            left.extend(w for w in held if isinstance(w, widgets.Widget))
+    return found

@@ -1,0 +1,167 @@
+"""One visual language for all labs: what each colour and each line means, and figures that wear it.
+
+Figures are matplotlib objects drawn with Agg. No pyplot, and the process-wide rcParams are neither read nor
+written: a panel draws on its own thread, and a learner's `plt.style.use(...)` must not meet it half way.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+FILE = Path(__file__).with_name("workbench.mplstyle")
+
+# The same thing has the same colour everywhere (Okabe and Ito's palette: apart for every kind of colour sight).
+WEIGHTS = "#0072B2"
+CACHE = "#E69F00"
+COMPUTE = "#CC79A7"
+DRAFT = "#56B4E9"
+TARGET = "#009E73"
+LEARNER = "#D55E00"
+IDLE = "#8A8F98"
+INK = "#22272E"
+
+PREDICTED: dict[str, Any] = {"linestyle": (0, (5, 3)), "linewidth": 2.0, "marker": ""}
+MEASURED: dict[str, Any] = {"linestyle": "-", "linewidth": 2.0, "marker": "o", "markersize": 7}
+RECORDED: dict[str, Any] = {
+    "linestyle": ":",
+    "linewidth": 1.2,
+    "marker": "o",
+    "markersize": 8,
+    "markerfacecolor": "none",
+}
+
+
+@functools.cache
+def sheet() -> dict[str, Any]:
+    """The style file as a dictionary. Do not change it."""
+    return dict(mpl.rc_params_from_file(FILE, fail_on_error=True, use_default_template=False))
+
+
+def new_figure(
+    rows: int = 1, columns: int = 1, *, height: float | None = None, **subplots
+) -> tuple[Figure, list]:
+    """A figure in the style with rows × columns axes, as (figure, flat list of axes). height in inches."""
+    style = sheet()
+    width, usual = style["figure.figsize"]
+    figure = Figure(
+        figsize=(width, height or usual), dpi=style["figure.dpi"], facecolor=style["figure.facecolor"]
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False, **subplots)
+    for one in axes.flat:
+        _dress(one)
+    return figure, list(axes.flat)
+
+
+def _dress(axes: Axes) -> None:
+    style = sheet()
+    axes.set_facecolor(style["axes.facecolor"])
+    axes.set_axisbelow(True)
+    axes.grid(
+        visible=True,
+        which="major",
+        color=style["grid.color"],
+        linewidth=style["grid.linewidth"],
+        linestyle="-",
+    )
+    for side, spine in axes.spines.items():
+        spine.set(edgecolor=style["axes.edgecolor"], linewidth=style["axes.linewidth"])
+        spine.set_visible(side in ("left", "bottom"))
+    for axis in "xy":
+        axes.tick_params(
+            axis=axis,
+            which="both",
+            color=style["axes.edgecolor"],
+            labelcolor=style[f"{axis}tick.color"],
+            labelsize=style[f"{axis}tick.labelsize"],
+            labelfontfamily="DejaVu Sans",
+        )
+
+
+def label(axes: Axes, *, x: str = "", y: str = "", title: str = "") -> None:
+    """Name the axes (with units) and the plot, as plain text: a dollar sign is a dollar sign."""
+    style = sheet()
+    plain = {"parse_math": False, "fontfamily": "DejaVu Sans"}
+    axes.set_xlabel(x, color=style["axes.labelcolor"], fontsize=style["axes.labelsize"], **plain)
+    axes.set_ylabel(y, color=style["axes.labelcolor"], fontsize=style["axes.labelsize"], **plain)
+    axes.set_title(
+        title,
+        loc="left",
+        color=style["text.color"],
+        fontsize=style["axes.titlesize"],
+        fontweight="normal",
+        **plain,
+    )
+
+
+def legend(axes: Axes, **place) -> None:
+    """The legend, if anything has a label."""
+    if not axes.get_legend_handles_labels()[0]:
+        return
+    style = sheet()
+    box = axes.legend(
+        prop=FontProperties(family="DejaVu Sans", size=style["legend.fontsize"]),
+        labelcolor=style["legend.labelcolor"],
+        facecolor=style["legend.facecolor"],
+        edgecolor=style["legend.edgecolor"],
+        framealpha=style["legend.framealpha"],
+        frameon=True,
+        fancybox=False,
+        shadow=False,
+        **place,
+    )
+    for text in box.get_texts():
+        text.set_parse_math(False)
+
+
+def log_ticks(axes: Axes, axis: str, values: Sequence[float], text=lambda v: f"{v:,.0f}") -> None:
+    """A log axis with ticks exactly at `values`, written out as people read them."""
+    getattr(axes, f"set_{axis}scale")("log", base=2 if axis == "x" else 10)
+    chosen = getattr(axes, f"{axis}axis")
+    chosen.set_major_locator(FixedLocator(list(values)))
+    chosen.set_minor_locator(NullLocator())
+    chosen.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+
+
+def write(axes: Axes, x: float, y: float, text: str, **look) -> None:
+    """Plain text at a place: never mathematics, whatever characters it holds."""
+    look = {"color": sheet()["text.color"], "fontsize": 10, "fontfamily": "DejaVu Sans", **look}
+    axes.text(x, y, drawable(text), parse_math=False, **look)
+
+
+@functools.cache
+def _glyphs() -> frozenset[int]:
+    return frozenset(get_font(findfont(FontProperties(family="DejaVu Sans"))).get_charmap())
+
+
+def drawable(text: str) -> str:
+    """The text with each character that the font lacks spelled out, as \\u4e2d."""
+    known = _glyphs()
+    return "".join(c if c == "\n" or ord(c) in known else c.encode("unicode_escape").decode() for c in text)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG bytes."""
+    out = io.BytesIO()
+    figure.canvas.print_png(out, metadata={"Software": None}, pil_kwargs={"compress_level": 1})
+    return out.getvalue()
+
+
+def milliseconds(seconds: float) -> str:
+    """0.00123 -> '1.23 ms'; 12.3 -> '12.3 s'; three digits, the unit that suits."""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if abs(seconds) * factor >= 1:
+            value = seconds * factor
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
