@@ -7,6 +7,7 @@
 PYTHON  ?= python3
 BIN     := .venv/bin
 READY   := .venv/ready
+export HERE := $(CURDIR)
 
 .PHONY: help setup lab test build clean
 .DEFAULT_GOAL := help
@@ -31,7 +32,7 @@ $(READY): pyproject.toml constraints.txt workbench/jupyter/__init__.py workbench
 	  { echo "make setup: no virtual environment from '$(PYTHON)'. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }; } >&2
 	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]' -c constraints.txt >&2
 	@$(BIN)/python -m workbench.jupyter >&2
-	@printf '%s' '$(CURDIR)' > $@
+	@printf '%s' "$$HERE" > $@
 
 lab: setup
 	@$(BIN)/workbench lab$(if $(PORT), --port $(PORT))$(if $(filter no,$(BROWSER)), --no-browser)

@@ -1,15 +1,17 @@
 # %% [markdown]
 # # Exercises of lab 01: naive generation
 #
-# Five functions, and you have written a text generator: the loop, the filters, the penalty, the search, and the count
-# of what it all costs. Each one has the signature of the real part it stands for, so a real model can run on *your* code.
+# Five functions, and you have written a text generator: the loop, the filters, the penalty, the search, and
+# the count of what it all costs. Each one has the signature of the real part it stands for, so a real model
+# can run on *your* code.
 #
-# Each exercise has three cells: one for **your answer**, one to **try it**, and one that **checks** it. A check that
-# fails tells what it saw, what it expected, and where to look. When all pass, it prints a single line. The grader runs
-# the same checks and a few more, on other inputs and at the edges; the points of both are on the check cell.
+# Each exercise has three cells: one for **your answer**, one to **try it**, and one that **checks** it. A
+# check that fails tells what it saw, what it expected, and where to look. When all pass, it prints a single
+# line. The grader runs the same checks and a few more, on other inputs and at the edges; the points of both
+# are on the check cell.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
-import torch, math
+import torch
 
 import workbench as wb
 from workbench import checks
@@ -21,16 +23,18 @@ prompt = "def read_lines(path):"
 # %% [markdown]
 # ## 1. The loop
 #
-# *Lab 01, from "Forward" to "The whole loop".* Write a generator that turns a model into text, one token at a time.
+# *Lab 01, from "Forward" to "The whole loop".* Write a generator that turns a model into text, one token at a
+# time.
 #
-# - `forward(text)` takes the whole text so far, a list of M token ids, and gives logits `[M, V]`. Row i is the prediction
-#   of what follows token i. It may also give fewer rows, even one (a model with a cache does), but its last row always
-#   predicts the next token.
+# - `forward(text)` takes the whole text so far, a list of M token ids, and gives logits `[M, V]`. Row i is
+#   the prediction of what follows token i. It may also give fewer rows, even one (a model with a cache does),
+#   but its last row always predicts the next token.
 # - `choose(logits, text)` takes *one* row `[V]` and the text so far, and gives the next token.
-# - Yield every new token as soon as it is chosen, at most `max_new_tokens` of them. A token in `stop_token_ids` is
-#   yielded too, and is the last.
+# - Yield every new token as soon as it is chosen, at most `max_new_tokens` of them. A token in
+#   `stop_token_ids` is yielded too, and is the last.
 #
-# The caller's list of prompt tokens stays as it is. *Hint: seven lines are enough; `yield` makes it lazy by itself.*
+# The caller's list of prompt tokens stays as it is. *Hint: seven lines are enough; `yield` makes it lazy by
+# itself.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "naive-loop"}
@@ -55,14 +59,15 @@ with checks.trying("naive-loop"):
     print(prompt + yours.text)
     print("\nthe same tokens as the workbench's own loop:", yours.tokens == ours.tokens)
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "naive-loop-check", "points": 6}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "naive-loop-check", "points": 7}
 checks.check("naive-loop", token_loop)
 
 # %% [markdown]
 # ## 2. From logits to fewer tokens
 #
-# *Lab 01, from "Temperature" to "Min-p".* Four filters. Each takes logits `[..., V]` (any number of rows) and gives new logits
-# of the same shape and dtype; a token that is removed gets `-inf`, and its input is never changed. With p = softmax(logits):
+# *Lab 01, from "Temperature" to "Min-p".* Four filters. Each takes logits `[..., V]` (any number of rows) and
+# gives new logits of the same shape and dtype; a token that is removed gets `-inf`, and its input is never
+# changed. With p = softmax(logits):
 #
 # | filter | what is left |
 # |---|---|
@@ -71,8 +76,9 @@ checks.check("naive-loop", token_loop)
 # | top-p | the *smallest* set of most likely tokens that holds at least `p` of the probability: the one that reaches it stays |
 # | min-p | tokens at least `p` times as likely as the most likely one; p = 0 keeps all |
 #
-# Where several tokens tie for the last place of top-k, keep one or keep all, as you like. *Hint: top-p is easy on sorted
-# probabilities and their running sum; the work is in putting the mask back into the tokens' own order (`scatter`).*
+# Where several tokens tie for the last place of top-k, keep one or keep all, as you like. *Hint: top-p is
+# easy on sorted probabilities and their running sum; the work is in putting the mask back into the tokens'
+# own order (`scatter`).*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "sampling-filters"}
@@ -133,8 +139,8 @@ checks.check("sampling-filters", sampling_filters)
 # %% [markdown]
 # ## 3. Not again
 #
-# *Lab 01, "Penalties".* Make the tokens already in the text less likely. `logits` is one row `[V]`, `token_ids`
-# the prompt and everything generated so far, and the penalty is above 1:
+# *Lab 01, "Penalties".* Make the tokens already in the text less likely. `logits` is one row `[V]`,
+# `token_ids` the prompt and everything generated so far, and the penalty is above 1:
 #
 # - a *positive* logit of a token in the text is divided by the penalty, a *negative* one is multiplied by it;
 # - every other logit stays, and so does the input;
@@ -171,19 +177,20 @@ checks.check("repetition-penalty", penalize_repetition)
 # %% [markdown]
 # ## 4. The best of several paths
 #
-# *Lab 01, "Beam search" and "The length penalty".* Greedy takes the best step, and so may miss the best path. Beam search keeps the `num_beams` best
-# unfinished texts alive and ranks their extensions together.
+# *Lab 01, "Beam search" and "The length penalty".* Greedy takes the best step, and so may miss the best path.
+# Beam search keeps the `num_beams` best unfinished texts alive and ranks their extensions together.
 #
-# - `forward_many(texts)` takes a list of B texts (prompt and new tokens) and gives logits `[B, V]`, one row a text. Call it once
-#   a step. Start from the prompt alone: B = 1 at first.
-# - Each step, rank *all* extensions of all live texts by their summed log-probabilities (`log_softmax`) and go down the list: one
-#   that ends in a token of `eos_token_ids` is finished, and is put aside; the others live on, until `num_beams` do.
+# - `forward_many(texts)` takes a list of B texts (prompt and new tokens) and gives logits `[B, V]`, one row a
+#   text. Call it once a step. Start from the prompt alone: B = 1 at first.
+# - Each step, rank *all* extensions of all live texts by their summed log-probabilities (`log_softmax`) and
+#   go down the list: one that ends in a token of `eos_token_ids` is finished, and is put aside; the others
+#   live on, until `num_beams` do.
 # - After `max_new_tokens` steps, the live ones count as finished too. Every finished text is scored by
-#   **log-probability / (number of new tokens) ** length_penalty**, the final eos token included in both.
+#   `log_probability / number_of_new_tokens ** length_penalty`, the final eos token included in both.
 # - Return `(tokens, score)` pairs, best first, without the prompt.
 #
-# *Hint: a Python list of `(tokens, log_probability)` pairs does for the live texts. Take enough from `topk` that unfinished ones
-# are left even where every text could end, and never more than there are.*
+# *Hint: a Python list of `(tokens, log_probability)` pairs does for the live texts. Take enough from `topk`
+# that unfinished ones are left even where every text could end, and never more than there are.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "beam-search"}
@@ -243,9 +250,10 @@ checks.check("beam-search", beam_search)
 # %% [markdown]
 # ## 5. What it costs
 #
-# *Lab 01, "What a token costs" and "Check a printed number".* Without a cache, every new token runs the model over the whole text before it. How many rows (tokens
-# pushed through the model) does it take to generate `new_tokens` after a prompt of `prompt_tokens`? Give an `int`. Nothing runs
-# over the last new token: nobody asks what would follow it.
+# *Lab 01, "What a token costs" and "Check a printed number".* Without a cache, every new token runs the model
+# over the whole text before it. How many rows (tokens pushed through the model) does it take to generate
+# `new_tokens` after a prompt of `prompt_tokens`? Give an `int`. Nothing runs over the last new token: nobody
+# asks what would follow it.
 #
 # *Hint: write down the lengths of the first text the model runs over and of the last.*
 
@@ -271,5 +279,5 @@ with checks.trying("count-rows"):
 checks.check("count-rows", count_rows)
 
 # %% [markdown]
-# That is the naive generator, whole, and it is yours. Its loop asks the model the same questions about the same text over and over
-# again; what to remember instead is the subject of lab 03.
+# That is the naive generator, whole, and it is yours. Its loop asks the model the same questions about the
+# same text over and over again; what to remember instead is the subject of lab 03.

@@ -260,7 +260,9 @@ def test_a_widget_leaves_words_and_a_picture_stays():
     widget = nbformat.v4.new_output("display_data", {WIDGET: {"model_id": "1"}, "text/plain": "Panel()"})
     assert normalize_output(widget, {}).data == {"text/markdown": PANEL_NOTE, "text/plain": PANEL_NOTE}
     panel = nbformat.v4.new_output("display_data", {WIDGET: {}, "text/plain": "steps", "image/png": "aGk="})
-    assert normalize_output(panel, {}).data == {"text/plain": "steps", "image/png": "aGk="}
+    stored = normalize_output(panel, {})
+    assert stored.data == {"text/plain": "steps", "image/png": "aGk="}
+    assert stored.metadata == {"image/png": {"alt": "steps"}}, "a picture has words"
     both = nbformat.v4.new_output("display_data", {WIDGET: {}, "text/html": "<b>x</b>", "image/png": "aGk="})
     assert normalize_output(both, {}).data == {"text/html": "<b>x</b>", "image/png": "aGk="}
 

@@ -19,7 +19,13 @@ from workbench.models import Batch, assembly, checkpoints, load, public_shape, s
 from workbench.models.config import RotaryScaling
 from workbench.models.layout import config_from_hf, config_to_hf
 
-GPT2 = {"family": "gpt2", "num_kv_heads": 4, "qkv_bias": True, "attention_output_bias": True, "mlp_bias": True}
+GPT2 = {
+    "family": "gpt2",
+    "num_kv_heads": 4,
+    "qkv_bias": True,
+    "attention_output_bias": True,
+    "mlp_bias": True,
+}
 
 
 @pytest.fixture
@@ -71,7 +77,9 @@ def test_tensor_names_may_lack_the_base_models_prefix(fixture, request):
 
 
 def test_masks_and_frequencies_that_old_files_carry_are_passed_over(folder, gpt2_folder):
-    change_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    change_tensors(
+        folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    )
     mask = {"transformer.h.0.attn.bias": torch.ones(1), "h.1.attn.masked_bias": torch.ones(1)}
     change_tensors(gpt2_folder, lambda t: t.update(mask))
     load(folder), load(gpt2_folder)
@@ -83,7 +91,7 @@ def test_a_tied_head_may_be_written_twice_but_not_differently(folder):
     model = load(folder)
     assert model.head.weight is model.embed.weight
     change_tensors(folder, lambda t: t.update({"lm_head.weight": embedding + 1}))
-    with pytest.raises(WorkbenchError, match="lm_head.weight differs.*tie_word_embeddings to false"):
+    with pytest.raises(WorkbenchError, match=r"lm_head.weight differs.*tie_word_embeddings to false"):
         load(folder)
 
 
@@ -147,9 +155,18 @@ def test_a_folders_shape_can_have_random_weights(folder):
         ({"auto_map": {"AutoModel": "mine.Model"}}, "auto_map"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling asks for rope_type 'linear'"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling.low_freq_factor must be a number"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters differs from layer"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+            "rope_scaling.low_freq_factor must be a number",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "rope_parameters differs from layer",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5",
+        ),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor = 0.25"),
         ({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}}, "mrope_section"),
         ({"sliding_window": 16}, "sliding_window = 16"),
@@ -204,15 +221,21 @@ QWEN = {
         ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}, 8),
         ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}, WorkbenchError),
         ({"sliding_window": 8, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 4}, 8),
-        ({"sliding_window": 8, "use_sliding_window": False, "layer_types": ["sliding_attention"] * 4}, WorkbenchError),
-        ({"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"] * 2}, WorkbenchError),
+        (
+            {"sliding_window": 8, "use_sliding_window": False, "layer_types": ["sliding_attention"] * 4},
+            WorkbenchError,
+        ),
+        (
+            {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"] * 2},
+            WorkbenchError,
+        ),
         ({"attention_bias": True}, WorkbenchError),
         ({"mlp_bias": True}, WorkbenchError),
     ],
 )
 def test_a_window_on_all_layers_or_none_is_read_and_one_on_some_is_refused(changes, window):
     if window is WorkbenchError:
-        with pytest.raises(WorkbenchError, match="layer_types|_bias"):
+        with pytest.raises(WorkbenchError, match=r"layer_types|_bias"):
             config_from_hf(QWEN | changes)
     else:
         assert config_from_hf(QWEN | changes).sliding_window == window
@@ -222,7 +245,9 @@ def test_left_out_keys_mean_what_transformers_takes_them_for():
     import transformers
 
     for family, kind in (("llama", "Llama"), ("mistral", "Mistral"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3")):
-        theirs = getattr(transformers, f"{kind}Config")(**{k: v for k, v in QWEN.items() if k != "model_type"})
+        theirs = getattr(transformers, f"{kind}Config")(
+            **{k: v for k, v in QWEN.items() if k != "model_type"}
+        )
         ours = config_from_hf(QWEN | {"model_type": family})
         assert ours.context_length == theirs.max_position_embeddings
         assert ours.norm_eps == theirs.rms_norm_eps
@@ -236,7 +261,9 @@ def test_left_out_keys_mean_what_transformers_takes_them_for():
     assert (gpt2.tie_embeddings, gpt2.intermediate_size) == (defaults.tie_word_embeddings, 4 * 32)
 
 
-@pytest.mark.parametrize("name", ["llama-2-70b", "llama-3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "gpt2-xl"])
+@pytest.mark.parametrize(
+    "name", ["llama-2-70b", "llama-3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "gpt2-xl"]
+)
 def test_a_public_shape_survives_config_json(name):
     shape = public_shape(name)
     assert config_from_hf(json.loads(json.dumps(config_to_hf(shape, torch.bfloat16)))) == shape
@@ -263,7 +290,9 @@ def test_a_file_cut_short_is_refused_by_name_and_size(folder, keep):
     size = file.stat().st_size
     left = int(size * keep) if isinstance(keep, float) else keep % size
     os.truncate(file, left)
-    with pytest.raises(WorkbenchError, match=rf"model\.safetensors \({left:,} bytes\) is damaged or cut short"):
+    with pytest.raises(
+        WorkbenchError, match=rf"model\.safetensors \({left:,} bytes\) is damaged or cut short"
+    ):
         load(folder)
 
 
@@ -275,20 +304,26 @@ def test_a_missing_tensor_is_named_with_its_shape(folder):
 
 def test_an_unexpected_tensor_is_named(folder):
     change_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}))
-    with pytest.raises(WorkbenchError, match=r"layers.0.self_attn.q_proj.bias' with shape \[32\] has no place"):
+    with pytest.raises(
+        WorkbenchError, match=r"layers.0.self_attn.q_proj.bias' with shape \[32\] has no place"
+    ):
         load(folder)
 
 
 def test_a_wrong_shape_is_named_with_both_shapes(folder):
     change_tensors(folder, lambda t: t.update({"model.layers.0.mlp.down_proj.weight": torch.ones(64, 32)}))
-    with pytest.raises(WorkbenchError, match=r"mlp.down_proj.weight' has shape \[64, 32\].*makes it \[32, 64\]"):
+    with pytest.raises(
+        WorkbenchError, match=r"mlp.down_proj.weight' has shape \[64, 32\].*makes it \[32, 64\]"
+    ):
         load(folder)
 
 
 def test_integer_weights_are_refused(folder):
     weights = torch.ones(32, 64, dtype=torch.int8)
     change_tensors(folder, lambda t: t.update({"model.layers.0.mlp.down_proj.weight": weights}))
-    with pytest.raises(WorkbenchError, match="down_proj.weight' has type I8; supported: F64, F32, F16, BF16"):
+    with pytest.raises(
+        WorkbenchError, match=r"down_proj.weight' has type I8; supported: F64, F32, F16, BF16"
+    ):
         load(folder)
 
 
@@ -320,7 +355,10 @@ def test_a_broken_or_missing_file_is_named(folder, name, text, message):
 @pytest.mark.parametrize(
     "index, message",
     [
-        ({"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}, "no such file.*incomplete"),
+        (
+            {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}},
+            "no such file.*incomplete",
+        ),
         ({"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}, "'../elsewhere.safetensors'"),
         ({"weight_map": {"model.norm.weight": 5}}, "no weight_map"),
         ({}, "no weight_map"),
@@ -336,7 +374,7 @@ def test_an_index_is_not_trusted(folder, index, message):
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(folder, monkeypatch):
     monkeypatch.setattr(assembly, "available_bytes", lambda device: 1000)
     monkeypatch.setattr(checkpoints, "_read_tensors", lambda *_: pytest.fail("read all the same"))
-    with pytest.raises(WorkbenchError, match="needs .* GB .* has 0.0 GB available"):
+    with pytest.raises(WorkbenchError, match=r"needs .* GB .* has 0.0 GB available"):
         load(folder)
 
 
@@ -403,7 +441,7 @@ def test_an_interrupted_save_leaves_the_old_checkpoint(folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "save_file", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space"):
         save_checkpoint(random_decoder(tiny_config(vocab_size=64), seed=9), folder)
     assert contents(folder.parent) == before
 
@@ -420,16 +458,16 @@ def test_a_save_cut_off_while_moving_leaves_no_mixture_that_loads(folder, monkey
     monkeypatch.setattr(checkpoints.os, "replace", lose_power)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(random_decoder(tiny_config(vocab_size=64), seed=9), folder)
-    with pytest.raises(WorkbenchError, match="has no config.json"):
+    with pytest.raises(WorkbenchError, match=r"has no config.json"):
         load(folder)
 
 
 def test_a_folder_that_is_something_else_is_left_alone(folder, tiny_model):
     (folder / "config.json").write_text('{"port": 8080}')
     before = contents(folder)
-    with pytest.raises(WorkbenchError, match="config.json that is not a model's"):
+    with pytest.raises(WorkbenchError, match=r"config.json that is not a model's"):
         save_checkpoint(tiny_model, folder)
-    with pytest.raises(WorkbenchError, match="is a file"):
+    with pytest.raises(WorkbenchError, match=r"is a file"):
         save_checkpoint(tiny_model, folder / "config.json")
     assert contents(folder) == before
 
@@ -456,6 +494,8 @@ def test_a_shape_that_the_layout_cannot_say_is_not_saved(changes, named, tmp_pat
 
 def test_every_rotary_number_is_written(tmp_path):
     scaling = RotaryScaling(4.0, 1.5, 3.0, 64)
-    config = dataclasses.replace(tiny_config(vocab_size=64), rope_scaling=scaling, rope_theta=123.5, norm_eps=2e-6)
+    config = dataclasses.replace(
+        tiny_config(vocab_size=64), rope_scaling=scaling, rope_theta=123.5, norm_eps=2e-6
+    )
     save_checkpoint(random_decoder(config), tmp_path / "model")
     assert load(tmp_path / "model").config == config

@@ -100,6 +100,14 @@ def test_the_real_parts_pass_the_checks_of_the_exercises_that_stand_for_them():
 
 # --- Wrong answers ---
 
+
+@functools.cache
+def judged(grade_id: str, name: str, seed: int):
+    """The result of a listed wrong answer under every check."""
+    wrong = next(w for w in WRONG[grade_id] if w.name == name)
+    return evaluate(WHOLE[grade_id], defined(grade_id, wrong.source), seed=seed)
+
+
 MISTAKES = [(grade_id, wrong) for grade_id, listed in WRONG.items() for wrong in listed]
 
 
@@ -108,7 +116,7 @@ MISTAKES = [(grade_id, wrong) for grade_id, listed in WRONG.items() for wrong in
     ("grade_id", "wrong"), MISTAKES, ids=lambda v: v if isinstance(v, str) else v.name.replace(" ", "-")
 )
 def test_each_wrong_answer_is_caught_by_the_check_meant_for_it(grade_id, wrong, seed):
-    result = evaluate(WHOLE[grade_id], defined(grade_id, wrong.source), seed=seed)
+    result = judged(grade_id, wrong.name, seed)
     failed = {check.name: check for check in result.checks if not check.passed}
     assert result.verdict == Verdict.FAILED
     assert wrong.caught_by in failed, f"{wrong.name}: failed only {list(failed)}"
@@ -120,10 +128,7 @@ def test_there_are_five_or_more_different_mistakes_and_each_check_catches_one(gr
     wrong = WRONG[grade_id]
     assert len({w.name for w in wrong}) >= 5 and len({w.source for w in wrong}) == len(wrong)
     assert ALTERNATIVE.keys() == WRONG.keys() == HIDDEN.keys() == WHOLE.keys()
-    caught: set[str] = set()
-    for w in wrong:
-        result = evaluate(WHOLE[grade_id], defined(grade_id, w.source))
-        caught |= {check.name for check in result.checks if not check.passed}
+    caught = {check.name for w in wrong for check in judged(grade_id, w.name, 0).checks if not check.passed}
     assert {check.name for check in WHOLE[grade_id].checks} == caught
 
 

@@ -30,7 +30,7 @@ def test_it_remembers_nothing_and_so_asks_for_the_whole_text_every_step(kv):
 
 def test_a_batch_that_starts_later_is_refused_and_nothing_changes(kv):
     kv.begin(Batch.of([[1]], sequences=["a"]))
-    with pytest.raises(WorkbenchError, match="'late' must be sent whole.*starts it at position 3"):
+    with pytest.raises(WorkbenchError, match=r"'late' must be sent whole.*starts it at position 3"):
         kv.begin(Batch.of([[5], [1, 2]], first_positions=[0, 3], sequences=["new", "late"]))
     assert dict(kv.lengths) == {"a": 0}
 
@@ -76,14 +76,14 @@ def test_misuse_is_refused_by_name_and_changes_nothing(kv, misuse, message):
 def test_a_released_sequence_is_gone(kv):
     kv.begin(Batch.of([[1]], sequences=["a"]))
     kv.release("a")
-    with pytest.raises(WorkbenchError, match="not live"):
+    with pytest.raises(WorkbenchError, match=r"not live"):
         kv.release("a")
 
 
 def test_kinds_and_settings_are_checked_by_name():
-    with pytest.raises(WorkbenchError, match="'recompte'; did you mean 'recompute'"):
+    with pytest.raises(WorkbenchError, match=r"'recompte'; did you mean 'recompute'"):
         make_kv("recompte", tiny_config())
-    with pytest.raises(WorkbenchError, match="attention 'egaer'; did you mean 'eager'"):
+    with pytest.raises(WorkbenchError, match=r"attention 'egaer'; did you mean 'eager'"):
         make_kv("recompute", tiny_config(), attention="egaer")
 
 

@@ -160,12 +160,12 @@ def test_llama_3_405b_means_the_only_405b_there_is():
 
 
 def test_another_owner_may_have_changed_the_shape_so_the_name_is_not_accepted():
-    with pytest.raises(WorkbenchError, match="unknown public model 'someone/llama-2-7b'"):
+    with pytest.raises(WorkbenchError, match=r"unknown public model 'someone/llama-2-7b'"):
         public_shape("someone/llama-2-7b")
 
 
 def test_an_unknown_shape_names_the_nearest():
-    with pytest.raises(WorkbenchError, match="'llama3-8b'; did you mean 'llama-3-8b'"):
+    with pytest.raises(WorkbenchError, match=r"'llama3-8b'; did you mean 'llama-3-8b'"):
         public_shape("llama3-8b")
 
 
@@ -181,14 +181,16 @@ def test_the_list_of_models_has_the_zoo_first_and_exact_counts():
 
 
 def test_shapes_can_be_read_without_torch():
-    code = "import sys, workbench.models.shapes as s; s.public_shape('gpt2'); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, workbench.models.shapes as s; s.public_shape('gpt2'); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_exported_name_is_there():
     for name in models.__all__:
         assert getattr(models, name) is not None
-    with pytest.raises(AttributeError, match="lod"):
+    with pytest.raises(AttributeError, match=r"lod"):
         models.lod  # noqa: B018
 
 
@@ -219,7 +221,7 @@ def test_a_shape_survives_being_written_as_data(name):
 
 
 def test_an_unknown_key_in_the_data_is_named():
-    with pytest.raises(WorkbenchError, match="'num_layer'; did you mean 'num_layers'"):
+    with pytest.raises(WorkbenchError, match=r"'num_layer'; did you mean 'num_layers'"):
         ModelConfig.from_dict(tiny_config().to_dict() | {"num_layer": 3})
 
 
@@ -338,14 +340,16 @@ def test_random_weights_run_and_are_made_in_the_dtype_asked_for():
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers_before_it_is_allocated():
-    with pytest.raises(WorkbenchError, match=r"llama-3.1-405b in bfloat16 needs 811.7 GB .* cpu has [\d.]+ GB"):
+    with pytest.raises(
+        WorkbenchError, match=r"llama-3.1-405b in bfloat16 needs 811.7 GB .* cpu has [\d.]+ GB"
+    ):
         load("llama-3.1-405b", weights="random")
 
 
 def test_a_calculator_shape_says_that_it_cannot_run():
     for name in ("deepseek-v3", "deepseek-ai/DeepSeek-V2"):
         for weights in ("random", "trained"):
-            with pytest.raises(WorkbenchError, match="calculators only.*public_shape"):
+            with pytest.raises(WorkbenchError, match=r"calculators only.*public_shape"):
                 load(name, weights=weights)
 
 
@@ -355,7 +359,7 @@ def test_a_calculator_shape_says_that_it_cannot_run():
         ({"name_or_path": "stdlib-10n"}, "unknown model 'stdlib-10n'; did you mean 'stdlib-10m'"),
         ({"name_or_path": ""}, "unknown model ''"),
         ({"name_or_path": "./nowhere"}, "no folder './nowhere'"),
-        ({"name_or_path": "llama-3.1-8b"}, "do not ship.*weights=\"random\".*meta-llama/Llama-3.1-8B"),
+        ({"name_or_path": "llama-3.1-8b"}, 'do not ship.*weights="random".*meta-llama/Llama-3.1-8B'),
         ({"name_or_path": "nobody/nothing-here"}, "could not be had from the Hugging Face hub"),
         ({"name_or_path": "gpt2", "weights": "rndom"}, "unknown weights 'rndom'; did you mean 'random'"),
         ({"name_or_path": "gpt2", "weights": "random", "dtype": "int8"}, "unknown dtype 'int8'"),

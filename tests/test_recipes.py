@@ -35,7 +35,9 @@ def small_corpus(monkeypatch) -> None:
     files = {f.path: f for f in training_files()}
     learned = [files[name] for name in ("this.py", "struct.py", "types.py")]
     monkeypatch.setattr(recipes, "training_files", lambda: learned)
-    monkeypatch.setattr(recipes, "held_out_files", lambda: [f for f in held_out_files() if f.path == "bisect.py"])
+    monkeypatch.setattr(
+        recipes, "held_out_files", lambda: [f for f in held_out_files() if f.path == "bisect.py"]
+    )
 
 
 def run(out: Path, recipe: Recipe = TINY, **options) -> list[str]:
@@ -151,7 +153,7 @@ def test_training_attention_is_the_attention_of_every_other_kv(tiny_model):
 def test_the_folder_of_another_recipe_is_refused_and_left_alone(small_corpus, tmp_path):
     run(tmp_path, stop_at_step=2)
     before = (tmp_path / "state/tensors.safetensors").read_bytes()
-    with pytest.raises(WorkbenchError, match="holds a run of another recipe.*choose another --out"):
+    with pytest.raises(WorkbenchError, match=r"holds a run of another recipe.*choose another --out"):
         run(tmp_path, dataclasses.replace(TINY, seed=1))
     assert (tmp_path / "state/tensors.safetensors").read_bytes() == before
 
@@ -161,17 +163,19 @@ def test_a_damaged_state_is_refused_with_advice(small_corpus, tmp_path, name):
     run(tmp_path, stop_at_step=2)
     file = tmp_path / "state" / name
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(WorkbenchError, match="cannot be read.*delete the folder to start again"):
+    with pytest.raises(WorkbenchError, match=r"cannot be read.*delete the folder to start again"):
         run(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "progress", ["[]", "{}", '{"recipe": 5, "step": 2, "seconds": 0, "losses": []}'], ids=["list", "empty", "other"]
+    "progress",
+    ["[]", "{}", '{"recipe": 5, "step": 2, "seconds": 0, "losses": []}'],
+    ids=["list", "empty", "other"],
 )
 def test_a_state_that_makes_no_sense_is_refused(small_corpus, tmp_path, progress):
     run(tmp_path, stop_at_step=2)
     (tmp_path / "state/progress.json").write_text(progress)
-    with pytest.raises(WorkbenchError, match="delete"):
+    with pytest.raises(WorkbenchError, match=r"delete"):
         run(tmp_path)
 
 
@@ -186,7 +190,7 @@ def test_a_state_that_lacks_a_tensor_is_refused(small_corpus, tmp_path):
 
 
 def test_an_unknown_recipe_names_the_nearest(tmp_path):
-    with pytest.raises(WorkbenchError, match="unknown recipe 'stdlib-10'; did you mean 'stdlib-10m'"):
+    with pytest.raises(WorkbenchError, match=r"unknown recipe 'stdlib-10'; did you mean 'stdlib-10m'"):
         train("stdlib-10", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -201,7 +205,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_last_checkpoint(
         return true_loss(*arguments) * (math.nan if len(calls) == 4 else 1.0)
 
     monkeypatch.setattr(recipes, "next_token_loss", loss)
-    with pytest.raises(WorkbenchError, match="the loss became nan at step 3; the last checkpoint"):
+    with pytest.raises(WorkbenchError, match=r"the loss became nan at step 3; the last checkpoint"):
         run(tmp_path)
     assert json.loads((tmp_path / "state/progress.json").read_text())["step"] == 2
 
@@ -234,7 +238,11 @@ def test_a_step_of_a_seed_is_always_the_same_rows(small_corpus):
 def test_a_pass_shows_every_row_at_most_once_and_passes_differ(small_corpus):
     sampler = EpochSampler(TINY, recipes.shipped_tokenizer())
     first, second = (
-        [tuple(r) for s in range(sampler.steps_per_pass) for r in sampler.rows(p * sampler.steps_per_pass + s).tolist()]
+        [
+            tuple(r)
+            for s in range(sampler.steps_per_pass)
+            for r in sampler.rows(p * sampler.steps_per_pass + s).tolist()
+        ]
         for p in (0, 1)
     )
     assert len(first) * 32 > 0.9 * sampler.tokens_per_pass
@@ -244,7 +252,7 @@ def test_a_pass_shows_every_row_at_most_once_and_passes_differ(small_corpus):
 
 def test_a_corpus_shorter_than_a_step_is_refused(monkeypatch):
     monkeypatch.setattr(recipes, "training_files", lambda: [SourceFile("a.py", "x = 1\n")])
-    with pytest.raises(WorkbenchError, match="less than one step of tiny"):
+    with pytest.raises(WorkbenchError, match=r"less than one step of tiny"):
         EpochSampler(TINY, recipes.shipped_tokenizer())
 
 
@@ -268,13 +276,16 @@ def test_files_are_closed_by_the_end_of_text_token():
     stream = token_stream(files, tokenizer).tolist()
     assert stream.count(tokenizer.end_of_text) == 2
     assert tokenizer.decode(stream) == "x = 1\n<|endoftext|><|endoftext|>\n<|endoftext|>"
-    assert token_stream(files, tokenizer, order=[1]).tolist() == stream[stream.index(tokenizer.end_of_text) + 1 :]
+    assert (
+        token_stream(files, tokenizer, order=[1]).tolist()
+        == stream[stream.index(tokenizer.end_of_text) + 1 :]
+    )
 
 
 def test_a_python_without_its_source_is_told_so(tmp_path):
     (tmp_path / "latin.py").write_bytes(b"# caf\xe9")
     (tmp_path / "empty.py").write_text(" \n")
-    with pytest.raises(WorkbenchError, match="ships without its .py files"):
+    with pytest.raises(WorkbenchError, match=r"ships without its .py files"):
         corpus.standard_library(tmp_path)
 
 

@@ -63,14 +63,18 @@ def test_make_alone_explains_and_changes_nothing():
 
 
 def test_make_lab_hands_port_and_browser_to_workbench_lab():
-    assert re.search(r"workbench lab$", make("--dry-run", "lab").stdout, re.M), "a free port is found by itself"
-    assert "workbench lab --port 9123 --no-browser" in make("--dry-run", "lab", "PORT=9123", "BROWSER=no").stdout
+    assert re.search(r"workbench lab$", make("--dry-run", "lab").stdout, re.M), (
+        "a free port is found by itself"
+    )
+    assert (
+        "workbench lab --port 9123 --no-browser" in make("--dry-run", "lab", "PORT=9123", "BROWSER=no").stdout
+    )
 
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """Only what the Makefile's setup looks at, in an empty folder whose name has a space; pip and venv are recorded."""
-    folder = tmp_path / "a course"
+    """Only what the Makefile's setup looks at, in an empty folder with an awkward name; pip and venv are recorded."""
+    folder = tmp_path / "Ana's course (1)"
     (folder / "workbench" / "jupyter").mkdir(parents=True)
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "workbench/jupyter/__init__.py"):
         (folder / name).write_bytes((ROOT / name).read_bytes())

@@ -34,7 +34,7 @@ from workbench.notebook_source import (
     without_stubs,
 )
 
-CELL_TIMEOUT_S = 600
+START_TIMEOUT_S, CELL_TIMEOUT_S = 300, 600
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PANEL_NOTE = "▸ *A live panel: run this cell in JupyterLab to use it.*"
 
@@ -70,6 +70,8 @@ def execute(notebook, source: Source) -> None:
         client = NotebookClient(
             notebook,
             km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=ours),
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],
+            startup_timeout=START_TIMEOUT_S,
             timeout=CELL_TIMEOUT_S,
             record_timing=False,
             store_widget_state=False,
@@ -79,7 +81,7 @@ def execute(notebook, source: Source) -> None:
         )
         environment = {**os.environ, "IPYTHONDIR": profile, "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
         try:
-            client.execute(env=environment)
+            client.execute(env=environment, cleanup_kc=True)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             raise BuildError(f"{source.relative}, cell {started[-1]} failed:\n{_plain(str(error))}") from None
     notebook.metadata["kernelspec"] = copy.deepcopy(KERNEL)
@@ -99,14 +101,16 @@ def normalize_output(output, places: dict[str, str]):
     """An output that reads the same anywhere: no machine's paths, no addresses, no widget without its state.
 
     A widget's own view needs a kernel, so a stored one shows as an error. It goes; the picture that a panel
-    gives beside it stays, and where there is none, a line says what was there.
+    gives beside it stays, with its words, and where there is none, a line says what was there.
     """
     output = copy.deepcopy(output)
     data = output.get("data")
     if data is not None:
-        if data.pop(WIDGET, None) is not None and not {"text/html", "text/markdown", "image/png"} & set(data):
-            data["text/markdown"] = PANEL_NOTE
-            data["text/plain"] = PANEL_NOTE
+        if data.pop(WIDGET, None) is not None:
+            if "image/png" in data:
+                output.setdefault("metadata", {})["image/png"] = {"alt": data.get("text/plain", "")}
+            elif not {"text/html", "text/markdown"} & set(data):
+                data["text/markdown"] = data["text/plain"] = PANEL_NOTE
         for kind, value in data.items():
             if isinstance(value, str) and not kind.startswith("image/p"):
                 data[kind] = _without_places(value, places)

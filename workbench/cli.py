@@ -393,34 +393,28 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def run_grade(args: argparse.Namespace) -> int:
+    """0 when every submission has its row, whatever the marks; hidden checks come from the clone's solutions/."""
     from workbench.checks import exercise_sets
     from workbench.grading import grade
+    from workbench.instruments.doctor import package_folder
 
     for path in args.paths:
         if not path.exists():
             raise WorkbenchError(f"there is nothing at {path}")
-    grade(args.paths, args.out, exercise_sets(), _hidden_checks())
-    print(f"grades are in {args.out / 'grades.csv'}")
+    files = [package_folder().parent / "solutions" / f"{name}_hidden.py" for name in exercise_sets()]
+    hidden = [file for file in files if file.is_file()]
+    if len(hidden) < len(files):
+        print("workbench: solutions/ is not here, so only the visible checks count", file=sys.stderr)
+
+    def progress(graded) -> None:
+        print(
+            f"{graded.student_id}: {graded.error or f'{graded.score:g} of {graded.max_score:g}'}",
+            file=sys.stderr,
+        )
+
+    sets = "workbench.checks:exercise_sets"
+    print(grade(args.paths, args.out, sets=sets, hidden=hidden, progress=progress))
     return 0
-
-
-def _hidden_checks() -> dict:
-    """Set name -> grade_id -> hidden checks, from the clone's solutions/; empty in a copy, which has none."""
-    import importlib.util
-
-    from workbench.checks import exercise_sets
-    from workbench.instruments.doctor import package_folder
-
-    hidden = {}
-    for name in exercise_sets():
-        file = package_folder().parent / "solutions" / f"{name}_hidden.py"
-        if file.is_file():
-            spec = importlib.util.spec_from_file_location(f"workbench_hidden_{name}", file)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module  # dataclasses look their module up
-            spec.loader.exec_module(module)
-            hidden[name] = module.HIDDEN
-    return hidden
 
 
 # -- printing ------------------------------------------------------------------------------------------------

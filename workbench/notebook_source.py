@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import WorkbenchError, unknown
+from workbench.jupyter import DISPLAY_NAME, KERNEL_NAME
 
-KERNEL = {"name": "workbench", "display_name": "Inference Workbench (Python)", "language": "python"}
+KERNEL = {"name": KERNEL_NAME, "display_name": DISPLAY_NAME, "language": "python"}
 LANGUAGE = {  # without the version: the same file whichever Python built it
     "name": "python",
     "file_extension": ".py",

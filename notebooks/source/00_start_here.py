@@ -94,7 +94,7 @@ HTML(html.table(["ceiling", "measured"], rows, "The ceilings of this machine"))
 # %%
 balance = machine.flop_per_s["float32"] / machine.read_bytes_per_s
 Markdown(
-    f"This machine can do **{balance:.0f}** float32 operations in the time it takes to read one byte. "
+    f"This machine can do **{balance:.2g}** float32 operations in the time it takes to read one byte. "
     "Writing one token with one user needs about half of one: two operations for each weight of four bytes."
 )
 
@@ -229,7 +229,8 @@ for height, (look, name) in enumerate(
 ):
     axes.plot([0, 1, 2, 3], [height] * 4, color=style.COMPUTE, **look)
     style.write(axes, 3.2, height - 0.08, name)
-axes.set(xlim=(-0.2, 6), ylim=(-0.6, 2.6), xticks=[], yticks=[])
+axes.set(xlim=(-0.2, 6), ylim=(-0.6, 2.6))
+axes.axis("off")
 alt = "Three lines: dashed for predicted, solid with filled dots for measured here, dotted with hollow dots for recorded."
 Image(style.png(figure), width=860, alt=alt)
 

@@ -653,7 +653,7 @@ rows = []
 for alpha in (0.0, 0.5, 1.0, 2.0):
     short, long = -4 / 4**alpha, -9 / 10**alpha
     rows.append([alpha, f"{short:.2f}", f"{long:.2f}", "long" if long > short else "short"])
-assert [r[-1] for r in rows] == ["short", "long", "long", "long"]
+assert [r[-1] for r in rows] == ["short", "short", "long", "long"]
 HTML(
     html.table(
         ["α", "4 tokens", "10 tokens", "better"], rows, "α = 0 favours short ones; the larger α, the longer"

@@ -8,6 +8,7 @@ from workbench.checks import probes
 from workbench.checks.arithmetic import close
 
 VOCABULARY = 12
+MAX_DRAWS = 20_000
 
 
 def loop_case(draw: random.Random, prompt_tokens: int, max_new_tokens: int, **more) -> dict:
@@ -36,13 +37,15 @@ def greedy_path(case: dict) -> list[int]:
 def stopping_cases(draw: random.Random, stop_in_prompt: bool = False) -> list[dict]:
     """A stop token that comes as the third token; then two stop tokens, of which the second comes as the fourth."""
     cases: list[dict] = []
-    while len(cases) < 2:
+    for _ in range(MAX_DRAWS):
         case = loop_case(draw, 5, 8)
         path, at = greedy_path(case), 2 + len(cases)
         never = [t for t in range(VOCABULARY) if t not in path and t not in case["prompt_ids"]]
         if len(path) == len(set(path)) and never and (path[at] in case["prompt_ids"]) == stop_in_prompt:
             cases.append(case | {"stop_token_ids": [never[0], path[at]] if cases else [path[at]]})
-    return cases
+        if len(cases) == 2:
+            return cases
+    raise AssertionError(f"no such cases in {MAX_DRAWS:,} draws")
 
 
 def counted(tokens: list[int]) -> str:

@@ -48,9 +48,8 @@ def apply_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
         best = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, REMOVED).scatter(-1, best, logits.gather(-1, best))
     scaled = logits / temperature
-    if (
-        scaled == math.inf
-    ).any():  # a tiny temperature overflowed; with the best at 0 the softmax is the same
+    if (scaled == math.inf).any():
+        # a tiny temperature overflowed; with the best token at 0 the softmax is the same
         scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
     return scaled
 

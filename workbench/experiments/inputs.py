@@ -86,12 +86,14 @@ def text_ids(model: Decoder, count: int) -> list[int]:
     if model.tokenizer is None or model.tokenizer.vocab_size > model.config.vocab_size:
         draw = random.Random(0)
         return [draw.randrange(model.config.vocab_size) for _ in range(count)]
-    ids: list[int] = []
-    for file in held_out_files():
-        ids += model.tokenizer.encode(file.text)
-        if len(ids) >= count:
-            break
+    ids = model.tokenizer.encode(_held_out_text()[: 16 * count])
     return (ids * (count // len(ids) + 1))[:count]
+
+
+@functools.cache
+def _held_out_text() -> str:
+    """Reading the library takes a while, so it is read once."""
+    return "".join(file.text for file in held_out_files())
 
 
 def whole_text(model: Decoder, ids: list[int]) -> Batch:

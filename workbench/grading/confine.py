@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,29 +57,36 @@ def leave_network() -> dict[str, bool]:
     user = 0 if uid == 0 else _CLONE_NEWUSER
     try:
         _call(_libc.unshare(user | _CLONE_NEWNET | _CLONE_NEWIPC))
-        got["network"] = got["processes"] = True
+        got["network"] = True
         if user:
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
             Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     except OSError:
-        pass
+        return got
+    trial = os.fork()
+    if trial == 0:
+        try:
+            new_process_namespace()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    got["processes"] = os.waitpid(trial, 0)[1] == 0
     return got
 
 
-def fork_apart(apart: bool) -> int:
-    """os.fork, the child as the first process of a new process namespace: when it ends, all it started ends with it."""
-    if not apart:
-        return os.fork()
-    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _call(_libc.unshare(_CLONE_NEWPID))
-        pid = os.fork()
-        if pid:
-            _call(_libc.setns(own, _CLONE_NEWPID))
-        return pid
-    finally:
-        os.close(own)
+def new_process_namespace() -> None:
+    """The next child of this process is the first of a new process namespace: when it ends, all it started ends with it.
+
+    It sees no process outside. OSError where `leave_network` did not give "processes".
+    """
+    _call(_libc.unshare(_CLONE_NEWPID))
+
+
+def end_with_parent() -> None:
+    """Have this process killed when its parent ends (Linux)."""
+    if sys.platform == "linux":
+        _call(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
 
 
 # --- In each child, before any of the student's code ---
@@ -217,7 +225,7 @@ def become_nobody(uid: int, needed: Sequence[str]) -> None:
     capabilities = (ctypes.c_uint32 * 6)(keep, keep, 0, 0, 0, 0)
     _call(_libc.capset(header, capabilities))
     _call(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    _call(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0))
+    end_with_parent()
 
 
 def _open_to_all(path: str) -> bool:

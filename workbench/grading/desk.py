@@ -25,7 +25,8 @@ from xml.etree import ElementTree
 from workbench.errors import WorkbenchError
 from workbench.grading.check import Check, CheckResult, Exercise, ExerciseSet, Result, conclude
 from workbench.grading.confine import Limits
-from workbench.grading.runner import START_SECONDS, Runner, preload_of
+from workbench.grading.runner import Runner, preload_of
+from workbench.grading.session import START_SECONDS
 
 _CONFTEST = '''"""Name each cell by its grade_id in the JUnit report; cell numbers mean nothing."""
 
@@ -62,6 +63,7 @@ def load_hidden(files: Sequence[str | Path]) -> dict[str, tuple[Check, ...]]:
         if spec is None or not file.is_file():
             raise WorkbenchError(f"hidden checks: {file} is not a Python file")
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
         spec.loader.exec_module(module)
         if not isinstance(getattr(module, "HIDDEN", None), dict):
             raise WorkbenchError(f"hidden checks: {file} defines no dict HIDDEN (grade_id -> checks)")
@@ -120,6 +122,7 @@ class Desk:
         print(result_of(self._exercise(grade_id), self.results.get(grade_id)).line)
 
     def close(self) -> None:
+        self._streams.clear()
         self.runner.close()
 
     def _stream(self, exercise: Exercise):
@@ -227,11 +230,14 @@ def run_task(folder: Path, limits: Limits) -> dict:
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
-    with open(folder / "log.txt", "wb") as log:
+    with tempfile.TemporaryDirectory(prefix="grading-") as scratch, open(folder / "log.txt", "wb") as log:
+        os.chmod(
+            scratch, 0o711
+        )  # sessions work below it, as another user; what a killed kernel leaves goes with it
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=env,
+            env=env | {"TMPDIR": scratch},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -90,12 +90,9 @@ def gradescope(graded: Graded) -> dict:
                     "visibility": "after_published" if check.hidden else "visible",
                 }
             )
-    heading = "\n".join(
-        inert(result.line) for result in graded.results if not any(c.hidden for c in result.checks)
-    )
     return {
         "score": graded.score,
-        "output": inert(graded.error) if graded.error else heading,
+        "output": inert(graded.error or ""),
         "output_format": "text",
         "visibility": "visible",
         "stdout_visibility": "hidden",

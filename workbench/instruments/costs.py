@@ -1,12 +1,13 @@
 """What a step costs, counted from the model's shape: FLOPs, bytes, launches. And the time they predict.
 
 FLOPs are those of the matrix products, 2 for a multiply and its add: 2·N·in·out for a linear layer over N rows,
-4·H_q·D for each (query, key) pair of attention. They equal what torch's FlopCounterMode counts in the real
-module. Norms, rotary embedding, activations and softmax are not counted; they are a few percent of a step.
+4·H_q·D for each (query, key) pair of attention. Norms, rotary embedding, activations and softmax are not
+counted: at usual sizes a few percent of the FLOPs.
 
 Attention is counted over *causal pairs*, the pairs that a kernel has to visit: a query at position p sees p + 1
 keys (fewer in a window). `attention_rectangle_flops` is the n × S rectangle that eager attention computes and
-then masks away, which is about twice as much when a whole text is processed at once.
+then masks away, about twice as much when a whole text is processed at once; with it the FLOPs equal what torch's
+FlopCounterMode counts in the real module.
 
 Bytes are those that must cross the memory bus when nothing is fused and nothing stays in a cache between two
 matrix products: each weight read once a step, whatever N is (of the embedding only the rows looked up), and

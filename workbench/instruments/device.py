@@ -192,7 +192,7 @@ def _published(name: str, bf16_tera: float, float32_tera: float, terabytes: floa
         launch_s=1.3e-6,
         measured=False,
         name=name,
-        source=f"{source}, dense; launch cost: 1.3 µs a kernel in a CUDA graph, Hazy Research's "
+        source=f"{source}, dense; launch cost: 1.3 µs a kernel in a CUDA graph on an H100, Hazy Research's "
         '"No Bubbles" (2025)',
     )
 

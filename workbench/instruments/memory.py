@@ -12,21 +12,30 @@ import torch
 from workbench.errors import WorkbenchError
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes(device: str = "cpu") -> int:
     """Bytes that can be allocated now: free memory of the GPU, or of the machine within its container's limit."""
     if str(device).startswith("cuda"):
         return torch.cuda.mem_get_info(torch.device(device))[0]
-    import psutil
-
-    free = psutil.virtual_memory().available
+    free = _system_bytes()
     try:  # a container of cgroup version 2 may have less than the machine
         limit = int((_CGROUP / "memory.max").read_text())
         free = min(free, limit - int((_CGROUP / "memory.current").read_text()))
     except (OSError, ValueError):  # no such container, or "max": no limit
         pass
     return max(0, free)
+
+
+def _system_bytes() -> int:
+    try:  # Linux says it itself, so that a bare machine needs no psutil
+        line = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        import psutil
+
+        return psutil.virtual_memory().available
 
 
 def require_bytes(needed: int, device: str, what: str) -> None:

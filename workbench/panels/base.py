@@ -13,6 +13,7 @@ run beside a busy cell (subshell threads) and where they wait for it.
 
 from __future__ import annotations
 
+import base64
 import re
 import threading
 import time
@@ -21,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import ipywidgets as widgets
-from IPython.display import Image
 from matplotlib.figure import Figure
 
 from workbench.errors import WorkbenchError, check_settings
@@ -34,6 +34,7 @@ from workbench.panels import html, style
 from workbench.panels.controls import control, every_widget, put
 
 SHOW_EVERY_S = 0.1  # texts of a run in progress are shown this often; more would slow what is measured
+DRAW_EVERY_S = 0.25  # so often at most a run in progress is drawn
 DRAW_WITHIN_S = 10.0  # how long a snapshot waits for a run or a drawing in progress
 COUNTED = re.compile(r"(\d+) of (?:at most )?(\d+)")
 
@@ -49,6 +50,18 @@ class View:
     caption: str
     words: str
     extra: str = ""  # more HTML, already escaped
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A panel's picture as PNG, and the same in words. Shows itself in a notebook, with a kernel or without."""
+
+    data: bytes
+    alt: str
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle = {"image/png": base64.b64encode(self.data).decode(), "text/plain": self.alt}
+        return bundle, {"image/png": {"width": 860, "alt": self.alt}}
 
 
 class Panel:
@@ -89,7 +102,7 @@ class Panel:
         self._wanted = False
         self._closed = False
         self._ceilings: Ceilings | None = None
-        self._said_at = 0.0
+        self._said_at = self._drawn_at = 0.0  # time.monotonic()
         self._drawing_failed = False
         self._worker: threading.Thread | None = None
         self._painter: threading.Thread | None = None
@@ -161,12 +174,7 @@ class Panel:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget; beside it the picture and a sentence, for pages that have no kernel."""
         bundle = dict(self.root._repr_mimebundle_(**kwargs))
-        shot = self.snapshot()
-        return {
-            **bundle,
-            "image/png": shot._repr_mimebundle_()[0]["image/png"],
-            "text/plain": self._picture[1],
-        }
+        return {**bundle, **self.snapshot()._repr_mimebundle_()[0]}
 
     # -- settings --------------------------------------------------------------------------------------
 
@@ -195,6 +203,7 @@ class Panel:
         self.learner = self.experiment.check_learner({**self.learner, **parts})
         self._begin()
         self._work()
+        self.wait(DRAW_WITHIN_S)
         if self.error is not None:
             raise self.error
         return list(self.measurements)
@@ -274,7 +283,8 @@ class Panel:
                 if measurement is None:
                     return
                 self.measurements.append(measurement)
-                self._paint_quietly()
+                if time.monotonic() - self._drawn_at > DRAW_EVERY_S:
+                    self._paint_quietly()
             time.sleep(0.002)  # long enough for whoever waits to draw
 
     def _finished_words(self) -> str:
@@ -346,6 +356,7 @@ class Panel:
                 return
             self.image.value = html.image(*self._picture)
             self.words.value = html.paragraph(view.words)
+            self._drawn_at = time.monotonic()
             self.extra.value = view.extra
             self.table.value = html.table(view.header, view.rows, view.caption) if view.rows else ""
 
@@ -357,13 +368,12 @@ class Panel:
             self._say("running …" if self._running else "ready: Run measures")
         return self._ceilings
 
-    def snapshot(self) -> Image:
+    def snapshot(self) -> Snapshot:
         """The picture as it is now, as a PNG with its text: it stays in a stored notebook without a kernel."""
         self.wait(DRAW_WITHIN_S)
         if not self._picture[0]:
             self.paint()
-        png, alt = self._picture
-        return Image(data=png, format="png", width=860, alt=alt)
+        return Snapshot(*self._picture)
 
     # -- words and errors ------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class RequestPanel(Panel):
         figure, (timeline, gaps) = style.new_figure(2, 1, height=4.6, height_ratios=[1, 2.6])
         _draw_timeline(timeline, made, predicted)
         _draw_gaps(gaps, made, predicted, recorded, recorded_label(self.record) if recorded else "")
-        figure.subplots_adjust(left=0.115, right=0.985, top=0.935, bottom=0.125, hspace=0.62)
+        figure.subplots_adjust(left=0.115, right=0.985, top=0.935, bottom=0.125, hspace=0.5)
         prompt_tokens = len(tokens_of(settings["model"], settings["prompt"]))
         return View(
             figure=figure,
@@ -102,10 +102,11 @@ def _draw_gaps(axes: Axes, made: dict, predicted: list[tuple], recorded: list[fl
             label=label,
             **style.RECORDED,
         )
-    axes.set_ylim(bottom=0)
+    every = [s for _, s, _ in predicted] + recorded + [g for gaps in made.values() for g in gaps]
+    axes.set_ylim(0, max(every) * 1.3e3)  # ms, with room for the legend
     axes.set_xlim(0.5, max([predicted[-1][0], len(recorded), *(len(g) for g in made.values())]) + 0.5)
     style.label(axes, x="number of the new token", y="time until it came (ms)")
-    style.legend(axes, loc="best")
+    style.legend(axes, loc="upper left", ncols=4)
 
 
 def _predicted_gaps(predicted: list[tuple]) -> list[float]:

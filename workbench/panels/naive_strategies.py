@@ -87,7 +87,7 @@ def _draw(found: list[Stage], yours: list[Stage] | None, top: list[int], names: 
     long to draw, and the bars should move with the slider.
     """
     columns = max(FEWEST_COLUMNS, len(found))
-    height = 1.35 + 0.27 * len(top)
+    height = 1.43 + 0.27 * len(top)
     figure, (axes,) = style.new_figure(height=height)
     rows = np.arange(len(top))
     thick = 0.27 * 72 * 0.68  # points: 0.68 of a row
@@ -102,10 +102,9 @@ def _draw(found: list[Stage], yours: list[Stage] | None, top: list[int], names: 
         _bars(axes, down + 0.2, left, mine, style.LEARNER, thick / 2)
     else:
         _bars(axes, down, left, shares, style.TARGET, thick)
-    marks = (left[1:] + shares[:-1]).ravel()
-    axes.vlines(
-        marks, down[1:].ravel() - 0.42, down[1:].ravel() + 0.42, color=style.INK, linewidth=1.6, zorder=3
-    )
+    seen = shares[:-1] > 0.01
+    marks, places = (left[1:] + shares[:-1])[seen], down[1:][seen]
+    axes.vlines(marks, places - 0.42, places + 0.42, color=style.INK, linewidth=1.6, zorder=3)
     for i, r in np.argwhere((shares[1:] == 0) & (shares[:-1] > 0)):
         style.write(
             axes, left[i + 1, r] + shares[i, r], r, "  removed", va="center", fontsize=8.5, color="#4B5563"
@@ -113,8 +112,9 @@ def _draw(found: list[Stage], yours: list[Stage] | None, top: list[int], names: 
     axes.vlines(left[:, 0], -0.6, len(top) - 0.4, color="#6B7280", linewidth=0.9)
     size = 10.5 if columns <= 4 else 9 if columns <= 6 else 8
     for stage, x in zip(found, left[:, 0]):
-        title = f"{_title(stage)}\n{stage.kept:,} left\n{stage.entropy_bits:.1f} bits"
-        style.write(axes, x, -0.75, title, va="bottom", fontsize=size, linespacing=1.3)
+        name = _title(stage).replace(" ", "\n") if columns > 4 else _title(stage)
+        title = f"{name}\n{stage.kept:,} left\n{stage.entropy_bits:.2f} bits"
+        style.write(axes, x, -0.85, title, va="baseline", fontsize=size, linespacing=1.3)
     step = next(s for s in (b * 10.0**e for e in range(-7, 1) for b in (1, 2, 5)) if end / s < 3)
     ticks = [(x + t / end, f"{100 * t:.6g}%") for x in left[:, 0] for t in np.arange(0, end, step)]
     axes.set_xticks([x for x, _ in ticks], labels=[text for _, text in ticks])
@@ -126,7 +126,7 @@ def _draw(found: list[Stage], yours: list[Stage] | None, top: list[int], names: 
     axes.spines["left"].set_visible(False)
     whose = "; green ours, orange yours" if yours else ""
     style.label(axes, x="probability of the next token; mark: before the filter" + whose)
-    figure.subplots_adjust(left=0.125, right=0.985, top=1 - 0.72 / height, bottom=0.6 / height)
+    figure.subplots_adjust(left=0.125, right=0.985, top=1 - 0.8 / height, bottom=0.6 / height)
     return figure
 
 
@@ -150,9 +150,9 @@ def _alt(found: list[Stage], names: list[str], top: list[int]) -> str:
 def _words(found: list[Stage], yours: list[Stage] | None, greedy: bool, written: bool, settings: dict) -> str:
     first, last = found[0], found[-1]
     text = (
-        f"The model spreads its bet over {first.kept:,} tokens with {first.entropy_bits:.1f} bits of uncertainty, as "
-        f"much as an even choice between {2**first.entropy_bits:,.0f}. After the filters {last.kept:,} "
-        f"token{'s' * (last.kept != 1)} can be drawn, with {last.entropy_bits:.1f} bits."
+        f"The model spreads its bet over {first.kept:,} tokens with {first.entropy_bits:.2f} bits of uncertainty, as "
+        f"much as an even choice between {2**first.entropy_bits:,.3g} tokens. After the filters {last.kept:,} "
+        f"token{'s' * (last.kept != 1)} can be drawn, with {last.entropy_bits:.2f} bits."
     )
     if len(found) == 1:
         text = text.split(" After")[0] + " No filter is active."
