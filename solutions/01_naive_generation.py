@@ -66,7 +66,7 @@ checks.check("naive-loop", token_loop)
 # ## 2. From logits to fewer tokens
 #
 # *Lab 01, from "Temperature" to "Min-p".* Four filters. Each takes logits `[..., V]` (any number of rows) and
-# gives new logits of the same shape and dtype; a token that is removed gets `-inf`, and its input is never
+# gives new logits of the same shape and dtype; a token that is removed gets `-inf`, and the input is never
 # changed. With p = softmax(logits):
 #
 # | filter | what is left |
@@ -140,7 +140,7 @@ checks.check("sampling-filters", sampling_filters)
 # ## 3. Not again
 #
 # *Lab 01, "Penalties".* Make the tokens already in the text less likely. `logits` is one row `[V]`,
-# `token_ids` the prompt and everything generated so far, and the penalty is above 1:
+# `token_ids` the prompt and everything generated so far, and the penalty positive, mostly above 1:
 #
 # - a *positive* logit of a token in the text is divided by the penalty, a *negative* one is multiplied by it;
 # - every other logit stays, and so does the input;
@@ -187,6 +187,7 @@ checks.check("repetition-penalty", penalize_repetition)
 #   live on, until `num_beams` do.
 # - After `max_new_tokens` steps, the live ones count as finished too. Every finished text is scored by
 #   `log_probability / number_of_new_tokens ** length_penalty`, the final eos token included in both.
+#   A negative length penalty is allowed: it favours the short.
 # - Return `(tokens, score)` pairs, best first, without the prompt.
 #
 # *Hint: a Python list of `(tokens, log_probability)` pairs does for the live texts. Take enough from `topk`
@@ -279,5 +280,8 @@ with checks.trying("count-rows"):
 checks.check("count-rows", count_rows)
 
 # %% [markdown]
+# Was it 2,499,500? The 2,500,500 sometimes printed for 1,000 tokens after 2,000 is 2,001 + … + 3,000: every
+# pass one token too long, which the same texts get right for 100 after 10.
+#
 # That is the naive generator, whole, and it is yours. Its loop asks the model the same questions about the
 # same text over and over again; what to remember instead is the subject of lab 03.

@@ -444,6 +444,7 @@ def test_an_interrupted_save_leaves_the_old_checkpoint(folder, monkeypatch):
     with pytest.raises(OSError, match=r"No space"):
         save_checkpoint(random_decoder(tiny_config(vocab_size=64), seed=9), folder)
     assert contents(folder.parent) == before
+    assert list(folder.parent.iterdir()) == [folder]  # and nothing half-written beside it
 
 
 def test_a_save_cut_off_while_moving_leaves_no_mixture_that_loads(folder, monkeypatch):

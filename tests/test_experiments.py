@@ -232,7 +232,7 @@ def test_stages_hold_the_distribution_after_each_filter():
 
 
 def test_strategies_yield_stages_then_seeded_texts(model, bench):
-    asked = {"model": model, "top": 5, "continuations": 2, "new_tokens": 4, "top_k": 40, "seed": 3}
+    asked = {"model": model, "shown_tokens": 5, "continuations": 2, "new_tokens": 4, "top_k": 40, "seed": 3}
     found = run_experiment("naive.strategies", asked, bench)
     stages = [m for m in found if m.unit == "probability"]
     texts = [m for m in found if m.unit == "s"]

@@ -268,19 +268,15 @@ def test_a_flood_of_output_and_of_files_is_cut(runner):
 
 
 def test_a_result_printed_or_forged_counts_for_nothing(runner):
-    """Right values, but on stdout, or on the result pipe without this session's nonce."""
-    right = [
-        {"number": n, "value": 2 * case["x"]} for n, case in enumerate(cases_of(DOUBLE, DOUBLE.checks[0]), 1)
-    ]
-    forged = f"""
+    """Right values for every case, but on stdout, or on the result pipe without this session's nonce."""
+    forged = """
 import json, os
-for forged in {right!r}:
-    line = json.dumps({{"nonce": ""}} | forged) + "\\n"
-    print(line)
-    for fd in (1, 2, 3):
-        os.write(fd, line.encode() + b"[" * 100_000 + b"\\n")
-print("toy-double: passed 6/6")
 def double(x):
+    for number in range(4):
+        line = json.dumps({"nonce": "", "number": number, "value": 2 * x}).encode() + b"\\n"
+        for fd in (1, 2, 3):
+            os.write(fd, line + b"[" * 9_000 + b"\\n")
+    print("toy-double: passed 6/6")
     return "passed"
 """
     assert fails(run(runner, forged), "gave passed, expected")

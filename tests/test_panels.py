@@ -20,8 +20,9 @@ from workbench.instruments.bench import Bench
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.timing import MEASUREMENT_LOCK
 from workbench.panels import html, style
-from workbench.panels.base import Panel, View
+from workbench.panels.base import Panel
 from workbench.panels.controls import every_widget
+from workbench.panels.view import View
 
 PNG = b"\x89PNG"
 

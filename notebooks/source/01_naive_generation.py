@@ -17,9 +17,14 @@ from workbench.panels import html, style
 
 model = wb.load("stdlib-10m")
 tokenizer = model.tokenizer
-print(
-    f"{model.name}: {model.num_parameters() / 1e6:.1f} million weights, trained on Python's standard library"
-)
+print(f"{model.name}: {model.num_parameters() / 1e6:.1f} million weights, trained on Python code")
+
+
+def picture(figure, alt):
+    """A figure as a picture, with the words for those who cannot see it."""
+    figure.tight_layout()
+    return Image(style.png(figure), width=860, alt=alt)
+
 
 # %% [markdown]
 # ## The loop
@@ -147,7 +152,7 @@ axes.bar(range(1, n + 1), step_rows, color=style.COMPUTE, width=0.8)
 axes.bar(range(1, n + 1), [P, *[1] * (n - 1)], color=style.TARGET, width=0.8)
 style.label(axes, x="step", y="rows", title="rows in each step; green: those the model had not seen before")
 alt = f"Bars rising from {P} to {P + n - 1} rows; only the first bar and one row of each later bar are new."
-Image(style.png(figure), width=860, alt=alt)
+picture(figure, alt)
 
 # %% [markdown]
 # The first step sends the prompt, P rows. Each later step sends one more than the one before:
@@ -169,7 +174,7 @@ Markdown(
 # %% [markdown]
 # ## Check a printed number
 #
-# Texts about inference often give this example for longer inputs: 1,000 tokens after a prompt of 2,000 take
+# Here is an example as it can be found in print: without a cache, 1,000 tokens after a prompt of 2,000 take
 # 2,500,500 rows. Do not believe it, and do not believe us. Add it up:
 
 # %%
@@ -215,7 +220,7 @@ shown = [
         *(html.token(tokenizer.token_text(t)) for t in (text_ids[i], guesses[i], text_ids[i + 1])),
         "✓" if hit else "",
     ]
-    for i, hit in ((i, guesses[i] == text_ids[i + 1]) for i in range(40, 56))
+    for i, hit in ((i, guesses[i] == text_ids[i + 1]) for i in range(112, 128))
 ]
 HTML(
     html.table(["position", "token read", "expected next", "came next", ""], shown, "bisect.py, one forward")
@@ -257,7 +262,7 @@ shown = [
 ]
 HTML(
     html.table(
-        ["text", "measured, ms", "predicted, ms", "limit"], shown, "one step against the text's length"
+        ["tokens", "measured, ms", "predicted, ms", "limit"], shown, "one step against the text's length"
     )
 )
 
@@ -299,7 +304,7 @@ assert 5 < reading_tokens_per_s < 6
 Markdown(
     f"Reading speed is about **{reading_tokens_per_s:.1f} tokens a second**. Above about 15 a text seems to be "
     f"there at once, and a first token after half a second feels slow. This model on this machine writes "
-    f"{1 / tpot_s / reading_tokens_per_s:.0f} times as fast as people read."
+    f"{1 / tpot_s / reading_tokens_per_s:.1f} times as fast as people read."
 )
 
 # %% [markdown]
@@ -341,7 +346,7 @@ HTML(
     html.table(
         ["promise", "goodput, requests/s"],
         rows,
-        f"throughput {throughput:.0f} tokens/s, the same in both rows",
+        f"throughput {throughput:.1f} tokens/s, the same in both rows",
     )
 )
 
@@ -369,7 +374,7 @@ HTML(
     html.table(
         ['after if __name__ == "__', "p", "after def", "p"],
         both,
-        "one place has one way on, the other hundreds",
+        "one place has a clear way on, the other has many",
     )
 )
 
@@ -398,11 +403,14 @@ figure, (axes,) = style.new_figure(height=1.6)
 edges = torch.cat([torch.zeros(1), shares.sort(descending=True).values.cumsum(0)]).tolist()
 for i in range(60):
     axes.barh(0, edges[i + 1] - edges[i], left=edges[i], color=(style.TARGET, style.DRAFT)[i % 2])
+axes.barh(0, 1 - edges[60], left=edges[60], color=style.IDLE)
 axes.axvline(0.61, color=style.LEARNER, linewidth=2)
 axes.set(yticks=[], xlim=(0, 1))
-style.label(axes, x="probability, added up from the best token on; the line: the number 0.61 was drawn")
-alt = "A bar from 0 to 1 cut into pieces, one a token, the widest on the left; a line at 0.61 falls on one of them."
-Image(style.png(figure), width=860, alt=alt)
+style.label(
+    axes, x="probabilities laid end to end, best first (grey: all the rest); the line: 0.61 was drawn"
+)
+alt = "A bar from 0 to 1 cut into pieces, one a token, the widest on the left; a line at 0.61 falls on one piece."
+picture(figure, alt)
 
 # %% [markdown]
 # A **seed** fixes the numbers that will be drawn, and with them the text. It belongs to the request: nothing else
@@ -432,10 +440,10 @@ def bars(stages, count=12):
         style.label(axes, x="tokens, best first", title=title)
     style.label(many[0], x="tokens, best first", y="probability", title=stages[0][0])
     alt = "Bars for the best tokens' probabilities: " + "; ".join(title for title, _ in stages)
-    return Image(style.png(figure), width=860, alt=alt)
+    return picture(figure, alt)
 
 
-bars([(f"T = {t}", sampling.apply_temperature(open_ended, t)) for t in (1.0, 0.5, 2.0)])
+bars([(f"T = {t}", sampling.apply_temperature(open_ended, t)) for t in (0.5, 1.0, 1.5)])
 
 # %% [markdown]
 # $$p_i = \frac{e^{z_i / T}}{\sum_j e^{z_j / T}}$$
@@ -466,8 +474,8 @@ Markdown(
 # %% [markdown]
 # ## Top-p: the nucleus adapts
 #
-# Keep the smallest set of best tokens that together reach p. Where the model is sure, that is one token; where
-# it is open, hundreds.
+# Keep the smallest set of best tokens that together reach p. Where the model is sure, that is a few tokens, or
+# one; where the text is open, hundreds.
 
 # %%
 sizes = [int((sampling.keep_top_p(row, 0.9) > -torch.inf).sum()) for row in (certain, open_ended)]
@@ -562,6 +570,10 @@ explorer
 drawn = explorer.run()
 explorer.snapshot()
 
+# %%
+for text in (m.settings["text"] for m in drawn if m.unit == "s"):
+    print(repr(text))
+
 # %% [markdown]
 # # Beam search
 #
@@ -598,7 +610,8 @@ print("one beam finds", spelled[1], "· two beams find", spelled[2])
 
 # %% [markdown]
 # On the real model, with one, two and four beams. The log-probability is the sum over all tokens: nearer to zero
-# is more probable.
+# is more probable. More beams mostly find something more probable. They do not promise it: the beginning of the
+# winner can be crowded out by others that looked better for a while.
 
 # %%
 searched = {

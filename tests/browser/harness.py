@@ -84,9 +84,10 @@ class LabServer:
             body = answer.read()
         return json.loads(body) if body else None
 
-    def end_kernels(self) -> None:
+    def end_kernel(self, notebook: str) -> None:
         for session in self.api("GET", "sessions"):
-            self.api("DELETE", f"sessions/{session['id']}")
+            if session["path"] == notebook:
+                self.api("DELETE", f"sessions/{session['id']}")
 
     def close(self) -> None:
         """End the server's whole process group; kernels with it."""
@@ -109,7 +110,7 @@ class LabPage:
     """One browser page with JupyterLab in it. Console errors are collected in `.console_errors` from the start."""
 
     def __init__(self, browser: Browser, server: LabServer, width: int = 1400, height: int = 1000):
-        self.server = server
+        self.server, self.notebook = server, ""
         self.context = browser.new_context(viewport={"width": width, "height": height})
         self.page = self.context.new_page()
         self.console_errors: list[str] = []
@@ -127,9 +128,9 @@ class LabPage:
         assert self.dialogs() == [], "JupyterLab asked something when the notebook was opened"
 
     def close(self) -> None:
-        """Close the page and end the kernels, so that the next page finds an idle machine."""
+        """Close the page and end its kernel, so that the next page finds an idle machine."""
         self.context.close()
-        self.server.end_kernels()
+        self.server.end_kernel(self.notebook)
 
     def dialogs(self) -> list[str]:
         """The texts of open dialogs and notifications, which a stranger would have to understand first."""

@@ -11,6 +11,7 @@ from harness import LabPage
 
 from workbench.jupyter import DISPLAY_NAME, KERNEL_NAME
 
+pytest_plugins = ["lab_fixtures"]
 pytestmark = pytest.mark.browser
 
 STEP_TIME = "how does the time of one step grow with the text?"

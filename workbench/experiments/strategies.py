@@ -98,7 +98,7 @@ def run_strategies(
     asked = plain(settings)
     ours = stages(sampling, logits, prompt_ids, written_ids)
     for by, found in (("ours", ours), *_with_yours(sampling, logits, prompt_ids, written_ids, filters)):
-        yield from _stage_measurements(bench, asked, decoder, found, ours, by, settings["top"])
+        yield from _stage_measurements(bench, asked, decoder, found, ours, by, settings["shown_tokens"])
     yours = {"filters": filters, "loop": after(written_ids, loop or token_loop)}
     makers = {"ours": {"loop": after(written_ids, token_loop)}} | (
         {"yours": yours} if filters or loop else {}
@@ -200,7 +200,7 @@ STRATEGIES = Experiment(
                 help="the text so far that counts as generated: presence and frequency penalties see only this"),
         MODEL,
         *SAMPLING,
-        Setting("top", 12, "int", 3, 20, help="tokens shown, the model's best first"),
+        Setting("shown_tokens", 12, "int", 3, 20, help="tokens shown, the model's best first"),
         Setting("continuations", 3, "int", 0, 8, help="texts to draw on Run"),
         Setting("new_tokens", 24, "int", 1, 200, help="tokens of each"),
         Setting("seed", 0, "int", 0, 9999, help="continuation i draws with seed + i"),

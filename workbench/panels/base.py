@@ -13,16 +13,13 @@ run beside a busy cell (subshell threads) and where they wait for it.
 
 from __future__ import annotations
 
-import base64
 import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import ipywidgets as widgets
-from matplotlib.figure import Figure
 
 from workbench.errors import WorkbenchError, check_settings
 from workbench.experiments import experiment
@@ -32,36 +29,12 @@ from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped, exclusive
 from workbench.panels import html, style
 from workbench.panels.controls import control, every_widget, put
+from workbench.panels.view import Snapshot, View
 
 SHOW_EVERY_S = 0.1  # texts of a run in progress are shown this often; more would slow what is measured
 DRAW_EVERY_S = 0.25  # so often at most a run in progress is drawn
 DRAW_WITHIN_S = 10.0  # how long a snapshot waits for a run or a drawing in progress
 COUNTED = re.compile(r"(\d+) of (?:at most )?(\d+)")
-
-
-@dataclass(frozen=True)
-class View:
-    """What a panel shows of its state: a picture, the same as a sentence and as a table, and what it means."""
-
-    figure: Figure
-    alt: str
-    header: list[str]
-    rows: list[list[str]]
-    caption: str
-    words: str
-    extra: str = ""  # more HTML, already escaped
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A panel's picture as PNG, and the same in words. Shows itself in a notebook, with a kernel or without."""
-
-    data: bytes
-    alt: str
-
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        bundle = {"image/png": base64.b64encode(self.data).decode(), "text/plain": self.alt}
-        return bundle, {"image/png": {"width": 860, "alt": self.alt}}
 
 
 class Panel:

@@ -8,13 +8,16 @@ import ipywidgets as widgets
 
 from workbench.experiments import Setting
 
-DESCRIPTION = {"description_width": "9.5em"}
+DESCRIPTION = {"description_width": "10.5em"}
+WIDTH = "24.5em"  # three beside each other in a notebook of usual width
 
 
 def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widgets.Widget:
     """The widget for a setting, showing `value`. A number without two bounds is a box, with them a slider."""
     words = setting.name.replace("_", " ") + (f" ({setting.unit})" if setting.unit else "")
     common = {"description": words, "tooltip": setting.help or words, "style": DESCRIPTION}
+    if setting.kind != "text":
+        common["layout"] = widgets.Layout(width=WIDTH)
     bounded = setting.low is not None and setting.high is not None
     if setting.kind == "flag":
         return widgets.Checkbox(value=value, indent=False, **common)

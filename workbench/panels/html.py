@@ -41,7 +41,7 @@ def escape(text: object) -> str:
 
 def paragraph(text: str, *, role: str = "", style: str = "") -> str:
     extra = f' role="{role}" aria-live="polite"' if role else ""
-    return f'<div{extra} style="line-height:1.45;max-width:62em;{style}">{escape(text)}</div>'
+    return f'<div{extra} style="line-height:1.45;max-width:62em;white-space:pre-line;{style}">{escape(text)}</div>'
 
 
 def running_text(parts: Sequence[tuple[str, str]], caption: str) -> str:

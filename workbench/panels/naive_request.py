@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from workbench.experiments.inputs import tokens_of
 from workbench.instruments.records import Measurement
 from workbench.panels import html, style
-from workbench.panels.base import Panel, View
+from workbench.panels.base import Panel
+from workbench.panels.view import View
 from workbench.panels.words import recorded_label
 
 READING = "Reading speed is about 5 to 6 tokens a second, above about 15 feels instant, and a first token after 0.5 s feels slow."

@@ -13,7 +13,8 @@ from workbench.experiments.naive_generation import predicted_step, rows_without_
 from workbench.instruments.costs import StepCosts
 from workbench.instruments.records import Measurement
 from workbench.panels import style
-from workbench.panels.base import Panel, View
+from workbench.panels.base import Panel
+from workbench.panels.view import View
 from workbench.panels.words import beside_prediction, recorded_label, spread_words
 
 LIMIT_COLOURS = {"launch": style.IDLE, "bandwidth": style.WEIGHTS, "compute": style.COMPUTE}
@@ -150,6 +151,10 @@ def _words(
     if measured:
         sentences.append(beside_prediction(measured))
         sentences.append(_growth(measured))
+        if any(m.settings["attention"] == "eager" for m in measured):
+            sentences.append(
+                "Eager attention also writes and reads again its n × n scores, which the prediction leaves out."
+            )
         if any(
             m.settings["model"] != plain(settings)["model"]
             or m.settings["attention"] != settings["attention"]

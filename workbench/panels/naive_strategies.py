@@ -15,7 +15,8 @@ from workbench.experiments.strategies import Stage, prompt_and_written, sampling
 from workbench.instruments.records import Measurement
 from workbench.models.decoder import Decoder
 from workbench.panels import html, style
-from workbench.panels.base import Panel, View
+from workbench.panels.base import Panel
+from workbench.panels.view import View
 
 PITCH = 1.12  # from column to column
 FEWEST_COLUMNS = 3  # so that one active filter does not make bars a page wide
@@ -51,7 +52,7 @@ class StrategiesPanel(Panel):
         found = stages(sampling, logits, prompt_ids, written_ids)
         filters = self.learner.get("filters")
         yours = stages(sampling, logits, prompt_ids, written_ids, filters) if filters else None
-        top = found[0].probabilities.topk(min(settings["top"], logits.numel())).indices.tolist()
+        top = found[0].probabilities.topk(min(settings["shown_tokens"], logits.numel())).indices.tolist()
         names = [html.token(token_text(decoder, t)) for t in top]
         figure = _draw(found, yours, top, names)
         rows = [[n, *(_percent(s, t) for s in found)] for n, t in zip(names, top)]
@@ -77,7 +78,7 @@ def _title(stage: Stage) -> str:
 
 def _percent(stage: Stage, token_id: int) -> str:
     p = float(stage.probabilities[token_id])
-    return "removed" if p == 0 else f"{p:.1%}" if p >= 0.0005 else "< 0.1%"
+    return "removed" if p == 0 else f"{p:.1%}" if p >= 0.01 else f"{p:.2%}" if p >= 0.0001 else "< 0.01%"
 
 
 def _draw(found: list[Stage], yours: list[Stage] | None, top: list[int], names: list[str]) -> Figure:
@@ -151,7 +152,7 @@ def _words(found: list[Stage], yours: list[Stage] | None, greedy: bool, written:
     first, last = found[0], found[-1]
     text = (
         f"The model spreads its bet over {first.kept:,} tokens with {first.entropy_bits:.2f} bits of uncertainty, as "
-        f"much as an even choice between {2**first.entropy_bits:,.3g} tokens. After the filters {last.kept:,} "
+        f"much as an even choice between {_few(2**first.entropy_bits)} tokens. After the filters {last.kept:,} "
         f"token{'s' * (last.kept != 1)} can be drawn, with {last.entropy_bits:.2f} bits."
     )
     if len(found) == 1:
@@ -165,6 +166,10 @@ def _words(found: list[Stage], yours: list[Stage] | None, greedy: bool, written:
         largest = max(float((a.probabilities - b.probabilities).abs().max()) for a, b in zip(found, yours))
         text += f"\nYour filters beside ours: the largest difference of any probability is {largest:.2g}."
     return text
+
+
+def _few(count: float) -> str:
+    return f"{count:.2g}" if count < 10 else f"{count:,.0f}"
 
 
 def _continuations(measurements: list[Measurement]) -> str:

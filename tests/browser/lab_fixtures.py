@@ -1,4 +1,8 @@
-"""Fixtures for the browser tests: one browser and one JupyterLab a session, on a copy of the course that a student would get."""
+"""Fixtures for the browser tests: one browser and one JupyterLab a test module, on a copy of the course as a student gets it.
+
+A test module asks for them with `pytest_plugins = ["lab_fixtures"]`. (A conftest.py here would hide the one above, from which
+other tests import. And not for the session: while Playwright is running, nothing else in the process can use asyncio.)
+"""
 
 import os
 import shutil
@@ -21,7 +25,7 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
@@ -33,7 +37,7 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(browser, tmp_path_factory):
     """JupyterLab as `workbench lab` starts it, on a fresh `workbench copy` of the course."""
     missing = [path for path in installed_paths() if not path.exists()]
