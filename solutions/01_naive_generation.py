@@ -224,9 +224,6 @@ def beam_search(forward_many, prompt_ids, *, num_beams, max_new_tokens, length_p
 
 
 # %%
-from workbench.decoding.runner import ModelRunner
-
-
 def fork(texts):
     """0 looks better at first, 0.6 against 0.4, but nothing is certain after it."""
     after = {(): [0.6, 0.4], (0,): [0.55, 0.45], (1,): [0.9, 0.1]}
@@ -237,13 +234,10 @@ with checks.trying("beam-search"):
     for beams in (1, 2):
         tokens, score = beam_search(fork, [], num_beams=beams, max_new_tokens=2, length_penalty=0.0)[0]
         print(f"{beams} beams: {tokens} with probability {torch.tensor(score).exp():.2f}")
-    for beams in (1, 4):  # the real model; ModelRunner gives it the shape of forward_many and counts
-        runner = ModelRunner(model, wb.make_kv("recompute", model.config))
-        start = model.tokenizer.encode(prompt)
-        tokens, score = beam_search(runner.forward_many, start, num_beams=beams, max_new_tokens=16)[0]
-        print(f"\n{beams} beams: score {score:.3f}, {runner.rows_processed} rows")
-        print(prompt + model.tokenizer.decode(tokens))
-        runner.release()
+    for beams in (1, 4):  # the real model, with your search
+        best = wb.beam(model, prompt, num_beams=beams, max_new_tokens=16, search=beam_search)[0]
+        print(f"\n{beams} beams: score {best.score:.3f}, {best.rows_processed} rows")
+        print(prompt + best.text)
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "beam-search-check", "points": 10}
 checks.check("beam-search", beam_search)

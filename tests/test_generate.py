@@ -100,6 +100,19 @@ def test_rows_are_counted_where_the_model_runs_even_when_a_learners_loop_wastes_
     assert (result.rows_processed, result.model_calls) == (2 * (5 + 6 + 7), 6)
 
 
+def test_log_probs_are_of_the_step_that_chose_the_token_even_if_the_loop_runs_on(tiny_model):
+    def one_step_more(forward, prompt_ids, choose, max_new_tokens, stop_token_ids=()):
+        text = list(prompt_ids)
+        for _ in range(max_new_tokens):
+            text.append(choose(forward(text)[-1], text))
+            yield text[-1]
+        forward(text)
+
+    right = generate(tiny_model, PROMPT, max_new_tokens=2, stop_token_ids=())
+    result = generate(tiny_model, PROMPT, max_new_tokens=2, stop_token_ids=(), loop=one_step_more)
+    assert result.log_probs == right.log_probs and result.model_calls == 3
+
+
 def test_only_what_the_kv_does_not_remember_is_sent(tiny_model):
     """A kv that claims to keep everything gets the prompt once and then one row a step."""
 
@@ -261,6 +274,8 @@ def test_stop_strings_hold_back_the_longest_possible_beginning_only():
     stops = StopStrings(["aab", "bc"])
     assert [stops.add(c) for c in "abd"] == ["", "a", "bd"]
     assert stops.add("za") == "z" and stops.finish() == "a"
+    stops = StopStrings(["bc", "aab"])
+    assert stops.add("x aab bc") == "x " and stops.found  # the first in the text, not in the list
 
 
 def test_a_stop_string_in_the_prompt_does_not_count(tiny_model):
@@ -353,7 +368,9 @@ def test_two_streams_share_one_kv_without_meeting(tiny_model):
         generate(tiny_model, prompt, max_new_tokens=5, stop_token_ids=()).tokens for prompt in ([5, 6], [9])
     ]
     both = [stream(tiny_model, p, max_new_tokens=5, stop_token_ids=(), kv=kv) for p in ([5, 6], [9])]
-    tokens = list(zip(*both))
+    tokens = [(next(both[0]), next(both[1]))]
+    assert len(kv.lengths) == 2
+    tokens += zip(*both)
     assert [[token.token_id for token in one] for one in zip(*tokens)] == alone
     assert not kv.lengths
 

@@ -263,7 +263,7 @@ def test_a_flood_of_output_and_of_files_is_cut(runner):
     assert (
         result.points == 6 and len(result.checks[0].output) < 5_000 and "bytes cut" in result.checks[0].output
     )
-    many = "def double(x):\n    for n in range(10**6):\n        open(f'{n}', 'wb').write(bytes(10**6))\n"
+    many = "def double(x):\n    for n in range(200):\n        open(f'{n}', 'wb').write(bytes(10**6))\n"
     assert fails(run(runner, many, file_bytes=2 * 10**7), "MB of files")
 
 
@@ -279,7 +279,8 @@ def double(x):
     print("toy-double: passed 6/6")
     return "passed"
 """
-    assert fails(run(runner, forged), "gave passed, expected")
+    one_case = replace(DOUBLE, checks=DOUBLE.checks[1:2])
+    assert fails(run(runner, forged, one_case), "gave passed, expected")
 
 
 def test_patched_libraries_in_the_child_change_no_judgement(runner):
@@ -293,13 +294,16 @@ def double(x):
     assert fails(run(runner, patched), "expected")
 
 
-def test_nothing_of_our_environment_reaches_an_answer(runner, monkeypatch):
+def test_nothing_of_our_environment_reaches_an_answer(monkeypatch):
     monkeypatch.setenv("WORKBENCH_TEST_SECRET", "canary-in-the-environment")
+    source = """
+import os
+def double(x):
+    return "seen" if "canary" in repr(dict(os.environ)) else "clean"
+"""
     with Runner(("grading_toy",), [TESTS]) as fresh:
-        source = "import os\ndef double(x):\n    return sorted(os.environ.items()) + sorted(globals())\n"
         result = fresh.run(replace(SET, prelude=""), DOUBLE, source)
-    assert fails(result) and "PATH" in result.message
-    assert "canary-in-the-environment" not in json.dumps(result.to_dict())
+    assert fails(result, "gave clean, expected")
 
 
 def test_a_forked_copy_does_not_answer_twice_and_does_not_stay(runner):

@@ -368,7 +368,7 @@ def next_logits(prompt):
 
 
 certain = next_logits('if __name__ == "__')
-open_ended = next_logits("import re\n\n\ndef ")
+open_ended = next_logits("import re\n\n\ndef")
 both = [[*a, *b] for a, b in zip(best(certain, 6), best(open_ended, 6))]
 HTML(
     html.table(

@@ -1,7 +1,6 @@
 """A real JupyterLab and a real browser, for tests: serve a course folder, open a notebook, use it as a person does.
 
-    with LabServer(course_folder, scratch) as lab:
-        page = LabPage(browser, lab)
+    with LabServer(course_folder, scratch) as lab, LabPage(browser, lab) as page:
         page.open("notebooks/01_naive_generation.ipynb")
         page.run_all(timeout_s=120)
         assert page.cell_problems() == []
@@ -30,7 +29,8 @@ from urllib.request import Request, urlopen
 import nbformat
 from playwright.sync_api import Browser, Locator, Page, expect
 
-ARTIFACTS = Path(__file__).parents[2] / "artifacts"
+ROOT = Path(__file__).parents[2]
+ARTIFACTS = ROOT / "artifacts"
 WORKBENCH = Path(sys.executable).parent / "workbench"
 
 
@@ -112,18 +112,20 @@ class LabPage:
     def __init__(self, browser: Browser, server: LabServer, width: int = 1400, height: int = 1000):
         self.server, self.notebook = server, ""
         self.context = browser.new_context(viewport={"width": width, "height": height})
+        self.context.set_default_timeout(60_000)  # milliseconds; for one click on a busy machine
         self.page = self.context.new_page()
         self.console_errors: list[str] = []
         self.page.on("console", lambda m: m.type == "error" and self.console_errors.append(m.text))
         self.page.on("pageerror", lambda error: self.console_errors.append(f"uncaught: {error}"))
 
-    def open(self, notebook: str, timeout_s: float = 60) -> None:
+    def open(self, notebook: str, timeout_s: float = 120) -> None:
         """Open `notebook` (a path inside the course) and wait until its kernel is idle. A dialog fails the wait."""
         self.notebook = notebook
         parts = urlsplit(self.server.url)
-        self.page.goto(f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?{parts.query}")
-        self.panel_of_notebook = self.page.locator(".jp-NotebookPanel")
-        expect(self.panel_of_notebook.locator(".jp-Cell").first).to_be_visible(timeout=timeout_s * 1000)
+        self.page.goto(
+            f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?{parts.query}", timeout=timeout_s * 1000
+        )
+        expect(self.page.locator(".jp-NotebookPanel .jp-Cell").first).to_be_visible(timeout=timeout_s * 1000)
         self.wait_idle(timeout_s)
         assert self.dialogs() == [], "JupyterLab asked something when the notebook was opened"
 
@@ -131,6 +133,12 @@ class LabPage:
         """Close the page and end its kernel, so that the next page finds an idle machine."""
         self.context.close()
         self.server.end_kernel(self.notebook)
+
+    def __enter__(self) -> "LabPage":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
     def dialogs(self) -> list[str]:
         """The texts of open dialogs and notifications, which a stranger would have to understand first."""

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from harness import WORKBENCH, LabPage, LabServer
+from harness import ROOT, WORKBENCH, LabPage, LabServer
 from playwright.sync_api import sync_playwright
 
 from workbench.jupyter import installed_paths
@@ -43,7 +43,7 @@ def lab(browser, tmp_path_factory):
     missing = [path for path in installed_paths() if not path.exists()]
     assert not missing, f"set up first (make setup, or python -m workbench.jupyter): no {missing}"
     folder = tmp_path_factory.mktemp("lab")
-    subprocess.run([WORKBENCH, "copy", folder / "course"], check=True)
+    subprocess.run([WORKBENCH, "copy", folder / "course"], cwd=ROOT, check=True)
     with LabServer(folder / "course", folder / "scratch") as server:
         yield server
 
@@ -51,7 +51,6 @@ def lab(browser, tmp_path_factory):
 @pytest.fixture
 def lab_page(browser, lab, request):
     """A new page on that JupyterLab; how it looked at the end stays in artifacts/, passed or failed."""
-    page = LabPage(browser, lab)
-    yield page
-    page.screenshot(f"end-of-{request.node.name}")
-    page.close()
+    with LabPage(browser, lab) as page:
+        yield page
+        page.screenshot(f"end-of-{request.node.name}")

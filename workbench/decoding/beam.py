@@ -20,7 +20,8 @@ from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv
 from workbench.decoding.sampling import check_logits, finite_number, whole_number
 from workbench.decoding.text import GeneratedText
 from workbench.errors import WorkbenchError
-from workbench.kv import KV
+from workbench.kv import KV, make_kv
+from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder
 
 ForwardMany = Callable[[list[list[int]]], torch.Tensor]
@@ -125,12 +126,14 @@ def generate_beam(
     stop_token_ids: Sequence[int] | None = None,
     num_return: int = 1,
     kv: str | Callable[..., KV] | KV = "recompute",
+    search: Callable[..., list] = beam_search,
     cancel: threading.Event | None = None,
 ) -> list[Generation]:
     """Beam search on a model: the num_return best continuations as Generations with a `score`, best first.
 
     All beams go through the model as the sequences of one flat batch; rows, calls and times are those of the
     whole search. Nothing is certain before its end, so every token has the same time and tpot_s is None.
+    search: your own beam_search, which may give (tokens, score) pairs; the model tells their log-probabilities.
     stop_token_ids: None means the model's own end-of-text tokens. Once `cancel` is set the search ends before
     its next step, with an empty list.
     """
@@ -145,22 +148,22 @@ def generate_beam(
             raise _Cancelled
         return runner.forward_many(texts)
 
-    try:
-        found = beam_search(
-            forward_many,
-            prompt_ids,
-            num_beams=num_beams,
-            max_new_tokens=max_new_tokens,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            eos_token_ids=eos_token_ids,
-            num_return=num_return,
+    settings = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
+    if search is beam_search:
+        settings |= {"early_stopping": early_stopping, "num_return": num_return}
+    elif early_stopping is not False:
+        raise WorkbenchError(
+            "early_stopping is a setting of our own search; leave it out together with search="
         )
+    try:
+        found = search(forward_many, list(prompt_ids), eos_token_ids=eos_token_ids, **settings)
+        seconds = runner.clock() - started
+        if search is not beam_search:
+            found = [_as_hypothesis(model, prompt_ids, item, max_new_tokens) for item in found[:num_return]]
     except _Cancelled:
         return []
     finally:
         runner.release()
-    seconds = runner.clock() - started
     return [
         Generation(
             text=_text(model, prompt_ids, hypothesis.tokens, eos_token_ids),
@@ -181,6 +184,37 @@ def generate_beam(
 
 class _Cancelled(Exception):
     pass
+
+
+@torch.no_grad()
+def _as_hypothesis(model: Decoder, prompt_ids: list[int], item: object, max_new_tokens: int) -> Hypothesis:
+    """What a learner's search found, checked: a Hypothesis, or a (tokens, score) pair."""
+    tokens, score = (item.tokens, item.score) if hasattr(item, "score") else _pair(item)
+    if not 1 <= len(tokens) <= max_new_tokens:
+        raise WorkbenchError(
+            f"search gave a text of {len(tokens)} new tokens; expected 1 to {max_new_tokens}"
+        )
+    for token_id in tokens:
+        whole_number("each token that search gives", token_id, at_least=0)
+        if token_id >= model.config.vocab_size:
+            raise WorkbenchError(
+                f"search gave token id {token_id}; ids lie in 0 … {model.config.vocab_size - 1}"
+            )
+    batch = Batch.of([[*prompt_ids, *tokens[:-1]]], logits="all", device=model.device)
+    rows = (
+        model(batch, make_kv("recompute", model.config))[len(prompt_ids) - 1 :].double().log_softmax(dim=-1)
+    )
+    return Hypothesis(list(tokens), float(score), [rows[at, t].item() for at, t in enumerate(tokens)])
+
+
+def _pair(item: object) -> tuple[list[int], float]:
+    try:
+        tokens, score = item
+        return list(tokens), float(score)
+    except (TypeError, ValueError):
+        raise WorkbenchError(
+            f"search must give (tokens, score) pairs, best first; got {item!r:.80}"
+        ) from None
 
 
 def _text(model: Decoder, prompt_ids: list[int], tokens: list[int], eos_token_ids: Sequence[int]) -> str:

@@ -125,7 +125,7 @@ def prompt_token_ids(model: Decoder, prompt: str | Sequence[int], max_new_tokens
             prompt.encode()
         except UnicodeEncodeError as error:
             raise WorkbenchError(f"the prompt is no valid Unicode text: {error}") from error
-        ids = model.tokenizer.encode(prompt)
+        ids = model.tokenizer.encode_prompt(prompt)
     elif isinstance(prompt, Iterable):
         ids = list(prompt)
     else:

@@ -233,8 +233,8 @@ def _observe_all(
     try:
         if not session.loaded and (failed := session.load(until)):
             return [], failed
-        for number, case in enumerate(cases, 1):
-            observations.append(session.observe(check, number, case, until))
+        for case in cases:
+            observations.append(session.observe(check, case, until))
     except SessionEnded as ended:
         if not session.loaded:
             return [], {"reason": str(ended)}

@@ -39,7 +39,7 @@ class Session:
         self.nonce = secrets.token_hex(16)
         self.loaded, self.over, self.exit_code = False, False, None
         self._results, self._output, self._output_bytes = b"", b"", 0
-        self._watched = 0.0
+        self._watched, self._asked = 0.0, 0
         self.folder = tempfile.mkdtemp(prefix="answer-")
         command_read, self._commands = os.pipe()
         self._result_read, result_write = os.pipe()
@@ -91,10 +91,11 @@ class Session:
         self.loaded = "reason" not in seen and "not_attempted" not in seen
         return None if self.loaded else seen
 
-    def observe(self, check: Check, number: int, case: dict, until: float) -> dict:
+    def observe(self, check: Check, case: dict, until: float) -> dict:
         """What the probe of `check` saw on `case`. Raises SessionEnded with the reason when there is no telling."""
-        command = {"number": number, "probe": check.probe_name, "case": encode(case)}
-        return self._ask(pack(command), number, until)
+        self._asked += 1  # never the same number twice: what is left of an earlier case answers nothing
+        command = {"number": self._asked, "probe": check.probe_name, "case": encode(case)}
+        return self._ask(pack(command), self._asked, until)
 
     def take_output(self) -> str:
         """What the answer printed since last asked, cut; bytes that are not UTF-8 are shown as such."""
@@ -239,8 +240,10 @@ class Session:
                 with contextlib.suppress(OSError):
                     written += os.lstat(os.path.join(folder, name)).st_blocks * 512
             files += len(names) + 1
-            if written > self.limits.file_bytes or files > MAX_WORK_FILES:
+            if written > self.limits.file_bytes:
                 raise self._stop(f"stopped: wrote more than {self.limits.file_bytes / 1e6:g} MB of files")
+            if files > MAX_WORK_FILES:
+                raise self._stop(f"stopped: made more than {MAX_WORK_FILES:,} files")
 
 
 def _reason(exit_code: int) -> str:

@@ -48,6 +48,11 @@ class Tokenizer:
         """Token ids of a text, no special tokens added. Special tokens' names in the text stay plain text."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a text that begins a request: with the special tokens this tokenizer's own file puts
+        around a text, such as Llama's begin-of-text. Ours puts none."""
+        return self.backend.encode(text, add_special_tokens=True).ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids. Bytes that do not make up a whole character yet show as U+FFFD."""
         return self.backend.decode(list(ids), skip_special_tokens=False)

@@ -113,11 +113,12 @@ def _draw(found: list[Stage], yours: list[Stage] | None, top: list[int], names: 
     axes.vlines(left[:, 0], -0.6, len(top) - 0.4, color="#6B7280", linewidth=0.9)
     size = 10.5 if columns <= 4 else 9 if columns <= 6 else 8
     for stage, x in zip(found, left[:, 0]):
-        name = _title(stage).replace(" ", "\n") if columns > 4 else _title(stage)
+        name = _title(stage).replace(" penalty", "\npenalty") if columns > 4 else _title(stage)
         title = f"{name}\n{stage.kept:,} left\n{stage.entropy_bits:.2f} bits"
         style.write(axes, x, -0.85, title, va="baseline", fontsize=size, linespacing=1.3)
-    step = next(s for s in (b * 10.0**e for e in range(-7, 1) for b in (1, 2, 5)) if end / s < 3)
-    ticks = [(x + t / end, f"{100 * t:.6g}%") for x in left[:, 0] for t in np.arange(0, end, step)]
+    far = max(b * 10.0**e for e in range(-7, 1) for b in (1, 2, 5) if b * 10.0**e <= 0.8 * end)
+    marked = (0, far / 2, far) if columns <= 4 else (0, far)
+    ticks = [(x + t / end, f"{100 * t:.6g}%") for x in left[:, 0] for t in marked]
     axes.set_xticks([x for x, _ in ticks], labels=[text for _, text in ticks])
     axes.set_xlim(0, columns * PITCH)
     axes.set_yticks(rows, labels=[style.drawable(_short(n)) for n in names], parse_math=False)
