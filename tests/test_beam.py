@@ -256,7 +256,9 @@ def test_a_learners_search_runs_on_the_real_model_and_says_what_ours_says(tiny_m
     assert mine.log_probs == pytest.approx(ours.log_probs, abs=1e-4)
 
 
-@pytest.mark.parametrize("found", [[3], [([], 0.0)], [([1] * 9, 0.0)], [([5_000], 0.0)], [([1.5], 0.0)]])
+@pytest.mark.parametrize(
+    "found", [None, [], [3], [([], 0.0)], [([1] * 9, 0.0)], [([5_000], 0.0)], [([1.5], 0.0)]]
+)
 def test_a_learners_search_that_gives_something_else_is_told_what_was_expected(tiny_model, found):
     with pytest.raises(WorkbenchError, match="search"):
         generate_beam(tiny_model, [5], num_beams=1, max_new_tokens=4, search=lambda *a, **k: found)

@@ -34,6 +34,7 @@ from workbench.grading.desk import _read_outcome, load_hidden, result_of
 from workbench.grading.notebooks import read_answers, read_cells, set_of
 from workbench.grading.reports import CSV_COLUMNS, Graded, csv_text, feedback_html, gradescope, inert
 from workbench.grading.runner import Runner, preload_of
+from workbench.grading.session import remove_tree
 
 TESTS = Path(__file__).parent
 SET = toy.exercise_sets()["90_toy"].with_hidden(toy.HIDDEN)
@@ -353,6 +354,19 @@ def double(x):
     folder = result.message.split("ValueError: ")[1].split()[0]
     assert Path(folder).name.startswith("answer-") and not Path(folder).exists()
     assert run(runner, "import os\nassert os.listdir() == []\n" + RIGHT).points == 6
+
+
+def test_removing_a_working_folder_changes_nothing_beside_it(tmp_path):
+    tmp_path.chmod(0o755)
+    outside, folder = tmp_path / "outside", tmp_path / "answer"
+    (folder / "closed" / "deeper").mkdir(parents=True)
+    outside.mkdir(mode=0o755)
+    (folder / "link").symlink_to(outside)
+    (folder / "closed").chmod(0)
+    modes = tmp_path.stat().st_mode, outside.stat().st_mode
+    remove_tree(str(folder))
+    remove_tree(str(folder))  # gone already
+    assert not folder.exists() and modes == (tmp_path.stat().st_mode, outside.stat().st_mode)
 
 
 def test_our_own_failures_are_not_the_students(runner):

@@ -159,6 +159,10 @@ def generate_beam(
         found = search(forward_many, list(prompt_ids), eos_token_ids=eos_token_ids, **settings)
         seconds = runner.clock() - started
         if search is not beam_search:
+            if not isinstance(found, list | tuple) or not found:
+                raise WorkbenchError(
+                    f"search must give a list of (tokens, score) pairs, best first; got {found!r:.80}"
+                )
             found = [_as_hypothesis(model, prompt_ids, item, max_new_tokens) for item in found[:num_return]]
     except _Cancelled:
         return []
