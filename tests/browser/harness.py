@@ -114,18 +114,20 @@ class LabPage:
         self.context = browser.new_context(viewport={"width": width, "height": height})
         self.context.set_default_timeout(60_000)  # milliseconds; for one click on a busy machine
         self.page = self.context.new_page()
+        self.book = self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")  # the notebook in front
         self.console_errors: list[str] = []
         self.page.on("console", lambda m: m.type == "error" and self.console_errors.append(m.text))
         self.page.on("pageerror", lambda error: self.console_errors.append(f"uncaught: {error}"))
 
     def open(self, notebook: str, timeout_s: float = 120) -> None:
-        """Open `notebook` (a path inside the course) and wait until its kernel is idle. A dialog fails the wait."""
+        """Open `notebook` (a path inside the course), alone, and wait until its kernel is idle. A dialog fails the wait."""
         self.notebook = notebook
         parts = urlsplit(self.server.url)
         self.page.goto(
-            f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?{parts.query}", timeout=timeout_s * 1000
+            f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?{parts.query}&reset",
+            timeout=timeout_s * 1000,
         )
-        expect(self.page.locator(".jp-NotebookPanel .jp-Cell").first).to_be_visible(timeout=timeout_s * 1000)
+        expect(self.book.locator(".jp-Cell").first).to_be_visible(timeout=timeout_s * 1000)
         self.wait_idle(timeout_s)
         assert self.dialogs() == [], "JupyterLab asked something when the notebook was opened"
 
@@ -145,12 +147,12 @@ class LabPage:
         return self.page.locator(".jp-Dialog:visible, .Toastify__toast:visible").all_inner_texts()
 
     def kernel_name(self) -> str:
-        return self.page.locator(".jp-KernelName:visible").first.inner_text().strip()
+        return self.book.locator(".jp-KernelName").inner_text().strip()
 
     def wait_idle(self, timeout_s: float) -> None:
         """Until the kernel is idle and no cell waits its turn, twice in a row."""
         deadline, quiet = time.monotonic() + timeout_s, 0
-        indicator = self.page.locator(".jp-Notebook-ExecutionIndicator").first
+        indicator = self.book.locator(".jp-Notebook-ExecutionIndicator")
         while quiet < 3:
             assert self.dialogs() == [], "a dialog came up"
             if time.monotonic() > deadline:
@@ -162,7 +164,7 @@ class LabPage:
             self.page.wait_for_timeout(200)
 
     def waiting_cells(self) -> int:
-        return self.page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[*]").count()
+        return self.book.locator(".jp-CodeCell .jp-InputPrompt", has_text="[*]").count()
 
     def menu(self, *path: str) -> None:
         """Choose from the menu bar: menu("Run", "Run All Cells")."""
@@ -188,8 +190,8 @@ class LabPage:
 
     def cell_problems(self) -> list[str]:
         """Errors and broken widgets that the page shows, and code cells that never ran."""
-        shown = self.page.locator("[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()
-        broken = self.page.get_by_text(re.compile("Error displaying widget|Loading widget|model not found"))
+        shown = self.book.locator("[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()
+        broken = self.book.get_by_text(re.compile("Error displaying widget|Loading widget|model not found"))
         code = [cell for cell in self.saved().cells if cell.cell_type == "code" and cell.source.strip()]
         unrun = [f"never ran: {cell.source[:80]!r}" for cell in code if cell.execution_count is None]
         return shown + broken.all_inner_texts() + unrun
@@ -197,7 +199,7 @@ class LabPage:
     def panel(self, words: str) -> "PanelOnPage":
         """The one output with a Run button that holds `words`."""
         run = button(self.page, "Run")
-        output = self.page.locator(".jp-OutputArea-output").filter(has=run).filter(has_text=words)
+        output = self.book.locator(".jp-OutputArea-output").filter(has=run).filter(has_text=words)
         expect(output).to_have_count(1, timeout=30_000)
         output.scroll_into_view_if_needed()
         return PanelOnPage(self, output)
