@@ -109,7 +109,7 @@ class LabServer:
 class LabPage:
     """One browser page with JupyterLab in it. Console errors are collected in `.console_errors` from the start."""
 
-    def __init__(self, browser: Browser, server: LabServer, width: int = 1400, height: int = 1000):
+    def __init__(self, browser: Browser, server: LabServer, width: int = 1400, height: int = 1250):
         self.server, self.notebook = server, ""
         self.context = browser.new_context(viewport={"width": width, "height": height})
         self.context.set_default_timeout(60_000)  # milliseconds; for one click on a busy machine
@@ -189,8 +189,9 @@ class LabPage:
         raise TimeoutError(f"{self.notebook} was not saved")
 
     def cell_problems(self) -> list[str]:
-        """Errors and broken widgets that the page shows, and code cells that never ran."""
-        shown = self.book.locator("[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()
+        """Errors, warnings and broken widgets that the page shows, and code cells that never ran."""
+        # the renderer of errors marks them with this type too
+        shown = self.book.locator("[data-mime-type='application/vnd.jupyter.stderr']").all_inner_texts()
         broken = self.book.get_by_text(re.compile("Error displaying widget|Loading widget|model not found"))
         code = [cell for cell in self.saved().cells if cell.cell_type == "code" and cell.source.strip()]
         unrun = [f"never ran: {cell.source[:80]!r}" for cell in code if cell.execution_count is None]

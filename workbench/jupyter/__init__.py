@@ -9,8 +9,9 @@ The settings (overrides.json) are defaults; what a user chose in JupyterLab's se
 - `autoStartDefaultKernel`: a notebook whose kernel is not on this machine opens on the default one, not on a dialog.
 - `windowingMode: defer`: every cell stays in the page, so that long lectures keep their pictures and panels while scrolling.
 
-`commsOverSubshells` is left alone on purpose: the default lets a panel's Stop button work while a cell runs, and our panels do
-their work on a thread, so that they are right with it and without it.
+`commsOverSubshells` is left alone on purpose: with it JupyterLab sends a panel's messages to a thread of the kernel's, so that
+Stop works while a cell runs. ipykernel before 7.0 has no such threads, and 7.4.0 does not use them for a widget that a cell
+made: there a click waits for the cell. The panels work on threads of their own and are right both ways.
 """
 
 import shutil
