@@ -42,7 +42,9 @@ def tracked_files() -> list[Path]:
 
 def make(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
     environment = {
-        k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PORT", "BROWSER")
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PORT", "BROWSER")
     } | environment
     return subprocess.run(
         ["make", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
