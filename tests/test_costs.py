@@ -12,12 +12,23 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.errors import WorkbenchError
-from workbench.instruments.costs import causal_pairs, predict, step_costs, weights_read
+from workbench.instruments.costs import (
+    causal_pairs,
+    decode_costs,
+    dollars_per_million_tokens,
+    kv_bytes,
+    largest_batch,
+    predict,
+    prefill_costs,
+    step_costs,
+    weights_read,
+)
 from workbench.instruments.device import PUBLISHED, Ceilings
-from workbench.kv import make_kv
+from workbench.kv import kv_for, make_kv
 from workbench.models.attention import causal_mask
 from workbench.models.batch import Batch
-from workbench.models.shapes import public_shape
+from workbench.models.fast import prepare
+from workbench.models.shapes import PUBLIC_SHAPES, public_shape
 
 SHAPES = {
     "llama, grouped heads": tiny_config(vocab_size=96),
@@ -54,18 +65,20 @@ def run(model, lengths, logits="last", attention="sdpa", watch=None):
 
 
 class Watch(TorchDispatchMode):
-    """Operations that make a new tensor, and what matrix products and attention read and write."""
+    """Operations that make a new tensor or change one, what matrix products and attention read and write, and
+    what all the others do."""
 
     def __init__(self):
         super().__init__()
-        self.launches = self.read = self.written = 0
+        self.launches = self.read = self.written = self.elementwise = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         out = operation(*args, **(kwargs or {}))
         ours = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         made = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         known = {t.untyped_storage().data_ptr() for t in ours}
-        self.launches += any(t.untyped_storage().data_ptr() not in known for t in made)
+        works = operation._schema.is_mutable or any(t.untyped_storage().data_ptr() not in known for t in made)
+        self.launches += works
         name = str(operation)
         if name.startswith(("aten.linear", "aten.scaled_dot_product")):
             activations = ours[:1] if "linear" in name else ours
@@ -73,6 +86,11 @@ class Watch(TorchDispatchMode):
             self.written += sum(t.numel() for t in made)
         elif name.startswith("aten.embedding") and not self.written:
             self.written += made[0].numel()  # the row of the token; GPT-2's of the position is added to it
+        elif works and not name.startswith(("aten.copy_", "aten.cat")):
+            looks_up = name.startswith(
+                ("aten.index", "aten.embedding")
+            )  # reads the rows it gives, not the table
+            self.elementwise += sum(t.numel() for t in (*(made if looks_up else ours), *made))
         return out
 
 
@@ -121,9 +139,112 @@ def test_activation_bytes_equal_what_products_and_attention_read_and_write(confi
     watch = Watch()
     run(random_decoder(config), lengths, logits, watch=watch)
     costs = count(config, lengths, logits)
-    assert costs.bytes_written == 4 * watch.written
+    products = [o for o in costs.operations if o.activation_bytes]
+    assert sum(o.bytes_written for o in products) == 4 * watch.written
     assert costs.bytes_by_part["activations"] == 4 * (watch.read + watch.written)
-    assert costs.bytes_read == costs.bytes_by_part["weights"] + 4 * watch.read
+    assert costs.bytes == sum(costs.bytes_by_part.values()) == costs.bytes_read + costs.bytes_written
+
+
+def arranged(config, dtype=torch.float32, **room):
+    fast = prepare(random_decoder(config).to(dtype), linear="plain")
+    return fast, kv_for("contiguous", fast, **room)
+
+
+@shapes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_launches_of_a_decode_step_equal_those_of_the_real_fast_decoder(config, dtype, batch):
+    fast, kv = arranged(config, dtype, max_sequences=batch, max_tokens=12)
+    with torch.inference_mode():
+        fast(Batch.of([[1] * 7] * batch), kv)
+        step = Batch.of([[5]] * batch, first_positions=[7] * batch)
+        with Watch() as watch:
+            fast(step, kv)
+    costs = decode_costs(
+        config, batch=batch, context=7, weight_bytes_per_element=dtype.itemsize, kv_bytes_per_element=4
+    )
+    assert costs.launches == watch.launches
+
+
+@shapes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_launches_of_a_prompt_equal_those_of_the_real_fast_decoder(config, dtype):
+    fast, kv = arranged(config, dtype, max_sequences=1, max_tokens=12)
+    prompt = Batch.of([[1] * 9])
+    with torch.inference_mode(), Watch() as watch:
+        fast(prompt, kv)
+    costs = prefill_costs(
+        config, batch=1, prompt=9, weight_bytes_per_element=dtype.itemsize, kv_bytes_per_element=4
+    )
+    assert costs.launches == watch.launches
+
+
+@shapes
+def test_plain_and_fast_compute_the_same_products_and_read_the_same_weights(config):
+    plain, fast = (
+        decode_costs(config, batch=3, context=5, weight_bytes_per_element=4, arrangement=arrangement)
+        for arrangement in ("plain", "fast")
+    )
+    assert plain.flops_by_part == fast.flops_by_part
+    for part in ("weights", "kv"):
+        assert plain.bytes_by_part[part] == fast.bytes_by_part[part]
+    assert fast.launches < plain.launches
+
+
+@shapes
+@pytest.mark.parametrize("arrangement", ["plain", "fast"])
+def test_elementwise_bytes_are_those_of_the_real_operations_but_for_single_numbers(config, arrangement):
+    model = random_decoder(config)
+    if arrangement == "fast":
+        model = prepare(model, linear="plain")
+    kv, batch = make_kv("recompute", config), Batch.of([[1] * 12], logits="all")
+    with torch.inference_mode(), Watch() as watch:
+        model(batch, kv)
+    costs = step_costs(
+        config,
+        new_tokens=[12],
+        contexts=[0],
+        logit_rows=12,
+        weight_bytes_per_element=4,
+        arrangement=arrangement,
+    )
+    assert costs.bytes_by_part["elementwise"] == pytest.approx(4 * watch.elementwise, rel=0.15)
+
+
+def test_a_cache_is_read_once_a_sequence_and_its_new_tokens_are_written():
+    config = tiny_config(num_layers=3)  # H_kv 2, D 8
+    costs = step_costs(
+        config,
+        new_tokens=[1, 4],
+        contexts=[9, 2],
+        logit_rows=2,
+        weight_bytes_per_element=4,
+        kv="contiguous",
+        kv_bytes_per_element=2,
+    )
+    keys_seen, new = (9 + 1) + (2 + 4), 5
+    assert costs.bytes_by_part["kv"] == 3 * (keys_seen + new) * 2 * 2 * 8 * 2
+    assert costs.flops_by_part["attention"] == 3 * 4 * 4 * 8 * (10 + (3 + 4 + 5 + 6))
+
+
+def test_a_window_bounds_what_is_read():
+    config = tiny_config(num_layers=1, family="mistral", sliding_window=4)
+    one, far = (
+        decode_costs(config, batch=1, context=context, weight_bytes_per_element=4) for context in (3, 7)
+    )
+    assert one.bytes_by_part["kv"] == far.bytes_by_part["kv"] and one.flops == far.flops
+
+
+def test_decode_attention_stays_below_one_flop_a_byte_whatever_the_batch():
+    config = public_shape("llama-2-7b")  # as many KV heads as query heads
+    for batch in (1, 8, 256):
+        attention = decode_costs(config, batch=batch, context=4096, weight_bytes_per_element=2).operation(
+            "attention"
+        )
+        assert 0.99 < attention.flops / attention.kv_bytes < 1.0
+    grouped = decode_costs(public_shape("llama-3-8b"), batch=8, context=4096, weight_bytes_per_element=2)
+    attention = grouped.operation("attention")
+    assert 3.9 < attention.flops / attention.kv_bytes < 4.0  # four query heads share each key
 
 
 @shapes
@@ -150,13 +271,18 @@ def test_one_token_of_an_8b_model_takes_3_ms_on_an_h200_and_memory_is_the_reason
     costs = count(public_shape("llama-3.1-8b"), [1], itemsize=2)
     assert costs.bytes_by_part["weights"] == pytest.approx(15.0e9, rel=0.002)  # the embedding is not read
     prediction = predict(costs, PUBLISHED["h200"], "bfloat16")
-    assert prediction.limit == "bandwidth" and prediction.seconds == pytest.approx(3.13e-3, rel=0.005)
+    assert prediction.limit == "bandwidth"
+    assert prediction.terms["bandwidth"] == pytest.approx(3.13e-3, rel=0.005)
     assert costs.intensity == pytest.approx(1.0, rel=0.01)  # one FLOP a byte: decode at batch 1
 
 
-def test_the_prediction_is_the_slowest_of_three_and_names_it():
-    costs = count(tiny_config(), [8])
+def ceilings(**change):
     rates = {"read_bytes_per_s": 1e15, "flop_per_s": {"float32": 1e18}, "launch_s": 1e-15}
+    return Ceilings(**{**rates, **change}, copy_bytes_per_s=1.0, measured=False, source="a test")
+
+
+def test_a_prediction_adds_operations_and_each_takes_its_slowest_of_three():
+    costs = count(tiny_config(), [8])
     slow = {
         "bandwidth": {"read_bytes_per_s": 1e6},
         "compute": {"flop_per_s": {"float32": 1e6}},
@@ -164,10 +290,80 @@ def test_the_prediction_is_the_slowest_of_three_and_names_it():
     }
     expected = {"bandwidth": costs.bytes / 1e6, "compute": costs.flops / 1e6, "launch": float(costs.launches)}
     for limit, change in slow.items():
-        ceilings = Ceilings(**{**rates, **change}, copy_bytes_per_s=1.0, measured=False, source="a test")
-        found = predict(costs, ceilings, torch.float32)
-        assert (found.limit, found.seconds) == (limit, found.terms[limit])
-        assert math.isclose(found.seconds, expected[limit])
+        found = predict(costs, ceilings(**change), torch.float32)
+        assert found.limit == limit and math.isclose(found.terms[limit], expected[limit])
+        assert found.seconds == pytest.approx(expected[limit], rel=1e-3)
+        assert sum(seconds for _, seconds, _ in found.operations) == pytest.approx(found.seconds)
+
+
+def test_operations_bound_by_different_limits_add_up():
+    costs = count(tiny_config(), [8])
+    balanced = ceilings(read_bytes_per_s=1e9, flop_per_s={"float32": 2e9}, launch_s=1e-6)
+    found = predict(costs, balanced, "float32")
+    by_hand = [max(o.launches * 1e-6, o.bytes / 1e9, o.flops / 2e9) for o in costs.operations]
+    assert found.seconds == pytest.approx(sum(by_hand))
+    assert found.seconds > max(found.terms.values())
+
+
+def test_weights_and_cache_pass_at_the_speed_that_was_measured_for_them():
+    costs = decode_costs(tiny_config(), batch=1, context=9, weight_bytes_per_element=4)
+    read = {"read_bytes_per_s": 1e6}
+    base = predict(costs, ceilings(**read), "float32").terms["bandwidth"]
+    weights = predict(costs, ceilings(**read, weight_bytes_per_s={"float32": 5e5}), "float32").terms[
+        "bandwidth"
+    ]
+    cache = predict(costs, ceilings(**read, kv_bytes_per_s=5e5), "float32").terms["bandwidth"]
+    assert weights - base == pytest.approx(costs.bytes_by_part["weights"] / 1e6)
+    assert cache - base == pytest.approx(costs.bytes_by_part["kv"] / 1e6)
+
+
+def test_prefill_of_an_8b_model_on_an_h100_is_bound_by_compute_and_decode_by_bandwidth():
+    config, h100 = public_shape("llama-3.1-8b"), PUBLISHED["h100-sxm"]
+    prefill = predict(
+        prefill_costs(config, batch=1, prompt=2048, weight_bytes_per_element=2), h100, "bfloat16"
+    )
+    decode = predict(
+        decode_costs(config, batch=1, context=2048, weight_bytes_per_element=2), h100, "bfloat16"
+    )
+    assert (prefill.limit, decode.limit) == ("compute", "bandwidth")
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "gib"),
+    [
+        ("llama-2-7b", 4096, 2.0),
+        ("llama-2-70b", 4096, 1.25),
+        ("llama-2-70b", 131_072, 40.0),
+        ("llama-3-8b", 131_072, 16.0),
+        ("llama-3.1-405b", 131_072, 63.0),
+    ],
+)
+def test_caches_of_public_shapes_have_their_known_sizes(name, tokens, gib):
+    assert kv_bytes(public_shape(name), tokens) == gib * 2**30
+
+
+def test_gpt2_leaves_18_432_000_values_for_1000_tokens():
+    assert kv_bytes(public_shape("gpt2"), 1000, bytes_per_element=1) == 18_432_000
+
+
+def test_64_users_of_4096_tokens_on_a_70b_need_more_than_an_80_gb_card_for_their_caches_alone():
+    assert 64 * kv_bytes(public_shape("llama-2-70b"), 4096) == pytest.approx(86e9, rel=0.01)
+
+
+@pytest.mark.parametrize("name", PUBLIC_SHAPES)
+def test_the_largest_batch_fits_and_one_more_does_not(name):
+    config = public_shape(name)
+    batch = largest_batch(config, memory_bytes=80e9, tokens=4096)
+    weights, one = 2 * config.num_parameters(), kv_bytes(config, 4096)
+    if batch:
+        assert weights + batch * one <= 80e9
+    assert weights + (batch + 1) * one > 80e9
+
+
+def test_a_million_tokens_cost_what_the_hours_cost_that_make_them():
+    assert dollars_per_million_tokens(1e6 / 3600, 2.0) == pytest.approx(2.0)
+    with pytest.raises(WorkbenchError, match="above 0"):
+        dollars_per_million_tokens(0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +378,8 @@ def test_the_prediction_is_the_slowest_of_three_and_names_it():
         ({"weight_bytes_per_element": 0}, "above 0"),
         ({"weight_bytes_per_element": math.nan}, "above 0"),
         ({"kv": "recompte"}, "did you mean 'recompute'"),
+        ({"arrangement": "fats"}, "did you mean 'fast'"),
+        ({"kv_bytes_per_element": 0}, "above 0"),
         ({"config": public_shape("deepseek-v3")}, "not counted here"),
     ],
 )

@@ -13,6 +13,7 @@ import importlib
 
 _HOMES = {  # name -> (module, name there), or (module, None) for the module itself
     "load": ("workbench.models", "load"),
+    "prepare": ("workbench.models", "prepare"),
     "generate": ("workbench.decoding", "generate"),
     "stream": ("workbench.decoding", "stream"),
     "beam": ("workbench.decoding", "generate_beam"),

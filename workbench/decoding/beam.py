@@ -141,7 +141,7 @@ def generate_beam(
     _check(num_beams, max_new_tokens, length_penalty, early_stopping, num_return)
     prompt_ids = prompt_token_ids(model, prompt, max_new_tokens)
     eos_token_ids = stop_ids(model, stop_token_ids)
-    runner = ModelRunner(model, ready_kv(kv, model.config))
+    runner = ModelRunner(model, ready_kv(kv, model, 2 * num_beams, len(prompt_ids) + max_new_tokens))
 
     def forward_many(texts: list[list[int]]) -> torch.Tensor:
         if cancel is not None and cancel.is_set():

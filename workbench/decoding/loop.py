@@ -255,7 +255,7 @@ def stream(
         stages = filter_stages(settings, logits, prompt_ids, token_ids[len(prompt_ids) :], filters)
         return choose_token(stages[-1][1], generator)
 
-    runner = ModelRunner(model, ready_kv(kv, model.config))
+    runner = ModelRunner(model, ready_kv(kv, model, 1, len(prompt_ids) + max_new_tokens))
     tokens = loop(runner.forward, list(prompt_ids), choose, max_new_tokens, stop_token_ids)
     if not isinstance(tokens, Iterator):
         runner.release()  # it may have run to its end already

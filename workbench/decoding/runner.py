@@ -9,9 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.kv import KV, make_kv
+from workbench.kv import KV, kv_for
 from workbench.models.batch import Batch
-from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 
 _KV_MEMBERS = ("lengths", "begin", "attend", "truncate", "fork", "release", "bytes_in_use", "bytes_reserved")
@@ -74,7 +73,6 @@ class ModelRunner:
             torch.cuda.synchronize(self._model.device)
         return time.perf_counter()
 
-    @torch.no_grad()
     def _run(self, texts: Sequence[Sequence[int]], names: Sequence[Hashable]) -> torch.Tensor:
         known = [self._kv.lengths.get(name, 0) for name in names]
         for text, length in zip(texts, known):
@@ -89,10 +87,12 @@ class ModelRunner:
             sequences=names,
             device=self._model.device,
         )
-        logits = self._model(batch, self._kv)
+        with torch.inference_mode():
+            logits = self._model(batch, self._kv)
         self.rows_processed += batch.num_tokens
         self.model_calls += 1
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return logits.to(wide, copy=True)  # out here a copy is an ordinary tensor, that anyone may change
 
     def _new_names(self, count: int) -> list[int]:
         """Numbers that name no live sequence of the kv, which other requests may be using too; owned from now."""
@@ -102,9 +102,10 @@ class ModelRunner:
         return names
 
 
-def ready_kv(kv: str | Callable[..., KV] | KV, config: ModelConfig) -> KV:
+def ready_kv(kv: str | Callable[..., KV] | KV, model: Decoder, max_sequences: int, max_tokens: int) -> KV:
     """A kv to use: the ready one that was given, or a fresh one by kind, class or function."""
-    made = make_kv(kv, config) if isinstance(kv, str) or callable(kv) else kv
+    room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+    made = kv_for(kv, model, **room) if isinstance(kv, str) or callable(kv) else kv
     missing = [name for name in _KV_MEMBERS if not hasattr(made, name)]
     if missing:
         raise WorkbenchError(

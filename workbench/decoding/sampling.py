@@ -11,6 +11,7 @@ and top-p after top-k measures its mass within the k tokens that are left.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -168,9 +169,13 @@ class SamplingSettings:
 
     def active(self) -> list[str]:
         """Names of the filters that change anything, in order. Greedy ends with the temperature."""
-        neutral = SamplingSettings(temperature=1.0)  # the defaults change nothing, but for the temperature
-        names = [name for name in FILTERS if getattr(self, name) != getattr(neutral, name)]
+        names = [name for name in FILTERS if getattr(self, name) != _NEUTRAL[name]]
         return names[: names.index("temperature") + 1] if self.greedy else names
+
+
+_NEUTRAL = {field.name: field.default for field in dataclasses.fields(SamplingSettings)} | {
+    "temperature": 1.0
+}
 
 
 def filter_stages(
@@ -233,7 +238,7 @@ def check_replacements(replace: Mapping[str, object], settings: SamplingSettings
 def check_logits(logits: torch.Tensor, source: str) -> None:
     """Raise when a row of [..., V] is no distribution: a NaN, a +inf, or every token removed."""
     best = logits.amax(dim=-1)  # NaN wins in amax, so one number a row tells all three
-    if torch.isfinite(best).all():
+    if math.isfinite(best.item()) if best.dim() == 0 else torch.isfinite(best).all():
         return
     if best.isnan().any():
         raise WorkbenchError(f"{source} gave NaN logits, so there is nothing to choose from; look for 0/0, "

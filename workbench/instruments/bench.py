@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from workbench.errors import unknown
 from workbench.instruments import device as devices
 from workbench.instruments import records, timing
 from workbench.instruments.records import Measurement
@@ -13,6 +14,9 @@ from workbench.instruments.timing import Paired, Stopped
 
 if TYPE_CHECKING:
     from workbench.models.decoder import Decoder
+    from workbench.models.fast import FastDecoder
+
+ARRANGEMENTS = ("plain", "fast", "compiled")
 
 
 class Bench:
@@ -33,7 +37,7 @@ class Bench:
         self.device = str(devices.check_device(device))
         self.stop = stop if stop is not None else threading.Event()
         self.report = report or (lambda *stage: None)
-        self._models: dict[tuple, Decoder] = {}
+        self._models: dict[tuple, Decoder | FastDecoder] = {}
         self._ceilings: devices.Ceilings | None = None
         self._fingerprint: dict[str, Any] | None = None
 
@@ -42,20 +46,32 @@ class Bench:
         if self.stop.is_set():
             raise Stopped
 
-    def model(self, name: str | Decoder, **settings) -> Decoder:
-        """The model of that name on this bench's device, loaded once; a Decoder is passed through as it is.
+    def model(self, name: str | Decoder, *, arrangement: str = "plain", **settings) -> Decoder | FastDecoder:
+        """The model of that name on this bench's device, loaded once; a model is passed through as it is.
 
-        settings: as for `workbench.models.load` (weights, dtype, seed).
+        arrangement: "plain" (as `load` gives it), "fast" (`prepare`) or "compiled" (its steps of one row through
+        torch.compile). settings: as for `workbench.models.load` (weights, dtype, seed). The shape of a public
+        model gets random weights: a time does not depend on the values.
         """
+        if arrangement not in ARRANGEMENTS:
+            raise unknown("arrangement", arrangement, ARRANGEMENTS)
         if not isinstance(name, str):
             return name
-        key = (name, *sorted(settings.items()))
-        if key not in self._models:
-            from workbench.models import load
+        from workbench.models import load, prepare
+        from workbench.models.shapes import public_name
 
+        if public_name(name) is not None:
+            settings.setdefault("weights", "random")
+        key = (name, arrangement, *sorted((k, str(v)) for k, v in settings.items()))
+        if key not in self._models:
             self.check_stop()
-            self.report(f"loading {name}")
-            self._models[key] = load(name, device=self.device, **settings)
+            if arrangement == "plain":
+                self.report(f"loading {name}")
+                self._models[key] = load(name, device=self.device, **settings)
+            else:
+                model = self.model(name, **settings)
+                self.report(f"arranging {name} for inference")
+                self._models[key] = prepare(model, compile=arrangement == "compiled")
         return self._models[key]
 
     def ceilings(self) -> devices.Ceilings:

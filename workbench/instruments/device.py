@@ -18,6 +18,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,10 +31,14 @@ from workbench.errors import WorkbenchError, check_settings
 from workbench.instruments.memory import available_bytes
 from workbench.instruments.records import now, quantile, write_text
 from workbench.instruments.timing import CheckStop, exclusive, measure
+from workbench.models.linear import Linear, linear_class
 
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 BUDGET_S = 0.6  # for each of the quantities that are measured
 LAUNCHES_A_RUN = 1000
+SMALL_OPERATIONS = 7  # of those between two matrix products that are timed
+LAUNCH_HOW = "small operations, on a CPU between matrix products"
+WEIGHT_SIZE = 768  # rows of 768, matrices of 768 × 2,304: a small model's
 UNSTEADY_FOR_S = 600
 _FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
@@ -157,9 +162,16 @@ class Ceilings:
     date: str = ""
     name: str = "this machine"
     spread: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # of each: (p10, median, p90)
+    # by dtype: weights passing through a product with one row; absent where only a data sheet is known
+    weight_bytes_per_s: dict[str, float] = field(default_factory=dict)
+    kv_bytes_per_s: float | None = (
+        None  # keys and values passing through the attention of one query a sequence
+    )
 
     def __post_init__(self) -> None:
-        for value in (self.read_bytes_per_s, self.copy_bytes_per_s, self.launch_s, *self.flop_per_s.values()):
+        every = (*self.flop_per_s.values(), *self.weight_bytes_per_s.values())
+        every += () if self.kv_bytes_per_s is None else (self.kv_bytes_per_s,)
+        for value in (self.read_bytes_per_s, self.copy_bytes_per_s, self.launch_s, *every):
             if not (isinstance(value, int | float) and 0 < value < float("inf")):
                 raise WorkbenchError(f"ceilings of {self.name} must be above 0, got {value!r}")
 
@@ -206,7 +218,7 @@ PUBLISHED: dict[str, Ceilings] = {
 
 
 def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceilings:
-    """Measure them now: about four seconds on a CPU. `stop` is polled between runs and may end it by raising.
+    """Measure them now: about five seconds on a CPU. `stop` is polled between runs and may end it by raising.
 
     Each ceiling is the rate that one run in ten surpasses. Whatever else the machine does only ever slows a run
     down, so the median would measure the neighbours too; median and p10 are kept in `spread`.
@@ -216,19 +228,30 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
         rates, how = _bandwidth_rates(device, stop)
         dtypes = [torch.float32, torch.bfloat16] + ([torch.float16] if device.startswith("cuda") else [])
         flops = {str(dtype).removeprefix("torch."): _matmul_rates(dtype, device, stop) for dtype in dtypes}
+        weights = {str(dtype).removeprefix("torch."): _weight_rates(dtype, device, stop) for dtype in dtypes}
+        attention = _attention_rates(device, stop)
         launches = _launch_rates(device, stop)
     return Ceilings(
         read_bytes_per_s=quantile(rates["read"], 0.9),
         copy_bytes_per_s=quantile(rates["copy"], 0.9),
         flop_per_s={name: quantile(values, 0.9) for name, values in flops.items()},
+        weight_bytes_per_s={name: quantile(values, 0.9) for name, values in weights.items()},
+        kv_bytes_per_s=quantile(attention, 0.9),
         launch_s=1 / quantile(launches, 0.9),
         measured=True,
-        source=f"{how}; square matrix products; one-element additions",
+        source=f"{how}; square matrix products; one row through matrices, and one query through attention, beyond "
+        f"the cache; {LAUNCH_HOW}",
         date=now(),
         name=fingerprint(device)["name"],
         spread={
             name: (quantile(values, 0.1), statistics.median(values), quantile(values, 0.9))
-            for name, values in {**rates, **flops, "launches a second": launches}.items()
+            for name, values in {
+                **rates,
+                **flops,
+                **{f"weights in {name}": values for name, values in weights.items()},
+                "keys and values": attention,
+                "launches a second": launches,
+            }.items()
         },
     )
 
@@ -265,15 +288,79 @@ def _matmul_rates(dtype: torch.dtype, device: str, stop: CheckStop | None) -> li
         n *= 2
 
 
+def _weight_rates(dtype: torch.dtype, device: str, stop: CheckStop | None) -> list[float]:
+    """Bytes a second of weights while one row passes through matrices, together larger than the last cache.
+
+    As `models.linear` holds them. On a CPU a matrix product with one row is slower than a plain read: it has to
+    multiply as well, and a thread waits for the others after every matrix.
+    """
+    matrices = _matrices(dtype, device, max(128 << 20, 4 * last_cache_bytes(device)))
+    row = torch.ones(1, WEIGHT_SIZE, device=device, dtype=dtype)
+
+    def through_all() -> None:
+        for matrix in matrices:
+            matrix(row)
+
+    size = sum(matrix.weight_bytes for matrix in matrices)
+    return [size / s for s in _timed(through_all, device, stop)]
+
+
+def _matrices(dtype: torch.dtype, device: str, size: int) -> list[Linear]:
+    """Square matrices of a small model's size, so many bytes in all but within an eighth of free memory."""
+    one = WEIGHT_SIZE * 3 * WEIGHT_SIZE * dtype.itemsize
+    count = max(1, min(size, available_bytes(device) // 8) // one)
+    hold = linear_class("auto", dtype, device)
+    return [hold(torch.ones(3 * WEIGHT_SIZE, WEIGHT_SIZE, device=device, dtype=dtype)) for _ in range(count)]
+
+
+def _attention_rates(device: str, stop: CheckStop | None) -> list[float]:
+    """Bytes a second of keys and values while one query a sequence passes over them, more than the cache holds."""
+    heads, keys, head_dim = 12, 512, 64
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    one = 2 * heads * keys * head_dim * dtype.itemsize
+    sequences = max(1, min(2 * last_cache_bytes(device), available_bytes(device) // 8) // one)
+    q = torch.ones(sequences, heads, 1, head_dim, device=device, dtype=dtype)
+    k = torch.ones(sequences, heads, keys, head_dim, device=device, dtype=dtype)
+    v = torch.ones_like(k)
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, q, k, v)
+    return [2 * k.nbytes / s for s in _timed(attend, device, stop)]
+
+
 def _launch_rates(device: str, stop: CheckStop | None) -> list[float]:
-    """Operations a second when each does next to nothing."""
-    one = torch.ones(1, device=device)
+    """Operations a second when each does next to nothing, in the company they have in a step.
 
-    def many() -> None:
-        for _ in range(LAUNCHES_A_RUN):
-            torch.add(one, one)
+    On a CPU between two matrix products, because those wash everything else out of the processor's nearest
+    caches: the same operation then takes several times as long to start as in a loop of its own. On a GPU, where
+    another processor does the starting, in a plain loop.
+    """
+    if device.startswith("cuda"):
+        one = torch.ones(1, device=device)
 
-    return [LAUNCHES_A_RUN / s for s in _timed(many, device, stop)]
+        def many() -> None:
+            for _ in range(LAUNCHES_A_RUN):
+                torch.add(one, one)
+
+        return [LAUNCHES_A_RUN / s for s in _timed(many, device, stop)]
+    matrices = _matrices(torch.float32, device, 4 * last_cache_bytes(device))
+    row, floor = torch.ones(1, WEIGHT_SIZE), torch.ones(1)
+    rates = []
+
+    def small_operations() -> None:
+        """A norm, a turn and a sum, as a layer has them."""
+        heads = torch.div(row, torch.hypot(torch.linalg.vector_norm(row, 2, -1, True), floor)).view(1, -1, 64)
+        torch.addcmul(heads * heads, torch.roll(heads, 32, -1), heads).add_(heads)
+
+    def a_few_after_each_product() -> None:
+        seconds = 0.0
+        for matrix in matrices:
+            matrix(row)
+            start = time.perf_counter()
+            small_operations()
+            seconds += time.perf_counter() - start
+        rates.append(SMALL_OPERATIONS * len(matrices) / seconds)
+
+    _timed(a_few_after_each_product, device, stop)
+    return rates[1:]  # the first one warms up
 
 
 def _timed(function: Callable[[], object], device: str, stop: CheckStop | None) -> list[float]:

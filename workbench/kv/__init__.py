@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from workbench.errors import unknown
+from workbench.kv.contiguous import Contiguous
 from workbench.kv.contract import KV
 from workbench.kv.recompute import Recompute
 from workbench.models.config import ModelConfig
 
-KINDS: dict[str, Callable[..., KV]] = {"recompute": Recompute}
+if TYPE_CHECKING:
+    from workbench.models.decoder import Decoder
+
+KINDS: dict[str, Callable[..., KV]] = {"recompute": Recompute, "contiguous": Contiguous}
 
 
 def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings) -> KV:
@@ -21,4 +26,17 @@ def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings) -> K
     return KINDS[kind](config, **settings)
 
 
-__all__ = ["KV", "KINDS", "Recompute", "make_kv"]
+def kv_for(
+    kind: str | Callable[..., KV], model: Decoder, *, max_sequences: int = 1, max_tokens: int | None = None
+) -> KV:
+    """A fresh kv that fits a loaded model: its device, its dtype, and room for so many sequences and tokens.
+
+    A class or function of your own is called with the ModelConfig alone.
+    """
+    if callable(kind) or kind == "recompute":
+        return make_kv(kind, model.config)
+    room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+    return make_kv(kind, model.config, **room, dtype=model.dtype, device=model.device)
+
+
+__all__ = ["KV", "KINDS", "Contiguous", "Recompute", "make_kv", "kv_for"]

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from workbench.models.checkpoints import load, save_checkpoint
     from workbench.models.config import ModelConfig
     from workbench.models.decoder import Decoder
+    from workbench.models.fast import prepare
     from workbench.models.shapes import PUBLIC_SHAPES, public_shape
     from workbench.models.tokenizer import Tokenizer
 
 _HOME = {
     "load": "checkpoints",
+    "prepare": "fast",
     "save_checkpoint": "checkpoints",
     "list_models": "catalogue",
     "public_shape": "shapes",
@@ -40,6 +42,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "load",
+    "prepare",
     "save_checkpoint",
     "list_models",
     "public_shape",

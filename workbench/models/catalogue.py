@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workbench.models.checkpoints import ZOO, zoo_config, zoo_names
 from workbench.models.config import ModelConfig
-from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES
+from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES, TIMING_SHAPES
 
 BF16_BYTES = 2
 
@@ -15,7 +15,7 @@ BF16_BYTES = 2
 def list_models() -> list[dict]:
     """One dict a model, the shipped ones first. Counts are exact, bytes are for bfloat16.
 
-    name, kind ("zoo" or "public shape"), family, parameters, bf16_bytes, kv_bytes_per_token, context_length,
+    name, kind ("zoo", "public shape" or "timing shape"), family, parameters, bf16_bytes, kv_bytes_per_token, context_length,
     runnable, trained (weights are here), on_disk_bytes (None when not here), and for the zoo what its card
     says: role, held_out_nats_per_token, tokens_seen (None when unknown); for public shapes hub_id.
     """
@@ -25,7 +25,11 @@ def list_models() -> list[dict]:
         | {"trained": False, "on_disk_bytes": None, "hub_id": HUB_IDS[name]}
         for name, config in PUBLIC_SHAPES.items()
     ]
-    return zoo + public
+    timing = [
+        _row(name, "timing shape", config) | {"trained": False, "on_disk_bytes": None, "hub_id": None}
+        for name, config in TIMING_SHAPES.items()
+    ]
+    return zoo + public + timing
 
 
 def _row(name: str, kind: str, config: ModelConfig) -> dict:

@@ -29,7 +29,7 @@ from workbench.models.layout import (
     is_derived,
     stored_tensors,
 )
-from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES, public_name, public_shape
+from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES, TIMING_SHAPES, public_name, public_shape
 from workbench.models.tokenizer import Tokenizer
 
 ZOO = Path(__file__).parent / "zoo"
@@ -83,6 +83,10 @@ def load(
     ours = public_name(name)
     if ours is not None and weights == "random":
         return _random(ours, public_shape(ours), None, dtype or torch.bfloat16, device, seed)
+    if ours in TIMING_SHAPES:
+        raise WorkbenchError(
+            f'{ours!r} is a shape for timing, it has no trained weights; use weights="random"'
+        )
     if ours is not None and not PUBLIC_SHAPES[ours].runnable:
         hollow_decoder(PUBLIC_SHAPES[ours], name=ours)  # raises, and says what the shape is good for
     if _is_hub_id(name):
@@ -100,7 +104,7 @@ def load(
         )
     if os.sep in name or name.startswith((".", "~")):
         raise WorkbenchError(f"there is no folder {name!r}")
-    raise unknown("model", name, [*zoo_names(), *PUBLIC_SHAPES])
+    raise unknown("model", name, [*zoo_names(), *PUBLIC_SHAPES, *TIMING_SHAPES])
 
 
 def zoo_names() -> list[str]:

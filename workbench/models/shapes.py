@@ -190,9 +190,16 @@ HUB_IDS: dict[str, str] = {
 }
 
 
+# Nobody's model: the size of GPT-2 with Llama's block, for timing. Its weights are far beyond a CPU's cache.
+TIMING_SHAPES: dict[str, ModelConfig] = {
+    "random-110m": _llama(768, 12, 12, 12, 2048, vocab_size=32_000, context_length=2048, **_TIED),
+}
+
+
 def _spellings() -> dict[str, str]:
     """Every accepted name in lower case -> ours: ours, the hub's id, and the hub's id without its owner."""
     names = {"llama-3-405b": "llama-3.1-405b"}  # Llama 3 had no 405B before 3.1
+    names.update({name: name for name in TIMING_SHAPES})
     for name, hub_id in HUB_IDS.items():
         for spelling in (name, hub_id, hub_id.split("/")[1], f"{hub_id.split('/')[0]}/{name}"):
             names[spelling.lower()] = name
@@ -215,5 +222,5 @@ def public_shape(name: str) -> ModelConfig:
     """
     ours = public_name(name)
     if ours is None:
-        raise unknown("public model", name, PUBLIC_SHAPES)
-    return PUBLIC_SHAPES[ours]
+        raise unknown("public model", name, [*PUBLIC_SHAPES, *TIMING_SHAPES])
+    return (PUBLIC_SHAPES | TIMING_SHAPES)[ours]

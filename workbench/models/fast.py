@@ -1,0 +1,237 @@
+"""The decoder arranged for inference: the same numbers in fewer and larger operations.
+
+    Decoder (training, the oracle)              FastDecoder (inference)
+    q, k, v: three products                     one, with the matrices one below the other
+    gate, up: two products                      one
+    rotary: products, differences, joins        a table of cos and sin, made once; two products and a roll
+    F.linear                                    a Linear (workbench.models.linear), packed where that can be
+    modules in modules                          two functions a layer: before its attention, and after it
+
+On one row these small operations, not the weights, would be a large part of a step of a small model. Cut at the
+attention, because there the step depends on what the kv remembers; all between two attentions depends on nothing
+but x, so it can be compiled whole ("piecewise", as vLLM compiles its models).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from workbench.errors import WorkbenchError
+from workbench.models.batch import Batch
+from workbench.models.decoder import Attends, Decoder, DecoderLayer
+from workbench.models.layers import RMSNorm, rotary_frequencies
+from workbench.models.linear import Linear, Matvec, linear_class
+
+Turn = tuple[torch.Tensor, torch.Tensor] | None
+MakeLinear = Callable[..., Linear]
+FIRST_TABLE = 2048  # positions in the rotary table to begin with; it doubles when a longer text comes
+
+
+def prepare(model: Decoder, *, linear: str = "auto", compile: bool = False) -> FastDecoder:
+    """The model arranged for inference, with weights of its own: `model` stays as it was and may be dropped.
+
+    linear: "packed" (CPU), "plain", or "auto": packed where that can be. compile: steps of one row run through
+    torch.compile, which needs a C++ compiler and takes some seconds at the first step; they read the weights
+    unpacked, so both forms are kept, twice the memory.
+    Raises WorkbenchError for a linear this dtype or device does not have.
+    """
+    if isinstance(model, FastDecoder):
+        raise WorkbenchError(f"{model.name} is prepared already; prepare takes the model that `load` gives")
+    return FastDecoder(model, linear_class(linear, model.dtype, model.device), compile_steps=compile)
+
+
+class FastLayer:
+    """One layer as two functions of tensors, with attention between them."""
+
+    def __init__(self, layer: DecoderLayer, make: MakeLinear) -> None:
+        a, mlp = layer.attention, layer.mlp
+        self.heads, self.kv_heads, self.head_dim = (
+            a.config.num_heads,
+            a.config.num_kv_heads,
+            a.config.head_dim,
+        )
+        self.attention_norm, self.mlp_norm = _norm(layer.attention_norm), _norm(layer.mlp_norm)
+        self.qkv = _joined(make, a.q, a.k, a.v)
+        self.o = make(a.o.weight.detach(), _detached(a.o.bias))
+        self.qk_norm = (_norm(a.q_norm), _norm(a.k_norm)) if a.config.qk_norm else None
+        self.gated = hasattr(mlp, "gate")
+        self.up = _joined(make, mlp.gate, mlp.up) if self.gated else _joined(make, mlp.up)
+        self.down = make(mlp.down.weight.detach(), _detached(mlp.down.bias))
+
+    def before(self, x: torch.Tensor, turn: Turn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [N, d] -> q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D], normed and turned."""
+        heads = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.head_dim)  # [N, H_q + 2·H_kv, D]
+        turned = self.heads + self.kv_heads
+        qk, v = heads[:, :turned], heads[:, turned:]
+        if self.qk_norm is not None:
+            q_norm, k_norm = self.qk_norm
+            qk = torch.cat((q_norm(qk[:, : self.heads]), k_norm(qk[:, self.heads :])), dim=1)
+        if turn is not None:
+            cos, signed_sin = turn
+            qk = torch.addcmul(qk * cos, torch.roll(qk, self.head_dim // 2, -1), signed_sin)
+        return qk[:, : self.heads], qk[:, self.heads :], v
+
+    def after(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """x [N, d] and what attention gave, [N, H_q·D] -> x [N, d] of the next layer."""
+        x = self.o(mixed).add_(x)  # in place where the tensor is fresh: nothing else holds it
+        wide = self.up(self.mlp_norm(x))
+        if self.gated:
+            gate, up = wide.chunk(2, dim=-1)
+            wide = F.silu(gate).mul_(up)
+        else:
+            wide = F.gelu(wide, approximate="tanh")
+        return self.down(wide).add_(x)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(linear.weight_bytes for linear in (self.qkv, self.o, self.up, self.down))
+
+
+def between(layer: FastLayer, following: FastLayer, x: torch.Tensor, mixed: torch.Tensor, turn: Turn):
+    """All that lies between the attention of one layer and that of the next: (x, q, k, v)."""
+    x = layer.after(x, mixed)
+    return x, *following.before(x, turn)
+
+
+def ending(layer: FastLayer, norm, head: Linear, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+    """After the last attention: logits [N, V]."""
+    return head(norm(layer.after(x, mixed)))
+
+
+class FastDecoder:
+    """Stands wherever a `Decoder` does: `logits = model(batch, kv)`, with its config, tokenizer and name."""
+
+    def __init__(self, model: Decoder, make: MakeLinear, *, compile_steps: bool = False) -> None:
+        self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
+        self.device, self.dtype = model.device, model.dtype
+        self.compiled = compile_steps
+        self._parameters = model.num_parameters()
+        with torch.no_grad():
+            self._embedding = model.embed.weight.detach()
+            self._position_embedding = _detached(model.embed_positions and model.embed_positions.weight)
+            self._table = None if model.rotary is None else _RotaryTable(model)
+            self._norm = _norm(model.norm)
+            self._layers = [FastLayer(layer, make) for layer in model.layers]
+            self._head = make(model.head.weight.detach(), None)
+            self._steps = _compiled_steps(model) if compile_steps else None
+
+    def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
+        """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
+        if self._steps is not None and batch.num_tokens == 1:
+            return self._compiled_step(batch, kv)
+        x = self.hidden(batch, kv)
+        if batch.logit_rows is not None and len(batch.logit_rows) != batch.num_tokens:
+            x = x[batch.logit_rows]
+        return self._head(x)
+
+    def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
+        """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
+        x, turn = self._start(batch, kv)
+        for index, layer in enumerate(self._layers):
+            mixed = kv.attend(index, *layer.before(x, turn), batch)
+            x = layer.after(x, mixed.reshape(x.shape[0], -1))
+        return self._norm(x)
+
+    def _start(self, batch: Batch, kv: Attends) -> tuple[torch.Tensor, Turn]:
+        kv.begin(batch)
+        x = F.embedding(batch.token_ids, self._embedding)
+        if self._table is not None:
+            return x, self._table.turn(batch)
+        return x + F.embedding(batch.positions, self._position_embedding), None
+
+    def _compiled_step(self, batch: Batch, kv: Attends) -> torch.Tensor:
+        steps = self._steps
+        x, turn = self._start(batch, kv)
+        q, k, v = steps.before(steps.layers[0], x, turn)
+        for index, (layer, following) in enumerate(zip(steps.layers, steps.layers[1:])):
+            mixed = kv.attend(index, q, k, v, batch).reshape(1, -1)
+            x, q, k, v = steps.between(layer, following, x, mixed, turn)
+        mixed = kv.attend(len(steps.layers) - 1, q, k, v, batch).reshape(1, -1)
+        return steps.ending(steps.layers[-1], self._norm, steps.head, x, mixed)
+
+    def num_parameters(self) -> int:
+        """A tied output head is counted once."""
+        return self._parameters
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step with logits reads: every matrix once, whatever N is."""
+        return sum(layer.weight_bytes for layer in self._layers) + self._head.weight_bytes
+
+
+class _RotaryTable:
+    """cos and signed sin of every position, [positions, 2, D]: the first half of sin is negative, so that
+    turning is x · cos + roll(x, D/2) · sin."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._config, self._dtype, self._device = model.config, model.dtype, model.device
+        self._table = self._make(min(FIRST_TABLE, model.config.context_length))
+
+    def _make(self, positions: int) -> torch.Tensor:
+        angle = torch.arange(positions).float()[:, None] * rotary_frequencies(self._config)[None, :]
+        cos, sin = angle.cos(), angle.sin()
+        both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
+        return both.to(self._device, self._dtype)
+
+    def turn(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin, each [N, 1, D]."""
+        needed = max(batch.lengths_after())
+        if needed > len(self._table):
+            self._table = self._make(max(needed, 2 * len(self._table)))
+        rows = self._table.index_select(0, batch.positions)
+        return rows[:, :1], rows[:, 1:]
+
+
+class _compiled_steps:
+    """Steps of one row through torch.compile: three pieces, each compiled once and shared by all layers."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.layers = [FastLayer(layer, Matvec) for layer in model.layers]
+        self.head = Matvec(model.head.weight.detach())
+        self.before, self.between, self.ending = (
+            torch.compile(piece, dynamic=False) for piece in (FastLayer.before, between, ending)
+        )
+
+
+def _norm(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The norm as a function of x, computed in float32.
+
+    RMSNorm is x · weight / √(mean(x²) + eps) = x / hypot(‖x‖, √(d·eps)) · √d·weight: four operations that torch
+    has, where its own rms_norm is made of seven on a CPU.
+    """
+    weight = module.weight.detach()
+    if not isinstance(module, RMSNorm):
+        return functools.partial(
+            F.layer_norm,
+            normalized_shape=weight.shape,
+            weight=weight,
+            bias=module.bias.detach(),
+            eps=module.eps,
+        )
+    size, dtype = len(weight), weight.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    floor = torch.tensor([math.sqrt(size * module.eps)], dtype=wide, device=weight.device)
+    scale = weight.to(wide) * math.sqrt(size)
+
+    def rms_norm(x: torch.Tensor) -> torch.Tensor:
+        length = torch.linalg.vector_norm(x, 2, -1, True, dtype=wide)
+        y = torch.div(x, torch.hypot(length, floor)).mul_(scale)
+        return y if dtype == wide else y.to(dtype)
+
+    return rms_norm
+
+
+def _joined(make: MakeLinear, *linears: torch.nn.Linear) -> Linear:
+    """One Linear that gives the outputs of all, one after the other."""
+    weight = linears[0].weight if len(linears) == 1 else torch.cat([one.weight for one in linears])
+    bias = None if linears[0].bias is None else torch.cat([one.bias.detach() for one in linears])
+    return make(weight.detach(), bias)
+
+
+def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach()

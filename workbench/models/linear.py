@@ -1,0 +1,118 @@
+"""The Linear of inference: one small interface, behind it the ways to hold a weight matrix.
+
+    y = linear(x)        x [N, in] -> y [N, out]
+
+A decode step multiplies every weight with one row or a few, so its time is that of reading the weights. How they
+lie in memory decides how fast they are read: `Plain` leaves them to torch's `F.linear` and is the oracle of all
+others; `Packed` lets oneDNN lay them out once, in blocks that its kernels read straight through. Formats with
+fewer bits (lab 05) are further classes of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from workbench.errors import WorkbenchError, unknown
+
+
+class Linear(Protocol):
+    """x [N, in] -> [N, out], for any N. Holds its weight and bias; a call changes nothing."""
+
+    in_features: int
+    out_features: int
+    weight_bytes: int  # what one call reads: weights, bias, and whatever else the format keeps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class Plain:
+    """The weight as it is, [out, in], through `F.linear`."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.weight, self.bias = weight, bias
+        self.weight_bytes = _bytes(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Packed:
+    """The weight in oneDNN's blocked layout, made once. CPU only; float32, and bfloat16 where the CPU has it.
+
+    The block is chosen for ROWS_HINT rows, because the kernel for that reads the same layout faster for one row
+    too. A large matrix is multiplied with at least LEAST_ROWS rows: the kernel keeps one accumulator a row, and
+    with a single one it waits for its own sums instead of for memory (measured: a quarter faster beyond the
+    cache, nothing gained in it).
+    """
+
+    ROWS_HINT = 8
+    LEAST_ROWS = 4
+    LARGE_BYTES = 4 << 20
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        reason = why_not_packed(weight.dtype, weight.device)
+        if reason:
+            raise WorkbenchError(f"this weight cannot be packed: {reason}; use the plain linear")
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        self.weight_bytes = _bytes(weight, bias)
+        self._large = weight.nbytes >= self.LARGE_BYTES
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), self.ROWS_HINT)
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        if self._large and rows < self.LEAST_ROWS:
+            x = x.expand(self.LEAST_ROWS, -1) if rows == 1 else F.pad(x, (0, 0, 0, self.LEAST_ROWS - rows))
+            return self._multiply(x.contiguous(), self._packed, self.bias, "none", [], "")[:rows]
+        return self._multiply(x, self._packed, self.bias, "none", [], "")
+
+
+class Matvec:
+    """One row only, written as a sum of products. For torch.compile, which makes of it a loop over the weight
+    that runs at the memory's speed; run eagerly it would write the whole product matrix."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.weight, self.bias = weight, bias
+        self.weight_bytes = _bytes(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] == 1, "Matvec takes one row"
+        y = (self.weight * x).sum(-1, dtype=torch.float32).to(x.dtype)
+        return (y if self.bias is None else y + self.bias)[None]
+
+
+LINEARS: dict[str, Callable[..., Linear]] = {"plain": Plain, "packed": Packed}
+
+
+def linear_class(name: str, dtype: torch.dtype, device: torch.device | str) -> Callable[..., Linear]:
+    """The class of that name; "auto" is packed where that can be, plain elsewhere."""
+    if name == "auto":
+        return Plain if why_not_packed(dtype, device) else Packed
+    if name not in LINEARS:
+        raise unknown("linear", name, ["auto", *LINEARS])
+    return LINEARS[name]
+
+
+def why_not_packed(dtype: torch.dtype, device: torch.device | str) -> str:
+    """Why weights of this dtype on this device cannot be packed; "" where they can."""
+    if torch.device(device).type != "cpu":
+        return f"packing is for CPUs, the weight is on {device}"
+    if not torch.backends.mkldnn.is_available():
+        return "this build of torch comes without oneDNN"
+    if dtype == torch.float32:
+        return ""
+    if dtype == torch.bfloat16:
+        has = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return "" if has else "this processor has no instructions for bfloat16"
+    return f"packing is for float32 and bfloat16, the weight is {str(dtype).removeprefix('torch.')}"
+
+
+def _bytes(weight: torch.Tensor, bias: torch.Tensor | None) -> int:
+    return weight.nbytes + (0 if bias is None else bias.nbytes)
