@@ -172,7 +172,7 @@ def test_an_unknown_shape_names_the_nearest():
 def test_the_list_of_models_has_the_zoo_first_and_exact_counts():
     rows = {row["name"]: row for row in list_models()}
     assert list(rows)[:2] == ["stdlib-10m", "stdlib-1m"]
-    assert {r["kind"] for r in rows.values()} == {"zoo", "public shape"}
+    assert {r["kind"] for r in rows.values()} == {"zoo", "public shape", "timing shape"}
     seven = rows["llama-2-7b"]
     assert seven["bf16_bytes"] == 2 * 6_738_415_616
     assert seven["kv_bytes_per_token"] == 524_288

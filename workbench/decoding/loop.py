@@ -15,7 +15,13 @@ from dataclasses import dataclass
 import torch
 
 from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv
-from workbench.decoding.sampling import SamplingSettings, check_replacements, filter_stages, whole_number
+from workbench.decoding.sampling import (
+    SamplingSettings,
+    check_logits,
+    check_replacements,
+    filter_stages,
+    whole_number,
+)
 from workbench.decoding.sampling import choose as choose_token
 from workbench.decoding.text import GeneratedText
 from workbench.errors import WorkbenchError, check_settings
@@ -251,7 +257,12 @@ def stream(
     generator = _generator(seed, settings)
     check_replacements(filters or {}, settings)
 
+    plainly_best = settings.active() == ["temperature"] and settings.greedy
+
     def choose(logits: torch.Tensor, token_ids: Sequence[int]) -> int:
+        if plainly_best and logits.dim() == 1:  # the one stage would leave the best token the best
+            check_logits(logits, "the model")
+            return int(logits.argmax())
         stages = filter_stages(settings, logits, prompt_ids, token_ids[len(prompt_ids) :], filters)
         return choose_token(stages[-1][1], generator)
 

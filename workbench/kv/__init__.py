@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from workbench.errors import unknown
-from workbench.kv.contiguous import Contiguous
+from workbench.kv.contiguous import Contiguous, stored_dtype
 from workbench.kv.contract import KV
 from workbench.kv.recompute import Recompute
 from workbench.models.config import ModelConfig
@@ -39,4 +39,4 @@ def kv_for(
     return make_kv(kind, model.config, **room, dtype=model.dtype, device=model.device)
 
 
-__all__ = ["KV", "KINDS", "Contiguous", "Recompute", "make_kv", "kv_for"]
+__all__ = ["KV", "KINDS", "Contiguous", "Recompute", "make_kv", "kv_for", "stored_dtype"]

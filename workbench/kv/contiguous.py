@@ -19,7 +19,13 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
 from workbench.instruments.memory import require_bytes
-from workbench.models.attention import attention_function
+from workbench.models.attention import (
+    attention_function,
+    causal_mask,
+    eager_attention,
+    needs_mask,
+    sdpa_attention,
+)
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 
@@ -54,8 +60,7 @@ class Contiguous:
         self.config = config
         self.max_sequences, self.max_tokens = max_sequences, max_tokens
         self.scale = config.head_dim**-0.5
-        self._eager = attention == "eager"
-        self._attention = attention_function(attention)
+        self._eager = attention_function(attention) is eager_attention
         self.dtype = stored_dtype(dtype, device)
         shape = (config.num_layers, max_sequences, config.num_kv_heads, max_tokens, config.head_dim)
         needed = 2 * torch.Size(shape).numel() * self.dtype.itemsize
@@ -99,31 +104,43 @@ class Contiguous:
                 f"the KV cache has {self.max_sequences} slots, {len(self._free)} of them free, and this batch brings "
                 f"{len(new)} new sequences; release some, or make the cache with more max_sequences"
             )
+        taken = dict(zip(new, self._free))
+        slots = [taken[name] if name in taken else self._slots[name] for name in batch.sequences]
         before = {name: self._lengths.get(name) for name in batch.sequences}
-        for name in new:  # from here on nothing can fail
-            self._slots[name] = self._free.pop(0)
-        slots = [self._slots[name] for name in batch.sequences]
-        self._lengths.update(zip(batch.sequences, after))
         window = self.config.sliding_window
-        self._step = _Step(batch, before, slots, after, window, self._keys, self._values)
+        self._step = _Step(
+            batch, before, slots, after, window, self._keys, self._values, together=not self._eager
+        )
+        self._slots.update(taken)  # from here on nothing can fail
+        self._free = self._free[len(taken) :]
+        self._lengths.update(zip(batch.sequences, after))
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
     ) -> torch.Tensor:
         step = self._step
         assert step is not None and step.batch is batch, "attend belongs to the batch that begin accepted"
-        problem = self._misfit(layer, q, k, v, batch)
+        problem = self._misfit(layer, q, k, v, batch) if layer == 0 or layer >= self.config.num_layers else ""
         if problem:
             self._undo(step)
             raise WorkbenchError(problem)
         out_dtype = q.dtype
         if out_dtype != self.dtype:
             q = q.to(self.dtype)
-        if step.rectangle and not self._eager:
+        if step.rectangle:
             out = self._attend_rectangle(layer, q, k, v, step)
         else:
-            out = self._attend_one_by_one(q, k, v, self._keys[layer], self._values[layer], step)
+            self.put(layer, k, v, batch)
+            out = self._attend_one_by_one(layer, q, step)
         return out if out.dtype == out_dtype else out.to(out_dtype)
+
+    def put(self, layer: int, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
+        """Store the keys and values [N, H_kv, D] of the batch that `begin` accepted, without attending."""
+        step = self._step
+        assert step is not None and step.batch is batch, "put belongs to the batch that begin accepted"
+        for stored, new in ((self._keys[layer], k), (self._values[layer], v)):
+            for slot, length, (a, b) in zip(step.slots, step.lengths, pairwise(batch.query_starts)):
+                stored[slot, :, length - (b - a) : length] = new[a:b].transpose(0, 1)
 
     def truncate(self, sequence: Hashable, length: int) -> None:
         known = self._length_of(sequence)
@@ -131,6 +148,7 @@ class Contiguous:
             raise WorkbenchError(
                 f"sequence {sequence!r} has {known} tokens; it can be cut to 0 … {known} of them, got {length!r}"
             )
+        self._forget(sequence, length, known)
         self._lengths[sequence] = length
         self._step = None
 
@@ -152,7 +170,7 @@ class Contiguous:
         self._step = None
 
     def release(self, sequence: Hashable) -> None:
-        self._length_of(sequence)
+        self._forget(sequence, 0, self._length_of(sequence))
         self._free = sorted([*self._free, self._slots.pop(sequence)])
         del self._lengths[sequence]
         self._step = None
@@ -182,29 +200,17 @@ class Contiguous:
         )
         return out.reshape(q.shape)
 
-    def _attend_one_by_one(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        step: _Step,
-    ) -> torch.Tensor:
+    def _attend_one_by_one(self, layer: int, q: torch.Tensor, step: _Step) -> torch.Tensor:
         parts = []
-        for slot, length, (a, b) in zip(step.slots, step.lengths, pairwise(step.batch.query_starts)):
-            first = length - (b - a)
-            keys[slot, :, first:length] = k[a:b].transpose(0, 1)
-            values[slot, :, first:length] = v[a:b].transpose(0, 1)
-            parts.append(
-                self._attention(
-                    q[a:b],
-                    keys[slot, :, :length].transpose(0, 1),
-                    values[slot, :, :length].transpose(0, 1),
-                    scale=self.scale,
-                    window=self.config.sliding_window,
-                )
-            )
+        for slot, length, mask, (a, b) in zip(
+            step.slots, step.lengths, step.masks, pairwise(step.batch.query_starts)
+        ):
+            k, v = (stored[layer, slot, :, :length].transpose(0, 1) for stored in (self._keys, self._values))
+            window = self.config.sliding_window
+            if self._eager:
+                parts.append(eager_attention(q[a:b], k, v, scale=self.scale, window=window))
+            else:
+                parts.append(sdpa_attention(q[a:b], k, v, scale=self.scale, window=window, mask=mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     # -- refusing ----------------------------------------------------------------------------------------
@@ -230,13 +236,18 @@ class Contiguous:
         return ""
 
     def _undo(self, step: _Step) -> None:
-        """Back to before `begin`: what was written since stands beyond every length, and is never read."""
+        """Back to before `begin`."""
         for name, length in step.before.items():
             if length is None:
                 self.release(name)
             else:
-                self._lengths[name] = length
+                self.truncate(name, length)
         self._step = None
+
+    def _forget(self, sequence: Hashable, start: int, end: int) -> None:
+        """Zero these positions: in a ragged batch they are multiplied by a weight of 0, and 0 · NaN is NaN."""
+        self._keys[:, self._slots[sequence], :, start:end] = 0
+        self._values[:, self._slots[sequence], :, start:end] = 0
 
 
 def stored_dtype(dtype: torch.dtype, device: torch.device | str) -> torch.dtype:
@@ -248,10 +259,11 @@ class _Step:
     """What all layers share while one batch is processed.
 
     When every sequence brings one token and the slots lie side by side, the keys to be seen are a rectangle of
-    the cache; then `keys[layer]` and `values[layer]` are its views [B, H_kv, seen, D], all made at once.
+    the cache; then `keys[layer]` and `values[layer]` are its views [B, H_kv, seen, D], all made at once. Otherwise
+    the sequences attend one by one, with `masks`.
     """
 
-    def __init__(self, batch: Batch, before, slots, lengths, window, keys, values) -> None:
+    def __init__(self, batch: Batch, before, slots, lengths, window, keys, values, *, together: bool) -> None:
         self.batch, self.slots, self.lengths = batch, slots, lengths
         self.before = before  # length of each sequence when the batch came; None for a new one
         self.mask: torch.Tensor | None = None  # [B, 1, 1, seen] float, 0 or −∞; None where all is seen
@@ -259,8 +271,15 @@ class _Step:
         first = 0 if window is None else max(0, shortest - window)
         side_by_side = slots == list(range(slots[0], slots[0] + count))
         read, needed = count * (longest - first), sum(lengths) - count * first
-        self.rectangle = batch.num_tokens == count and side_by_side and read <= RECTANGLE_WASTE * needed
-        if not self.rectangle:
+        self.rectangle = (
+            together and batch.num_tokens == count and side_by_side and read <= RECTANGLE_WASTE * needed
+        )
+        if not self.rectangle:  # one mask a sequence, for all layers
+            sizes = [b - a for a, b in pairwise(batch.query_starts)]
+            self.masks = [
+                causal_mask(n, length, window, keys.device) if needs_mask(n, length, window) else None
+                for n, length in zip(sizes, lengths)
+            ]
             return
         rows = slice(slots[0], slots[0] + count)
         self.keys, self.values = (stored[:, rows, :, first:longest].unbind(0) for stored in (keys, values))

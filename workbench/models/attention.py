@@ -44,14 +44,26 @@ def eager_attention(
     return torch.einsum("hns,shd->nhd", scores.softmax(dim=-1), v.to(wide)).to(q.dtype)
 
 
+def needs_mask(num_queries: int, num_keys: int, window: int | None) -> bool:
+    """Whether the fused kernel has to be told who sees what: not for one query, nor for a whole text."""
+    return not ((window is None or window >= num_keys) and num_queries in (1, num_keys))
+
+
 def sdpa_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The same through torch's fused kernel, which never writes the n × S scores to memory."""
+    """The same through torch's fused kernel, which never writes the n × S scores to memory.
+
+    mask: the causal mask where `needs_mask`, if it is at hand already (it is the same for all layers).
+    """
     queries, keys = q.shape[0], k.shape[0]
-    plain = window is None or window >= keys
-    mask = None
-    if not (plain and queries in (1, keys)):
+    if mask is None and needs_mask(queries, keys, window):
         mask = causal_mask(queries, keys, window, q.device)
     out = F.scaled_dot_product_attention(
         *(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)),  # [1, H, tokens, D]

@@ -77,12 +77,13 @@ class Batch:
             raise WorkbenchError(f'logits must be "last" or "all", got {logits!r}')
         starts = (0, *accumulate(len(ids) for ids in lists))
         positions = [p for at, ids in zip(first, lists) for p in range(at, at + len(ids))]
-        last_rows = torch.tensor([end - 1 for end in starts[1:]], device=device)
+        every_row = logits == "all" or len(lists) == starts[-1]  # single tokens: the last row is every row
+        last_rows = None if every_row else torch.tensor([end - 1 for end in starts[1:]], device=device)
         return cls(
             token_ids=torch.tensor([t for ids in lists for t in ids], dtype=torch.int64, device=device),
             positions=torch.tensor(positions, dtype=torch.int64, device=device),
             sequences=names,
             query_starts=starts,
             first_positions=first,
-            logit_rows=None if logits == "all" else last_rows,
+            logit_rows=last_rows,
         )

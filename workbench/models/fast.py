@@ -29,11 +29,13 @@ from workbench.models.linear import Linear, Matvec, linear_class
 
 Turn = tuple[torch.Tensor, torch.Tensor] | None
 MakeLinear = Callable[..., Linear]
+MakeNorm = Callable[[torch.nn.Module], Callable[[torch.Tensor], torch.Tensor]]
 FIRST_TABLE = 2048  # positions in the rotary table to begin with; it doubles when a longer text comes
 
 
 def prepare(model: Decoder, *, linear: str = "auto", compile: bool = False) -> FastDecoder:
-    """The model arranged for inference, with weights of its own: `model` stays as it was and may be dropped.
+    """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
+    (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
 
     linear: "packed" (CPU), "plain", or "auto": packed where that can be. compile: steps of one row run through
     torch.compile, which needs a C++ compiler and takes some seconds at the first step; they read the weights
@@ -48,17 +50,17 @@ def prepare(model: Decoder, *, linear: str = "auto", compile: bool = False) -> F
 class FastLayer:
     """One layer as two functions of tensors, with attention between them."""
 
-    def __init__(self, layer: DecoderLayer, make: MakeLinear) -> None:
+    def __init__(self, layer: DecoderLayer, make: MakeLinear, norm: MakeNorm) -> None:
         a, mlp = layer.attention, layer.mlp
         self.heads, self.kv_heads, self.head_dim = (
             a.config.num_heads,
             a.config.num_kv_heads,
             a.config.head_dim,
         )
-        self.attention_norm, self.mlp_norm = _norm(layer.attention_norm), _norm(layer.mlp_norm)
+        self.attention_norm, self.mlp_norm = norm(layer.attention_norm), norm(layer.mlp_norm)
         self.qkv = _joined(make, a.q, a.k, a.v)
         self.o = make(a.o.weight.detach(), _detached(a.o.bias))
-        self.qk_norm = (_norm(a.q_norm), _norm(a.k_norm)) if a.config.qk_norm else None
+        self.qk_norm = (norm(a.q_norm), norm(a.k_norm)) if a.config.qk_norm else None
         self.gated = hasattr(mlp, "gate")
         self.up = _joined(make, mlp.gate, mlp.up) if self.gated else _joined(make, mlp.up)
         self.down = make(mlp.down.weight.detach(), _detached(mlp.down.bias))
@@ -66,15 +68,15 @@ class FastLayer:
     def before(self, x: torch.Tensor, turn: Turn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [N, d] -> q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D], normed and turned."""
         heads = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.head_dim)  # [N, H_q + 2·H_kv, D]
-        turned = self.heads + self.kv_heads
-        qk, v = heads[:, :turned], heads[:, turned:]
+        qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.qk_norm is not None:
             q_norm, k_norm = self.qk_norm
             qk = torch.cat((q_norm(qk[:, : self.heads]), k_norm(qk[:, self.heads :])), dim=1)
         if turn is not None:
             cos, signed_sin = turn
             qk = torch.addcmul(qk * cos, torch.roll(qk, self.head_dim // 2, -1), signed_sin)
-        return qk[:, : self.heads], qk[:, self.heads :], v
+        q, k = qk.split((self.heads, self.kv_heads), dim=1)
+        return q, k, v
 
     def after(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """x [N, d] and what attention gave, [N, H_q·D] -> x [N, d] of the next layer."""
@@ -115,8 +117,8 @@ class FastDecoder:
             self._embedding = model.embed.weight.detach()
             self._position_embedding = _detached(model.embed_positions and model.embed_positions.weight)
             self._table = None if model.rotary is None else _RotaryTable(model)
-            self._norm = _norm(model.norm)
-            self._layers = [FastLayer(layer, make) for layer in model.layers]
+            self._norm = small_norm(model.norm)
+            self._layers = [FastLayer(layer, make, small_norm) for layer in model.layers]
             self._head = make(model.head.weight.detach(), None)
             self._steps = _compiled_steps(model) if compile_steps else None
 
@@ -125,7 +127,7 @@ class FastDecoder:
         if self._steps is not None and batch.num_tokens == 1:
             return self._compiled_step(batch, kv)
         x = self.hidden(batch, kv)
-        if batch.logit_rows is not None and len(batch.logit_rows) != batch.num_tokens:
+        if batch.logit_rows is not None:
             x = x[batch.logit_rows]
         return self._head(x)
 
@@ -152,7 +154,7 @@ class FastDecoder:
             mixed = kv.attend(index, q, k, v, batch).reshape(1, -1)
             x, q, k, v = steps.between(layer, following, x, mixed, turn)
         mixed = kv.attend(len(steps.layers) - 1, q, k, v, batch).reshape(1, -1)
-        return steps.ending(steps.layers[-1], self._norm, steps.head, x, mixed)
+        return steps.ending(steps.layers[-1], steps.norm, steps.head, x, mixed)
 
     def num_parameters(self) -> int:
         """A tied output head is counted once."""
@@ -191,28 +193,31 @@ class _compiled_steps:
     """Steps of one row through torch.compile: three pieces, each compiled once and shared by all layers."""
 
     def __init__(self, model: Decoder) -> None:
-        self.layers = [FastLayer(layer, Matvec) for layer in model.layers]
-        self.head = Matvec(model.head.weight.detach())
+        self.layers = [FastLayer(layer, Matvec, torch_norm) for layer in model.layers]
+        self.norm, self.head = torch_norm(model.norm), Matvec(model.head.weight.detach())
         self.before, self.between, self.ending = (
             torch.compile(piece, dynamic=False) for piece in (FastLayer.before, between, ending)
         )
 
 
-def _norm(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The norm as a function of x, computed in float32.
+def torch_norm(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The norm as torch's own function of x, for torch.compile, which fuses it with what comes before."""
+    weight = module.weight.detach()
+    settings = {"normalized_shape": weight.shape, "weight": weight, "eps": module.eps}
+    if isinstance(module, RMSNorm):
+        return functools.partial(F.rms_norm, **settings)
+    return functools.partial(F.layer_norm, **settings, bias=module.bias.detach())
+
+
+def small_norm(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The norm in as few operations as it takes, computed in float32.
 
     RMSNorm is x · weight / √(mean(x²) + eps) = x / hypot(‖x‖, √(d·eps)) · √d·weight: four operations that torch
     has, where its own rms_norm is made of seven on a CPU.
     """
-    weight = module.weight.detach()
     if not isinstance(module, RMSNorm):
-        return functools.partial(
-            F.layer_norm,
-            normalized_shape=weight.shape,
-            weight=weight,
-            bias=module.bias.detach(),
-            eps=module.eps,
-        )
+        return torch_norm(module)
+    weight = module.weight.detach()
     size, dtype = len(weight), weight.dtype
     wide = torch.promote_types(dtype, torch.float32)
     floor = torch.tensor([math.sqrt(size * module.eps)], dtype=wide, device=weight.device)
