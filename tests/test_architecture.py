@@ -18,7 +18,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"instruments"},
     {"kv"},
     {"decoding"},
-    {"experiments"},
+    {"experiments", "records"},
     {"panels", "checks", "jupyter", "lab_server"},
     {"notebook_source"},
     {"build"},

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from workbench.instruments import doctor
 from workbench.instruments.device import Ceilings
 from workbench.instruments.doctor import Finding
 from workbench.instruments.records import read_measurements
+from workbench.records import load_record
 
 
 @pytest.fixture
@@ -84,7 +86,13 @@ def everything_under(folder: Path) -> set[str]:
         (["experiment", "run", "naive.step_time", "--device", "cuda:99"], "cuda:99"),
         (["experiment", "run", "naive.step_time", "--json", "/dev/null/x.json"], "cannot write"),
         (["record", "--lab", "99", "--out", "x.json"], "lab 99 has no experiments"),
-        (["record", "--out", "/"], "cannot write"),
+        (["record", "--lab", "1", "--out", "/"], "cannot write"),
+        (["record", "--out", "x.json"], "required: --lab"),
+        (["record", "--lab", "1", "--device", "cuda:99"], "cuda:99"),
+        (
+            ["record", "--lab", "1", "--out", "x.json", "--note", "n" * 3000],
+            "3,000 characters; at most 2,000",
+        ),
         (["train", "stdlib-100m"], "did you mean 'stdlib-10m'"),
         (["train", "stdlib-1m", "--device", "gpu"], "'gpu'"),
         (["check", "no-such.ipynb"], "no notebook no-such.ipynb"),
@@ -227,12 +235,67 @@ def test_record_runs_each_experiment_of_the_lab_and_no_other(command, tmp_path, 
     seen: list[str] = []
     experiments(*(small_experiment(name, lab, seen) for name, lab in (("a", 1), ("b", 1), ("c", 2))))
     file = tmp_path / "lab1.json"
+    code, out, err = command("record", "--lab", "1", "--out", file, "--note", "a quiet machine")
+    assert code == 0 and seen == ["a", "b"] and "2 measurements of 2 experiments" in out and "2/2 b" in err
+    record = load_record(file)
+    assert [(m.name, m.settings) for m in record.measurements] == [("a", {"length": 3}), ("b", {"length": 3})]
+    assert record.note == "a quiet machine" and record.device == devices.fingerprint("cpu")
+    assert record.versions == devices.versions() and record.date[:2] == "20"
+
+
+def test_an_experiment_names_its_settings_for_the_archive_by_kind_of_device(command, tmp_path, experiments):
+    seen: list[str] = []
+    a, b = (small_experiment(name, 1, seen) for name in "ab")
+    runs = {"cpu": ({"length": 1}, {"length": 2}), "cuda": ({"length": 9},)}
+    experiments(replace(a, record=runs), replace(b, record={"cpu": ()}))
+    assert command("record", "--lab", "1", "--out", tmp_path / "x.json")[0] == 0
+    assert [m.settings["length"] for m in load_record(tmp_path / "x.json").measurements] == [1, 2]
+    assert a.record_settings("cuda:1") == ({},) and seen == ["a", "a"]
+    experiments(replace(a, record={"cpu": ({"length": 1}, {"lenght": 2})}))
+    code, _, err = command("record", "--lab", "1", "--out", tmp_path / "y.json")
+    assert code == 2 and "did you mean 'length'" in err and len(seen) == 2  # refused before anything ran
+
+
+def test_one_experiment_that_fails_is_reported_at_the_end_and_the_others_are_kept(
+    command, tmp_path, experiments
+):
+    seen: list[str] = []
+    experiments(
+        small_experiment("a", 1, seen, ZeroDivisionError),
+        small_experiment("b", 1, seen),
+        small_experiment("c", 1, seen, WorkbenchError),
+    )
+    code, out, err = command("record", "--lab", "1", "--out", tmp_path / "x.json")
+    assert code == 1 and seen == ["a", "b", "c"] and "1 measurements of 1 experiments" in out
+    assert "not in the record: a: ZeroDivisionError" in err and "not in the record: c" in err
+    assert [m.name for m in load_record(tmp_path / "x.json").measurements] == ["b"]
+
+
+def test_a_recording_in_which_all_failed_leaves_the_archive_as_it_was(command, tmp_path, experiments):
+    experiments(small_experiment("a", 1, [], ZeroDivisionError))
+    file = tmp_path / "lab1.json"
+    file.write_text("what was there")
     code, out, err = command("record", "--lab", "1", "--out", file)
-    assert code == 0 and seen == ["a", "b"] and "2 measurements" in out and "2/2 b" in err
-    assert [(m.name, m.settings) for m in read_measurements(file)] == [
-        ("a", {"length": 3}),
-        ("b", {"length": 3}),
-    ]
+    assert (code, out) == (1, "") and "was not written" in err and file.read_text() == "what was there"
+
+
+def test_of_the_steps_of_a_recording_a_few_are_said_one_line_each(
+    command, tmp_path, experiments, monkeypatch
+):
+    monkeypatch.setattr(cli, "SAID_EVERY_S", float("inf"))
+
+    def run(bench, *, length):
+        bench.report("left out: not installed")
+        for number in range(1, 51):
+            bench.report(f"token {number} of at most 50\nthe text so far")
+            bench.report(f"{number} of 50")
+        bench.report("nearly done")
+        yield bench.measurement(name="a", settings={}, samples=[1.0], unit="s")
+
+    experiments(replace(small_experiment("a", 1, []), run=run))
+    _, _, err = command("record", "--lab", "1", "--out", tmp_path / "x.json")
+    said = [line.strip() for line in err.splitlines()]
+    assert said == ["1/1 a", "left out: not installed", "token 1 of at most 50", "nearly done"]
 
 
 def test_an_interrupted_recording_leaves_the_archive_as_it_was(command, tmp_path, experiments):
@@ -240,8 +303,25 @@ def test_an_interrupted_recording_leaves_the_archive_as_it_was(command, tmp_path
     experiments(small_experiment("a", 1, seen), small_experiment("b", 1, seen, KeyboardInterrupt))
     file = tmp_path / "lab1.json"
     file.write_text("what was there")
-    assert command("record", "--out", file)[0] == 130
+    assert command("record", "--lab", "1", "--out", file)[0] == 130
     assert seen == ["a", "b"] and file.read_text() == "what was there" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_recording_goes_to_the_clones_archive_or_says_where_else_it_could(
+    command, tmp_path, experiments, monkeypatch
+):
+    seen: list[str] = []
+    experiments(small_experiment("a", 3, seen))
+    monkeypatch.setattr("workbench.records.FOLDER", tmp_path)
+    monkeypatch.setattr(devices, "cpu_name", lambda: "Some CPU @ 2.0GHz")
+    assert command("record", "--lab", "3")[0] == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["some-cpu-2-0ghz-lab03.json"]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    code, _, err = command("record", "--lab", "3")
+    assert code == 2 and "cannot be written to" in err and "--out FILE" in err
+    monkeypatch.setattr(doctor, "package_folder", lambda: tmp_path)
+    code, _, err = command("record", "--lab", "3")
+    assert code == 2 and "not in a clone" in err and "--out FILE" in err and seen == ["a"]
 
 
 # -- training ------------------------------------------------------------------------------------------------

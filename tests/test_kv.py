@@ -1,4 +1,5 @@
-"""The contract of `Recompute`, the kv that remembers nothing and refuses to pretend otherwise."""
+"""The contract: what every kind of kv keeps, and `Recompute`, which remembers nothing and refuses to pretend
+otherwise. The KV cache has its own claims in test_kv_contiguous.py."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import pytest
 import torch
 from conftest import random_decoder, tiny_config
 
+from workbench.decoding.loop import generate
 from workbench.errors import WorkbenchError
-from workbench.kv import KINDS, KV, Recompute, make_kv
+from workbench.kv import KINDS, KV, Contiguous, Recompute, kv_for, make_kv
 from workbench.models.batch import Batch
 
 
@@ -16,9 +18,106 @@ def kv() -> Recompute:
     return Recompute(tiny_config())
 
 
+# -- every kind ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=KINDS)
+def any_kv(request, tiny_model) -> KV:
+    """Of each kind, with room for three; two sequences have been through the model."""
+    kv = kv_for(request.param, tiny_model, max_sequences=3, max_tokens=32)
+    tiny_model(Batch.of([[1, 2, 3], [4, 5]], sequences=["a", "b"]), kv)
+    return kv
+
+
+def state(kv: KV) -> tuple:
+    return dict(kv.lengths), kv.bytes_in_use, kv.bytes_reserved
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_the_whole_contract(kind):
-    assert isinstance(make_kv(kind, tiny_config()), KV)
+    kv = make_kv(kind, tiny_config())
+    assert isinstance(kv, KV)
+    assert dict(kv.lengths) == {} and kv.bytes_in_use == 0
+
+
+def test_a_sequence_lives_from_its_first_batch_to_its_release(any_kv, tiny_model):
+    assert set(any_kv.lengths) == {"a", "b"}
+    any_kv.release("a")
+    assert set(any_kv.lengths) == {"b"}
+    tiny_model(Batch.of([[9]], sequences=["a"]), any_kv)  # the name may be used again
+    assert set(any_kv.lengths) == {"a", "b"}
+
+
+def test_no_more_bytes_are_in_use_than_are_reserved(any_kv):
+    for name in ("a", "b"):
+        assert 0 <= any_kv.bytes_in_use <= any_kv.bytes_reserved
+        any_kv.release(name)
+    assert any_kv.bytes_in_use == 0
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda kv: kv.release("ghost"),
+        lambda kv: kv.truncate("ghost", 0),
+        lambda kv: kv.fork("ghost", "c"),
+        lambda kv: kv.fork("a", "b"),
+        lambda kv: kv.truncate("a", 99),
+        lambda kv: kv.truncate("a", -1),
+        lambda kv: kv.begin(Batch.of([[1], [2]], first_positions=[0, 7], sequences=["new", "a"])),
+        lambda kv: kv.begin(Batch.of([[1], [2]], first_positions=[0, 1], sequences=["b", "new"])),
+    ],
+)
+def test_every_kind_refuses_misuse_and_stays_as_it_was(any_kv, misuse):
+    before = state(any_kv)
+    with pytest.raises(WorkbenchError):
+        misuse(any_kv)
+    assert state(any_kv) == before
+
+
+def test_in_every_kind_a_fork_outlives_its_parent_and_both_are_apart(any_kv, tiny_model):
+    any_kv.fork("a", "child")
+    any_kv.release("a")
+    alone = tiny_model(Batch.of([[1, 2, 3, 7]]), Recompute(tiny_model.config))
+    known = any_kv.lengths["child"]
+    batch = Batch.of([[1, 2, 3, 7][known:]], first_positions=[known], sequences=["child"])
+    assert torch.allclose(tiny_model(batch, any_kv), alone, rtol=1e-5, atol=1e-4)
+
+
+def test_in_every_kind_all_can_be_forgotten_and_sent_again(any_kv, tiny_model):
+    any_kv.truncate("a", 0)
+    assert any_kv.lengths["a"] == 0
+    alone = tiny_model(Batch.of([[8, 9]]), Recompute(tiny_model.config))
+    assert torch.allclose(
+        tiny_model(Batch.of([[8, 9]], sequences=["a"]), any_kv), alone, rtol=1e-5, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [*KINDS, Contiguous, Recompute, lambda config: Contiguous(config, attention="eager")]
+)
+def test_generate_writes_the_same_with_every_kind_and_with_any_class(tiny_model, kind):
+    asked = {"max_new_tokens": 12, "temperature": 0.0}
+    assert (
+        generate(tiny_model, "def f(x):", **asked, kv=kind).tokens
+        == generate(tiny_model, "def f(x):", **asked).tokens
+    )
+
+
+def test_generate_leaves_a_kv_that_was_handed_in_empty_and_the_others_in_it_alone(any_kv, tiny_model):
+    before = state(any_kv)
+    result = generate(tiny_model, [5, 6, 7], max_new_tokens=6, temperature=0.0, kv=any_kv)
+    assert result.tokens == generate(tiny_model, [5, 6, 7], max_new_tokens=6, temperature=0.0).tokens
+    assert state(any_kv) == before
+
+
+def test_a_class_of_your_own_is_called_with_the_config_alone(tiny_model):
+    seen = []
+    kv_for(lambda *given: seen.append(given), tiny_model, max_sequences=4, max_tokens=5)
+    assert seen == [(tiny_model.config,)]
+
+
+# -- recompute -------------------------------------------------------------------------------------------------
 
 
 def test_it_remembers_nothing_and_so_asks_for_the_whole_text_every_step(kv):

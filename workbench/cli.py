@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
 
 STANDARD_OUTPUT = "-"
+COUNTED = re.compile(r"\d+ of (at most )?\d+")
+SAID_EVERY_S = 2.0  # of counted steps of a measurement
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,11 +102,14 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--json", metavar="FILE", help="write the measurements there; - is standard output")
     device(run)
 
-    record = command(
-        "record", run_record, "run a lab's experiments with their default settings and keep the results"
+    record = command("record", run_record, "run a lab's experiments and keep the results in the archive")
+    record.add_argument("--lab", type=int, required=True, metavar="N")
+    record.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: workbench/records/DEVICE-labNN.json of the clone"
     )
-    record.add_argument("--lab", type=int, metavar="N", help="default: all labs")
-    record.add_argument("--out", type=Path, required=True, metavar="FILE")
+    record.add_argument(
+        "--note", default="", metavar="TEXT", help="what a reader should know of this recording"
+    )
     device(record)
 
     check = command("check", run_check, "check the exercises of a notebook")
@@ -282,22 +290,57 @@ def run_experiment_run(args: argparse.Namespace) -> int:
 
 
 def run_record(args: argparse.Namespace) -> int:
-    """The file is written at the end, whole: an interrupted recording leaves what was there before."""
+    """The file is written at the end, whole: an interrupted recording leaves what was there before.
+
+    1 when an experiment failed; what the others measured is kept, and nothing is written when all failed.
+    """
     from workbench.experiments import list_experiments, run_experiment
-    from workbench.instruments.records import write_measurements
+    from workbench.instruments import device as devices
+    from workbench.instruments.records import git_commit, now
+    from workbench.records import LONGEST_NOTE, Record, place_for, write_record
 
     chosen = list_experiments(args.lab)
     if not chosen:
         labs = sorted({e.lab for e in list_experiments()})
         raise WorkbenchError(f"lab {args.lab} has no experiments; these have: {', '.join(map(str, labs))}")
-    _writable(args.out)
-    bench, measurements = _bench(args.device), []
-    for number, e in enumerate(chosen, 1):
-        print(f"{number}/{len(chosen)} {e.name}", file=sys.stderr)
-        measurements += run_experiment(e.name, None, bench=bench)
-    write_measurements(args.out, measurements)
-    print(f"{len(measurements)} measurements of {len(chosen)} experiments written to {args.out}")
-    return 0
+    if len(args.note) > LONGEST_NOTE:
+        raise WorkbenchError(f"--note has {len(args.note):,} characters; at most {LONGEST_NOTE:,} are kept")
+    runs = [(e, dict(s)) for e in chosen for s in e.record_settings(args.device)]
+    for e, settings in runs:
+        e.complete(settings)
+    fingerprint = devices.fingerprint(args.device)
+    path = args.out or place_for(fingerprint, args.lab)
+    _writable(path) if args.out else _archive_writable(path)
+    about = (fingerprint, devices.versions(), git_commit(), now(), args.note)
+    record, failed = None, []
+    for number, (e, settings) in enumerate(runs, 1):
+        words = " ".join([e.name, *(f"{k}={_shown(v)}" for k, v in settings.items())])
+        print(f"{number}/{len(runs)} {words}", file=sys.stderr)
+        try:  # a bench for each, so that no run finds its memory taken by the models of another
+            found = run_experiment(e.name, settings, bench=_bench(args.device))
+            record = Record(*about, (*(record.measurements if record else ()), *found))
+        except Exception as error:
+            kind = "" if isinstance(error, WorkbenchError) else f"{type(error).__name__}: "
+            failed.append(f"{words}: {kind}{error}")
+    if record:
+        write_record(path, record)
+        kept = len({m.name for m in record.measurements})
+        print(f"{len(record.measurements)} measurements of {kept} experiments written to {path}")
+    for words in failed:
+        print(f"workbench: failed, and not in the record: {words}", file=sys.stderr)
+    if not record:
+        print(f"workbench: nothing was measured, so {path} was not written", file=sys.stderr)
+    return 1 if failed or not record else 0
+
+
+def _archive_writable(path: Path) -> None:
+    """The archive is part of a clone; an installed copy of the package is no place to keep anything."""
+    from workbench.instruments.doctor import package_folder
+
+    in_clone = (package_folder().parent / "pyproject.toml").is_file()
+    if not (in_clone and os.access(path.parent, os.W_OK)):
+        why = "cannot be written to" if in_clone else "is not in a clone of the course"
+        raise WorkbenchError(f"the archive {path.parent} {why}; say where to write the record: --out FILE")
 
 
 def _settings(pairs: Sequence[str]) -> dict[str, str]:
@@ -315,9 +358,16 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
 def _bench(device: str):
     from workbench.instruments.bench import Bench
 
+    said_at = -math.inf
+
     def report(*stage: object) -> None:
-        if len(stage) == 1:  # what the bench itself does; an experiment's own steps are too many to print
-            print(f"    {stage[0]}", file=sys.stderr)
+        nonlocal said_at
+        line = ", ".join(map(str, stage)).partition("\n")[0]
+        if COUNTED.search(line):  # "token 3 of 64" and the like are too many to print them all
+            if time.monotonic() - said_at < SAID_EVERY_S:
+                return
+            said_at = time.monotonic()
+        print(f"    {line}", file=sys.stderr)
 
     return Bench(device, report=report)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.errors import WorkbenchError, check_settings, unknown
@@ -117,6 +117,9 @@ class Experiment:
         model; x is what the panel draws along (a text length, a token's number). Empty when there is none.
     learner: names of the parts for which a learner's own code may be handed in; each defaults to None.
     how: one line on how it is measured.
+    record: the settings to run for the archive, by kind of device: {"cpu": ({...},), "cuda": ({...}, {...})};
+        one run each, defaults for what they do not name. A kind that is not there runs once with the defaults;
+        an empty tuple says that the experiment is not recorded on that kind.
     """
 
     name: str
@@ -127,6 +130,14 @@ class Experiment:
     run: Callable[..., Iterator]
     predict: Callable[..., list[tuple[float, float, str]]]
     learner: tuple[str, ...] = ()
+    record: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        assert set(self.record) <= {"cpu", "cuda"}, f"{self.name}: record settings for {sorted(self.record)}"
+
+    def record_settings(self, device: str) -> tuple[Mapping[str, Any], ...]:
+        """Settings of each run for the archive on a device ("cuda:1" is of kind "cuda")."""
+        return tuple(self.record.get(device.partition(":")[0], ({},)))
 
     def setting(self, name: str) -> Setting:
         check_settings(self.name, [name], [s.name for s in self.settings])

@@ -3,7 +3,6 @@ logits, and what one request looks like from outside."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,8 @@ from workbench.experiments.inputs import (
     whole_text,
 )
 from workbench.experiments.strategies import STRATEGIES
-from workbench.instruments.costs import predict, step_costs
-from workbench.kv import KINDS, make_kv
+from workbench.instruments.costs import predict, step_costs, with_rectangle
+from workbench.kv import KINDS, make_kv, stored_dtype
 from workbench.models.attention import ATTENTION
 
 if TYPE_CHECKING:
@@ -78,8 +77,7 @@ def predicted_step(
         shape, new_tokens=[length], contexts=[0], logit_rows=1, weight_bytes_per_element=dtype.itemsize
     )
     if attention == "eager":
-        parts = {**costs.flops_by_part, "attention": costs.attention_rectangle_flops}
-        costs = dataclasses.replace(costs, flops_by_part=parts)
+        costs = with_rectangle(costs)
     return costs, predict(costs, ceilings, dtype)
 
 
@@ -220,11 +218,32 @@ STEP_TIME = Experiment(
 # -- naive.request: one request seen from outside --------------------------------------------------------------
 
 
-def predict_request(ceilings: Ceilings, *, model, prompt: str, max_new_tokens: int, **_: Any) -> list[tuple]:
+def predicted_token(
+    ceilings: Ceilings, model: str | Decoder, prompt_tokens: int, number: int, kv: str
+) -> Prediction:
+    """The step that gives new token `number` (from 1): with a cache every one but the first sends one token."""
+    if kv == "recompute" or number == 1:
+        return predicted_step(ceilings, model, prompt_tokens + number - 1)[1]
+    shape, dtype = shape_of(model), dtype_of(model)
+    costs = step_costs(
+        shape,
+        new_tokens=[1],
+        contexts=[prompt_tokens + number - 2],
+        logit_rows=1,
+        weight_bytes_per_element=dtype.itemsize,
+        kv=kv,
+        kv_bytes_per_element=stored_dtype(dtype, "cpu").itemsize,
+    )
+    return predict(costs, ceilings, dtype)
+
+
+def predict_request(
+    ceilings: Ceilings, *, model, prompt: str, max_new_tokens: int, kv: str, **_: Any
+) -> list[tuple]:
     """(number of the new token, seconds until it follows the one before, limit), for at most 65 of the tokens."""
     start, stride = len(tokens_of(model, prompt)), max(1, max_new_tokens // 64)
     numbers = sorted({*range(1, max_new_tokens, stride), max_new_tokens})
-    steps = [(i, predicted_step(ceilings, model, start + i - 1)[1]) for i in numbers]
+    steps = [(i, predicted_token(ceilings, model, start, i, kv)) for i in numbers]
     return [(i, p.seconds, p.limit) for i, p in steps]
 
 
@@ -272,7 +291,9 @@ def _one_request(bench, decoder, ids, settings, by, parts, reference) -> Iterato
     ):
         if not times[part]:
             continue
-        _, expected = predicted_step(bench.ceilings(), decoder, result.prompt_tokens + middle)
+        expected = predicted_token(
+            bench.ceilings(), decoder, result.prompt_tokens, middle + 1, settings["kv"]
+        )
         yield bench.measurement(
             name="naive.request",
             settings={**plain(settings), "phase": phase, "by": by, "text": text_of(decoder, result)},

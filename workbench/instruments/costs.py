@@ -21,7 +21,7 @@ write, counted in whole rows: the few single numbers a row are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.instruments.device import Ceilings
@@ -175,6 +175,13 @@ def step_costs(
     return StepCosts(tuple(operations), config.num_layers * 4 * width * rectangle, sum(new_tokens))
 
 
+def with_rectangle(costs: StepCosts) -> StepCosts:
+    """The same step with attention that computes the masked half as well, as `eager` does."""
+    whole = costs.attention_rectangle_flops
+    operations = (replace(o, flops=whole) if o.name == "attention" else o for o in costs.operations)
+    return replace(costs, operations=tuple(operations))
+
+
 _ORDER = (
     "embedding", "rotary table", "norm", "qkv", "q", "k", "v", "qk norm", "rotary", "attention", "o", "gate_up",
     "gate", "up", "activation", "down", "residual", "logit rows", "head",
@@ -305,7 +312,7 @@ class _Counter:
         else:  # square, mean, + eps, rsqrt, two products; to float32 and back
             extra = 2 * self.narrow
             norm = self.elementwise("norm", count, 6 + extra, (4 + extra) * values, (3 + extra) * values, d)
-        chosen = logit_rows if arrangement == "plain" or logit_rows != self.rows else 0
+        chosen = logit_rows if logit_rows != self.rows else 0
         found = [norm]
         if chosen:
             found.append(self.elementwise("logit rows", 1, 1, chosen * d, chosen * d))

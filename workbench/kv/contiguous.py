@@ -83,6 +83,7 @@ class Contiguous:
         return MappingProxyType(self._lengths)
 
     def begin(self, batch: Batch) -> None:
+        self._check_last_step()
         after = batch.lengths_after()
         new = []
         for name, first, length in zip(batch.sequences, batch.first_positions, after):
@@ -124,6 +125,7 @@ class Contiguous:
         if problem:
             self._undo(step)
             raise WorkbenchError(problem)
+        step.layers_done = layer + 1
         out_dtype = q.dtype
         if out_dtype != self.dtype:
             q = q.to(self.dtype)
@@ -138,6 +140,7 @@ class Contiguous:
         """Store the keys and values [N, H_kv, D] of the batch that `begin` accepted, without attending."""
         step = self._step
         assert step is not None and step.batch is batch, "put belongs to the batch that begin accepted"
+        step.layers_done = layer + 1
         for stored, new in ((self._keys[layer], k), (self._values[layer], v)):
             for slot, length, (a, b) in zip(step.slots, step.lengths, pairwise(batch.query_starts)):
                 stored[slot, :, length - (b - a) : length] = new[a:b].transpose(0, 1)
@@ -235,6 +238,18 @@ class Contiguous:
             )
         return ""
 
+    def _check_last_step(self) -> None:
+        """A batch that reached some layers only (interrupted, or of a model with fewer) never came."""
+        step = self._step
+        if step is None or step.layers_done == self.config.num_layers:
+            return
+        self._undo(step)
+        if step.layers_done:
+            raise WorkbenchError(
+                f"the batch before this one reached {step.layers_done} of the {self.config.num_layers} layers of this KV "
+                "cache and was undone; was the cache made with another model's config, or the forward interrupted?"
+            )
+
     def _undo(self, step: _Step) -> None:
         """Back to before `begin`."""
         for name, length in step.before.items():
@@ -265,6 +280,7 @@ class _Step:
 
     def __init__(self, batch: Batch, before, slots, lengths, window, keys, values, *, together: bool) -> None:
         self.batch, self.slots, self.lengths = batch, slots, lengths
+        self.layers_done = 0
         self.before = before  # length of each sequence when the batch came; None for a new one
         self.mask: torch.Tensor | None = None  # [B, 1, 1, seen] float, 0 or −∞; None where all is seen
         count, shortest, longest = len(slots), min(lengths), max(lengths)

@@ -22,14 +22,16 @@ from typing import Any
 import ipywidgets as widgets
 
 from workbench.errors import WorkbenchError, check_settings
-from workbench.experiments import experiment
+from workbench.experiments import Experiment, experiment
 from workbench.instruments.bench import Bench
 from workbench.instruments.device import Ceilings
 from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped, exclusive
 from workbench.panels import html, style
-from workbench.panels.controls import control, every_widget, put
+from workbench.panels.controls import DESCRIPTION, control, every_widget, put
 from workbench.panels.view import Snapshot, View
+from workbench.panels.words import recorded_label
+from workbench.records import Record, records_of
 
 SHOW_EVERY_S = 0.1  # texts of a run in progress are shown this often; more would slow what is measured
 DRAW_EVERY_S = 0.25  # so often at most a run in progress is drawn
@@ -44,12 +46,14 @@ class Panel:
 
     settings: values of the experiment's settings to begin with.
     learner: your own code for its parts, by name (loop=my_loop): measured beside ours on every Run.
-    record: Measurements taken elsewhere, drawn hollow and labelled as recorded.
+    record: Measurements taken elsewhere, drawn hollow and labelled as recorded. Where the archive has some of this
+        experiment, a control chooses among them; it begins with those given here, or with none ("live only").
     bench: where to measure (default: this machine's CPU).
     Raises WorkbenchError for an unknown setting or a value outside its bounds.
     """
 
     experiment_name: str = ""  # set by each panel
+    draws_records: bool = True  # False where `view` has no place for `self.record`: no control for it then
     open_panels: dict[tuple[str, str], Panel] = {}  # noqa: RUF012  the panels of this kernel, by experiment and key
 
     def __init__(
@@ -64,6 +68,7 @@ class Panel:
         settings, self.learner = self._split(given)
         values = self.experiment.complete(settings)
         self.record = list(record or [])
+        self._recordings, self._records_problem = self._find_recordings()
         self.measurements: list[Measurement] = []
         self.error: Exception | None = None
         self._stop_event = threading.Event()
@@ -118,6 +123,8 @@ class Panel:
         self.extra = widgets.HTML()  # what else a panel shows, under the words
         texts = [w for s, w in zip(e.settings, self.controls.values()) if s.kind == "text"]
         knobs = [w for s, w in zip(e.settings, self.controls.values()) if s.kind != "text"]
+        if len(self._recordings) > 1:
+            knobs.append(self._record_control())
         wrap = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 1em")
         self.root = widgets.VBox(
             [
@@ -125,6 +132,7 @@ class Panel:
                 *texts,
                 widgets.HBox(knobs, layout=wrap),
                 widgets.HBox([self.run_button, self.stop_button, self.progress, self.status], layout=wrap),
+                *self._records_warning(),
                 self.image,
                 self.words,
                 self.extra,
@@ -162,6 +170,45 @@ class Panel:
 
     def _changed(self, _change: Any) -> None:
         self._guard(self.refresh)
+
+    # -- what was recorded elsewhere -------------------------------------------------------------------
+
+    def _find_recordings(self) -> tuple[list[tuple[str, list[Measurement]]], str]:
+        """(label, Measurements) of all that can be laid beside, the first is nothing; and why the archive is not
+        among them, or ""."""
+        found: list[tuple[str, list[Measurement]]] = [("live only", [])]
+        if self.record:
+            found.append((recorded_label(self.record), self.record))
+        if not self.draws_records:
+            return found[:1], ""
+        try:
+            archive = records_of(self.experiment_name)
+        except WorkbenchError as error:
+            return found, str(error)
+        return found + [run for record in archive for run in recorded_runs(self.experiment, record)], ""
+
+    def _record_control(self) -> widgets.Dropdown:
+        options = [(label, index) for index, (label, _) in enumerate(self._recordings)]
+        words = "measurements of other machines, drawn hollow beside those of this one"
+        self.record_choice = widgets.Dropdown(
+            options=options,
+            value=1 if self.record else 0,
+            description="beside it",
+            tooltip=words,
+            style=DESCRIPTION,
+            layout=widgets.Layout(width="49em"),
+        )
+        self.record_choice.observe(self._record_chosen, names="value")
+        return self.record_choice
+
+    def _record_chosen(self, change: Any) -> None:
+        self.record = list(self._recordings[change["new"]][1])
+        self._guard(self.refresh)
+
+    def _records_warning(self) -> list[widgets.HTML]:
+        if not self._records_problem:
+            return []
+        return [widgets.HTML(html.paragraph(f"No recorded measurements: {self._records_problem}"))]
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -324,11 +371,12 @@ class Panel:
         """Draw the present state into the widgets, on the calling thread."""
         with self._paint_lock:
             view = self.view(self.settings)
-            self._picture = (style.png(view.figure), view.alt)
+            hollow = f"Drawn hollow: {recorded_label(self.record)}; not measured here." if self.record else ""
+            self._picture = (style.png(view.figure), f"{view.alt} {hollow}".rstrip())
             if self._closed:
                 return
             self.image.value = html.image(*self._picture)
-            self.words.value = html.paragraph(view.words)
+            self.words.value = html.paragraph(f"{view.words}\n{hollow}".rstrip())
             self._drawn_at = time.monotonic()
             self.extra.value = view.extra
             self.table.value = html.table(view.header, view.rows, view.caption) if view.rows else ""
@@ -386,3 +434,17 @@ def known_models() -> tuple[str, ...]:
     from workbench.models import list_models
 
     return tuple(m["name"] for m in list_models() if m["trained"])
+
+
+def recorded_runs(e: Experiment, record: Record) -> list[tuple[str, list[Measurement]]]:
+    """(label, Measurements) of each run of the experiment in a record, told apart by the settings in which the
+    runs for the archive differ."""
+    found, runs = record.of(e.name), e.record_settings(str(record.device.get("device")))
+    values = {
+        key: {repr(run.get(key, e.setting(key).default)) for run in runs} for run in runs for key in run
+    }
+    apart = [key for key, seen in values.items() if len(seen) > 1 and all(key in m.settings for m in found)]
+    groups: dict[str, list[Measurement]] = {}
+    for m in found:
+        groups.setdefault(", ".join(f"{key} {m.settings[key]}" for key in apart), []).append(m)
+    return [(": ".join(filter(None, (record.label, words))), group) for words, group in groups.items()]

@@ -35,7 +35,8 @@ class StepTimePanel(Panel):
         costs, _ = predicted_step(self.ceilings(), settings["model"], predicted[-1][0], settings["attention"])
         measured = _steps(self.measurements)
         figure, (axes,) = style.new_figure()
-        _draw_limits(axes, predicted)
+        reach = [m.settings["length"] for m in _steps(self.record)]
+        _draw_limits(axes, predicted, reach)
         axes.plot(
             *zip(*((x, s * 1e3) for x, s, _ in predicted)),
             color=style.INK,
@@ -77,8 +78,8 @@ def _draw_steps(axes: Axes, steps: list[Measurement], label: str, colour: str, l
         axes.errorbar(x, middle, yerr=bars, fmt="none", ecolor=colour, elinewidth=1.6, capsize=4, zorder=3)
 
 
-def _draw_limits(axes: Axes, predicted: list[tuple]) -> None:
-    """A faint band behind each stretch of lengths with the same limit, and its name."""
+def _draw_limits(axes: Axes, predicted: list[tuple], reach: list[float]) -> None:
+    """A faint band behind each stretch of lengths with the same limit, and its name. `reach`: what else is drawn."""
     edges = [predicted[0][0] * 0.85]
     edges += [(a[0] * b[0]) ** 0.5 for a, b in itertools.pairwise(predicted)] + [predicted[-1][0] * 1.18]
     start = 0
@@ -93,7 +94,7 @@ def _draw_limits(axes: Axes, predicted: list[tuple]) -> None:
                 axes, (edges[start] * edges[i]) ** 0.5, 0.02, f"{limit}-bound", color="#4B5563", **place
             )
             start = i
-    axes.set_xlim(edges[0], edges[-1])
+    axes.set_xlim(min([edges[0], *(0.85 * x for x in reach)]), max([edges[-1], *(1.18 * x for x in reach)]))
 
 
 def _scale(axes: Axes, predicted: list[tuple], measured: list[Measurement]) -> None:

@@ -29,6 +29,7 @@ class StrategiesPanel(Panel):
     """
 
     experiment_name = "naive.strategies"
+    draws_records = False
     _known: tuple[tuple, tuple[Decoder, list[int], list[int], torch.Tensor]] | None = None
 
     def _logits(self, settings: dict[str, Any]) -> tuple[Decoder, list[int], list[int], torch.Tensor]:
