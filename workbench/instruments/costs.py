@@ -235,6 +235,8 @@ class _Counter:
             activation_bytes=values * self.wide,
             bytes_written=values * self.wide,
         )
+        if arrangement == "fast" and self.narrow:  # the residual stream is float32
+            lookup = replace(lookup, launches=2)
         if c.is_gpt2:  # the row of the position as well, and their sum
             return [lookup, self.elementwise("positions", 1, 2, 2 * values, 2 * values, weights=values)]
         table = self.rows * c.head_dim
@@ -304,7 +306,8 @@ class _Counter:
         c, d = self.config, self.config.hidden_size
         count, values = 2 * self.layers + 1, self.rows * d
         if c.is_gpt2:
-            norm = self.elementwise("norm", count, 1, values, values, weights=2 * d)
+            back = self.narrow if arrangement == "fast" else 0
+            norm = self.elementwise("norm", count, 1 + back, (1 + back) * values, (1 + back) * values, 2 * d)
         elif arrangement == "fast":  # length, hypot, division, product; back to 16 bits
             norm = self.elementwise(
                 "norm", count, 4 + self.narrow, (3 + self.narrow) * values, (2 + self.narrow) * values, d

@@ -14,7 +14,6 @@ but x, so it can be compiled whole ("piecewise", as vLLM compiles its models).
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -29,7 +28,7 @@ from workbench.models.linear import Linear, Matvec, linear_class
 
 Turn = tuple[torch.Tensor, torch.Tensor] | None
 MakeLinear = Callable[..., Linear]
-MakeNorm = Callable[[torch.nn.Module], Callable[[torch.Tensor], torch.Tensor]]
+MakeNorm = Callable[[torch.nn.Module, torch.dtype], Callable[[torch.Tensor], torch.Tensor]]
 FIRST_TABLE = 2048  # positions in the rotary table to begin with; it doubles when a longer text comes
 
 
@@ -50,17 +49,21 @@ def prepare(model: Decoder, *, linear: str = "auto", compile: bool = False) -> F
 class FastLayer:
     """One layer as two functions of tensors, with attention between them."""
 
-    def __init__(self, layer: DecoderLayer, make: MakeLinear, norm: MakeNorm) -> None:
+    def __init__(self, layer: DecoderLayer, make: MakeLinear, norm: MakeNorm, stream: torch.dtype) -> None:
         a, mlp = layer.attention, layer.mlp
         self.heads, self.kv_heads, self.head_dim = (
             a.config.num_heads,
             a.config.num_kv_heads,
             a.config.head_dim,
         )
-        self.attention_norm, self.mlp_norm = norm(layer.attention_norm), norm(layer.mlp_norm)
+        self._turned = [self.heads + self.kv_heads, self.kv_heads]  # heads that turn, and those of the values
+        self._parted = [self.heads, self.kv_heads]
+        self.attention_norm, self.mlp_norm = norm(layer.attention_norm, stream), norm(layer.mlp_norm, stream)
         self.qkv = _joined(make, a.q, a.k, a.v)
         self.o = make(a.o.weight.detach(), _detached(a.o.bias))
-        self.qk_norm = (norm(a.q_norm), norm(a.k_norm)) if a.config.qk_norm else None
+        self.qk_norm = (
+            (norm(a.q_norm, a.q.weight.dtype), norm(a.k_norm, a.q.weight.dtype)) if a.config.qk_norm else None
+        )
         self.gated = hasattr(mlp, "gate")
         self.up = _joined(make, mlp.gate, mlp.up) if self.gated else _joined(make, mlp.up)
         self.down = make(mlp.down.weight.detach(), _detached(mlp.down.bias))
@@ -68,26 +71,26 @@ class FastLayer:
     def before(self, x: torch.Tensor, turn: Turn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [N, d] -> q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D], normed and turned."""
         heads = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.head_dim)  # [N, H_q + 2·H_kv, D]
-        qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        qk, v = torch.split_with_sizes(heads, self._turned, 1)
         if self.qk_norm is not None:
             q_norm, k_norm = self.qk_norm
             qk = torch.cat((q_norm(qk[:, : self.heads]), k_norm(qk[:, self.heads :])), dim=1)
         if turn is not None:
             cos, signed_sin = turn
             qk = torch.addcmul(qk * cos, torch.roll(qk, self.head_dim // 2, -1), signed_sin)
-        q, k = qk.split((self.heads, self.kv_heads), dim=1)
+        q, k = torch.split_with_sizes(qk, self._parted, 1)
         return q, k, v
 
     def after(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """x [N, d] and what attention gave, [N, H_q·D] -> x [N, d] of the next layer."""
-        x = self.o(mixed).add_(x)  # in place where the tensor is fresh: nothing else holds it
+        """x [N, d] and what attention gave, [N, H_q·D] -> x [N, d] of the next layer, in place of the old one."""
+        x = x.add_(self.o(mixed))  # in place: nobody else holds the residual stream
         wide = self.up(self.mlp_norm(x))
         if self.gated:
             gate, up = wide.chunk(2, dim=-1)
             wide = F.silu(gate).mul_(up)
         else:
             wide = F.gelu(wide, approximate="tanh")
-        return self.down(wide).add_(x)
+        return x.add_(self.down(wide))
 
     @property
     def weight_bytes(self) -> int:
@@ -106,7 +109,11 @@ def ending(layer: FastLayer, norm, head: Linear, x: torch.Tensor, mixed: torch.T
 
 
 class FastDecoder:
-    """Stands wherever a `Decoder` does: `logits = model(batch, kv)`, with its config, tokenizer and name."""
+    """Stands wherever a `Decoder` does: `logits = model(batch, kv)`, with its config, tokenizer and name.
+
+    On a CPU the residual stream is float32 even where the weights are bfloat16: small operations cost the same in
+    both, and converting costs one more.
+    """
 
     def __init__(self, model: Decoder, make: MakeLinear, *, compile_steps: bool = False) -> None:
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
@@ -116,11 +123,14 @@ class FastDecoder:
         with torch.no_grad():
             self._embedding = model.embed.weight.detach()
             self._position_embedding = _detached(model.embed_positions and model.embed_positions.weight)
+            self._wide = (
+                torch.promote_types(model.dtype, torch.float32) if model.device.type == "cpu" else model.dtype
+            )
             self._table = None if model.rotary is None else _RotaryTable(model)
-            self._norm = small_norm(model.norm)
-            self._layers = [FastLayer(layer, make, small_norm) for layer in model.layers]
+            self._norm = small_norm(model.norm, self._wide)
+            self._layers = [FastLayer(layer, make, small_norm, self._wide) for layer in model.layers]
             self._head = make(model.head.weight.detach(), None)
-            self._steps = _compiled_steps(model) if compile_steps else None
+            self._steps = _CompiledSteps(model, self._wide) if compile_steps else None
 
     def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
@@ -141,7 +151,7 @@ class FastDecoder:
 
     def _start(self, batch: Batch, kv: Attends) -> tuple[torch.Tensor, Turn]:
         kv.begin(batch)
-        x = F.embedding(batch.token_ids, self._embedding)
+        x = F.embedding(batch.token_ids, self._embedding).to(self._wide)
         if self._table is not None:
             return x, self._table.turn(batch)
         return x + F.embedding(batch.positions, self._position_embedding), None
@@ -189,37 +199,46 @@ class _RotaryTable:
         return rows[:, :1], rows[:, 1:]
 
 
-class _compiled_steps:
+class _CompiledSteps:
     """Steps of one row through torch.compile: three pieces, each compiled once and shared by all layers."""
 
-    def __init__(self, model: Decoder) -> None:
-        self.layers = [FastLayer(layer, Matvec, torch_norm) for layer in model.layers]
-        self.norm, self.head = torch_norm(model.norm), Matvec(model.head.weight.detach())
+    def __init__(self, model: Decoder, stream: torch.dtype) -> None:
+        self.layers = [FastLayer(layer, Matvec, torch_norm, stream) for layer in model.layers]
+        self.norm, self.head = torch_norm(model.norm, stream), Matvec(model.head.weight.detach())
         self.before, self.between, self.ending = (
             torch.compile(piece, dynamic=False) for piece in (FastLayer.before, between, ending)
         )
 
 
-def torch_norm(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The norm as torch's own function of x, for torch.compile, which fuses it with what comes before."""
-    weight = module.weight.detach()
-    settings = {"normalized_shape": weight.shape, "weight": weight, "eps": module.eps}
-    if isinstance(module, RMSNorm):
-        return functools.partial(F.rms_norm, **settings)
-    return functools.partial(F.layer_norm, **settings, bias=module.bias.detach())
+def torch_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The norm as torch's own function of x, for torch.compile, which fuses it with what comes before.
+
+    x comes in `stream`, the type of the residual stream, and leaves in that of the weights.
+    """
+    dtype, weight = module.weight.dtype, module.weight.detach().to(stream)
+    bias = None if isinstance(module, RMSNorm) else module.bias.detach().to(stream)
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        if bias is None:
+            y = F.rms_norm(x, weight.shape, weight, module.eps)
+        else:
+            y = F.layer_norm(x, weight.shape, weight, bias, module.eps)
+        return y if dtype == stream else y.to(dtype)
+
+    return norm
 
 
-def small_norm(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The norm in as few operations as it takes, computed in float32.
+def small_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same in as few operations as it takes, computed in float32.
 
     RMSNorm is x · weight / √(mean(x²) + eps) = x / hypot(‖x‖, √(d·eps)) · √d·weight: four operations that torch
     has, where its own rms_norm is made of seven on a CPU.
     """
     if not isinstance(module, RMSNorm):
-        return torch_norm(module)
+        return torch_norm(module, stream)
     weight = module.weight.detach()
     size, dtype = len(weight), weight.dtype
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = torch.promote_types(stream, torch.float32)
     floor = torch.tensor([math.sqrt(size * module.eps)], dtype=wide, device=weight.device)
     scale = weight.to(wide) * math.sqrt(size)
 
