@@ -2,85 +2,31 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import runpy
-from pathlib import Path
-
 import pytest
-import torch
+from exercise_claims import SEEDS, ExerciseClaims, Lab, failures
 
 from workbench import checks
 from workbench.checks import lab01, lab01_beam, lab01_loop
 from workbench.checks.arithmetic import close
 from workbench.errors import WorkbenchError
-from workbench.grading.check import Verdict, cases_of, evaluate
-from workbench.notebook_source import Source, cut_answers, read_source
+from workbench.grading.check import Verdict, evaluate
 
-ROOT = Path(__file__).resolve().parent.parent
-NAME = "01_naive_generation"
-HIDDEN = runpy.run_path(str(ROOT / "solutions" / f"{NAME}_hidden.py"))["HIDDEN"]
-WRONG_FILE = runpy.run_path(str(ROOT / "solutions" / f"{NAME}_wrong.py"))
-WRONG, ALTERNATIVE = WRONG_FILE["WRONG"], WRONG_FILE["ALTERNATIVE"]
-
-VISIBLE = checks.exercise_sets()[NAME]
-WHOLE = {e.grade_id: e for e in VISIBLE.with_hidden(HIDDEN).exercises}
-IDS = list(WHOLE)
-SEEDS = range(2)
+LAB = Lab("01_naive_generation")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+class TestExercises(ExerciseClaims):
+    lab = LAB
+    all_points = 36
 
+    @pytest.fixture
+    def lab_cells(self, tiny_model, monkeypatch):
+        monkeypatch.setattr("workbench.load", lambda name: tiny_model, raising=False)
 
-@functools.cache
-def notebook():
-    pytest.importorskip("jupytext")
-    return read_source(Source(ROOT / "solutions" / f"{NAME}.py", ROOT, graded=True))
-
-
-@functools.cache
-def sources(starter: bool = False) -> dict[str, str]:
-    """grade_id -> source, of the solutions or of the untouched starter."""
-    cells = (cut_answers(notebook()) if starter else notebook()).cells
-    return {c.metadata["nbgrader"]["grade_id"]: c.source for c in cells if "nbgrader" in c.metadata}
-
-
-def defined(grade_id: str, source: str):
-    """What the answer's cell defines, after the set's prelude."""
-    names: dict = {}
-    exec(VISIBLE.prelude, names)
-    exec(compile(source, "<answer>", "exec"), names)
-    return names[WHOLE[grade_id].entry]
-
-
-def solution(grade_id: str):
-    return defined(grade_id, sources()[grade_id])
-
-
-def failures(result) -> str:
-    return "; ".join(f"{c.name}: {c.message}" for c in result.checks if not c.passed)
-
-
-# --- Right answers ---
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("grade_id", IDS)
-def test_the_reference_solution_passes_every_check(grade_id, seed):
-    result = evaluate(WHOLE[grade_id], solution(grade_id), seed=seed)
-    assert result.verdict == Verdict.PASSED and result.points == result.max_points, failures(result)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("grade_id", IDS)
-def test_a_right_answer_written_differently_passes_every_check(grade_id, seed):
-    result = evaluate(WHOLE[grade_id], defined(grade_id, ALTERNATIVE[grade_id]), seed=seed)
-    assert result.verdict == Verdict.PASSED, failures(result)
+    def printed(self, lines: list[str]) -> None:
+        assert "the same tokens as the workbench's own loop: True" in lines
+        assert "2 beams: [1, 0] with probability 0.36" in lines
+        counted = next(line for line in lines if line.startswith("the model processed"))
+        assert counted.split()[3] == counted.split()[-1]  # the rows that ran are the rows predicted
 
 
 def test_the_real_parts_pass_the_checks_of_the_exercises_that_stand_for_them():
@@ -94,51 +40,11 @@ def test_the_real_parts_pass_the_checks_of_the_exercises_that_stand_for_them():
     }
     for grade_id, part in real.items():
         for seed in SEEDS:
-            result = evaluate(WHOLE[grade_id], part, seed=seed)
+            result = evaluate(LAB.whole[grade_id], part, seed=seed)
             assert result.verdict == Verdict.PASSED, f"{grade_id}, seed {seed}: {failures(result)}"
 
 
-# --- Wrong answers ---
-
-
-@functools.cache
-def judged(grade_id: str, name: str, seed: int):
-    """The result of a listed wrong answer under every check."""
-    wrong = next(w for w in WRONG[grade_id] if w.name == name)
-    return evaluate(WHOLE[grade_id], defined(grade_id, wrong.source), seed=seed)
-
-
-MISTAKES = [(grade_id, wrong) for grade_id, listed in WRONG.items() for wrong in listed]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(
-    ("grade_id", "wrong"), MISTAKES, ids=lambda v: v if isinstance(v, str) else v.name.replace(" ", "-")
-)
-def test_each_wrong_answer_is_caught_by_the_check_meant_for_it(grade_id, wrong, seed):
-    result = judged(grade_id, wrong.name, seed)
-    failed = {check.name: check for check in result.checks if not check.passed}
-    assert result.verdict == Verdict.FAILED
-    assert wrong.caught_by in failed, f"{wrong.name}: failed only {list(failed)}"
-    assert failed[wrong.caught_by].message
-
-
-@pytest.mark.parametrize("grade_id", IDS)
-def test_there_are_five_or_more_different_mistakes_and_each_check_catches_one(grade_id):
-    wrong = WRONG[grade_id]
-    assert len({w.name for w in wrong}) >= 5 and len({w.source for w in wrong}) == len(wrong)
-    assert ALTERNATIVE.keys() == WRONG.keys() == HIDDEN.keys() == WHOLE.keys()
-    caught = {check.name for w in wrong for check in judged(grade_id, w.name, 0).checks if not check.passed}
-    assert {check.name for check in WHOLE[grade_id].checks} == caught
-
-
-def message_of(grade_id: str, name: str) -> str:
-    """The visible diagnosis of one listed wrong answer."""
-    wrong = next(w for w in WRONG[grade_id] if w.name == name)
-    with pytest.raises(checks.CheckFailed) as failed:
-        checks.check(grade_id, defined(grade_id, wrong.source))
-    return str(failed.value)
-
+# --- Diagnoses ---
 
 DIAGNOSES = [
     (
@@ -179,9 +85,9 @@ DIAGNOSES = [
 ]
 
 
-@pytest.mark.parametrize(("grade_id", "name", "said"), DIAGNOSES, ids=[f"{g}-{n}" for g, n, _ in DIAGNOSES])
-def test_a_diagnosis_says_what_was_seen_and_where_to_look(grade_id, name, said):
-    message = message_of(grade_id, name)
+@pytest.mark.parametrize(("exercise", "name", "said"), DIAGNOSES, ids=[f"{g}-{n}" for g, n, _ in DIAGNOSES])
+def test_a_diagnosis_says_what_was_seen_and_where_to_look(exercise, name, said):
+    message = LAB.message_of(exercise, name)
     for words in said:
         assert words in message, message
 
@@ -191,42 +97,23 @@ def test_an_answer_that_never_ends_is_stopped_and_told_so():
         while True:
             choose(forward(prompt_ids)[-1], prompt_ids)
 
-    result = evaluate(WHOLE["naive-loop"], lambda *a, **k: iter(endless(*a, **k)))
+    result = evaluate(LAB.whole["naive-loop"], lambda *a, **k: iter(endless(*a, **k)))
     assert result.points == 0 and "forward was called more than" in result.message
 
 
 # --- The starter ---
 
 
-@pytest.mark.parametrize("grade_id", IDS)
-def test_the_untouched_starter_scores_nothing_and_is_not_attempted(grade_id):
-    answer = defined(grade_id, sources(starter=True)[grade_id])
-    for exercise in (WHOLE[grade_id], next(e for e in VISIBLE.exercises if e.grade_id == grade_id)):
-        result = evaluate(exercise, answer)
-        assert (result.verdict, result.points) == (Verdict.NOT_ATTEMPTED, 0)
-        assert f"{grade_id}: " in result.message
-    with pytest.raises(checks.NotAttempted, match=f"{grade_id}: not attempted 0/"):
-        checks.check(grade_id, answer)
-
-
 def test_one_filter_of_four_is_an_attempt_worth_its_own_points():
-    filters = dict(defined("sampling-filters", sources(starter=True)["sampling-filters"]))
-    filters["top_k"] = solution("sampling-filters")["top_k"]
-    result = evaluate(WHOLE["sampling-filters"], filters)
+    filters = dict(LAB.defined("sampling-filters", LAB.sources(starter=True)["sampling-filters"]))
+    filters["top_k"] = LAB.solution("sampling-filters")["top_k"]
+    result = evaluate(LAB.whole["sampling-filters"], filters)
     assert result.verdict == Verdict.FAILED
     assert [check.name for check in result.checks if check.passed] == ["top-k"] and result.points == 1
 
 
-def test_the_starter_holds_no_line_of_an_answer():
-    for grade_id in IDS:
-        answer, starter = (ast.parse(s[grade_id]) for s in (sources(), sources(starter=True)))
-        given = {ast.unparse(n) for n in ast.walk(starter) if isinstance(n, ast.stmt)}
-        cut = {ast.unparse(n) for f in answer.body if isinstance(f, ast.FunctionDef) for n in f.body[-1:]}
-        assert not cut & given and "SOLUTION" not in sources(starter=True)[grade_id]
-
-
 def test_trying_says_not_attempted_in_one_line_and_hides_no_other_error(capsys):
-    stub = defined("count-rows", sources(starter=True)["count-rows"])
+    stub = LAB.defined("count-rows", LAB.sources(starter=True)["count-rows"])
     with checks.trying("count-rows"):
         stub(1, 2)
     assert capsys.readouterr().out == (
@@ -239,13 +126,6 @@ def test_trying_says_not_attempted_in_one_line_and_hides_no_other_error(capsys):
 
 
 # --- The check cell ---
-
-
-@pytest.mark.parametrize("grade_id", IDS)
-def test_a_passing_check_prints_one_fixed_line(grade_id, capsys):
-    points = sum(check.points for check in WHOLE[grade_id].checks if not check.hidden)
-    assert checks.check(grade_id, solution(grade_id)) is None
-    assert capsys.readouterr().out == f"{grade_id}: passed {points}/{points}\n"
 
 
 def test_a_failed_check_renders_as_its_message_without_a_traceback(capsys):
@@ -261,62 +141,6 @@ def test_a_failed_check_renders_as_its_message_without_a_traceback(capsys):
 def test_an_unknown_exercise_is_named_with_the_nearest():
     with pytest.raises(WorkbenchError, match=r"unknown exercise 'naive-lop'; did you mean 'naive-loop'\?"):
         checks.check("naive-lop", print)
-
-
-# --- The notebook's source and the checks agree ---
-
-
-def test_the_setup_cell_is_the_prelude_of_the_exercises():
-    assert sources()["setup"] == VISIBLE.prelude
-
-
-def test_every_exercise_has_an_answer_cell_and_a_check_cell_worth_all_of_its_points():
-    cells = {c.metadata["nbgrader"]["grade_id"]: c for c in notebook().cells if "nbgrader" in c.metadata}
-    assert set(cells) == {"setup", *IDS, *(f"{grade_id}-check" for grade_id in IDS)}
-    for grade_id, exercise in WHOLE.items():
-        check = cells[f"{grade_id}-check"]
-        assert check.source == f'checks.check("{grade_id}", {exercise.entry})'
-        assert check.metadata["nbgrader"]["points"] == exercise.max_points
-        assert "nbval-check-output" in check.metadata["tags"]
-        assert sum(c.hidden for c in exercise.checks) >= 2
-
-
-def run_cells(starter: bool):
-    """Run the code cells in order, as Run All would; yield (cell, the error it raised or None)."""
-    names: dict = {}
-    for cell in (cut_answers(notebook()) if starter else notebook()).cells:
-        if cell.cell_type == "code":
-            try:
-                exec(cell.source, names)
-                yield cell, None
-            except Exception as error:
-                yield cell, error
-
-
-def test_the_solutions_run_from_top_to_bottom_and_each_check_prints_its_line(tiny_model, monkeypatch, capsys):
-    monkeypatch.setattr("workbench.load", lambda name: tiny_model, raising=False)
-    errors = [error for _, error in run_cells(starter=False) if error]
-    lines = capsys.readouterr().out.splitlines()
-    assert not errors
-    assert [line for line in lines if ": passed " in line] == [
-        f"{e.grade_id}: passed {e.max_points}/{e.max_points}" for e in VISIBLE.exercises
-    ]
-    assert "the same tokens as the workbench's own loop: True" in lines
-    assert "2 beams: [1, 0] with probability 0.36" in lines
-    counted = next(line for line in lines if line.startswith("the model processed"))
-    assert counted.split()[3] == counted.split()[-1]  # the rows that ran are the rows predicted
-
-
-def test_in_the_starter_only_the_check_cells_fail_and_each_says_not_attempted(
-    tiny_model, monkeypatch, capsys
-):
-    monkeypatch.setattr("workbench.load", lambda name: tiny_model, raising=False)
-    failed = [(cell.metadata.get("nbgrader", {}).get("grade_id"), error) for cell, error in run_cells(True)]
-    failed = [(grade_id, error) for grade_id, error in failed if error]
-    assert [grade_id for grade_id, _ in failed] == [f"{grade_id}-check" for grade_id in IDS]
-    assert {type(error) for _, error in failed} == {checks.NotAttempted}
-    said = [line for line in capsys.readouterr().out.splitlines() if "not attempted yet" in line]
-    assert [line.split(":")[0] for line in said] == IDS
 
 
 # --- The judges' own references ---
@@ -358,15 +182,6 @@ def test_the_beam_reference_finds_the_best_of_all_sequences_when_the_beam_holds_
         assert tokens == max(every)[1] and score == pytest.approx(max(every)[0])
 
 
-@pytest.mark.parametrize("grade_id", IDS)
-def test_the_cases_are_the_same_for_the_same_seed_and_others_for_another(grade_id):
-    def all_cases(seed):
-        return [cases_of(WHOLE[grade_id], check, seed) for check in WHOLE[grade_id].checks]
-
-    assert all_cases(1) == all_cases(1)
-    assert all_cases(1) != all_cases(2)
-
-
 def test_the_exercises_are_the_five_of_the_lab():
-    assert (lab01.EXERCISES.name, lab01.EXERCISES.lab) == (NAME, 1)
-    assert IDS == ["naive-loop", "sampling-filters", "repetition-penalty", "beam-search", "count-rows"]
+    assert (lab01.EXERCISES.name, lab01.EXERCISES.lab) == (LAB.name, 1)
+    assert LAB.ids == ["naive-loop", "sampling-filters", "repetition-penalty", "beam-search", "count-rows"]

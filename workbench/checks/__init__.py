@@ -45,9 +45,9 @@ class NotAttempted(_Short, NotImplementedError):
 
 def exercise_sets() -> dict[str, ExerciseSet]:
     """The exercises of every lab by the name of their notebook, with their visible checks only."""
-    from workbench.checks import lab01
+    from workbench.checks import lab01, lab02, lab03
 
-    return {exercises.name: exercises for exercises in (lab01.EXERCISES,)}
+    return {exercises.name: exercises for exercises in (lab01.EXERCISES, lab02.EXERCISES, lab03.EXERCISES)}
 
 
 def _exercise(grade_id: str) -> Exercise:

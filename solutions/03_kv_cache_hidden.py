@@ -1,0 +1,85 @@
+"""Hidden checks of lab 03: other shapes and the edges. They never travel with the exercises."""
+
+from __future__ import annotations
+
+import random
+
+from workbench.checks import lab03_cache as cache
+from workbench.checks import lab03_counting as counting
+from workbench.checks import lab03_prefill as prefill
+from workbench.checks import probes_lab03 as probes
+from workbench.grading.check import Check
+
+
+def hidden(name, probe, judge, cases, points=1) -> Check:
+    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, hidden=True)
+
+
+def both(*makers):
+    """The cases of several makers, one after the other."""
+    return lambda draw: [case for maker in makers for case in maker(draw)]
+
+
+def second_turn_cases(draw: random.Random) -> list[dict]:
+    """Some tokens are remembered already: the positions go on behind them."""
+    return [
+        prefill.prefill_case(draw, 7, 3, remembered=5),
+        prefill.prefill_case(draw, 4, 8, remembered=1, sequence="chat"),
+    ]
+
+
+def grouped_and_ragged_cases(draw: random.Random) -> list[dict]:
+    return [cache.ragged_script(draw, heads=4, kv_heads=2).case(), *cache.multi_query_cases(draw)]
+
+
+HIDDEN: dict[str, tuple[Check, ...]] = {
+    "kv-append": (
+        hidden(
+            "layers",
+            probes.run_cache,
+            cache.judge_cache,
+            both(cache.layer_cases, cache.multi_query_cases),
+        ),
+        hidden(
+            "sequences", probes.run_cache, cache.judge_cache, both(cache.ragged_cases, cache.rewound_cases)
+        ),
+        hidden("real-model", probes.run_model, cache.judge_model, cache.model_cases),
+    ),
+    "kv-chunks": (
+        hidden("second-turn", probes.run_prefill, prefill.judge_prefill, second_turn_cases),
+        hidden(
+            "named-sequence",
+            probes.run_prefill,
+            prefill.judge_calls,
+            prefill.prefill_cases((5, 3), (6, 1), sequence="user 7"),
+        ),
+    ),
+    "kv-bytes": (
+        hidden("head-size", probes.run_calculator, counting.judge_calculator, counting.head_size_cases),
+        hidden(
+            "batch-and-precision",
+            probes.run_calculator,
+            counting.judge_calculator,
+            both(counting.batch_cases, counting.precision_cases),
+        ),
+        hidden("nothing-fits", probes.run_calculator, counting.judge_calculator, counting.too_large_cases),
+    ),
+    "kv-truncate": (
+        hidden("every-layer", probes.run_cache, cache.judge_chunks, cache.every_layer_cases),
+        hidden("to-nothing", probes.run_cache, cache.judge_chunks, cache.to_nothing_cases),
+        hidden("several-sequences", probes.run_cache, cache.judge_chunks, cache.several_cases),
+    ),
+    "kv-bug": (
+        hidden("drafts", probes.run_cache, cache.judge_cache, cache.draft_cases),
+        hidden("grouped-and-ragged", probes.run_cache, cache.judge_cache, grouped_and_ragged_cases),
+    ),
+    "kv-savings": (
+        hidden(
+            "edges",
+            probes.run_work,
+            counting.judge_work,
+            counting.work_cases((10, 0), (10, 1), (1, 1), (1, 7)),
+        ),
+        hidden("exact", probes.run_work, counting.judge_work, counting.random_work_cases),
+    ),
+}

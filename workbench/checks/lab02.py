@@ -1,0 +1,102 @@
+"""Lab 02, where the time goes: its exercises and their visible checks.
+
+Every expected value is worked out beside the judges (lab02_counts, lab02_reading, lab02_graph), in plain Python and apart
+from `workbench.instruments.costs`, so that a mistake there could not make the same mistake in an answer right.
+"""
+
+from __future__ import annotations
+
+from workbench.checks import lab02_counts as counts
+from workbench.checks import lab02_graph as graph
+from workbench.checks import lab02_reading as reading
+from workbench.checks import probes_lab02 as probes
+from workbench.grading.check import Check, Exercise, ExerciseSet
+
+PRELUDE = """\
+import math
+
+import torch
+
+from workbench import checks"""
+
+
+def _check(name: str, probe, judge, cases, points: int = 1) -> Check:
+    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge)
+
+
+def _layer(name: str, cases) -> Check:
+    return _check(name, probes.run_layer, counts.judge_layer, cases)
+
+
+def _tpot(name: str, cases) -> Check:
+    return _check(name, probes.run_tpot, counts.judge_tpot, cases)
+
+
+EXERCISES = ExerciseSet(
+    name="02_where_time_goes",
+    lab=2,
+    prelude=PRELUDE,
+    exercises=(
+        Exercise(
+            "roofline-intensity",
+            "FLOPs a byte",
+            "layer_costs",
+            (
+                _layer("linear", counts.linear_cases),
+                _layer("mlp", counts.mlp_cases),
+                _layer("attention-decode", counts.decode_cases),
+                _layer("attention-prompt", counts.prompt_cases),
+            ),
+        ),
+        Exercise(
+            "roofline-tpot",
+            "The time of a step",
+            "predict_tpot",
+            (
+                _tpot("one-sequence", counts.one_sequence_cases),
+                _tpot("batch", counts.batch_cases),
+                _tpot("limits", counts.limit_cases),
+            ),
+        ),
+        Exercise(
+            "roofline-knee",
+            "The knee and the wall",
+            "batch_limits",
+            (
+                _check("knee", probes.run_limits, counts.judge_knee, counts.knee_cases),
+                _check("never", probes.run_limits, counts.judge_knee, counts.never_cases),
+                _check("memory", probes.run_limits, counts.judge_largest, counts.memory_cases),
+            ),
+        ),
+        Exercise(
+            "roofline-reading",
+            "Reading a roofline",
+            "read_roofline",
+            (
+                _check("roof", probes.run_reading, reading.judge_reading((0,)), reading.reading_cases),
+                _check("fraction", probes.run_reading, reading.judge_reading((1,)), reading.reading_cases),
+                _check("what-helps", probes.run_reading, reading.judge_reading((2,)), reading.reading_cases),
+            ),
+        ),
+        Exercise(
+            "workload-cost",
+            "What a million tokens cost",
+            "workload_price",
+            (
+                _check("prompt-tokens", probes.run_price, reading.judge_price((0,)), reading.price_cases),
+                _check("output-tokens", probes.run_price, reading.judge_price((1,)), reading.price_cases),
+                _check("all-tokens", probes.run_price, reading.judge_price((2,)), reading.price_cases),
+            ),
+        ),
+        Exercise(
+            "one-graph",
+            "One graph",
+            "cap_logits",
+            (
+                _check("same-values", probes.run_eager, graph.judge_eager, graph.eager_cases),
+                _check("one-graph", probes.run_compiled, graph.judge_compiled, graph.one_call_cases),
+                _check("any-length", probes.run_compiled, graph.judge_compiled, graph.length_cases),
+            ),
+        ),
+    ),
+)
