@@ -305,6 +305,23 @@ def test_operations_bound_by_different_limits_add_up():
     assert found.seconds > max(found.terms.values())
 
 
+def test_where_the_same_cores_start_an_operation_and_do_it_the_launch_comes_on_top():
+    costs = count(tiny_config(), [8])
+    balanced = {"read_bytes_per_s": 1e9, "flop_per_s": {"float32": 2e9}, "launch_s": 1e-6}
+    found = predict(costs, ceilings(**balanced, launch_overlaps=False), "float32")
+    by_hand = [o.launches * 1e-6 + max(o.bytes / 1e9, o.flops / 2e9) for o in costs.operations]
+    assert found.seconds == pytest.approx(sum(by_hand))
+
+
+def test_products_and_attentions_start_in_the_time_that_was_measured_for_one():
+    costs = decode_costs(tiny_config(num_layers=3), batch=2, context=9, weight_bytes_per_element=4)
+    kernels = {"product": 5e-6, "attention": 7e-6}
+    found = predict(costs, ceilings(launch_s=1e-6, kernel_launch_s=kernels), "float32").terms["launch"]
+    products, attentions = 3 * 4 + 1, 3  # qkv, o, gate_up, down a layer, and the head
+    others = costs.launches - products - attentions
+    assert found == pytest.approx(others * 1e-6 + products * 5e-6 + attentions * 7e-6)
+
+
 def test_weights_and_cache_pass_at_the_speed_that_was_measured_for_them():
     costs = decode_costs(tiny_config(), batch=1, context=9, weight_bytes_per_element=4)
     read = {"read_bytes_per_s": 1e6}

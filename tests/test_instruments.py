@@ -359,6 +359,8 @@ def test_a_real_measurement_is_complete_and_of_this_world(monkeypatch):
     assert 1e8 < found.read_bytes_per_s < 1e13 and 1e8 < found.copy_bytes_per_s < 1e13
     assert 1e-8 < found.launch_s < 1e-3 and all(1e7 < v < 1e15 for v in found.flop_per_s.values())
     passing = {"weights in float32", "weights in bfloat16", "keys and values"}
+    passing |= {"launches of products a second", "launches of attentions a second"}
+    assert all(1e-8 < v < 1e-3 for v in found.kernel_launch_s.values()) and not found.launch_overlaps
     assert set(found.spread) == {"read", "copy", "float32", "bfloat16", "launches a second", *passing}
     assert set(found.weight_bytes_per_s) == {"float32", "bfloat16"}
     assert all(1e7 < v < 1e13 for v in (*found.weight_bytes_per_s.values(), found.kv_bytes_per_s))

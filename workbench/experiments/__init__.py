@@ -20,9 +20,16 @@ if TYPE_CHECKING:
 
 def list_experiments(lab: int | None = None) -> list[Experiment]:
     """All experiments, or those of one lab, in the order of the course."""
-    from workbench.experiments import naive_generation, zoo
+    from workbench.experiments import kv_cache, naive_generation, peers, prediction, where_time_goes, zoo
 
-    found = [*zoo.EXPERIMENTS, *naive_generation.EXPERIMENTS]
+    found = [
+        *zoo.EXPERIMENTS,
+        *naive_generation.EXPERIMENTS,
+        *where_time_goes.EXPERIMENTS,
+        *prediction.EXPERIMENTS,
+        *kv_cache.EXPERIMENTS,
+        *peers.EXPERIMENTS,
+    ]
     return [e for e in found if lab is None or e.lab == lab]
 
 

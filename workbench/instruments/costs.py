@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.instruments.device import Ceilings
+from workbench.instruments.records import LIMITS
 from workbench.models.config import ModelConfig
 
 COUNTED_KVS = ("recompute", "contiguous")
@@ -41,6 +42,7 @@ class OperationCosts:
     part: str  # one of PARTS, or "other"
     count: int
     launches: int = 0
+    kernels: int = 0  # of the launches those that are a matrix product or an attention
     flops: int = 0
     weight_bytes: float = 0
     kv_bytes: float = 0
@@ -206,6 +208,7 @@ class _Counter:
             part,
             count,
             launches=count,
+            kernels=count,
             flops=count * 2 * rows * wide_in * wide_out,
             weight_bytes=count * weights * self.weight,
             activation_bytes=count * rows * wide_in * self.wide + written,
@@ -283,18 +286,19 @@ class _Counter:
             self.rows * 2 * self.kv,
             self.rows * self.q,
         )  # values of new keys and values, of the result
-        launches, kv_read, kv_written = sequences + (sequences > 1), 0.0, 0.0
+        launches, calls, kv_read, kv_written = sequences + (sequences > 1), sequences, 0.0, 0.0
         if kv == "contiguous":
             seen = sum(_keys_seen(n, past, c.sliding_window) for n, past in zip(new_tokens, contexts))
             kv_read, kv_written = seen * 2 * self.kv * stored, fresh * stored
             together = sequences == self.rows  # single tokens: one call for all, see kv.contiguous
-            launches = 3 if together else 3 * sequences + (sequences > 1)
+            launches, calls = (3, 1) if together else (3 * sequences + (sequences > 1), sequences)
             launches += 2 if stored != self.wide else 0  # q to the stored type, the result back
         return OperationCosts(
             "attention",
             "attention",
             self.layers,
             launches=self.layers * launches,
+            kernels=self.layers * calls,
             flops=self.layers * 4 * self.q * pairs,
             kv_bytes=self.layers * (kv_read + kv_written),
             activation_bytes=self.layers * (out + fresh + out) * self.wide,
@@ -463,12 +467,16 @@ class Prediction:
 
 
 def predict(costs: StepCosts, ceilings: Ceilings, dtype: str) -> Prediction:
-    """The roofline, operation by operation: Σ max(launches · launch cost, bytes / bandwidth, FLOPs / FLOP rate).
+    """The roofline, operation by operation: Σ max(launch, bytes / bandwidth, FLOPs / FLOP rate).
 
-    Operations run one after the other, so their times add; within one the three go on at the same time, so the
-    slowest counts. Where the ceilings have them, weights pass at the speed measured for weights in matrix products
-    (`weight_bytes_per_s`) and remembered keys and values at that measured in attention (`kv_bytes_per_s`); all
-    other bytes at the read bandwidth.
+    Operations run one after the other, so their times add. Within one, bytes and FLOPs go on at the same time, so
+    the slower counts. So does the launch where another processor does the starting (a GPU, `launch_overlaps`);
+    where the same cores first start an operation and then work on it, the launch comes on top:
+    Σ launch + max(bytes / bandwidth, FLOPs / FLOP rate).
+    Where the ceilings have them, weights pass at the speed measured for weights in matrix products
+    (`weight_bytes_per_s`), remembered keys and values at that measured in attention (`kv_bytes_per_s`), and a
+    matrix product or an attention starts in the time measured for one (`kernel_launch_s`); all other bytes pass at
+    the read bandwidth, all other operations start in `launch_s`.
     dtype: "float32", "bfloat16" or "float16" (or the torch dtype): in what the matrix products are computed.
     Raises WorkbenchError where the ceilings lack this dtype.
     """
@@ -477,20 +485,28 @@ def predict(costs: StepCosts, ceilings: Ceilings, dtype: str) -> Prediction:
         raise unknown(f"dtype for the ceilings of {ceilings.name}", name, ceilings.flop_per_s)
     read, flop_rate = ceilings.read_bytes_per_s, ceilings.flop_per_s[name]
     weights, kept = ceilings.weight_bytes_per_s.get(name, read), ceilings.kv_bytes_per_s or read
-    terms, spent, found = dict.fromkeys(("launch", "bandwidth", "compute"), 0.0), {}, []
+    terms, spent, found = dict.fromkeys(LIMITS, 0.0), dict.fromkeys(LIMITS, 0.0), []
     for o in costs.operations:
+        kind = "attention" if o.part == "attention" else "product"
+        kernel_s = ceilings.kernel_launch_s.get(kind, ceilings.launch_s)
         seconds = {
-            "launch": o.launches * ceilings.launch_s,
+            "launch": (o.launches - o.kernels) * ceilings.launch_s + o.kernels * kernel_s,
             "bandwidth": o.weight_bytes / weights
             + o.kv_bytes / kept
             + (o.activation_bytes + o.elementwise_bytes) / read,
             "compute": o.flops / flop_rate,
         }
         limit = max(seconds, key=seconds.__getitem__)
-        found.append((o.name, seconds[limit], limit))
-        spent[limit] = spent.get(limit, 0.0) + seconds[limit]
+        work = max(seconds["bandwidth"], seconds["compute"])
+        takes = seconds[limit] if ceilings.launch_overlaps else seconds["launch"] + work
+        found.append((o.name, takes, limit))
         for term, value in seconds.items():
             terms[term] += value
+        if ceilings.launch_overlaps:
+            spent[limit] += takes
+        else:
+            spent["launch"] += seconds["launch"]
+            spent["bandwidth" if seconds["bandwidth"] >= seconds["compute"] else "compute"] += work
     return Prediction(sum(spent.values()), max(spent, key=spent.__getitem__), terms, tuple(found))
 
 

@@ -168,8 +168,12 @@ class Ceilings:
         None  # keys and values passing through the attention of one query a sequence
     )
 
+    # "product", "attention": from calling one with next to nothing in it to its end; absent: as every operation
+    kernel_launch_s: dict[str, float] = field(default_factory=dict)
+    launch_overlaps: bool = True  # False where the cores that start an operation are those that do it
+
     def __post_init__(self) -> None:
-        every = (*self.flop_per_s.values(), *self.weight_bytes_per_s.values())
+        every = (*self.flop_per_s.values(), *self.weight_bytes_per_s.values(), *self.kernel_launch_s.values())
         every += () if self.kv_bytes_per_s is None else (self.kv_bytes_per_s,)
         for value in (self.read_bytes_per_s, self.copy_bytes_per_s, self.launch_s, *every):
             if not (isinstance(value, int | float) and 0 < value < float("inf")):
@@ -218,7 +222,7 @@ PUBLISHED: dict[str, Ceilings] = {
 
 
 def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceilings:
-    """Measure them now: about five seconds on a CPU. `stop` is polled between runs and may end it by raising.
+    """Measure them now: about six seconds on a CPU. `stop` is polled between runs and may end it by raising.
 
     Each ceiling is the rate that one run in ten surpasses. Whatever else the machine does only ever slows a run
     down, so the median would measure the neighbours too; median and p10 are kept in `spread`.
@@ -231,6 +235,7 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
         weights = {str(dtype).removeprefix("torch."): _weight_rates(dtype, device, stop) for dtype in dtypes}
         attention = _attention_rates(device, stop)
         launches = _launch_rates(device, stop)
+        kernels = {} if device.startswith("cuda") else _kernel_launch_rates(stop)
     return Ceilings(
         read_bytes_per_s=quantile(rates["read"], 0.9),
         copy_bytes_per_s=quantile(rates["copy"], 0.9),
@@ -238,6 +243,8 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
         weight_bytes_per_s={name: quantile(values, 0.9) for name, values in weights.items()},
         kv_bytes_per_s=quantile(attention, 0.9),
         launch_s=1 / quantile(launches, 0.9),
+        kernel_launch_s={name: 1 / quantile(values, 0.9) for name, values in kernels.items()},
+        launch_overlaps=device.startswith("cuda"),
         measured=True,
         source=f"{how}; square matrix products; one row through matrices, and one query through attention, beyond "
         f"the cache; {LAUNCH_HOW}",
@@ -251,6 +258,7 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
                 **{f"weights in {name}": values for name, values in weights.items()},
                 "keys and values": attention,
                 "launches a second": launches,
+                **{f"launches of {name}s a second": values for name, values in kernels.items()},
             }.items()
         },
     )
@@ -361,6 +369,25 @@ def _launch_rates(device: str, stop: CheckStop | None) -> list[float]:
 
     _timed(a_few_after_each_product, device, stop)
     return rates[1:]  # the first one warms up
+
+
+def _kernel_launch_rates(stop: CheckStop | None) -> dict[str, list[float]]:
+    """Matrix products and attentions a second when there is next to nothing in them: what calling one costs."""
+    matrix = linear_class("auto", torch.float32, "cpu")(torch.ones(16, 16))
+    row, head = torch.ones(1, 16), torch.ones(1, 1, 1, 16)
+    calls = {
+        "product": functools.partial(matrix, row),
+        "attention": functools.partial(torch.nn.functional.scaled_dot_product_attention, head, head, head),
+    }
+
+    def many(call: Callable[[], object]) -> None:
+        for _ in range(LAUNCHES_A_RUN // 4):
+            call()
+
+    return {
+        name: [LAUNCHES_A_RUN // 4 / s for s in _timed(functools.partial(many, call), "cpu", stop)]
+        for name, call in calls.items()
+    }
 
 
 def _timed(function: Callable[[], object], device: str, stop: CheckStop | None) -> list[float]:

@@ -33,4 +33,96 @@ def request(**settings: Any) -> Panel:
     return RequestPanel(**settings)
 
 
-__all__ = ["step_time", "strategies", "request"]
+def roofline(**settings: Any) -> Panel:
+    """Lab 02: the operations of a step under the roofs of four machines. layers=: your intensities beside ours."""
+    from workbench.panels.time_roofline import RooflinePanel
+
+    return RooflinePanel(**settings)
+
+
+def phases(**settings: Any) -> Panel:
+    """Lab 02: what a token costs as one of a prompt and as one that is written."""
+    from workbench.panels.time_phases import PhasesPanel
+
+    return PhasesPanel(**settings)
+
+
+def batch_sweep(**settings: Any) -> Panel:
+    """Lab 02: step time and throughput against batch size. knee=your batch_limits, tpot=your predict_tpot."""
+    from workbench.panels.time_batch_sweep import BatchSweepPanel
+
+    return BatchSweepPanel(**settings)
+
+
+def launch(**settings: Any) -> Panel:
+    """Lab 02: half the bytes, for models of growing size: where the step only waits for its own operations."""
+    from workbench.panels.time_launch import LaunchPanel
+
+    return LaunchPanel(**settings)
+
+
+def compile_step(**settings: Any) -> Panel:
+    """Lab 02: eager against torch.compile, graph breaks, new shapes. one_graph=your cap_logits beside ours."""
+    from workbench.panels.time_compile import CompilePanel
+
+    return CompilePanel(**settings)
+
+
+def price(**settings: Any) -> Panel:
+    """Lab 02: TTFT, TPOT and dollars a million tokens for a shape on a card. price=your workload_price."""
+    from workbench.panels.time_price import PricePanel
+
+    return PricePanel(**settings)
+
+
+def cache(**settings: Any) -> Panel:
+    """Lab 03: every token without a cache and with one. kv=: your own cache class beside ours."""
+    from workbench.panels.cache_decode import CachePanel
+
+    return CachePanel(**settings)
+
+
+def growth(**settings: Any) -> Panel:
+    """Lab 03: how the slot of one sequence fills, token by token."""
+    from workbench.panels.cache_growth import GrowthPanel
+
+    return GrowthPanel(**settings)
+
+
+def memory(**settings: Any) -> Panel:
+    """Lab 03: bytes of weights and cache for every shape, against the memory of cards. Loads no model."""
+    from workbench.panels.cache_memory import MemoryPanel
+
+    return MemoryPanel(**settings)
+
+
+def chunks(**settings: Any) -> Panel:
+    """Lab 03: the same prompt in chunks. kv=: your own cache class beside ours."""
+    from workbench.panels.cache_chunks import ChunksPanel
+
+    return ChunksPanel(**settings)
+
+
+def cache_batch(**settings: Any) -> Panel:
+    """Lab 03: sequences side by side with a cache, and when a cache gains nothing."""
+    from workbench.panels.cache_batches import CacheBatchPanel
+
+    return CacheBatchPanel(**settings)
+
+
+__all__ = [
+    "step_time",
+    "strategies",
+    "request",
+    "roofline",
+    "phases",
+    "batch_sweep",
+    "launch",
+    "compile_step",
+    "price",
+    "cache",
+    "growth",
+    "memory",
+    "chunks",
+    "cache_batch",
+]

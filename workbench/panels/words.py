@@ -26,8 +26,8 @@ def beside_prediction(measured: list[Measurement]) -> str:
     text += f" ({low:.2g} to {high:.2g} ×)" if len(ratios) > 1 else ""
     if middle > 1.25:
         text += (
-            ": the prediction is a bound from below. It lets launches, bytes and arithmetic overlap entirely and takes "
-            "each at the best this machine reached; real operations are smaller than that, and wait for each other"
+            ": the prediction is a bound from below. It lets the bytes and the arithmetic of an operation overlap entirely "
+            "and takes each at the best this machine reached; real operations are smaller, and wait for each other"
         )
     elif middle < 0.8:
         text += (

@@ -1,0 +1,849 @@
+# %% [markdown]
+# # Lab 02 · Where the time goes
+#
+# **The question.** A model writes one token after the other. What is a step *doing* all that time, and how long
+# must it take on this machine, or on one that you do not have?
+#
+# At the end you can say the time of a step before it runs, from nothing but the model's shape and three numbers
+# of the machine. Every later lab stands on that.
+
+# %%
+import statistics
+
+import torch
+from IPython.display import HTML, Image, Markdown
+
+import workbench as wb
+from workbench.experiments.time_batches import knee_of
+from workbench.instruments.costs import (
+    decode_costs,
+    dollars_per_million_tokens,
+    kv_bytes,
+    largest_batch,
+    predict,
+    prefill_costs,
+    step_costs,
+)
+from workbench.instruments.device import PUBLISHED, ceilings
+from workbench.models import public_shape
+from workbench.models.corpus import held_out_files
+from workbench.panels import html, style
+
+model = wb.load("stdlib-10m")
+fast = wb.prepare(model)  # the same model, arranged for inference
+shape = model.config
+here = ceilings()
+
+
+def picture(figure, alt):
+    """A figure as a picture, with the words for those who cannot see it."""
+    figure.tight_layout()
+    return Image(style.png(figure), width=860, alt=alt)
+
+
+# %% [markdown]
+# ## Predict
+#
+# A step writes one token for one user. Now sixteen users share the step, and it writes sixteen tokens. How many
+# times as long does it take? Put your guess here; the lab comes back to it.
+
+# %%
+my_guess = 16
+
+# %% [markdown]
+# ## The naive way to think of it
+#
+# A step multiplies the token with every weight: 2 FLOPs for each of them, a multiply and an add. The machine can do
+# so many FLOPs a second. So the step takes the one divided by the other. Does it?
+
+# %%
+prompt_ids = model.tokenizer.encode(held_out_files()[0].text)[:64]
+wb.generate(fast, prompt_ids, max_new_tokens=8, stop_token_ids=(), kv="contiguous")  # warm up
+answer = wb.generate(fast, prompt_ids, max_new_tokens=48, stop_token_ids=(), kv="contiguous")
+step = decode_costs(shape, batch=1, context=64 + 24, weight_bytes_per_element=4)
+arithmetic_s = step.flops / here.flop_per_s["float32"]
+Markdown(
+    f"A step is {step.flops / 1e6:.1f} million FLOPs, and this machine does {here.flop_per_s['float32'] / 1e9:.0f} "
+    f"billion a second: **{arithmetic_s * 1e3:.2f} ms**. Measured: **{answer.tpot_s * 1e3:.2f} ms**, "
+    f"{answer.tpot_s / arithmetic_s:.0f} times as long. The arithmetic is not where the time goes."
+)
+
+# %% [markdown]
+# ## Three things take time
+#
+# ```text
+#        memory                                   processor
+#   ┌───────────────┐     bytes a second     ┌──────────────────┐
+#   │ weights       │ ─────────────────────► │ multiply and add │   FLOPs a second
+#   │ KV cache      │      (bandwidth)       │                  │     (compute)
+#   └───────────────┘                        └──────────────────┘
+#                                                     ▲
+#                                      "now this one", operation after operation
+#                                                  (launch)
+# ```
+#
+# Every weight must come from memory, once in every step. Every operation must be started. And the arithmetic must
+# be done. The three go on at the same time, so the slowest decides:
+#
+# $$t \;=\; \sum_{\text{operations}} \max\left(\text{launches}\cdot t_\text{launch},\;
+# \frac{\text{bytes}}{\text{bandwidth}},\; \frac{\text{FLOPs}}{\text{FLOP/s}}\right)$$
+
+# %%
+terms = predict(step, here, "float32")
+rows = [[name, f"{seconds * 1e3:.2f}"] for name, seconds in terms.terms.items()]
+HTML(
+    html.table(
+        ["if it were alone", "ms"],
+        [*rows, ["together", f"{terms.seconds * 1e3:.2f}"], ["measured", f"{answer.tpot_s * 1e3:.2f}"]],
+        f"one decode step of {model.name}, predicted: {terms.limit}-bound",
+    )
+)
+
+# %% [markdown]
+# ## What a machine can do
+#
+# Three numbers describe a machine. For yours they are measured, with the plainest operation that asks for one thing
+# only; for others they are on a data sheet, which no program reaches.
+
+# %%
+machines = {"this machine": here, **{card.name: card for card in PUBLISHED.values()}}
+
+
+def machine_row(name, c):
+    dtype = "float32" if name == "this machine" else "bfloat16"
+    tera, read = c.flop_per_s[dtype] / 1e12, c.read_bytes_per_s / 1e12
+    return [name, dtype, f"{read:.3g}", f"{tera:.3g}", f"{tera / read:.3g}", f"{c.launch_s * 1e6:.2g}"]
+
+
+HTML(
+    html.table(
+        ["", "weights in", "TB/s", "TFLOP/s", "FLOPs a byte", "launch, µs"],
+        [machine_row(name, c) for name, c in machines.items()],
+        "measured here, published for the others",
+    )
+)
+
+# %% [markdown]
+# The fifth column is the one to remember: FLOP/s divided by bytes a second. While one byte arrives, the machine can
+# do that many FLOPs. It is called the machine's **ridge**, and accelerators have large ones:
+
+# %%
+ridges = {name: c.flop_per_s["bfloat16"] / c.read_bytes_per_s for name, c in PUBLISHED.items()}
+assert round(312 / 2.03) == 154 and round(989 / 3.35) == 295 and round(989 / 4.8) == 206
+assert abs(ridges["h100-sxm"] - 295) < 1 and abs(ridges["h200"] - 206) < 1
+Markdown(
+    f"A100: 312 / 2.03 = {312 / 2.03:.0f} as it is usually rounded ({ridges['a100-80gb']:.0f} with the data sheet's "
+    f"2.039 TB/s); H100: 989 / 3.35 = {ridges['h100-sxm']:.0f}; H200, the same arithmetic with faster memory: "
+    f"{ridges['h200']:.0f}."
+)
+
+# %% [markdown]
+# # FLOPs a byte, layer by layer
+#
+# What does a *layer* ask for? Count its FLOPs, count its bytes, divide: that is its **arithmetic intensity**. Below
+# the ridge the layer waits for memory, above it for arithmetic.
+#
+# ## Y = XW
+#
+# B rows of width d times a weight of d × F: a multiply and an add for each row and weight. X and W are read, Y is
+# written, b bytes an element:
+#
+# $$\text{FLOPs} = 2BdF, \qquad \text{bytes} = b\,(Bd + dF + BF)$$
+
+
+# %%
+def product(B, d, F, b):
+    """(FLOPs, bytes) of Y = XW."""
+    return 2 * B * d * F, b * (B * d + d * F + B * F)
+
+
+d, F = 4096, 14_336  # Llama-3-8B's
+rows = []
+for B in (1, 4, 16, 64, 256, 1024, 8192):
+    flops, moved = product(B, d, F, 2)
+    rows.append([f"{B:,}", f"{flops / 1e9:,.2f}", f"{moved / 1e6:,.0f}", f"{flops / moved:,.1f}"])
+HTML(html.table(["B", "GFLOP", "MB", "FLOPs a byte"], rows, "d = 4,096, F = 14,336, 2 bytes an element"))
+
+# %% [markdown]
+# As long as B is small against d and F, the weight is nearly all of the bytes, and the intensity is **B** (with 2
+# bytes an element; 2B/b in general). One row does about one FLOP for each byte. Let d and F grow, and it is B
+# exactly:
+
+# %%
+for B in (1, 16, 256):
+    flops, moved = product(B, 10**7, 10**7, 2)
+    assert abs(flops / moved - B) < 1e-3 * B
+figure, (axes,) = style.new_figure(height=3.0)
+batches = [2**i for i in range(14)]
+for width, colour in ((1024, style.DRAFT), (4096, style.WEIGHTS)):
+    curve = [product(B, width, width, 2) for B in batches]
+    axes.plot(batches, [f / m for f, m in curve], color=colour, label=f"d = F = {width:,}")
+axes.plot(batches, batches, color=style.IDLE, linestyle=":", label="B")
+axes.axhline(ridges["h100-sxm"], color=style.COMPUTE, linewidth=1.4, label="ridge of an H100")
+axes.set(xscale="log", yscale="log")
+style.label(axes, x="B (rows)", y="FLOPs a byte")
+style.legend(axes, loc="lower right")
+picture(
+    figure,
+    "FLOPs a byte rise with B along the diagonal and level off where B nears d; the H100's ridge is at 295.",
+)
+
+# %% [markdown]
+# So one user can never keep an accelerator busy. Some 300 rows can, and it does not matter whose rows they are.
+#
+# ## The feed-forward
+#
+# Llama's MLP has three matrices, SwiGLU: gate and up take d to F, down takes F to d. That makes 3dF weights, and 2
+# FLOPs for each of them and each of B·T tokens: **6·B·T·d·F**. GPT-2 has two matrices, so at the same F the gate
+# makes it half again as many.
+
+# %%
+llama, B, T = public_shape("llama-3-8b"), 2, 50
+counted = prefill_costs(llama, batch=B, prompt=T, weight_bytes_per_element=2).flops_by_part["mlp"]
+one_layer = 6 * B * T * llama.hidden_size * llama.intermediate_size
+assert counted == llama.num_layers * one_layer
+weights = 3 * llama.hidden_size * llama.intermediate_size
+assert weights / (2 * llama.hidden_size * llama.intermediate_size) == 1.5
+Markdown(
+    f"6·{B}·{T}·{llama.hidden_size:,}·{llama.intermediate_size:,} = {one_layer / 1e9:.1f} GFLOP in a layer, "
+    f"{counted / 1e12:.2f} TFLOP in all {llama.num_layers}, as the workbench counts. The three matrices of a layer hold "
+    f"{weights / 1e6:.0f} million weights."
+)
+
+# %% [markdown]
+# ## Attention
+#
+# T new tokens look at S keys. For each head of size D that is 4·T·S·D FLOPs: a product with the keys, another with
+# the values. Read are T queries, S keys and S values, written T results, D numbers each. With 2 bytes a number the D
+# cancels:
+#
+# $$\frac{4\,T\,S\,D}{2\,(2T + 2S)\,D} \;=\; \frac{S\,T}{S+T}$$
+
+
+# %%
+def attention(S, T, b=2):
+    """FLOPs a byte of attention: T new tokens over S keys, as many key-value heads as query heads."""
+    return 4 * T * S / (b * (2 * T + 2 * S))
+
+
+rows = [
+    [f"{S:,}", f"{attention(S, S):,.1f}", f"{S / 2:,.1f}", f"{attention(S, 1):.4f}"]
+    for S in (16, 128, 1024, 8192)
+]
+assert attention(1024, 1024) == 1024 / 2
+assert all(attention(S, 1) == S / (S + 1) < 1 for S in (1, 10, 1000, 10**6))
+HTML(html.table(["S", "prefill, T = S", "S / 2", "decode, T = 1"], rows, "FLOPs a byte in attention"))
+
+# %% [markdown]
+# In prefill, T = S, it is **S/2** and grows with the text. In decode, T = 1, it is S/(S+1), **below 1, whatever the
+# context**. (A causal mask spares a kernel half of prefill's pairs, and so half of that S/2.)
+#
+# And the batch? Every sequence brings its own keys and values. B times the FLOPs, B times the bytes: B cancels too.
+
+# %%
+many_heads = public_shape("llama-2-7b")  # as many key-value heads as query heads
+grouped = public_shape("llama-3-8b")  # four query heads share one
+rows = []
+for B in (1, 16, 256):
+    found = [
+        decode_costs(s, batch=B, context=2048, weight_bytes_per_element=2).operation(name).intensity
+        for s, name in ((many_heads, "down"), (many_heads, "attention"), (grouped, "attention"))
+    ]
+    rows.append([B, *(f"{x:.2f}" for x in found)])
+    assert found[1] < 1 < found[2] < 4
+assert rows[0][2:] == rows[-1][2:]
+HTML(
+    html.table(
+        ["batch", "a product (down)", "attention, Llama-2-7B", "attention, Llama-3-8B"],
+        rows,
+        "FLOPs a byte in a decode step over 2,048 remembered tokens, counted by the workbench",
+    )
+)
+
+# %% [markdown]
+# Batching lifts the products and leaves attention where it is. Only sharing keys among query heads moves it: with 32
+# query heads and 8 key-value heads, nearly by 4. Lab 04 is about that.
+
+# %% [markdown]
+# # The roofline
+#
+# One picture holds it all. To the right: more FLOPs for each byte. Upwards: FLOPs a second. No operation can be
+# above the roof: at the left memory holds it down, at the right arithmetic, and the corner is the ridge.
+#
+# Guess where the operations of a decode step stand, and where those of a prompt. Then turn the knobs: phase, batch,
+# context.
+
+# %%
+roofline = wb.panels.roofline()
+roofline
+
+# %%
+points = roofline.run()
+roofline.snapshot()
+
+# %%
+shown = [
+    [
+        m.settings["operation"],
+        f"{m.counts['intensity']:.2f}",
+        f"{m.predicted / 1e9:.3g}",
+        f"{m.median / 1e9:.3g}",
+        f"{m.median / m.predicted:.0%}",
+        m.limit,
+    ]
+    for m in points
+]
+HTML(
+    html.table(
+        ["operation", "FLOPs a byte", "predicted, GFLOP/s", "measured", "of it", "limit"],
+        shown,
+        "decode, one sequence",
+    )
+)
+
+# %% [markdown]
+# The same step with a prompt of 256 tokens: the products have moved to the right by the number of rows.
+
+# %%
+prompt_points = roofline.run(phase="prefill")
+roofline.snapshot()
+
+# %%
+moved_right = prompt_points[0].counts["intensity"] / points[0].counts["intensity"]
+head = [next(m for m in some if m.settings["operation"] == "head") for some in (points, prompt_points)]
+Markdown(
+    f"The first product went from {points[0].counts['intensity']:.2f} to "
+    f"{prompt_points[0].counts['intensity']:.1f} FLOPs a byte, {moved_right:.0f} times as many. The head stayed at "
+    f"{head[1].counts['intensity']:.2f}: of a prompt only the last row needs scores for a next token."
+)
+
+# %% [markdown]
+# # Prefill and decode
+#
+# A request has two phases. The prompt goes through the model in one pass, all its tokens as rows of the same
+# products: **prefill**. Then tokens come one by one, each reading all weights for a single row: **decode**. The same
+# 256 tokens, once as a prompt, once as steps. What does a token cost in each?
+
+# %%
+phases = wb.panels.phases()
+phases
+
+# %%
+both = phases.run()
+phases.snapshot()
+
+# %%
+last = {m.settings["phase"]: m for m in both if m.settings["tokens"] == 256}
+assert last["prefill"].counts["rows"] == last["decode"].counts["rows"] == 256
+cheaper = last["decode"].median / last["prefill"].median
+Markdown(
+    f"The same {last['prefill'].counts['rows']:,} rows with the same result: {last['prefill'].median * 1e3:.2f} ms a "
+    f"token in the prompt, {last['decode'].median * 1e3:.2f} ms one by one, **{cheaper:.0f} times as much**. The prompt "
+    f"does {last['prefill'].counts['intensity']:.0f} FLOPs for each byte it moves, decode "
+    f"{last['decode'].counts['intensity']:.2f}."
+)
+
+# %% [markdown]
+# That is why providers charge less for prompt tokens than for written ones. It is no generosity: all tokens of a
+# prompt share one reading of the weights.
+
+# %% [markdown]
+# # Sharing the step
+#
+# Decode has one row for each user. So put many users into one step, and let them share the reading of the weights.
+#
+# ```text
+#   one by one     │ weights │ A │ weights │ B │ weights │ C │ …
+#   in one step    │ weights │ A B C …
+# ```
+#
+# ## A toy
+#
+# Ten users. Reading the weights takes 10 ms, whoever they are read for. One after the other, against all in a step
+# that takes 12 ms, because the ten caches have to be read as well:
+
+# %%
+users, weights_s, together_s = 10, 0.010, 0.012
+one_by_one = 1 / weights_s
+batched = users / together_s
+assert (round(one_by_one), round(batched)) == (100, 833)
+Markdown(
+    f"One by one: **{one_by_one:.0f} tokens a second**, and each user gets a tenth of them. Together: "
+    f"**{batched:.0f} tokens a second**, and a step takes {(together_s - weights_s) * 1e3:.0f} ms longer. Each user "
+    f"now gets {1 / together_s:.0f} a second instead of {one_by_one / users:.0f}."
+)
+
+# %% [markdown]
+# ## The formula
+#
+# While memory is the limit, a step of B users takes
+#
+# $$L(B) = \frac{M_\text{weights} + B\,M_\text{kv}}{\text{bandwidth}}, \qquad
+# \text{throughput} = \frac{B}{L(B)}$$
+#
+# with M_kv the bytes of one user's cache. At first B hardly changes L: throughput grows like B. When the caches
+# weigh as much as the weights, half of the ceiling is reached; beyond, L grows like B, and everyone waits for
+# everyone. The ceiling is bandwidth / M_kv.
+
+# %%
+h100, eight = PUBLISHED["h100-sxm"], public_shape("llama-3.1-8b")
+M_weights = eight.num_parameters() * 2
+figure, (left, right) = style.new_figure(1, 2, height=3.4)
+for context, colour in ((512, style.WEIGHTS), (4096, style.CACHE), (32_768, style.COMPUTE)):
+    M_kv = kv_bytes(eight, context, 2)
+    L = [(M_weights + B * M_kv) / h100.read_bytes_per_s for B in batches[:10]]
+    left.plot(batches[:10], [t * 1e3 for t in L], color=colour, **style.PREDICTED, label=f"S = {context:,}")
+    right.plot(batches[:10], [B / t for B, t in zip(batches, L)], color=colour, **style.PREDICTED)
+    half = M_weights / M_kv
+    right.plot([half], [half / (2 * M_weights / h100.read_bytes_per_s)], "o", color=colour)
+for axes in (left, right):
+    axes.set(xscale="log", yscale="log")
+style.label(left, x="B", y="ms", title="one step, L(B)")
+style.label(right, x="B", y="tokens a second", title="B / L(B); dots: caches = weights")
+style.legend(left, loc="upper left")
+picture(
+    figure,
+    "Llama-3.1-8B on an H100: step time flat, then rising; throughput rising, then level, earlier for long contexts.",
+)
+
+# %% [markdown]
+# ## Measured
+#
+# Now the guess from the beginning. Batches 1 to 32 on your machine, predicted and measured: the time of a step, the
+# tokens a second in all, and what each user gets.
+
+# %%
+sweep = wb.panels.batch_sweep()
+sweep
+
+# %%
+steps = sweep.run()
+sweep.snapshot()
+
+# %%
+by_batch = {m.settings["batch"]: m for m in steps}
+sixteen = by_batch[16].median / by_batch[1].median
+Markdown(
+    f"Sixteen users: the step takes **{sixteen:.1f} times** as long as for one. Your guess was {my_guess}. In all "
+    f"{by_batch[16].counts['tokens_per_s']:,.0f} tokens a second instead of {by_batch[1].counts['tokens_per_s']:,.0f}; "
+    f"each user gets {by_batch[16].counts['tokens_per_s_per_user']:.0f} instead of "
+    f"{by_batch[1].counts['tokens_per_s_per_user']:.0f}."
+)
+
+# %% [markdown]
+# ## The knee
+#
+# Three things end the gain, and it pays to know which comes first:
+#
+# - **products compute**: the rows fill the arithmetic; more of them only wait;
+# - **caches = weights**: reading the users' own caches takes as long as reading the weights;
+# - **memory full**: there is no room for another cache.
+
+# %%
+rows = []
+for card, memory in (("a100-80gb", 80e9), ("h100-sxm", 80e9), ("h200", 141e9)):
+    for context in (256, 4096, 32_768):
+        knee = knee_of(PUBLISHED[card], eight, context=context, weights="bfloat16", memory_bytes=memory)
+        reasons = {
+            "products compute": knee.products,
+            "caches = weights": knee.caches,
+            "memory full": knee.memory,
+        }
+        rows.append(
+            [
+                PUBLISHED[card].name,
+                f"{context:,}",
+                *(f"{b:,.0f}" for b in reasons.values()),
+                min(reasons, key=reasons.get),
+            ]
+        )
+HTML(
+    html.table(
+        ["card", "context", "products compute", "caches = weights", "memory full", "first"],
+        rows,
+        "Llama-3.1-8B in bfloat16: batch sizes",
+    )
+)
+
+# %% [markdown]
+# Short texts: arithmetic ends it, a little beyond the ridge, because the rows themselves have to be moved as well.
+# Long texts: the caches, long before. Labs 03 and 04 are about them.
+#
+# ## Latency or throughput
+#
+# Prefill is at the ridge with a single long prompt. A second prompt in the same pass brings no more tokens a second;
+# it only makes the first one wait. So prefill wants small batches, for TTFT, and decode large ones.
+
+# %%
+rows = []
+for B in (1, 2, 4, 8):
+    p = predict(prefill_costs(eight, batch=B, prompt=2048, weight_bytes_per_element=2), h100, "bfloat16")
+    q = predict(decode_costs(eight, batch=B, context=2048, weight_bytes_per_element=2), h100, "bfloat16")
+    rows.append(
+        [
+            B,
+            f"{p.seconds * 1e3:.0f}",
+            f"{2048 * B / p.seconds:,.0f}",
+            f"{q.seconds * 1e3:.2f}",
+            f"{B / q.seconds:,.0f}",
+        ]
+    )
+HTML(
+    html.table(
+        ["batch", "TTFT, ms", "prompt tokens/s", "TPOT, ms", "written tokens/s"],
+        rows,
+        "Llama-3.1-8B on an H100, 2,048 tokens each, predicted",
+    )
+)
+
+# %% [markdown]
+# # How good is the prediction?
+#
+# A model of 110 million weights, far beyond a processor's cache, with random weights: its times are the same as
+# those of a trained one. Short and long contexts, small and large batches; the prediction was there first.
+
+# %%
+from workbench.experiments import run_experiment
+
+corners = []
+for context in (64, 1024):
+    asked = {"model": "random-110m", "context": context, "largest_batch": 32, "repeats": 3}
+    corners += run_experiment("time.batch_sweep", asked)
+rows = [
+    [
+        f"{m.settings['context']:,}",
+        m.settings["batch"],
+        f"{m.predicted * 1e3:.1f}",
+        f"{m.median * 1e3:.1f}",
+        f"{m.predicted / m.median - 1:+.0%}",
+        m.limit,
+    ]
+    for m in corners
+]
+HTML(
+    html.table(
+        ["context", "batch", "predicted, ms", "measured, ms", "prediction off by", "limit"],
+        rows,
+        "random-110m in float32, this machine",
+    )
+)
+
+# %%
+errors = [m.predicted / m.median - 1 for m in corners]
+furthest = max(corners, key=lambda m: abs(m.predicted / m.median - 1))
+Markdown(
+    f"Median error: **{statistics.median(map(abs, errors)):.0%}**; the prediction is below the measurement at "
+    f"{sum(e < 0 for e in errors)} of {len(errors)} points. Furthest off: batch {furthest.settings['batch']}, context "
+    f"{furthest.settings['context']:,}, by {furthest.predicted / furthest.median - 1:+.0%}."
+)
+
+# %% [markdown]
+# The prediction is a bound, so where it misses it mostly says too little, and for reasons that the formula leaves
+# out on purpose. Operations in a step are smaller than those that the ceilings were measured with. With ten rows or
+# so a product is neither pure reading nor pure arithmetic, and its kernel reaches neither limit. Attention reads
+# many pieces of a cache, not one long stretch. And a machine that has other things to do is slower than its ceilings,
+# which were measured at another moment.
+
+# %% [markdown]
+# # The third regime
+#
+# There is one more way to be slow. Halve the bytes of the weights, float32 to bfloat16. If bytes bind, the step
+# takes half the time. Guess for which of three models it does: 1, 10 or 110 million weights.
+
+# %%
+launch = wb.panels.launch()
+launch
+
+# %%
+halves = launch.run()
+launch.snapshot()
+
+# %%
+rows = [
+    [
+        m.settings["model"],
+        f"{m.settings['parameters'] / 1e6:.1f}",
+        f"{m.predicted:.2f}",
+        f"{m.median:.2f}",
+        f"{m.spread[0]:.2f} to {m.spread[1]:.2f}",
+    ]
+    for m in halves
+    if m.unit == "ratio"
+]
+HTML(
+    html.table(
+        ["model", "million weights", "predicted", "measured", "p10 to p90"],
+        rows,
+        "time in float32 ÷ time in bfloat16",
+    )
+)
+
+# %%
+tiny, large = ([m for m in halves if m.settings["model"] == name] for name in ("stdlib-1m", "random-110m"))
+starting = {m.settings["model"]: m.counts["launch_s"] / m.predicted for m in halves if m.unit == "s"}
+Markdown(
+    f"Half the bytes made the step of the smallest model **{tiny[-1].median:.2f} times** as fast, that of the largest "
+    f"**{large[-1].median:.2f} times**. Starting operations is {starting['stdlib-1m']:.0%} of the smallest model's "
+    f"predicted step, and {starting['random-110m']:.0%} of the largest one's."
+)
+
+# %% [markdown]
+# A step of a small model is about as many operations as a step of a large one of the same depth. Each has to be
+# started, and here each does next to nothing. Such a step is **launch-bound**: fewer bytes do not help it. Fewer
+# operations do, and cheaper starts.
+#
+# On a large GPU this reaches much further up, because the GPU reads so fast. A published case: a model of 0.6 billion
+# weights wrote 26 tokens a second with a KV cache, and 25 without. A cache that gains nothing? Count, with the shape of
+# Qwen3-0.6B:
+
+# %%
+small, a100 = public_shape("qwen3-0.6b"), PUBLISHED["a100-80gb"]
+with_cache = decode_costs(small, batch=1, context=500, weight_bytes_per_element=2, arrangement="plain")
+without = step_costs(small, new_tokens=[500], contexts=[0], logit_rows=1, weight_bytes_per_element=2)
+reading_s, computing_s = with_cache.bytes / a100.read_bytes_per_s, without.flops / a100.flop_per_s["bfloat16"]
+rows = [
+    ["measured, with a cache", f"{1e3 / 26:.1f}"],
+    ["measured, without", f"{1e3 / 25:.1f}"],
+    ["reading every byte of the step, with a cache", f"{reading_s * 1e3:.2f}"],
+    ["all arithmetic without a cache, over 500 tokens", f"{computing_s * 1e3:.2f}"],
+]
+assert reading_s < 0.05 / 26 and computing_s < 0.1 / 25
+HTML(html.table(["one step of qwen3-0.6b on an A100", "ms"], rows, "published, and counted"))
+
+# %%
+share = reading_s * 26
+Markdown(
+    f"Bytes explain {share:.1%} of the step, and arithmetic even without a cache {computing_s * 25:.1%}. But a step has "
+    f"about **{with_cache.launches:,} operations**: {1e3 / 26:.1f} ms are {1e6 / 26 / with_cache.launches:.0f} µs for each, "
+    "which is what starting one from Python takes. The cache saved rows that cost nothing anyway. What helps there "
+    "is to start less often (fusion) or all at once (a CUDA graph replays the whole step with one start)."
+)
+
+# %% [markdown]
+# # What a compiler does
+#
+# `torch.compile` runs a function once with stand-ins for its tensors, writes down the operations as a *graph*, and
+# makes code of it: operations that follow each other are fused, so fewer start and less travels to memory and back.
+#
+# It cannot write down what it cannot know. Here Python must look at a number before it can go on:
+
+
+# %%
+def cap_with_if(logits, limit):
+    if logits.max() > limit:  # known only when it has been computed
+        logits = logits * (limit / logits.max())
+    return logits
+
+
+def cap_with_where(logits, limit):
+    largest = logits.amax(-1, keepdim=True)
+    return torch.where(largest > limit, logits * (limit / largest), logits)
+
+
+# %% [markdown]
+# To see what the compiler sees, give it a backend that only counts graphs and runs each as it is. No C++ compiler is
+# needed for that.
+
+
+# %%
+def count_graphs(function, *inputs, **how):
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(function, backend=backend, **how)
+    for x in inputs:
+        assert torch.equal(compiled(x, 30.0), function(x, 30.0))
+    return len(graphs)
+
+
+high = torch.linspace(-60, 60, 64)[None]
+print("with if:         ", count_graphs(cap_with_if, high), "graphs for one input")
+print("with torch.where:", count_graphs(cap_with_where, high), "graph")
+
+# %% [markdown]
+# At the `if` the first graph ends, Python looks, and a second one begins: a **graph break**. In a model, each break
+# is a place where nothing can be fused and a start is paid again. `torch.where` computes both results and takes
+# one, which costs a few FLOPs and keeps one graph.
+#
+# A graph is also made for the *shapes* it saw. In decoding the text grows by a token every step:
+
+# %%
+compiling = wb.panels.compile_step()
+compiling
+
+# %%
+compiled = compiling.run()
+compiling.snapshot()
+
+# %%
+rows = [
+    [m.settings["by"], f"{m.median:.0f}", m.counts["shapes"]]
+    for m in compiled
+    if m.settings.get("example") == "shapes"
+]
+HTML(html.table(["", "graphs", "shapes"], rows, "the same function on rows of several sizes"))
+
+# %%
+ratio = next((m for m in compiled if m.unit == "ratio"), None)
+if ratio is None:
+    said = "Not timed here: " + next(m.check for m in compiled if m.unit == "s")
+else:
+    said = (
+        f"Eager ÷ compiled, pair by pair: **{ratio.median:.2f}** ({ratio.spread[0]:.2f} to {ratio.spread[1]:.2f}). The "
+        "eager step here is one that has been arranged by hand already; a compiler takes what is left between its "
+        "products."
+    )
+Markdown(said)
+
+# %% [markdown]
+# # What it costs in dollars
+#
+# A machine costs so much an hour and writes so many tokens a second. There is nothing more to it:
+#
+# $$\text{dollars for a million tokens} = \frac{\text{dollars an hour}}{3600 \cdot \text{tokens a second}}
+# \cdot 10^6$$
+
+# %%
+dollars_per_hour = 2.00  # an example, no offer: put in what you pay
+rows = []
+for B in (1, 8, 64, 256):
+    q = predict(decode_costs(eight, batch=B, context=1024, weight_bytes_per_element=2), h100, "bfloat16")
+    price = dollars_per_million_tokens(B / q.seconds, dollars_per_hour)
+    rows.append([B, f"{q.seconds * 1e3:.2f}", f"{B / q.seconds:,.0f}", f"{price:.2f}"])
+p = predict(prefill_costs(eight, batch=1, prompt=1024, weight_bytes_per_element=2), h100, "bfloat16")
+prompt_price = dollars_per_million_tokens(1024 / p.seconds, dollars_per_hour)
+HTML(
+    html.table(
+        ["batch", "TPOT, ms", "tokens/s", "$ a million written"],
+        rows,
+        f"Llama-3.1-8B on an H100 at ${dollars_per_hour:.2f} an hour; a million prompt tokens: ${prompt_price:.3f}",
+    )
+)
+
+# %% [markdown]
+# ## A published slip
+#
+# A listing that is often copied estimates the FLOPs of a pass as 2 × tokens × *weight bytes*. Weights have bytes, but
+# it is *parameters* that multiply. Recompute it for Llama-2-7B and a prompt of 1,000 tokens:
+
+# %%
+seven = public_shape("llama-2-7b")
+parameters, weight_bytes = seven.num_parameters(), 2 * seven.num_parameters()
+right, listed = 2 * 1000 * parameters, 2 * 1000 * weight_bytes
+counted = prefill_costs(seven, batch=1, prompt=1000, weight_bytes_per_element=2).flops
+assert listed == 2 * right and abs(counted / right - 1) < 0.05
+Markdown(
+    f"2 × 1,000 × {parameters / 1e9:.2f} billion parameters = **{right / 1e12:.1f} TFLOP**; counted operation by operation, "
+    f"with attention, and the head for one row: {counted / 1e12:.1f}. The listing has {listed / 1e12:.1f} TFLOP. "
+    f"**It is wrong by a factor of {listed / right:.0f}**, the bytes of a 16-bit weight. In float32 it would be wrong by 4, "
+    "and quantizing the weights would seem to save arithmetic, which it does not."
+)
+
+# %% [markdown]
+# ## Budgets
+#
+# A service makes promises: the first token within half a second, then at least 15 tokens a second. How large a batch
+# do the promises leave, and what does a token cost then?
+
+# %%
+ttft_budget_s, tpot_budget_s = 0.5, 1 / 15
+context = 4096
+fits = largest_batch(eight, memory_bytes=80e9, tokens=context)
+
+
+def tpot(B):
+    return predict(
+        decode_costs(eight, batch=B, context=context, weight_bytes_per_element=2), h100, "bfloat16"
+    ).seconds
+
+
+allowed = max(B for B in range(1, fits + 1) if tpot(B) <= tpot_budget_s)
+longest = max(
+    n
+    for n in range(512, 65_536, 512)
+    if predict(prefill_costs(eight, batch=1, prompt=n, weight_bytes_per_element=2), h100, "bfloat16").seconds
+    <= ttft_budget_s
+)
+wall = "memory is the wall, not the promise" if allowed == fits else "the promise is the wall, not memory"
+Markdown(
+    f"On an H100 with texts of {context:,} tokens, memory holds **{fits}** sequences, and the TPOT promise allows "
+    f"**{allowed}** of them: {wall}. A token takes {tpot(allowed) * 1e3:.0f} ms, a million of them "
+    f"${dollars_per_million_tokens(allowed / tpot(allowed), dollars_per_hour):.2f}. The TTFT promise holds for a prompt "
+    f"alone up to about {longest:,} tokens, if nobody waits before it."
+)
+
+# %% [markdown]
+# Now with all knobs: any public shape, any of the cards or your own machine. It says whether it fits, what a user
+# waits and what a million tokens cost. Run measures your machine, at the same hourly price.
+
+# %%
+price = wb.panels.price()
+price
+
+# %%
+priced = price.run()
+price.snapshot()
+
+# %% [markdown]
+# # What it costs, and when it does not help
+#
+# | to do | helps when | does nothing when |
+# |---|---|---|
+# | fewer bytes (quantization, smaller caches) | bandwidth-bound: decode, few users | launch-bound (small model, fast GPU); compute-bound (prefill) |
+# | more users in a step | bandwidth-bound, short contexts | caches outweigh the weights; products compute; memory is full |
+# | faster arithmetic (tensor cores, lower precision) | compute-bound: prefill, large batches | decode with few users |
+# | fusion, CUDA graphs | launch-bound | one operation is long already |
+# | a faster machine in one of the three | that one binds | another one binds |
+#
+# A batch costs latency: everyone waits for the whole step. And the prediction is a bound: it says what a perfect
+# program would take, so it tells you what is left to gain, not what you will get.
+
+# %% [markdown]
+# # What production systems do
+#
+# - **Continuous batching.** Users come and go at every step, so that the batch stays near the knee (vLLM, SGLang,
+#   TensorRT-LLM; lab 08).
+# - **Prefill and decode apart**, on different machines even, because they want opposite batches (DistServe,
+#   Splitwise), or prompts cut into chunks that ride along with decode steps (Sarathi-Serve; lab 03 shows the chunks).
+# - **CUDA graphs** for decode at a few fixed batch sizes, `torch.compile` between attentions, and for small models
+#   one kernel for the whole step.
+# - **Two prices**, one for prompt tokens and one for written ones, for the reason measured above.
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/02_where_time_goes.ipynb](../exercises/02_where_time_goes.ipynb):
+#
+# 1. **FLOPs a byte**: the intensity of each layer, counted.
+# 2. **The time of a step**: predict TPOT from a shape and a machine.
+# 3. **The knee and the wall**: the batch from which it stops to pay, and the one that still fits.
+# 4. **Reading a roofline**: what limits a measured point, and what would help it.
+# 5. **What a million tokens cost**: price a workload.
+# 6. **One graph**: a function with a decision, rewritten so that a compiler takes it whole.
+#
+# Your answers stand beside ours in the panels: `sweep.run(knee=batch_limits, tpot=predict_tpot)`,
+# `roofline.run(layers=layer_costs)`, `price.run(price=workload_price)`, `compiling.run(one_graph=cap_logits)`.
+
+# %% [markdown]
+# # Further reading
+#
+# - S. Williams, A. Waterman, D. Patterson, *Roofline: An Insightful Visual Performance Model for Multicore
+#   Architectures*, Communications of the ACM 52(4), 2009: the picture.
+# - R. Pope and others, *Efficiently Scaling Transformer Inference*, 2022,
+#   [arXiv 2211.05102](https://arxiv.org/abs/2211.05102): counting steps of large models, prefill and decode.
+# - A. Ivanov, N. Dryden, T. Ben-Nun, S. Li, T. Hoefler, *Data Movement Is All You Need*, 2020,
+#   [arXiv 2007.00072](https://arxiv.org/abs/2007.00072): transformers wait for memory.
+# - N. Shazeer, *Fast Transformer Decoding: One Write-Head is All You Need*, 2019,
+#   [arXiv 1911.02150](https://arxiv.org/abs/1911.02150): why decode's attention reads so much, and multi-query
+#   attention as the answer.
+# - N. Shazeer, *GLU Variants Improve Transformer*, 2020, [arXiv 2002.05202](https://arxiv.org/abs/2002.05202): the
+#   third matrix.
+# - Y. Zhong and others, *DistServe*, 2024, [arXiv 2401.09670](https://arxiv.org/abs/2401.09670), and A. Agrawal and
+#   others, *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, 2024,
+#   [arXiv 2403.02310](https://arxiv.org/abs/2403.02310): the two phases in production.
+# - J. Ansel and others, *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
+#   Compilation*, ASPLOS 2024: graph breaks and dynamic shapes, from those who built it.
+# - Hazy Research, *Look Ma, No Bubbles!*, 2025: a whole decode step in one kernel, and what a launch costs.

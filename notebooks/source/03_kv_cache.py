@@ -1,0 +1,808 @@
+# %% [markdown]
+# # Lab 03 · KV cache
+#
+# **The question.** To write one token, lab 01's loop sends the whole text through the model again. What of all
+# that work was new?
+#
+# Almost none. This lab keeps what does not change, counts what that saves and what it takes, and finds the cases
+# where it gains nothing.
+
+# %%
+import dataclasses
+
+import torch
+from IPython.display import HTML, Image, Markdown
+
+import workbench as wb
+from workbench.errors import WorkbenchError
+from workbench.instruments.costs import causal_pairs, decode_costs, kv_bytes
+from workbench.instruments.memory import readable_bytes
+from workbench.kv import Contiguous, Recompute
+from workbench.models import public_shape
+from workbench.models.batch import Batch
+from workbench.models.corpus import held_out_files
+from workbench.panels import html, style
+
+model = wb.load("stdlib-10m")
+tokenizer, shape = model.tokenizer, model.config
+file = next(f.text for f in held_out_files() if f.path == "textwrap.py")
+text_ids = tokenizer.encode(file)
+
+
+def picture(figure, alt):
+    """A figure as a picture, with the words for those who cannot see it."""
+    figure.tight_layout()
+    return Image(style.png(figure), width=860, alt=alt)
+
+
+# %% [markdown]
+# ## Predict
+#
+# A prompt of P = 4,096 tokens, and T = 512 tokens to write. If each token went through the model once, instead of
+# once in every step: how many times fewer rows would that be? Put your guess here; the lab comes back to it.
+
+# %%
+my_guess = 10
+
+# %% [markdown]
+# ## The naive way, once more
+#
+# `kv="recompute"` remembers nothing: every step sends the whole text. Keep the tokens; everything that is faster
+# must write the same.
+
+# %%
+prompt_ids = text_ids[:200]
+naive = wb.generate(model, prompt_ids, max_new_tokens=24, stop_token_ids=(), kv="recompute")
+print(tokenizer.decode(naive.tokens))
+print(f"\n{len(naive.tokens)} tokens, {naive.rows_processed:,} rows, {naive.token_times_s[-1] * 1e3:.0f} ms")
+
+# %% [markdown]
+# ## What is computed twice?
+#
+# In every layer, each token makes three vectors: a **query** (what am I looking for?), a **key** (what have I to
+# offer?) and a **value** (the offer itself). A layer asks the kv to attend, so a kv that also takes notes shows us
+# all three.
+
+
+# %%
+class Notes(Recompute):
+    """Remembers nothing for the model, and writes down every layer's q, k and v for us."""
+
+    def attend(self, layer, q, k, v, batch):
+        self.seen = getattr(self, "seen", {}) | {layer: (q.clone(), k.clone(), v.clone())}
+        return super().attend(layer, q, k, v, batch)
+
+
+@torch.no_grad()
+def notes_of(token_ids, kind=Notes):
+    """{layer: (q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D])} of one pass over a text."""
+    kv = kind(shape)
+    model(Batch.of([token_ids]), kv)
+    return kv.seen
+
+
+# %% [markdown]
+# Two texts of 60 tokens: the first 40 are the same, the other 20 are not. Compare the keys and values of the
+# common beginning, bit for bit.
+
+# %%
+beginning = text_ids[:40]
+one, other = notes_of(beginning + text_ids[40:60]), notes_of(beginning + text_ids[400:420])
+equal = [
+    all(torch.equal(a[:40], b[:40]) for a, b in zip(one[layer], other[layer]))
+    for layer in range(shape.num_layers)
+]
+assert all(equal)
+assert not torch.equal(one[0][1][40:], other[0][1][40:])  # the endings do differ
+print(f"in all {len(equal)} layers: q, k and v of the first 40 tokens are equal in every bit")
+
+# %% [markdown]
+# The future changed, and the past did not notice. That is the **causal mask**: a token attends to itself and to
+# what stands before it, in every layer. So what a layer hands to the next, at position p, depends on positions
+# 0 … p alone, and the key and value made from it as well.
+
+# %% [markdown]
+# The same holds when the text grows, which is what generation does. Here sums are added up in other groups (the
+# matrices have another number of rows), so the last bits may differ, and nothing else:
+
+# %%
+short = notes_of(beginning)
+apart = max(
+    float((a - b[:40]).abs().max() / a.abs().max())
+    for layer in short
+    for a, b in zip(short[layer], one[layer])
+)
+assert apart < 1e-5
+print(f"40 tokens alone, and as the beginning of 60: largest difference {apart:.1e} of the largest value")
+
+# %% [markdown]
+# ## It hangs on the mask
+#
+# Take the mask away, let every token see the whole text, and compare again. This is how encoders such as BERT
+# read:
+
+
+# %%
+class Unmasked(Notes):
+    """Attention without a mask: every token sees all others."""
+
+    def attend(self, layer, q, k, v, batch):
+        super().attend(layer, q, k, v, batch)
+        heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
+        mixed = torch.nn.functional.scaled_dot_product_attention(*heads, enable_gqa=True)
+        return mixed[0].transpose(0, 1)
+
+
+one, other = (notes_of(beginning + text_ids[a : a + 20], Unmasked) for a in (40, 400))
+changed = [float((one[n][1][:40] - other[n][1][:40]).abs().max()) for n in one]
+assert changed[0] == 0 and min(changed[1:]) > 0.01
+HTML(
+    html.table(
+        ["layer", "largest change"],
+        [[n, f"{c:.3g}"] for n, c in enumerate(changed)],
+        "without a mask: keys of the first 40 tokens, when the other 20 change",
+    )
+)
+
+# %% [markdown]
+# Layer 0 makes its keys from the tokens themselves. Every later layer makes them from what attention mixed, and
+# now the future is in the mixture. No mask, no cache.
+
+# %% [markdown]
+# ## And the queries?
+#
+# They do not change either. But look at who needs what in the next step:
+#
+# ```text
+#   the new token's row, in one layer
+#
+#      q of the new token  ──── looks at ───►  k of every token     ┐ from 0 to now:
+#                                              v of every token     ┘ keep them
+#
+#      q of an old token   ──── only its own row asked with it, and that row is done
+# ```
+#
+# A key and a value are *read by all that follow*. A query is read once, by its own row. So we keep keys and
+# values, and nobody has ever needed a "QKV cache".
+
+# %% [markdown]
+# ## The idea, in one picture
+#
+# ```text
+#                  without a cache                            with a cache
+#
+#   prefill        [ d e f   r e a d ] ──► all rows           [ d e f   r e a d ] ──► all rows   k, v stored
+#   step 1         [ d e f   r e a d _ ] ► all rows                           [ _ ] ► one row    k, v appended
+#   step 2         [ d e f   r e a d _ l ] all rows                           [ l ] ► one row    k, v appended
+# ```
+#
+# Generation falls into two phases. **Prefill**: the prompt, many rows at once, every key and value stored.
+# **Decode**: one row a step, which appends its own key and value and attends to all that are stored.
+
+# %% [markdown]
+# ## By hand
+#
+# A `Contiguous` cache is a buffer for keys and one for values, each [L, slots, H_kv, max_tokens, D], allocated
+# once. Prefill:
+
+# %%
+kv = Contiguous(shape, max_tokens=256)
+with torch.no_grad():
+    logits = model(Batch.of([prompt_ids]), kv)
+token = int(logits[-1].argmax())
+print(f"the cache remembers {dict(kv.lengths)} tokens of sequence 0; next token {token}")
+assert token == naive.tokens[0]
+
+# %% [markdown]
+# Decode: send *one* token, and say where it stands. Its position is the number of tokens before it, not 0. The
+# rotary embedding turns its query and key by that position.
+
+# %%
+written = [token]
+with torch.no_grad():
+    for _ in range(23):
+        batch = Batch.of([[written[-1]]], first_positions=[kv.lengths[0]])
+        written.append(int(model(batch, kv)[-1].argmax()))
+assert written == naive.tokens
+print(f"the same {len(written)} tokens as without a cache; the cache remembers {kv.lengths[0]}")
+
+# %% [markdown]
+# That is one less than the text has: the newest token has been chosen but has not gone through the model; it is
+# what the next step sends. Off-by-one mistakes in caches live exactly here.
+
+# %%
+assert kv.lengths[0] == len(prompt_ids) + len(written) - 1
+print(f"{len(prompt_ids)} + {len(written)} tokens of text, {kv.lengths[0]} in the cache")
+
+# %% [markdown]
+# A wrong position is a wrong answer, and often one that still looks like text. This cache refuses it:
+
+# %%
+try:
+    model(Batch.of([[written[-1]]], first_positions=[0]), kv)
+except WorkbenchError as error:
+    print(error)
+
+# %% [markdown]
+# In the workbench the loop stays as it was; it asks the kv how much it remembers and sends the rest:
+
+# %%
+cached = wb.generate(model, prompt_ids, max_new_tokens=24, stop_token_ids=(), kv="contiguous")
+assert cached.tokens == naive.tokens
+faster = naive.token_times_s[-1] / cached.token_times_s[-1]
+Markdown(
+    f"**{naive.rows_processed:,}** rows without, **{cached.rows_processed:,}** with the cache, the same tokens, "
+    f"{faster:.1f} times as fast on this machine. {naive.rows_processed / cached.rows_processed:.0f} times fewer "
+    "rows and not as many times faster: why, we will see."
+)
+
+# %% [markdown]
+# The two phases, as a user feels them: prefill is the wait for the first token, decode the pace of all others. The
+# cache changes the pace; the first token has nothing to look up yet.
+
+# %%
+rows = [
+    [name, f"{g.ttft_s * 1e3:.1f}", f"{g.tpot_s * 1e3:.1f}"]
+    for name, g in (("without", naive), ("with the cache", cached))
+]
+HTML(html.table(["", "first token (TTFT), ms", "each further one (TPOT), ms"], rows, "the same request"))
+
+# %% [markdown]
+# ## Count the rows
+#
+# $$\text{without: } \; T P + \frac{T(T-1)}{2} \qquad\qquad \text{with: } \; P + T - 1$$
+#
+# Quadratic in T against linear. (The last token is chosen and goes through no model.) The real loop agrees:
+
+# %%
+P, T = len(prompt_ids), 24
+assert naive.rows_processed == T * P + T * (T - 1) // 2
+assert cached.rows_processed == P + T - 1
+
+lengths = list(range(1, 513))
+figure, (axes,) = style.new_figure(height=2.9)
+axes.plot(lengths, [t * P + t * (t - 1) // 2 for t in lengths], color=style.COMPUTE, label="without a cache")
+axes.plot(lengths, [P + t - 1 for t in lengths], color=style.CACHE, label="with the cache")
+axes.set_yscale("log")
+style.label(axes, x="new tokens after a prompt of 200", y="rows in all")
+style.legend(axes)
+alt = (
+    "Rows against new tokens on a log axis: without a cache the curve climbs to hundreds of thousands, with it "
+    "stays below a thousand."
+)
+picture(figure, alt)
+
+# %% [markdown]
+# ## Check a printed number
+#
+# Of the case you guessed, P = 4,096 and T = 512, it says in print: without a cache "about 44 times more work". Add
+# it up:
+
+# %%
+P, T = 4096, 512
+rows_without, rows_with = sum(range(P, P + T)), P + T - 1
+pairs_without = sum(causal_pairs(S, 0) for S in range(P, P + T))
+pairs_with = causal_pairs(P, 0) + sum(causal_pairs(1, S) for S in range(P, P + T - 1))
+assert (rows_without, rows_with) == (2_227_968, 4_607)
+assert pairs_with == causal_pairs(P + T - 1, 0)  # each token looks back once
+Markdown(
+    f"Rows: {rows_without:,} against {rows_with:,}, **{rows_without / rows_with:.0f} times** as many. Pairs of "
+    f"attention: {pairs_without:,} against {pairs_with:,}, **{pairs_without / pairs_with:.0f} times**. Your guess was "
+    f"{my_guess:,}. Neither is anywhere near 44; the printed number is too small by a factor of about "
+    f"{rows_without / rows_with / 44:.0f}."
+)
+
+# %%
+assert round(rows_without / rows_with) == 484 and round(pairs_without / pairs_with) == 457
+
+# %% [markdown]
+# ## Attention still grows
+#
+# One row a step, but that row looks at everything before it. The matrix products of a step stay the same; what
+# attention reads grows with S. For a Llama 3.1 of 8 billion weights, in 16 bits:
+
+# %%
+llama = public_shape("llama-3.1-8b")
+rows = []
+for context in (1024, 8192, 32_768, 131_071):
+    step = decode_costs(llama, batch=1, context=context, weight_bytes_per_element=2)
+    parts = step.bytes_by_part
+    rows.append([f"{context:,}", f"{parts['weights'] / 1e9:.1f} GB", f"{parts['kv'] / 1e9:.2f} GB",
+                 f"{parts['kv'] / (parts['weights'] + parts['kv']):.0%}"])  # fmt: skip
+assert parts["kv"] > parts["weights"]
+HTML(html.table(["tokens in the cache", "weights read", "cache read", "share of the cache"], rows,
+                "bytes that one decode step reads"))  # fmt: skip
+
+# %% [markdown]
+# With a full context the cache is read at greater length than all weights together. The quadratic has not gone:
+# it has moved from the rows, where it cost thousands of FLOPs, into reading, where it costs bytes.
+
+# %% [markdown]
+# ## The panel: with and without
+#
+# The words under the plot say how many times fewer rows it will be. Guess before you run: will it be as many times
+# faster?
+
+# %%
+panel = wb.panels.cache()
+panel
+
+# %%
+measured = panel.run()
+panel.snapshot()
+
+# %%
+total = {
+    way: sum(sum(m.samples) for m in measured if m.settings["kv"] == way)
+    for way in ("recompute", "contiguous")
+}
+counted = {
+    way: sum(m.counts["rows"] for m in measured if m.settings["kv"] == way)
+    for way in ("recompute", "contiguous")
+}
+Markdown(
+    f"{counted['recompute'] / counted['contiguous']:.0f} times fewer rows, "
+    f"**{total['recompute'] / total['contiguous']:.1f} times** faster."
+)
+
+# %% [markdown]
+# Why not as many? Look at what binds a step, by the prediction, and at how much of it the rows explain:
+
+# %%
+rows = []
+for way, name in (("recompute", "without"), ("contiguous", "with the cache")):
+    steps = [m for m in measured if m.settings["kv"] == way and m.settings["phase"] == "decode"]
+    a_step = steps[-1].counts
+    rows.append([name, f"{a_step['flops_a_step'] / 1e6:,.0f}",
+                 f"{(a_step['bytes_read_a_step'] + a_step['bytes_written_a_step']) / 1e6:,.0f}",
+                 f"{a_step['launches_a_step']:,}", steps[-1].limit,
+                 f"{sum(m.median / m.predicted for m in steps) / len(steps):.2f} ×"])  # fmt: skip
+HTML(
+    html.table(
+        ["", "MFLOP", "MB moved", "operations", "limit", "measured ÷ predicted"],
+        rows,
+        "one step near the end",
+    )
+)
+
+# %% [markdown]
+# The arithmetic shrank with the rows. The bytes shrank far less: a step of one row still reads every weight. And no
+# fewer operations must start. Another limit has taken over, and it does not care how few the rows are. (The prediction
+# counts what must be moved, computed and started, and none of the bookkeeping in between; on a step as short as these
+# that shows.)
+
+# %% [markdown]
+# A cache class of your own takes its place beside ours: `panel.run(kv=MyCache)` drives the real model through it,
+# token by token, and says at which token it goes wrong, if it does. You will write one in the exercises.
+
+# %% [markdown]
+# # A buffer, not a list
+#
+# The obvious cache is `keys = torch.cat([keys, new_key])`. It works. But `cat` makes a new tensor and copies all
+# old keys into it, in every step. What does that copy, over 1,000 tokens on the 8B model?
+
+# %%
+a_token = kv_bytes(llama, 1, 2)
+with_cat = sum(range(1, 1001)) * a_token
+appended = 1000 * a_token
+Markdown(
+    f"With `cat` **{readable_bytes(with_cat)}** are written for a cache of {readable_bytes(appended)}; appending to a "
+    f"buffer that was allocated once writes {readable_bytes(appended)}, {with_cat / appended:.0f} times less. And "
+    "while `cat` copies, old and new stand in memory together."
+)
+
+# %% [markdown]
+# So production caches are allocated before the first token, and a step writes its key and value in place. What is
+# reserved and not yet used is the price. Watch one slot fill:
+
+# %%
+growth = wb.panels.growth()
+states = growth.run()
+growth.snapshot()
+
+# %%
+assert all(m.median == m.predicted for m in states)
+last = states[-1].counts
+Markdown(
+    f"In every one of {len(states)} states the cache said what the formula says. At the end it used "
+    f"{last['bytes_in_use'] / last['bytes_reserved']:.0%} of what it had reserved."
+)
+
+# %% [markdown]
+# ## Full
+#
+# A slot has an end. The token that does not fit is refused *whole*: an error that says what to do, and a cache as
+# it was before.
+
+# %%
+small = Contiguous(shape, max_tokens=8)
+with torch.no_grad():
+    model(Batch.of([prompt_ids[:6]]), small)
+    before = (dict(small.lengths), small.bytes_in_use)
+    try:
+        model(Batch.of([prompt_ids[6:9]], first_positions=[6]), small)
+    except WorkbenchError as error:
+        print(error)
+assert (dict(small.lengths), small.bytes_in_use) == before
+
+# %% [markdown]
+# Three tokens came and two would have fitted. Half a step would be worse than none: no one could tell which layers
+# had stored what.
+
+# %% [markdown]
+# # Chunks, and their masks
+#
+# Prefill and decode are the same call with other numbers: n new tokens after c that are remembered. Each new token
+# sees all c, and of the new ones itself and those before it:
+
+# %%
+figure, three = style.new_figure(1, 3, height=2.7, width_ratios=[8, 8, 8])
+cases = [("prefill: 8 after 0", 8, 0), ("a chunk: 3 after 5", 3, 5), ("decode: 1 after 7", 1, 7)]
+for axes, (title, n, c) in zip(three, cases):
+    sees = torch.arange(c + n)[None, :] <= torch.arange(c, c + n)[:, None]  # [n, c + n]
+    cells = torch.full((n, c + n, 3), 0.9)
+    cells[sees] = torch.tensor([0.0, 158, 115]) / 255
+    cells[:, :c] = torch.tensor([230.0, 159, 0]) / 255
+    axes.imshow(cells, aspect="equal", extent=(-0.5, c + n - 0.5, c + n - 0.5, c - 0.5))
+    axes.set(xticks=range(0, 8, 2), yticks=range(c, c + n), xlim=(-0.5, 7.5), ylim=(7.5, -0.5))
+    axes.grid(visible=False)
+    style.label(axes, x="key, position", y="query, position" * (c == 0), title=title)
+alt = (
+    "Three masks of queries against keys: a triangle for prefill, a rectangle with a small triangle at its end for a "
+    "chunk, one row for decode. Remembered keys in orange, new ones in green."
+)
+picture(figure, alt)
+
+# %% [markdown]
+# The rule is the same in all three: *key position ≤ query position*. A mask that is drawn as a triangle from the
+# top left corner, as libraries do by default, is right for the first picture only.
+
+# %% [markdown]
+# So a prompt may come in pieces of any size:
+
+
+# %%
+@torch.no_grad()
+def next_logits(token_ids, chunk):
+    """[V] logits after a text that is sent in chunks."""
+    kv = Contiguous(shape, max_tokens=len(token_ids))
+    for at in range(0, len(token_ids), chunk):
+        logits = model(Batch.of([token_ids[at : at + chunk]], first_positions=[at]), kv)
+    return logits[-1]
+
+
+with torch.no_grad():
+    whole = model(Batch.of([prompt_ids]), Recompute(shape))[-1]
+rows = []
+for chunk in (1, 3, 7, len(prompt_ids)):
+    got = next_logits(prompt_ids, chunk)
+    assert got.argmax() == whole.argmax()
+    rows.append(
+        [chunk, -(-len(prompt_ids) // chunk), f"{float((got - whole).abs().max() / whole.abs().max()):.1e}"]
+    )
+HTML(html.table(["chunk", "calls", "logits differ by"], rows,
+                "the same next token; differences against one pass, of the largest logit"))  # fmt: skip
+
+# %% [markdown]
+# The rows are the same in number, and the calls are not. Each call reads all weights. The panel says what that
+# costs:
+
+# %%
+chunks = wb.panels.chunks()
+chunked = chunks.run()
+chunks.snapshot()
+
+# %%
+shown = [
+    [f"{m.settings['chunk']:,}", f"{m.counts['rows']:,}", f"{m.counts['model_calls']:,}",
+     f"{m.median * 1e3:.1f}", f"{m.predicted * 1e3:.1f}", m.limit]
+    for m in chunked
+]  # fmt: skip
+HTML(html.table(["chunk", "rows", "calls", "measured, ms", "predicted, ms", "limit"], shown, "one prompt"))
+
+# %% [markdown]
+# Why cut a prompt at all, then? Because a long prompt in one piece makes all other users wait for their next token.
+# Cut into pieces that are just long enough to keep the arithmetic busy, it costs little more and lets others in
+# between. Servers do this under the name *chunked prefill* (lab 08).
+
+# %% [markdown]
+# # Take it back: truncate
+#
+# Sometimes tokens are tried and rejected: lab 06 lets a small model guess ahead and the large one check. Forgetting
+# the last tokens is cheap: the length goes down, and the next tokens overwrite what lies beyond. (Ours also sets those
+# places to zero. A masked key has weight 0, and 0 times a NaN that some overflow left there is NaN.)
+
+# %%
+with torch.no_grad():
+    kv = Contiguous(shape, max_tokens=256)
+    model(Batch.of([prompt_ids]), kv)
+    guess = text_ids[500:505]  # five tokens that do not belong here
+    model(Batch.of([guess], first_positions=[200]), kv)
+    kv.truncate(0, 200)
+    again = [naive.tokens[0]]
+    for _ in range(23):
+        batch = Batch.of([[again[-1]]], first_positions=[kv.lengths[0]])
+        again.append(int(model(batch, kv)[-1].argmax()))
+assert again == naive.tokens
+print("five tokens taken back, and the text goes on as if they had never been")
+
+# %% [markdown]
+# Two relatives: `fork` lets a second sequence begin with all that another remembers (beam search), `release` gives a
+# slot back. And what cannot be is refused here too:
+
+# %%
+try:
+    kv.truncate(0, 1000)
+except WorkbenchError as error:
+    print(error)
+
+# %% [markdown]
+# # How many bytes?
+#
+# For every token, in every layer, each key-value head keeps a key and a value of D numbers:
+#
+# $$\text{bytes} = 2 \cdot L \cdot H_{kv} \cdot D \cdot S \cdot B \cdot b$$
+#
+# L layers, H_kv key-value heads, D head size, S tokens in each of B sequences, b bytes a number. The width of the
+# feed-forward, the vocabulary and the number of *query* heads do not occur.
+
+# %%
+formula = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 223 * 1 * 4
+kv = Contiguous(shape, max_tokens=256)
+with torch.no_grad():
+    model(Batch.of([prompt_ids + naive.tokens[:23]]), kv)
+assert kv.bytes_in_use == formula == kv_bytes(shape, 223, 4)
+print(
+    f"223 tokens of {model.name} in float32: {formula:,} bytes by formula, {kv.bytes_in_use:,} by the cache"
+)
+
+# %% [markdown]
+# Now the models of the world, in 16 bits:
+
+# %%
+MiB, GiB = 2**20, 2**30
+names = ["llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3.1-405b"]
+rows = []
+for name in names:
+    s = public_shape(name)
+    rows.append([name, s.num_layers, s.num_kv_heads, s.head_dim, f"{kv_bytes(s, 1) / MiB:.3f} MiB",
+                 f"{kv_bytes(s, 4096) / GiB:.2f} GiB", f"{kv_bytes(s, 131_072) / GiB:.0f} GiB"])  # fmt: skip
+HTML(
+    html.table(
+        ["", "L", "H_kv", "D", "a token", "4K tokens", "128K tokens"], rows, "the cache of one sequence"
+    )
+)
+
+# %% [markdown]
+# (Llama 2 reads 4K tokens and Llama 3 8K; 128K came with 3.1, whose 8B has the same shape. The column is what such
+# a text would take.)
+
+# %%
+assert kv_bytes(public_shape("llama-2-7b"), 1) == 0.5 * MiB
+assert kv_bytes(public_shape("llama-2-7b"), 4096) == 2 * GiB
+assert round(kv_bytes(public_shape("llama-2-13b"), 1) / MiB, 2) == 0.78
+assert kv_bytes(public_shape("llama-2-70b"), 4096) == 1.25 * GiB
+assert kv_bytes(public_shape("llama-2-70b"), 131_072) == 40 * GiB
+assert kv_bytes(public_shape("llama-3-8b"), 1) == 0.125 * MiB
+assert kv_bytes(public_shape("llama-3-8b"), 131_072) == 16 * GiB
+assert round(kv_bytes(public_shape("llama-3.1-405b"), 1) / MiB, 2) == 0.49
+assert kv_bytes(public_shape("llama-3.1-405b"), 131_072) == 63 * GiB
+
+# %% [markdown]
+# The 70B keeps *less* a token than the 13B. It has many query heads but few key-value heads, each shared by a group
+# of query heads. Had it one for each:
+
+# %%
+shared = public_shape("llama-2-70b")
+unshared = dataclasses.replace(shared, num_kv_heads=shared.num_heads)
+gib = [kv_bytes(s, 131_072) / GiB for s in (shared, unshared)]
+assert gib == [40, 320]
+Markdown(
+    f"With {unshared.num_kv_heads} key-value heads in place of {shared.num_kv_heads}, 128K tokens would take "
+    f"**{gib[1]:.0f} GiB** in place of {gib[0]:.0f} GiB. Lab 04 is about such savings."
+)
+
+# %% [markdown]
+# An old one: the values (not bytes) that GPT-2 small keeps for 1,000 tokens.
+
+# %%
+values = public_shape("gpt2").kv_values_per_token() * 1000
+assert values == 18_432_000
+print(f"2 · 12 layers · 12 heads · 64 · 1,000 tokens = {values:,} values")
+
+# %% [markdown]
+# And a mixture of experts. Mixtral 8x7B is Mistral's block with eight feed-forwards in each layer, of which a token
+# takes two. The experts multiply the weights. The cache knows nothing of the feed-forward:
+
+# %%
+from workbench.models.config import ExpertsShape
+
+mistral = dataclasses.replace(public_shape("mistral-7b"), sliding_window=None)
+mixtral = dataclasses.replace(
+    mistral,
+    experts=ExpertsShape(
+        num_experts=8, experts_per_token=2, shared_experts=0, intermediate_size=14_336, dense_layers=0
+    ),
+)
+assert mixtral.kv_values_per_token() == mistral.kv_values_per_token()
+Markdown(
+    f"{mistral.num_parameters() / 1e9:.1f} billion weights become {mixtral.num_parameters() / 1e9:.1f}; the cache stays "
+    f"at {readable_bytes(kv_bytes(mixtral, 1), binary=True)} a token."
+)
+
+# %% [markdown]
+# ## GB or GiB?
+#
+# A GB is 10⁹ bytes, a GiB is 2³⁰. Cards are sold in GB, programs often count in GiB and write GB, and published
+# tables mix the two. The difference:
+
+# %%
+users, context = 64, 4096
+needed = users * kv_bytes(shared, context)
+assert needed == 80 * GiB and needed > 80e9
+Markdown(
+    f"{GiB / 1e9 - 1:.1%}. It decides here: {users} users with {context:,} tokens each, on the 70B, keep **{needed / 1e9:.1f} "
+    f"GB**, which is **{needed / GiB:.0f} GiB**. Against a card of 80 GB somebody who reads GiB would say that it just "
+    "fits. It does not, and no weight is loaded yet."
+)
+
+# %% [markdown]
+# (Real cards make it worse to talk about: what is sold as 80 GB may show a few GB more than 80·10⁹ bytes, of which
+# the driver keeps some. Plan with 10⁹ and be on the safe side.)
+
+# %% [markdown]
+# ## The calculator
+#
+# Every public shape, any precision, context and batch, against the cards. It loads no model. Turn the batch up and
+# see when the cache overtakes the weights.
+
+# %%
+memory = wb.panels.memory(model="llama-3.1-70b", context=4096, batch=64)
+memory
+
+# %%
+tried = memory.run()
+memory.snapshot()
+
+# %% [markdown]
+# Run compares the formula with caches that are really allocated. What this machine cannot hold is refused before
+# anything is allocated, with both numbers:
+
+# %%
+for m in tried[1:]:
+    print(f"{m.settings['model']}: {m.check}")
+
+# %% [markdown]
+# ## Batching with a cache
+#
+# Sequences of different lengths can share a step: their new tokens go through the matrix products as one flat batch,
+# and each attends to its own slot. The weights are read once for all of them.
+
+# %%
+texts = [text_ids[:50], text_ids[100:130], text_ids[300:390]]
+alone = [wb.generate(model, t, max_new_tokens=8, stop_token_ids=(), kv="contiguous").tokens for t in texts]
+kv = Contiguous(shape, max_sequences=3, max_tokens=100)
+with torch.no_grad():
+    best = model(Batch.of(texts), kv).argmax(dim=-1).tolist()
+    together = [[t] for t in best]
+    for _ in range(7):
+        batch = Batch.of([[t] for t in best], first_positions=[kv.lengths[s] for s in range(3)])
+        best = model(batch, kv).argmax(dim=-1).tolist()
+        for tokens, t in zip(together, best):
+            tokens.append(t)
+assert together == alone
+print("three texts of", [len(t) for t in texts], "tokens, side by side: the same tokens as each alone")
+
+# %% [markdown]
+# How much does a token gain from company? And the other question of this lab: when does the cache gain *nothing*?
+# Think of three cases before you run this.
+
+# %%
+batch_panel = wb.panels.cache_batch()
+steps = batch_panel.run()
+batch_panel.snapshot()
+
+# %%
+pairs = [m for m in steps if m.settings["part"] in ("gain", "first token")]
+rows = [
+    [f"{'one step, text' if without.settings['part'] == 'gain' else 'only one token asked, prompt'} of "
+     f"{without.settings['length']:,}", f"{without.counts['rows']:,} → {cached.counts['rows']:,}",
+     f"{cached.counts['ratio']:.2f} ×", f"{without.limit}, {cached.limit}"]
+    for without, cached in zip(pairs[::2], pairs[1::2])
+]  # fmt: skip
+HTML(
+    html.table(
+        ["tokens", "rows", "faster with the cache", "limits without, with"], rows, "measured on this machine"
+    )
+)
+
+# %% [markdown]
+# **When it gains nothing, and why:**
+#
+# * **Very short texts.** A step reads all weights, for one row or for a few. While reading takes longer than the
+#   arithmetic of all rows, leaving rows out saves no time.
+# * **One token asked** (classification, embeddings, a score). Every row of the prompt is new; there is no second
+#   step that could use what was stored.
+# * **A launch-bound machine.** On a large accelerator a small model waits for its operations to start. Their number
+#   does not depend on the rows, so neither does the time. A published test of a model of 0.6 billion weights on such
+#   a card found 26 tokens a second with and 25 without a cache.
+
+# %% [markdown]
+# The third case, predicted: our model on an H100 by its data sheet, a step over S tokens without a cache against a
+# step of one row with it.
+
+# %%
+from workbench.experiments.cache_batches import predict_gain
+from workbench.instruments.device import PUBLISHED
+
+predicted = predict_gain(PUBLISHED["h100-sxm"], model="stdlib-10m", prompt_tokens=1024, arrangement="plain")
+rows = [
+    [f"{n:,}", f"{a.seconds * 1e6:.0f} µs ({a.limit})", f"{b.seconds * 1e6:.0f} µs ({b.limit})",
+     f"{a.seconds / b.seconds:.2f} ×"]
+    for n, a, b in predicted
+]  # fmt: skip
+assert predicted[0][1].limit == predicted[0][2].limit == "launch"
+HTML(
+    html.table(
+        ["tokens of text", "without", "with", "gain"], rows, "predicted, H100 data sheet, plain arrangement"
+    )
+)
+
+# %% [markdown]
+# Not a word against caches: on a model that fills the card, or with a long text, they gain what you saw above. But
+# *why* a step is slow decides what will make it faster. Launch-bound steps want fewer, larger operations (CUDA graphs,
+# fusion), not fewer rows.
+
+# %% [markdown]
+# # What it costs, and what production systems do
+#
+# | here | what it costs | what production engines do |
+# |---|---|---|
+# | a slot of max_tokens for each sequence | most of it waits empty | **paging** (lab 09): blocks of 16 or so tokens, given out when needed |
+# | a key and a value for every head, in 16 or 32 bits | memory limits the batch | fewer key-value heads, latent caches, windows, 8 and 4 bits (lab 04) |
+# | each sequence has its own | the same system prompt stored a thousand times | shared prefixes (lab 09) |
+# | prompts in one piece | others wait | chunked prefill beside decodes (lab 08) |
+# | truncate by length | nothing | the same: rejected drafts are rewound (lab 06) |
+
+# %%
+waiting = [1 - m.counts["bytes_in_use"] / m.counts["bytes_reserved"] for m in states]
+Markdown(
+    f"How much waits? In the slot above between {min(waiting):.0%} and {max(waiting):.0%}. The authors of "
+    "PagedAttention looked into the engines of 2023 and found that of the memory set aside for caches only 20.4 % to "
+    "38.2 % held keys and values of real tokens."
+)
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/03_kv_cache.ipynb](../exercises/03_kv_cache.ipynb) you write the real parts:
+#
+# 1. **Append and attend**: the heart of the cache itself; it then drives the real model.
+# 2. **A prompt in chunks**: positions, so that pieces of any size equal one pass.
+# 3. **What it takes**: the memory formula, for every shape.
+# 4. **Forget and go on**: truncate, and refuse what cannot be.
+# 5. **It worked on my prompt**: a cache that is off by one; find the bug.
+# 6. **What it saves**: rows and pairs, counted.
+#
+# Hand your cache to the panels: `wb.panels.cache(kv=MyCache)`, `wb.panels.chunks(kv=MyCache)`. `workbench check` says
+# how far you are.
+
+# %% [markdown]
+# # Further reading
+#
+# - N. Shazeer, *Fast Transformer Decoding: One Write-Head is All You Need*, 2019,
+#   [arXiv 1911.02150](https://arxiv.org/abs/1911.02150): incremental decoding, and that its time is memory's.
+# - R. Pope and others, *Efficiently Scaling Transformer Inference*, 2022,
+#   [arXiv 2211.05102](https://arxiv.org/abs/2211.05102): prefill and decode as two phases, cache sizes at scale.
+# - J. Ainslie and others, *GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints*, 2023,
+#   [arXiv 2305.13245](https://arxiv.org/abs/2305.13245): key-value heads that are shared.
+# - H. Touvron and others, *Llama 2: Open Foundation and Fine-Tuned Chat Models*, 2023,
+#   [arXiv 2307.09288](https://arxiv.org/abs/2307.09288), and A. Grattafiori and others, *The Llama 3 Herd of Models*,
+#   2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): the shapes above.
+# - A. Q. Jiang and others, *Mixtral of Experts*, 2024, [arXiv 2401.04088](https://arxiv.org/abs/2401.04088).
+# - G.-I. Yu and others, *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022:
+#   one flat batch of sequences of different lengths.
+# - A. Agrawal and others, *SARATHI: Efficient LLM Inference by Piggybacking Decodes with Chunked Prefills*, 2023,
+#   [arXiv 2308.16369](https://arxiv.org/abs/2308.16369).
+# - W. Kwon and others, *Efficient Memory Management for Large Language Model Serving with PagedAttention*, 2023,
+#   [arXiv 2309.06180](https://arxiv.org/abs/2309.06180): how much of a preallocated cache is never used.

@@ -1,0 +1,158 @@
+"""The panel of cache.growth: how one slot fills, token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from workbench.experiments.inputs import dtype_of, shape_of
+from workbench.instruments.costs import kv_bytes
+from workbench.instruments.memory import readable_bytes
+from workbench.instruments.records import Measurement
+from workbench.kv.contiguous import stored_dtype
+from workbench.models.config import ModelConfig
+from workbench.panels import html, style
+from workbench.panels.base import Panel
+from workbench.panels.view import View
+
+CELLS_A_ROW = 64
+CELL_POINTS = 7.2  # width of a cell when a row has 64 of them
+FREE = "#E5E7EB"
+NEW = "#F7CF80"  # the cache's colour, lighter: keys and values of tokens the model wrote
+
+
+class GrowthPanel(Panel):
+    """How the slot of one sequence fills. shown_tokens moves the picture to another state."""
+
+    experiment_name = "cache.growth"
+    draws_records = False
+
+    def view(self, settings: dict[str, Any]) -> View:
+        shape = shape_of(settings["model"])
+        element = stored_dtype(dtype_of(settings["model"]), self.bench.device).itemsize
+        states = [m for m in self.measurements if not m.settings["refused"]]
+        prompt, slot = settings["prompt_tokens"], settings["max_tokens"]
+        if self.measurements:
+            prompt, slot = (self.measurements[0].settings[k] for k in ("prompt_tokens", "max_tokens"))
+        steps = len(states) if self.measurements else settings["new_tokens"]
+        last = max(0, min(settings["shown_tokens"], steps - 1))
+        held = min(prompt + last, slot) if prompt <= slot else 0
+        cells_high = max(1, -(-slot // CELLS_A_ROW))
+        figure, (cells, axes) = style.new_figure(2, 1, height=4.0 + 0.16 * cells_high,
+                                                 height_ratios=[0.35 + 0.16 * cells_high, 2.3])  # fmt: skip
+        _draw_slot(cells, held, min(prompt, held), slot)
+        _draw_bytes(axes, shape, settings, element, states, held - prompt if held else 0)
+        figure.subplots_adjust(left=0.115, right=0.985, top=0.925, bottom=0.12, hspace=0.42)
+        return View(
+            figure=figure,
+            alt=_alt(held, slot, kv_bytes(shape, held, element), kv_bytes(shape, slot, element)),
+            header=["tokens in the cache", "bytes in use", "2·L·H_kv·D·S·b", "bytes reserved", "in use"],
+            rows=_rows(states, shape, element, prompt, slot, steps),
+            caption="State by state" if states else "By the formula; Run asks a real cache",
+            words=_words(shape, settings, element, prompt, slot, held, self.measurements),
+            extra=_written(states, last),
+        )
+
+
+def _draw_slot(axes: Axes, held: int, prompt: int, slot: int) -> None:
+    """A cell a position: of the prompt, written since, or reserved and free."""
+    high = max(1, -(-slot // CELLS_A_ROW))
+    wide = min(slot, CELLS_A_ROW)
+    at = np.arange(slot)
+    colours = [style.CACHE] * prompt + [NEW] * (held - prompt) + [FREE] * (slot - held)
+    row = at // CELLS_A_ROW
+    axes.vlines(at % CELLS_A_ROW, row - 0.43, row + 0.43, colors=colours, linewidth=CELL_POINTS * 64 / wide)
+    axes.set_xlim(-0.5, wide - 0.5)
+    axes.set_ylim(high - 0.5, -0.5)
+    axes.grid(visible=False)
+    axes.set_xticks(range(0, wide, 8))
+    axes.set_yticks(range(high), labels=[str(CELLS_A_ROW * r) for r in range(high)])
+    title = f"the slot: {held:,} of {slot:,} positions hold keys and values (dark: prompt, light: written, grey: free)"
+    style.label(axes, title=title, y="position")
+
+
+def _draw_bytes(axes: Axes, shape: ModelConfig, settings: dict, element: int, states, shown: int) -> None:
+    slot, prompt = settings["max_tokens"], settings["prompt_tokens"]
+    numbers = [n for n in range(settings["new_tokens"]) if prompt + n <= slot]
+    if numbers:
+        formula = [kv_bytes(shape, prompt + n, element) for n in numbers]
+        axes.plot(numbers, formula, color=style.INK, label="2·L·H_kv·D·S·b", zorder=4, **style.PREDICTED)
+    reserved = states[0].counts["bytes_reserved"] if states else kv_bytes(shape, slot, element)
+    axes.axhline(reserved, color=style.IDLE, linewidth=2, label="reserved")
+    if states:
+        x, y = zip(*((m.settings["step"], m.median) for m in states))
+        look = style.MEASURED | {"markersize": 5 if len(x) <= 80 else 0}
+        axes.plot(x, y, color=style.CACHE, label="in use, as the cache says", **look)
+        axes.fill_between(x, y, 0, color=style.CACHE, alpha=0.25, linewidth=0)
+    axes.axvline(shown, color=style.LEARNER, linewidth=1.4, linestyle=(0, (1, 2)), label="shown above")
+    axes.set_ylim(0, reserved * 1.35)
+    axes.set_xlim(-0.5, max(settings["new_tokens"], len(states)) - 0.5)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: readable_bytes(v)))
+    style.label(axes, x="tokens written since the prompt", y="bytes")
+    style.legend(axes, loc="upper left", ncols=4)
+
+
+def _rows(states, shape: ModelConfig, element: int, prompt: int, slot: int, steps: int) -> list[list[str]]:
+    if not states:
+        tokens = sorted({t for t in (prompt, prompt + steps // 2, prompt + steps - 1) if t <= slot})
+        total = kv_bytes(shape, slot, element)
+        return [
+            [f"{t:,}", "", f"{kv_bytes(shape, t, element):,.0f}", f"{total:,.0f}", f"{t / slot:.0%}"]
+            for t in tokens
+        ]
+    shown = states[:: max(1, len(states) // 8)]
+    shown += [states[-1]] if shown[-1] is not states[-1] else []
+    return [
+        [f"{m.counts['tokens']:,}", f"{m.median:,.0f}", f"{m.predicted:,.0f}", f"{m.counts['bytes_reserved']:,.0f}",
+         f"{m.median / m.counts['bytes_reserved']:.0%}"]
+        for m in shown
+    ]  # fmt: skip
+
+
+def _alt(held: int, slot: int, in_use: float, reserved: float) -> str:
+    return (
+        f"A slot of {slot:,} cells, {held:,} of them filled, and below it bytes against tokens written: a straight "
+        f"line up to the level reserved. In the state shown {readable_bytes(in_use)} of {readable_bytes(reserved)} are "
+        "in use."
+    )
+
+
+def _words(
+    shape: ModelConfig, settings: dict, element: int, prompt: int, slot: int, held: int, measurements
+) -> str:
+    a_token = kv_bytes(shape, 1, element)
+    heads = f"2 · {shape.num_layers} · {shape.num_kv_heads} · {shape.head_dim} · {element}"
+    lines = [
+        f"A token leaves 2·L·H_kv·D·b = {heads} = {a_token:,.0f} bytes: a key and a value in every layer and "
+        f"key-value head. In the state shown {held:,} tokens hold {readable_bytes(held * a_token)} of the "
+        f"{readable_bytes(slot * a_token)} that were reserved before the first came; {1 - held / slot:.0%} of the slot "
+        "waits, and nobody else can use it."
+    ]
+    newest = prompt + settings["new_tokens"] - 1
+    if not measurements and newest > slot:
+        lines.append(
+            f"{settings['new_tokens']:,} new tokens would need {newest:,} positions: at {slot:,} the cache will refuse."
+        )
+    if measurements:
+        counts, refused = measurements[-1].counts, measurements[-1].settings["refused"]
+        if refused:
+            lines.append(f"The next token was {measurements[-1].check}.")
+        else:
+            lines.append(
+                f"Every one of {len(measurements):,} states equals the formula. The newest token is chosen but has not "
+                f"gone through the model, so the cache holds one less than the text; {counts['rows']:,} rows in all."
+            )
+    return "\n".join(lines)
+
+
+def _written(states: list[Measurement], last: int) -> str:
+    if not states:
+        return ""
+    shown = "".join(m.settings["token"] for m in states[: last + 1])
+    return html.running_text(
+        [(shown, "font-weight:600")], f"written up to the state shown, {last + 1} tokens:"
+    )
