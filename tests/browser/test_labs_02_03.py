@@ -11,8 +11,8 @@ pytestmark = pytest.mark.browser
 
 # notebook -> (a panel's question, a control that is a slider, the calculator's question and one of its sliders)
 LABS = {
-    "02_where_time_goes": ("More users in one step", "context (tokens)", "What does a workload cost", "batch"),
-    "03_kv_cache": ("What does remembering save?", "new tokens", "How much memory do the weights", "batch"),
+    "02_where_time_goes": ("More users in one step", "context (tokens)", "What does a workload cost", "batch (sequences)"),
+    "03_kv_cache": ("What does remembering save?", "new tokens", "How much memory do the weights", "batch (sequences)"),
 }
 REDRAWN_WITHIN_S = 2.0  # in the browser, on a busy test machine; the drawing itself is held in test_lab02 and test_lab03
 
@@ -48,6 +48,7 @@ def test_run_measures_and_fills_the_table(opened):
     page, question, *_ = opened
     panel = page.panel(question)
     panel.press("Run")
+    panel.wait_status("^running", timeout_s=10)  # the notebook's own run has left "done" there
     panel.wait_status("^done: ", timeout_s=180)
     head, *rows = panel.table()
     assert rows and len(head) == len(rows[0])

@@ -371,6 +371,7 @@ PEERS = Experiment(
     ),
     run=run_peers,
     predict=predict_peers,
+    record={"cuda": ()},  # it compares engines on a CPU
 )  # fmt: skip
 
 EXPERIMENTS = (PEERS,)

@@ -151,6 +151,12 @@ PREDICTION = Experiment(
     ),
     run=run_grid,
     predict=predict_grid,
+    record={
+        "cuda": (
+            {"model": "llama-3.1-8b", "dtype": "bfloat16", "max_batch": 256},
+            {"model": "llama-3.2-1b", "dtype": "bfloat16", "max_batch": 256},
+        )
+    },
 )  # fmt: skip
 
 EXPERIMENTS = (PREDICTION,)
