@@ -70,7 +70,9 @@ def test_llama_cpp_writes_the_same_greedy_tokens_from_our_file(tmp_path, tied):
     with LlamaCpp(file, 64, exact=True) as peer:
         assert peer.run(PROMPT, 32) == greedy(model, 32)
         assert peer.seconds > 0
-        assert peer.run(PROMPT[:3], 4) == generate(model, PROMPT[:3], max_new_tokens=4, stop_token_ids=()).tokens
+        assert (
+            peer.run(PROMPT[:3], 4) == generate(model, PROMPT[:3], max_new_tokens=4, stop_token_ids=()).tokens
+        )
 
 
 def test_other_shapes_are_not_written_for_llama_cpp(tmp_path):

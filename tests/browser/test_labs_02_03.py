@@ -11,10 +11,22 @@ pytestmark = pytest.mark.browser
 
 # notebook -> (a panel's question, a control that is a slider, the calculator's question and one of its sliders)
 LABS = {
-    "02_where_time_goes": ("More users in one step", "context (tokens)", "What does a workload cost", "batch (sequences)"),
-    "03_kv_cache": ("What does remembering save?", "new tokens", "How much memory do the weights", "batch (sequences)"),
+    "02_where_time_goes": (
+        "More users in one step",
+        "context (tokens)",
+        "What does a workload cost",
+        "batch (sequences)",
+    ),
+    "03_kv_cache": (
+        "What does remembering save?",
+        "new tokens",
+        "How much memory do the weights",
+        "batch (sequences)",
+    ),
 }
-REDRAWN_WITHIN_S = 2.0  # in the browser, on a busy test machine; the drawing itself is held in test_lab02 and test_lab03
+REDRAWN_WITHIN_S = (
+    2.0  # in the browser, on a busy test machine; the drawing itself is held in test_lab02 and test_lab03
+)
 
 
 @pytest.fixture(scope="module", params=LABS)

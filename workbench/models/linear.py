@@ -52,7 +52,7 @@ class Packed:
 
     ROWS_HINT = 8
     LEAST_ROWS = 4
-    LARGE_BYTES = 2 << 20
+    LARGE_BYTES = 4 << 20
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         reason = why_not_packed(weight.dtype, weight.device)
