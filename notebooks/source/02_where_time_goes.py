@@ -511,10 +511,7 @@ HTML(
 # %%
 from workbench.experiments import run_experiment
 
-corners = []
-for context in (64, 1024):
-    asked = {"model": "random-110m", "context": context, "largest_batch": 32, "repeats": 3}
-    corners += run_experiment("time.batch_sweep", asked)
+corners = run_experiment("time.prediction", {"model": "random-110m", "repeats": 5})
 rows = [
     [
         f"{m.settings['context']:,}",

@@ -13,6 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import plain, shape_of
 from workbench.instruments.costs import StepCosts, decode_costs, predict
+from workbench.instruments.device import measure_ceilings
 from workbench.instruments.memory import require_bytes
 from workbench.kv import kv_for, stored_dtype
 from workbench.models.batch import Batch
@@ -76,7 +77,8 @@ def run_grid(
             f"{shape.context_length:,}; choose less"
         )
     decoder = bench.model(model, dtype=dtype, arrangement="fast")
-    ceilings = bench.ceilings()
+    bench.report("this machine's ceilings, as they are now")
+    ceilings = measure_ceilings(bench.device, bench.check_stop)
     points = grid(max_batch, max_context)
     for number, (batch, context) in enumerate(points, 1):
         bench.report(f"point {number} of {len(points)}: batch {batch}, context {context:,}")
@@ -141,7 +143,7 @@ PREDICTION = Experiment(
     lab=2,
     question="How far from the measured time is the predicted one, over batch sizes and contexts?",
     how="decode steps of a prepared model over a cache filled with random keys and values, one warm-up, then "
-    "repeats; the prediction comes from the shape and this machine's ceilings and is fixed before anything runs.",
+    "repeats; the prediction comes from the shape and from this machine's ceilings, measured at the start of the same run.",
     settings=(
         Setting("model", "random-110m", "model", help="random weights will do: times do not depend on them"),
         Setting("dtype", "float32", "choice", choices=("float32", "bfloat16"), help="of the weights"),

@@ -179,6 +179,8 @@ class Session:
                         break
                     self._read_output()
                     raise SessionEnded(_reason(self.exit_code))
+        if not self.over:
+            self._look()  # an answer may be done with its flood before anybody looked
         return reply
 
     def _heard_exit(self) -> bool:
@@ -228,8 +230,10 @@ class Session:
 
     def _watch(self) -> None:
         """Stop a session whose processes together, or whose folder, grew over a limit. Looks four times a second."""
-        if time.monotonic() - self._watched < 0.25:
-            return
+        if time.monotonic() - self._watched >= 0.25:
+            self._look()
+
+    def _look(self) -> None:
         self._watched = time.monotonic()
         grown = grown_bytes(self.pid, self.runner.server_resident_bytes)
         if grown > self.limits.memory_bytes:
@@ -238,7 +242,8 @@ class Session:
         for folder, _, names in os.walk(self.folder):
             for name in names:
                 with contextlib.suppress(OSError):
-                    written += os.lstat(os.path.join(folder, name)).st_blocks * 512
+                    status = os.lstat(os.path.join(folder, name))
+                    written += min(status.st_blocks * 512, status.st_size)  # sparse, or its last block half full
             files += len(names) + 1
             if written > self.limits.file_bytes:
                 raise self._stop(f"stopped: wrote more than {self.limits.file_bytes / 1e6:g} MB of files")
