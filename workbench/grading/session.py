@@ -243,7 +243,9 @@ class Session:
             for name in names:
                 with contextlib.suppress(OSError):
                     status = os.lstat(os.path.join(folder, name))
-                    written += min(status.st_blocks * 512, status.st_size)  # sparse, or its last block half full
+                    written += min(
+                        status.st_blocks * 512, status.st_size
+                    )  # sparse, or its last block half full
             files += len(names) + 1
             if written > self.limits.file_bytes:
                 raise self._stop(f"stopped: wrote more than {self.limits.file_bytes / 1e6:g} MB of files")
