@@ -243,9 +243,8 @@ class Session:
             for name in names:
                 with contextlib.suppress(OSError):
                     status = os.lstat(os.path.join(folder, name))
-                    written += min(
-                        status.st_blocks * 512, status.st_size
-                    )  # sparse, or its last block half full
+                    # blocks of a sparse file, size of one whose last block is half full
+                    written += min(status.st_blocks * 512, status.st_size)
             files += len(names) + 1
             if written > self.limits.file_bytes:
                 raise self._stop(f"stopped: wrote more than {self.limits.file_bytes / 1e6:g} MB of files")
