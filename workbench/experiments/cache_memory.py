@@ -13,7 +13,8 @@ from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import shape_of
 from workbench.instruments.costs import kv_bytes, largest_batch
 from workbench.instruments.memory import available_bytes, readable_bytes
-from workbench.kv.contiguous import Contiguous, stored_dtype
+from workbench.kv.contiguous import Contiguous
+from workbench.kv.slots import stored_dtype
 from workbench.models.checkpoints import zoo_names
 from workbench.models.config import ModelConfig
 from workbench.models.shapes import PUBLIC_SHAPES

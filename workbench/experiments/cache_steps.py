@@ -11,7 +11,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Setting
 from workbench.experiments.inputs import dtype_of, shape_of
 from workbench.instruments.costs import ARRANGEMENTS, predict, step_costs
-from workbench.kv.contiguous import stored_dtype
+from workbench.kv.slots import stored_dtype
 from workbench.models.fast import FastDecoder, prepare
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from workbench.errors import unknown
-from workbench.kv.contiguous import Contiguous, stored_dtype
+from workbench.kv.contiguous import Contiguous
 from workbench.kv.contract import KV
 from workbench.kv.recompute import Recompute
+from workbench.kv.slots import stored_dtype
 from workbench.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -27,16 +28,22 @@ def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings) -> K
 
 
 def kv_for(
-    kind: str | Callable[..., KV], model: Decoder, *, max_sequences: int = 1, max_tokens: int | None = None
+    kind: str | Callable[..., KV],
+    model: Decoder,
+    *,
+    max_sequences: int = 1,
+    max_tokens: int | None = None,
+    **settings,
 ) -> KV:
     """A fresh kv that fits a loaded model: its device, its dtype, and room for so many sequences and tokens.
 
-    A class or function of your own is called with the ModelConfig alone.
+    settings: the kind's own (a format, a window, …). A class or function of your own is called with the
+    ModelConfig and these alone.
     """
     if callable(kind) or kind == "recompute":
-        return make_kv(kind, model.config)
+        return make_kv(kind, model.config, **settings)
     room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-    return make_kv(kind, model.config, **room, dtype=model.dtype, device=model.device)
+    return make_kv(kind, model.config, **room, dtype=model.dtype, device=model.device, **settings)
 
 
 __all__ = ["KV", "KINDS", "Contiguous", "Recompute", "make_kv", "kv_for", "stored_dtype"]

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from workbench.models.batch import Batch
+from workbench.models.latent import UpProjections
 
 
 @runtime_checkable
@@ -29,11 +30,20 @@ class KV(Protocol):
         ...
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: Batch,
+        up: UpProjections | None = None,
     ) -> torch.Tensor:
         """Store the new keys and values of a layer, attend over all that are remembered.
 
         q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D_v] -> [N, H_q, D_v]. Owns nothing it returns.
+        Two kinds of model hand over less. A layer that attends over the keys of another (`config.kv_sources`)
+        has k = v = None. Latent attention has k [N, 1, kv_rank + rotary], the latents, v = None and `up`, which
+        expands latents to keys and values, or moves the expansion to q; models without it never pass `up`.
         """
         ...
 

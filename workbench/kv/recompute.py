@@ -23,8 +23,11 @@ class Recompute:
 
     def __init__(self, config: ModelConfig, *, attention: str = "sdpa") -> None:
         self.config = config
-        self.scale = config.head_dim**-0.5
+        self.scale = config.attention_scale
         self._attention = attention_function(attention)
+        self._shared: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # of this batch, layers that others attend over
         self._live: dict[Hashable, int] = {}  # always 0; kept so that release of an unknown name is an error
 
     @property
@@ -40,15 +43,23 @@ class Recompute:
                 )
         for name in batch.sequences:
             self._live[name] = 0
+        self._shared.clear()
 
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
-    ) -> torch.Tensor:
-        starts = batch.query_starts
-        parts = [
-            self._attention(q[a:b], k[a:b], v[a:b], scale=self.scale, window=self.config.sliding_window)
-            for a, b in pairwise(starts)
-        ]
+    def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch, up=None) -> torch.Tensor:
+        if up is not None:
+            k, v = up.expand(k)
+        if self.config.kv_sources is not None:
+            if k is not None:
+                self._shared[layer] = (k, v)
+            k, v = self._shared[self.config.kv_source(layer)]
+            if layer == self.config.num_layers - 1:
+                self._shared.clear()
+        look = {
+            "scale": self.scale,
+            "window": self.config.window_of(layer),
+            "sinks": self.config.attention_sinks,
+        }
+        parts = [self._attention(q[a:b], k[a:b], v[a:b], **look) for a, b in pairwise(batch.query_starts)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def truncate(self, sequence: Hashable, length: int) -> None:

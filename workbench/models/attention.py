@@ -15,21 +15,30 @@ import torch.nn.functional as F
 from workbench.errors import unknown
 
 
-def causal_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+def causal_mask(
+    num_queries: int, num_keys: int, window: int | None, device: torch.device | str, sinks: int = 0
+) -> torch.Tensor:
     """[num_queries, num_keys] bool, True where a query may look. The queries are the last of the keys.
 
-    With a window W a query sees itself and the W − 1 tokens before it.
+    With a window W a query sees itself and the W − 1 tokens before it, and the first `sinks` tokens of the text
+    (attention sinks, Xiao et al., arXiv 2309.17453).
     """
     query_at = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
     key_at = torch.arange(num_keys, device=device)[None, :]
     allowed = key_at <= query_at
     if window is not None:
-        allowed &= key_at > query_at - window
+        allowed &= (key_at > query_at - window) | (key_at < sinks)
     return allowed
 
 
 def eager_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: int = 0,
 ) -> torch.Tensor:
     """Attention as it is defined, softmax(q·kᵀ·scale)·v, in float32. The oracle of every other attention.
 
@@ -40,7 +49,7 @@ def eager_attention(
     v = v.repeat_interleave(group, dim=1)
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = torch.einsum("nhd,shd->hns", q.to(wide), k.to(wide)) * scale
-    scores = scores.masked_fill(~causal_mask(q.shape[0], k.shape[0], window, q.device), -math.inf)
+    scores = scores.masked_fill(~causal_mask(q.shape[0], k.shape[0], window, q.device, sinks), -math.inf)
     return torch.einsum("hns,shd->nhd", scores.softmax(dim=-1), v.to(wide)).to(q.dtype)
 
 
@@ -56,6 +65,7 @@ def sdpa_attention(
     *,
     scale: float,
     window: int | None = None,
+    sinks: int = 0,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The same through torch's fused kernel, which never writes the n × S scores to memory.
@@ -64,7 +74,7 @@ def sdpa_attention(
     """
     queries, keys = q.shape[0], k.shape[0]
     if mask is None and needs_mask(queries, keys, window):
-        mask = causal_mask(queries, keys, window, q.device)
+        mask = causal_mask(queries, keys, window, q.device, sinks)
     out = F.scaled_dot_product_attention(
         *(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)),  # [1, H, tokens, D]
         attn_mask=mask,

@@ -16,6 +16,7 @@ from torch import nn
 from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
+from workbench.models.latent import UpProjections
 from workbench.models.layers import GELUMLP, RMSNorm, Rotary, SwiGLU, rotate
 
 
@@ -24,9 +25,7 @@ class Attends(Protocol):
 
     def begin(self, batch: Batch) -> None: ...
 
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
-    ) -> torch.Tensor: ...
+    def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch) -> torch.Tensor: ...
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -35,18 +34,23 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Project, normalize, rotate, hand over to the kv, project back. Any H_kv that divides H_q."""
+    """Project, normalize, rotate, hand over to the kv, project back. Any H_kv that divides H_q.
 
-    def __init__(self, config: ModelConfig) -> None:
+    A layer that attends over the keys of another (`kv_sources`) has no k and v, and hands over None.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.config = config
+        self.owns_kv = config.kv_source(layer) == layer
         d, head = config.hidden_size, config.head_dim
         self.q = nn.Linear(d, config.num_heads * head, bias=config.qkv_bias)
-        self.k = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
-        self.v = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
+        if self.owns_kv:
+            self.k = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
+            self.v = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
         self.o = nn.Linear(config.num_heads * head, d, bias=config.attention_output_bias)
         self.q_norm = RMSNorm(head, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(head, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(head, config.norm_eps) if config.qk_norm and self.owns_kv else nn.Identity()
 
     def forward(
         self,
@@ -57,20 +61,73 @@ class Attention(nn.Module):
         kv: Attends,
     ) -> torch.Tensor:
         rows, head = x.shape[0], self.config.head_dim
-        q = self.q_norm(self.q(x).view(rows, self.config.num_heads, head))  # [N, H_q, D]
-        k = self.k_norm(self.k(x).view(rows, self.config.num_kv_heads, head))  # [N, H_kv, D]
-        v = self.v(x).view(rows, self.config.num_kv_heads, head)
+        q, k, v = self.q_norm(self.q(x).view(rows, self.config.num_heads, head)), None, None  # [N, H_q, D]
+        if self.owns_kv:
+            k = self.k_norm(self.k(x).view(rows, self.config.num_kv_heads, head))  # [N, H_kv, D]
+            v = self.v(x).view(rows, self.config.num_kv_heads, head)
         if turn is not None:
-            q, k = rotate(q, *turn), rotate(k, *turn)
+            q, k = rotate(q, *turn), None if k is None else rotate(k, *turn)
         mixed = kv.attend(layer, q, k, v, batch)  # [N, H_q, D]
         return self.o(mixed.reshape(rows, -1))
 
 
-class DecoderLayer(nn.Module):
+class LatentAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 §2.1, equations 9 to 19).
+
+        x -> latent c [kv_rank] -> normed ------ k_up, v_up (a head each) --> content keys, values
+          -> rotary key k_r [rotary], one for all heads, turned by its position
+          -> q: H_q × (content, rotary), through a latent of its own (query_rank)
+
+    What a token leaves behind is (c, k_r), `cached_dim` values however many heads there are. The position has to
+    go its own way ("decoupled"): were the content keys turned, k_up would stand behind a turn that differs from
+    position to position and could not be folded into q. The kv is handed the latents and `up`, the maps from
+    them to keys and values; which of the two equal forms it takes (see UpProjections) is its affair.
+    """
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.config, shape = config, config.latent_attention
+        d, heads = config.hidden_size, config.num_heads
+        if shape.query_rank is None:
+            self.q = nn.Linear(d, heads * shape.key_head_dim, bias=False)
+        else:
+            self.q_down = nn.Linear(d, shape.query_rank, bias=False)
+            self.q_norm = RMSNorm(shape.query_rank, config.norm_eps)
+            self.q_up = nn.Linear(shape.query_rank, heads * shape.key_head_dim, bias=False)
+        self.kv_down = nn.Linear(d, shape.cached_dim, bias=False)
+        self.kv_norm = RMSNorm(shape.kv_rank, config.norm_eps)
+        self.k_up = nn.Linear(shape.kv_rank, heads * shape.content_head_dim, bias=False)
+        self.v_up = nn.Linear(shape.kv_rank, heads * shape.value_head_dim, bias=False)
+        self.o = nn.Linear(heads * shape.value_head_dim, d, bias=False)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor] | None,
+        layer: int,
+        batch: Batch,
+        kv: Attends,
+    ) -> torch.Tensor:
+        shape, rows = self.config.latent_attention, x.shape[0]
+        q = self.q(x) if shape.query_rank is None else self.q_up(self.q_norm(self.q_down(x)))
+        content, q_rotary = q.view(rows, -1, shape.key_head_dim).split(
+            (shape.content_head_dim, shape.rotary_head_dim), dim=-1
+        )
+        latent, k_rotary = self.kv_down(x).split((shape.kv_rank, shape.rotary_head_dim), dim=-1)
+        q = torch.cat((content, rotate(q_rotary, *turn)), dim=-1)  # [N, H_q, content + rotary]
+        latent = torch.cat((self.kv_norm(latent)[:, None], rotate(k_rotary[:, None], *turn)), dim=-1)
+        up = UpProjections(shape, self.k_up.weight, self.v_up.weight)
+        mixed = kv.attend(layer, q, latent, None, batch, up=up)  # [N, H_q, value]
+        return self.o(mixed.reshape(rows, -1))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
         self.attention_norm = make_norm(config)
-        self.attention = Attention(config)
+        self.attention = (
+            Attention(config, layer) if config.latent_attention is None else LatentAttention(config)
+        )
         self.mlp_norm = make_norm(config)
         self.mlp = GELUMLP(config) if config.is_gpt2 else SwiGLU(config)
 
@@ -97,7 +154,7 @@ class Decoder(nn.Module):
         super().__init__()
         if not config.runnable:
             raise WorkbenchError(
-                f"{name}: latent attention and experts are known to the calculators only; "
+                f"{name}: a mixture of experts is known to the calculators only; "
                 "this shape has no runnable model here. Use workbench.models.public_shape(name) for its counts"
             )
         self.config = config
@@ -108,7 +165,7 @@ class Decoder(nn.Module):
             nn.Embedding(config.context_length, config.hidden_size) if config.is_gpt2 else None
         )
         self.rotary = Rotary(config) if config.uses_rotary else None
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
         self.norm = make_norm(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:

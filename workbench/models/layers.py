@@ -59,8 +59,8 @@ def rotary_frequencies(config: ModelConfig) -> torch.Tensor:
     With Llama 3.1 scaling, waves longer than the original context turn `factor` times slower, short ones
     stay, and those between are blended.
     """
-    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float()
-    frequency = 1.0 / (config.rope_theta ** (pairs / config.head_dim))
+    pairs = torch.arange(0, config.rotary_head_dim, 2, dtype=torch.int64).float()
+    frequency = 1.0 / (config.rope_theta ** (pairs / config.rotary_head_dim))
     scaling = config.rope_scaling
     if scaling is None:
         return frequency

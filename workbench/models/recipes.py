@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from workbench.errors import WorkbenchError, unknown
+from workbench.models.attention import causal_mask
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import ZOO, load, save_checkpoint
 from workbench.models.config import ModelConfig
@@ -108,7 +109,9 @@ class TrainingAttention:
     """The attention of training: whole sequences of one length, nothing remembered between steps."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.scale = config.head_dim**-0.5
+        self.config, self.scale = config, config.attention_scale
+        self._shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
     def begin(self, batch: Batch) -> None:
         lengths = {b - a for a, b in zip(batch.query_starts, batch.query_starts[1:])}
@@ -116,15 +119,30 @@ class TrainingAttention:
             "training sends whole sequences of one length"
         )
 
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch, up=None) -> torch.Tensor:
+        if up is not None:
+            k, v = up.expand(k)
+        if self.config.kv_sources is not None:
+            if k is not None:
+                self._shared[layer] = (k, v)
+            k, v = self._shared[self.config.kv_source(layer)]
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         num_sequences = len(batch.sequences)
         q4, k4, v4 = (t.unflatten(0, (num_sequences, -1)).transpose(1, 2) for t in (q, k, v))  # [B, H, S, D]
-        out = F.scaled_dot_product_attention(q4, k4, v4, is_causal=True, scale=self.scale)
+        mask = self._mask(q4.shape[2], self.config.window_of(layer), q.device)
+        out = F.scaled_dot_product_attention(
+            q4, k4, v4, attn_mask=mask, is_causal=mask is None, scale=self.scale
+        )
         return out.transpose(1, 2).flatten(0, 1)
+
+    def _mask(self, length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+        if window is None or window >= length:
+            return None
+        if (length, window) not in self._masks:
+            mask = causal_mask(length, length, window, device, self.config.attention_sinks)
+            self._masks[length, window] = mask
+        return self._masks[length, window]
 
 
 class EpochSampler:

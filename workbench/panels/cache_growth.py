@@ -12,7 +12,7 @@ from workbench.experiments.inputs import dtype_of, shape_of
 from workbench.instruments.costs import kv_bytes
 from workbench.instruments.memory import readable_bytes
 from workbench.instruments.records import Measurement
-from workbench.kv.contiguous import stored_dtype
+from workbench.kv.slots import stored_dtype
 from workbench.models.config import ModelConfig
 from workbench.panels import html, style
 from workbench.panels.base import Panel

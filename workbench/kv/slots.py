@@ -1,0 +1,221 @@
+"""What every kv that keeps something has in common: which sequences live, how long they are, where they lie.
+
+A cache has `max_sequences` slots of `max_tokens` tokens. `Slots` hands them out, refuses what does not fit before
+anything changes, and undoes a batch that never reached the last layer. What a slot holds is the affair of the
+class on top, which fills in four methods:
+
+    _open(batch, places)           a batch was accepted: make what its layers share   (may not fail)
+    _forget(slot, start, end)      these positions are gone
+    _copy(source, target, length)  a sequence begins with all that another remembers
+    _check_truncate(sequence, length, known)   refuse a length that cannot be gone back to (a rolling buffer)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.instruments.memory import require_bytes
+from workbench.models.batch import Batch
+from workbench.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the sequences of one batch lie, in the batch's order."""
+
+    slots: list[int]
+    lengths: tuple[int, ...]  # with the new tokens
+    before: dict[Hashable, int | None]  # length of each when the batch came; None for a new one
+
+
+class Slots:
+    """Bookkeeping of a kv of `max_sequences` slots of `max_tokens` tokens each; see the module."""
+
+    def __init__(self, config: ModelConfig, *, max_sequences: int, max_tokens: int | None) -> None:
+        max_tokens = config.context_length if max_tokens is None else max_tokens
+        check_size("max_sequences", max_sequences, None)
+        check_size("max_tokens", max_tokens, config.context_length)
+        self.config = config
+        self.max_sequences, self.max_tokens = max_sequences, max_tokens
+        self._lengths: dict[Hashable, int] = {}
+        self._slots: dict[Hashable, int] = {}
+        self._free = list(range(max_sequences))  # ascending, so that a batch's slots tend to lie side by side
+        self._batch: Batch | None = None  # the one that `begin` accepted
+        self._places: Places | None = None
+        self._layers_done = 0
+
+    # -- for the class on top ------------------------------------------------------------------------------
+
+    def _open(self, batch: Batch, places: Places) -> None:
+        raise NotImplementedError
+
+    def _forget(self, slot: int, start: int, end: int) -> None:
+        raise NotImplementedError
+
+    def _copy(self, source: int, target: int, length: int) -> None:
+        raise NotImplementedError
+
+    def _check_truncate(self, sequence: Hashable, length: int, known: int) -> None:
+        """Raise WorkbenchError where going back to `length` needs what is forgotten; here nothing is."""
+
+    # -- the contract ----------------------------------------------------------------------------------------
+
+    @property
+    def lengths(self) -> Mapping[Hashable, int]:
+        return MappingProxyType(self._lengths)
+
+    def begin(self, batch: Batch) -> None:
+        self._check_last_batch()
+        after = batch.lengths_after()
+        new = []
+        for name, first, length in zip(batch.sequences, batch.first_positions, after):
+            known = self._lengths.get(name, 0)
+            if first != known:
+                raise WorkbenchError(
+                    f"the next token of sequence {name!r} stands at position {known} ({known} tokens are remembered); "
+                    f"this batch starts it at position {first}"
+                )
+            if length > self.max_tokens:
+                raise WorkbenchError(
+                    f"sequence {name!r} would grow to {length:,} tokens, and its slot in the KV cache holds "
+                    f"{self.max_tokens:,}; make the cache with a larger max_tokens, or truncate the text"
+                )
+            if name not in self._lengths:
+                new.append(name)
+        if len(new) > len(self._free):
+            raise WorkbenchError(
+                f"the KV cache has {self.max_sequences} slots, {len(self._free)} of them free, and this batch brings "
+                f"{len(new)} new sequences; release some, or make the cache with more max_sequences"
+            )
+        taken = dict(zip(new, self._free))
+        slots = [taken[name] if name in taken else self._slots[name] for name in batch.sequences]
+        places = Places(slots, after, {name: self._lengths.get(name) for name in batch.sequences})
+        self._open(batch, places)
+        self._slots.update(taken)  # from here on nothing can fail
+        self._free = self._free[len(taken) :]
+        self._lengths.update(zip(batch.sequences, after))
+        self._batch, self._places, self._layers_done = batch, places, 0
+
+    def truncate(self, sequence: Hashable, length: int) -> None:
+        known = self._length_of(sequence)
+        if not isinstance(length, int) or isinstance(length, bool) or not 0 <= length <= known:
+            raise WorkbenchError(
+                f"sequence {sequence!r} has {known} tokens; it can be cut to 0 … {known} of them, got {length!r}"
+            )
+        self._check_truncate(sequence, length, known)
+        self._forget(self._slots[sequence], length, known)
+        self._lengths[sequence] = length
+        self._batch = None
+
+    def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
+        length = self._length_of(sequence)
+        if new_sequence in self._lengths:
+            raise WorkbenchError(
+                f"sequence {new_sequence!r} already exists; release it first or choose another name"
+            )
+        if not self._free:
+            raise WorkbenchError(
+                f"all {self.max_sequences} slots of the KV cache are taken; release a sequence before this fork, "
+                "or make the cache with more max_sequences"
+            )
+        source, target = self._slots[sequence], self._free.pop(0)
+        self._copy(source, target, length)
+        self._slots[new_sequence], self._lengths[new_sequence] = target, length
+        self._batch = None
+
+    def release(self, sequence: Hashable) -> None:
+        self._forget(self._slots.get(sequence, 0), 0, self._length_of(sequence))
+        self._free = sorted([*self._free, self._slots.pop(sequence)])
+        del self._lengths[sequence]
+        self._batch = None
+
+    # -- one batch ---------------------------------------------------------------------------------------------
+
+    def _enter(self, layer: int, batch: Batch, problem: str = "") -> None:
+        """Call first in `attend`. problem: why q, k, v do not belong here; then the batch is undone."""
+        assert self._batch is batch, "attend belongs to the batch that begin accepted"
+        if not 0 <= layer < self.config.num_layers:
+            problem = (
+                f"this KV cache is for a model of {self.config.num_layers} layers, got keys of layer {layer}"
+            )
+        if problem:
+            self._undo()
+            raise WorkbenchError(problem)
+        self._layers_done = layer + 1
+
+    def _check_last_batch(self) -> None:
+        """A batch that reached some layers only (interrupted, or of a model with fewer) never came."""
+        if self._batch is None or self._layers_done == self.config.num_layers:
+            return
+        reached = self._layers_done
+        self._undo()
+        if reached:
+            raise WorkbenchError(
+                f"the batch before this one reached {reached} of the {self.config.num_layers} layers of this KV "
+                "cache and was undone; was the cache made with another model's config, or the forward interrupted?"
+            )
+
+    def _undo(self) -> None:
+        """Back to before `begin`."""
+        assert self._places is not None
+        for name, length in self._places.before.items():
+            if length is None:
+                self.release(name)
+            else:
+                self._forget(self._slots[name], length, self._lengths[name])
+                self._lengths[name] = length
+        self._batch = None
+
+    def _length_of(self, sequence: Hashable) -> int:
+        if sequence not in self._lengths:
+            raise WorkbenchError(
+                f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._lengths))}"
+            )
+        return self._lengths[sequence]
+
+
+def misfit(q: torch.Tensor, k, v, queries: tuple, keys: tuple, values: tuple | None) -> str:
+    """Why q, k, v of one layer do not have these shapes, or "". values None: v is not handed over (latents)."""
+    expected = (queries, keys, values)
+    came = tuple(None if t is None else tuple(t.shape) for t in (q, k, v))
+    if came == expected:
+        return ""
+    words = [
+        f"{name} {None if shape is None else list(shape)}"
+        for shapes in (expected, came)
+        for name, shape in zip("qkv", shapes)
+    ]
+    return (
+        f"this KV cache takes {', '.join(words[:3])} [tokens, heads, head size], got {', '.join(words[3:])}; "
+        "was it made with another model's config?"
+    )
+
+
+def stored_dtype(dtype: torch.dtype, device: torch.device | str) -> torch.dtype:
+    """What keys and values of a model in `dtype` are stored as on `device`.
+
+    bfloat16 is stored as float32 on a CPU, where torch's attention over bfloat16 takes several times as long.
+    """
+    return torch.float32 if str(device).startswith("cpu") and dtype == torch.bfloat16 else dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def require_room(kind: str, needed: int, max_sequences: int, max_tokens: int, stored: str, device) -> None:
+    """Raise WorkbenchError with bytes needed and available, before anything is allocated."""
+    require_bytes(
+        needed, str(device), f"a {kind} of {max_sequences:,} sequences × {max_tokens:,} tokens in {stored}"
+    )
+
+
+def check_size(name: str, value: int, most: int | None, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most and value > most):
+        wanted = f"from {least} to the model's context of {most:,}" if most else f"of at least {least}"
+        raise WorkbenchError(f"{name} must be a whole number {wanted}, got {value!r}")
