@@ -28,7 +28,7 @@ from workbench.errors import WorkbenchError, unknown
 from workbench.models.attention import causal_mask
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import ZOO, load, save_checkpoint
-from workbench.models.config import ModelConfig
+from workbench.models.config import LatentAttentionShape, ModelConfig
 from workbench.models.corpus import held_out_files, token_stream, training_files
 from workbench.models.decoder import Decoder
 from workbench.models.tokenizer import Tokenizer, train_tokenizer
@@ -88,6 +88,43 @@ def _stdlib_config(hidden: int, layers: int, heads: int, kv_heads: int, wide: in
     )
 
 
+def _cache_variant(wide: int, *, kv_heads: int = 6, **other) -> ModelConfig:
+    """One of lab 04's variants: the same but for what it remembers. F is chosen so that all have as many parameters."""
+    return ModelConfig(
+        family=other.pop("family", "qwen3"),
+        vocab_size=VOCAB_SIZE,
+        hidden_size=192,
+        num_layers=6,
+        num_heads=6,
+        num_kv_heads=kv_heads,
+        head_dim=other.pop("head_dim", 32),
+        intermediate_size=wide,
+        context_length=1024,
+        norm_eps=1e-6,
+        qk_norm=other.pop("qk_norm", True),
+        tie_embeddings=True,
+        bos_token_id=0,
+        eos_token_ids=(0,),
+        **other,
+    )
+
+
+_LATENT = LatentAttentionShape(
+    query_rank=None, kv_rank=48, rotary_head_dim=16, content_head_dim=32, value_head_dim=32
+)
+CACHE_VARIANTS: dict[str, ModelConfig] = {  # values a token leaves in the cache of a layer:
+    "stdlib-3m-mha": _cache_variant(288),  # 384
+    "stdlib-3m-gqa": _cache_variant(376, kv_heads=2),  # 128
+    "stdlib-3m-mqa": _cache_variant(392, kv_heads=1),  # 64
+    "stdlib-3m-mla": _cache_variant(
+        328, family="deepseek_v3", head_dim=48, qk_norm=False, latent_attention=_LATENT
+    ),  # 64
+    "stdlib-3m-hybrid": _cache_variant(
+        288, sliding_window=128, global_layers=(2, 5)
+    ),  # 384, of the last 128 tokens
+    "stdlib-3m-shared": _cache_variant(352, kv_sources=(0, 0, 2, 2, 4, 4)),  # 384, in every second layer
+}
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -100,6 +137,10 @@ RECIPES: dict[str, Recipe] = {
             sequences_per_step=4,
             peak_learning_rate=4e-3,
             teacher="stdlib-10m",
+        ),
+        *(
+            Recipe(name, "variant", config, steps=700, sequences_per_step=4, peak_learning_rate=3e-3)
+            for name, config in CACHE_VARIANTS.items()
         ),
     )
 }
