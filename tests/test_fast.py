@@ -15,7 +15,7 @@ from workbench.decoding.loop import generate
 from workbench.errors import WorkbenchError
 from workbench.kv import Contiguous, Recompute
 from workbench.models import Batch, Decoder, load, prepare
-from workbench.models.config import ModelConfig, RotaryScaling
+from workbench.models.config import LatentAttentionShape, ModelConfig, RotaryScaling
 from workbench.models.corpus import held_out_files, token_stream
 from workbench.models.fast import FastDecoder
 from workbench.models.linear import LINEARS, Matvec, Packed, Plain, linear_class, why_not_packed
@@ -23,6 +23,13 @@ from workbench.models.linear import LINEARS, Matvec, Packed, Plain, linear_class
 
 def shape(**changes) -> ModelConfig:
     return tiny_config(**{"vocab_size": 64, "context_length": 4096, **changes})
+
+
+def latent(query_rank: int | None) -> ModelConfig:
+    sizes = LatentAttentionShape(
+        query_rank, kv_rank=10, rotary_head_dim=4, content_head_dim=6, value_head_dim=8
+    )
+    return shape(family="deepseek_v3", num_kv_heads=4, head_dim=10, latent_attention=sizes)
 
 
 SHAPES = {
@@ -38,6 +45,11 @@ SHAPES = {
         family="gpt2", num_kv_heads=4, qkv_bias=True, attention_output_bias=True, mlp_bias=True, norm_eps=1e-3
     ),
     "a norm that matters little": shape(norm_eps=3.0),
+    "windows on some layers, one sink": shape(sliding_window=8, global_layers=(1,), attention_sinks=1),
+    "layers that share keys": shape(num_layers=4, kv_sources=(0, 0, 2, 2), qkv_bias=True),
+    "sharing layers, norm on q, k": shape(family="qwen3", num_layers=3, kv_sources=(0, 0, 2), qk_norm=True),
+    "latent attention": latent(query_rank=12),
+    "latent attention, q at once": latent(query_rank=None),
 }
 LINEAR = [name for name in LINEARS if name == "plain" or not why_not_packed(torch.float32, "cpu")]
 PACKS_BFLOAT16 = [t for t in (torch.float32, torch.bfloat16) if not why_not_packed(t, "cpu")]
@@ -202,7 +214,7 @@ def test_keys_and_values_handed_to_a_kv_are_never_written_again(small):
             super().__init__(config)
             self.kept = []
 
-        def attend(self, layer, q, k, v, batch):
+        def attend(self, layer, q, k, v, batch, up=None):
             mixed = super().attend(layer, q, k, v, batch)
             self.kept += [(t, t.clone()) for t in (k, v, mixed)]
             return mixed
@@ -226,7 +238,7 @@ def test_a_batch_that_the_kv_refuses_is_refused_whole(small):
 @pytest.mark.parametrize("linear", LINEAR)
 def test_weight_bytes_are_those_of_the_matrices_a_step_reads(model, linear):
     """Every matrix with its bias, the head once, tied or not; the embedding is looked up, not read."""
-    parts = ("q", "k", "v", "o", "gate", "up", "down")
+    parts = ("q", "k", "v", "o", "gate", "up", "down", "q_down", "q_up", "kv_down", "k_up", "v_up")
     matrices = [
         value
         for name, value in model.named_parameters()

@@ -22,7 +22,9 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
+from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Decoder, DecoderLayer
+from workbench.models.latent import UpProjections
 from workbench.models.layers import RMSNorm, rotary_frequencies
 from workbench.models.linear import Linear, Matvec, linear_class
 
@@ -47,37 +49,46 @@ def prepare(model: Decoder, *, linear: str = "auto", compile: bool = False) -> F
 
 
 class FastLayer:
-    """One layer as two functions of tensors, with attention between them."""
+    """One layer as two functions of tensors, with attention between them.
 
-    def __init__(self, layer: DecoderLayer, make: MakeLinear, norm: MakeNorm, stream: torch.dtype) -> None:
+    `extra` goes to `kv.attend` with what `before` gives. A layer that attends over the keys of another has no k and v.
+    """
+
+    def __init__(
+        self, layer: DecoderLayer, make: MakeLinear, norm: MakeNorm, stream: torch.dtype, config: ModelConfig
+    ) -> None:
         a, mlp = layer.attention, layer.mlp
-        self.heads, self.kv_heads, self.head_dim = (
-            a.config.num_heads,
-            a.config.num_kv_heads,
-            a.config.head_dim,
-        )
-        self._turned = [self.heads + self.kv_heads, self.kv_heads]  # heads that turn, and those of the values
-        self._parted = [self.heads, self.kv_heads]
+        self.extra: dict[str, UpProjections] = {}
+        self._prepare_attention(a, make, norm, config)
         self.attention_norm, self.mlp_norm = norm(layer.attention_norm, stream), norm(layer.mlp_norm, stream)
-        self.qkv = _joined(make, a.q, a.k, a.v)
         self.o = make(a.o.weight.detach(), _detached(a.o.bias))
-        self.qk_norm = (
-            (norm(a.q_norm, a.q.weight.dtype), norm(a.k_norm, a.q.weight.dtype)) if a.config.qk_norm else None
-        )
         self.gated = hasattr(mlp, "gate")
         self.up = _joined(make, mlp.gate, mlp.up) if self.gated else _joined(make, mlp.up)
         self.down = make(mlp.down.weight.detach(), _detached(mlp.down.bias))
 
-    def before(self, x: torch.Tensor, turn: Turn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _prepare_attention(self, a, make: MakeLinear, norm: MakeNorm, config: ModelConfig) -> None:
+        self.heads, self.head_dim = config.num_heads, config.head_dim
+        self.kv_heads = config.num_kv_heads if a.owns_kv else 0
+        self._turned = [self.heads + self.kv_heads, self.kv_heads]  # heads that turn, and those of the values
+        self._parted = [self.heads, self.kv_heads]
+        self.qkv = _joined(make, a.q, a.k, a.v) if a.owns_kv else _joined(make, a.q)
+        self.qk_norm = None
+        if config.qk_norm:
+            dtype = a.q.weight.dtype
+            self.qk_norm = (norm(a.q_norm, dtype), norm(a.k_norm, dtype) if a.owns_kv else None)
+
+    def before(self, x: torch.Tensor, turn: Turn):
         """x [N, d] -> q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D], normed and turned."""
         heads = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.head_dim)  # [N, H_q + 2·H_kv, D]
         qk, v = torch.split_with_sizes(heads, self._turned, 1)
         if self.qk_norm is not None:
             q_norm, k_norm = self.qk_norm
-            qk = torch.cat((q_norm(qk[:, : self.heads]), k_norm(qk[:, self.heads :])), dim=1)
+            q = q_norm(qk[:, : self.heads])
+            qk = q if k_norm is None else torch.cat((q, k_norm(qk[:, self.heads :])), dim=1)
         if turn is not None:
-            cos, signed_sin = turn
-            qk = torch.addcmul(qk * cos, torch.roll(qk, self.head_dim // 2, -1), signed_sin)
+            qk = turned(qk, turn)
+        if not self.kv_heads:
+            return qk, None, None
         q, k = torch.split_with_sizes(qk, self._parted, 1)
         return q, k, v
 
@@ -95,6 +106,56 @@ class FastLayer:
     @property
     def weight_bytes(self) -> int:
         return sum(linear.weight_bytes for linear in (self.qkv, self.o, self.up, self.down))
+
+
+class FastLatentLayer(FastLayer):
+    """A layer with latent attention: the products from x are one, and so are the turns of q's parts and of k's."""
+
+    def _prepare_attention(self, a, make: MakeLinear, norm: MakeNorm, config: ModelConfig) -> None:
+        shape, dtype = config.latent_attention, a.o.weight.dtype
+        self.heads, self.shape = config.num_heads, shape
+        through = shape.query_rank is not None
+        self.down_x = _joined(make, a.q_down if through else a.q, a.kv_down)
+        self.q_norm = norm(a.q_norm, dtype) if through else None
+        self.q_up = _joined(make, a.q_up) if through else None
+        self.kv_norm = norm(a.kv_norm, dtype)
+        wide = shape.query_rank if through else self.heads * shape.key_head_dim
+        self._downs = [wide, shape.kv_rank, shape.rotary_head_dim]
+        self._key_parts = [shape.content_head_dim, shape.rotary_head_dim]
+        self.extra = {"up": UpProjections(shape, a.k_up.weight.detach(), a.v_up.weight.detach())}
+
+    def before(self, x: torch.Tensor, turn: Turn):
+        """x [N, d] -> q [N, H_q, content + rotary], latents [N, 1, kv_rank + rotary], None."""
+        q, latent, k_rotary = torch.split_with_sizes(self.down_x(self.attention_norm(x)), self._downs, -1)
+        if self.q_up is not None:
+            q = self.q_up(self.q_norm(q))
+        q = q.view(x.shape[0], self.heads, -1)
+        content, q_rotary = torch.split_with_sizes(q, self._key_parts, -1)
+        rotary = turned(torch.cat((q_rotary, k_rotary[:, None]), dim=1), turn)  # [N, H_q + 1, rotary]
+        q = torch.cat((content, rotary[:, :-1]), dim=-1)
+        return q, torch.cat((self.kv_norm(latent)[:, None], rotary[:, -1:]), dim=-1), None
+
+    @property
+    def weight_bytes(self) -> int:
+        up = self.extra["up"]
+        linears = [self.down_x, self.o, self.up, self.down, *([] if self.q_up is None else [self.q_up])]
+        return sum(linear.weight_bytes for linear in linears) + up.k_up.nbytes + up.v_up.nbytes
+
+
+def fast_layer(layer: DecoderLayer, make: MakeLinear, norm: MakeNorm, stream: torch.dtype, config: ModelConfig):
+    kind = FastLayer if config.latent_attention is None else FastLatentLayer
+    return kind(layer, make, norm, stream, config)
+
+
+def turned(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotary embedding of x [N, H, D] by the table's cos and signed sin."""
+    cos, signed_sin = turn
+    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), signed_sin)
+
+
+def before(layer: FastLayer, x: torch.Tensor, turn: Turn):
+    """All that lies before the attention of a layer: q, k, v."""
+    return layer.before(x, turn)
 
 
 def between(layer: FastLayer, following: FastLayer, x: torch.Tensor, mixed: torch.Tensor, turn: Turn):
@@ -128,7 +189,7 @@ class FastDecoder:
             )
             self._table = None if model.rotary is None else _RotaryTable(model)
             self._norm = small_norm(model.norm, self._wide)
-            self._layers = [FastLayer(layer, make, small_norm, self._wide) for layer in model.layers]
+            self._layers = [fast_layer(layer, make, small_norm, self._wide, model.config) for layer in model.layers]
             self._head = make(model.head.weight.detach(), None)
             self._steps = _CompiledSteps(model, self._wide) if compile_steps else None
 
@@ -145,7 +206,7 @@ class FastDecoder:
         """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
         x, turn = self._start(batch, kv)
         for index, layer in enumerate(self._layers):
-            mixed = kv.attend(index, *layer.before(x, turn), batch)
+            mixed = kv.attend(index, *layer.before(x, turn), batch, **layer.extra)
             x = layer.after(x, mixed.reshape(x.shape[0], -1))
         return self._norm(x)
 
@@ -161,9 +222,9 @@ class FastDecoder:
         x, turn = self._start(batch, kv)
         q, k, v = steps.before(steps.layers[0], x, turn)
         for index, (layer, following) in enumerate(zip(steps.layers, steps.layers[1:])):
-            mixed = kv.attend(index, q, k, v, batch).reshape(1, -1)
+            mixed = kv.attend(index, q, k, v, batch, **layer.extra).reshape(1, -1)
             x, q, k, v = steps.between(layer, following, x, mixed, turn)
-        mixed = kv.attend(len(steps.layers) - 1, q, k, v, batch).reshape(1, -1)
+        mixed = kv.attend(len(steps.layers) - 1, q, k, v, batch, **steps.layers[-1].extra).reshape(1, -1)
         return steps.ending(steps.layers[-1], steps.norm, steps.head, x, mixed)
 
     def num_parameters(self) -> int:
@@ -203,10 +264,10 @@ class _CompiledSteps:
     """Steps of one row through torch.compile: three pieces, each compiled once and shared by all layers."""
 
     def __init__(self, model: Decoder, stream: torch.dtype) -> None:
-        self.layers = [FastLayer(layer, Matvec, torch_norm, stream) for layer in model.layers]
+        self.layers = [fast_layer(layer, Matvec, torch_norm, stream, model.config) for layer in model.layers]
         self.norm, self.head = torch_norm(model.norm, stream), Matvec(model.head.weight.detach())
         self.before, self.between, self.ending = (
-            torch.compile(piece, dynamic=False) for piece in (FastLayer.before, between, ending)
+            torch.compile(piece, dynamic=False) for piece in (before, between, ending)
         )
 
 
