@@ -15,6 +15,8 @@ from workbench.decoding.loop import generate
 from workbench.errors import WorkbenchError
 from workbench.kv import Contiguous, Recompute
 from workbench.models import Batch, Decoder, load, prepare
+from workbench.models.attention import eager_attention
+from workbench.models.compiled import attend_one, why_not_whole
 from workbench.models.config import LatentAttentionShape, ModelConfig, RotaryScaling
 from workbench.models.corpus import held_out_files, token_stream
 from workbench.models.fast import FastDecoder
@@ -332,14 +334,65 @@ def test_the_product_of_one_row_as_a_sum_is_the_product(bias):
 # -- compiled --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
+needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")),
     reason="torch.compile needs a C++ compiler, none is here",
 )
-def test_compiled_steps_of_one_row_give_the_same():
-    model = random_decoder(shape(num_layers=3, qkv_bias=True))
+COMPILED = {
+    "whole": (shape(num_layers=2, qkv_bias=True), ""),
+    "whole, one window": (shape(num_layers=2, family="mistral", sliding_window=8), ""),
+    "in pieces, shared layers": (SHAPES["layers that share keys"], "shared layers"),
+    "in pieces, latent attention": (SHAPES["latent attention"], "latent attention"),
+    "in pieces, global layers": (SHAPES["windows on some layers, one sink"], "differ in what they see"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_steps_of_one_row_give_the_same(name):
+    config, reason = COMPILED[name]
+    assert reason in why_not_whole(config) and bool(reason) == bool(why_not_whole(config))
+    model = random_decoder(config)
     fast = prepare(model, compile=True)
     assert fast.compiled and not prepare(model).compiled
-    expected = logits_of(model, Contiguous(model.config, max_sequences=2), *batches())
-    got = logits_of(fast, Contiguous(model.config, max_sequences=2), *batches())
+    steps = [Batch.of([text(1, at)], first_positions=[at], sequences=["a"]) for at in range(30, 36)]
+    expected = logits_of(model, Contiguous(config, max_sequences=2), *batches(), *steps)
+    got = logits_of(fast, Contiguous(config, max_sequences=2), *batches(), *steps)
     assert relative_difference(got, expected) < TOLERANCE
+
+
+@needs_compiler
+def test_a_compiled_whole_step_keeps_the_contract_of_the_kv():
+    """From an empty cache, after truncate and fork, and beside another kv that shows nothing at once."""
+    config, _ = COMPILED["whole"]
+    model = random_decoder(config)
+    fast, kv = prepare(model, compile=True), Contiguous(config, max_sequences=2)
+    ids, expected = text(12), []
+    with torch.no_grad():
+        whole = model(Batch.of([ids], logits="all"), Recompute(config))
+        for at, token in enumerate(ids):
+            got = fast(Batch.of([[token]], first_positions=[at], sequences=["a"]), kv)
+            assert relative_difference(got, whole[at : at + 1]) < TOLERANCE
+            expected.append(kv.bytes_in_use)
+        assert expected == sorted(expected) and kv.lengths["a"] == 12
+        kv.truncate("a", 7)
+        kv.fork("a", "b")
+        for name in ("a", "b"):
+            got = fast(Batch.of([[ids[7]]], first_positions=[7], sequences=[name]), kv)
+            assert relative_difference(got, whole[7:8]) < TOLERANCE
+        with pytest.raises(WorkbenchError, match="stands at position 8"):
+            fast(Batch.of([[1]], first_positions=[9], sequences=["a"]), kv)
+        assert relative_difference(fast(Batch.of([ids[:1]]), Recompute(config)), whole[:1]) < TOLERANCE
+
+
+def test_one_query_as_sums_is_attention():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(6, 8), torch.randn(2, 8), torch.randn(2, 8)
+    keys, values = torch.randn(2, 9, 8), torch.randn(2, 9, 8)
+    joined = [torch.cat((old, new[:, None]), dim=1).transpose(0, 1) for old, new in ((keys, k), (values, v))]
+    expected = eager_attention(q[None], *joined, scale=0.3)[0]
+    assert relative_difference(attend_one(q, k, v, keys, values, 0.3), expected) < TOLERANCE
+
+
+def test_a_deep_model_is_not_compiled_at_once():
+    assert "17 layers" in why_not_whole(shape(num_layers=17))

@@ -88,7 +88,7 @@ class Contiguous(Slots):
         if up is not None:
             k, v = up.expand(k)
         self._enter(layer, batch, self._misfit(q, k, v) if layer == 0 else "")
-        step, window = self._step, self.config.window_of(layer)
+        step, window = self._step_of(batch), self.config.window_of(layer)
         place = self._place[self.config.kv_source(layer)]
         out_dtype = q.dtype
         if out_dtype != self.dtype:
@@ -104,12 +104,40 @@ class Contiguous(Slots):
     def put(self, layer: int, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
         """Store the keys and values [N, H_kv, D] of the batch that `begin` accepted, without attending."""
         self._enter(layer, batch)
-        self._put(self._place[layer], k, v, self._step)
+        self._put(self._place[layer], k, v, self._step_of(batch))
+
+    def remembered(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the one sequence of this batch saw before its one new token: keys and values [L, H_kv, S, D], views.
+
+        For a step that computes all its layers at once and hands their new keys to `put_step`. S is at most W − 1
+        where all layers have a window W.
+        """
+        assert self._batch is batch and batch.num_tokens == 1, (
+            "one new token of the batch that begin accepted"
+        )
+        slot, past = self._places.slots[0], batch.first_positions[0]
+        window = self.config.sliding_window
+        first = 0 if window is None else max(0, past - window + 1)
+        return self._keys[:, slot, :, first:past], self._values[:, slot, :, first:past]
+
+    def put_step(self, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
+        """Store the keys and values [L, H_kv, D] of the one new token, all layers at once."""
+        self._enter(self.config.num_layers - 1, batch)
+        slot, at = self._places.slots[0], batch.first_positions[0]
+        self._keys[:, slot, :, at] = k
+        self._values[:, slot, :, at] = v
 
     # -- what a slot holds ---------------------------------------------------------------------------------
 
     def _open(self, batch: Batch, places: Places) -> None:
-        self._step = _Step(batch, places, self.config, self._keys, self._values, together=not self._eager)
+        self._step = None
+
+    def _step_of(self, batch: Batch) -> _Step:
+        """Made when the first layer attends: a step that goes through `remembered` needs none."""
+        if self._step is None:
+            tensors = self._keys, self._values
+            self._step = _Step(batch, self._places, self.config, *tensors, together=not self._eager)
+        return self._step
 
     def _forget(self, slot: int, start: int, end: int) -> None:
         """Zero these positions: in a ragged batch they are multiplied by a weight of 0, and 0 · NaN is NaN."""

@@ -7,9 +7,8 @@
     F.linear                                    a Linear (workbench.models.linear), packed where that can be
     modules in modules                          two functions a layer: before its attention, and after it
 
-On one row these small operations, not the weights, would be a large part of a step of a small model. Cut at the
-attention, because there the step depends on what the kv remembers; all between two attentions depends on nothing
-but x, so it can be compiled whole ("piecewise", as vLLM compiles its models).
+On one row these small operations, not the weights, would be a large part of a step of a small model. What of them is
+left, torch.compile takes away (workbench.models.compiled).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
+from workbench.models.compiled import CompiledSteps
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Decoder, DecoderLayer
 from workbench.models.latent import UpProjections
@@ -142,7 +142,9 @@ class FastLatentLayer(FastLayer):
         return sum(linear.weight_bytes for linear in linears) + up.k_up.nbytes + up.v_up.nbytes
 
 
-def fast_layer(layer: DecoderLayer, make: MakeLinear, norm: MakeNorm, stream: torch.dtype, config: ModelConfig):
+def fast_layer(
+    layer: DecoderLayer, make: MakeLinear, norm: MakeNorm, stream: torch.dtype, config: ModelConfig
+):
     kind = FastLayer if config.latent_attention is None else FastLatentLayer
     return kind(layer, make, norm, stream, config)
 
@@ -151,22 +153,6 @@ def turned(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
     """Rotary embedding of x [N, H, D] by the table's cos and signed sin."""
     cos, signed_sin = turn
     return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), signed_sin)
-
-
-def before(layer: FastLayer, x: torch.Tensor, turn: Turn):
-    """All that lies before the attention of a layer: q, k, v."""
-    return layer.before(x, turn)
-
-
-def between(layer: FastLayer, following: FastLayer, x: torch.Tensor, mixed: torch.Tensor, turn: Turn):
-    """All that lies between the attention of one layer and that of the next: (x, q, k, v)."""
-    x = layer.after(x, mixed)
-    return x, *following.before(x, turn)
-
-
-def ending(layer: FastLayer, norm, head: Linear, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-    """After the last attention: logits [N, V]."""
-    return head(norm(layer.after(x, mixed)))
 
 
 class FastDecoder:
@@ -189,14 +175,16 @@ class FastDecoder:
             )
             self._table = None if model.rotary is None else _RotaryTable(model)
             self._norm = small_norm(model.norm, self._wide)
-            self._layers = [fast_layer(layer, make, small_norm, self._wide, model.config) for layer in model.layers]
+            self._layers = [
+                fast_layer(layer, make, small_norm, self._wide, model.config) for layer in model.layers
+            ]
             self._head = make(model.head.weight.detach(), None)
-            self._steps = _CompiledSteps(model, self._wide) if compile_steps else None
+            self._steps = self._compiled(model) if compile_steps else None
 
     def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
         if self._steps is not None and batch.num_tokens == 1:
-            return self._compiled_step(batch, kv)
+            return self._steps(*self._start(batch, kv), batch, kv)
         x = self.hidden(batch, kv)
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
@@ -210,22 +198,17 @@ class FastDecoder:
             x = layer.after(x, mixed.reshape(x.shape[0], -1))
         return self._norm(x)
 
+    def _compiled(self, model: Decoder) -> CompiledSteps:
+        layers = [fast_layer(layer, Matvec, torch_norm, self._wide, self.config) for layer in model.layers]
+        head = Matvec(model.head.weight.detach())
+        return CompiledSteps(layers, torch_norm(model.norm, self._wide), head, self.config)
+
     def _start(self, batch: Batch, kv: Attends) -> tuple[torch.Tensor, Turn]:
         kv.begin(batch)
         x = F.embedding(batch.token_ids, self._embedding).to(self._wide)
         if self._table is not None:
             return x, self._table.turn(batch)
         return x + F.embedding(batch.positions, self._position_embedding), None
-
-    def _compiled_step(self, batch: Batch, kv: Attends) -> torch.Tensor:
-        steps = self._steps
-        x, turn = self._start(batch, kv)
-        q, k, v = steps.before(steps.layers[0], x, turn)
-        for index, (layer, following) in enumerate(zip(steps.layers, steps.layers[1:])):
-            mixed = kv.attend(index, q, k, v, batch, **layer.extra).reshape(1, -1)
-            x, q, k, v = steps.between(layer, following, x, mixed, turn)
-        mixed = kv.attend(len(steps.layers) - 1, q, k, v, batch, **steps.layers[-1].extra).reshape(1, -1)
-        return steps.ending(steps.layers[-1], steps.norm, steps.head, x, mixed)
 
     def num_parameters(self) -> int:
         """A tied output head is counted once."""
@@ -258,17 +241,6 @@ class _RotaryTable:
             self._table = self._make(max(needed, 2 * len(self._table)))
         rows = self._table.index_select(0, batch.positions)
         return rows[:, :1], rows[:, 1:]
-
-
-class _CompiledSteps:
-    """Steps of one row through torch.compile: three pieces, each compiled once and shared by all layers."""
-
-    def __init__(self, model: Decoder, stream: torch.dtype) -> None:
-        self.layers = [fast_layer(layer, Matvec, torch_norm, stream, model.config) for layer in model.layers]
-        self.norm, self.head = torch_norm(model.norm, stream), Matvec(model.head.weight.detach())
-        self.before, self.between, self.ending = (
-            torch.compile(piece, dynamic=False) for piece in (before, between, ending)
-        )
 
 
 def torch_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
