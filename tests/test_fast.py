@@ -17,7 +17,13 @@ from workbench.kv import Contiguous, Recompute
 from workbench.models import Batch, Decoder, load, prepare
 from workbench.models.attention import eager_attention
 from workbench.models.compiled import attend_one, why_not_whole
-from workbench.models.config import LatentAttentionShape, ModelConfig, RotaryScaling
+from workbench.models.config import (
+    LatentAttentionShape,
+    LinearScaling,
+    ModelConfig,
+    RotaryScaling,
+    YarnScaling,
+)
 from workbench.models.corpus import held_out_files, token_stream
 from workbench.models.fast import FastDecoder
 from workbench.models.linear import LINEARS, Matvec, Packed, Plain, linear_class, why_not_packed
@@ -50,6 +56,22 @@ SHAPES = {
     "windows on some layers, one sink": shape(sliding_window=8, global_layers=(1,), attention_sinks=1),
     "layers that share keys": shape(num_layers=4, kv_sources=(0, 0, 2, 2), qkv_bias=True),
     "sharing layers, norm on q, k": shape(family="qwen3", num_layers=3, kv_sources=(0, 0, 2), qk_norm=True),
+    "gemma 3": shape(
+        family="gemma3_text",
+        num_layers=3,
+        sliding_window=8,
+        global_layers=(1,),
+        rope_theta=1000.0,
+        local_rope_theta=100.0,
+        rope_scaling=LinearScaling(4.0),
+        qk_norm=True,
+        post_norms=True,
+        zero_centered_norms=True,
+        activation="gelu_tanh",
+        embedding_scale=5.5,
+        query_pre_attn_scalar=12.0,
+    ),
+    "yarn": shape(rope_scaling=YarnScaling(8.0, 32, mscale=0.7, mscale_all_dim=0.5)),
     "latent attention": latent(query_rank=12),
     "latent attention, q at once": latent(query_rank=None),
 }
@@ -343,7 +365,7 @@ COMPILED = {
     "whole, one window": (shape(num_layers=2, family="mistral", sliding_window=8), ""),
     "in pieces, shared layers": (SHAPES["layers that share keys"], "shared layers"),
     "in pieces, latent attention": (SHAPES["latent attention"], "latent attention"),
-    "in pieces, global layers": (SHAPES["windows on some layers, one sink"], "differ in what they see"),
+    "in pieces, global layers": (SHAPES["gemma 3"], "differ in what they see"),
 }
 
 

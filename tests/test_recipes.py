@@ -140,11 +140,33 @@ def test_the_loss_against_a_teacher_is_its_entropy_when_the_two_are_equal(tiny_m
     assert loss.item() == pytest.approx(entropy.item(), rel=0.02)  # the loss is taken in bfloat16
 
 
-def test_training_attention_is_the_attention_of_every_other_kv(tiny_model):
-    rows = torch.randint(0, 4096, (3, 16), generator=torch.Generator().manual_seed(0))
-    training = tiny_model(recipes.rows_batch(rows), TrainingAttention(tiny_model.config))
-    usual = tiny_model(Batch.of(rows.tolist(), logits="all"), Recompute(tiny_model.config))
+@pytest.mark.parametrize("name", recipes.CACHE_VARIANTS)
+def test_training_attention_is_the_attention_of_every_other_kv(name):
+    """Of the shapes that are trained, with a window that a short text reaches."""
+    config = recipes.CACHE_VARIANTS[name]
+    config = dataclasses.replace(config, sliding_window=config.sliding_window and 5, vocab_size=64)
+    model = random_decoder(config)
+    rows = torch.randint(0, 64, (3, 16), generator=torch.Generator().manual_seed(0))
+    training = model(recipes.rows_batch(rows), TrainingAttention(config))
+    usual = model(Batch.of(rows.tolist(), logits="all"), Recompute(config, attention="eager"))
     assert (training - usual).abs().max() <= 1e-5 * usual.abs().max()
+
+
+def test_the_cache_variants_differ_in_what_they_remember_and_hardly_in_size():
+    sizes = {name: config.num_parameters() for name, config in recipes.CACHE_VARIANTS.items()}
+    assert max(sizes.values()) < 1.01 * min(sizes.values())
+    remembered = {
+        name.removeprefix("stdlib-3m-"): config.kv_values_per_token() / config.num_layers
+        for name, config in recipes.CACHE_VARIANTS.items()
+    }
+    assert remembered == {"mha": 384, "gqa": 128, "mqa": 64, "mla": 64, "hybrid": 384, "shared": 192}
+
+
+def test_another_seed_is_another_run(small_corpus, tmp_path):
+    run(tmp_path / "a", stop_at_step=1)
+    run(tmp_path / "b", stop_at_step=1, seed=5)
+    first, second = ((tmp_path / x / "state/tensors.safetensors").read_bytes() for x in "ab")
+    assert first != second
 
 
 # -- what is refused ---------------------------------------------------------------------------------------

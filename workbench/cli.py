@@ -83,11 +83,16 @@ def make_parser() -> argparse.ArgumentParser:
     models.add_argument("--json", action="store_true")
 
     train = command("train", run_train, "train a shipped model, or the tokenizer, again from nothing")
-    train.add_argument("name", metavar="NAME", help="stdlib-10m, stdlib-1m or stdlib-tokenizer")
+    train.add_argument(
+        "name", metavar="NAME", help="stdlib-10m, stdlib-1m, stdlib-3m-mha … or stdlib-tokenizer"
+    )
     train.add_argument(
         "--out", type=Path, metavar="DIR", help="default: training/NAME; an interrupted run resumes"
     )
     device(train)
+    train.add_argument(
+        "--seed", type=int, help="another start and order of the data than the shipped model's"
+    )
     train.add_argument("--compile", action="store_true", help="use torch.compile: faster, rounds differently")
 
     experiment = command("experiment", None, "run a measurement")
@@ -226,12 +231,13 @@ def run_train(args: argparse.Namespace) -> int:
     from workbench.models import recipes
 
     check_device(args.device)
-    out = args.out or Path("training") / args.name
+    run = args.name if args.seed is None else f"{args.name}-seed{args.seed}"
+    out = args.out or Path("training") / run
     if args.name == recipes.TOKENIZER_NAME:
         recipes.train_stdlib_tokenizer(out)
         print(f"{args.name}: written to {out}")
     else:
-        recipes.train(args.name, out, device=args.device, compile_model=args.compile)
+        recipes.train(args.name, out, device=args.device, compile_model=args.compile, seed=args.seed)
     return 0
 
 

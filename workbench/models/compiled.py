@@ -20,7 +20,7 @@ from workbench.models.linear import Linear
 
 if TYPE_CHECKING:
     from workbench.models.decoder import Attends
-    from workbench.models.fast import FastLayer, Turn
+    from workbench.models.fast import FastLayer, Turns
 
 WHOLE_LAYERS = 16  # a graph of more layers takes minutes to compile
 # Inductor computes a value again wherever it is used unless that takes this many operations: at its default of 30 the
@@ -40,7 +40,7 @@ def why_not_whole(config: ModelConfig) -> str:
 
 
 class CompiledSteps:
-    """`logits = steps(x, turn, batch, kv)` for a batch of one token that the kv has accepted.
+    """`logits = steps(x, turns, batch, kv)` for a batch of one token that the kv has accepted.
 
     layers: `FastLayer`s whose linears are `Matvec`. Everything is compiled when it is first used.
     """
@@ -53,37 +53,37 @@ class CompiledSteps:
             torch.compile(piece, dynamic=False, options=OPTIONS) for piece in (before, between, ending)
         )
 
-    def __call__(self, x: torch.Tensor, turn: Turn, batch: Batch, kv: Attends) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
         if self._can_be_whole and batch.first_positions[0] > 1 and self._shows_all(kv):
             keys, values = kv.remembered(batch)
             for tensor in (keys, values):
                 torch._dynamo.maybe_mark_dynamic(tensor, 2)  # one graph for all lengths, from the first
-            logits, k, v = self._whole(x, turn, keys, values)
+            logits, k, v = self._whole(x, turns, keys, values)
             kv.put_step(k, v, batch)
             return logits
-        return self._in_pieces(x, turn, batch, kv)
+        return self._in_pieces(x, turns, batch, kv)
 
     def _shows_all(self, kv: Attends) -> bool:
         """A kv of another shape does not: layer by layer it says what is wrong."""
         return hasattr(kv, "remembered") and kv.config == self.config
 
-    def _whole_step(self, x: torch.Tensor, turn: Turn, keys: torch.Tensor, values: torch.Tensor):
+    def _whole_step(self, x: torch.Tensor, turns: Turns, keys: torch.Tensor, values: torch.Tensor):
         """x [1, d], keys and values [L, H_kv, S, D] -> logits [1, V] and the new k, v [L, H_kv, D]."""
         new_keys, new_values = [], []
         for layer, kept, kept_values in zip(self.layers, keys.unbind(0), values.unbind(0)):
-            q, k, v = layer.before(x, turn)
+            q, k, v = layer.before(x, turns)
             mixed = attend_one(q[0], k[0], v[0], kept, kept_values, self.config.attention_scale)
             x = layer.after(x, mixed.reshape(1, -1).to(q.dtype))
             new_keys.append(k[0])
             new_values.append(v[0])
         return self.head(self.norm(x)), torch.stack(new_keys), torch.stack(new_values)
 
-    def _in_pieces(self, x: torch.Tensor, turn: Turn, batch: Batch, kv: Attends) -> torch.Tensor:
+    def _in_pieces(self, x: torch.Tensor, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
         layers = self.layers
-        q, k, v = self._before(layers[0], x, turn)
+        q, k, v = self._before(layers[0], x, turns)
         for index, (layer, following) in enumerate(pairwise(layers)):
             mixed = kv.attend(index, q, k, v, batch, **layer.extra).reshape(1, -1)
-            x, q, k, v = self._between(layer, following, x, mixed, turn)
+            x, q, k, v = self._between(layer, following, x, mixed, turns)
         mixed = kv.attend(len(layers) - 1, q, k, v, batch, **layers[-1].extra).reshape(1, -1)
         return self._ending(layers[-1], self.norm, self.head, x, mixed)
 
@@ -107,15 +107,15 @@ def attend_one(
     return (mixed / (kept.sum(-1, keepdim=True) + own)).flatten(0, 1)
 
 
-def before(layer: FastLayer, x: torch.Tensor, turn: Turn):
+def before(layer: FastLayer, x: torch.Tensor, turns: Turns):
     """All that lies before the attention of a layer: q, k, v."""
-    return layer.before(x, turn)
+    return layer.before(x, turns)
 
 
-def between(layer: FastLayer, following: FastLayer, x: torch.Tensor, mixed: torch.Tensor, turn: Turn):
+def between(layer: FastLayer, following: FastLayer, x: torch.Tensor, mixed: torch.Tensor, turns: Turns):
     """All that lies between the attention of one layer and that of the next: (x, q, k, v)."""
     x = layer.after(x, mixed)
-    return x, *following.before(x, turn)
+    return x, *following.before(x, turns)
 
 
 def ending(layer: FastLayer, norm, head: Linear, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:

@@ -25,12 +25,16 @@ from workbench.models.compiled import CompiledSteps
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Decoder, DecoderLayer
 from workbench.models.latent import UpProjections
-from workbench.models.layers import RMSNorm, rotary_frequencies
+from workbench.models.layers import RMSNorm, ZeroCenteredRMSNorm, rotary_frequencies
 from workbench.models.linear import Linear, Matvec, linear_class
 
 Turn = tuple[torch.Tensor, torch.Tensor] | None
+Turns = tuple[
+    Turn, Turn
+]  # of layers that turn as usual, and of windowed ones with a rotary base of their own
 MakeLinear = Callable[..., Linear]
 MakeNorm = Callable[[torch.nn.Module, torch.dtype], Callable[[torch.Tensor], torch.Tensor]]
+RMS_NORMS = (RMSNorm, ZeroCenteredRMSNorm)
 FIRST_TABLE = 2048  # positions in the rotary table to begin with; it doubles when a longer text comes
 
 
@@ -55,9 +59,21 @@ class FastLayer:
     """
 
     def __init__(
-        self, layer: DecoderLayer, make: MakeLinear, norm: MakeNorm, stream: torch.dtype, config: ModelConfig
+        self,
+        layer: DecoderLayer,
+        make: MakeLinear,
+        norm: MakeNorm,
+        stream: torch.dtype,
+        config: ModelConfig,
+        *,
+        local: bool,
     ) -> None:
         a, mlp = layer.attention, layer.mlp
+        self.local = local  # which of the turns is this layer's
+        self.post_norms = None
+        if config.post_norms:
+            self.post_norms = norm(layer.attention_post_norm, stream), norm(layer.mlp_post_norm, stream)
+        self.activation = F.silu if config.activation == "silu" else gelu_tanh
         self.extra: dict[str, UpProjections] = {}
         self._prepare_attention(a, make, norm, config)
         self.attention_norm, self.mlp_norm = norm(layer.attention_norm, stream), norm(layer.mlp_norm, stream)
@@ -77,7 +93,7 @@ class FastLayer:
             dtype = a.q.weight.dtype
             self.qk_norm = (norm(a.q_norm, dtype), norm(a.k_norm, dtype) if a.owns_kv else None)
 
-    def before(self, x: torch.Tensor, turn: Turn):
+    def before(self, x: torch.Tensor, turns: Turns):
         """x [N, d] -> q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D], normed and turned."""
         heads = self.qkv(self.attention_norm(x)).view(x.shape[0], -1, self.head_dim)  # [N, H_q + 2·H_kv, D]
         qk, v = torch.split_with_sizes(heads, self._turned, 1)
@@ -85,8 +101,8 @@ class FastLayer:
             q_norm, k_norm = self.qk_norm
             q = q_norm(qk[:, : self.heads])
             qk = q if k_norm is None else torch.cat((q, k_norm(qk[:, self.heads :])), dim=1)
-        if turn is not None:
-            qk = turned(qk, turn)
+        if turns[self.local] is not None:
+            qk = turned(qk, turns[self.local])
         if not self.kv_heads:
             return qk, None, None
         q, k = torch.split_with_sizes(qk, self._parted, 1)
@@ -94,14 +110,18 @@ class FastLayer:
 
     def after(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """x [N, d] and what attention gave, [N, H_q·D] -> x [N, d] of the next layer, in place of the old one."""
-        x = x.add_(self.o(mixed))  # in place: nobody else holds the residual stream
+        added = self.o(mixed)
+        if self.post_norms is not None:
+            added = self.post_norms[0](added)
+        x = x.add_(added)  # in place: nobody else holds the residual stream
         wide = self.up(self.mlp_norm(x))
         if self.gated:
             gate, up = wide.chunk(2, dim=-1)
-            wide = F.silu(gate).mul_(up)
+            wide = self.activation(gate).mul_(up)
         else:
-            wide = F.gelu(wide, approximate="tanh")
-        return x.add_(self.down(wide))
+            wide = gelu_tanh(wide)
+        added = self.down(wide)
+        return x.add_(added if self.post_norms is None else self.post_norms[1](added))
 
     @property
     def weight_bytes(self) -> int:
@@ -124,14 +144,16 @@ class FastLatentLayer(FastLayer):
         self._key_parts = [shape.content_head_dim, shape.rotary_head_dim]
         self.extra = {"up": UpProjections(shape, a.k_up.weight.detach(), a.v_up.weight.detach())}
 
-    def before(self, x: torch.Tensor, turn: Turn):
+    def before(self, x: torch.Tensor, turns: Turns):
         """x [N, d] -> q [N, H_q, content + rotary], latents [N, 1, kv_rank + rotary], None."""
         q, latent, k_rotary = torch.split_with_sizes(self.down_x(self.attention_norm(x)), self._downs, -1)
         if self.q_up is not None:
             q = self.q_up(self.q_norm(q))
         q = q.view(x.shape[0], self.heads, -1)
         content, q_rotary = torch.split_with_sizes(q, self._key_parts, -1)
-        rotary = turned(torch.cat((q_rotary, k_rotary[:, None]), dim=1), turn)  # [N, H_q + 1, rotary]
+        rotary = turned(
+            torch.cat((q_rotary, k_rotary[:, None]), dim=1), turns[self.local]
+        )  # [N, H_q + 1, rotary]
         q = torch.cat((content, rotary[:, :-1]), dim=-1)
         return q, torch.cat((self.kv_norm(latent)[:, None], rotary[:, -1:]), dim=-1), None
 
@@ -142,11 +164,17 @@ class FastLatentLayer(FastLayer):
         return sum(linear.weight_bytes for linear in linears) + up.k_up.nbytes + up.v_up.nbytes
 
 
-def fast_layer(
-    layer: DecoderLayer, make: MakeLinear, norm: MakeNorm, stream: torch.dtype, config: ModelConfig
-):
+def fast_layers(model: Decoder, make: MakeLinear, norm: MakeNorm, stream: torch.dtype) -> list[FastLayer]:
+    config = model.config
     kind = FastLayer if config.latent_attention is None else FastLatentLayer
-    return kind(layer, make, norm, stream, config)
+    return [
+        kind(layer, make, norm, stream, config, local=config.turns_locally(index))
+        for index, layer in enumerate(model.layers)
+    ]
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 def turned(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -174,10 +202,10 @@ class FastDecoder:
                 torch.promote_types(model.dtype, torch.float32) if model.device.type == "cpu" else model.dtype
             )
             self._table = None if model.rotary is None else _RotaryTable(model)
+            self._local_table = None if model.local_rotary is None else _RotaryTable(model, local=True)
+            self._embedding_scale = model.embedding_scale
             self._norm = small_norm(model.norm, self._wide)
-            self._layers = [
-                fast_layer(layer, make, small_norm, self._wide, model.config) for layer in model.layers
-            ]
+            self._layers = fast_layers(model, make, small_norm, self._wide)
             self._head = make(model.head.weight.detach(), None)
             self._steps = self._compiled(model) if compile_steps else None
 
@@ -192,23 +220,26 @@ class FastDecoder:
 
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
-        x, turn = self._start(batch, kv)
+        x, turns = self._start(batch, kv)
         for index, layer in enumerate(self._layers):
-            mixed = kv.attend(index, *layer.before(x, turn), batch, **layer.extra)
+            mixed = kv.attend(index, *layer.before(x, turns), batch, **layer.extra)
             x = layer.after(x, mixed.reshape(x.shape[0], -1))
         return self._norm(x)
 
     def _compiled(self, model: Decoder) -> CompiledSteps:
-        layers = [fast_layer(layer, Matvec, torch_norm, self._wide, self.config) for layer in model.layers]
+        layers = fast_layers(model, Matvec, torch_norm, self._wide)
         head = Matvec(model.head.weight.detach())
         return CompiledSteps(layers, torch_norm(model.norm, self._wide), head, self.config)
 
-    def _start(self, batch: Batch, kv: Attends) -> tuple[torch.Tensor, Turn]:
+    def _start(self, batch: Batch, kv: Attends) -> tuple[torch.Tensor, Turns]:
         kv.begin(batch)
-        x = F.embedding(batch.token_ids, self._embedding).to(self._wide)
-        if self._table is not None:
-            return x, self._table.turn(batch)
-        return x + F.embedding(batch.positions, self._position_embedding), None
+        x = F.embedding(batch.token_ids, self._embedding)
+        if self._embedding_scale != 1:
+            x = x * self._embedding_scale
+        x = x.to(self._wide)
+        if self._table is None:
+            return x + F.embedding(batch.positions, self._position_embedding), (None, None)
+        return x, (self._table.turn(batch), self._local_table and self._local_table.turn(batch))
 
     def num_parameters(self) -> int:
         """A tied output head is counted once."""
@@ -224,13 +255,15 @@ class _RotaryTable:
     """cos and signed sin of every position, [positions, 2, D]: the first half of sin is negative, so that
     turning is x · cos + roll(x, D/2) · sin."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, *, local: bool = False) -> None:
         self._config, self._dtype, self._device = model.config, model.dtype, model.device
+        self._local, self._amplitude = local, 1.0 if local else model.config.rotary_amplitude
         self._table = self._make(min(FIRST_TABLE, model.config.context_length))
 
     def _make(self, positions: int) -> torch.Tensor:
-        angle = torch.arange(positions).float()[:, None] * rotary_frequencies(self._config)[None, :]
-        cos, sin = angle.cos(), angle.sin()
+        frequencies = rotary_frequencies(self._config, local=self._local)
+        angle = torch.arange(positions).float()[:, None] * frequencies[None, :]
+        cos, sin = angle.cos() * self._amplitude, angle.sin() * self._amplitude
         both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
         return both.to(self._device, self._dtype)
 
@@ -248,8 +281,8 @@ def torch_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.
 
     x comes in `stream`, the type of the residual stream, and leaves in that of the weights.
     """
-    dtype, weight = module.weight.dtype, module.weight.detach().to(stream)
-    bias = None if isinstance(module, RMSNorm) else module.bias.detach().to(stream)
+    dtype, weight = module.weight.dtype, _norm_weight(module, stream)
+    bias = None if isinstance(module, RMS_NORMS) else module.bias.detach().to(stream)
 
     def norm(x: torch.Tensor) -> torch.Tensor:
         if bias is None:
@@ -261,19 +294,24 @@ def torch_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.
     return norm
 
 
+def _norm_weight(module: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
+    weight = module.weight.detach().to(dtype)
+    return 1 + weight if isinstance(module, ZeroCenteredRMSNorm) else weight
+
+
 def small_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     """The same in as few operations as it takes, computed in float32.
 
     RMSNorm is x · weight / √(mean(x²) + eps) = x / hypot(‖x‖, √(d·eps)) · √d·weight: four operations that torch
     has, where its own rms_norm is made of seven on a CPU.
     """
-    if not isinstance(module, RMSNorm):
+    if not isinstance(module, RMS_NORMS):
         return torch_norm(module, stream)
-    weight = module.weight.detach()
-    size, dtype = len(weight), weight.dtype
-    wide = torch.promote_types(stream, torch.float32)
+    dtype, wide = module.weight.dtype, torch.promote_types(stream, torch.float32)
+    weight = _norm_weight(module, wide)
+    size = len(weight)
     floor = torch.tensor([math.sqrt(size * module.eps)], dtype=wide, device=weight.device)
-    scale = weight.to(wide) * math.sqrt(size)
+    scale = weight * math.sqrt(size)
 
     def rms_norm(x: torch.Tensor) -> torch.Tensor:
         length = torch.linalg.vector_norm(x, 2, -1, True, dtype=wide)

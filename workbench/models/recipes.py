@@ -139,7 +139,7 @@ RECIPES: dict[str, Recipe] = {
             teacher="stdlib-10m",
         ),
         *(
-            Recipe(name, "variant", config, steps=700, sequences_per_step=4, peak_learning_rate=3e-3)
+            Recipe(name, "variant", config, steps=900, sequences_per_step=2, peak_learning_rate=2.5e-3)
             for name, config in CACHE_VARIANTS.items()
         ),
     )
@@ -172,10 +172,12 @@ class TrainingAttention:
         num_sequences = len(batch.sequences)
         q4, k4, v4 = (t.unflatten(0, (num_sequences, -1)).transpose(1, 2) for t in (q, k, v))  # [B, H, S, D]
         mask = self._mask(q4.shape[2], self.config.window_of(layer), q.device)
+        width = v4.shape[-1]
+        v4 = F.pad(v4, (0, q4.shape[-1] - width))  # latent attention: the fused kernel wants one size for all
         out = F.scaled_dot_product_attention(
             q4, k4, v4, attn_mask=mask, is_causal=mask is None, scale=self.scale
         )
-        return out.transpose(1, 2).flatten(0, 1)
+        return out[..., :width].transpose(1, 2).flatten(0, 1)
 
     def _mask(self, length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
         if window is None or window >= length:
@@ -397,11 +399,13 @@ def train(
     compile_model: bool = False,
     tokenizer: Tokenizer | None = None,
     recipe: Recipe | None = None,
+    seed: int | None = None,
     stop_at_step: int | None = None,
     report: Callable[[str], None] = print,
 ) -> Decoder:
     """Run a recipe to its end, or on from where it was interrupted, and write model and card into `out`.
 
+    seed: in place of the recipe's own: another initialization and another order of the data.
     stop_at_step: checkpoint and return early there, as an interruption would (the run can be resumed).
     compile_model: torch.compile the forward; faster, and rounding differs a little from the plain run.
     Raises WorkbenchError for an unknown name and for a folder that holds another recipe's run.
@@ -412,6 +416,8 @@ def train(
         if name not in RECIPES:
             raise unknown("recipe", name, [*RECIPES, TOKENIZER_NAME])
         recipe = RECIPES[name]
+    if seed is not None:
+        recipe = dataclasses.replace(recipe, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer or shipped_tokenizer()
     model = Decoder(recipe.config, tokenizer=tokenizer, name=name)
