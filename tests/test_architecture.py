@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (  # from the ground up; what stands together may not import each other
     {"errors"},
     {"models", "kernels", "grading"},
-    {"instruments"},
+    {"instruments", "quantization"},
     {"kv"},
     {"decoding"},
     {"experiments", "records"},

@@ -335,10 +335,12 @@ def test_train_hands_its_options_to_the_recipe(command, monkeypatch, tmp_path):
     monkeypatch.setattr(recipes, "train_stdlib_tokenizer", lambda out: asked.append(out))
     assert command("train", "stdlib-1m")[0] == 0
     assert command("train", "stdlib-1m", "--out", tmp_path, "--compile")[0] == 0
+    assert command("train", "stdlib-1m", "--seed", "3")[0] == 0
     assert command("train", "stdlib-tokenizer", "--out", tmp_path)[0] == 0
     assert asked == [
-        ("stdlib-1m", Path("training/stdlib-1m"), {"device": "cpu", "compile_model": False}),
-        ("stdlib-1m", tmp_path, {"device": "cpu", "compile_model": True}),
+        ("stdlib-1m", Path("training/stdlib-1m"), {"device": "cpu", "compile_model": False, "seed": None}),
+        ("stdlib-1m", tmp_path, {"device": "cpu", "compile_model": True, "seed": None}),
+        ("stdlib-1m", Path("training/stdlib-1m-seed3"), {"device": "cpu", "compile_model": False, "seed": 3}),
         tmp_path,
     ]
 

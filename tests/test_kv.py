@@ -11,6 +11,8 @@ from workbench.decoding.loop import generate
 from workbench.errors import WorkbenchError
 from workbench.kv import KINDS, KV, Contiguous, Recompute, kv_for, make_kv
 from workbench.models.batch import Batch
+from workbench.models.config import LatentAttentionShape
+from workbench.models.decoder import Decoder
 
 
 @pytest.fixture
@@ -21,11 +23,32 @@ def kv() -> Recompute:
 # -- every kind ------------------------------------------------------------------------------------------------
 
 
+CONFIGS = {  # of the kinds that are for some models only
+    "window": tiny_config(sliding_window=4, global_layers=(1,)),
+    "latent": tiny_config(
+        num_kv_heads=4, head_dim=12, latent_attention=LatentAttentionShape(None, 16, 4, 8, 8)
+    ),
+    "shared_layers": tiny_config(kv_sources=(0, 0)),
+}
+
+
 @pytest.fixture(params=KINDS)
-def any_kv(request, tiny_model) -> KV:
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def model(kind, tiny_model) -> Decoder:
+    if kind not in CONFIGS:
+        return tiny_model
+    return random_decoder(CONFIGS[kind], tokenizer=tiny_model.tokenizer)
+
+
+@pytest.fixture
+def any_kv(kind, model) -> KV:
     """Of each kind, with room for three; two sequences have been through the model."""
-    kv = kv_for(request.param, tiny_model, max_sequences=3, max_tokens=32)
-    tiny_model(Batch.of([[1, 2, 3], [4, 5]], sequences=["a", "b"]), kv)
+    kv = kv_for(kind, model, max_sequences=3, max_tokens=32)
+    model(Batch.of([[1, 2, 3], [4, 5]], sequences=["a", "b"]), kv)
     return kv
 
 
@@ -33,18 +56,17 @@ def state(kv: KV) -> tuple:
     return dict(kv.lengths), kv.bytes_in_use, kv.bytes_reserved
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_the_whole_contract(kind):
-    kv = make_kv(kind, tiny_config())
+def test_every_kind_has_the_whole_contract(kind, model):
+    kv = make_kv(kind, model.config)
     assert isinstance(kv, KV)
     assert dict(kv.lengths) == {} and kv.bytes_in_use == 0
 
 
-def test_a_sequence_lives_from_its_first_batch_to_its_release(any_kv, tiny_model):
+def test_a_sequence_lives_from_its_first_batch_to_its_release(any_kv, model):
     assert set(any_kv.lengths) == {"a", "b"}
     any_kv.release("a")
     assert set(any_kv.lengths) == {"b"}
-    tiny_model(Batch.of([[9]], sequences=["a"]), any_kv)  # the name may be used again
+    model(Batch.of([[9]], sequences=["a"]), any_kv)  # the name may be used again
     assert set(any_kv.lengths) == {"a", "b"}
 
 
@@ -75,39 +97,38 @@ def test_every_kind_refuses_misuse_and_stays_as_it_was(any_kv, misuse):
     assert state(any_kv) == before
 
 
-def test_in_every_kind_a_fork_outlives_its_parent_and_both_are_apart(any_kv, tiny_model):
+def test_in_every_kind_a_fork_outlives_its_parent_and_both_are_apart(any_kv, model):
     any_kv.fork("a", "child")
     any_kv.release("a")
-    alone = tiny_model(Batch.of([[1, 2, 3, 7]]), Recompute(tiny_model.config))
+    alone = model(Batch.of([[1, 2, 3, 7]]), Recompute(model.config))
     known = any_kv.lengths["child"]
     batch = Batch.of([[1, 2, 3, 7][known:]], first_positions=[known], sequences=["child"])
-    assert torch.allclose(tiny_model(batch, any_kv), alone, rtol=1e-5, atol=1e-4)
+    assert torch.allclose(model(batch, any_kv), alone, rtol=1e-5, atol=1e-4)
 
 
-def test_in_every_kind_all_can_be_forgotten_and_sent_again(any_kv, tiny_model):
+def test_in_every_kind_all_can_be_forgotten_and_sent_again(any_kv, model):
     any_kv.truncate("a", 0)
     assert any_kv.lengths["a"] == 0
-    alone = tiny_model(Batch.of([[8, 9]]), Recompute(tiny_model.config))
-    assert torch.allclose(
-        tiny_model(Batch.of([[8, 9]], sequences=["a"]), any_kv), alone, rtol=1e-5, atol=1e-4
-    )
+    alone = model(Batch.of([[8, 9]]), Recompute(model.config))
+    assert torch.allclose(model(Batch.of([[8, 9]], sequences=["a"]), any_kv), alone, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    "kind", [*KINDS, Contiguous, Recompute, lambda config: Contiguous(config, attention="eager")]
+    "kind",
+    [*KINDS, Contiguous, Recompute, lambda config: Contiguous(config, attention="eager")],
+    indirect=True,
 )
-def test_generate_writes_the_same_with_every_kind_and_with_any_class(tiny_model, kind):
+def test_generate_writes_the_same_with_every_kind_and_with_any_class(model, kind):
     asked = {"max_new_tokens": 12, "temperature": 0.0}
     assert (
-        generate(tiny_model, "def f(x):", **asked, kv=kind).tokens
-        == generate(tiny_model, "def f(x):", **asked).tokens
+        generate(model, "def f(x):", **asked, kv=kind).tokens == generate(model, "def f(x):", **asked).tokens
     )
 
 
-def test_generate_leaves_a_kv_that_was_handed_in_empty_and_the_others_in_it_alone(any_kv, tiny_model):
+def test_generate_leaves_a_kv_that_was_handed_in_empty_and_the_others_in_it_alone(any_kv, model):
     before = state(any_kv)
-    result = generate(tiny_model, [5, 6, 7], max_new_tokens=6, temperature=0.0, kv=any_kv)
-    assert result.tokens == generate(tiny_model, [5, 6, 7], max_new_tokens=6, temperature=0.0).tokens
+    result = generate(model, [5, 6, 7], max_new_tokens=6, temperature=0.0, kv=any_kv)
+    assert result.tokens == generate(model, [5, 6, 7], max_new_tokens=6, temperature=0.0).tokens
     assert state(any_kv) == before
 
 

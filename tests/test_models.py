@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import subprocess
 import sys
 
@@ -16,7 +17,11 @@ import workbench.models as models
 from workbench.errors import WorkbenchError
 from workbench.kv import Recompute
 from workbench.models import PUBLIC_SHAPES, Batch, Decoder, ModelConfig, list_models, load, public_shape
+from workbench.models.assembly import fill, hollow_decoder, random_tensors
 from workbench.models.attention import causal_mask, eager_attention, sdpa_attention
+from workbench.models.config import LatentAttentionShape, LinearScaling, RotaryScaling, YarnScaling
+from workbench.models.layers import rotary_frequencies
+from workbench.models.layout import config_to_hf
 from workbench.models.recipes import shipped_tokenizer
 from workbench.models.shapes import HUB_IDS
 from workbench.models.tokenizer import Tokenizer
@@ -45,6 +50,9 @@ PUBLISHED_PARAMETERS = {
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168,
+    "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_419_200,
 }
@@ -73,6 +81,8 @@ def test_the_count_equals_the_built_module(name):
         {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True},
         {"qk_norm": True, "head_dim": 16},
         {"family": "gpt2", "num_kv_heads": 4, "qkv_bias": True, "mlp_bias": True},
+        {"post_norms": True, "zero_centered_norms": True, "activation": "gelu_tanh", "qk_norm": True},
+        {"family": "gpt2", "num_kv_heads": 4, "post_norms": True},
     ],
 )
 def test_every_switch_of_the_shape_is_counted(changes):
@@ -80,14 +90,14 @@ def test_every_switch_of_the_shape_is_counted(changes):
     assert Decoder(config).num_parameters() == config.num_parameters()
 
 
-@pytest.mark.parametrize("family, total", [("v2", 235_741_434_880), ("v3", 671_026_419_200)])
-def test_deepseek_counts_are_those_of_the_modules_in_transformers(family, total):
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v2", "deepseek-v3"])
+def test_deepseek_counts_are_those_of_the_modules_in_transformers(name):
     """Counted layer by layer on two small depths, since the experts of all layers are alike."""
     import transformers
 
-    theirs = getattr(transformers, f"Deepseek{family.upper()}Config")
-    build = getattr(transformers, f"Deepseek{family.upper()}ForCausalLM")
-    shape = public_shape(f"deepseek-{family}")
+    shape, version = public_shape(name), name.split("-")[1].upper()
+    theirs = getattr(transformers, f"Deepseek{version}Config")
+    build = getattr(transformers, f"Deepseek{version}ForCausalLM")
     latent, experts = shape.latent_attention, shape.experts
 
     def count(layers: int) -> int:
@@ -117,7 +127,35 @@ def test_deepseek_counts_are_those_of_the_modules_in_transformers(family, total)
     dense = experts.dense_layers
     one_more = count(dense + 1)
     assert dataclasses.replace(shape, num_layers=dense + 1).num_parameters() == one_more
-    assert one_more + (shape.num_layers - dense - 1) * (one_more - count(dense)) == total
+    total = one_more + (shape.num_layers - dense - 1) * (one_more - count(dense))
+    assert total == PUBLISHED_PARAMETERS[name]
+
+
+def test_gemma_3_4b_is_the_published_model_less_its_eyes():
+    """4,300,079,472 parameters on the hub, of them 419,816,304 for images."""
+    import transformers
+
+    shape = public_shape("gemma-3-4b")
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "image_size": 896,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    text = config_to_hf(shape, torch.bfloat16)
+    with torch.device("meta"):
+        theirs = transformers.Gemma3ForConditionalGeneration(
+            transformers.Gemma3Config(text_config=text, vision_config=vision)
+        )
+    assert sum(p.numel() for p in theirs.parameters()) == 4_300_079_472
+    language = theirs.model.language_model
+    assert sum(p.numel() for p in language.parameters()) == shape.num_parameters()
+    # Keras counts its text-only copy without the 64 rows of the vocabulary that stand for images
+    assert shape.num_parameters() - 64 * shape.hidden_size == 3_880_099_328
 
 
 @pytest.mark.parametrize(
@@ -128,6 +166,7 @@ def test_deepseek_counts_are_those_of_the_modules_in_transformers(family, total)
         ("llama-2-70b", 0.3125 * MIB),
         ("llama-3-8b", 0.125 * MIB),
         ("llama-3.1-405b", 0.4921875 * MIB),
+        ("deepseek-v2-lite", (512 + 64) * 27 * 2),
         ("deepseek-v2", (512 + 64) * 60 * 2),
         ("deepseek-v3", (512 + 64) * 61 * 2),
     ],
@@ -142,6 +181,7 @@ def test_gpt2_keeps_18_432_000_values_for_a_thousand_tokens():
 
 def test_of_deepseek_v3_a_token_passes_37_billion_parameters():
     assert 37e9 < public_shape("deepseek-v3").num_active_parameters() < 38e9
+    assert public_shape("deepseek-v2").num_active_parameters() == pytest.approx(21e9, rel=0.03)
     assert public_shape("gpt2").num_active_parameters() == public_shape("gpt2").num_parameters()
 
 
@@ -177,7 +217,11 @@ def test_the_list_of_models_has_the_zoo_first_and_exact_counts():
     assert seven["bf16_bytes"] == 2 * 6_738_415_616
     assert seven["kv_bytes_per_token"] == 524_288
     assert seven["context_length"] == 4096
-    assert [r["name"] for r in rows.values() if not r["runnable"]] == ["deepseek-v2", "deepseek-v3"]
+    assert [r["name"] for r in rows.values() if not r["runnable"]] == [
+        "deepseek-v2-lite",
+        "deepseek-v2",
+        "deepseek-v3",
+    ]
 
 
 def test_shapes_can_be_read_without_torch():
@@ -207,12 +251,84 @@ def test_every_exported_name_is_there():
         ({"vocab_size": 4096.0}, "vocab_size must be .* got 4096.0"),
         ({"num_heads": True}, "num_heads must be .* got True"),
         ({"sliding_window": 0}, "sliding_window 0"),
+        ({"sliding_window": "8"}, "sliding_window '8' must be a whole number"),
         ({"family": "lama"}, "unknown model family 'lama'; did you mean 'llama'"),
+        ({"norm_eps": 0}, "norm_eps must be a number above 0, got 0"),
+        ({"rope_theta": 1.0}, "rope_theta must be a number above 1, got 1.0"),
+        ({"embedding_scale": float("inf")}, "embedding_scale must be .* got inf"),
+        ({"query_pre_attn_scalar": -1}, "query_pre_attn_scalar must be .* got -1"),
+        ({"activation": "gelu"}, "unknown activation 'gelu'; did you mean 'gelu_tanh'"),
+        ({"local_rope_theta": 100.0}, "local_rope_theta goes with a sliding_window"),
+        ({"bos_token_id": 0.5}, "must be whole numbers, got 0.5"),
+        ({"eos_token_ids": ("end",)}, "must be whole numbers, got 'end'"),
     ],
 )
 def test_a_shape_that_does_not_fit_together_is_refused(changes, message):
     with pytest.raises(WorkbenchError, match=message):
         tiny_config(**changes)
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: LinearScaling(0.0), r"rope_scaling.factor must be a number from 1e-6 to 1e9, got 0.0"),
+        (lambda: RotaryScaling(8.0, 2.0, 2.0, 64), r"both 2.0; they are the two ends of a range"),
+        (lambda: RotaryScaling(8.0, 1.0, 4.0, 64.5), r"original_context_length must be a whole number"),
+        (lambda: YarnScaling(4.0, 64, beta_fast=1.0, beta_slow=2.0), r"beta_fast 1.0 must not be below"),
+        (lambda: YarnScaling(4.0, 64, mscale="1"), r"rope_scaling.mscale must be a number .* got '1'"),
+        (lambda: YarnScaling(4.0, 64, attention_factor=0), r"attention_factor must be a number .* got 0"),
+    ],
+)
+def test_a_scaling_that_makes_no_sense_is_refused(build, message):
+    with pytest.raises(WorkbenchError, match=message):
+        build()
+
+
+# -- positions ---------------------------------------------------------------------------------------------
+
+
+def test_linear_scaling_slows_every_wave():
+    plain, slowed = (rotary_frequencies(tiny_config(rope_scaling=s)) for s in (None, LinearScaling(4.0)))
+    assert torch.equal(slowed, plain / 4)
+
+
+def test_yarn_keeps_fast_waves_slows_slow_ones_and_blends_between():
+    scaling = YarnScaling(4.0, 64, beta_fast=8.0, beta_slow=1.0)
+    config = tiny_config(head_dim=32, rope_theta=100.0, rope_scaling=scaling)
+    plain = rotary_frequencies(dataclasses.replace(config, rope_scaling=None))
+    ratio, turns = rotary_frequencies(config) / plain, 64 * plain / (2 * torch.pi)
+    assert (ratio[turns > 10] == 1).all() and (ratio[turns < 0.7] == 0.25).all()
+    assert (ratio.diff() <= 0).all() and ((ratio > 0.25) & (ratio < 1)).sum() >= 4
+    assert {(turns > 10).any().item(), (turns < 0.7).any().item()} == {True}
+
+
+def test_yarn_sharpens_the_softmax_as_its_paper_and_deepseeks_say():
+    sharper = 0.1 * math.log(40) + 1  # the root of 1/temperature, YaRN's equation 22
+    assert YarnScaling(40.0, 4096).amplitude == pytest.approx(sharper)
+    assert YarnScaling(40.0, 4096, attention_factor=1.5, mscale=1.0, mscale_all_dim=1.0).amplitude == 1.5
+    assert YarnScaling(1.0, 4096).amplitude == 1
+    v3 = public_shape("deepseek-v3")
+    assert v3.rotary_amplitude == 1  # all of it is in the scale, which content keys feel too
+    assert v3.attention_scale == pytest.approx(192**-0.5 * sharper**2)
+    v2 = public_shape("deepseek-v2")
+    assert v2.attention_scale == pytest.approx(192**-0.5 * (0.0707 * math.log(40) + 1) ** 2)
+    turned = Decoder(tiny_config(rope_scaling=YarnScaling(40.0, 64))).rotary
+    cos, sin = turned(torch.arange(5), torch.float32)
+    assert torch.allclose((cos**2 + sin**2).sqrt(), torch.full_like(cos, sharper))
+
+
+def test_layers_with_a_window_turn_by_their_own_theta_and_are_not_scaled():
+    config = tiny_config(
+        sliding_window=4, global_layers=(1,), local_rope_theta=50.0, rope_scaling=YarnScaling(4.0, 64)
+    )
+    assert [config.turns_locally(i) for i in (0, 1)] == [True, False]
+    alone = tiny_config(rope_theta=50.0)
+    assert torch.equal(rotary_frequencies(config, local=True), rotary_frequencies(alone))
+    model = Decoder(config)
+    local, plain = (r(torch.arange(9), torch.float32) for r in (model.local_rotary, Decoder(alone).rotary))
+    assert all(torch.equal(a, b) for a, b in zip(local, plain))
+    exact = model.local_rotary.frequencies.clone()
+    assert torch.equal(model.to(torch.bfloat16).local_rotary.frequencies, exact)
 
 
 @pytest.mark.parametrize("name", PUBLIC_SHAPES)
@@ -241,7 +357,30 @@ def families() -> list[ModelConfig]:
         tiny_config(sliding_window=4, family="mistral"),
         tiny_config(qk_norm=True, head_dim=16, family="qwen3", tie_embeddings=False),
         tiny_config(family="gpt2", num_kv_heads=4, qkv_bias=True, attention_output_bias=True, mlp_bias=True),
+        tiny_gemma(),
+        tiny_config(
+            family="deepseek_v3",
+            num_kv_heads=4,
+            head_dim=12,
+            latent_attention=LatentAttentionShape(14, 16, 4, 8, 6),
+            rope_scaling=YarnScaling(4.0, 64, mscale=1.0, mscale_all_dim=1.0),
+        ),
     ]
+
+
+def tiny_gemma() -> ModelConfig:
+    return tiny_config(
+        family="gemma3_text",
+        qk_norm=True,
+        post_norms=True,
+        zero_centered_norms=True,
+        activation="gelu_tanh",
+        embedding_scale=32**0.5,
+        query_pre_attn_scalar=12.0,
+        local_rope_theta=50.0,
+        sliding_window=4,
+        global_layers=(1,),
+    )
 
 
 @pytest.mark.parametrize("config", families(), ids=lambda c: c.family)
@@ -337,6 +476,18 @@ def test_random_weights_run_and_are_made_in_the_dtype_asked_for():
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     logits = model(Batch.of([model.tokenizer.encode("import os\n")]), Recompute(model.config))
     assert logits.isfinite().all()
+
+
+def test_random_norms_multiply_with_one_whatever_their_weights_lie_around():
+    for config, weight in ((tiny_config(), 1.0), (tiny_gemma(), 0.0)):
+        model = hollow_decoder(config, name="tiny")
+        cpu = torch.device("cpu")
+        fill(model, random_tensors(model, torch.float32, cpu, seed=0), cpu)
+        norms = [p for n, p in model.named_parameters() if "norm" in n]
+        assert norms and all((p == weight).all() for p in norms)
+        x = torch.randn(3, 32)
+        assert close(model.norm(x), x / x.square().mean(-1, keepdim=True).sqrt(), 1e-4)
+        assert model(Batch.of(RAGGED), Recompute(config)).isfinite().all()
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers_before_it_is_allocated():

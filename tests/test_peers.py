@@ -75,9 +75,17 @@ def test_llama_cpp_writes_the_same_greedy_tokens_from_our_file(tmp_path, tied):
         )
 
 
-def test_other_shapes_are_not_written_for_llama_cpp(tmp_path):
-    model = random_decoder(tiny_config(family="qwen2", qkv_bias=True))
-    with pytest.raises(WorkbenchError, match="plain Llama"):
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"family": "qwen2", "qkv_bias": True}, "family, qkv_bias"),
+        ({"kv_sources": (0, 0)}, "kv_sources"),
+        ({"sliding_window": 8}, "sliding_window"),
+    ],
+)
+def test_other_shapes_are_not_written_for_llama_cpp(tmp_path, changes, named):
+    model = random_decoder(tiny_config(**changes))
+    with pytest.raises(WorkbenchError, match=f"plain Llama.* has its own {named}"):
         write_gguf(model, tmp_path / "model.gguf", torch.float32)
     assert not list(tmp_path.iterdir())
 

@@ -45,9 +45,10 @@ class NotAttempted(_Short, NotImplementedError):
 
 def exercise_sets() -> dict[str, ExerciseSet]:
     """The exercises of every lab by the name of their notebook, with their visible checks only."""
-    from workbench.checks import lab01, lab02, lab03
+    from workbench.checks import lab01, lab02, lab03, lab04
 
-    return {exercises.name: exercises for exercises in (lab01.EXERCISES, lab02.EXERCISES, lab03.EXERCISES)}
+    labs = (lab01, lab02, lab03, lab04)
+    return {lab.EXERCISES.name: lab.EXERCISES for lab in labs}
 
 
 def _exercise(grade_id: str) -> Exercise:

@@ -20,7 +20,19 @@ if TYPE_CHECKING:
 
 def list_experiments(lab: int | None = None) -> list[Experiment]:
     """All experiments, or those of one lab, in the order of the course."""
-    from workbench.experiments import kv_cache, naive_generation, peers, prediction, where_time_goes, zoo
+    from workbench.experiments import (
+        kv_cache,
+        naive_generation,
+        peers,
+        prediction,
+        smaller_convert,
+        smaller_decode,
+        smaller_kv_formats,
+        smaller_quality,
+        smaller_windows,
+        where_time_goes,
+        zoo,
+    )
 
     found = [
         *zoo.EXPERIMENTS,
@@ -28,6 +40,11 @@ def list_experiments(lab: int | None = None) -> list[Experiment]:
         *where_time_goes.EXPERIMENTS,
         *prediction.EXPERIMENTS,
         *kv_cache.EXPERIMENTS,
+        *smaller_quality.EXPERIMENTS,
+        *smaller_kv_formats.EXPERIMENTS,
+        *smaller_windows.EXPERIMENTS,
+        *smaller_convert.EXPERIMENTS,
+        *smaller_decode.EXPERIMENTS,
         *peers.EXPERIMENTS,
     ]
     return [e for e in found if lab is None or e.lab == lab]

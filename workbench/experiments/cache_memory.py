@@ -13,7 +13,7 @@ from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import shape_of
 from workbench.instruments.costs import kv_bytes, largest_batch
 from workbench.instruments.memory import available_bytes, readable_bytes
-from workbench.kv.contiguous import Contiguous
+from workbench.kv import make_kv
 from workbench.kv.slots import stored_dtype
 from workbench.models.checkpoints import zoo_names
 from workbench.models.config import ModelConfig
@@ -125,14 +125,13 @@ def _allocated(
     tokens = min(context, shape.context_length)
     formula = sequences * round(kv_bytes(shape, tokens, dtype.itemsize))
     reserved, check = 0, ""
-    if not shape.runnable:
-        check = "not allocated: a latent cache is a kind of its own (lab 04); its bytes are by formula"
-    elif MOST_BYTES < formula <= available_bytes(bench.device):
+    if MOST_BYTES < formula <= available_bytes(bench.device):
         check = f"it would fit, and was not allocated: a trial stops at {readable_bytes(MOST_BYTES)}"
     else:
         try:
-            kv = Contiguous(
-                shape, max_sequences=sequences, max_tokens=tokens, dtype=dtype, device=bench.device
+            kind = "contiguous" if shape.latent_attention is None else "latent"
+            kv = make_kv(
+                kind, shape, max_sequences=sequences, max_tokens=tokens, dtype=dtype, device=bench.device
             )
         except WorkbenchError as error:
             check = f"refused, nothing allocated: {error}"

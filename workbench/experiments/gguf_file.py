@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import torch
 
 from workbench.errors import WorkbenchError
+from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 
+PLAIN = (  # what a plain Llama shape may choose; all else is as ModelConfig has it
+    "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
+    "context_length", "norm_eps", "rope_theta", "tie_embeddings", "bos_token_id", "eos_token_ids",
+)  # fmt: skip
 INSTALL = "pip install 'inference-workbench[peers]'"
 
 
@@ -24,8 +30,13 @@ def write_gguf(model: Decoder, path: Path, dtype: torch.dtype) -> Path:
     except ImportError:
         raise WorkbenchError(f"writing GGUF files needs the package gguf: {INSTALL}") from None
     c = model.config
-    if c.family != "llama" or c.qkv_bias or c.mlp_bias or c.rope_scaling is not None:
-        raise WorkbenchError(f"only plain Llama shapes are written as GGUF here, {model.name} is {c.family}")
+    plain = ModelConfig("llama", **{field: getattr(c, field) for field in PLAIN})
+    if c != plain:
+        more = [f.name for f in dataclasses.fields(c) if getattr(c, f.name) != getattr(plain, f.name)]
+        raise WorkbenchError(
+            f"only plain Llama shapes are written as GGUF here, and {model.name} ({c.family}) has its own "
+            f"{', '.join(more)}"
+        )
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(c.context_length)
     writer.add_embedding_length(c.hidden_size)

@@ -26,7 +26,7 @@ from workbench.experiments.inputs import (
 )
 from workbench.experiments.strategies import STRATEGIES
 from workbench.instruments.costs import predict, step_costs, with_rectangle
-from workbench.kv import KINDS, make_kv, stored_dtype
+from workbench.kv import make_kv, stored_dtype
 from workbench.models.attention import ATTENTION
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ REQUEST = Experiment(
         Setting("temperature", 0.8, "float", 0.0, 2.0, step=0.05, help="0 is greedy"),
         Setting("top_p", 0.95, "float", 0.01, 1.0, step=0.01, help="keep the best tokens that hold p together"),
         Setting("seed", 0, "int", 0, 9999, help="the same seed writes the same text"),
-        Setting("kv", "recompute", "choice", choices=tuple(KINDS), help="what is remembered between steps"),
+        Setting("kv", "recompute", "choice", choices=("recompute", "contiguous"), help="what is remembered between steps"),
     ),
     run=run_request,
     predict=predict_request,

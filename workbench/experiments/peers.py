@@ -34,6 +34,7 @@ from workbench.instruments.timing import exclusive
 from workbench.kv import make_kv, stored_dtype
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import save_checkpoint
+from workbench.models.layout import config_to_hf
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
@@ -75,6 +76,10 @@ def run_peers(
     if prompt_tokens + new_tokens > shape.context_length:
         raise WorkbenchError(
             f"{prompt_tokens} + {new_tokens} tokens are beyond the model's context of {shape.context_length:,}"
+        )
+    if config_to_hf(shape, torch.float32)["model_type"] == "workbench":
+        raise WorkbenchError(
+            f"{model} has a shape that no other engine knows: there is nothing to compare it with"
         )
     decoder = bench.model(model, dtype="float32")
     prompt = text_ids(decoder, prompt_tokens)

@@ -97,12 +97,17 @@ def quote(
 ) -> Quote:
     """Predicted from the shape alone: prefill one prompt at a time, decode `batch` sequences in each step."""
     elements = {"weight_bytes_per_element": weight_bytes, "kv_bytes_per_element": cache_bytes}
+    kv = "contiguous" if shape.latent_attention is None else "latent"
     middle = prompt_tokens + output_tokens // 2
     first = predict(
-        prefill_costs(shape, batch=1, prompt=prompt_tokens, **elements), ceilings, arithmetic(weight_bytes)
+        prefill_costs(shape, batch=1, prompt=prompt_tokens, kv=kv, **elements),
+        ceilings,
+        arithmetic(weight_bytes),
     )
     step = predict(
-        decode_costs(shape, batch=batch, context=middle, **elements), ceilings, arithmetic(weight_bytes)
+        decode_costs(shape, batch=batch, context=middle, kv=kv, **elements),
+        ceilings,
+        arithmetic(weight_bytes),
     )
     tokens = prompt_tokens + output_tokens
     prices = priced(first.seconds / prompt_tokens, step.seconds / batch, dollars_per_hour)

@@ -116,6 +116,11 @@ def run_roofline(
     """One Measurement an operation: FLOP/s attained by one occurrence of it, samples in the order taken."""
     shape, ceilings = shape_of(model), bench.ceilings()
     fits_context(shape, context + (phase == "decode"))
+    if shape.latent_attention is not None:
+        raise WorkbenchError(
+            "time.roofline multiplies the matrices of q, k, v and o one by one, and latent attention has others; "
+            "smaller.forms measures those"
+        )
     step = {"phase": phase, "batch": batch, "context": context, "weights": weights}
     costs, _ = one_step(ceilings, model=model, **step)
     points = {p.operation: p for p in roofline_points(ceilings, model=model, **step)}
@@ -194,6 +199,7 @@ def _matrix(shape: ModelConfig, o: OperationCosts) -> tuple[int, int]:
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     return {
         "qkv": (q + 2 * kv, d),
+        "q": (q, d),  # of layers that attend over the keys of another
         "o": (d, q),
         "gate_up": (2 * wide, d),
         "up": (wide, d),

@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING
 from workbench.errors import unknown
 from workbench.kv.contiguous import Contiguous
 from workbench.kv.contract import KV
+from workbench.kv.latent import Latent
+from workbench.kv.quantized import Quantized, check_takes_format
 from workbench.kv.recompute import Recompute
+from workbench.kv.shared_layers import SharedLayers
 from workbench.kv.slots import stored_dtype
+from workbench.kv.window import Window
 from workbench.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from workbench.models.decoder import Decoder
 
-KINDS: dict[str, Callable[..., KV]] = {"recompute": Recompute, "contiguous": Contiguous}
+KINDS: dict[str, Callable[..., KV]] = {
+    "recompute": Recompute,
+    "contiguous": Contiguous,
+    "window": Window,
+    "latent": Latent,
+    "shared_layers": SharedLayers,
+    "quantized": Quantized,
+}
 
 
 def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings) -> KV:
@@ -24,6 +35,7 @@ def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings) -> K
         return kind(config, **settings)
     if kind not in KINDS:
         raise unknown("kv kind", kind, KINDS)
+    check_takes_format(kind, settings)
     return KINDS[kind](config, **settings)
 
 
@@ -46,4 +58,16 @@ def kv_for(
     return make_kv(kind, model.config, **room, dtype=model.dtype, device=model.device, **settings)
 
 
-__all__ = ["KV", "KINDS", "Contiguous", "Recompute", "make_kv", "kv_for", "stored_dtype"]
+__all__ = [
+    "KV",
+    "KINDS",
+    "Contiguous",
+    "Latent",
+    "Quantized",
+    "Recompute",
+    "SharedLayers",
+    "Window",
+    "make_kv",
+    "kv_for",
+    "stored_dtype",
+]

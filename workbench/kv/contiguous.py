@@ -87,7 +87,7 @@ class Contiguous(Slots):
     def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch, up=None) -> torch.Tensor:
         if up is not None:
             k, v = up.expand(k)
-        self._enter(layer, batch, self._misfit(q, k, v) if layer == 0 else "")
+        self._enter(layer, batch, self._misfit(layer, q, k, v))
         step, window = self._step_of(batch), self.config.window_of(layer)
         place = self._place[self.config.kv_source(layer)]
         out_dtype = q.dtype
@@ -153,7 +153,13 @@ class Contiguous(Slots):
             for slot, length, (a, b) in zip(step.slots, step.lengths, pairwise(step.query_starts)):
                 stored[slot, :, length - (b - a) : length] = new[a:b].transpose(0, 1)
 
-    def _misfit(self, q: torch.Tensor, k, v) -> str:
+    def _misfit(self, layer: int, q: torch.Tensor, k, v) -> str:
+        """Shapes are asked for once a step; whether a layer brings keys of its own, in each."""
+        if layer:
+            if layer >= self.config.num_layers or (k is None) != (layer in self._place):
+                return ""
+            came = "came without keys" if k is None else "came with keys of its own"
+            return f"layer {layer} {came}; was the cache made with another model's config?"
         c, rows = self.config, len(q)
         keys, values = (rows, c.num_kv_heads, c.head_dim), (rows, c.num_kv_heads, c.value_head_dim)
         return misfit(q, k, v, (rows, c.num_heads, c.head_dim), keys, values)

@@ -70,7 +70,12 @@ class Slots:
         return MappingProxyType(self._lengths)
 
     def begin(self, batch: Batch) -> None:
-        self._check_last_batch()
+        reached = self._drop_unfinished()
+        if reached:
+            raise WorkbenchError(
+                f"the batch before this one reached {reached} of the {self.config.num_layers} layers of this KV "
+                "cache and was undone; was the cache made with another model's config, or the forward interrupted?"
+            )
         after = batch.lengths_after()
         new = []
         for name, first, length in zip(batch.sequences, batch.first_positions, after):
@@ -102,6 +107,7 @@ class Slots:
         self._batch, self._places, self._layers_done = batch, places, 0
 
     def truncate(self, sequence: Hashable, length: int) -> None:
+        self._drop_unfinished()
         known = self._length_of(sequence)
         if not isinstance(length, int) or isinstance(length, bool) or not 0 <= length <= known:
             raise WorkbenchError(
@@ -113,6 +119,7 @@ class Slots:
         self._batch = None
 
     def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
+        self._drop_unfinished()
         length = self._length_of(sequence)
         if new_sequence in self._lengths:
             raise WorkbenchError(
@@ -129,7 +136,11 @@ class Slots:
         self._batch = None
 
     def release(self, sequence: Hashable) -> None:
-        self._forget(self._slots.get(sequence, 0), 0, self._length_of(sequence))
+        self._length_of(sequence)
+        self._drop_unfinished()
+        if sequence not in self._lengths:
+            return  # it came with a batch that never reached the last layer
+        self._forget(self._slots[sequence], 0, self._lengths[sequence])
         self._free = sorted([*self._free, self._slots.pop(sequence)])
         del self._lengths[sequence]
         self._batch = None
@@ -148,28 +159,26 @@ class Slots:
             raise WorkbenchError(problem)
         self._layers_done = layer + 1
 
-    def _check_last_batch(self) -> None:
-        """A batch that reached some layers only (interrupted, or of a model with fewer) never came."""
+    def _drop_unfinished(self) -> int:
+        """A batch that reached some layers only (interrupted, or of a model with fewer) never came: undo it.
+
+        Returns how many layers it reached; 0 also where there is nothing to undo.
+        """
         if self._batch is None or self._layers_done == self.config.num_layers:
-            return
-        reached = self._layers_done
+            return 0
         self._undo()
-        if reached:
-            raise WorkbenchError(
-                f"the batch before this one reached {reached} of the {self.config.num_layers} layers of this KV "
-                "cache and was undone; was the cache made with another model's config, or the forward interrupted?"
-            )
+        return self._layers_done
 
     def _undo(self) -> None:
         """Back to before `begin`."""
         assert self._places is not None
+        self._batch = None
         for name, length in self._places.before.items():
             if length is None:
                 self.release(name)
             else:
                 self._forget(self._slots[name], length, self._lengths[name])
                 self._lengths[name] = length
-        self._batch = None
 
     def _length_of(self, sequence: Hashable) -> int:
         if sequence not in self._lengths:

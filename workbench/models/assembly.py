@@ -12,6 +12,7 @@ from torch import nn
 from workbench.errors import WorkbenchError
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
+from workbench.models.layers import ZeroCenteredRMSNorm
 from workbench.models.tokenizer import Tokenizer
 
 # cgroup v2, then v1: limit, what is used of it, and the part of that which is page cache to be had back
@@ -85,8 +86,9 @@ def fill(model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: to
         setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
     if model.config.tie_embeddings:
         model.head.weight = model.embed.weight
-    if model.rotary is not None:
-        model.rotary.to_empty(device=device)
+    for rotary in (model.rotary, model.local_rotary):
+        if rotary is not None:
+            rotary.to_empty(device=device)
     assert not any(p.is_meta for p in model.parameters()), "a parameter was left without values"
     return model.eval()
 
@@ -96,8 +98,8 @@ def random_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """GPT-2's initialization, made where and as it will stay. The same for the same seed, device and dtype.
 
-    Matrices are normal with deviation 0.02, those that write into the residual stream 0.02/√(2L); norms are
-    one and biases zero.
+    Matrices are normal with deviation 0.02, those that write into the residual stream 0.02/√(2L); norms multiply
+    with one and biases are zero.
     """
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -108,5 +110,7 @@ def random_tensors(
                 0.0, 0.02 / math.sqrt(2 * model.config.num_layers) if back else 0.02, generator=generator
             )
         else:
-            tensor.fill_(0.0 if name.endswith("bias") else 1.0)
+            owner = model.get_submodule(name.rpartition(".")[0])
+            zero = name.endswith("bias") or isinstance(owner, ZeroCenteredRMSNorm)
+            tensor.fill_(0.0 if zero else 1.0)
         yield name, tensor

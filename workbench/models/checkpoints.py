@@ -20,16 +20,9 @@ from workbench.errors import WorkbenchError, unknown
 from workbench.models.assembly import check_fits, fill, hollow_decoder, random_tensors
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
-from workbench.models.layout import (
-    StoredTensor,
-    bare_name,
-    config_from_hf,
-    config_to_hf,
-    full_name,
-    is_derived,
-    stored_tensors,
-)
+from workbench.models.layout import config_from_hf, config_to_hf, generation_to_hf
 from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES, TIMING_SHAPES, public_name, public_shape
+from workbench.models.tensor_layout import StoredTensor, bare_name, full_name, is_derived, stored_tensors
 from workbench.models.tokenizer import Tokenizer
 
 ZOO = Path(__file__).parent / "zoo"
@@ -203,7 +196,7 @@ def read_config(folder: Path) -> ModelConfig:
 def _read_json(file: Path) -> dict:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WorkbenchError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict):
         raise WorkbenchError(f"{file} must hold a JSON object, got {type(values).__name__}")
@@ -344,11 +337,13 @@ def save_checkpoint(
 ) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizer, as transformers reads them.
 
+    A shape that none of transformers' families has (shared layers, attention sinks, …) is written in the same files
+    under model_type "workbench", which `load` reads and transformers does not.
     dtype: what the weights are stored in (default: as they are). A checkpoint already in the folder is
     replaced whole; other files there stay. Everything is written beside the folder first and then moved in,
     config.json last, so that an interruption leaves the old checkpoint, the new one, or a folder that `load`
-    refuses, never a mixture. Raises WorkbenchError, and changes nothing, for a shape the layout cannot say and
-    for a folder whose config.json is something else's.
+    refuses, never a mixture. Raises WorkbenchError, and changes nothing, for a shape that goes by one family and
+    that only another one can say, and for a folder whose config.json is something else's.
     """
     folder, dtype = Path(folder), _as_dtype(dtype) or model.dtype
     values = config_to_hf(model.config, dtype)
@@ -375,7 +370,7 @@ def _write_files(model: Decoder, values: dict, fresh: Path, dtype: torch.dtype) 
     plan = stored_tensors(model.config, {n: tuple(p.shape) for n, p in parameters.items()})
     tensors = {full_name(model.config, t.name): t.join(parameters).to(dtype) for t in plan}
     save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
-    generation = {key: values[key] for key in ("bos_token_id", "eos_token_id")}
+    generation = generation_to_hf(model.config)
     for name, content in (("config.json", values), ("generation_config.json", generation)):
         (fresh / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     shutil.copymode(fresh / "config.json", fresh / WEIGHTS)  # safetensors lets only the owner read it

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
+import typing
 from dataclasses import dataclass
 
-from workbench.errors import WorkbenchError, check_settings
+from workbench.errors import WorkbenchError, check_settings, unknown
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "deepseek_v2", "deepseek_v3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "deepseek_v2", "deepseek_v3")
+ACTIVATIONS = ("silu", "gelu_tanh")
+_ABOVE = {
+    "norm_eps": 0,
+    "rope_theta": 1,
+    "local_rope_theta": 1,
+    "embedding_scale": 0,
+    "query_pre_attn_scalar": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,93 @@ class RotaryScaling:
     low_frequency_factor: float
     high_frequency_factor: float
     original_context_length: int
+
+    amplitude = 1.0  # what cosines and sines are multiplied with
+    latent_softmax_factor = 1.0  # what latent attention's q·k is multiplied with beside its scale
+
+    def __post_init__(self) -> None:
+        _check_scaling(self, "factor", "low_frequency_factor", "high_frequency_factor")
+        _check_scaling(self, "original_context_length")
+        if self.low_frequency_factor == self.high_frequency_factor:
+            raise WorkbenchError(
+                f"rope_scaling: low_frequency_factor and high_frequency_factor are both {self.low_frequency_factor}; "
+                "they are the two ends of a range"
+            )
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Position interpolation (Chen et al., arXiv 2306.15595): every wave turns `factor` times slower."""
+
+    factor: float
+
+    amplitude = 1.0
+    latent_softmax_factor = 1.0
+
+    def __post_init__(self) -> None:
+        _check_scaling(self, "factor")
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (Peng et al., arXiv 2309.00071): slow waves turn `factor` times slower, fast ones stay, others blend.
+
+    Slow are those of up to `beta_slow` turns over the original context, fast those of `beta_fast` and more. Longer
+    contexts also want a sharper softmax: cosines and sines are multiplied with `amplitude`; latent attention, whose
+    content keys do not turn, multiplies its scale with `latent_softmax_factor` (DeepSeek-V2, §3.1.4).
+    """
+
+    factor: float
+    original_context_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None  # the amplitude, where it is not to follow from the factor
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_scaling(self, "factor", "original_context_length", "beta_fast", "beta_slow")
+        if self.beta_fast < self.beta_slow:
+            raise WorkbenchError(
+                f"rope_scaling: beta_fast {self.beta_fast} must not be below beta_slow {self.beta_slow}: "
+                "waves of more turns are the fast ones"
+            )
+        for field in ("attention_factor", "mscale", "mscale_all_dim"):
+            if getattr(self, field) is not None:
+                _check_scaling(self, field)
+
+    @property
+    def amplitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._sharper(self.mscale) / self._sharper(self.mscale_all_dim)
+        return self._sharper(1.0)
+
+    @property
+    def latent_softmax_factor(self) -> float:
+        return self._sharper(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
+    def _sharper(self, mscale: float) -> float:
+        """0.1·mscale·ln(factor) + 1, YaRN's equation 22 for the root of the temperature."""
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+Scaling = RotaryScaling | LinearScaling | YarnScaling
+
+
+def _check_scaling(scaling: object, *fields: str) -> None:
+    for field in fields:
+        value = getattr(scaling, field)
+        whole = field == "original_context_length"
+        if not _is_number(value) or not 1e-6 <= value <= 1e9 or (whole and not isinstance(value, int)):
+            kind = "whole number" if whole else "number"
+            raise WorkbenchError(f"rope_scaling.{field} must be a {kind} from 1e-6 to 1e9, got {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    """A finite number; whole ones beyond all floats are none either."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 @dataclass(frozen=True)
@@ -76,11 +173,17 @@ class ModelConfig:
     context_length: int  # longest S the model was made for
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
-    rope_scaling: RotaryScaling | None = None
+    rope_scaling: Scaling | None = None
+    local_rope_theta: float | None = None  # of windowed layers, then without rope_scaling (Gemma 3)
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    post_norms: bool = False  # attention and feed-forward are normed once more before they are added
+    zero_centered_norms: bool = False  # norms multiply with 1 + weight
+    activation: str = "silu"  # of the gated feed-forward: "silu" (SwiGLU) or "gelu_tanh" (GeGLU)
+    embedding_scale: float = 1.0  # what embeddings are multiplied with, rounded to their dtype
+    query_pre_attn_scalar: float | None = None  # q·k is multiplied with its −1/2 power; None: head_dim's
     tie_embeddings: bool = False
     sliding_window: int | None = None  # a token sees the last W tokens, itself included
     global_layers: tuple[int, ...] = ()  # layers that see everything although there is a window
@@ -93,8 +196,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
-            from workbench.errors import unknown
-
             raise unknown("model family", self.family, FAMILIES)
         for field in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
             self._positive(field)
@@ -107,16 +208,33 @@ class ModelConfig:
             )
         if self.uses_rotary and self.head_dim % 2:
             raise WorkbenchError(f"head_dim {self.head_dim} must be even: rotary embedding turns pairs")
-        if self.sliding_window is not None and self.sliding_window < 1:
+        window = self.sliding_window
+        if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
             raise WorkbenchError(
-                f"sliding_window {self.sliding_window} must be at least 1 (or None for no window)"
+                f"sliding_window {window!r} must be a whole number of at least 1 (or None for no window)"
             )
+        self._check_numbers()
         self._check_windows()
         self._check_kv_sources()
         if self.latent_attention is not None:
             self._check_latent_attention()
 
+    def _check_numbers(self) -> None:
+        for field, least in _ABOVE.items():
+            value = getattr(self, field)
+            if value is None and field in ("local_rope_theta", "query_pre_attn_scalar"):
+                continue
+            if not _is_number(value) or value <= least:
+                raise WorkbenchError(f"{field} must be a number above {least}, got {value!r}")
+        if self.activation not in ACTIVATIONS:
+            raise unknown("activation", self.activation, ACTIVATIONS)
+        for token in (self.bos_token_id, *self.eos_token_ids):
+            if token is not None and (not isinstance(token, int) or isinstance(token, bool)):
+                raise WorkbenchError(f"bos_token_id and eos_token_ids must be whole numbers, got {token!r}")
+
     def _check_windows(self) -> None:
+        if self.local_rope_theta is not None and self.sliding_window is None:
+            raise WorkbenchError("local_rope_theta goes with a sliding_window; this shape has none")
         if (self.global_layers or self.attention_sinks) and self.sliding_window is None:
             raise WorkbenchError(
                 "global_layers and attention_sinks go with a sliding_window; this shape has none"
@@ -209,7 +327,15 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """What q·k is multiplied with before the softmax."""
-        return self.head_dim**-0.5
+        scale = (self.query_pre_attn_scalar or self.head_dim) ** -0.5
+        if self.latent_attention is not None and self.rope_scaling is not None:
+            scale *= self.rope_scaling.latent_softmax_factor
+        return scale
+
+    @property
+    def rotary_amplitude(self) -> float:
+        """What cosines and sines are multiplied with: above 1 with YaRN, but for local layers."""
+        return 1.0 if self.rope_scaling is None else self.rope_scaling.amplitude
 
     @property
     def value_head_dim(self) -> int:
@@ -224,6 +350,10 @@ class ModelConfig:
     def window_of(self, layer: int) -> int | None:
         """W of this layer, or None where it sees everything."""
         return None if layer in self.global_layers else self.sliding_window
+
+    def turns_locally(self, layer: int) -> bool:
+        """Whether this layer's heads turn with `local_rope_theta`."""
+        return self.local_rope_theta is not None and self.window_of(layer) is not None
 
     def kv_source(self, layer: int) -> int:
         """The layer whose keys and values this one attends over: its own, unless `kv_sources` says otherwise."""
@@ -272,7 +402,7 @@ class ModelConfig:
         return (
             self._attention_parameters(layer)
             + self._mlp_parameters(layer, active_only)
-            + 2 * self._norm_parameters()
+            + (4 if self.post_norms else 2) * self._norm_parameters()
         )
 
     def _attention_parameters(self, layer: int) -> int:
@@ -312,21 +442,52 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> ModelConfig:
-        """The inverse of `to_dict`. An unknown key is an error that names the nearest known one."""
-        check_settings("ModelConfig", values, [f.name for f in dataclasses.fields(cls)])
-        values = dict(values)
-        for key, kind in (
-            ("rope_scaling", RotaryScaling),
-            ("latent_attention", LatentAttentionShape),
-            ("experts", ExpertsShape),
-        ):
-            if isinstance(values.get(key), dict):
-                values[key] = kind(**values[key])
-        for key in ("eos_token_ids", "global_layers"):
-            values[key] = tuple(values.get(key) or ())
-        if values.get("kv_sources") is not None:
-            values["kv_sources"] = tuple(values["kv_sources"])
-        return cls(**values)
+        """The inverse of `to_dict`, tuples as lists too. Raises WorkbenchError that names an unknown key (with the
+        nearest known one), a missing one, or a value of another type."""
+        return _from_data(cls, values, "")
+
+
+def _from_data(kind: type, values: dict, where: str) -> object:
+    """A dataclass from plain data: no unknown key, none missing, every value of its type."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    check_settings(kind.__name__, values, fields)
+    for name, field in fields.items():
+        if name not in values and field.default is dataclasses.MISSING:
+            raise WorkbenchError(f"{kind.__name__} needs {where}{name}, which is missing")
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _typed(hints[name], value, where + name) for name, value in values.items()})
+
+
+def _typed(hint: object, value: object, where: str) -> object:
+    """`value` as the type it should have: int, float, bool, str, None, tuple[int, ...], or a dataclass from a dict."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if typing.get_origin(option) is tuple:
+            if isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
+                return tuple(value)
+        elif dataclasses.is_dataclass(option):
+            if isinstance(value, option):
+                return value
+            if isinstance(value, dict) and (len(options) <= 2 or _has_keys_of(option, value)):
+                return _from_data(option, value, f"{where}.")
+        elif type(value) is option or (option is float and _is_number(value)):
+            return value
+    raise WorkbenchError(
+        f"{where} must be {', or '.join(map(_type_in_words, options))}; got {str(value)[:80]!r}"
+    )
+
+
+def _type_in_words(option: object) -> str:
+    if dataclasses.is_dataclass(option):
+        return f"an object with {', '.join(field.name for field in dataclasses.fields(option))}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    return "None" if option is types.NoneType else words.get(option, "a list of whole numbers")
+
+
+def _has_keys_of(kind: type, values: dict) -> bool:
+    fields = dataclasses.fields(kind)
+    needed = {f.name for f in fields if f.default is dataclasses.MISSING}
+    return needed <= values.keys() <= {f.name for f in fields}
 
 
 def readable_count(number: float) -> str:

@@ -17,7 +17,9 @@ from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
-from workbench.models.layers import GELUMLP, RMSNorm, Rotary, SwiGLU, rotate
+from workbench.models.layers import GELUMLP, GeGLU, RMSNorm, Rotary, SwiGLU, ZeroCenteredRMSNorm, rotate
+
+LATENT_NORM_EPS = 1e-6  # of the norms inside latent attention, whatever norm_eps is (DeepSeek's own code)
 
 
 class Attends(Protocol):
@@ -29,8 +31,20 @@ class Attends(Protocol):
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    kind = nn.LayerNorm if config.is_gpt2 else RMSNorm
-    return kind(config.hidden_size, eps=config.norm_eps)
+    """The norm over a whole row."""
+    if config.is_gpt2:
+        return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+    return make_rms_norm(config, config.hidden_size)
+
+
+def make_rms_norm(config: ModelConfig, size: int) -> nn.Module:
+    return (ZeroCenteredRMSNorm if config.zero_centered_norms else RMSNorm)(size, config.norm_eps)
+
+
+def make_mlp(config: ModelConfig) -> nn.Module:
+    if config.is_gpt2:
+        return GELUMLP(config)
+    return (GeGLU if config.activation == "gelu_tanh" else SwiGLU)(config)
 
 
 class Attention(nn.Module):
@@ -49,8 +63,8 @@ class Attention(nn.Module):
             self.k = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
             self.v = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
         self.o = nn.Linear(config.num_heads * head, d, bias=config.attention_output_bias)
-        self.q_norm = RMSNorm(head, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(head, config.norm_eps) if config.qk_norm and self.owns_kv else nn.Identity()
+        self.q_norm = make_rms_norm(config, head) if config.qk_norm else nn.Identity()
+        self.k_norm = make_rms_norm(config, head) if config.qk_norm and self.owns_kv else nn.Identity()
 
     def forward(
         self,
@@ -92,10 +106,10 @@ class LatentAttention(nn.Module):
             self.q = nn.Linear(d, heads * shape.key_head_dim, bias=False)
         else:
             self.q_down = nn.Linear(d, shape.query_rank, bias=False)
-            self.q_norm = RMSNorm(shape.query_rank, config.norm_eps)
+            self.q_norm = RMSNorm(shape.query_rank, LATENT_NORM_EPS)
             self.q_up = nn.Linear(shape.query_rank, heads * shape.key_head_dim, bias=False)
         self.kv_down = nn.Linear(d, shape.cached_dim, bias=False)
-        self.kv_norm = RMSNorm(shape.kv_rank, config.norm_eps)
+        self.kv_norm = RMSNorm(shape.kv_rank, LATENT_NORM_EPS)
         self.k_up = nn.Linear(shape.kv_rank, heads * shape.content_head_dim, bias=False)
         self.v_up = nn.Linear(shape.kv_rank, heads * shape.value_head_dim, bias=False)
         self.o = nn.Linear(heads * shape.value_head_dim, d, bias=False)
@@ -122,6 +136,8 @@ class LatentAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); with `post_norms` what is added is normed once more."""
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = make_norm(config)
@@ -129,7 +145,9 @@ class DecoderLayer(nn.Module):
             Attention(config, layer) if config.latent_attention is None else LatentAttention(config)
         )
         self.mlp_norm = make_norm(config)
-        self.mlp = GELUMLP(config) if config.is_gpt2 else SwiGLU(config)
+        self.mlp = make_mlp(config)
+        self.attention_post_norm = make_norm(config) if config.post_norms else nn.Identity()
+        self.mlp_post_norm = make_norm(config) if config.post_norms else nn.Identity()
 
     def forward(
         self,
@@ -139,8 +157,8 @@ class DecoderLayer(nn.Module):
         batch: Batch,
         kv: Attends,
     ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), turn, layer, batch, kv)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.attention_post_norm(self.attention(self.attention_norm(x), turn, layer, batch, kv))
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
 
 
 class Decoder(nn.Module):
@@ -165,6 +183,7 @@ class Decoder(nn.Module):
             nn.Embedding(config.context_length, config.hidden_size) if config.is_gpt2 else None
         )
         self.rotary = Rotary(config) if config.uses_rotary else None
+        self.local_rotary = Rotary(config, local=True) if config.local_rope_theta is not None else None
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
         self.norm = make_norm(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -179,17 +198,26 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embed.weight.dtype
 
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied with, rounded to their dtype as Gemma does: √3072, 55.43, is 55.5 in bf16."""
+        return torch.tensor(self.config.embedding_scale, dtype=torch.float32).to(self.dtype).item()
+
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
         kv.begin(batch)
         x = self.embed(batch.token_ids)  # [N, d]
-        turn = None
+        if self.config.embedding_scale != 1:
+            x = x * self.embedding_scale
+        turn = local_turn = None
         if self.rotary is not None:
             turn = self.rotary(batch.positions, x.dtype)
         else:
             x = x + self.embed_positions(batch.positions)
+        if self.local_rotary is not None:
+            local_turn = self.local_rotary(batch.positions, x.dtype)
         for index, layer in enumerate(self.layers):
-            x = layer(x, turn, index, batch, kv)
+            x = layer(x, local_turn if self.config.turns_locally(index) else turn, index, batch, kv)
         return self.norm(x)
 
     def forward(self, batch: Batch, kv: Attends) -> torch.Tensor:

@@ -1,28 +1,51 @@
-"""Hugging Face's way to write a decoder down: config.json to and from ModelConfig, tensor names to ours.
+"""Hugging Face's way to write a decoder down: config.json to and from ModelConfig (tensors: tensor_layout.py).
 
 What this package cannot compute exactly as `transformers` does is refused by the name of the setting that
-asks for it; nothing is skipped in silence.
+asks for it; nothing is skipped in silence. A shape that no family of Hugging Face has is written in the same
+files with model_type "workbench", which only this package reads.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import torch
 
-from workbench.errors import WorkbenchError, unknown
-from workbench.models.config import ModelConfig, RotaryScaling
+from workbench.errors import WorkbenchError, check_settings, unknown
+from workbench.models.config import (
+    LatentAttentionShape,
+    LinearScaling,
+    ModelConfig,
+    RotaryScaling,
+    Scaling,
+    YarnScaling,
+)
 
+WORKBENCH = "workbench"  # our own model_type, whose config.json has
+SHAPE_KEY = "model_config"  # ModelConfig.to_dict() under this key
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 # What transformers takes for a key that config.json leaves out.
-_CONTEXT = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
+_CONTEXT = {
+    "llama": 2048,
+    "mistral": 131_072,
+    "qwen2": 32_768,
+    "qwen3": 32_768,
+    "gemma3_text": 131_072,
+    "deepseek_v2": 2048,
+    "deepseek_v3": 4096,
+}
+_DENSE_LAYERS = {"deepseek_v2": 0, "deepseek_v3": 3}
+_MAX_LAYERS, _MAX_SIZE, _MAX_PARAMETERS = 10_000, 2**40, 10**15  # beyond these a file is nonsense
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh")
 
 
@@ -30,31 +53,66 @@ _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh")
 
 
 def config_from_hf(values: dict, generation: dict | None = None) -> ModelConfig:
-    """The ModelConfig of a config.json, in transformers 5's form (rope_parameters) or the older one.
+    """The ModelConfig of a config.json, in transformers 5's form (rope_parameters), the older one, or our own.
 
     generation: generation_config.json, whose end-of-text ids come first when it has any.
-    Raises WorkbenchError that names the key: one that is missing, or one that asks for what is not computed
-    here (another rotary scaling, windows on some layers only, quantized weights, …).
+    Raises WorkbenchError that names the key: one that is missing, one of a wrong type, or one that asks for what
+    is not computed here (another rotary scaling, experts, quantized weights, …).
     """
     family = values.get("model_type")
-    if family in ("deepseek_v2", "deepseek_v3"):
+    eos = (generation or {}).get("eos_token_id")
+    if family == WORKBENCH:
+        config = _workbench_config(values, eos)
+    else:
+        config = _hf_config(family, values, values.get("eos_token_id") if eos is None else eos)
+    sizes = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    for name, size in sizes.items():
+        if isinstance(size, int) and size > (_MAX_LAYERS if name == "num_layers" else _MAX_SIZE):
+            raise WorkbenchError(f"config.json: no model has a {name} of {_few(size)}")
+    if config.num_parameters() > _MAX_PARAMETERS:
+        raise WorkbenchError(f"config.json: no model has {config.num_parameters():,} parameters")
+    return config
+
+
+def _hf_config(family: object, values: dict, eos: object) -> ModelConfig:
+    if family == "gemma3":
         raise WorkbenchError(
-            f"model_type {family!r}: latent attention with experts is known to the calculators only; "
-            "public_shape('deepseek-v3') gives its counts"
+            "model_type 'gemma3' is a model of text and images; only its text part alone, 'gemma3_text', is read here"
         )
-    if family not in ARCHITECTURES:
-        raise unknown("model_type", family, ARCHITECTURES)
+    if not isinstance(family, str) or family not in ARCHITECTURES:
+        raise unknown("model_type", family, (*ARCHITECTURES, WORKBENCH))
+    if family in _DENSE_LAYERS:
+        _refuse_experts(family, values)
     for key in ("quantization_config", "auto_map"):
         _only(values, key, (None,), "quantized weights" if key[0] == "q" else "the checkpoint's own code")
-    read = _gpt2_values if family == "gpt2" else _llama_values
-    eos = (generation or {}).get("eos_token_id")
-    eos = values.get("eos_token_id") if eos is None else eos
+    read = _READERS.get(family, _llama_values)
     return ModelConfig(
         family=family,
         bos_token_id=values.get("bos_token_id"),
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         **read(family, values),
     )
+
+
+def _workbench_config(values: dict, eos: object) -> ModelConfig:
+    check_settings("config.json", values, ("model_type", "dtype", SHAPE_KEY))
+    shape = values.get(SHAPE_KEY)
+    if not isinstance(shape, dict):
+        raise WorkbenchError(
+            f"config.json: model_type {WORKBENCH!r} needs the shape under {SHAPE_KEY!r}, got {type(shape).__name__}"
+        )
+    if eos is not None:
+        shape = shape | {"eos_token_ids": eos if isinstance(eos, list) else [eos]}
+    return ModelConfig.from_dict(shape)
+
+
+def _refuse_experts(family: str, values: dict) -> None:
+    dense, layers = values.get("first_k_dense_replace", _DENSE_LAYERS[family]), _num_layers(values)
+    if not isinstance(dense, int) or dense < layers:
+        raise WorkbenchError(
+            f"model_type {family!r} with first_k_dense_replace = {dense!r} of {layers} layers: a mixture of experts is "
+            "known to the calculators only; public_shape('deepseek-v3') gives its counts"
+        )
 
 
 def _gpt2_values(family: str, values: dict) -> dict:
@@ -76,7 +134,7 @@ def _gpt2_values(family: str, values: dict) -> dict:
         "qkv_bias": True,
         "attention_output_bias": True,
         "mlp_bias": True,
-        "tie_embeddings": values.get("tie_word_embeddings", True),
+        "tie_embeddings": bool(values.get("tie_word_embeddings", True)),
     }
 
 
@@ -86,97 +144,266 @@ def _llama_values(family: str, values: dict) -> dict:
         _only(values, "attention_bias", (False, None), f"biases that {family} does not have")
     if family != "llama":
         _only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
-    hidden, heads = _need(values, "hidden_size"), _need(values, "num_attention_heads")
     kv_heads = values.get("num_key_value_heads", 8 if family == "mistral" else None)
     head_dim = values.get("head_dim", 128 if family == "qwen3" else None)
-    context = values.get("max_position_embeddings", _CONTEXT[family])
-    theta, scaling = _rotary(values, context)
     bias = bool(values.get("attention_bias", False))
-    return {
-        "vocab_size": _need(values, "vocab_size"),
-        "hidden_size": hidden,
-        "num_layers": _need(values, "num_hidden_layers"),
-        "num_heads": heads,
-        "num_kv_heads": heads if kv_heads is None else kv_heads,
-        "head_dim": _divide(hidden, heads) if head_dim is None else head_dim,
-        "intermediate_size": _need(values, "intermediate_size"),
-        "context_length": context,
-        "norm_eps": float(_need({"rms_norm_eps": 1e-6, **values}, "rms_norm_eps")),
-        "rope_theta": theta,
-        "rope_scaling": scaling,
+    block = _block_values(family, values)
+    window, global_layers = _windows(family, values)
+    return block | {
+        "num_kv_heads": block["num_heads"] if kv_heads is None else kv_heads,
+        "head_dim": _divide(block["hidden_size"], block["num_heads"]) if head_dim is None else head_dim,
+        **_rotary(values, block["context_length"]),
         "qkv_bias": bias or family == "qwen2",
         "attention_output_bias": bias,
         "mlp_bias": bool(values.get("mlp_bias", False)),
         "qk_norm": family == "qwen3",
         "tie_embeddings": bool(values.get("tie_word_embeddings", False)),
-        "sliding_window": _window(family, values),
+        "sliding_window": window,
+        "global_layers": global_layers,
     }
 
 
-def _rotary(values: dict, context: int) -> tuple[float, RotaryScaling | None]:
+def _gemma_values(family: str, values: dict) -> dict:
+    _only(
+        values, "hidden_activation", ("gelu_pytorch_tanh",), "another activation", default="gelu_pytorch_tanh"
+    )
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        _only(values, key, (None,), "a soft cap")
+    _only(values, "use_bidirectional_attention", (False, None), "attention in both directions")
+    _only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
+    bias = bool(values.get("attention_bias", False))
+    block = _block_values(family, values)
+    window, global_layers = _windows(family, values)
+    head_dim = _need({"head_dim": 256, **values}, "head_dim")
+    scalar = _need({"query_pre_attn_scalar": 256, **values}, "query_pre_attn_scalar")
+    return block | {
+        "num_kv_heads": _need({"num_key_value_heads": 4, **values}, "num_key_value_heads"),
+        "head_dim": head_dim,
+        **_gemma_rotary(values, block["context_length"], windowed=window is not None),
+        "qkv_bias": bias,
+        "attention_output_bias": bias,
+        "qk_norm": True,
+        "post_norms": True,
+        "zero_centered_norms": True,
+        "activation": "gelu_tanh",
+        "embedding_scale": block["hidden_size"] ** 0.5,
+        "query_pre_attn_scalar": None if scalar == head_dim else float(scalar),
+        "tie_embeddings": bool(values.get("tie_word_embeddings", True)),
+        "sliding_window": window,
+        "global_layers": global_layers,
+    }
+
+
+def _deepseek_values(family: str, values: dict) -> dict:
+    """Latent attention and a dense feed-forward in every layer (see `_refuse_experts`)."""
+    _only(values, "hidden_act", ("silu",), "another activation", default="silu")
+    _only(values, "attention_bias", (False, None), "biases in latent attention")
+    if family == "deepseek_v3":
+        _only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
+        _only(values, "rope_interleave", (True,), "rotary pairs of halves", default=True)
+    _only(values, "sliding_window", (None,), f"a window, which transformers leaves out of {family}")
+    ranks = {
+        "kv_rank": ("kv_lora_rank", 512),
+        "rotary_head_dim": ("qk_rope_head_dim", 64),
+        "content_head_dim": ("qk_nope_head_dim", 128),
+        "value_head_dim": ("v_head_dim", 128),
+    }
+    query_rank = values.get("q_lora_rank", 1536)
+    latent = LatentAttentionShape(
+        query_rank=None if query_rank is None else _need({"q_lora_rank": query_rank}, "q_lora_rank"),
+        **{ours: _need({theirs: default, **values}, theirs) for ours, (theirs, default) in ranks.items()},
+    )
+    block = _block_values(family, values)
+    kv_heads = values.get("num_key_value_heads", 128 if family == "deepseek_v3" else None)
+    return block | {
+        "num_kv_heads": block["num_heads"] if kv_heads is None else kv_heads,
+        "head_dim": latent.key_head_dim,
+        **_rotary(values, block["context_length"]),
+        "mlp_bias": bool(values.get("mlp_bias", False)),
+        "tie_embeddings": bool(values.get("tie_word_embeddings", False)),
+        "latent_attention": latent,
+    }
+
+
+_READERS = {
+    "gpt2": _gpt2_values,
+    "gemma3_text": _gemma_values,
+    "deepseek_v2": _deepseek_values,
+    "deepseek_v3": _deepseek_values,
+}
+
+
+def _block_values(family: str, values: dict) -> dict:
+    """What every family but GPT-2 calls the same."""
+    return {
+        "vocab_size": _need(values, "vocab_size"),
+        "hidden_size": _need(values, "hidden_size"),
+        "num_layers": _num_layers(values),
+        "num_heads": _need(values, "num_attention_heads"),
+        "intermediate_size": _need(values, "intermediate_size"),
+        "context_length": values.get("max_position_embeddings", _CONTEXT[family]),
+        "norm_eps": float(_need({"rms_norm_eps": 1e-6, **values}, "rms_norm_eps")),
+    }
+
+
+def _num_layers(values: dict) -> int:
+    layers = _need(values, "num_hidden_layers")
+    if not isinstance(layers, int) or not 1 <= layers <= _MAX_LAYERS:
+        raise WorkbenchError(
+            f"config.json: num_hidden_layers must be a whole number from 1 to {_MAX_LAYERS:,}, got {layers!r}"
+        )
+    return layers
+
+
+# -- positions ---------------------------------------------------------------------------------------------
+
+
+def _rotary(values: dict, context: int) -> dict:
+    """rope_theta and rope_scaling, the same for all layers."""
     key = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
     rope = values.get(key) or {}
     if not isinstance(rope, dict) or any(isinstance(v, dict) for v in rope.values()):
         raise WorkbenchError(f"config.json: {key} differs from layer to layer, which is not computed here")
-    for source in (rope, values):
-        _only(source, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
+    _only(values, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
+    theta = rope.get("rope_theta") or values.get("rope_theta") or 10_000.0
+    return {
+        "rope_theta": float(_need({"rope_theta": theta}, "rope_theta")),
+        "rope_scaling": _scaling(rope, key, values.get("original_max_position_embeddings"), context),
+    }
+
+
+def _gemma_rotary(values: dict, context: int, *, windowed: bool) -> dict:
+    """One rotary embedding for the layers that see everything, another for those with a window."""
+    kinds = values.get("rope_parameters") or {}
+    if not isinstance(kinds, dict) or not all(
+        isinstance(kinds.get(key) or {}, dict) for key in (_FULL, _SLIDING)
+    ):
+        raise WorkbenchError(f"config.json: rope_parameters must hold objects {_FULL} and {_SLIDING}")
+    if kinds.keys() - {_FULL, _SLIDING}:
+        raise WorkbenchError(
+            f"config.json: rope_parameters has {', '.join(kinds.keys() - {_FULL, _SLIDING})} beside {_FULL} and "
+            f"{_SLIDING}, which gemma3_text does not read"
+        )
+    older = values.get("rope_scaling") or {}
+    if not isinstance(older, dict):
+        raise WorkbenchError(f"config.json: rope_scaling must be an object, got {older!r}")
+    if "rope_type" not in older:  # transformers would take its own default for the type
+        _only(older, "type", (None,), "a scaling under the older key, which gemma3_text does not read")
+    full, local = (kinds.get(_FULL) or {}) | older, kinds.get(_SLIDING) or {}
+    _only(local, "rope_type", ("default",), "a scaling of layers with a window", default="default")
+    for rope in (values, local):
+        _only(rope, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
+    theta = full.get("rope_theta", values.get("rope_theta", 1_000_000.0))
+    local_theta = local.get("rope_theta", values.get("rope_local_base_freq", 10_000.0))
+    return {
+        "rope_theta": float(_need({"rope_theta": theta}, "rope_theta")),
+        "rope_scaling": _scaling(full, f"rope_parameters.{_FULL}", None, context),
+        "local_rope_theta": float(_need({"rope_theta": local_theta}, "rope_theta")) if windowed else None,
+    }
+
+
+def _scaling(rope: dict, key: str, original: object, context: int) -> Scaling | None:
+    """original: the length before the stretching where it stands outside of `rope`."""
+    _only(rope, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
     _only(rope, "mrope_section", (None,), "rotary embedding in sections")
-    theta = float(rope.get("rope_theta") or values.get("rope_theta") or 10_000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
-        return theta, None
-    if kind != "llama3":
+        return None
+    if kind not in ("linear", "llama3", "yarn"):
         raise WorkbenchError(
-            f"config.json: {key} asks for rope_type {kind!r}; computed here are 'default' and 'llama3'"
+            f"config.json: {key} asks for rope_type {kind!r}; computed here are 'default', 'linear', 'llama3' "
+            "and 'yarn'"
         )
-    original = values.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
-    return theta, RotaryScaling(
-        factor=float(_need(rope, "factor", key)),
+    factor = float(_need(rope, "factor", key))
+    original = original or rope.get("original_max_position_embeddings") or context
+    if kind == "yarn":
+        _only(rope, "truncate", (True,), "YaRN between pairs", default=True)
+        # transformers takes an mscale of 0 for none, and an attention_factor of 0 as it is
+        given = {name: rope[name] for name in ("mscale", "mscale_all_dim") if rope.get(name)}
+        given |= {name: rope[name] for name in ("attention_factor",) if rope.get(name) is not None}
+        return YarnScaling(
+            factor=factor,
+            original_context_length=original,
+            beta_fast=float(_need({"beta_fast": rope.get("beta_fast") or 32}, "beta_fast", key)),
+            beta_slow=float(_need({"beta_slow": rope.get("beta_slow") or 1}, "beta_slow", key)),
+            **{name: float(_need(rope, name, key)) for name in given},
+        )
+    _only(rope, "mscale_all_dim", (None, 0), "another scale of latent attention")
+    if kind == "linear":
+        return LinearScaling(factor)
+    return RotaryScaling(
+        factor=factor,
         low_frequency_factor=float(_need(rope, "low_freq_factor", key)),
         high_frequency_factor=float(_need(rope, "high_freq_factor", key)),
-        original_context_length=original or context,
+        original_context_length=original,
     )
 
 
-def _window(family: str, values: dict) -> int | None:
-    """The window all layers share, or None. A window on some layers only is refused."""
-    kinds = set(values.get("layer_types") or ())
-    if family == "mistral":
+# -- windows -----------------------------------------------------------------------------------------------
+
+
+def _windows(family: str, values: dict) -> tuple[int | None, tuple[int, ...]]:
+    """The window, or None, and the layers that have none although there is one."""
+    layers, kinds = _num_layers(values), values.get("layer_types")
+    if family == "gemma3_text":
         window = values.get("sliding_window", 4096)
-        expected = "full_attention" if window is None else "sliding_attention"
+        every = values.get("sliding_window_pattern", 6)
+        if not isinstance(every, int) or every < 1:
+            raise WorkbenchError(f"config.json: sliding_window_pattern must be at least 1, got {every!r}")
+        default = [_SLIDING if (i + 1) % every else _FULL for i in range(layers)]
     elif family in ("qwen2", "qwen3"):
         window = values.get("sliding_window", 4096) if values.get("use_sliding_window") else None
-        if window is not None and not kinds:
-            first, layers = values.get("max_window_layers", 28), _need(values, "num_hidden_layers")
-            kinds = {"sliding_attention" if i >= first else "full_attention" for i in range(layers)}
-        if kinds == {"full_attention"}:
+        first = _need({"max_window_layers": 28, **values}, "max_window_layers")
+        default = [_SLIDING if window is not None and i >= first else _FULL for i in range(layers)]
+    else:  # transformers gives all layers the same and does not read layer_types
+        if family == "mistral":
+            window = values.get("sliding_window", 4096)
+        else:
+            _only(values, "sliding_window", (None,), f"a window, which transformers leaves out of {family}")
             window = None
-        expected = "full_attention" if window is None else "sliding_attention"
-    else:
-        _only(values, "sliding_window", (None,), f"a window, which transformers leaves out of {family}")
-        window, expected = None, "full_attention"
-    if kinds - {expected}:
+        default = [_FULL if window is None else _SLIDING] * layers
+        if kinds not in (None, default):
+            raise WorkbenchError(
+                f"config.json: layer_types asks for {_few(kinds)} beside a window of {window}; a {family} has the same "
+                "attention in all layers"
+            )
+    kinds = default if kinds is None else kinds
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise WorkbenchError(f"config.json: layer_types must be a list of {layers}, got {_few(kinds)}")
+    for layer, kind in enumerate(kinds):
+        if kind not in (_SLIDING, _FULL):
+            raise WorkbenchError(
+                f"config.json: layer_types[{layer}] is {_few(kind)}; computed here are {_SLIDING!r} and {_FULL!r}"
+            )
+    global_layers = tuple(i for i, kind in enumerate(kinds) if kind == _FULL)
+    if len(global_layers) == layers:
+        return None, ()
+    if window is None:
         raise WorkbenchError(
-            f"config.json: layer_types / max_window_layers / sliding_window ask for {sorted(kinds)} beside "
-            f"a window of {window}; computed here is one kind of attention for all layers"
+            f"config.json: layer_types asks for {_SLIDING}, and sliding_window / use_sliding_window for none"
         )
-    return window
+    return window, global_layers
+
+
+def _few(value: object) -> str:
+    words = repr(value)
+    return words if len(words) <= 80 else f"{words[:77]}..."
 
 
 def _only(values: dict, key: str, allowed: tuple, what: str, default=None) -> None:
     value = values.get(key, default)
     if value not in allowed:
         raise WorkbenchError(
-            f"config.json: {key} = {value!r} asks for {what}, which is not computed here; "
+            f"config.json: {key} = {_few(value)} asks for {what}, which is not computed here; "
             f"supported: {', '.join(map(repr, allowed))}"
         )
 
 
 def _need(values: dict, key: str, where: str = "") -> int | float:
     value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
         raise WorkbenchError(
-            f"config.json: {where + '.' if where else ''}{key} must be a number, got {value!r}"
+            f"config.json: {where + '.' if where else ''}{key} must be a number, got {_few(value)}"
         )
     return value
 
@@ -191,32 +418,64 @@ def _divide(hidden: int, heads: int) -> int:
 
 
 def config_to_hf(config: ModelConfig, dtype: torch.dtype) -> dict:
-    """config.json in transformers 5's form. Raises WorkbenchError for what the family's form cannot say."""
-    if config.family not in ARCHITECTURES:
-        raise WorkbenchError(f"family {config.family!r} is known to the calculators only and cannot be saved")
-    eos = list(config.eos_token_ids)
+    """config.json in transformers 5's form, or with model_type "workbench" where no family of theirs has the shape.
+
+    Raises WorkbenchError for a shape that the family it goes by cannot say and another one can.
+    """
+    if config.experts is not None:
+        raise WorkbenchError(
+            f"a mixture of experts ({config.family}) is known to the calculators only and cannot be saved"
+        )
+    values, lost = _in_family(config, dtype)
+    if not lost:
+        return values
+    others = (dataclasses.replace(config, family=f) for f in ARCHITECTURES if (f == "gpt2") == config.is_gpt2)
+    for other in others:
+        if not _in_family(other, dtype)[1]:
+            raise WorkbenchError(
+                f"Hugging Face's {config.family!r} layout cannot say {', '.join(lost)}, and {other.family!r} can; "
+                f"save it as that family, dataclasses.replace(config, family={other.family!r})"
+            )
+    return {"model_type": WORKBENCH, "dtype": _dtype_name(dtype), SHAPE_KEY: config.to_dict()}
+
+
+def _in_family(config: ModelConfig, dtype: torch.dtype) -> tuple[dict, list[str]]:
+    """config.json of its family, and what of the shape is not found there again."""
+    if config.is_gpt2:
+        block = _gpt2_to_hf(config)
+    elif config.latent_attention is not None:
+        block = _deepseek_to_hf(config)
+    else:
+        block = _gemma_to_hf(config) if config.family == "gemma3_text" else _llama_to_hf(config)
     values = {
         "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": _dtype_name(dtype),
         "vocab_size": config.vocab_size,
+        **generation_to_hf(config),
+        "tie_word_embeddings": config.tie_embeddings,
+        **block,
+    }
+    try:
+        back = config_from_hf(values)
+    except WorkbenchError as error:
+        return values, [str(error)]
+    fields = [f.name for f in dataclasses.fields(config)]
+    lost = [f"{f} = {getattr(config, f)!r}" for f in fields if getattr(config, f) != getattr(back, f)]
+    return values, lost
+
+
+def generation_to_hf(config: ModelConfig) -> dict:
+    """generation_config.json: the tokens that begin and end a text."""
+    eos = list(config.eos_token_ids)
+    return {
         "bos_token_id": config.bos_token_id,
         "eos_token_id": (eos[0] if len(eos) == 1 else eos) if eos else None,
-        "tie_word_embeddings": config.tie_embeddings,
-        **(_gpt2_to_hf(config) if config.is_gpt2 else _llama_to_hf(config)),
     }
-    back = config_from_hf(values)
-    lost = [
-        f"{f.name} = {getattr(config, f.name)!r}"
-        for f in dataclasses.fields(config)
-        if getattr(config, f.name) != getattr(back, f.name)
-    ]
-    if lost:
-        raise WorkbenchError(
-            f"Hugging Face's {config.family!r} layout cannot say {', '.join(lost)}; "
-            "save it as a family that has it, or change the shape"
-        )
-    return values
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _gpt2_to_hf(config: ModelConfig) -> dict:
@@ -232,27 +491,11 @@ def _gpt2_to_hf(config: ModelConfig) -> dict:
 
 
 def _llama_to_hf(config: ModelConfig) -> dict:
-    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_scaling is not None:
-        scaling = config.rope_scaling
-        rope |= {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_frequency_factor,
-            "high_freq_factor": scaling.high_frequency_factor,
-            "original_max_position_embeddings": scaling.original_context_length,
-        }
     values = {
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
+        **_block_to_hf(config),
         "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.context_length,
-        "rms_norm_eps": config.norm_eps,
         "hidden_act": "silu",
-        "rope_parameters": rope,
+        "rope_parameters": _rope_to_hf(config.rope_theta, config.rope_scaling),
     }
     if config.family in ("llama", "qwen3"):
         values["attention_bias"] = config.attention_output_bias
@@ -261,101 +504,93 @@ def _llama_to_hf(config: ModelConfig) -> dict:
     if config.family == "mistral":
         values["sliding_window"] = config.sliding_window
     if config.family in ("qwen2", "qwen3") and config.sliding_window is not None:
+        kinds = _layer_types(config)
         values |= {
             "use_sliding_window": True,
             "sliding_window": config.sliding_window,
-            "max_window_layers": 0,
+            "max_window_layers": kinds.index(_SLIDING) if _SLIDING in kinds else len(kinds),
+            "layer_types": kinds,
         }
     return values
 
 
-# -- tensors -----------------------------------------------------------------------------------------------
+def _gemma_to_hf(config: ModelConfig) -> dict:
+    local = config.rope_theta if config.local_rope_theta is None else config.local_rope_theta
+    scalar = config.head_dim if config.query_pre_attn_scalar is None else config.query_pre_attn_scalar
+    return {
+        **_block_to_hf(config),
+        "head_dim": config.head_dim,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": config.attention_output_bias,
+        "query_pre_attn_scalar": int(scalar),
+        "sliding_window": config.sliding_window,
+        "layer_types": _layer_types(config),
+        "rope_parameters": {
+            _FULL: _rope_to_hf(config.rope_theta, config.rope_scaling),
+            _SLIDING: _rope_to_hf(local, None),
+        },
+    }
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of the file and the parameters of ours that it holds, joined along the output axis."""
-
-    name: str  # without the "model." or "transformer." that some files put before it
-    parts: tuple[str, ...]  # parameter names of Decoder
-    rows: tuple[int, ...]  # outputs of each part
-    shape: tuple[int, ...]
-    transposed: bool  # GPT-2's Conv1D keeps [inputs, outputs]
-
-    def split(self, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """The file's tensor as our parameters; views of it."""
-        tensor = tensor.T if self.transposed else tensor
-        return list(zip(self.parts, tensor.split(self.rows)))
-
-    def join(self, parameters: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The inverse of `split`; contiguous, on the CPU."""
-        tensors = [parameters[part].detach().cpu() for part in self.parts]
-        joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return (joined.T if self.transposed else joined).contiguous()
-
-
-_LLAMA_LAYER = {
-    "input_layernorm": "attention_norm",
-    "self_attn.q_proj": "attention.q",
-    "self_attn.k_proj": "attention.k",
-    "self_attn.v_proj": "attention.v",
-    "self_attn.o_proj": "attention.o",
-    "self_attn.q_norm": "attention.q_norm",
-    "self_attn.k_norm": "attention.k_norm",
-    "post_attention_layernorm": "mlp_norm",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.down",
-}
-_GPT2_LAYER = {
-    "ln_1": ("attention_norm",),
-    "attn.c_attn": ("attention.q", "attention.k", "attention.v"),
-    "attn.c_proj": ("attention.o",),
-    "ln_2": ("mlp_norm",),
-    "mlp.c_fc": ("mlp.up",),
-    "mlp.c_proj": ("mlp.down",),
-}
+def _deepseek_to_hf(config: ModelConfig) -> dict:
+    latent = config.latent_attention
+    values = {
+        **_block_to_hf(config),
+        "q_lora_rank": latent.query_rank,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_rope_head_dim": latent.rotary_head_dim,
+        "qk_nope_head_dim": latent.content_head_dim,
+        "v_head_dim": latent.value_head_dim,
+        "first_k_dense_replace": config.num_layers,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rope_parameters": _rope_to_hf(config.rope_theta, config.rope_scaling),
+    }
+    if config.family == "deepseek_v2":
+        values["mlp_bias"] = config.mlp_bias
+    if config.family == "deepseek_v3":
+        values |= {"rope_interleave": True, "num_nextn_predict_layers": 0}
+    return values
 
 
-def stored_tensors(config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> list[StoredTensor]:
-    """Every tensor of a checkpoint. shapes: our parameter names -> shapes, a tied head left out."""
-    if config.is_gpt2:
-        ends = {"wte": ("embed",), "wpe": ("embed_positions",), "ln_f": ("norm",), "lm_head": ("head",)}
-        prefix, layer = "h", _GPT2_LAYER
-    else:
-        ends = {"embed_tokens": ("embed",), "norm": ("norm",), "lm_head": ("head",)}
-        prefix, layer = "layers", {theirs: (ours,) for theirs, ours in _LLAMA_LAYER.items()}
-    modules = dict(ends)
-    for index in range(config.num_layers):
-        for theirs, ours in layer.items():
-            modules[f"{prefix}.{index}.{theirs}"] = tuple(f"layers.{index}.{o}" for o in ours)
-    stored = []
-    for theirs, ours in modules.items():
-        for kind in ("weight", "bias"):
-            parts = tuple(f"{o}.{kind}" for o in ours)
-            if parts[0] not in shapes:
-                continue
-            rows = tuple(shapes[part][0] for part in parts)
-            shape = (sum(rows), *shapes[parts[0]][1:])
-            conv1d = config.is_gpt2 and kind == "weight" and ".c_" in theirs
-            stored.append(
-                StoredTensor(f"{theirs}.{kind}", parts, rows, shape[::-1] if conv1d else shape, conv1d)
-            )
-    return stored
+def _block_to_hf(config: ModelConfig) -> dict:
+    return {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.context_length,
+        "rms_norm_eps": config.norm_eps,
+    }
 
 
-def bare_name(name: str) -> str:
-    """A tensor's name without the base model's prefix."""
-    return name.removeprefix("model.").removeprefix("transformer.")
+def _layer_types(config: ModelConfig) -> list[str]:
+    return [_FULL if config.window_of(i) is None else _SLIDING for i in range(config.num_layers)]
 
 
-def full_name(config: ModelConfig, name: str) -> str:
-    """A tensor's name as transformers writes it."""
-    if name.startswith("lm_head"):
-        return name
-    return ("transformer." if config.is_gpt2 else "model.") + name
-
-
-def is_derived(name: str) -> bool:
-    """Buffers that older files carry beside the weights: causal masks and rotary frequencies."""
-    return name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"))
+def _rope_to_hf(theta: float, scaling: Scaling | None) -> dict:
+    rope = {"rope_type": "default", "rope_theta": theta}
+    match scaling:
+        case RotaryScaling():
+            rope |= {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_frequency_factor,
+                "high_freq_factor": scaling.high_frequency_factor,
+                "original_max_position_embeddings": scaling.original_context_length,
+            }
+        case LinearScaling():
+            rope |= {"rope_type": "linear", "factor": scaling.factor}
+        case YarnScaling():
+            rope |= {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.original_context_length,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+            }
+            for name in ("attention_factor", "mscale", "mscale_all_dim"):
+                if getattr(scaling, name) is not None:
+                    rope[name] = getattr(scaling, name)
+    return rope

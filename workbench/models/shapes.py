@@ -7,7 +7,14 @@ counts against the published totals and against the built modules.
 from __future__ import annotations
 
 from workbench.errors import unknown
-from workbench.models.config import ExpertsShape, LatentAttentionShape, ModelConfig, RotaryScaling
+from workbench.models.config import (
+    ExpertsShape,
+    LatentAttentionShape,
+    LinearScaling,
+    ModelConfig,
+    RotaryScaling,
+    YarnScaling,
+)
 
 
 def _llama(
@@ -51,23 +58,62 @@ def _gpt2(hidden: int, layers: int, heads: int) -> ModelConfig:
     )
 
 
+def _gemma3(hidden: int, layers: int, heads: int, kv_heads: int, wide: int, **other) -> ModelConfig:
+    """Five layers with a window, then one that sees everything; the two kinds turn by different thetas."""
+    return _llama(
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        wide,
+        family="gemma3_text",
+        head_dim=256,
+        norm_eps=1e-6,
+        rope_theta=1_000_000.0,
+        local_rope_theta=10_000.0,
+        global_layers=tuple(range(5, layers, 6)),
+        qk_norm=True,
+        post_norms=True,
+        zero_centered_norms=True,
+        activation="gelu_tanh",
+        embedding_scale=hidden**0.5,
+        tie_embeddings=True,
+        bos_token_id=2,
+        eos_token_ids=(1,),
+        **other,
+    )
+
+
 def _deepseek(
-    family: str, hidden: int, layers: int, wide: int, experts: ExpertsShape, **other
+    family: str,
+    hidden: int,
+    layers: int,
+    heads: int,
+    wide: int,
+    experts: ExpertsShape,
+    *,
+    query_rank: int | None,
+    mscale: float,
+    **other,
 ) -> ModelConfig:
-    """Latent attention: 512 + 64 values a token a layer are cached, whatever the 128 heads."""
+    """Latent attention: 512 + 64 values a token a layer are cached, however many heads there are.
+
+    mscale: of YaRN, 0.1·mscale·ln(40) + 1 for the root of the temperature (0.707: DeepSeek-V2, §3.1.4).
+    """
     latent = LatentAttentionShape(
-        query_rank=1536, kv_rank=512, rotary_head_dim=64, content_head_dim=128, value_head_dim=128
+        query_rank=query_rank, kv_rank=512, rotary_head_dim=64, content_head_dim=128, value_head_dim=128
     )
     return _llama(
         hidden,
         layers,
-        128,
-        128,
+        heads,
+        heads,
         wide,
         family=family,
-        head_dim=latent.content_head_dim + latent.rotary_head_dim,
+        head_dim=latent.key_head_dim,
         context_length=163_840,
         norm_eps=1e-6,
+        rope_scaling=YarnScaling(40.0, 4096, mscale=mscale, mscale_all_dim=mscale),
         latent_attention=latent,
         experts=experts,
         **other,
@@ -98,6 +144,7 @@ _QWEN_3 = {
     "qk_norm": True,
     "eos_token_ids": (151_645,),
 }
+_DEEPSEEK_V2 = {"vocab_size": 102_400, "bos_token_id": 100_000, "eos_token_ids": (100_001,)}
 _TIED = {"tie_embeddings": True}
 _LONG = {"context_length": 131_072}
 
@@ -138,23 +185,53 @@ PUBLIC_SHAPES: dict[str, ModelConfig] = {
     "gpt2-medium": _gpt2(1024, 24, 16),
     "gpt2-large": _gpt2(1280, 36, 20),
     "gpt2-xl": _gpt2(1600, 48, 25),
+    "gemma-3-1b": _gemma3(
+        1152, 26, 4, 1, 6912, vocab_size=262_144, context_length=32_768, sliding_window=512
+    ),
+    # the text model alone, without the 420 M parameters that look at images
+    "gemma-3-4b": _gemma3(
+        2560,
+        34,
+        8,
+        4,
+        10_240,
+        vocab_size=262_208,
+        context_length=131_072,
+        sliding_window=1024,
+        rope_scaling=LinearScaling(8.0),
+    ),
+    "deepseek-v2-lite": _deepseek(
+        "deepseek_v2",
+        2048,
+        27,
+        16,
+        10_944,
+        ExpertsShape(64, 6, shared_experts=2, intermediate_size=1408, dense_layers=1),
+        query_rank=None,
+        mscale=0.707,
+        **_DEEPSEEK_V2,
+    ),
     "deepseek-v2": _deepseek(
         "deepseek_v2",
         5120,
         60,
+        128,
         12_288,
         ExpertsShape(160, 6, shared_experts=2, intermediate_size=1536, dense_layers=1),
-        vocab_size=102_400,
-        bos_token_id=100_000,
-        eos_token_ids=(100_001,),
+        query_rank=1536,
+        mscale=0.707,
+        **_DEEPSEEK_V2,
     ),
     # without the extra layer that predicts a second token ahead
     "deepseek-v3": _deepseek(
         "deepseek_v3",
         7168,
         61,
+        128,
         18_432,
         ExpertsShape(256, 8, shared_experts=1, intermediate_size=2048, dense_layers=3, router_bias=True),
+        query_rank=1536,
+        mscale=1.0,
         vocab_size=129_280,
         bos_token_id=0,
         eos_token_ids=(1,),
@@ -185,6 +262,9 @@ HUB_IDS: dict[str, str] = {
     "gpt2-medium": "openai-community/gpt2-medium",
     "gpt2-large": "openai-community/gpt2-large",
     "gpt2-xl": "openai-community/gpt2-xl",
+    "gemma-3-1b": "google/gemma-3-1b-pt",
+    "gemma-3-4b": "google/gemma-3-4b-pt",
+    "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
     "deepseek-v2": "deepseek-ai/DeepSeek-V2",
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
 }

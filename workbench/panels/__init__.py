@@ -110,6 +110,55 @@ def cache_batch(**settings: Any) -> Panel:
     return CacheBatchPanel(**settings)
 
 
+def quality(**settings: Any) -> Panel:
+    """Lab 04: held-out loss of every trained variant against its cache bytes, and what fits a memory."""
+    from workbench.panels.smaller_quality import QualityPanel
+
+    return QualityPanel(**settings)
+
+
+def variants(**settings: Any) -> Panel:
+    """Lab 04: decode time and bytes of every attention variant. kv=: your own cache class beside ours."""
+    from workbench.panels.smaller_decode import SmallerDecodePanel
+
+    return SmallerDecodePanel(**settings)
+
+
+def latent(**settings: Any) -> Panel:
+    """Lab 04: what latent attention keeps and folds, in both its forms, and where they cross."""
+    from workbench.panels.smaller_forms import LatentPanel
+
+    return LatentPanel(**settings)
+
+
+def rolling(**settings: Any) -> Panel:
+    """Lab 04: what a rolling buffer holds, token by token, with a Play button."""
+    from workbench.panels.smaller_rolling import RollingPanel
+
+    return RollingPanel(**settings)
+
+
+def kv_formats(**settings: Any) -> Panel:
+    """Lab 04: keys and values in 8 and 4 bits: error by channel, perplexity by format. kv=: yours beside ours."""
+    from workbench.panels.smaller_kv_formats import KVFormatsPanel
+
+    return KVFormatsPanel(**settings)
+
+
+def windows(**settings: Any) -> Panel:
+    """Lab 04: loss by position through windows, with attention sinks and without. kv=: your own beside ours."""
+    from workbench.panels.smaller_windows import WindowsPanel
+
+    return WindowsPanel(**settings)
+
+
+def convert(**settings: Any) -> Panel:
+    """Lab 04: heads averaged, MHA to GQA or MQA, and a minute of training that mends it, live."""
+    from workbench.panels.smaller_convert import ConvertPanel
+
+    return ConvertPanel(**settings)
+
+
 __all__ = [
     "step_time",
     "strategies",
@@ -125,4 +174,11 @@ __all__ = [
     "memory",
     "chunks",
     "cache_batch",
+    "quality",
+    "variants",
+    "latent",
+    "rolling",
+    "kv_formats",
+    "windows",
+    "convert",
 ]

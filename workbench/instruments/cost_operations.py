@@ -1,0 +1,134 @@
+"""A step as a list of counted operations, and the sums over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from workbench.errors import unknown
+
+PARTS = ("projections", "attention", "mlp", "head")
+BYTE_PARTS = ("weights", "kv", "activations", "elementwise")
+
+
+@dataclass(frozen=True)
+class OperationCosts:
+    """One kind of operation in a step, all of its `count` occurrences together (usually one a layer)."""
+
+    name: str  # "qkv", "attention", "down", …; all of them in cost_layers.ORDER
+    part: str  # one of PARTS, or "other"
+    count: int
+    launches: int = 0
+    kernels: int = 0  # of the launches those that are a matrix product or an attention
+    flops: int = 0
+    weight_bytes: float = 0
+    kv_bytes: float = 0
+    activation_bytes: float = 0  # into and out of matrix products and attention
+    elementwise_bytes: float = 0
+    bytes_written: float = 0
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes + self.elementwise_bytes
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte; 0 for an operation that computes no product."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """One forward pass, counted. All counts are exact for the formulas above."""
+
+    operations: tuple[OperationCosts, ...]
+    attention_rectangle_flops: int  # in place of "attention", for attention that masks instead of skipping
+    rows: int  # N
+
+    @property
+    def flops_by_part(self) -> dict[str, int]:
+        """ "projections" (q, k, v, o, and to and from latents), "attention", "mlp", "head"."""
+        return {part: sum(o.flops for o in self.operations if o.part == part) for part in PARTS}
+
+    @property
+    def bytes_by_part(self) -> dict[str, float]:
+        """ "weights", "kv", "activations" (of products and attention), "elementwise" (of all else)."""
+        return {
+            "weights": self._sum("weight_bytes"),
+            "kv": self._sum("kv_bytes"),
+            "activations": self._sum("activation_bytes"),
+            "elementwise": self._sum("elementwise_bytes"),
+        }
+
+    @property
+    def flops(self) -> int:
+        return self._sum("flops")
+
+    @property
+    def bytes(self) -> float:
+        return self._sum("bytes")
+
+    @property
+    def bytes_written(self) -> float:
+        return self._sum("bytes_written")
+
+    @property
+    def bytes_read(self) -> float:
+        return self.bytes - self.bytes_written
+
+    @property
+    def launches(self) -> int:
+        """Operations that make or change a tensor: one kernel each on a GPU, one call each on a CPU."""
+        return self._sum("launches")
+
+    @property
+    def rectangle_flops(self) -> int:
+        """FLOPs in all when attention computes the whole rectangle, as `eager` does."""
+        return self.flops - self.flops_by_part["attention"] + self.attention_rectangle_flops
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.bytes
+
+    def operation(self, name: str) -> OperationCosts:
+        """The operation of that name. Raises WorkbenchError naming the nearest."""
+        for one in self.operations:
+            if one.name == name:
+                return one
+        raise unknown("operation of this step", name, [o.name for o in self.operations])
+
+    def counts(self) -> dict[str, float]:
+        """As a Measurement's counts."""
+        return {
+            "flops": self.flops,
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "launches": self.launches,
+            "rows": self.rows,
+        }
+
+    def _sum(self, field: str):
+        return sum(getattr(o, field) for o in self.operations)
+
+
+def with_rectangle(costs: StepCosts) -> StepCosts:
+    """The same step with attention that computes the masked half as well, as `eager` does."""
+    whole = costs.attention_rectangle_flops
+    operations = (replace(o, flops=whole) if o.name == "attention" else o for o in costs.operations)
+    return replace(costs, operations=tuple(operations))
+
+
+def times(o: OperationCosts, occurrences: int) -> OperationCosts:
+    """So many of this operation."""
+    return replace(o, **{name: occurrences * getattr(o, name) for name in _AMOUNTS})
+
+
+def together(operations: Iterable[OperationCosts]) -> OperationCosts:
+    """Operations of one name as one: all amounts added."""
+    first, *others = operations
+    assert all((o.name, o.part) == (first.name, first.part) for o in others)
+    return replace(first, **{name: sum(getattr(o, name) for o in (first, *others)) for name in _AMOUNTS})
+
+
+_AMOUNTS = tuple(f.name for f in fields(OperationCosts) if f.name not in ("name", "part"))
