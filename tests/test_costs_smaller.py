@@ -353,7 +353,7 @@ def test_the_formats_are_those_of_the_quantized_kv():
     assert CODE_FORMATS.keys() == KV_FORMATS.keys()
     for name, codes in CODE_FORMATS.items():
         real = KV_FORMATS[name]
-        assert (codes.bits, codes.has_zero) == (8 // real.codes_per_byte, real.has_zero)
+        assert (codes.bits, codes.has_zero) == (real.bits, real.has_zero)
     assert (cost_memory.REWIND, cost_memory.GROUP) == (REWIND, GROUP)
     assert set(COUNTED_KVS) == set(KINDS)
 

@@ -24,7 +24,7 @@ from workbench.models import Batch, load
 from workbench.models.attention import eager_attention
 from workbench.models.config import LatentAttentionShape, ModelConfig
 from workbench.models.latent import UpProjections
-from workbench.quantization import FORMATS, quantize
+from workbench.quantization import FORMATS, quantize_tensor
 
 FORMAT = {"int8": FORMATS["int8"], "fp8": FORMATS["fp8_e4m3"], "int4": FORMATS["int4"]}
 ATTENTION = ["sdpa", "eager"]
@@ -143,7 +143,7 @@ class Beside:
                     (1, -1),
                 ):  # keys: a channel over the tokens; values: a token's channels
                     x = self.read[name][layer][which][block]
-                    q = quantize(x, FORMAT[self.format], over=over)
+                    q = quantize_tensor(x, FORMAT[self.format], over=over)
                     self.read[name][layer][which][block] = q.dequantize()
                     self.error[name][layer][which][block] += q.error_bound()
             self.groups[name] = self.groups.get(name, 0) + 1

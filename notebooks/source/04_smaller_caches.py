@@ -7,6 +7,7 @@
 # on one engine, with what it saves in bytes and in time and what it costs in quality.
 
 # %%
+import math
 from dataclasses import replace
 
 import torch
@@ -97,7 +98,7 @@ Markdown(
 #      └─ or one latent for all heads: MLA
 # ```
 #
-# One factor each, so they multiply. We take them one after the other.
+# They shrink different factors, so most of them multiply. We take them one after the other.
 
 # %% [markdown]
 # # Fewer heads: MQA and GQA
@@ -346,7 +347,7 @@ Markdown(
     f"The first tokens of our model draw {draw['mean_share']:.1%} of the attention, where an even spread would be "
     f"{draw['even_share']:.1%}. "
     + ("It has sinks." if sinks else "It has **no sinks**, so keeping them gains next to nothing here, and forgetting them "
-       "costs no more than forgetting any others. Sinks grow in larger models, over longer trainings. A published remedy is "
+       "costs no more than forgetting any others. They were found in models of billions of weights. A published remedy is "
        "for a published disease: look whether you have it.")
 )  # fmt: skip
 
@@ -437,18 +438,15 @@ print(f"200 tokens: the two forms differ by {apart:.0e} of the largest logit")
 # %%
 from workbench.models.layers import Rotary, rotate
 
-turning = Rotary(mla.config)
-turn = turning(torch.tensor([0, 1, 10, 100]), torch.float32)
-up = mla.layers[0].attention.k_up.weight[: mla.config.latent_attention.content_head_dim].detach()  # of head 0
-q0 = torch.randn(
-    4, 1, mla.config.latent_attention.rotary_head_dim, generator=torch.Generator().manual_seed(0)
-)[:1]
-turned = rotate(q0.expand(4, -1, -1), *turn)[:, 0]  # the same query, at four distances
-folded = turned @ up[: turned.shape[1]]
-for distance, one in zip((0, 1, 10, 100), folded):
-    print(
-        f"distance {distance:>3}: folded query off by {float((one - folded[0]).norm() / folded[0].norm()):.0%}"
-    )
+distances, size = torch.tensor([0, 1, 10, 100]), mla.config.rotary_head_dim
+query = torch.randn(1, 1, size, generator=torch.Generator().manual_seed(0)).expand(4, -1, -1)
+turned = rotate(query, *Rotary(mla.config)(distances, torch.float32))[
+    :, 0
+]  # the same query, at four distances
+folded = turned @ mla.layers[0].attention.k_up.weight.detach()[:size]  # of so many numbers of head 0
+for distance, one in zip(distances.tolist(), folded):
+    off = float((one - folded[0]).norm() / folded[0].norm())
+    print(f"distance {distance:>3}: the query folded for distance 0 is off by {off:.0%}")
 
 # %% [markdown]
 # Every remembered token would need a folded query of its own. So MLA cuts the key in two: a *content* part without a
@@ -567,7 +565,7 @@ Markdown(
 # %% [markdown]
 # ## Put together
 #
-# One factor of the formula each, so they combine where it makes sense. The hybrid variant, its windows in int8:
+# What shrinks different factors of the formula combines. The hybrid variant, its windows in int8:
 
 # %%
 hybrid = CACHE_VARIANTS["stdlib-3m-hybrid"]
@@ -586,9 +584,15 @@ HTML(
     )
 )
 
+# %%
+waiting = 2 * 32 * kv_bytes(hybrid, 1, 4) / taken["windows in int4"]
+Markdown(
+    f"Of what int4 still takes, {waiting:.0%} are the tokens that wait in full precision for their group to fill. They are "
+    "as many for a text of a million tokens, where nobody notices them."
+)
+
 # %% [markdown]
-# (The tokens that wait in full precision for their group to fill are most of what int4 still takes here. They are the
-# same for a text of a million tokens, where nobody notices them.) What makes no sense is refused, with the reason:
+# What makes no sense is refused, with the reason:
 
 # %%
 try:
@@ -637,9 +641,17 @@ HTML(
 )
 
 # %% [markdown]
-# Read the last column with its spread, and remember that it is one training each: another seed would move all of them
-# by some hundredths. What such a plot can show is that a sixth of the bytes costs *little*. Which of two neighbours is
-# better, it cannot.
+# Read the last column with its spread, and remember that it is one training each: another seed would move all of them.
+# What such a plot can show is how much is at stake. Which of two neighbours is better, it cannot.
+
+# %%
+sixth = {name: at_end[f"stdlib-3m-{name}"].counts["above_first"] for name in ("mqa", "mla")}
+assert all(bytes_at_end[f"stdlib-3m-{name}"] * 6 == bytes_at_end["stdlib-3m-mha"] for name in sixth)
+Markdown(
+    f"A sixth of the bytes costs {sixth['mqa']:+.3f} nats a token as MQA and {sixth['mla']:+.3f} as MLA, on a loss of "
+    f"{at_end['stdlib-3m-mha'].median:.2f}: {math.expm1(sixth['mqa']):+.1%} and {math.expm1(sixth['mla']):+.1%} of "
+    "perplexity. That is the price; the next plots show what it buys."
+)
 
 # %% [markdown]
 # ## Bytes against time
@@ -697,7 +709,7 @@ HTML(html.table(["", "cache", "as fast as MHA, measured in turns", "predicted"],
 # %% [markdown]
 # ## Fewer bits, and slower?
 #
-# A cache in int8 has a third or a quarter of the bytes. Surely a step that reads it is faster?
+# A cache in int8 has far fewer bytes. Surely a step that reads it is faster?
 
 # %%
 bits = wb.panels.variants(compare="formats", key="formats")
@@ -720,7 +732,7 @@ HTML(
 )
 
 # %% [markdown]
-# Not here. Our int8 cache is brought back to float32 in one operation and attended over in the next, so every step
+# Not with this kv. What is in int8 is brought back to float32 in one operation and attended over in the next, so every step
 # *writes and reads* a whole float32 cache besides. What it saves is memory. To save time, the codes have to be unpacked
 # inside the attention kernel, between memory and the multiply (lab 10).
 
@@ -773,8 +785,8 @@ HTML(html.table(["", "key-value heads", "tokens whose cache weighs as much as th
 # 5. **From many heads to few**: the conversion.
 # 6. **A design for a budget**: which of them, for so many users in so much memory.
 #
-# Hand your caches to the panels: `wb.panels.variants(kv=…, yours_on="gqa")`, `wb.panels.windows(kv=…)`,
-# `wb.panels.kv_formats(kv=…)`. `workbench check` says how far you are.
+# The last cell there makes caches of your answers. Hand them to the panels: `wb.panels.variants(kv=…, yours_on="gqa")`,
+# `wb.panels.windows(kv=…)`, `wb.panels.kv_formats(kv=…)`. `workbench check` says how far you are.
 
 # %% [markdown]
 # # Further reading

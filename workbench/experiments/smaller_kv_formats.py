@@ -31,7 +31,7 @@ from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder
 from workbench.models.evaluation import HeldOutLoss
 from workbench.models.recipes import rows_batch
-from workbench.quantization.formats import FORMATS, QuantizedTensor, quantize
+from workbench.quantization.formats import FORMATS, QuantizedTensor, quantize_tensor
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
@@ -163,9 +163,9 @@ def rounded(x: torch.Tensor, scheme: str, format: str, group: int) -> QuantizedT
     each token over `group` channels of a head (over the whole head where groups do not divide it)."""
     name = "fp8_e4m3" if format == "fp8" else format
     if scheme == "per channel":
-        return quantize(x, FORMATS[name], over=0, group=group)
+        return quantize_tensor(x, FORMATS[name], over=0, group=group)
     divides = x.shape[2] % group == 0
-    return quantize(x, FORMATS[name], over=2, group=group if divides else None)
+    return quantize_tensor(x, FORMATS[name], over=2, group=group if divides else None)
 
 
 def _channels(
@@ -275,7 +275,7 @@ def _bound(x: torch.Tensor, axis: str, format: str, group: int) -> torch.Tensor:
     """At least the error of every element: keys per channel, values with one scale a token and head."""
     if axis == "per channel":
         return rounded(x, axis, format, group).error_bound()
-    return quantize(x, KV_FORMATS[format], over=2).error_bound()
+    return quantize_tensor(x, KV_FORMATS[format], over=2).error_bound()
 
 
 # -- perplexity ------------------------------------------------------------------------------------------------

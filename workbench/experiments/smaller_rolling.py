@@ -39,7 +39,7 @@ class Buffer:
         return self.sinks + self.turns
 
     def place_of(self, position: int) -> int:
-        return position if position < self.sinks else self.sinks + (position - self.sinks) % (self.turns + 1)
+        return position if position < self.sinks else self.sinks + (position - self.sinks) % self.turns
 
     def held(self, tokens: int) -> list[int | None]:
         """[places] the position that each place holds when the text has so many tokens; None where it is free."""

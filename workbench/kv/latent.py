@@ -57,8 +57,7 @@ class Latent(Slots):
         form: str = "auto",
     ) -> None:
         _require_latents(config)
-        if form not in FORMS:
-            raise unknown("form of latent attention", form, FORMS)
+        _check_form(form)
         super().__init__(config, max_sequences=max_sequences, max_tokens=max_tokens)
         self.shape, self.scale, self.form = config.latent_attention, config.attention_scale, form
         self._eager = attention_function(attention) is eager_attention
@@ -74,10 +73,11 @@ class Latent(Slots):
 
     @staticmethod
     def reserved_bytes_for(
-        config: ModelConfig, *, max_sequences: int, max_tokens: int, dtype: torch.dtype
+        config: ModelConfig, *, max_sequences: int, max_tokens: int, dtype: torch.dtype, form: str = "auto"
     ) -> int:
-        """L·(kv_rank + rotary)·S·B·b. dtype: as stored."""
+        """L·(kv_rank + rotary)·S·B·b, in every form. dtype: as stored."""
         _require_latents(config)
+        _check_form(form)
         return max_sequences * max_tokens * config.kv_values_per_token() * dtype.itemsize
 
     @property
@@ -240,6 +240,11 @@ def hiding(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """0 where something may be seen, −∞ where it is hidden: to be added to scores."""
     wide = torch.promote_types(dtype, torch.float32)
     return torch.zeros(hidden.shape, dtype=wide, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+
+def _check_form(form: str) -> None:
+    if form not in FORMS:
+        raise unknown("form of latent attention", form, FORMS)
 
 
 def _require_latents(config: ModelConfig) -> None:

@@ -410,7 +410,7 @@ class _Plan:
             raise unknown("format of a KV cache", format, KV_FORMATS)
         check_size("group", group, None, least=2)
         codes = KV_FORMATS[format]
-        if group % codes.codes_per_byte:
+        if group % codes.multiple:
             raise WorkbenchError(
                 f"group must be even for {format}, which stores the codes of two tokens in one byte, got {group}"
             )
@@ -439,7 +439,7 @@ class _Plan:
     def bytes_per_group(self) -> int:
         """Of one layer: codes, a scale (and zero) for each channel of the keys and each token of the values."""
         c, codes = self.config, self.format
-        of_codes = self.group * (c.head_dim + c.value_head_dim) // codes.codes_per_byte
+        of_codes = codes.code_bytes(self.group * (c.head_dim + c.value_head_dim))
         of_scales = (c.head_dim + self.group) * SCALE_DTYPE.itemsize * (1 + codes.has_zero)
         return c.num_kv_heads * (of_codes + of_scales)
 
@@ -486,7 +486,7 @@ class _Store:
         windowed = c.window_of(layers[0]) is not None
         self.format, self.pinned, self.ring = codes, plan.pinned, plan.ring if windowed else None
         shape = (len(layers), max_sequences, c.num_kv_heads, places)
-        packed = plan.group // codes.codes_per_byte
+        packed = codes.code_bytes(plan.group)
 
         def zeros(*inner: int, dtype=SCALE_DTYPE) -> torch.Tensor:
             return torch.zeros((*shape, *inner), dtype=dtype, device=device)

@@ -19,8 +19,8 @@ from workbench.models.config import ModelConfig
 from workbench.models.linear import Linear
 
 if TYPE_CHECKING:
-    from workbench.models.decoder import Attends
-    from workbench.models.fast import FastLayer, Turns
+    from workbench.models.decoder import Attends, Turns
+    from workbench.models.fast import FastLayer
 
 WHOLE_LAYERS = 16  # a graph of more layers takes minutes to compile
 # Inductor computes a value again wherever it is used unless that takes this many operations: at its default of 30 the

@@ -19,6 +19,10 @@ from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
 from workbench.models.layers import GELUMLP, GeGLU, RMSNorm, Rotary, SwiGLU, ZeroCenteredRMSNorm, rotate
 
+Turn = tuple[torch.Tensor, torch.Tensor] | None
+Turns = tuple[
+    Turn, Turn
+]  # of layers that turn as usual, and of windowed ones with a rotary base of their own
 LATENT_NORM_EPS = 1e-6  # of the norms inside latent attention, whatever norm_eps is (DeepSeek's own code)
 
 
@@ -69,7 +73,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor] | None,
+        turn: Turn,
         layer: int,
         batch: Batch,
         kv: Attends,
@@ -117,7 +121,7 @@ class LatentAttention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor] | None,
+        turn: Turn,
         layer: int,
         batch: Batch,
         kv: Attends,
@@ -152,7 +156,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor] | None,
+        turn: Turn,
         layer: int,
         batch: Batch,
         kv: Attends,
@@ -206,19 +210,24 @@ class Decoder(nn.Module):
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
         kv.begin(batch)
-        x = self.embed(batch.token_ids)  # [N, d]
+        x, turns = self.start(batch)
+        for index in range(len(self.layers)):
+            x = self.run_layer(index, x, turns, batch, kv)
+        return self.norm(x)
+
+    def start(self, batch: Batch) -> tuple[torch.Tensor, Turns]:
+        """Before the first layer: x [N, d], and the turns of the positions, one for all layers and one for local ones."""
+        x = self.embed(batch.token_ids)
         if self.config.embedding_scale != 1:
             x = x * self.embedding_scale
-        turn = local_turn = None
-        if self.rotary is not None:
-            turn = self.rotary(batch.positions, x.dtype)
-        else:
-            x = x + self.embed_positions(batch.positions)
-        if self.local_rotary is not None:
-            local_turn = self.local_rotary(batch.positions, x.dtype)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, local_turn if self.config.turns_locally(index) else turn, index, batch, kv)
-        return self.norm(x)
+        if self.rotary is None:
+            return x + self.embed_positions(batch.positions), (None, None)
+        local = None if self.local_rotary is None else self.local_rotary(batch.positions, x.dtype)
+        return x, (self.rotary(batch.positions, x.dtype), local)
+
+    def run_layer(self, index: int, x: torch.Tensor, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
+        """x [N, d] through one layer."""
+        return self.layers[index](x, turns[self.config.turns_locally(index)], index, batch, kv)
 
     def forward(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""

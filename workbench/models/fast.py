@@ -23,15 +23,11 @@ from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
 from workbench.models.compiled import CompiledSteps
 from workbench.models.config import ModelConfig
-from workbench.models.decoder import Attends, Decoder, DecoderLayer
+from workbench.models.decoder import Attends, Decoder, DecoderLayer, Turns
 from workbench.models.latent import UpProjections
 from workbench.models.layers import RMSNorm, ZeroCenteredRMSNorm, rotary_frequencies
-from workbench.models.linear import Linear, Matvec, linear_class
+from workbench.models.linear import Linear, Matvec, SideBySide, linear_class
 
-Turn = tuple[torch.Tensor, torch.Tensor] | None
-Turns = tuple[
-    Turn, Turn
-]  # of layers that turn as usual, and of windowed ones with a rotary base of their own
 MakeLinear = Callable[..., Linear]
 MakeNorm = Callable[[torch.nn.Module, torch.dtype], Callable[[torch.Tensor], torch.Tensor]]
 RMS_NORMS = (RMSNorm, ZeroCenteredRMSNorm)
@@ -75,12 +71,13 @@ class FastLayer:
             self.post_norms = norm(layer.attention_post_norm, stream), norm(layer.mlp_post_norm, stream)
         self.activation = F.silu if config.activation == "silu" else gelu_tanh
         self.extra: dict[str, UpProjections] = {}
+        self._dtype = layer.attention_norm.weight.dtype
         self._prepare_attention(a, make, norm, config)
         self.attention_norm, self.mlp_norm = norm(layer.attention_norm, stream), norm(layer.mlp_norm, stream)
-        self.o = make(a.o.weight.detach(), _detached(a.o.bias))
+        self.o = _joined(make, a.o)
         self.gated = hasattr(mlp, "gate")
         self.up = _joined(make, mlp.gate, mlp.up) if self.gated else _joined(make, mlp.up)
-        self.down = make(mlp.down.weight.detach(), _detached(mlp.down.bias))
+        self.down = _joined(make, mlp.down)
 
     def _prepare_attention(self, a, make: MakeLinear, norm: MakeNorm, config: ModelConfig) -> None:
         self.heads, self.head_dim = config.num_heads, config.head_dim
@@ -90,8 +87,8 @@ class FastLayer:
         self.qkv = _joined(make, a.q, a.k, a.v) if a.owns_kv else _joined(make, a.q)
         self.qk_norm = None
         if config.qk_norm:
-            dtype = a.q.weight.dtype
-            self.qk_norm = (norm(a.q_norm, dtype), norm(a.k_norm, dtype) if a.owns_kv else None)
+            k_norm = norm(a.k_norm, self._dtype) if a.owns_kv else None
+            self.qk_norm = (norm(a.q_norm, self._dtype), k_norm)
 
     def before(self, x: torch.Tensor, turns: Turns):
         """x [N, d] -> q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D], normed and turned."""
@@ -132,7 +129,7 @@ class FastLatentLayer(FastLayer):
     """A layer with latent attention: the products from x are one, and so are the turns of q's parts and of k's."""
 
     def _prepare_attention(self, a, make: MakeLinear, norm: MakeNorm, config: ModelConfig) -> None:
-        shape, dtype = config.latent_attention, a.o.weight.dtype
+        shape, dtype = config.latent_attention, self._dtype
         self.heads, self.shape = config.num_heads, shape
         through = shape.query_rank is not None
         self.down_x = _joined(make, a.q_down if through else a.q, a.kv_down)
@@ -321,8 +318,19 @@ def small_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.
     return rms_norm
 
 
-def _joined(make: MakeLinear, *linears: torch.nn.Linear) -> Linear:
-    """One Linear that gives the outputs of all, one after the other."""
+def _joined(make: MakeLinear, *linears: torch.nn.Module) -> Linear:
+    """One Linear that gives the outputs of all, one after the other.
+
+    A module that says how it is used in inference (`for_inference`, a quantized linear) is not joined but asked.
+    """
+    if any(hasattr(one, "for_inference") for one in linears):
+        ready = [
+            one.for_inference()
+            if hasattr(one, "for_inference")
+            else make(one.weight.detach(), _detached(one.bias))
+            for one in linears
+        ]
+        return ready[0] if len(ready) == 1 else SideBySide(ready)
     weight = linears[0].weight if len(linears) == 1 else torch.cat([one.weight for one in linears])
     bias = None if linears[0].bias is None else torch.cat([one.bias.detach() for one in linears])
     return make(weight.detach(), bias)

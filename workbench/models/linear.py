@@ -88,6 +88,18 @@ class Matvec:
         return (y if self.bias is None else y + self.bias)[None]
 
 
+class SideBySide:
+    """Several Linears over the same x, their outputs one after the other: those that cannot be one matrix."""
+
+    def __init__(self, linears: list[Linear]) -> None:
+        self.linears = linears
+        self.in_features, self.out_features = linears[0].in_features, sum(one.out_features for one in linears)
+        self.weight_bytes = sum(one.weight_bytes for one in linears)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([one(x) for one in self.linears], dim=-1)
+
+
 LINEARS: dict[str, Callable[..., Linear]] = {"plain": Plain, "packed": Packed}
 
 

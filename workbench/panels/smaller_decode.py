@@ -105,8 +105,10 @@ def _draw_times(axes: Axes, predicted: dict, made: list[Measurement], record: li
     time_axis(axes, seconds, above=1.6)
     contexts = {c for points in predicted.values() for c, _, _ in points}
     style.log_ticks(axes, "x", sorted(contexts | {m.settings["context"] for m in record}))
-    note = "dashed: predicted" + (f"; hollow: {recorded_label(record)}" if record else "")
-    style.label(axes, x="tokens remembered", y="time of a step", title=note)
+    if record:
+        note = f"hollow: {record[0].settings['size']}, {recorded_label(record)}"
+        style.write(axes, 0.02, 0.97, note, fontsize=9, transform=axes.transAxes, va="top")
+    style.label(axes, x="tokens remembered", y="time of a step", title="dashed: predicted")
 
 
 def _rows(

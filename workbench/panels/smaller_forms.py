@@ -237,7 +237,7 @@ def _alt(settings: dict, now: dict[str, FormCosts], predicted: dict, made: list[
     ]
     where = counted_crossover(settings["shape"], settings["context"])
     text = (
-        f"Two rows of boxes, one a form of latent attention, for {settings['new_tokens']:,} new tokens after "
+        f"Two rows of boxes, one a form of latent attention, for {_new(settings['new_tokens'])} after "
         f"{settings['context']:,}. {'; '.join(parts)}. Below, FLOPs and time of both against new tokens; by FLOPs they "
         f"cross at {'no number shown' if where is None else f'{where:,}'}."
     )
@@ -272,12 +272,16 @@ def _words(
     return "\n".join(lines)
 
 
+def _new(tokens: int) -> str:
+    return f"{tokens:,} new token{'s' * (tokens != 1)}"
+
+
 def _step_words(settings: dict, now: dict[str, FormCosts]) -> str:
     absorbed, expanded = (now[form] for form in FORMS)
     ratio = expanded.flops / absorbed.flops
     flops = f"{ratio:.3g} × the FLOPs" if ratio >= 1 else f"1/{1 / ratio:.3g} of the FLOPs"
     return (
-        f"For {settings['new_tokens']:,} new tokens the expanded form takes {flops} of the absorbed one and moves "
+        f"For {_new(settings['new_tokens'])} the expanded form takes {flops} of the absorbed one and moves "
         f"{readable_bytes(expanded.bytes)} in place of {readable_bytes(absorbed.bytes)}: it writes every head's keys and "
         "values, and reads them again."
     )

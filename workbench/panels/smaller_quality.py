@@ -53,7 +53,8 @@ class Design:
         return MARKS.get(self.short, "p")
 
 
-def design(model: str, *, memory_mb: int, users: int, tokens: int) -> Design:
+def design(model: str, *, memory: float, users: int, tokens: int) -> Design:
+    """The model for `users` sequences of `tokens` tokens in `memory` MB."""
     config, dtype = shape_of(model), dtype_of(model)
     kind = kind_for(config)
 
@@ -67,7 +68,7 @@ def design(model: str, *, memory_mb: int, users: int, tokens: int) -> Design:
         token_bytes=reserved(1) / tokens,
         cache_bytes=reserved(users),
         weight_bytes=weights,
-        fits=weights + reserved(users) <= memory_mb * MB,
+        fits=weights + reserved(users) <= memory * MB,
     )
 
 
@@ -77,10 +78,10 @@ class QualityPanel(KnobPanel):
     experiment_name = "smaller.quality"
     knobs_words = "a memory to fill:"
     knobs = (
-        Setting("memory_mb", 512, "choice", unit="MB", choices=tuple(2**i for i in range(4, 15)),
+        Setting("memory", 512, "choice", unit="MB", choices=tuple(2**i for i in range(4, 15)),
                 help="for the weights and all caches, in 10^6 bytes"),
         Setting("users", 64, "choice", choices=tuple(2**i for i in range(13)), help="sequences that are remembered at once"),
-        Setting("tokens", 1024, "choice", unit="tokens", choices=(128, 256, 512, 1024), help="of each of them"),
+        Setting("tokens", 1024, "choice", choices=(128, 256, 512, 1024), help="of each of them"),
     )  # fmt: skip
 
     def view(self, settings: dict[str, Any]) -> View:
@@ -108,7 +109,7 @@ class QualityPanel(KnobPanel):
                 "fits",
             ],
             rows=[_row(d, losses[d.model] or recorded[d.model]) for d in every],
-            caption=f"{budget['tokens']:,} tokens of each user, {budget['memory_mb']:,} MB"
+            caption=f"{budget['tokens']:,} tokens of each user, {budget['memory']:,} MB"
             + (
                 ""
                 if any(losses.values())
@@ -133,10 +134,10 @@ def _draw_points(axes: Axes, designs: list[Design], losses: dict, recorded: dict
     style.log_ticks(axes, "x", ticks, text=readable_bytes)
     left, right = min(at) / 1.4, max(at) * 1.9
     axes.set_xlim(left, right)
-    note = f" (hollow: {recorded_label(record)})" if any(recorded[d.model] for d in designs) else ""
-    style.label(
-        axes, x="cache, bytes a token", y="held-out loss, nats a token", title=f"lower left is better{note}"
-    )
+    style.label(axes, x="cache, bytes a token", y="held-out loss, nats a token", title="lower left is better")
+    if any(recorded[d.model] for d in designs):
+        note = f"hollow: {recorded_label(record)}"
+        style.write(axes, 0.02, 0.97, note, fontsize=9, transform=axes.transAxes, va="top")
     known = [d for d in designs if losses[d.model] or recorded[d.model]]
     if not known:
         _draw_unknown(axes, designs)
@@ -184,7 +185,7 @@ def _draw_unknown(axes: Axes, designs: list[Design]) -> None:
 
 def _draw_budget(axes: Axes, designs: list[Design], budget: dict[str, Any]) -> None:
     """Weights and caches of all users, and the memory as a line; what does not fit is pale."""
-    memory = budget["memory_mb"] * MB
+    memory = budget["memory"] * MB
     top = max(1.15 * memory, 1.05 * max(d.weight_bytes + d.cache_bytes for d in designs))
     top = min(top, 6 * memory)
     for y, d in enumerate(designs):
@@ -239,13 +240,13 @@ def _alt(designs: list[Design], losses: dict, recorded: dict, budget: dict) -> s
         )
     return (
         f"Held-out loss against bytes a token, and bars of weights and caches for {budget['users']:,} users of "
-        f"{budget['tokens']:,} tokens against {budget['memory_mb']:,} MB. {'; '.join(parts)}."
+        f"{budget['tokens']:,} tokens against {budget['memory']:,} MB. {'; '.join(parts)}."
     )
 
 
 def _words(designs: list[Design], known: dict[str, Measurement], budget: dict, *, live: bool) -> str:
     fitting = [d for d in designs if d.fits]
-    text = f"{budget['users']:,} users of {budget['tokens']:,} tokens in {budget['memory_mb']:,} MB: "
+    text = f"{budget['users']:,} users of {budget['tokens']:,} tokens in {budget['memory']:,} MB: "
     if not fitting:
         lines = [
             text

@@ -34,7 +34,7 @@ from workbench.errors import WorkbenchError, unknown
 
 @dataclass(frozen=True)
 class IntegerFormat:
-    """Whole numbers of 2 to 8 bits; those of up to 4 bits are stored two a byte."""
+    """Whole numbers of 2 to 8 bits, stored in exactly so many: see `pack`."""
 
     bits: int
     symmetric: bool = False
@@ -60,13 +60,22 @@ class IntegerFormat:
         return not self.symmetric
 
     @property
-    def codes_per_byte(self) -> int:
-        return 2 if self.bits <= 4 else 1
+    def is_packed(self) -> bool:
+        return self.bits < 8
 
     @property
     def code_dtype(self) -> torch.dtype:
         """Of the codes as stored. Packed codes are bytes, a symmetric code c packed as c + highest."""
-        return torch.int8 if self.symmetric and self.codes_per_byte == 1 else torch.uint8
+        return torch.int8 if self.symmetric and not self.is_packed else torch.uint8
+
+    @property
+    def multiple(self) -> int:
+        """Of how many codes their number must be a multiple, to fill whole bytes."""
+        return 8 // min(_parts(self.bits))
+
+    def code_bytes(self, number: int) -> int:
+        """Bytes of so many codes."""
+        return number * self.bits // 8
 
 
 @dataclass(frozen=True)
@@ -79,8 +88,12 @@ class FloatFormat:
     highest: float
     least_step: float  # between two neighbours around 0
     has_zero = False
-    codes_per_byte = 1
+    is_packed = False
+    multiple = 1
     bits = 8
+
+    def code_bytes(self, number: int) -> int:
+        return number
 
 
 FP8_E4M3 = FloatFormat("fp8_e4m3", torch.float8_e4m3fn, fraction_bits=3, highest=448.0, least_step=2.0**-9)
@@ -118,12 +131,12 @@ class QuantizedTensor:
     """
 
     format: Format
-    codes: torch.Tensor  # packed along `packed` where two share a byte
+    codes: torch.Tensor  # packed along `packed` where they are narrower than a byte
     scale: torch.Tensor
     zero: torch.Tensor | None
     shape: tuple[int, ...]  # of the tensor that was quantized
     dtype: torch.dtype  # its type
-    packed: int  # the axis, counted from the end, along which two codes share a byte
+    packed: int  # the axis, counted from the end, along which codes are packed
 
     @property
     def nbytes(self) -> int:
@@ -147,7 +160,7 @@ class QuantizedTensor:
         return bound.reshape(self.shape)
 
 
-def quantize(
+def quantize_tensor(
     x: torch.Tensor,
     format: str | Format,
     *,
@@ -159,7 +172,7 @@ def quantize(
 
     over: the axes that a block spans, default all of them (one scale for the tensor). For a matrix [out, in], over=1
     is a scale for each output channel. group: so many elements along the one axis `over`; with over=1, group=128 each
-    row has in / 128 scales. Codes of up to 4 bits are packed along the last of these axes.
+    row has in / 128 scales. Codes of fewer than 8 bits are packed along the last of these axes.
     Raises WorkbenchError for axes that are not there, groups that do not divide, and an odd number to pack.
     """
     format = format_named(format)
@@ -223,7 +236,7 @@ def fit(
 def encode(
     x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, format: Format, *, packed: int = -1
 ) -> torch.Tensor:
-    """The code nearest to each element. packed: the axis that is half as long afterwards, where two share a byte."""
+    """The code nearest to each element. packed: the axis that is shorter afterwards, where codes are packed."""
     x = _wide(x)
     step = scale.to(x.dtype)
     x = (x if zero is None else x - zero.to(x.dtype)) / step.where(step != 0, 1)
@@ -231,9 +244,9 @@ def encode(
     if isinstance(format, FloatFormat):
         return x.clamp(-format.highest, format.highest).to(torch.float32).to(format.code_dtype)
     codes = x.round().clamp(format.lowest, format.highest)
-    if format.codes_per_byte == 1:
+    if not format.is_packed:
         return codes.to(format.code_dtype)
-    return pack((codes - format.lowest).to(torch.uint8), packed)
+    return pack((codes - format.lowest).to(torch.uint8), packed, format.bits)
 
 
 def decode(
@@ -248,16 +261,19 @@ def decode(
     """x̂ of codes, computed in float32. out: a tensor (or view) of the unpacked shape to write to."""
     if out is None or out.dtype != torch.float32:
         shape = list(codes.shape)
-        shape[packed] *= format.codes_per_byte
+        shape[packed] = shape[packed] * 8 // format.bits
         wide = torch.empty(shape, dtype=torch.float32, device=codes.device)
     else:
         wide = out
     scale = scale.to(torch.float32)
-    if format.codes_per_byte == 2:
-        half = codes.shape[packed]
-        torch.bitwise_and(codes, 15, out=(first := torch.empty_like(codes)))
-        wide.narrow(packed, 0, half).copy_(first)
-        wide.narrow(packed, half, half).copy_(torch.bitwise_right_shift(codes, 4, out=first))
+    if format.is_packed:
+        if format.bits == 4:
+            half = codes.shape[packed]
+            torch.bitwise_and(codes, 15, out=(first := torch.empty_like(codes)))
+            wide.narrow(packed, 0, half).copy_(first)
+            wide.narrow(packed, half, half).copy_(torch.bitwise_right_shift(codes, 4, out=first))
+        else:
+            wide.copy_(unpack(codes, packed, format.bits))
         if format.lowest:
             wide.add_(format.lowest)
     elif format is FP8_E4M3:
@@ -296,23 +312,50 @@ def error_bound(
     return bound + (info.eps / 2 * (size + bound) + info.tiny * info.eps)
 
 
-def pack(codes: torch.Tensor, axis: int = -1) -> torch.Tensor:
-    """Two codes of four bits a byte, [… n …] -> [… n/2 …] uint8: the first half of the axis in the low four bits.
+def pack(codes: torch.Tensor, axis: int = -1, bits: int = 4) -> torch.Tensor:
+    """Codes of `bits` bits without a gap, [… n …] uint8 -> [… n·bits/8 …] uint8.
 
-    Halves, not neighbours, so that taking them apart writes two whole stretches (as GGUF's Q4_0 does).
+    A code is cut into parts of 4, 2 and 1 bits (3 bits are 2 + 1), and the parts of all codes lie one after the other.
+    In a byte of k parts the first comes from the first k-th of the axis, in the lowest bits, the next from the next:
+    stretches, not neighbours, so that taking them apart writes whole stretches (as GGUF's Q4_0 does).
+    Raises WorkbenchError for a number of codes that does not fill whole bytes.
     """
-    size = codes.shape[axis]
-    if size % 2:
+    size, multiple = codes.shape[axis], 8 // min(_parts(bits))
+    if size % multiple:
         raise WorkbenchError(
-            f"two codes of 4 bits share a byte, so their number along axis {axis} must be even, got {size}"
+            f"codes of {bits} bits fill whole bytes {multiple} at a time, so their number along axis {axis} must be a "
+            f"multiple of {multiple}, got {size}"
         )
-    low, high = codes.chunk(2, axis)
-    return low | (high << 4)
+    packed, shift = [], 0
+    for part in _parts(bits):
+        fields = (
+            ((codes >> shift) & (2**part - 1)).chunk(8 // part, axis)
+            if bits > part
+            else codes.chunk(8 // part, axis)
+        )
+        together = fields[0]
+        for place, field in enumerate(fields[1:], 1):
+            together = together | (field << (place * part))
+        packed.append(together)
+        shift += part
+    return packed[0] if len(packed) == 1 else torch.cat(packed, axis)
 
 
-def unpack(packed: torch.Tensor, axis: int = -1) -> torch.Tensor:
-    """The inverse of `pack`: [… n/2 …] uint8 -> [… n …] uint8 of 0 to 15."""
-    return torch.cat((packed & 15, packed >> 4), axis)
+def unpack(packed: torch.Tensor, axis: int = -1, bits: int = 4) -> torch.Tensor:
+    """The inverse of `pack`: [… n·bits/8 …] uint8 -> [… n …] uint8 of 0 to 2**bits − 1."""
+    size, codes, shift = packed.shape[axis] * 8 // bits, None, 0
+    pieces = packed.split([size * part // 8 for part in _parts(bits)], axis)
+    for part, piece in zip(_parts(bits), pieces):
+        fields = [(piece >> (place * part)) & (2**part - 1) for place in range(8 // part)]
+        fields = torch.cat(fields, axis)
+        codes = fields if codes is None else codes | (fields << shift)
+        shift += part
+    return codes
+
+
+def _parts(bits: int) -> tuple[int, ...]:
+    """As a sum of 8, 4, 2 and 1, the largest first: 7 bits are 4 + 2 + 1."""
+    return tuple(part for part in (8, 4, 2, 1) if bits & part)
 
 
 E4M3_AS_FLOAT16 = 2.0**8  # the bias of the exponent is 7 in e4m3 and 15 in float16

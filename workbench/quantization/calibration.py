@@ -1,0 +1,163 @@
+"""What a method may know of the inputs: text of the training modules, and what of it reaches each linear layer.
+
+Of the inputs X [N, in] of a layer only their second moments H = Σ x·xᵀ and the size of each channel are kept. That is
+enough for every method here, because the error of the outputs is a quadratic form in the error of the weights:
+
+    ‖X·(W − Ŵ)ᵀ‖² = Σ over outputs  δ·H·δᵀ        δ a row of W − Ŵ
+
+Calibration text comes from the training modules only; quality is judged on the held-out ones, which are never read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from workbench.errors import WorkbenchError
+from workbench.models.corpus import token_stream, training_files
+from workbench.models.decoder import Decoder
+from workbench.models.recipes import TrainingAttention, rows_batch
+from workbench.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Tokens [sequences, length] int64 that a model reads before it is quantized."""
+
+    rows: torch.Tensor
+
+    def __post_init__(self) -> None:
+        rows = self.rows
+        if (
+            not isinstance(rows, torch.Tensor)
+            or rows.dtype != torch.int64
+            or rows.dim() != 2
+            or not rows.numel()
+        ):
+            came = f"{list(rows.shape)} {rows.dtype}" if isinstance(rows, torch.Tensor) else repr(rows)[:80]
+            raise WorkbenchError(
+                f"calibration needs tokens [sequences, length] in int64, at least one of them; got {came}"
+            )
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, *, sequences: int = 32, length: int = 256, seed: int = 0
+    ) -> Calibration:
+        """Pieces of the training modules, chosen by the seed. Raises WorkbenchError for more than there are."""
+        if tokenizer is None:
+            raise WorkbenchError(
+                "calibration text needs a tokenizer, and this model has none; give Calibration(rows)"
+            )
+        if sequences < 1 or length < 2:
+            raise WorkbenchError(
+                f"calibration takes at least 1 sequence of at least 2 tokens, got {sequences} of {length}"
+            )
+        files = training_files()
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(files), generator=generator).tolist()
+        pieces: list[torch.Tensor] = []
+        for index in order:  # whole files are tokenized until there is enough
+            stream = token_stream([files[index]], tokenizer)
+            if len(stream) >= length:
+                start = int(torch.randint(len(stream) - length + 1, (1,), generator=generator))
+                pieces.append(stream[start : start + length])
+            if len(pieces) == sequences:
+                return cls(torch.stack(pieces))
+        raise WorkbenchError(
+            f"the training modules give {len(pieces)} sequences of {length:,} tokens, one a module, not {sequences}; "
+            "choose fewer or shorter"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows.numel()
+
+    def check_fits(self, model: Decoder) -> None:
+        config = model.config
+        if self.rows.shape[1] > config.context_length:
+            raise WorkbenchError(
+                f"calibration sequences of {self.rows.shape[1]:,} tokens are beyond the context of {model.name}, "
+                f"{config.context_length:,}"
+            )
+        if int(self.rows.min()) < 0 or int(self.rows.max()) >= config.vocab_size:
+            raise WorkbenchError(
+                f"calibration has token ids from {int(self.rows.min())} to {int(self.rows.max())}; {model.name} knows 0 to "
+                f"{config.vocab_size - 1}"
+            )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What came into one linear layer over all calibration text."""
+
+    second_moments: torch.Tensor  # H = Σ x·xᵀ [in, in] float32
+    mean_abs: torch.Tensor  # [in]
+    max_abs: torch.Tensor  # [in]
+    rows: int
+
+    def divided(self, divisor: torch.Tensor) -> Inputs:
+        """The inputs x / divisor [in], as they are once a divisor is folded in before them."""
+        return Inputs(
+            self.second_moments / divisor[:, None] / divisor[None, :],
+            self.mean_abs / divisor,
+            self.max_abs / divisor,
+            self.rows,
+        )
+
+    def output_error(self, weight: torch.Tensor, stands_in: torch.Tensor) -> float:
+        """‖X·(W − Ŵ)ᵀ‖² / ‖X·Wᵀ‖² for weights [out, in]."""
+        lost, all_of_it = self.energy(weight - stands_in), self.energy(weight)
+        return lost / all_of_it if all_of_it else 0.0
+
+    def energy(self, weight: torch.Tensor) -> float:
+        """‖X·Wᵀ‖²."""
+        weight = weight.double()
+        return float(((weight @ self.second_moments.double()) * weight).sum())
+
+
+class Reading:
+    """A model reading the calibration text layer by layer, each layer as it is when its turn comes.
+
+    So the inputs of a layer are those that the layers before it, already quantized, really give.
+    """
+
+    def __init__(self, model: Decoder, calibration: Calibration) -> None:
+        calibration.check_fits(model)
+        self._model, self._kv = model, TrainingAttention(model.config)
+        self._batch = rows_batch(calibration.rows.to(model.device))
+        self._kv.begin(self._batch)
+        self._x, self._turns = model.start(self._batch)
+        self._layer = 0
+
+    def inputs(self, names: Iterable[str]) -> dict[str, Inputs]:
+        """Of these linear layers (names within the present layer, "attention.q"), as the layer runs now."""
+        layer = self._model.layers[self._layer]
+        found: dict[str, Inputs] = {}
+        hooks = [
+            layer.get_submodule(name).register_forward_pre_hook(self._taking(found, name)) for name in names
+        ]
+        try:
+            self._run()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def step(self) -> None:
+        """On to the next layer."""
+        self._x = self._run()
+        self._layer += 1
+
+    def _run(self) -> torch.Tensor:
+        return self._model.run_layer(self._layer, self._x, self._turns, self._batch, self._kv)
+
+    @staticmethod
+    def _taking(found: dict[str, Inputs], name: str) -> Callable[[nn.Module, tuple], None]:
+        def take(_: nn.Module, args: tuple) -> None:
+            x = args[0].detach().float()
+            found[name] = Inputs(x.T @ x, x.abs().mean(0), x.abs().amax(0), len(x))
+
+        return take

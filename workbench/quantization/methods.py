@@ -1,0 +1,112 @@
+"""What a method of quantization is, and the list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from workbench.errors import WorkbenchError, check_settings, unknown
+from workbench.quantization.calibration import Inputs
+from workbench.quantization.folding import LayerParts
+from workbench.quantization.stored import StoredWeight
+
+
+class Method(Protocol):
+    """One way to choose few bits for a weight. Made for one recipe; holds no state between layers."""
+
+    needs_inputs: bool  # whether it needs calibration
+
+    def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
+        """Before the linears of a layer are quantized: scale what may be scaled, in the layer itself.
+
+        Returns divisors [in] of the inputs of linears (by name) that could not be folded into what comes before.
+        """
+        ...
+
+    def store(self, weight: torch.Tensor, inputs: Inputs | None) -> StoredWeight:
+        """weight [out, in] float32, as it is after `prepare_layer`; inputs as they come to it then."""
+        ...
+
+
+@dataclass(frozen=True)
+class QuantizationRecipe:
+    """A method and its settings, as plain data: what is saved beside the weights.
+
+    bits, group: of methods with groups; None: the method's own. options: settings of the method alone.
+    skip: linears left as they are, by the end of their name. The head and what latent attention folds into its
+    queries are never quantized.
+    Raises WorkbenchError for an unknown method or option (naming the nearest), and for numbers that make no sense.
+    """
+
+    method: str
+    bits: int | None = None
+    group: int | None = None
+    options: dict[str, int | float | bool | str | None] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.make()
+
+    def make(self) -> Method:
+        """The method with these settings."""
+        if self.method not in METHODS:
+            raise unknown("method of quantization", self.method, METHODS)
+        made = METHODS[self.method]
+        check_settings(f"method {self.method}", self.options, made.options)
+        given = {
+            name: value for name, value in (("bits", self.bits), ("group", self.group)) if value is not None
+        }
+        unused = [name for name in given if name not in made.numbers]
+        if unused:
+            raise WorkbenchError(
+                f"method {self.method!r} has no {' and no '.join(unused)}: {made.summary}; leave it out"
+            )
+        for name, value in given.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise WorkbenchError(f"{name} must be a whole number of at least 1, got {value!r}")
+        return made.make(**given, **self.options)
+
+    def to_dict(self) -> dict:
+        return {
+            "method": self.method,
+            "bits": self.bits,
+            "group": self.group,
+            "options": dict(self.options),
+            "skip": list(self.skip),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict) -> QuantizationRecipe:
+        check_settings("a recipe", values, ("method", "bits", "group", "options", "skip"))
+        if not isinstance(values.get("method"), str):
+            raise WorkbenchError(f"a recipe names its method, got {values.get('method')!r}")
+        options, skip = values.get("options") or {}, values.get("skip") or ()
+        if not isinstance(options, dict) or not all(isinstance(s, str) for s in skip):
+            raise WorkbenchError("a recipe's options are a dict and its skip is a list of names")
+        return cls(values["method"], values.get("bits"), values.get("group"), options, tuple(skip))
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A method in the list: how to make it, and what it takes."""
+
+    make: Callable[..., Method]
+    summary: str
+    numbers: tuple[str, ...]  # of "bits", "group"
+    options: tuple[str, ...]
+
+
+METHODS: dict[str, Registered] = {}
+
+
+def method(name: str, summary: str, *, numbers: tuple[str, ...] = (), options: tuple[str, ...] = ()):
+    """Decorator: puts a class (or function that makes one) into the list."""
+
+    def put(make: Callable[..., Method]) -> Callable[..., Method]:
+        METHODS[name] = Registered(make, summary, numbers, options)
+        return make
+
+    return put
