@@ -491,20 +491,17 @@ checks.check("smaller-budget", cache_planner)
 #
 # Nothing here is graded. Your parts take the place of ours in `wb.generate`: each becomes a kv with the whole
 # contract, by the plumbing in `lab04_caches`. Grouped attention is exact, so the tokens are those without a
-# cache. A window and int8 are not, in a model that was trained without them; see what they change. The latent
-# model here has random weights: it writes nonsense, and your two forms must write the same nonsense.
+# cache, and so is latent attention, in the variant that was trained with it. A window and int8 are not, in a model
+# that was trained without them; see what they change.
 
 # %%
 from contextlib import ExitStack
-
-from workbench.models.recipes import CACHE_VARIANTS, initialize
 
 answers = ("smaller-gqa", "smaller-window", "smaller-latent", "smaller-int8")
 with ExitStack() as stack:
     for answer in answers:
         stack.enter_context(checks.trying(answer))
-    mla = Decoder(CACHE_VARIANTS["stdlib-3m-mla"], tokenizer=model.tokenizer).requires_grad_(False)
-    initialize(mla, seed=0)
+    mla = wb.load("stdlib-3m-mla")
     runs = [
         ("grouped_attention", model, caches.grouped_cache(grouped_attention)),
         ("RollingBuffer, W = 64", model, caches.rolling_cache(RollingBuffer, window=64)),

@@ -48,7 +48,16 @@ class TestExercises(ExerciseClaims):
 
     @pytest.fixture
     def lab_cells(self, tiny_model, monkeypatch):
-        monkeypatch.setattr("workbench.load", lambda name: tiny_model, raising=False)
+        latents = LatentAttentionShape(
+            None, kv_rank=16, rotary_head_dim=8, content_head_dim=8, value_head_dim=8
+        )
+        config = tiny_config(
+            family="deepseek_v3", num_kv_heads=4, head_dim=16, vocab_size=4096, latent_attention=latents
+        )
+        latent = random_decoder(config, tokenizer=tiny_model.tokenizer)
+        monkeypatch.setattr(
+            "workbench.load", lambda name: latent if name.endswith("mla") else tiny_model, raising=False
+        )
 
     def test_the_starter_holds_no_line_of_an_answer(self, grade_id):
         """Answers here are methods of a class, too."""

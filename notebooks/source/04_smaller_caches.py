@@ -654,6 +654,12 @@ Markdown(
 )
 
 # %% [markdown]
+# DeepSeek's own comparison has MLA ahead of MHA. Two differences are plain. Theirs is a training of trillions of tokens,
+# ours of less than two million. And the other five norm each query and key (QK norm), which helps most where a training
+# is short; latent attention cannot have that, since a norm on a head's key would stand between K_up and the query, and
+# not fold away. What one learns from small models about large ones is which questions to ask.
+
+# %% [markdown]
 # ## Bytes against time
 #
 # And how much faster is a step? Guess for the small models first: their caches differ by a factor of six.
@@ -779,7 +785,7 @@ HTML(html.table(["", "key-value heads", "tokens whose cache weighs as much as th
 # In [exercises/04_smaller_caches.ipynb](../exercises/04_smaller_caches.ipynb) you write the real parts:
 #
 # 1. **Groups without repeats**: GQA that reads every key as it lies.
-# 2. **A rolling window**: places that are used again, sinks, and refusals.
+# 2. **A rolling window**: places that are used again, chunks, and refusals.
 # 3. **Latent attention, both ways**, and the proof that they agree.
 # 4. **Int8, and how far off**: codes, scales, and a bound that holds.
 # 5. **From many heads to few**: the conversion.
