@@ -43,8 +43,11 @@ test: setup
 	name=lint;          part "ruff check" $(BIN)/ruff check .; \
 	name=format;        part "ruff format --check" $(BIN)/ruff format --check .; \
 	name="built files"; part "workbench build --check" $(BIN)/workbench build --check; \
-	name=tests;         part "pytest: tests, and every cell of every notebook" $(BIN)/python -m pytest --durations=5 \
-	  --nbval-lax --nbval-current-env --nbval-cell-timeout=180 --ignore-glob='tests/*.ipynb' tests notebooks solutions; \
+	name=tests;         part "pytest: claims about the code, two files at a time" $(BIN)/python -m pytest --durations=5 \
+	  -n 2 --dist loadfile --ignore=tests/browser tests; \
+	name=notebooks;     part "pytest: every cell of every notebook, JupyterLab in a real browser" \
+	  $(BIN)/python -m pytest --durations=5 --nbval-lax --nbval-current-env --nbval-cell-timeout=180 \
+	  tests/browser notebooks solutions; \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }"; exit 1; fi; \
 	echo "make test: everything passed"
 
