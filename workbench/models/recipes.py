@@ -541,6 +541,13 @@ def model_card(
     }
 
 
+ROLES = {
+    "target": "target of the pair",
+    "draft": "draft of the pair",
+    "variant": "one of six that differ in what they remember, lab 04",
+}
+
+
 def card_text(card: dict) -> str:
     """The card as Markdown, with the front matter Hugging Face's hub reads."""
     held_out = card["held_out"]
@@ -551,7 +558,7 @@ def card_text(card: dict) -> str:
         "---",
         f"# {card['name']}",
         "",
-        f"A {card['parameters']:,}-parameter decoder ({card['role']} of the pair), trained from nothing for teaching.",
+        f"A {card['parameters']:,}-parameter decoder ({ROLES.get(card['role'], card['role'])}), trained from nothing for teaching.",
         f"Make it again: `workbench train {card['name']}`.",
         "",
         "| | |",
