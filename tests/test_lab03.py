@@ -334,7 +334,8 @@ def test_a_shape_too_large_is_refused_with_both_numbers_and_nothing_is_allocated
 def test_latent_caches_are_counted_by_their_own_formula_and_allocated_so(bench):
     said, *_, last = run_experiment("cache.memory", {"model": "deepseek-v2", "context": 1024}, bench)
     assert said.median == 60 * (512 + 64) * 1024 * 2
-    assert last.settings["source"] == "allocated" and last.median == said.median
+    assert last.settings["source"] == "allocated"
+    assert last.median == last.predicted == 60 * (512 + 64) * 1024 * (2 if bench.device != "cpu" else 4)
 
 
 # -- cache.chunks ----------------------------------------------------------------------------------------------

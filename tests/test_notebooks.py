@@ -93,13 +93,26 @@ def test_its_links_into_the_course_lead_somewhere(path):
 # -- the run over them in make test -------------------------------------------------------------------------
 
 
-def pytest_arguments() -> list[str]:
-    """The pytest command line of `make test`, from pytest's own name on."""
+def pytest_parts() -> list[list[str]]:
+    """The pytest command lines of `make test`, each from pytest's own name on."""
     shown = subprocess.run(
         ["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    line = next(line for line in shown.replace("\\\n", " ").splitlines() if "-m pytest" in line)
-    return re.search(r"-m pytest (.*?)(?:\|\||;|$)", line)[1].replace("'", "").split()
+    lines = re.findall(r"-m pytest (.*?)(?:\|\||;|$)", shown.replace("\\\n", " "), re.M)
+    return [line.replace("'", "").split() for line in lines]
+
+
+def pytest_arguments() -> list[str]:
+    """Those of the part that runs notebooks."""
+    [arguments] = [part for part in pytest_parts() if "--nbval-lax" in part]
+    return arguments
+
+
+def test_make_test_leaves_no_test_out():
+    """What the part of the claims ignores, the part of the notebooks runs."""
+    claims, notebooks = pytest_parts()
+    ignored = [a.removeprefix("--ignore=") for a in claims if a.startswith("--ignore=")]
+    assert "tests" in claims and ignored == ["tests/browser"] and "tests/browser" in notebooks
 
 
 def run_pytest(*arguments, cwd=ROOT) -> str:
@@ -108,7 +121,7 @@ def run_pytest(*arguments, cwd=ROOT) -> str:
 
 
 def test_make_test_runs_every_notebook_that_holds_answers_and_no_starter():
-    arguments = [a for a in pytest_arguments() if a != "tests"]
+    arguments = [a for a in pytest_arguments() if a != "tests/browser"]
     assert len(arguments) == len(pytest_arguments()) - 1
     collected = run_pytest(*arguments, "--collect-only", "-q")
     found = {line.split("::")[0] for line in collected.splitlines() if "::" in line}

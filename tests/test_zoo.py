@@ -27,6 +27,16 @@ def card(name: str) -> dict:
     return json.loads((ZOO / name / "card.json").read_text())
 
 
+def known_elsewhere(name: str) -> bool:
+    """Whether a family of transformers has this shape; shared layers have none."""
+    return json.loads((ZOO / name / "config.json").read_text())["model_type"] != "workbench"
+
+
+def test_all_but_the_shared_layers_are_written_so_that_transformers_reads_them():
+    assert [name for name in NAMES if not known_elsewhere(name)] == ["stdlib-3m-shared"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if known_elsewhere(name)])
 def test_greedy_tokens_are_the_same_in_transformers(name):
     """One pass of theirs over our text: at every place it would have chosen the token that we chose."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -63,9 +73,10 @@ def test_the_card_is_filled_in(name):
     assert found["steps"] == recipe.steps
     assert found["tokens_seen"] == recipe.tokens
     assert found["seed"] == recipe.seed
-    assert found["passes"] >= 2
+    variant = recipe.role == "variant"
+    assert found["passes"] >= (0.5 if variant else 2)
     assert found["held_out"]["tokens"] > 50_000
-    assert 0 < found["held_out"]["nats_per_token"] < 4
+    assert 0 < found["held_out"]["nats_per_token"] < (4.5 if variant else 4)
     assert 0 < found["held_out"]["bits_per_byte"] < 3
     assert found["hours"] > 0
     for key in ("corpus", "optimizer", "schedule", "precision", "hardware", "torch"):
