@@ -176,7 +176,7 @@ Markdown(
 # what does the model say to it?
 
 # %%
-convert = wb.panels.convert()
+convert = wb.panels.convert(seconds=25)
 convert
 
 # %%
@@ -188,7 +188,7 @@ stage = {m.settings["stage"]: m for m in steps if m.settings["measured"] == "hel
 mended = stage["uptrained"].counts
 Markdown(
     f"Held-out loss in nats a token: before {stage['before'].median:.3f}, averaged {stage['pooled'].median:.3f}, and after "
-    f"a minute ({mended['tokens_uptrained']:,.0f} tokens, {mended['share_of_first_training']:.1%} of the first training) "
+    f"{mended['training_seconds']:.0f} seconds of training ({mended['tokens_uptrained']:,.0f} tokens, {mended['share_of_first_training']:.1%} of the first training) "
     f"**{stage['uptrained'].median:.3f}**. The variant that had two key-value heads from the start: "
     f"{stage['trained so'].median:.3f}."
 )
