@@ -13,7 +13,7 @@ from test_parity import TOLERANCE, relative_difference
 
 from workbench.decoding.loop import generate
 from workbench.errors import WorkbenchError
-from workbench.kv import Contiguous, Recompute
+from workbench.kv import Contiguous, Quantized, Recompute
 from workbench.models import Batch, Decoder, load, prepare
 from workbench.models.attention import eager_attention
 from workbench.models.compiled import attend_one, why_not_whole
@@ -405,6 +405,10 @@ def test_a_compiled_whole_step_keeps_the_contract_of_the_kv():
         with pytest.raises(WorkbenchError, match="stands at position 8"):
             fast(Batch.of([[1]], first_positions=[9], sequences=["a"]), kv)
         assert relative_difference(fast(Batch.of([ids[:1]]), Recompute(config)), whole[:1]) < TOLERANCE
+        other = Quantized(config, format="int8", group=8)  # one that has no whole step to show
+        for at, token in enumerate(ids):  # its newest tokens are as they came
+            got = fast(Batch.of([[token]], first_positions=[at]), other)
+            assert relative_difference(got, whole[at : at + 1]) < TOLERANCE
 
 
 def test_one_query_as_sums_is_attention():

@@ -18,9 +18,8 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from workbench.kv.slots import Places, Slots, dtype_name, misfit, require_room, stored_dtype
+from workbench.kv.slots import Places, Slots, dtype_name, require_room
 from workbench.models.attention import (
-    attention_function,
     causal_mask,
     eager_attention,
     needs_mask,
@@ -53,10 +52,8 @@ class Contiguous(Slots):
         device: torch.device | str = "cpu",
         attention: str = "sdpa",
     ) -> None:
-        super().__init__(config, max_sequences=max_sequences, max_tokens=max_tokens)
-        self.scale = config.attention_scale
-        self._eager = attention_function(attention) is eager_attention
-        self.dtype = stored_dtype(dtype, device)
+        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+        super().__init__(config, **room, dtype=dtype, device=device, attention=attention)
         needed = self.reserved_bytes_for(
             config, max_sequences=max_sequences, max_tokens=self.max_tokens, dtype=self.dtype
         )
@@ -106,7 +103,7 @@ class Contiguous(Slots):
         self._enter(layer, batch)
         self._put(self._place[layer], k, v, self._step_of(batch))
 
-    def remembered(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def before_step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """What the one sequence of this batch saw before its one new token: keys and values [L, H_kv, S, D], views.
 
         For a step that computes all its layers at once and hands their new keys to `put_step`. S is at most W − 1
@@ -133,7 +130,7 @@ class Contiguous(Slots):
         self._step = None
 
     def _step_of(self, batch: Batch) -> _Step:
-        """Made when the first layer attends: a step that goes through `remembered` needs none."""
+        """Made when the first layer attends: a step that goes through `before_step` needs none."""
         if self._step is None:
             tensors = self._keys, self._values
             self._step = _Step(batch, self._places, self.config, *tensors, together=not self._eager)
@@ -152,17 +149,6 @@ class Contiguous(Slots):
         for stored, new in ((self._keys[place], k), (self._values[place], v)):
             for slot, length, (a, b) in zip(step.slots, step.lengths, pairwise(step.query_starts)):
                 stored[slot, :, length - (b - a) : length] = new[a:b].transpose(0, 1)
-
-    def _misfit(self, layer: int, q: torch.Tensor, k, v) -> str:
-        """Shapes are asked for once a step; whether a layer brings keys of its own, in each."""
-        if layer:
-            if layer >= self.config.num_layers or (k is None) != (layer in self._place):
-                return ""
-            came = "came without keys" if k is None else "came with keys of its own"
-            return f"layer {layer} {came}; was the cache made with another model's config?"
-        c, rows = self.config, len(q)
-        keys, values = (rows, c.num_kv_heads, c.head_dim), (rows, c.num_kv_heads, c.value_head_dim)
-        return misfit(q, k, v, (rows, c.num_heads, c.head_dim), keys, values)
 
     # -- attention over what is stored -----------------------------------------------------------------------
 

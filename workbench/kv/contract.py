@@ -18,6 +18,10 @@ class KV(Protocol):
     A sequence comes into being with its first `begin` and ends with `release`. `lengths[s]` is how many of
     its tokens are remembered: the caller sends the tokens from there on, so the same loop drives a memory
     that keeps everything (one new token a step) and one that keeps nothing (the whole text every step).
+
+    Two methods more are for those that can: `before_step(batch)` shows at once what the one sequence of a batch of one
+    token remembers, keys and values [L, H_kv, S, D], and `put_step(k, v, batch)` stores the new token's of all layers.
+    A compiled step then takes every layer in one graph (`workbench.models.compiled`); see `Contiguous`.
     """
 
     @property

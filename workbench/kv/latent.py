@@ -21,9 +21,8 @@ import torch
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.kv.contiguous import RECTANGLE_WASTE
-from workbench.kv.slots import Places, Slots, dtype_name, misfit, require_room, stored_dtype
+from workbench.kv.slots import Places, Slots, dtype_name, misfit, require_room
 from workbench.models.attention import (
-    attention_function,
     causal_mask,
     eager_attention,
     needs_mask,
@@ -58,10 +57,9 @@ class Latent(Slots):
     ) -> None:
         _require_latents(config)
         _check_form(form)
-        super().__init__(config, max_sequences=max_sequences, max_tokens=max_tokens)
-        self.shape, self.scale, self.form = config.latent_attention, config.attention_scale, form
-        self._eager = attention_function(attention) is eager_attention
-        self.dtype = stored_dtype(dtype, device)
+        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+        super().__init__(config, **room, dtype=dtype, device=device, attention=attention)
+        self.shape, self.form = config.latent_attention, form
         needed = self.reserved_bytes_for(
             config, max_sequences=max_sequences, max_tokens=self.max_tokens, dtype=self.dtype
         )

@@ -34,9 +34,8 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.kv.slots import Places, Slots, check_size, dtype_name, misfit, require_room, stored_dtype
+from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_room
 from workbench.models.attention import (
-    attention_function,
     causal_mask,
     eager_attention,
     needs_mask,
@@ -93,10 +92,8 @@ class Quantized(Slots):
         format: str = "int8",
         group: int = GROUP,
     ) -> None:
-        super().__init__(config, max_sequences=max_sequences, max_tokens=max_tokens)
-        self.scale = config.attention_scale
-        self._eager = attention_function(attention) is eager_attention
-        self.dtype = stored_dtype(dtype, device)
+        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+        super().__init__(config, **room, dtype=dtype, device=device, attention=attention)
         self.format, self.group = format, group
         plan = _Plan.of(config, self.max_tokens, self.dtype, format, group)
         needed = max_sequences * plan.bytes_per_slot
@@ -363,28 +360,17 @@ class Quantized(Slots):
             t[:, target] = t[:, source]
         self._groups[target], self._since[target] = self._groups[source], self._since[source]
 
-    def _check_truncate(self, sequence, length: int, known: int) -> None:
-        """Refuse a length whose next token would see groups that a ring has written over."""
-        plan, since = self._plan, self._since[self._slots[sequence]]
-        if since == plan.pinned or length <= plan.pinned * plan.group:
-            return
-        least = since * plan.group + plan.window - 1
-        if length < least:
-            to = plan.pinned * plan.group
-            raise WorkbenchError(
-                f"sequence {sequence!r} has {known:,} tokens, and layers with a window of {plan.window:,} have forgotten "
-                f"those before position {since * plan.group:,}: it can be cut to {least:,} … {known:,} of them, or to "
-                f"{f'0 … {to:,}' if to else '0'}, got {length:,}. Cut it to 0 and send the text again"
-            )
-
-    def _misfit(self, layer: int, q: torch.Tensor, k, v) -> str:
-        c, rows = self.config, len(q)
-        if layer == 0:
-            keys, values = (rows, c.num_kv_heads, c.head_dim), (rows, c.num_kv_heads, c.value_head_dim)
-            return misfit(q, k, v, (rows, c.num_heads, c.head_dim), keys, values)
-        if layer < c.num_layers and (k is None) != (c.kv_source(layer) != layer):
-            return f"layer {layer}: {'no keys' if k is None else 'keys'} came; was the cache made with another model's config?"
-        return ""
+    def _why_not_cut(self, sequence, length: int) -> str:
+        """A length whose next token would see groups that a ring has written over."""
+        plan, since, known = self._plan, self._since[self._slots[sequence]], self._lengths[sequence]
+        least, to = since * plan.group + (plan.window or 0) - 1, plan.pinned * plan.group
+        if since == plan.pinned or length <= to or length >= least:
+            return ""
+        return (
+            f"sequence {sequence!r} has {known:,} tokens, and layers with a window of {plan.window:,} have forgotten "
+            f"those before position {since * plan.group:,}: it can be cut to {least:,} … {known:,} of them, or to "
+            f"{f'0 … {to:,}' if to else '0'}, got {length:,}. Cut it to 0 and send the text again"
+        )
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------

@@ -2,16 +2,17 @@
 
 A cache has `max_sequences` slots of `max_tokens` tokens. `Slots` hands them out, refuses what does not fit before
 anything changes, and undoes a batch that never reached the last layer. What a slot holds is the affair of the
-class on top, which fills in four methods:
+class on top, which fills in these:
 
     _open(batch, places)           a batch was accepted: make what its layers share   (may not fail)
     _forget(slot, start, end)      these positions are gone
     _copy(source, target, length)  a sequence begins with all that another remembers
-    _check_truncate(sequence, length, known)   refuse a length that cannot be gone back to (a rolling buffer)
+    _why_not_cut(sequence, length)  a length that cannot be gone back to (a rolling buffer); "" for most kinds
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +21,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.instruments.memory import require_bytes
+from workbench.models.attention import attention_function, eager_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 
@@ -33,15 +35,30 @@ class Places:
     before: dict[Hashable, int | None]  # length of each when the batch came; None for a new one
 
 
-class Slots:
-    """Bookkeeping of a kv of `max_sequences` slots of `max_tokens` tokens each; see the module."""
+class Slots(ABC):
+    """Bookkeeping of a kv of `max_sequences` slots of `max_tokens` tokens each; see the module.
 
-    def __init__(self, config: ModelConfig, *, max_sequences: int, max_tokens: int | None) -> None:
+    `scale`, `dtype` (as stored) and `_eager` (attention by the definition) are what every kind attends with.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        max_sequences: int,
+        max_tokens: int | None,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        attention: str,
+    ) -> None:
         max_tokens = config.context_length if max_tokens is None else max_tokens
         check_size("max_sequences", max_sequences, None)
         check_size("max_tokens", max_tokens, config.context_length)
         self.config = config
         self.max_sequences, self.max_tokens = max_sequences, max_tokens
+        self.scale = config.attention_scale
+        self.dtype = stored_dtype(dtype, device)
+        self._eager = attention_function(attention) is eager_attention
         self._lengths: dict[Hashable, int] = {}
         self._slots: dict[Hashable, int] = {}
         self._free = list(range(max_sequences))  # ascending, so that a batch's slots tend to lie side by side
@@ -51,17 +68,18 @@ class Slots:
 
     # -- for the class on top ------------------------------------------------------------------------------
 
-    def _open(self, batch: Batch, places: Places) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _open(self, batch: Batch, places: Places) -> None: ...
 
-    def _forget(self, slot: int, start: int, end: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _forget(self, slot: int, start: int, end: int) -> None: ...
 
-    def _copy(self, source: int, target: int, length: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _copy(self, source: int, target: int, length: int) -> None: ...
 
-    def _check_truncate(self, sequence: Hashable, length: int, known: int) -> None:
-        """Raise WorkbenchError where going back to `length` needs what is forgotten; here nothing is."""
+    def _why_not_cut(self, sequence: Hashable, length: int) -> str:
+        """Why this sequence cannot go back to `length`, a length it had; "" where nothing is forgotten."""
+        return ""
 
     # -- the contract ----------------------------------------------------------------------------------------
 
@@ -113,7 +131,9 @@ class Slots:
             raise WorkbenchError(
                 f"sequence {sequence!r} has {known} tokens; it can be cut to 0 … {known} of them, got {length!r}"
             )
-        self._check_truncate(sequence, length, known)
+        reason = self._why_not_cut(sequence, length)
+        if reason:
+            raise WorkbenchError(reason)
         self._forget(self._slots[sequence], length, known)
         self._lengths[sequence] = length
         self._batch = None
@@ -186,6 +206,20 @@ class Slots:
                 f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._lengths))}"
             )
         return self._lengths[sequence]
+
+    def _misfit(self, layer: int, q: torch.Tensor, k, v) -> str:
+        """Why q, k, v of a layer do not belong here, or "". For kinds that keep keys and values of every head.
+
+        Shapes are asked for in the first layer; whether a layer brings keys of its own, in each.
+        """
+        c, rows = self.config, len(q)
+        if layer == 0:
+            keys, values = (rows, c.num_kv_heads, c.head_dim), (rows, c.num_kv_heads, c.value_head_dim)
+            return misfit(q, k, v, (rows, c.num_heads, c.head_dim), keys, values)
+        if layer < c.num_layers and (k is None) != (c.kv_source(layer) != layer):
+            came = "came without keys" if k is None else "came with keys of its own"
+            return f"layer {layer} {came}; was the cache made with another model's config?"
+        return ""
 
 
 def misfit(q: torch.Tensor, k, v, queries: tuple, keys: tuple, values: tuple | None) -> str:

@@ -35,12 +35,9 @@ from workbench.kv.slots import (
     Slots,
     check_size,
     dtype_name,
-    misfit,
     require_room,
-    stored_dtype,
 )
 from workbench.models.attention import (
-    attention_function,
     causal_mask,
     eager_attention,
     needs_mask,
@@ -74,10 +71,8 @@ class Window(Slots):
         sinks: int | None = None,
         rewind: int = REWIND,
     ) -> None:
-        super().__init__(config, max_sequences=max_sequences, max_tokens=max_tokens)
-        self.scale = config.attention_scale
-        self._eager = attention_function(attention) is eager_attention
-        self.dtype = stored_dtype(dtype, device)
+        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+        super().__init__(config, **room, dtype=dtype, device=device, attention=attention)
         groups = _groups(config, window, sinks, rewind, self.max_tokens)
         needed = _bytes(groups, config, max_sequences, self.dtype)
         require_room("KV cache", needed, max_sequences, self.max_tokens, dtype_name(self.dtype), device)
@@ -177,30 +172,20 @@ class Window(Slots):
         for ring in self._rings:
             ring.copy(source, target, length)
 
-    def _check_truncate(self, sequence, length: int, known: int) -> None:
-        slot = self._slots[sequence]
+    def _why_not_cut(self, sequence, length: int) -> str:
+        slot, known = self._slots[sequence], self._lengths[sequence]
         round_ = [ring for ring in self._rings if ring.since[slot] and ring.window > 1]  # they came round
         least = max((ring.since[slot] + ring.window - 1 for ring in round_), default=0)
         most = min((ring.sinks for ring in round_), default=0)  # up to here nothing but sinks is needed
         if length >= least or length <= most:
-            return
+            return ""
         narrow = max(round_, key=lambda ring: ring.since[slot] + ring.window - 1)
-        raise WorkbenchError(
+        return (
             f"sequence {sequence!r} has {known:,} tokens, and its rolling buffer, for a window of {narrow.window:,}, "
             f"remembers them from position {narrow.since[slot]:,} on: it can be cut to {least:,} … {known:,} tokens, "
             f"or to {'0' if most == 0 else f'0 … {most}'}, got {length:,}. Cut it to 0 and send the text again, or "
             "make the cache with a larger rewind"
         )
-
-    def _misfit(self, layer: int, q: torch.Tensor, k, v) -> str:
-        c, rows = self.config, len(q)
-        if layer == 0:
-            keys, values = (rows, c.num_kv_heads, c.head_dim), (rows, c.num_kv_heads, c.value_head_dim)
-            return misfit(q, k, v, (rows, c.num_heads, c.head_dim), keys, values)
-        if layer < c.num_layers and (k is None) != (c.kv_source(layer) != layer):
-            came = "came without keys" if k is None else "came with keys of its own"
-            return f"layer {layer} {came}; was the cache made with another model's config?"
-        return ""
 
     # -- one batch -------------------------------------------------------------------------------------------
 

@@ -68,7 +68,9 @@ def load(
                 f"the trained weights of {name!r} are not here ({ZOO / name}); `workbench train {name}` makes "
                 'them, and weights="random" gives the shape without them'
             )
-        return _from_folder(name, ZOO / name, weights, dtype or torch.float32, device, seed)
+        model = _from_folder(name, ZOO / name, weights, dtype or torch.float32, device, seed)
+        model.tokenizer = model.tokenizer or _zoo_tokenizer(name)
+        return model
     if os.path.isfile(name):
         raise _not_a_folder(Path(name))
     if os.path.isdir(name):

@@ -2,7 +2,7 @@
 
 whole    every layer and the attention between them in one graph. On a CPU this becomes one loop nest inside one
          parallel region: no operation has to be started, and weights are read at the memory's speed. It needs a
-         kv that shows what it remembers at once (`remembered`, `put_step`), and a compilation that grows with L.
+         kv that shows what it remembers at once (`before_step`, `put_step`), and a compilation that grows with L.
 pieces   what lies between two attentions is one graph, the same for all layers ("piecewise", as vLLM compiles
          its models), because it depends on nothing but x. Attention stays with the kv, whatever kv it is.
 """
@@ -55,7 +55,7 @@ class CompiledSteps:
 
     def __call__(self, x: torch.Tensor, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
         if self._can_be_whole and batch.first_positions[0] > 1 and self._shows_all(kv):
-            keys, values = kv.remembered(batch)
+            keys, values = kv.before_step(batch)
             for tensor in (keys, values):
                 torch._dynamo.maybe_mark_dynamic(tensor, 2)  # one graph for all lengths, from the first
             logits, k, v = self._whole(x, turns, keys, values)
@@ -65,7 +65,7 @@ class CompiledSteps:
 
     def _shows_all(self, kv: Attends) -> bool:
         """A kv of another shape does not: layer by layer it says what is wrong."""
-        return hasattr(kv, "remembered") and kv.config == self.config
+        return hasattr(kv, "before_step") and kv.config == self.config
 
     def _whole_step(self, x: torch.Tensor, turns: Turns, keys: torch.Tensor, values: torch.Tensor):
         """x [1, d], keys and values [L, H_kv, S, D] -> logits [1, V] and the new k, v [L, H_kv, D]."""

@@ -11,6 +11,7 @@ type: half of a scale's bits is another scale.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ from workbench.quantization.formats import (
 ROW_BLOCK_BYTES = 1 << 20  # of float32 that `multiply` makes at a time: what stays in a CPU's cache
 
 
-class StoredWeight(nn.Module):
+class StoredWeight(nn.Module, ABC):
     """See the module. A class fills in `dequantize_rows`, `settings` and `from_parts`."""
 
     kind: ClassVar[str]  # its name in a file
@@ -40,18 +41,18 @@ class StoredWeight(nn.Module):
         super().__init__()
         self.out_features, self.in_features = out_features, in_features
 
+    @abstractmethod
     def dequantize_rows(self, start: int, end: int) -> torch.Tensor:
         """Rows start … end − 1, float32 [end − start, in]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settings(self) -> dict[str, int | str | bool | None]:
         """What `from_parts` needs beside the tensors; plain data."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def from_parts(cls, tensors: dict[str, torch.Tensor], settings: dict) -> StoredWeight:
         """The inverse of `tensors` and `settings`; from a file, so both are checked. Raises WorkbenchError."""
-        raise NotImplementedError
 
     def dequantize(self) -> torch.Tensor:
         return self.dequantize_rows(0, self.out_features)
