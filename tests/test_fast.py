@@ -3,6 +3,7 @@ the linear, the batch and the kv; and a model that stays as it was."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import pytest
@@ -409,11 +410,21 @@ def test_a_compiled_whole_step_keeps_the_contract_of_the_kv():
         for at, token in enumerate(ids):  # its newest tokens are as they came
             got = fast(Batch.of([[token]], first_positions=[at]), other)
             assert relative_difference(got, whole[at : at + 1]) < TOLERANCE
+        shallow = dataclasses.replace(
+            config, num_layers=1
+        )  # its cache has no place for the last layer's keys
+        cache = Contiguous(shallow)
+        random_decoder(shallow)(Batch.of([ids[:4]]), cache)
+        with pytest.raises(WorkbenchError, match="layer 1"):
+            fast(Batch.of([[ids[4]]], first_positions=[4]), cache)
 
 
-def test_one_query_as_sums_is_attention():
+@pytest.mark.parametrize(
+    "size", (1, 1e-6, 300, -300)
+)  # of the new token's key: its score far above all others, or below
+def test_one_query_as_sums_is_attention(size):
     torch.manual_seed(0)
-    q, k, v = torch.randn(6, 8), torch.randn(2, 8), torch.randn(2, 8)
+    q, k, v = torch.randn(6, 8), size * torch.randn(2, 8), torch.randn(2, 8)
     keys, values = torch.randn(2, 9, 8), torch.randn(2, 9, 8)
     joined = [torch.cat((old, new[:, None]), dim=1).transpose(0, 1) for old, new in ((keys, k), (values, v))]
     expected = eager_attention(q[None], *joined, scale=0.3)[0]
