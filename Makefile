@@ -7,6 +7,9 @@
 PYTHON  ?= python3
 BIN     := .venv/bin
 READY   := .venv/ready
+# Lectures run once: in JupyterLab, as a reader runs them (tests/browser), or without a browser under nbval.
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser)
+LECTURES := $(if $(CHROMIUM),notebooks/00_start_here.ipynb,notebooks)
 export HERE := $(CURDIR)
 
 .PHONY: help setup lab test build clean
@@ -47,7 +50,7 @@ test: setup
 	  -n 2 --dist loadfile --ignore=tests/browser tests; \
 	name=notebooks;     part "pytest: every cell of every notebook, JupyterLab in a real browser" \
 	  $(BIN)/python -m pytest --durations=5 --nbval-lax --nbval-current-env --nbval-cell-timeout=180 \
-	  tests/browser notebooks solutions; \
+	  tests/browser $(LECTURES) solutions; \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }"; exit 1; fi; \
 	echo "make test: everything passed"
 

@@ -93,18 +93,17 @@ def test_its_links_into_the_course_lead_somewhere(path):
 # -- the run over them in make test -------------------------------------------------------------------------
 
 
-def pytest_parts() -> list[list[str]]:
+def pytest_parts(chromium: str = "/a/browser") -> list[list[str]]:
     """The pytest command lines of `make test`, each from pytest's own name on."""
-    shown = subprocess.run(
-        ["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    command = ["make", "--dry-run", "test", f"CHROMIUM={chromium}"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     lines = re.findall(r"-m pytest (.*?)(?:\|\||;|$)", shown.replace("\\\n", " "), re.M)
     return [line.replace("'", "").split() for line in lines]
 
 
-def pytest_arguments() -> list[str]:
+def pytest_arguments(chromium: str = "/a/browser") -> list[str]:
     """Those of the part that runs notebooks."""
-    [arguments] = [part for part in pytest_parts() if "--nbval-lax" in part]
+    [arguments] = [part for part in pytest_parts(chromium) if "--nbval-lax" in part]
     return arguments
 
 
@@ -120,11 +119,24 @@ def run_pytest(*arguments, cwd=ROOT) -> str:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False).stdout
 
 
-def test_make_test_runs_every_notebook_that_holds_answers_and_no_starter():
-    arguments = [a for a in pytest_arguments() if a != "tests/browser"]
-    assert len(arguments) == len(pytest_arguments()) - 1
+def run_whole_in_the_browser() -> set[str]:
+    """The notebooks that a browser test opens and runs from first to last."""
+    sources = "\n".join(
+        p.read_text() for p in (ROOT / "tests" / "browser").glob("test_*.py") if "run_all(" in p.read_text()
+    )
+    named = set(re.findall(r"\b(\d\d_\w+)", sources))
+    return {str(p.relative_to(ROOT)) for p in EXECUTED if p.parent.name == "notebooks" and p.stem in named}
+
+
+@pytest.mark.parametrize("chromium", ("/a/browser", ""), ids=("with a browser", "without"))
+def test_make_test_runs_every_notebook_that_holds_answers_and_no_starter(chromium):
+    arguments = [a for a in pytest_arguments(chromium) if a != "tests/browser"]
+    assert len(arguments) == len(pytest_arguments(chromium)) - 1
     collected = run_pytest(*arguments, "--collect-only", "-q")
     found = {line.split("::")[0] for line in collected.splitlines() if "::" in line}
+    if chromium:
+        assert not found & run_whole_in_the_browser()  # once is enough
+        found |= run_whole_in_the_browser()
     assert found == {str(p.relative_to(ROOT)) for p in EXECUTED}
 
 
