@@ -18,6 +18,7 @@ from workbench.models import Batch, load, prepare
 from workbench.models.config import LatentAttentionShape, ModelConfig
 from workbench.models.evaluation import held_out_passages, loss_through
 from workbench.models.layers import ZeroCenteredRMSNorm
+from workbench.models.recipes import TrainingAttention, rows_batch
 from workbench.quantization import (
     METHODS,
     Calibration,
@@ -58,8 +59,18 @@ def logits_of(model) -> torch.Tensor:
     return model(WHOLE, Recompute(model.config))
 
 
+GROUPED = ("rtn", "gptq", "awq")  # codes of any bits, a scale and a zero for each group
+ROUND_INPUTS = ("int8", "llm_int8", "smoothquant")  # the dequantized weight is not all there is to them
+
+
 def recipe(name: str, bits: int = 4, **options) -> QuantizationRecipe:
-    return QuantizationRecipe(name, bits, 8, options)
+    """Of any method: bits and groups of 8 where it has them."""
+    numbers = METHODS[name].numbers
+    if name == "nf4":
+        options = {"block": 8} | options
+    return QuantizationRecipe(
+        name, bits if "bits" in numbers else None, 8 if "group" in numbers else None, options
+    )
 
 
 def moments(inputs: int, rows: int = 200, seed: int = 0) -> tuple[torch.Tensor, Inputs]:
@@ -93,14 +104,15 @@ def test_the_new_model_computes_with_the_dequantized_weights_and_the_old_one_is_
             owner, _, leaf = path.rpartition(".")
             setattr(plain.get_submodule(owner), leaf, linear)
     got = logits_of(new)
-    assert relative_difference(got, logits_of(plain)) < 1e-5
+    near, nearer = (0.15, 0.15) if name in ROUND_INPUTS else (1e-4, 1e-5)
+    assert relative_difference(got, logits_of(plain)) < nearer
     assert relative_difference(got, before) > 0
     for linear in ("plain", "auto"):
         fast = prepare(new, linear=linear)
-        assert relative_difference(fast(WHOLE, Contiguous(new.config)), got) < 1e-4
+        assert relative_difference(fast(WHOLE, Contiguous(new.config)), got) < near
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", GROUPED)
 def test_eight_bits_hardly_change_the_logits_and_fewer_change_them_more(name):
     model = random_decoder(SHAPES["llama MHA"])
     before = logits_of(model)
@@ -121,7 +133,9 @@ def test_what_is_reported_is_what_is_kept(name):
         stored = linears[one.name].stored
         assert one.nbytes == linears[one.name].nbytes == sum(b.nbytes for b in linears[one.name].buffers())
         codes = stored.out_features * stored.in_features
-        assert stored.nbytes == codes / 2 + codes / 8 * 4  # 4 bits, and scale and zero a group of 8
+        if name in GROUPED:
+            assert stored.nbytes == codes / 2 + codes / 8 * 4  # 4 bits, and scale and zero a group of 8
+        assert one.bits_per_weight == 8 * stored.nbytes / codes
         assert one.output_error is not None and 0 < one.output_error < 0.2
     assert found.nbytes == sum(m.nbytes for m in linears.values())
 
@@ -131,6 +145,38 @@ def test_a_linear_that_is_skipped_stays():
     new = quantize(random_decoder(SHAPES["llama MHA"]), asked)
     left = [n for n, m in new.layers.named_modules() if isinstance(m, torch.nn.Linear)]
     assert left == ["0.mlp.down", "1.attention.o", "1.mlp.down"]
+
+
+@pytest.mark.parametrize("name", ("awq", "smoothquant"))
+def test_the_error_that_is_reported_is_that_of_what_came(name):
+    """Also of attention.o, whose inputs are divided when they come: query heads share their v here."""
+    model = random_decoder(tiny_config(**SMALL))
+    new = quantize(model, recipe(name), CALIBRATION)
+    report = next(one for one in new.quantization.linears if one.name == "layers.0.attention.o")
+    linear = new.layers[0].attention.o
+    assert linear.divisor is not None and linear.divisor.unique().numel() > 1
+    seen = []
+    linear.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        new(rows_batch(CALIBRATION.rows), TrainingAttention(new.config))
+    weight = model.layers[0].attention.o.weight
+    lost = seen[0] @ (weight - linear.dequantized_weight()).T
+    assert report.output_error == pytest.approx(
+        float(lost.square().sum() / (seen[0] @ weight.T).square().sum()), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_that_changes_its_type_keeps_its_scales(name):
+    new = quantize(random_decoder(SHAPES["llama MHA"]), recipe(name), CALIBRATION)
+    linear = new.layers[0].mlp.down
+    kept = {key: value.clone() for key, value in linear.stored.named_buffers()}
+    weight = linear.stored.dequantize()
+    new.to(torch.bfloat16).half()
+    assert new.norm.weight.dtype == torch.float16
+    for key, value in linear.stored.named_buffers():
+        assert value.dtype == kept[key].dtype and torch.equal(value, kept[key])
+    assert torch.equal(linear.stored.dequantize(), weight)
 
 
 def test_stopping_leaves_the_model_as_it_was():
@@ -295,7 +341,7 @@ def test_on_a_shipped_model_gptq_and_awq_are_better_than_rounding_to_the_nearest
 
     plain = loss(model)
     excess = {
-        name: loss(quantize(model, QuantizationRecipe(name, 3, 128), calibration)) - plain for name in METHODS
+        name: loss(quantize(model, QuantizationRecipe(name, 3, 128), calibration)) - plain for name in GROUPED
     }
     assert 0 < excess["gptq"] < 0.75 * excess["rtn"] and 0 < excess["awq"] < 0.75 * excess["rtn"]
 
@@ -461,6 +507,7 @@ def test_groups_of_equal_and_of_zero_weights_come_through(name):
     model = random_decoder(SHAPES["llama MHA"])
     model.layers[0].mlp.up.weight.data[:8] = 0.0
     model.layers[0].mlp.gate.weight.data[:, :8] = 0.25
-    new = quantize(model, recipe(name, 8), CALIBRATION)
+    new = quantize(model, recipe(name), CALIBRATION)
     assert torch.isfinite(logits_of(new)).all()
-    assert new.layers[0].mlp.up.dequantized_weight()[:8].abs().max() == 0
+    largest = new.layers[0].mlp.up.dequantized_weight()[:8].abs().max()
+    assert largest < 0.2 if name == "quip" else largest == 0  # a rotation makes all weights of all others

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ from workbench.experiments.smaller_inputs import TARGET, VARIANTS, kind_for
 from workbench.instruments.memory import readable_bytes
 from workbench.instruments.records import Measurement
 from workbench.kv import KINDS
+from workbench.models.seeds import above, losses_by_seed, pooled
 from workbench.panels import style
 from workbench.panels.smaller_knobs import KnobPanel
 from workbench.panels.smaller_plots import COLOURS, MARKS, PALE, apart, listed
@@ -105,6 +107,7 @@ class QualityPanel(KnobPanel):
                 "bytes a token",
                 "loss, nats a token",
                 "above MHA",
+                "by seed, all held-out text",
                 f"{budget['users']:,} users",
                 "fits",
             ],
@@ -215,19 +218,26 @@ def _draw_budget(axes: Axes, designs: list[Design], budget: dict[str, Any]) -> N
 
 
 def _row(d: Design, m: Measurement | None) -> list[str]:
-    loss = above = ""
+    loss = over = ""
     if m is not None:
         loss = f"{m.median:.4f} (at {m.settings['context']:,} tokens)"
-        above = f"{m.counts['above_first']:+.4f} ± {m.counts['above_first_standard_error']:.4f}"
+        over = f"{m.counts['above_first']:+.4f} ± {m.counts['above_first_standard_error']:.4f}"
     return [
         d.title,
         d.kind,
         f"{d.token_bytes:,.0f}",
         loss,
-        above,
+        over,
+        _by_seed(d.model),
         readable_bytes(d.cache_bytes),
         "yes" if d.fits else "no",
     ]
+
+
+def _by_seed(model: str) -> str:
+    """Loss above MHA's over all held-out text, a number for each seed that both were trained with."""
+    found = above(VARIANTS[0], losses_by_seed()).get(model, {})
+    return ", ".join(f"{found[seed]:+.3f}" for seed in sorted(found))
 
 
 def _alt(designs: list[Design], losses: dict, recorded: dict, budget: dict) -> str:
@@ -270,8 +280,25 @@ def _words(designs: list[Design], known: dict[str, Measurement], budget: dict, *
         tokens = max(m.counts.get("tokens_trained", 0) for m in known.values())
         few = f", trained on {tokens / 1e6:.0f} million tokens," if tokens else ""
         lines.append(
-            "One training run each, one seed: ± is the standard error of the difference from MHA over the same passages, "
-            "and says nothing of how another seed would fall. A difference of a hundredth of a nat between models as small "
-            f"as these{few} is no law."
+            f"± is the standard error of the difference from MHA over the same passages. {_seeds_in_words()} What "
+            f"models as small as these{few} tell of large ones is which questions to ask."
         )
     return "\n".join(lines)
+
+
+def _seeds_in_words() -> str:
+    """How much a second training moves the differences, from the recorded runs."""
+    found = above(VARIANTS[0], losses_by_seed())
+    spread = pooled(found)
+    runs = sorted({seed for by_seed in found.values() for seed in by_seed})
+    within = [
+        TITLES[model.rpartition("-")[2]]
+        for model, by_seed in found.items()
+        if abs(mean(by_seed.values())) < 2 * spread.standard_deviation / len(by_seed) ** 0.5
+    ]
+    return (
+        f"Every recipe was run with the seeds {listed([str(seed) for seed in runs])}; from one to another the same "
+        f"difference moves by {spread.standard_deviation:.3f} nats (standard deviation, "
+        f"{spread.degrees_of_freedom} degrees of freedom)"
+        + (f": {listed(within)} cannot be told from MHA here." if within else ", less than each of them.")
+    )

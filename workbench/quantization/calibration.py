@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call
 
 from workbench.errors import WorkbenchError
 from workbench.models.corpus import token_stream, training_files
 from workbench.models.decoder import Decoder
 from workbench.models.recipes import TrainingAttention, rows_batch
 from workbench.models.tokenizer import Tokenizer
+from workbench.quantization.stored import check_finite
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Inputs:
     mean_abs: torch.Tensor  # [in]
     max_abs: torch.Tensor  # [in]
     rows: int
+    # of the loss [out, in], of the weight as the model came; for methods with `needs_gradients`, see below
+    squared_gradients: torch.Tensor | None = None
 
     def divided(self, divisor: torch.Tensor) -> Inputs:
         """The inputs x / divisor [in], as they are once a divisor is folded in before them."""
@@ -116,6 +121,42 @@ class Inputs:
         """‖X·Wᵀ‖²."""
         weight = weight.double()
         return float(((weight @ self.second_moments.double()) * weight).sum())
+
+
+def squared_gradients(
+    model: Decoder,
+    calibration: Calibration,
+    names: Iterable[str],
+    *,
+    check_stop: Callable[[], None] | None = None,
+) -> dict[str, torch.Tensor]:
+    """E[(∂loss/∂W)²] over the calibration sequences [out, in] float32, of the weight of each linear named.
+
+    The diagonal of the empirical Fisher information (Kim et al., arXiv 2306.07629, equation 3): how much the loss of a
+    sequence, its mean nats a token, moves with each weight. One forward and backward a sequence; the model and its
+    gradients are left alone. Raises WorkbenchError for sequences of one token, and weights that are not finite.
+    """
+    calibration.check_fits(model)
+    if calibration.rows.shape[1] < 2:
+        raise WorkbenchError("gradients of the loss need sequences of at least 2 tokens, got 1")
+    leaves = {f"{name}.weight": model.get_submodule(name).weight.detach() for name in names}
+    for name, leaf in leaves.items():
+        try:
+            check_finite(leaf.requires_grad_())
+        except WorkbenchError as error:
+            raise WorkbenchError(f"{name.removesuffix('.weight')}: {error}") from error
+    found = {name: torch.zeros(leaf.shape, device=leaf.device) for name, leaf in leaves.items()}
+    kv = TrainingAttention(model.config)
+    for row in calibration.rows.to(model.device):
+        if check_stop is not None:
+            check_stop()
+        with torch.enable_grad():
+            logits = functional_call(model, leaves, (rows_batch(row[None]), kv))
+            loss = F.cross_entropy(logits[:-1].float(), row[1:])
+            gradients = torch.autograd.grad(loss, list(leaves.values()))
+        for name, gradient in zip(leaves, gradients):
+            found[name] += gradient.float().square() / len(calibration.rows)
+    return {name.removesuffix(".weight"): squares for name, squares in found.items()}
 
 
 class Reading:

@@ -15,7 +15,10 @@ from workbench.quantization.stored import StoredWeight
 
 
 class Method(Protocol):
-    """One way to choose few bits for a weight. Made for one recipe; holds no state between layers."""
+    """One way to choose few bits for a weight. Made for one recipe; holds no state between layers.
+
+    With `needs_gradients = True` (beside needs_inputs) it finds `Inputs.squared_gradients` when it stores.
+    """
 
     needs_inputs: bool  # whether it needs calibration
 

@@ -8,6 +8,7 @@ stage that needs inputs sees those that the stages before it, rounded, really gi
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from torch import nn
 
 from workbench.errors import WorkbenchError
 from workbench.models.decoder import Decoder
-from workbench.quantization.calibration import Calibration, Inputs, Reading
+from workbench.quantization.calibration import Calibration, Inputs, Reading, squared_gradients
 from workbench.quantization.folding import LayerParts
 from workbench.quantization.linear import QuantizedLinear
-from workbench.quantization.methods import QuantizationRecipe
+from workbench.quantization.methods import Method, QuantizationRecipe
 from workbench.quantization.stored import check_finite
 
 
@@ -74,6 +75,7 @@ def quantize(
         )
     started = time.perf_counter()
     new = copy_of(model)
+    gradients = _gradients(new, method, calibration, report, check_stop)
     reading = None if calibration is None else Reading(new, calibration)
     found: list[LinearReport] = []
     for index, layer in enumerate(new.layers):
@@ -93,12 +95,30 @@ def quantize(
                 if got is not None and divisor is not None:
                     got = got.divided(divisor)
                 where = f"layers.{index}.{name}"
+                if where in gradients:
+                    got = dataclasses.replace(got, squared_gradients=gradients[where])
                 found.append(_quantize_one(parts, name, where, method, got, divisor))
         if reading is not None:
             reading.step()
     new.quantization = QuantizationReport(recipe, tuple(found), time.perf_counter() - started)
     new.name = f"{model.name}-{recipe.method}" + (f"-{recipe.bits}bit" if recipe.bits else "")
     return new
+
+
+def _gradients(
+    model: Decoder, method: Method, calibration: Calibration | None, report, check_stop
+) -> dict[str, torch.Tensor]:
+    """Of the linears of all layers, by their names, for a method that needs them; of the model as it came."""
+    if calibration is None or not getattr(method, "needs_gradients", False):
+        return {}
+    if report is not None:
+        report(f"gradients of the loss on {len(calibration.rows)} sequences")
+    names = [
+        f"layers.{index}.{name}"
+        for index, layer in enumerate(model.layers)
+        for name in LayerParts(layer, model.config).names
+    ]
+    return squared_gradients(model, calibration, names, check_stop=check_stop)
 
 
 def _quantize_one(
