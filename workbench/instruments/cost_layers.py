@@ -20,11 +20,15 @@ ORDER = (
 class LayerCounter:
     """The operations of one step over N rows, each with its formula; those of all layers together.
 
-    weight, wide: bytes of an element of the weights, and of what the rows hold.
+    weight, wide: bytes of an element of the weights, and of what the rows hold. linear: of the matrices of the layers
+    where they are stored in another format; head, embedding, norms and biases stay at `weight`.
     """
 
-    def __init__(self, config: ModelConfig, rows: int, weight: float, wide: float) -> None:
+    def __init__(
+        self, config: ModelConfig, rows: int, weight: float, wide: float, linear: float | None = None
+    ) -> None:
         self.config, self.rows, self.weight, self.wide = config, rows, weight, wide
+        self.linear = weight if linear is None else linear
         self.layers, self.narrow = config.num_layers, wide < 4
         self.owners = len(config.kv_layers)  # layers with keys of their own; the others project a query only
         self.sharers = self.layers - self.owners
@@ -35,7 +39,7 @@ class LayerCounter:
         """y = x·Wᵀ over `rows` rows: 2·rows·in·out FLOPs; x and W read, y written."""
         rows, count = self.rows if rows is None else rows, self.layers if count is None else count
         written = count * rows * wide_out * self.wide
-        weights = wide_in * wide_out + (wide_out if bias else 0)
+        matrix = wide_in * wide_out * (self.weight if part == "head" else self.linear)
         return OperationCosts(
             name,
             part,
@@ -43,7 +47,7 @@ class LayerCounter:
             launches=count,
             kernels=count,
             flops=count * 2 * rows * wide_in * wide_out,
-            weight_bytes=count * weights * self.weight,
+            weight_bytes=count * (matrix + (wide_out * self.weight if bias else 0)),
             activation_bytes=count * rows * wide_in * self.wide + written,
             bytes_written=written,
         )

@@ -47,6 +47,7 @@ def step_costs(
     contexts: Sequence[int],
     logit_rows: int,
     weight_bytes_per_element: float,
+    linear_bytes_per_element: float | None = None,
     activation_bytes_per_element: float | None = None,
     kv: str = "recompute",
     kv_bytes_per_element: float | None = None,
@@ -60,6 +61,8 @@ def step_costs(
     contexts: [B] tokens of each sequence that the kv remembers already (`kv.lengths`, `Batch.first_positions`).
         Recompute remembers none and is sent every text whole, so there they are all 0.
     logit_rows: rows for which the output head is computed; at 0 it is not read either.
+    linear_bytes_per_element: of the matrices of the layers alone, scales and all, where they are stored in fewer bits:
+        nbytes / weights of `QuantizedLinear`s. Each is read once a step, so a step reads that many bytes of them.
     activation_bytes_per_element: default the weights', but at least 2: quantized weights still multiply 16-bit
         activations.
     kv, kv_settings: the kind, one of COUNTED_KVS, and what it is made with, as for `kv_for`: form= (latent), window=,
@@ -76,7 +79,9 @@ def step_costs(
     if not 0 <= logit_rows <= rows:
         raise WorkbenchError(f"logit_rows must be from 0 to {rows}, the rows there are; got {logit_rows}")
     memory = _memory(config, contexts, wide, kv, kv_bytes_per_element, kv_settings, latent_form)
-    count = LayerCounter(config, rows, weight_bytes_per_element, wide)
+    if linear_bytes_per_element is not None and not linear_bytes_per_element > 0:
+        raise WorkbenchError(f"linear_bytes_per_element must be above 0, got {linear_bytes_per_element}")
+    count = LayerCounter(config, rows, weight_bytes_per_element, wide, linear_bytes_per_element)
     attend, rectangle = attend_operations(
         config, new_tokens, contexts, memory, weight_bytes_per_element, wide
     )

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from workbench.models.fast import FastLayer
 
 WHOLE_LAYERS = 16  # a graph of more layers takes minutes to compile
-# Inductor computes a value again wherever it is used unless that takes this many operations: at its default of 30 the
-# norm of x is computed again for every row of the weights.
-OPTIONS = {"realize_opcount_threshold": 4}
+# Inductor computes a value again wherever it is used unless that takes more operations than this: at its default of 30
+# the norm of x is computed again for every row of the weights. 6 are what it takes to make a number of half a byte and
+# multiply it, which is to stay in registers.
+OPTIONS = {"realize_opcount_threshold": 6}
 
 
 def why_not_whole(config: ModelConfig) -> str:

@@ -13,6 +13,7 @@ left, torch.compile takes away (workbench.models.compiled).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -29,6 +30,7 @@ from workbench.models.layers import RMSNorm, ZeroCenteredRMSNorm, rotary_frequen
 from workbench.models.linear import Linear, Matvec, SideBySide, linear_class
 
 MakeLinear = Callable[..., Linear]
+Join = Callable[..., Linear]  # of modules: one Linear with the outputs of all
 MakeNorm = Callable[[torch.nn.Module, torch.dtype], Callable[[torch.Tensor], torch.Tensor]]
 RMS_NORMS = (RMSNorm, ZeroCenteredRMSNorm)
 FIRST_TABLE = 2048  # positions in the rotary table to begin with; it doubles when a longer text comes
@@ -57,7 +59,7 @@ class FastLayer:
     def __init__(
         self,
         layer: DecoderLayer,
-        make: MakeLinear,
+        join: Join,
         norm: MakeNorm,
         stream: torch.dtype,
         config: ModelConfig,
@@ -72,19 +74,19 @@ class FastLayer:
         self.activation = F.silu if config.activation == "silu" else gelu_tanh
         self.extra: dict[str, UpProjections] = {}
         self._dtype = layer.attention_norm.weight.dtype
-        self._prepare_attention(a, make, norm, config)
+        self._prepare_attention(a, join, norm, config)
         self.attention_norm, self.mlp_norm = norm(layer.attention_norm, stream), norm(layer.mlp_norm, stream)
-        self.o = _joined(make, a.o)
+        self.o = join(a.o)
         self.gated = hasattr(mlp, "gate")
-        self.up = _joined(make, mlp.gate, mlp.up) if self.gated else _joined(make, mlp.up)
-        self.down = _joined(make, mlp.down)
+        self.up = join(mlp.gate, mlp.up) if self.gated else join(mlp.up)
+        self.down = join(mlp.down)
 
-    def _prepare_attention(self, a, make: MakeLinear, norm: MakeNorm, config: ModelConfig) -> None:
+    def _prepare_attention(self, a, join: Join, norm: MakeNorm, config: ModelConfig) -> None:
         self.heads, self.head_dim = config.num_heads, config.head_dim
         self.kv_heads = config.num_kv_heads if a.owns_kv else 0
         self._turned = [self.heads + self.kv_heads, self.kv_heads]  # heads that turn, and those of the values
         self._parted = [self.heads, self.kv_heads]
-        self.qkv = _joined(make, a.q, a.k, a.v) if a.owns_kv else _joined(make, a.q)
+        self.qkv = join(a.q, a.k, a.v) if a.owns_kv else join(a.q)
         self.qk_norm = None
         if config.qk_norm:
             k_norm = norm(a.k_norm, self._dtype) if a.owns_kv else None
@@ -121,20 +123,24 @@ class FastLayer:
         return x.add_(added if self.post_norms is None else self.post_norms[1](added))
 
     @property
+    def linears(self) -> dict[str, Linear]:
+        return {"qkv": self.qkv, "o": self.o, "up": self.up, "down": self.down}
+
+    @property
     def weight_bytes(self) -> int:
-        return sum(linear.weight_bytes for linear in (self.qkv, self.o, self.up, self.down))
+        return sum(linear.weight_bytes for linear in self.linears.values())
 
 
 class FastLatentLayer(FastLayer):
     """A layer with latent attention: the products from x are one, and so are the turns of q's parts and of k's."""
 
-    def _prepare_attention(self, a, make: MakeLinear, norm: MakeNorm, config: ModelConfig) -> None:
+    def _prepare_attention(self, a, join: Join, norm: MakeNorm, config: ModelConfig) -> None:
         shape, dtype = config.latent_attention, self._dtype
         self.heads, self.shape = config.num_heads, shape
         through = shape.query_rank is not None
-        self.down_x = _joined(make, a.q_down if through else a.q, a.kv_down)
+        self.down_x = join(a.q_down if through else a.q, a.kv_down)
         self.q_norm = norm(a.q_norm, dtype) if through else None
-        self.q_up = _joined(make, a.q_up) if through else None
+        self.q_up = join(a.q_up) if through else None
         self.kv_norm = norm(a.kv_norm, dtype)
         wide = shape.query_rank if through else self.heads * shape.key_head_dim
         self._downs = [wide, shape.kv_rank, shape.rotary_head_dim]
@@ -155,17 +161,21 @@ class FastLatentLayer(FastLayer):
         return q, torch.cat((self.kv_norm(latent)[:, None], rotary[:, -1:]), dim=-1), None
 
     @property
+    def linears(self) -> dict[str, Linear]:
+        through = {} if self.q_up is None else {"q_up": self.q_up}
+        return {"down_x": self.down_x, **through, "o": self.o, "up": self.up, "down": self.down}
+
+    @property
     def weight_bytes(self) -> int:
         up = self.extra["up"]
-        linears = [self.down_x, self.o, self.up, self.down, *([] if self.q_up is None else [self.q_up])]
-        return sum(linear.weight_bytes for linear in linears) + up.k_up.nbytes + up.v_up.nbytes
+        return super().weight_bytes + up.k_up.nbytes + up.v_up.nbytes
 
 
 def fast_layers(model: Decoder, make: MakeLinear, norm: MakeNorm, stream: torch.dtype) -> list[FastLayer]:
-    config = model.config
+    config, join = model.config, functools.partial(joined, make, model.dtype)
     kind = FastLayer if config.latent_attention is None else FastLatentLayer
     return [
-        kind(layer, make, norm, stream, config, local=config.turns_locally(index))
+        kind(layer, join, norm, stream, config, local=config.turns_locally(index))
         for index, layer in enumerate(model.layers)
     ]
 
@@ -247,6 +257,16 @@ class FastDecoder:
         """Bytes of weights that a step with logits reads: every matrix once, whatever N is."""
         return sum(layer.weight_bytes for layer in self._layers) + self._head.weight_bytes
 
+    @property
+    def forms(self) -> dict[str, str]:
+        """How each matrix is held, in a few words: {"layers.0.qkv": "packed", …, "head": "packed"}."""
+        found = {
+            f"layers.{index}.{name}": linear.form
+            for index, layer in enumerate(self._layers)
+            for name, linear in layer.linears.items()
+        }
+        return found | {"head": self._head.form}
+
 
 class _RotaryTable:
     """cos and signed sin of every position, [positions, 2, D]: the first half of sin is negative, so that
@@ -318,22 +338,28 @@ def small_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.
     return rms_norm
 
 
-def _joined(make: MakeLinear, *linears: torch.nn.Module) -> Linear:
+def joined(make: MakeLinear, dtype: torch.dtype, *linears: torch.nn.Module) -> Linear:
     """One Linear that gives the outputs of all, one after the other.
 
-    A module that says how it is used in inference (`for_inference`, a quantized linear) is not joined but asked.
+    A quantized linear is not rearranged here but asked (`for_inference`), joined with the others where it can be.
     """
     if any(hasattr(one, "for_inference") for one in linears):
-        ready = [
-            one.for_inference()
-            if hasattr(one, "for_inference")
-            else make(one.weight.detach(), _detached(one.bias))
-            for one in linears
-        ]
-        return ready[0] if len(ready) == 1 else SideBySide(ready)
+        return _asked(make, dtype, linears)
     weight = linears[0].weight if len(linears) == 1 else torch.cat([one.weight for one in linears])
     bias = None if linears[0].bias is None else torch.cat([one.bias.detach() for one in linears])
     return make(weight.detach(), bias)
+
+
+def _asked(make: MakeLinear, dtype: torch.dtype, linears: tuple[torch.nn.Module, ...]) -> Linear:
+    first, *others = linears
+    whole = first.joined_with(*others) if others and hasattr(first, "joined_with") else None
+    ready = [
+        one.for_inference(dtype, one_row=make is Matvec)
+        if hasattr(one, "for_inference")
+        else make(one.weight.detach(), _detached(one.bias))
+        for one in (linears if whole is None else [whole])
+    ]
+    return ready[0] if len(ready) == 1 else SideBySide(ready)
 
 
 def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:

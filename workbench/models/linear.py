@@ -4,8 +4,8 @@
 
 A decode step multiplies every weight with one row or a few, so its time is that of reading the weights. How they
 lie in memory decides how fast they are read: `Plain` leaves them to torch's `F.linear` and is the oracle of all
-others; `Packed` lets oneDNN lay them out once, in blocks that its kernels read straight through. Formats with
-fewer bits (lab 05) are further classes of this kind.
+others; `Packed` lets oneDNN lay them out once, in blocks that its kernels read straight through. Weights in fewer
+bits are further classes of this kind (`workbench.quantization.inference`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ class Linear(Protocol):
     in_features: int
     out_features: int
     weight_bytes: int  # what one call reads: weights, bias, and whatever else the format keeps
+    form: str  # how the weight is held, in a few words
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class Plain:
     """The weight as it is, [out, in], through `F.linear`."""
+
+    form = "plain"
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
@@ -50,6 +53,7 @@ class Packed:
     cache, nothing gained in it).
     """
 
+    form = "packed"
     ROWS_HINT = 8
     LEAST_ROWS = 4
     LARGE_BYTES = 4 << 20
@@ -77,6 +81,8 @@ class Matvec:
     """One row only, written as a sum of products. For torch.compile, which makes of it a loop over the weight
     that runs at the memory's speed; run eagerly it would write the whole product matrix."""
 
+    form = "a sum of products, compiled"
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self.weight, self.bias = weight, bias
@@ -95,6 +101,7 @@ class SideBySide:
         self.linears = linears
         self.in_features, self.out_features = linears[0].in_features, sum(one.out_features for one in linears)
         self.weight_bytes = sum(one.weight_bytes for one in linears)
+        self.form = " | ".join(dict.fromkeys(one.form for one in linears))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([one(x) for one in self.linears], dim=-1)

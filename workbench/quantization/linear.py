@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
+from workbench.errors import WorkbenchError
+from workbench.quantization.inference import InferenceLinear, one_row_product_for, product_for, stacked
 from workbench.quantization.stored import StoredWeight
 
 
@@ -45,6 +45,33 @@ class QuantizedLinear(nn.Module):
         """What one call reads, as `models.linear.Linear` has it."""
         return self.nbytes
 
-    def for_inference(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The same as a `models.linear.Linear`, in the fastest form this weight has here."""
-        return self
+    def for_inference(self, dtype: torch.dtype = torch.float32, *, one_row: bool = False) -> InferenceLinear:
+        """The same as a `models.linear.Linear` for activations of `dtype`, in the fastest form this weight has here.
+
+        one_row: for steps of one row in torch.compile. Raises WorkbenchError where this weight has no form for that.
+        """
+        product = (one_row_product_for if one_row else product_for)(self.stored, dtype)
+        if product is None:
+            raise WorkbenchError(
+                f"a {self.stored.kind} weight cannot be part of a compiled step: it has no form for that on "
+                f"{next(self.stored.buffers()).device.type} in {str(dtype).removeprefix('torch.')}; prepare the model "
+                "without compile=True"
+            )
+        shape = (self.out_features, self.in_features)
+        return InferenceLinear(product, shape, self.bias, self.divisor, dtype)
+
+    def joined_with(self, *others: nn.Module) -> QuantizedLinear | None:
+        """One linear with the outputs of all, one after the other; None where they do not lie alike."""
+        every = [self, *others]
+        if not all(isinstance(one, QuantizedLinear) and _same(one.divisor, self.divisor) for one in every):
+            return None
+        biased = [one.bias is not None for one in every]
+        stored = stacked([one.stored for one in every]) if len(set(biased)) == 1 else None
+        if stored is None:
+            return None
+        bias = torch.cat([one.bias for one in every]) if biased[0] else None
+        return QuantizedLinear(stored, bias, self.divisor)
+
+
+def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))

@@ -1,0 +1,330 @@
+"""Quantized weights for inference: the forms in which codes are multiplied, and the list of who makes them.
+
+    form             where                          codes                     a product
+    NibbleKernel     CPU, bfloat16                  integers, groups of 32·n  torch's kernel for 4 bits; 8 bits are two
+    ScaledRows       CPU, any type                  5 to 8 bits, whole rows   blocks of codes as numbers, scaled afterwards
+    CodeMatvec       one row, in torch.compile      integers, any group       sums of codes times inputs
+    AsStored         everywhere                     every kind                `StoredWeight.multiply`, the oracle
+
+A decode step reads every weight once, so fewer bytes are less time, but only where a code becomes a number on the way
+from memory to the product. `AsStored` writes the numbers down first: it reads fewer bytes, moves more, and is slower
+than a plain product with one row; with many rows that writing hardly counts.
+
+The list is open. Whoever has a kernel for a kind of stored weight on a kind of device puts its maker there:
+
+    @fast_form("grouped", "cuda")
+    def triton_int4(stored, dtype):
+        return TritonInt4(stored) if stored.group == 128 and stored.format.bits == 4 else None
+
+The newest maker is asked first, and the first that does not answer None is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from workbench.quantization.formats import IntegerFormat, QuantizedTensor, pack, unpack
+from workbench.quantization.stored import StoredWeight
+
+
+class Product(Protocol):
+    """x [N, in] -> x·Ŵᵀ [N, out] in x's type. Holds the weight in the form it is read in; a call changes nothing."""
+
+    form: str  # in a few words, for reports
+    weight_bytes: int  # what one call reads
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+Maker = Callable[[StoredWeight, torch.dtype], Product | None]
+FORMS: dict[tuple[str, str], list[Maker]] = {}  # (kind of stored weight, kind of device)
+ONE_ROW_FORMS: dict[tuple[str, str], list[Maker]] = {}  # for steps of one row inside torch.compile
+
+
+def fast_form(kind: str, device: str, *, one_row: bool = False) -> Callable[[Maker], Maker]:
+    """Decorator: a maker for stored weights of this kind on this kind of device ("cpu", "cuda").
+
+    maker(stored, dtype) gives a Product for activations of that type, or None where it has none. one_row: the Product
+    is only called with one row and from inside a graph of torch.compile.
+    """
+
+    def put(maker: Maker) -> Maker:
+        (ONE_ROW_FORMS if one_row else FORMS).setdefault((kind, device), []).insert(0, maker)
+        return maker
+
+    return put
+
+
+def product_for(stored: StoredWeight, dtype: torch.dtype) -> Product:
+    """The fastest form this weight has here; `AsStored` where it has none."""
+    return _first(FORMS, stored, dtype) or AsStored(stored)
+
+
+def one_row_product_for(stored: StoredWeight, dtype: torch.dtype) -> Product | None:
+    """A form for steps of one row inside torch.compile; None where this kind has none."""
+    return _first(ONE_ROW_FORMS, stored, dtype)
+
+
+def _first(forms: dict, stored: StoredWeight, dtype: torch.dtype) -> Product | None:
+    device = next(stored.buffers()).device.type
+    for maker in forms.get((stored.kind, device), ()):
+        made = maker(stored, dtype)
+        if made is not None:
+            return made
+    return None
+
+
+class InferenceLinear:
+    """A quantized linear as a `models.linear.Linear`: y = (x / divisor)·Ŵᵀ + bias, the product in its form."""
+
+    def __init__(
+        self,
+        product: Product,
+        shape: tuple[int, int],
+        bias: torch.Tensor | None,
+        divisor: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.out_features, self.in_features = shape
+        self.product, self.form = product, product.form
+        self.bias = None if bias is None else bias.to(dtype)
+        self.divisor = None if divisor is None else divisor.to(dtype)
+        self.weight_bytes = product.weight_bytes + sum(
+            one.nbytes for one in (self.bias, self.divisor) if one is not None
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.product(x if self.divisor is None else x / self.divisor)
+        return y if self.bias is None else y + self.bias
+
+
+class AsStored:
+    """Blocks of rows turned back into numbers and multiplied, as the stored weight itself does it."""
+
+    form = "numbers again, block by block"
+
+    def __init__(self, stored: StoredWeight) -> None:
+        self.stored, self.weight_bytes = stored, stored.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stored.multiply(x)
+
+
+# -- integers in groups ------------------------------------------------------------------------------------------
+
+
+def plain_codes(stored: StoredWeight) -> tuple[torch.Tensor, int]:
+    """(codes [out, in/group, group] uint8, or int8 where they are stored so; what to add to them).
+
+    x̂ = scale · (code + added) + zero.
+    """
+    format = stored.format
+    if format.is_packed:
+        return unpack(stored.codes, -1, format.bits), format.lowest
+    return stored.codes, 0
+
+
+def _has_integers(stored: StoredWeight) -> bool:
+    return isinstance(getattr(stored, "format", None), IntegerFormat)
+
+
+class ScaledRows:
+    """Whole rows of codes of a byte: y = scale · (x·codesᵀ) + zero · Σx.
+
+    A block of codes becomes numbers in the cache and is multiplied there; the scale waits for the sum, so each weight
+    is converted and no more. Exact but for the order of additions.
+    """
+
+    form = "codes as numbers, block by block, scaled afterwards"
+    BLOCK_BYTES = 1 << 20  # of numbers: what stays in a CPU's cache
+
+    def __init__(self, stored: StoredWeight) -> None:
+        codes, added = plain_codes(stored)
+        self.codes = codes.reshape(stored.out_features, stored.in_features)
+        self.scale = stored.scale.float().view(1, -1)  # [1, out]
+        offset = added * self.scale
+        self.offset = offset if stored.zero is None else offset + stored.zero.float().view(1, -1)
+        self._has_offset = bool(self.offset.any())
+        self.weight_bytes = self.codes.nbytes + self.scale.nbytes + self.offset.nbytes * self._has_offset
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        rows = max(1, self.BLOCK_BYTES // (4 * self.codes.shape[1]))
+        y = torch.cat([F.linear(wide, block.to(wide.dtype)) for block in self.codes.split(rows)], -1)
+        y = y.mul_(self.scale)
+        if self._has_offset:
+            y = y.addcmul_(wide.sum(-1, keepdim=True), self.offset.to(wide.dtype))
+        return y.to(x.dtype)
+
+
+class NibbleKernel:
+    """torch's CPU kernel for weights of 4 bits in groups, which turns codes into numbers in registers.
+
+    The kernel takes a weight for S·(nibble − 8) + Z, with S and Z in bfloat16. Up to 4 bits are one product. A code of
+    5 to 8 bits is 16·high + low: two products, S = 16·scale and S = scale. What it computes with is `dequantize()`;
+    the rounding of S and Z moves a number by at most 2⁻⁸ · (|S·(nibble − 8)| + |Z|), added over its products
+    (`error_bound`): about what rounding the numbers themselves to bfloat16 does.
+    Many rows go through `StoredWeight.multiply`: there the arithmetic counts, and this kernel is slow at it.
+    """
+
+    GROUPS = (256, 128, 64, 32)
+    MOST_ROWS = 48  # of all products together, that the kernel is faster with (measured)
+
+    def __init__(self, stored: StoredWeight) -> None:
+        self.stored = stored
+        self.group = self.group_for(stored)
+        codes, added = self._centred()
+        scale = stored.scale.float()
+        zero = torch.zeros_like(scale) if stored.zero is None else stored.zero.float()
+        if stored.format.bits <= 4:
+            self.products = [self._packed(codes, scale, zero + (added + 8) * scale)]
+        else:
+            self.products = [
+                self._packed(codes >> 4, 16 * scale, zero + (added + 128) * scale),
+                self._packed(codes & 15, scale, 8 * scale),
+            ]
+        self.form = "kernel for 4 bits" + ", twice" * (len(self.products) == 2)
+        self.weight_bytes = sum(codes.nbytes + scales.nbytes for codes, scales in self.products)
+
+    @classmethod
+    def group_for(cls, stored: StoredWeight) -> int | None:
+        """The largest group the kernel knows of which the weight's groups are made."""
+        return next((size for size in cls.GROUPS if stored.group % size == 0), None)
+
+    def _centred(self) -> tuple[torch.Tensor, int]:
+        """(codes [out, in] int32 around 8 or 128, what to add to them): so S·(nibble − 8) is small where x̂ is."""
+        codes, added = plain_codes(self.stored)
+        bits, is_signed = self.stored.format.bits, codes.dtype == torch.int8
+        shift = (8 if bits <= 4 else 128) - (0 if is_signed else 2 ** (bits - 1))
+        return codes.reshape(self.stored.out_features, -1).to(torch.int32) + shift, added - shift
+
+    def _packed(self, nibbles: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor):
+        """As the kernel wants them: its own order of nibbles, and S, Z as [in/group, out, 2]."""
+        both = torch.cat((scale, zero), dim=-1).repeat_interleave(self.stored.group // self.group, dim=1)
+        both = both.transpose(0, 1).to(torch.bfloat16).contiguous()
+        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles, 1), both
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] * len(self.products) > self.MOST_ROWS:
+            return self.stored.multiply(x)
+        x = x.contiguous()
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+        y, *others = (multiply(x, codes, self.group, scales) for codes, scales in self.products)
+        return y if not others else y.add_(others[0])
+
+    def dequantize(self) -> torch.Tensor:
+        """[out, in] float32: the numbers that the kernel takes the weight for."""
+        return sum(steps + zero for steps, zero in self._terms())
+
+    def error_bound(self) -> torch.Tensor:
+        """[out, in]: at least how far those are from the weight's own."""
+        return sum(2.0**-8 * (steps.abs() + zero.abs()) for steps, zero in self._terms())
+
+    def _terms(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """S·(nibble − 8) and Z of each product, [out, in] each."""
+        codes, _ = self._centred()
+        nibbles = [codes] if len(self.products) == 1 else [codes >> 4, codes & 15]
+        scales = [
+            both.float().repeat_interleave(self.group, dim=0).permute(2, 1, 0) for _, both in self.products
+        ]
+        return [(s * (one - 8), z) for one, (s, z) in zip(nibbles, scales)]
+
+
+class CodeMatvec:
+    """One row only, as sums of codes times inputs. For torch.compile, which makes one loop of it.
+
+    y = Σ over groups of scale · Σ (code + added)·x + zero · Σx, in float32: a code is read, made a number and multiplied
+    in registers. LANES outputs lie side by side, so that the sums of a vector register belong to different outputs and
+    are never added up among themselves; groups then cost nothing. Up to 4 bits, the second half of a group is the upper
+    nibble: masked it is 16 times its code, and 1/16 of the sum is exact.
+    Exact but for the order of additions. Run eagerly it would write all products.
+    """
+
+    LANES = 16
+    form = "sums of codes, compiled"
+
+    def __init__(self, stored: StoredWeight, dtype: torch.dtype = torch.float32) -> None:
+        """dtype: of the inputs. Beside bfloat16 the scales are held in float32: the compiler gives up vectors where
+        the two 16-bit types meet."""
+        codes, self.added = plain_codes(stored)
+        self.out_features, groups, self.group = codes.shape
+        self.has_nibbles = stored.format.bits <= 4
+        if self.has_nibbles:
+            codes = pack(codes, -1, 4)
+        self.codes = self._in_lanes(codes)  # [out/16, in/group, group or its half, 16]
+        held = torch.float32 if dtype == torch.bfloat16 else stored.scale.dtype
+        self.scale = self._in_lanes(stored.scale.to(held))[:, :, 0]  # [out/16, in/group, 16]
+        self.zero = None if stored.zero is None else self._in_lanes(stored.zero.to(held))[:, :, 0]
+        self.weight_bytes = sum(one.nbytes for one in (self.codes, self.scale, self.zero) if one is not None)
+        assert codes.shape[:2] == (self.out_features, groups)
+
+    def _in_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[out, groups, n] -> [out/16, groups, n, 16]; outputs that are missing are 0."""
+        tensor = F.pad(tensor, (0, 0, 0, 0, 0, -len(tensor) % self.LANES))
+        return tensor.unflatten(0, (-1, self.LANES)).permute(0, 2, 3, 1).contiguous()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[0] == 1, "CodeMatvec takes one row"
+        wide = in_memory(x.to(torch.float32)).view(1, -1, self.group, 1)  # [1, in/group, group, 1]
+        total = wide.sum(2)
+        if self.has_nibbles:
+            first, second = wide.chunk(2, dim=2)
+            sums = ((self.codes & 15) * first).sum(2) + ((self.codes & 240) * second).sum(2) * 0.0625
+        else:
+            sums = (self.codes * wide).sum(2)  # [out/16, in/group, 16]
+        sums = (sums + self.added * total if self.added else sums) * self.scale
+        if self.zero is not None:
+            sums = sums + self.zero * total
+        return sums.sum(1).flatten()[: self.out_features].to(x.dtype)[None]
+
+
+def in_memory(x: torch.Tensor) -> torch.Tensor:
+    """x itself. A view with strides of its own needs a tensor in memory, so the compiler writes x there once instead of
+    computing it again for every row of the weights."""
+    return x.as_strided(x.shape, x.stride())
+
+
+@fast_form("grouped", "cpu")
+def _grouped_on_a_cpu(stored: StoredWeight, dtype: torch.dtype) -> Product | None:
+    if not _has_integers(stored):
+        return None
+    fits = stored.out_features % 16 == 0 and NibbleKernel.group_for(stored) is not None
+    if dtype == torch.bfloat16 and fits and hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
+        return NibbleKernel(stored)
+    if stored.group == stored.in_features and stored.format.bits > 4:
+        return ScaledRows(stored)
+    return None
+
+
+@fast_form("grouped", "cpu", one_row=True)
+def _grouped_in_a_graph(stored: StoredWeight, dtype: torch.dtype) -> Product | None:
+    return CodeMatvec(stored, dtype) if _has_integers(stored) and dtype != torch.float64 else None
+
+
+# -- several as one ----------------------------------------------------------------------------------------------
+
+
+def stacked(weights: list[StoredWeight]) -> StoredWeight | None:
+    """One weight with the rows of all; None where they do not lie alike."""
+    first = weights[0]
+    if first.kind != "grouped" or any(_layout(one) != _layout(first) for one in weights):
+        return None
+    parts = {name: torch.cat([getattr(one, name) for one in weights]) for name in first.tensors()}
+    shape = (len(parts["codes"]), first.in_features)
+    return type(first)(
+        QuantizedTensor(
+            first.format, parts["codes"], parts["scale"], parts.get("zero"), shape, torch.float32, -1
+        )
+    )
+
+
+def _layout(stored: StoredWeight) -> tuple:
+    """What must be equal for rows to lie one below the other."""
+    if stored.kind != "grouped":
+        return (stored.kind,)
+    tensors = [(name, t.dtype, t.device, t.shape[1:]) for name, t in stored.tensors().items()]
+    return (stored.kind, stored.format, *tensors)
