@@ -159,6 +159,55 @@ def convert(**settings: Any) -> Panel:
     return ConvertPanel(**settings)
 
 
+def numbers(**settings: Any) -> Panel:
+    """Lab 05: the bits of a number to flip, in every format; its neighbours, and how far each format reaches."""
+    from workbench.panels.quantize_numbers import NumbersPanel
+
+    return NumbersPanel(**settings)
+
+
+def weight_row(**settings: Any) -> Panel:
+    """Lab 05: one row of weights in few bits, live: levels, codes, errors, bytes, and what an outlier spoils."""
+    from workbench.panels.quantize_row import WeightRowPanel
+
+    return WeightRowPanel(**settings)
+
+
+def quantizers(**settings: Any) -> Panel:
+    """Lab 05: bytes, perplexity and decode time of every method of quantization, and the best within a budget."""
+    from workbench.panels.quantize_quantizers import QuantizersPanel
+
+    return QuantizersPanel(**settings)
+
+
+def stored_formats(**settings: Any) -> Panel:
+    """Lab 05: a decode step with weights stored in fewer bits, predicted by their bytes and measured."""
+    from workbench.panels.quantize_decode import QuantizeDecodePanel
+
+    return QuantizeDecodePanel(**settings)
+
+
+def outliers(**settings: Any) -> Panel:
+    """Lab 05: outlier channels planted: what breaks, and what LLM.int8(), SmoothQuant and AWQ rescue."""
+    from workbench.panels.quantize_outliers import OutliersPanel
+
+    return OutliersPanel(**settings)
+
+
+def awq_search(**settings: Any) -> Panel:
+    """Lab 05: how AWQ searches its scales: output error against α, and what the scale does to each channel."""
+    from workbench.panels.quantize_awq_search import AWQSearchPanel
+
+    return AWQSearchPanel(**settings)
+
+
+def gptq_steps(**settings: Any) -> Panel:
+    """Lab 05: GPTQ column by column, with a Play button: what is rounded, and where the error goes."""
+    from workbench.panels.quantize_gptq_steps import GPTQStepsPanel
+
+    return GPTQStepsPanel(**settings)
+
+
 __all__ = [
     "step_time",
     "strategies",
@@ -181,4 +230,11 @@ __all__ = [
     "kv_formats",
     "windows",
     "convert",
+    "numbers",
+    "weight_row",
+    "quantizers",
+    "stored_formats",
+    "outliers",
+    "awq_search",
+    "gptq_steps",
 ]

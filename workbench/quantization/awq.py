@@ -22,7 +22,7 @@ from workbench.quantization.formats import (
     fit,
     quantize_tensor,
 )
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import Grouped, check_finite
 
 SHRINKS = tuple(1 - 0.05 * i for i in range(11))  # of a group's range: 1 … 0.5
@@ -34,10 +34,11 @@ SHRINKS = tuple(1 - 0.05 * i for i in range(11))  # of a group's range: 1 … 0.
     numbers=("bits", "group"),
     options=("symmetric", "grid", "clip"),
 )
-class AWQ:
+class AWQ(Method):
     """grid: how many α from 0 (RTN) to 1 are tried. clip: whether ranges are narrowed."""
 
     needs_inputs = True
+    scales_layers = True
 
     def __init__(
         self, bits: int = 4, group: int = 128, symmetric: bool = False, grid: int = 20, clip: bool = True

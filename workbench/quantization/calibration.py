@@ -174,14 +174,21 @@ class Reading:
         self._layer = 0
 
     def inputs(self, names: Iterable[str]) -> dict[str, Inputs]:
-        """Of these linear layers (names within the present layer, "attention.q"), as the layer runs now."""
+        """Of these linear layers (names within the present layer, "attention.q"), as the layer runs now.
+
+        The layer runs no further than to the last of them.
+        """
+        names = tuple(names)
         layer = self._model.layers[self._layer]
         found: dict[str, Inputs] = {}
         hooks = [
-            layer.get_submodule(name).register_forward_pre_hook(self._taking(found, name)) for name in names
+            layer.get_submodule(name).register_forward_pre_hook(self._taking(found, name, len(names)))
+            for name in names
         ]
         try:
             self._run()
+        except _Enough:
+            pass
         finally:
             for hook in hooks:
                 hook.remove()
@@ -196,9 +203,15 @@ class Reading:
         return self._model.run_layer(self._layer, self._x, self._turns, self._batch, self._kv)
 
     @staticmethod
-    def _taking(found: dict[str, Inputs], name: str) -> Callable[[nn.Module, tuple], None]:
+    def _taking(found: dict[str, Inputs], name: str, number: int) -> Callable[[nn.Module, tuple], None]:
         def take(_: nn.Module, args: tuple) -> None:
             x = args[0].detach().float()
             found[name] = Inputs(x.T @ x, x.abs().mean(0), x.abs().amax(0), len(x))
+            if len(found) == number:
+                raise _Enough
 
         return take
+
+
+class _Enough(Exception):
+    """All inputs that were asked for have come."""

@@ -19,9 +19,8 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.quantization.calibration import Inputs
-from workbench.quantization.folding import LayerParts
 from workbench.quantization.formats import IntegerFormat, QuantizedTensor, fit, pack
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import Grouped, check_finite
 
 
@@ -31,7 +30,7 @@ from workbench.quantization.stored import Grouped, check_finite
     numbers=("bits", "group"),
     options=("symmetric", "order", "damping", "block"),
 )
-class GPTQ:
+class GPTQ(Method):
     """order: "largest" (act order) or "given". damping: share of the mean diagonal. block: columns at a time."""
 
     needs_inputs = True
@@ -51,9 +50,6 @@ class GPTQ:
         if not damping > 0 or block < 1:
             raise WorkbenchError(f"damping must be above 0 and block at least 1, got {damping} and {block}")
         self.order, self.damping, self.block = order, damping, block
-
-    def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
-        return {}
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> Grouped:
         assert inputs is not None

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, check_settings
 from workbench.quantization.calibration import Inputs
-from workbench.quantization.folding import LayerParts
 from workbench.quantization.formats import IntegerFormat, quantize_tensor
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import StoredWeight, check_finite, expect, register, take
 
 INT8 = IntegerFormat(8, symmetric=True)
@@ -144,13 +143,8 @@ def _on_gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @method("int8", "weights and inputs rounded to 8 bits, products in whole numbers; no remedy for outliers")
-class Int8:
+class Int8(Method):
     """Per-output weight scales, per-token input scales: the baseline that outliers break."""
-
-    needs_inputs = False
-
-    def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
-        return {}
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> Int8Product:
         return Int8Product.rounded(weight)

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, check_settings
 from workbench.quantization.calibration import Inputs
-from workbench.quantization.folding import LayerParts
 from workbench.quantization.kquant_bytes import (
     LAYOUTS,
     SUPER_BLOCK,
@@ -29,7 +28,7 @@ from workbench.quantization.kquant_bytes import (
     from_bytes,
     to_bytes,
 )
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import StoredWeight, check_finite, expect, register, take
 
 CANDIDATES = 21  # scales tried for a block
@@ -110,7 +109,7 @@ def layout_of(bits: object) -> Layout:
     numbers=("bits",),
     options=("importance",),
 )
-class KQuant:
+class KQuant(Method):
     """bits 2 to 6 (2.625 to 6.5625 with scales). importance: whether errors count by the mean square of their input."""
 
     def __init__(self, bits: int = 4, importance: bool = False) -> None:
@@ -118,9 +117,6 @@ class KQuant:
         if not isinstance(importance, bool):
             raise WorkbenchError(f"importance must be True or False, got {importance!r}")
         self.bits, self.needs_inputs = bits, importance
-
-    def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
-        return {}
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> KQuantized:
         if not self.needs_inputs:

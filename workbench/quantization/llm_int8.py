@@ -23,9 +23,8 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, check_settings, unknown
 from workbench.quantization.calibration import Inputs
-from workbench.quantization.folding import LayerParts
 from workbench.quantization.int8_product import Int8Product, int8_product, rounded_weight, taken_codes
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import StoredWeight, check_finite, expect, register, take
 
 THRESHOLD = 6.0  # the paper's, §3.2
@@ -148,7 +147,7 @@ class KeptOutliers(StoredWeight):
     "weights and inputs in 8 bits, but for columns with outlying inputs, which stay in 16",
     options=("threshold", "columns"),
 )
-class LLMInt8:
+class LLMInt8(Method):
     """threshold: of |input|, above which a column is an outlier. columns: "calibrated" or "live", see the module."""
 
     def __init__(self, threshold: float = THRESHOLD, columns: str = "calibrated") -> None:
@@ -160,9 +159,6 @@ class LLMInt8:
     @property
     def needs_inputs(self) -> bool:
         return self.columns == "calibrated"
-
-    def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
-        return {}
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> LiveOutliers | KeptOutliers:
         if self.columns == "live":

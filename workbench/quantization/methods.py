@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -14,24 +14,23 @@ from workbench.quantization.folding import LayerParts
 from workbench.quantization.stored import StoredWeight
 
 
-class Method(Protocol):
-    """One way to choose few bits for a weight. Made for one recipe; holds no state between layers.
+class Method(ABC):
+    """One way to choose few bits for a weight. Made for one recipe; holds no state between layers."""
 
-    With `needs_gradients = True` (beside needs_inputs) it finds `Inputs.squared_gradients` when it stores.
-    """
-
-    needs_inputs: bool  # whether it needs calibration
+    needs_inputs: bool = False  # whether it needs calibration
+    needs_gradients: bool = False  # beside: whether `Inputs.squared_gradients` are wanted when it stores
+    scales_layers: bool = False  # whether it has a `prepare_layer`
 
     def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
         """Before the linears of a layer are quantized: scale what may be scaled, in the layer itself.
 
         Returns divisors [in] of the inputs of linears (by name) that could not be folded into what comes before.
         """
-        ...
+        return {}
 
+    @abstractmethod
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> StoredWeight:
         """weight [out, in] float32, as it is after `prepare_layer`; inputs as they come to it then."""
-        ...
 
 
 @dataclass(frozen=True)

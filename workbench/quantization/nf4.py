@@ -18,9 +18,8 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, check_settings
 from workbench.quantization.calibration import Inputs
-from workbench.quantization.folding import LayerParts
 from workbench.quantization.formats import FP8_E4M3, decode, encode, fit, pack, unpack
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import StoredWeight, check_finite, expect, register, take
 
 SCALES_TOGETHER = 256
@@ -157,18 +156,13 @@ def round_scales(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
 
 
 @method("nf4", "sixteen levels at the quantiles of a normal distribution", options=("block", "double"))
-class NF4:
+class NF4(Method):
     """block: weights to a scale. double: whether the scales are rounded to 8 bits as well. 4.127 bits a weight."""
-
-    needs_inputs = False
 
     def __init__(self, block: int = 64, double: bool = True) -> None:
         if not isinstance(double, bool):
             raise WorkbenchError(f"double must be True or False, got {double!r}")
         self.block, self.double = block, double
-
-    def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
-        return {}
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> NormalFloat:
         return NormalFloat.rounded(weight, self.block, double=self.double)

@@ -84,7 +84,7 @@ def quantize(
         if report is not None:
             report(f"{recipe.method}: layer {index + 1} of {len(new.layers)}")
         parts = LayerParts(layer, new.config)
-        before = {} if reading is None else reading.inputs(parts.names)
+        before = reading.inputs(parts.names) if reading is not None and method.scales_layers else {}
         divisors = method.prepare_layer(parts, before)
         for stage in parts.stages:
             names = [name for name in stage if not f"layers.{index}.{name}".endswith(recipe.skip or ("\0",))]
@@ -109,7 +109,7 @@ def _gradients(
     model: Decoder, method: Method, calibration: Calibration | None, report, check_stop
 ) -> dict[str, torch.Tensor]:
     """Of the linears of all layers, by their names, for a method that needs them; of the model as it came."""
-    if calibration is None or not getattr(method, "needs_gradients", False):
+    if calibration is None or not method.needs_gradients:
         return {}
     if report is not None:
         report(f"gradients of the loss on {len(calibration.rows)} sequences")

@@ -27,9 +27,8 @@ import torch.nn.functional as F
 from workbench.errors import WorkbenchError, check_settings
 from workbench.quantization import hadamard, lattice, stored
 from workbench.quantization.calibration import Inputs
-from workbench.quantization.folding import LayerParts
 from workbench.quantization.formats import pack, unpack
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import StoredWeight, check_finite, expect, register, take
 
 
@@ -176,7 +175,7 @@ def _bits(bits: object) -> int:
     numbers=("bits",),
     options=("damping", "seed"),
 )
-class QuIP:
+class QuIP(Method):
     """bits 2, 3 or 4. damping: share of H's mean diagonal. seed: of the random signs."""
 
     needs_inputs = True
@@ -188,9 +187,6 @@ class QuIP:
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise WorkbenchError(f"seed must be a whole number, got {seed!r}")
         self.damping, self.seed = damping, seed
-
-    def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
-        return {}
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> LatticeWeight:
         assert inputs is not None

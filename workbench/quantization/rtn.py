@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from workbench.quantization.calibration import Inputs
-from workbench.quantization.folding import LayerParts
 from workbench.quantization.formats import IntegerFormat
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import Grouped
 
 
@@ -17,19 +16,14 @@ from workbench.quantization.stored import Grouped
     numbers=("bits", "group"),
     options=("symmetric", "whole_rows"),
 )
-class RTN:
+class RTN(Method):
     """bits 2 to 8; group inputs share a scale (default 128), or with whole_rows all inputs of an output do."""
-
-    needs_inputs = False
 
     def __init__(
         self, bits: int = 4, group: int = 128, symmetric: bool = False, whole_rows: bool = False
     ) -> None:
         self.format = IntegerFormat(bits, symmetric)
         self.group = None if whole_rows else group
-
-    def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
-        return {}
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> Grouped:
         return Grouped.rounded(weight, self.format, self.group)

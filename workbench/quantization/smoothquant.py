@@ -16,7 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.folding import LayerParts
 from workbench.quantization.int8_product import Int8Product
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 
 LEAST, MOST = 1e-4, 1e4  # of s: what a channel may be moved by
 
@@ -26,10 +26,11 @@ LEAST, MOST = 1e-4, 1e4  # of s: what a channel may be moved by
     "weights and inputs in 8 bits, after a scale a channel has made both equally hard to round",
     options=("alpha",),
 )
-class SmoothQuant:
+class SmoothQuant(Method):
     """alpha: how much of the difficulty goes to the weights; 0 none of it, 1 all (the paper's usual 0.5)."""
 
     needs_inputs = True
+    scales_layers = True
 
     def __init__(self, alpha: float = 0.5) -> None:
         if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 <= alpha <= 1:

@@ -24,9 +24,8 @@ import torch
 
 from workbench.errors import WorkbenchError, check_settings
 from workbench.quantization.calibration import Inputs
-from workbench.quantization.folding import LayerParts
 from workbench.quantization.formats import IntegerFormat, pack, unpack
-from workbench.quantization.methods import method
+from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import StoredWeight, check_finite, expect, register, take
 
 CUTS = 8  # places a level at which an interval may begin
@@ -239,7 +238,7 @@ def column_dtype(in_features: int) -> torch.dtype:
     numbers=("bits",),
     options=("outliers", "sensitive", "weights"),
 )
-class SqueezeLLM:
+class SqueezeLLM(Method):
     """bits 2, 3 or 4. outliers, sensitive: shares of a matrix kept in float16; both 0: none are. weights of the k-means:
     "gradients" (Fisher information, the paper's) or "inputs" (second moments of each input, no gradients needed)."""
 
@@ -258,9 +257,6 @@ class SqueezeLLM:
             raise WorkbenchError(f'weights must be "gradients" or "inputs", got {weights!r}')
         self.outliers, self.sensitive = outliers, sensitive
         self.needs_gradients = weights == "gradients"
-
-    def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
-        return {}
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> CodebookWeight:
         assert inputs is not None

@@ -1,0 +1,1150 @@
+# %% [markdown]
+# # Lab 05 · Quantization
+#
+# **The question.** Every step reads every weight (lab 02). How many bits of each does the model need?
+#
+# Rounding is easy. Which weights can be rounded, and why not all of them alike, is what nine methods answer in nine
+# ways. All of them are here, on one model, one calibration text and one plot.
+
+# %%
+import math
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from IPython.display import HTML, Image, Markdown
+
+import workbench as wb
+from workbench.errors import WorkbenchError
+from workbench.instruments.costs import decode_costs, predict, prefill_costs, weights_read
+from workbench.instruments.device import PUBLISHED
+from workbench.instruments.memory import readable_bytes
+from workbench.kv import Recompute
+from workbench.models import public_shape
+from workbench.models.evaluation import held_out_passages, loss_through
+from workbench.panels import html, style
+from workbench.quantization import (
+    Calibration,
+    IntegerFormat,
+    QuantizationRecipe,
+    quantize,
+    quantize_tensor,
+    save_quantized,
+)
+
+model = wb.load("stdlib-10m")
+passages = held_out_passages(model.tokenizer, 256, 12)
+
+
+def picture(figure, alt):
+    """A figure as a picture, with the words for those who cannot see it."""
+    figure.tight_layout()
+    return Image(style.png(figure), width=860, alt=alt)
+
+
+def loss(some_model):
+    """Nats a token on held-out text. No quantizer has seen it."""
+    return loss_through(some_model, Recompute(some_model.config), passages, chunk=256).nats_per_token
+
+
+# %% [markdown]
+# ## Predict
+#
+# Our model has weights of 32 bits. Let each have one of *eight* values instead, 3 bits, each value the nearest to what
+# it was. By how many percent does the perplexity rise, on text that the model has never seen? Put your guess here.
+
+# %%
+my_guess = 100
+
+# %% [markdown]
+# ## The naive way, measured
+#
+# For each row of each matrix, put an even grid between its least and its greatest weight, and round every weight to
+# the nearest point. That is **RTN**, round to nearest. It looks at nothing but the weights.
+
+# %%
+full = loss(model)
+risen, size = {}, {}
+for bits in (8, 6, 5, 4, 3, 2):
+    rounded = quantize(model, QuantizationRecipe("rtn", bits=bits, options={"whole_rows": True}))
+    risen[bits], size[bits] = math.expm1(loss(rounded) - full), rounded.quantization.nbytes
+rows = [[bits, 2**bits, readable_bytes(size[bits]), f"{risen[bits]:+.2%}"] for bits in risen]
+HTML(html.table(["bits", "values", "bytes of all layers", "perplexity"], rows,
+                f"rounded to the nearest, a grid for each row; {passages.numel():,} held-out tokens"))  # fmt: skip
+
+# %%
+assert abs(risen[8]) < 0.005 and risen[4] < 0.1 < risen[2]
+Markdown(
+    f"Three bits: **{risen[3]:+.1%}**. Your guess was {my_guess:+}%. Eight bits cost {risen[8]:+.2%}, which is "
+    f"nothing, and two make a ruin, {risen[2]:+.0%}. Everything interesting happens between: at four bits, which "
+    "is where the world is, and below. This lab is about getting there for less."
+)
+
+# %% [markdown]
+# # Why fewer bits
+#
+# A step for one user reads each weight once and does two FLOPs with it. On the accelerators of lab 02 the reading
+# takes more than a hundred times as long. So what the arithmetic is done in hardly matters; what is *read* does.
+# Hence **weight-only** quantization: store 4 bits, make 16 of them between memory and the multiply, compute as
+# before.
+
+# %% [markdown]
+# ```text
+#                        memory                      processor
+#      16 bits     │ w w w w w w w w │ ═══════════►  w · x
+#       4 bits     │ wwww │ ═══►  scale · code  ►    w · x       a quarter of the bytes, the same product
+# ```
+#
+# Four bits are a quarter of sixteen. Are steps four times as fast, then? Count what a step reads, for a Llama 3.1 of 8
+# billion weights. Codes want scales: take a group of 128 weights with a scale and a zero of 16 bits each. And the
+# output head usually stays in 16 bits.
+
+# %%
+eight, h100 = public_shape("llama-3.1-8b"), PUBLISHED["h100-sxm"]
+
+
+def step_bytes(shape, bits):
+    """Weights that a step for one user reads: all layers in so many bits each, the head in 16."""
+    read, head = weights_read(shape, rows=1, logit_rows=1), shape.vocab_size * shape.hidden_size
+    return (read - head) * bits / 8 + head * 2
+
+
+with_scales = 4 + (16 + 16) / 128
+best = step_bytes(eight, 16) / step_bytes(eight, with_scales)
+head_bytes = 2 * eight.vocab_size * eight.hidden_size
+assert with_scales == 4.25 and round(best, 2) == 3.15
+Markdown(
+    f"{step_bytes(eight, 16) / 1e9:.2f} GB become {step_bytes(eight, with_scales) / 1e9:.2f} GB: **{best:.2f} times** "
+    f"fewer, not 4. Without scales it would be {step_bytes(eight, 16) / step_bytes(eight, 4):.2f} times. The rest is the "
+    f"head: {head_bytes / 1e9:.2f} GB that stay, {head_bytes / step_bytes(eight, with_scales):.0%} of what is then read."
+)
+
+# %% [markdown]
+# "3.15 times at best" is a number of *this shape*: 128,256 tokens of vocabulary, 4,096 wide. The smaller the model,
+# the larger its head is beside it:
+
+# %%
+rows = []
+for name in ("qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b", "llama-2-7b", "llama-3.1-70b"):
+    s = public_shape(name)
+    head = 2 * s.vocab_size * s.hidden_size / step_bytes(s, 16)
+    rows.append([name, f"{s.vocab_size:,}", f"{head:.1%}",
+                 *(f"{step_bytes(s, 16) / step_bytes(s, bits):.2f} ×" for bits in (8.25, 4.25, 3.25))])  # fmt: skip
+HTML(html.table(["", "vocabulary", "head, of all bytes", "8 bits", "4 bits", "3 bits"], rows,
+                "how many times fewer bytes a step reads; a scale and a zero for 128 weights, the head in 16 bits"))  # fmt: skip
+
+# %% [markdown]
+# ## And a prompt?
+#
+# A prompt of 2,048 tokens reads each weight once as well, and multiplies it 2,048 times. There the arithmetic takes
+# the time, and weight-only quantization does *the same arithmetic*. By the cost model of lab 02, on an H100:
+
+
+# %%
+def predicted(bits, batch=1, prompt=0, card=h100):
+    given = {"batch": batch, "weight_bytes_per_element": 2, "linear_bytes_per_element": bits / 8}
+    costs = (
+        prefill_costs(eight, prompt=prompt, **given) if prompt else decode_costs(eight, context=1024, **given)
+    )
+    return predict(costs, card, "bfloat16")
+
+
+work = {f"decode, batch {B}": {"batch": B} for B in (1, 8, 64, 256)} | {"a prompt of 2,048": {"prompt": 2048}}
+gains = {
+    name: [predicted(16, **w).seconds / predicted(bits, **w).seconds for bits in (8.25, 4.25)]
+    for name, w in work.items()
+}
+rows = [[name, *(f"{g:.2f} ×" for g in found)] for name, found in gains.items()]
+HTML(html.table(["", "8 bits", "4 bits"], rows, "predicted: how many times as fast as 16 bits, weight-only"))
+
+# %%
+assert gains["decode, batch 1"][1] > 2 and gains["a prompt of 2,048"][1] < 1.05
+step = predicted(with_scales)
+waiting = sum(seconds for _, seconds, limit in step.operations if limit == "launch") / step.seconds
+Markdown(
+    f"One user gains {gains['decode, batch 1'][1]:.2f} times. Not {best:.2f}: of the step in 4 bits "
+    f"{waiting:.0%} are small operations that wait to be started, and the cache is read as before. 256 users "
+    f"gain {gains['decode, batch 256'][1]:.2f} times: their caches and their arithmetic are what takes the time. "
+    f"A prompt: **{gains['a prompt of 2,048'][1]:.2f} times**."
+)
+
+# %% [markdown]
+# To make prompts faster, the *inputs* must be rounded too, so that the products themselves run in 8 bits. An H100
+# does those twice as fast:
+
+# %%
+twice = replace(h100, flop_per_s={"bfloat16": 2 * h100.flop_per_s["bfloat16"]})
+both_sides = predicted(16, prompt=2048).seconds / predicted(8.25, prompt=2048, card=twice).seconds
+assert 1.5 < both_sides < 2
+Markdown(
+    f"Then the prompt gains {both_sides:.2f} times. That is **weight-and-activation** quantization, harder to "
+    "get right, and we come back to it."
+)
+
+# %% [markdown]
+# # Numbers in few bits
+#
+# ## Floats
+#
+# A float is a sign, an exponent and a fraction. The exponent says how far the numbers reach, the fraction how close
+# neighbours are. Bits spent on one are missing in the other.
+#
+# ```text
+#      float32     s eeeeeeee fffffffffffffffffffffff      the usual
+#      bfloat16    s eeeeeeee fffffff                      float32's range, 16 bits of fraction fewer
+#      float16     s eeeee ffffffffff                      8 times finer than bfloat16, and ends at 65,504
+#      fp8 e4m3    s eeee fff                              ends at 448
+#      fp8 e5m2    s eeeee ff                              float16's range, two bits of fraction
+# ```
+
+# %%
+rows = []
+for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
+    info = torch.finfo(getattr(torch, name))
+    fraction = round(-math.log2(info.eps))
+    rows.append([name, info.bits, info.bits - 1 - fraction, fraction,
+                 f"{info.max:,.6g}", f"{info.tiny:.2g}", f"{info.eps / 2:.2g}"])  # fmt: skip
+assert (torch.finfo(torch.float16).max, torch.finfo(torch.float8_e4m3fn).max) == (65_504, 448)
+HTML(html.table(["", "bits", "exponent", "fraction", "greatest", "least normal", "rounding, relative"], rows,
+                "range against precision"))  # fmt: skip
+
+# %% [markdown]
+# Flip the bits yourself. The same number in every format, its neighbours, and what is lost:
+
+# %%
+numbers = wb.panels.numbers()
+numbers
+
+# %%
+rounded = numbers.run()
+numbers.snapshot()
+
+# %%
+tried = [m for m in rounded if m.settings["measured"] == "rounding"]
+assert all(m.median <= m.predicted for m in tried)
+print(
+    f"{sum(m.counts['numbers_rounded'] for m in tried):,.0f} numbers rounded in {len(tried)} formats, each "
+    "error within its bound"
+)
+
+# %% [markdown]
+# ## Whole numbers
+#
+# A float keeps its *relative* precision over a huge range. The weights of one row need no such range: they are
+# spread like a bell, and the widest is a few times the usual one. So an even grid does better: whole numbers, and a
+# scale.
+#
+# $$\text{affine: } \hat{w} = \text{scale} \cdot \text{code} + \text{zero}, \quad \text{code} \in \{0 \dots 2^b - 1\} \qquad\qquad
+# \text{symmetric: } \hat{w} = \text{scale} \cdot \text{code}, \quad |\text{code}| \le 2^{b-1} - 1$$
+#
+# Affine grids go from the least weight to the greatest; symmetric ones from −max to max. Either way no weight is off
+# by more than half a scale, and the error is about scale / √12 (root mean square), as for anything rounded evenly.
+
+# %%
+weight = model.layers[2].mlp.gate.weight.detach()  # [F, d]
+rows = []
+for name in ("int8", "int8_symmetric", "fp8_e4m3", "int4", "int4_symmetric", "int3", "int3_symmetric"):
+    q = quantize_tensor(weight, name, over=1, group=128)
+    off = (q.dequantize() - weight).abs()
+    assert bool((off <= q.error_bound()).all())
+    promised = "" if name.startswith("fp8") else f"{float(q.scale.float().mean()) / math.sqrt(12):.4f}"
+    rows.append([name, f"{q.bits_per_value:.3f}", f"{float(off.square().mean().sqrt()):.4f}", promised,
+                 f"{float(off.max()):.4f}"])  # fmt: skip
+HTML(html.table(["", "bits a weight", "error, rms", "mean scale / √12", "largest"], rows,
+                f"a gate matrix, {weight.shape[0]:,} × {weight.shape[1]}, in groups of 128; every error within its bound"))  # fmt: skip
+
+# %% [markdown]
+# ## Who shares a scale?
+#
+# The error hangs on the scale, and the scale on the *widest* weight of those that share it. One scale for the tensor
+# is spoiled by one weight among a hundred thousand. A scale for each output (**per channel**), or for each **group**
+# of 128 inputs of an output, confines the damage, and costs bits:
+
+# %%
+rows = []
+ways = {
+    "tensor": {},
+    "row": {"over": 1},
+    "group of 128": {"over": 1, "group": 128},
+    "group of 32": {"over": 1, "group": 32},
+}
+spread = {}
+for name, way in ways.items():
+    q = quantize_tensor(weight, "int4", **way)
+    spread[name] = float((q.dequantize() - weight).square().mean().sqrt())
+    rows.append([name, f"{q.scale.numel():,}", f"{q.bits_per_value:.3f}", f"{spread[name]:.4f}"])
+assert spread["tensor"] > spread["row"] > spread["group of 128"] > spread["group of 32"]
+HTML(html.table(["shares a scale", "scales", "bits a weight", "error, rms"], rows,
+                "the same matrix in 4 bits, affine"))  # fmt: skip
+
+# %%
+codes = quantize_tensor(weight, "int4_symmetric", over=1, group=128)
+affine = quantize_tensor(weight, "int4", over=1, group=128)
+assert codes.bits_per_value == 4 + 16 / 128 and affine.bits_per_value == 4 + 32 / 128
+Markdown(
+    f"In groups of 128, scales of 16 bits add {16 / 128:.3f} bits a weight, **{16 / 128 / 4:.1%}** of 4; with a "
+    f"zero beside each scale it is {32 / 128 / 4:.1%}. In groups of 32 they add four times that. Bits spent on "
+    "scales are bits not spent on codes."
+)
+
+# %% [markdown]
+# One row of the model, live. Turn bits, group and format; plant an outlier in it, and watch its neighbours:
+
+# %%
+row_panel = wb.panels.weight_row()
+row_panel
+
+# %%
+row_found = row_panel.run()
+row_panel.snapshot()
+
+# %% [markdown]
+# ## Packing
+#
+# No machine reads 4 bits or 3. Codes are packed into bytes without a gap, and taken apart by shifts and masks. Two
+# codes of 4 bits make a byte; eight of 3 bits make three bytes, two with their lower bits and one with their highest:
+
+# %%
+from workbench.quantization import pack, unpack
+
+few = torch.tensor([5, 0, 7, 2, 3, 6, 1, 4], dtype=torch.uint8)
+packed = pack(few, bits=3)
+assert torch.equal(unpack(packed, bits=3), few) and len(packed) == 3
+print("eight codes: ", " ".join(f"{int(c):03b}" for c in few))
+print("three bytes: ", " ".join(f"{int(b):08b}" for b in packed))
+
+# %% [markdown]
+# A quantized model is saved as it is counted. Nothing is left in 16 bits by accident:
+
+# %%
+four = quantize(model, QuantizationRecipe("rtn", bits=4))
+with TemporaryDirectory() as folder:
+    on_disk = (save_quantized(four, Path(folder) / "four") / "model.safetensors").stat().st_size
+others = sum(p.nbytes for p in four.parameters())
+header = on_disk - others - four.quantization.nbytes
+assert 0 < header < 64 * 1024
+in_full = sum(p.nbytes for n, p in model.named_parameters() if n.startswith("layers") and "norm" not in n)
+Markdown(
+    f"All linears of the layers: **{readable_bytes(four.quantization.nbytes)}** in codes, scales and zeros, where float32 "
+    f"takes {readable_bytes(in_full)}. On disk: that, {readable_bytes(others)} of embedding and norms in float32, and a "
+    f"header of {header:,} bytes."
+)
+
+# %% [markdown]
+# # What rounding breaks
+#
+# ## A toy
+#
+# Two inputs, two weights, and a grid of tenths. The first input is large. What does the output become?
+
+# %%
+from workbench.quantization.toy import Toy
+
+toy = Toy(inputs=(100.0, 1.0), weights=(0.03, 0.03), step=0.1)
+results = {
+    "exact": toy.exact(),
+    "rounded to nearest": toy.rounded(),
+    "the first weight in full precision": toy.mixed(),
+    "the first weight times 4, its input divided by 4": toy.scaled(4),
+}
+assert [round(value, 9) for value in results.values()] == [3.03, 0.0, 3.0, 2.5]
+HTML(html.table(["", "output"], [[name, f"{value:.2f}"] for name, value in results.items()],
+                "x = (100, 1), w = (0.03, 0.03), a grid of 0.1"))  # fmt: skip
+
+# %% [markdown]
+# Both weights are alike and both round to 0. The *error* is not alike: 0.03 times an input of 100. An error in a
+# weight reaches the output multiplied by the input. RTN does not look at inputs, so it cannot know.
+#
+# Two remedies are in the toy. Keep what matters in full precision, which is **LLM.int8()**. Or scale it up before
+# rounding, which is **AWQ**. Why times 4? Try others:
+
+# %%
+factors = torch.linspace(1, 12, 400).tolist()
+figure, (axes,) = style.new_figure(height=2.7)
+axes.plot(factors, [toy.scaled(s) for s in factors], color=style.WEIGHTS, label="(x / s) · round(s · w)")
+axes.axhline(toy.exact(), color=style.INK, linewidth=1.2, linestyle=":", label=f"exact, {toy.exact():.2f}")
+axes.plot([4], [toy.scaled(4)], "o", color=style.LEARNER, label=f"s = 4: {toy.scaled(4):.2f}")
+style.label(axes, x="s, the factor on the first weight", y="output")
+style.legend(axes, loc="lower right")
+alt = (
+    "The output against the factor: zero at first, then a saw that jumps above the exact 3.03 and falls below "
+    "it, each tooth smaller than the one before."
+)
+picture(figure, alt)
+
+# %% [markdown]
+# The teeth shrink: with s the first weight's error is at most 0.05 / s. So why not s = 1000? Because here the grid
+# stands still, and in a matrix it does not. The weight that was scaled up becomes the widest of its group, the
+# group's scale grows with it, and all others are rounded more coarsely. There is a best s in between, and it has to
+# be searched.
+
+# %% [markdown]
+# ## Outliers
+#
+# Are there inputs of 100 beside inputs of 1? In large models, yes: from about 6.7 billion weights on a few channels,
+# the same ones in all layers, are up to 20 times larger than the others (Dettmers and others, 2022). In ours? The
+# largest input of each channel, over the median channel:
+
+# %%
+from workbench.quantization.calibration import Reading
+from workbench.quantization.outliers import plant_outliers
+
+calibration = Calibration.of(model.tokenizer, sequences=8, length=256)
+
+
+@torch.no_grad()
+def inputs_of(some_model, name, text=calibration, layer=0):
+    """What reaches one linear of a layer when the model reads a text."""
+    reading = Reading(some_model, text)
+    for _ in range(layer):
+        reading.step()
+    return reading.inputs([name])[name]
+
+
+def peak(inputs):
+    return float(inputs.max_abs.max() / inputs.max_abs.median())
+
+
+natural = peak(inputs_of(model, "attention.q", layer=2))
+print(f"layer 2, what comes into q, k and v: the largest channel is {natural:.1f} times the median one")
+
+# %% [markdown]
+# **It has none to speak of** behind its norms, and that is to be said plainly: what large models suffer from, a
+# model of 11 million weights has not grown. So we *plant* them. Multiply a few channels of each norm's output by 64,
+# and divide the columns that consume them by 64. Every product is as before; the numbers between are not. (In large
+# models the outliers have grown in training and do something. The planted ones are ordinary channels at another
+# scale; the scale alone is what breaks a quantizer.)
+
+# %%
+planted = plant_outliers(model)
+with torch.no_grad():
+    batch = wb.models.batch.Batch.of([passages[0, :200].tolist()], logits="all")
+    a, b = (m(batch, Recompute(m.config)) for m in (model, planted))
+apart = float((a - b).abs().max() / a.abs().max())
+planted_peak = peak(inputs_of(planted, "attention.q", layer=2))
+assert apart < 1e-4 and planted_peak > 5 * natural
+how = "equal in every bit" if apart == 0 else f"different by {apart:.0e} of the largest"
+print(f"the logits are {how}, and the largest channel is now {planted_peak:.0f} times the median one")
+
+# %% [markdown]
+# Now what does rounding do to the one and to the other? In 8 bits, with weights alone, and with inputs too, where
+# every token gets a scale of its own, which its outliers take for themselves:
+
+# %%
+outliers = wb.panels.outliers(methods="8 bits")
+outliers
+
+# %%
+suffered = outliers.run()
+outliers.snapshot()
+
+# %%
+from workbench.experiments.quantize_outliers import TITLES
+
+losses = {
+    (m.settings["weights"], m.settings["method"]): m for m in suffered if m.settings["measured"] == "loss"
+}
+rows = [
+    [TITLES[name], *(f"{math.expm1(losses[which, name].counts['excess']):+.2%}" for which in ("original", "planted"))]
+    for name in TITLES if ("planted", name) in losses
+]  # fmt: skip
+HTML(html.table(["", "the model as it is", "planted"], rows, "perplexity above the same model in float32"))
+
+# %%
+hurt = {name: losses["planted", name].counts["excess"] for name in ("int8", "llm_int8", "smoothquant")}
+assert hurt["int8"] > 0.05 and hurt["int8"] > 4 * max(abs(hurt["llm_int8"]), abs(hurt["smoothquant"]))
+Markdown(
+    f"Int8 with rounded inputs costs the planted model **{math.expm1(hurt['int8']):+.1%}** of perplexity, where "
+    "it cost the same function nothing before. Two remedies bring it back to "
+    f"{math.expm1(hurt['llm_int8']):+.2%} and {math.expm1(hurt['smoothquant']):+.2%}. The first of them:"
+)
+
+# %% [markdown]
+# ## LLM.int8(): a few columns apart
+#
+# If a few channels are large, in all tokens the same, take them out. Their columns are multiplied in 16 bits, all
+# others in 8:
+#
+# ```text
+#      x    │ · · █ · · · · █ · · │             W    │ · · █ · · · · █ · · │
+#
+#      y =  int8(x without █) · int8(W without █)ᵀ    +    16 bits: x of █ · W of █ᵀ
+# ```
+#
+# An **outlier column** is one where some input passes a threshold, 6 in the paper; with it more than 99.9 % of all
+# values stay in 8 bits. It is exact where it matters, and costs a second product: two kernels in place of one. Fine
+# for memory; seldom a gain in time.
+
+# %%
+kept_apart = inputs_of(planted, "mlp.gate", layer=2).max_abs > 6.0
+in_sixteen = losses["planted", "llm_int8"].counts["share_in_16_bits"]
+Markdown(
+    f"In the planted model, before the feed-forward of layer 2, **{int(kept_apart.sum())} of {len(kept_apart)}** "
+    "columns pass the threshold; in the model as it is, "
+    f"{int((inputs_of(model, 'mlp.gate', layer=2).max_abs > 6.0).sum())}. And yet {in_sixteen:.0%} of all "
+    "weights stay in 16 bits: what comes into *down* is no norm's output, and passes 6 in many channels of our "
+    "model. A threshold in absolute numbers belongs to the models that it was found on."
+)
+
+# %% [markdown]
+# # AWQ: scale up what matters
+#
+# Mixed precision is awkward for hardware. AWQ (activation-aware weight quantization, 2023) keeps one format for all,
+# and uses that a layer can be written in other numbers:
+#
+# $$X\,W \;=\; (X\, s^{-1})\,(s\, W)$$
+#
+# Columns with large inputs are scaled *up*, then rounded. The inverse does not even have to be computed: what stands
+# before the layer is a norm with a weight of its own, and that weight is divided by s, once, before anything runs.
+#
+# ```text
+#      norm ── g ──► x ──► W            norm ── g/s ──► x/s ──► s·W, rounded
+#                                               │
+#                                               └─ no operation more than before
+# ```
+
+# %% [markdown]
+# Which s? The mean size of each input channel, to a power α: 0 is RTN, 1 scales each channel by all of its size. α
+# is searched on calibration text, where the error of the *output* is smallest. All that takes of the inputs are
+# their second moments, since
+#
+# $$\lVert X (W - \hat{W})^\top \rVert^2 = \sum_{\text{outputs}} \delta\, H\, \delta^\top, \qquad H = X^\top X, \quad \delta \text{ a row of } W - \hat{W}$$
+#
+# One input of a layer, q, k and v of layer 2, in 4 bits, for our model as it is and for the planted one. Where do you
+# expect the lowest points?
+
+# %%
+from workbench.quantization.awq import search
+
+curve = {}
+for name, some in (("planted", planted), ("as it is", model)):
+    heads = [getattr(some.layers[2].attention, part).weight.detach().float() for part in "qkv"]
+    curve[name] = search(heads, inputs_of(some, "attention.q", layer=2), IntegerFormat(4), 128, grid=20)
+figure, (axes,) = style.new_figure(height=3.0)
+for (name, points), colour in zip(curve.items(), (style.LEARNER, style.WEIGHTS)):
+    axes.plot(*zip(*points), color=colour, linewidth=2, label=name)
+    axes.plot(*min(points, key=lambda point: point[1]), "o", color=colour, markersize=8)
+axes.set_yscale("log")
+style.label(axes, x="α, in s = (mean |x|)^α", y="output error, of the output")
+style.legend(axes)
+alt = (
+    "The output error against α, on a log axis: for the planted model it falls by more than ten times from α = "
+    "0 and is lowest near 0.8; for the model as it is, it is nearly flat and then rises."
+)
+picture(figure, alt)
+
+# %%
+left = {name: min(e for _, e in points) / points[0][1] for name, points in curve.items()}
+assert left["planted"] < 0.1 and left["as it is"] > 0.7
+Markdown(
+    f"With outliers RTN loses {curve['planted'][0][1]:.0%} of the output's energy, in *4 bits*, and AWQ "
+    f"**{min(e for _, e in curve['planted']):.2%}**: rescued, at no cost. Without, scaling leaves "
+    f"{left['as it is']:.0%} of the error: there is nothing to rescue. A remedy for a disease, again: look "
+    "whether you have it."
+)
+
+# %% [markdown]
+# AWQ has a second half. Each group's range is *narrowed* where cutting off its widest weights costs less than finer
+# steps save. All linears of a layer of our model, without outliers, in 3 bits:
+
+# %%
+awq_search = wb.panels.awq_search()
+awq_search
+
+# %%
+searched = awq_search.run()
+awq_search.snapshot()
+
+# %%
+curves = [m for m in searched if m.settings["measured"] == "search"]
+rows = [
+    [m.settings["linears"], f"{m.counts['alpha']:.2f}", f"{m.counts['error_rtn']:.2%}", f"{m.counts['error']:.2%}",
+     f"{m.counts['error_clipped']:.2%}", "yes" if m.counts["is_folded"] else "no: divided when it comes"]
+    for m in curves
+]  # fmt: skip
+assert all(m.counts["error"] <= m.counts["error_rtn"] for m in curves)
+HTML(html.table(["linears", "best α", "output error, RTN", "scaled", "and ranges narrowed", "1/s folded"], rows,
+                f"layer {curves[0].settings['layer']}, {curves[0].settings['bits']} bits"))  # fmt: skip
+
+# %% [markdown]
+# Most of what AWQ gains on *our* model it gains by narrowing. The last column has an exception: our query heads share
+# key-value heads (lab 04), so what o reads cannot be scaled for each head in the one v that they share. It is
+# divided when it comes, one small operation.
+
+# %% [markdown]
+# # GPTQ: let the others make up for it
+#
+# Rounding moves a weight. Its neighbours are not rounded yet; let them move so that the *output* stays where it was.
+# If two inputs always come together, one weight can take over what the other lost:
+#
+# ```text
+#      inputs that are equal, x1 = x2          weights 0.4, 0.4      grid of whole numbers      y = 0.8 · x
+#
+#      RTN     0.4 → 0     0.4 → 0                                             y = 0
+#      GPTQ    0.4 → 0     its 0.4 goes to the neighbour: 0.8 → 1              y = 1 · x
+# ```
+#
+# ## The derivation, in short
+#
+# The output error of a row is $\delta H \delta^\top$. Fix one change, δ_j = q − w_j, and let all others be free. The
+# best they can do (set the gradient of the others to zero) is
+#
+# $$\delta = \frac{\delta_j}{[H^{-1}]_{jj}}\; [H^{-1}]_{j,:} \qquad \text{which leaves an error of} \qquad \frac{\delta_j^2}{[H^{-1}]_{jj}}$$
+#
+# Then column j is done, and the same again with the columns that are left. That is the *optimal brain surgeon* of
+# 1993. Try it on numbers: four inputs, the first weight set to zero.
+
+# %%
+generator = torch.Generator().manual_seed(0)
+own_part = torch.randn(400, 8, generator=generator)
+X = own_part + 2 * torch.randn(400, 1, generator=generator)  # eight inputs that come together
+H = (X.T @ X).double()
+row = torch.randn(4, generator=generator, dtype=torch.float64)
+inverse = torch.linalg.inv(H[:4, :4])
+delta = -row[0] / inverse[0, 0] * inverse[0]  # the formula
+others = torch.linalg.solve(H[1:4, 1:4], H[1:4, 0] * row[0])  # the same by least squares
+assert torch.allclose(delta[1:], others)
+left = float(delta @ H[:4, :4] @ delta)
+assert math.isclose(left, float(row[0] ** 2 / inverse[0, 0]), rel_tol=1e-9)
+alone = float(row[0] ** 2 * H[0, 0])
+print(f"setting it to 0 and nothing else: {alone:.0f};  with the others making up for it: {left:.0f}")
+
+# %% [markdown]
+# GPTQ (2022) makes this fast enough for billions of weights. Take the columns in the same order for all rows, so
+# that one inverse serves them all. The inverses without the columns that are done are the rows of one Cholesky
+# factor of H⁻¹. And what a block of columns does to those behind it is one product.
+#
+# How near to the best does it come? With 8 weights of 2 bits the best can be had by trying all 65,536 codes of a row:
+
+# %%
+from workbench.quantization.gptq import gptq
+
+W = torch.randn(24, 8, generator=generator)
+two_bits = IntegerFormat(2)
+by_rtn = quantize_tensor(W, two_bits, over=1, group=8)
+by_gptq = gptq(W, H, two_bits, 8)
+every_code = torch.cartesian_prod(*[torch.arange(4.0)] * 8).double()
+
+
+def lost(stands_in):
+    d = (W - stands_in).double()
+    return torch.einsum("oi,ij,oj->o", d, H, d)
+
+
+best_possible = []
+for w, scale, zero in zip(W.double(), by_rtn.scale.double().flatten(), by_rtn.zero.double().flatten()):
+    d = w - (every_code * scale + zero)
+    best_possible.append(((d @ H) * d).sum(1).min())
+best_possible = torch.stack(best_possible)
+
+# %%
+shares = {name: lost(q.dequantize()) / best_possible for name, q in (("RTN", by_rtn), ("GPTQ", by_gptq))}
+found_best = int((shares["GPTQ"] < 1.0001).sum())
+total = {name: float((s * best_possible).sum() / best_possible.sum()) for name, s in shares.items()}
+assert 1 <= total["GPTQ"] < 1.5 < 2 < total["RTN"]
+Markdown(
+    f"{len(W)} rows: RTN's output error is {total['RTN']:.2f} times the least possible with these scales, GPTQ's "
+    f"**{total['GPTQ']:.2f} times**, and in {found_best} rows it found the best there is."
+)
+
+# %% [markdown]
+# Watch it on rows of the model, column by column:
+
+# %%
+gptq_steps = wb.panels.gptq_steps()
+gptq_steps
+
+# %%
+spreading = gptq_steps.run()
+gptq_steps.snapshot()
+
+# %%
+end = spreading[-1].counts
+assert end["error"] < end["error_without"]
+Markdown(
+    f"After {spreading[-1].settings['done']} columns the outputs are off by {end['error']:.2%} with the errors "
+    f"spread, by {end['error_without']:.2%} without: **{end['error'] / end['error_without']:.2f}** of it. The "
+    "last column has nobody left to pass its error on to, so those that matter most go first."
+)
+
+# %% [markdown]
+# That order has a name in production, "act order". The other detail is *damping*: H is made of finite text, and a
+# little is added to its diagonal so that rare directions are not trusted too far.
+
+# %% [markdown]
+# # Other grids
+#
+# RTN, AWQ and GPTQ choose codes of the same even grid. Why even?
+#
+# ## NF4: levels where the weights are
+#
+# Trained weights are spread nearly like a bell. An even grid spends codes on its ends, where hardly a weight lies.
+# **NF4** (QLoRA, 2023) puts 16 levels at the quantiles of a normal distribution, so that each is used about equally
+# often.
+
+# %%
+from workbench.quantization.nf4 import NF4_LEVELS
+
+blocks = weight.view(-1, 64)
+within = (blocks / blocks.abs().amax(1, keepdim=True)).flatten()
+levels = {"NF4": torch.tensor(NF4_LEVELS), "int4, symmetric": torch.arange(-7, 8) / 7}
+figure, (axes,) = style.new_figure(height=2.9)
+axes.hist(within.numpy(), bins=160, color=style.WEIGHTS, alpha=0.55)
+top = axes.get_ylim()[1]
+for place, (name, some) in enumerate(levels.items()):
+    axes.plot(some, [top * (1.06 + 0.1 * place)] * len(some), "|", markersize=11, markeredgewidth=2,
+              color=(style.LEARNER, style.INK)[place], label=f"levels of {name}")  # fmt: skip
+axes.set_ylim(0, top * 1.3)
+style.label(axes, x="weight / largest of its block of 64", y="weights")
+style.legend(axes, loc=(0.012, 0.52))
+alt = (
+    "Weights are spread like a bell, with a spike at either end: the largest of each block. NF4's levels are "
+    "dense in the middle, int4's evenly apart."
+)
+picture(figure, alt)
+
+# %%
+middle = {name: float((within[:, None] - some).abs().argmin(1).bincount(minlength=len(some)).max() / len(within))
+          for name, some in levels.items()}  # fmt: skip
+errors = {
+    name: float((within[:, None] - some).abs().amin(1).square().mean().sqrt())
+    for name, some in levels.items()
+}
+assert errors["NF4"] < errors["int4, symmetric"] and middle["NF4"] < middle["int4, symmetric"]
+Markdown(
+    f"Int4's busiest code serves {middle['int4, symmetric']:.0%} of these weights, NF4's {middle['NF4']:.0%}; "
+    f"the error is {1 - errors['NF4'] / errors['int4, symmetric']:.0%} smaller, for a table of 16 numbers that "
+    "every kernel must look up."
+)
+
+# %% [markdown]
+# A step further is **SqueezeLLM** (2023): each row has levels of its own, found by k-means in which a weight counts
+# as much as the loss is *sensitive* to it, and the few weights that lie far out are kept apart, sparse, in full
+# precision.
+#
+# ## Scales of scales
+#
+# Small blocks make small errors and many scales. So round the scales too. NF4 has blocks of 64 with a scale in
+# float32, half a bit a weight; **double quantization** puts the scales in 8 bits, with one float32 for 256 of them:
+
+# %%
+single, double = 32 / 64, 8 / 64 + 32 / (64 * 256)
+assert (single, round(double, 3), round(single - double, 2)) == (0.5, 0.127, 0.37)
+print(f"{single:.3f} bits a weight become {double:.3f}: {single - double:.2f} less, as published")
+
+# %% [markdown]
+# GGUF's **k-quants** do it with whole numbers: 256 weights share a scale in float16, and blocks of 16 or 32 among them
+# multiply it by a code of 4 to 8 bits. Counted from the bytes of a super-block, as llama.cpp stores them:
+
+# %%
+from workbench.quantization.kquant_bytes import LAYOUTS, SUPER_BLOCK
+
+bits_of = {f"Q{bits}_K": 8 * layout.nbytes / SUPER_BLOCK for bits, layout in LAYOUTS.items()}
+rows = [[f"Q{b}_K", layout.block, layout.nbytes, f"{bits_of[f'Q{b}_K']:.4f}", f"{bits_of[f'Q{b}_K'] / b - 1:.1%}"]
+        for b, layout in LAYOUTS.items()]  # fmt: skip
+HTML(html.table(["", "weights a block", "bytes for 256 weights", "bits a weight", "beside the codes"], rows,
+                "k-quants"))  # fmt: skip
+
+# %%
+assert bits_of["Q4_K"] == 4.5 and bits_of["Q6_K"] == 6.5625 and bits_of["Q2_K"] == 2.625
+Markdown(
+    "Check a printed number: the description of Q2_K says 2.5625 bits a weight. Its super-block holds 64 bytes "
+    f"of codes, 16 of scales and minima and *two* numbers in float16, {LAYOUTS[2].nbytes} bytes: "
+    f"**{bits_of['Q2_K']}**. One of the two was forgotten."
+)
+
+# %% [markdown]
+# ## Two bits: rotate, then pack spheres
+#
+# At two bits a weight has four values, and rounding weight by weight fails. **QuIP#** (2024) does two things.
+#
+# *Incoherence.* Multiply the matrix with random rotations from both sides (Hadamard matrices, random signs). A
+# rotation can be undone, and it mixes: no weight stands out any more, everything looks Gaussian.
+
+# %%
+from workbench.quantization.hadamard import rotate
+
+signs = torch.randint(0, 2, (1024,), generator=generator) * 2.0 - 1
+spiky = torch.randn(16, 1024, generator=generator)
+spiky[:, 7] = 30.0
+turned = rotate(spiky * signs)
+assert torch.allclose(rotate(turned, inverse=True) * signs, spiky, atol=1e-3)
+peaks = [float((m.abs().amax(1) / m.square().mean(1).sqrt()).mean()) for m in (spiky, turned)]
+assert peaks[1] < 6 < peaks[0]
+print(
+    f"largest over root mean square: {peaks[0]:.1f} before, {peaks[1]:.1f} after, and it can be turned back"
+)
+
+# %% [markdown]
+# *A lattice.* Round eight weights at once to a point in eight dimensions. 16 bits for 8 weights choose among 65,536
+# points, and the densest way to place points in eight dimensions is known: the lattice E8. The codebook (E8P) is
+# made so that a table of 256 entries and some signs are enough. Against the best even grid of four values, on a
+# Gaussian:
+
+# %%
+from workbench.quantization import lattice
+
+cloud = torch.randn(2048, 8, generator=generator)
+grid_error = min(
+    float((cloud[..., None] - torch.tensor([-1.5, -0.5, 0.5, 1.5]) * s).square().amin(-1).mean())
+    for s in torch.linspace(0.8, 1.2, 21).tolist()
+)
+points = lattice.e8p_points()
+e8_error = float((cloud - 0.97 * points[lattice.nearest_e8p(cloud / 0.97)]).square().mean())
+assert len(points) == 2**16 and e8_error < 0.85 * grid_error
+Markdown(
+    f"Two bits a weight either way. Mean squared error: {grid_error:.4f} on the grid, **{e8_error:.4f}** on the "
+    f"lattice, {1 - e8_error / grid_error:.0%} less, for nothing but a better shape."
+)
+
+# %% [markdown]
+# # Both sides in eight bits
+#
+# For prompts and large batches the arithmetic itself has to shrink, so inputs are rounded as well. Scales sit
+# outside of the product, so that all of it is done in whole numbers:
+#
+# $$y = (s_x\, q_x)\,(s_w\, q_w)^\top = (s_x \otimes s_w)\;\; q_x\, q_w^\top$$
+#
+# That works where s_x is one a token and s_w one an output. A scale for each *input channel* would stand inside the
+# sum, and it is there that the outliers are. **SmoothQuant** (2022) moves them, by the same trick as AWQ's and for
+# the other reason: not to protect weights, but to make inputs easy to round.
+#
+# $$s_j = \frac{\max |x_j|^{\alpha}}{\max |w_j|^{1 - \alpha}}$$
+
+# %%
+from workbench.quantization.smoothquant import smoothing
+
+seen = inputs_of(planted, "attention.q", layer=2).max_abs
+attention = planted.layers[2].attention
+columns = torch.cat([getattr(attention, name).weight.detach() for name in "qkv"]).abs().amax(0)
+divisor = smoothing(seen, columns, alpha=0.5)
+rows = [
+    [name, f"{float(x_max.max() / x_max.median()):.1f} ×", f"{float(w_max.max() / w_max.median()):.1f} ×"]
+    for name, x_max, w_max in (("planted", seen, columns), ("smoothed, α = ½", seen / divisor, columns * divisor))
+]  # fmt: skip
+assert float((seen / divisor).max() / (seen / divisor).median()) < 0.5 * planted_peak
+HTML(html.table(["", "largest input channel over the median", "largest weight column over the median"], rows,
+                "layer 2, before q, k and v"))  # fmt: skip
+
+# %% [markdown]
+# With α = ½ the two sides meet: in every channel the largest input is as large as the largest weight. Neither is a
+# problem in 8 bits.
+
+# %% [markdown]
+# # All of them, on one plot
+#
+# One model, one calibration text from the training modules, one held-out text. To the left is fewer bytes, down is
+# better. Which of them lie on the edge, so that no other is both smaller and better?
+
+# %%
+quantizers = wb.panels.quantizers(passages=8)
+quantizers
+
+# %%
+judged = quantizers.run()
+quantizers.snapshot()
+
+# %%
+from workbench.experiments.quantize_recipes import title
+
+quality = {title(m.settings): m for m in judged if m.settings["measured"] == "quality"}
+rows = [
+    [name, f"{m.counts['bits_per_weight']:.2f}", f"{math.expm1(m.counts['excess_nats']):+.2%}",
+     f"{m.counts['excess_nats']:+.4f} ± {m.counts['excess_standard_error']:.4f}", f"{m.counts['layer_output_error']:.1e}"]
+    for name, m in quality.items() if m.counts["bits_per_weight"] < 16
+]  # fmt: skip
+HTML(html.table(["", "bits a weight", "perplexity", "nats a token above float32", "error of a layer's output"], rows,
+                "all on the same held-out text"))  # fmt: skip
+
+# %%
+of_rtn = {name: quality[f"{name} 3 bits g128"].counts["share_of_rtn_excess"] for name in ("GPTQ", "AWQ")}
+assert abs(math.expm1(quality["int8"].counts["excess_nats"])) < 0.005 and max(of_rtn.values()) < 0.9
+assert math.expm1(quality["QuIP# 2 bits"].counts["excess_nats"]) < risen[2] / 2
+Markdown(
+    f"At 3 bits in groups of 128, the same bytes for all three: of RTN's excess GPTQ leaves **{of_rtn['GPTQ']:.2f}** and AWQ "
+    f"**{of_rtn['AWQ']:.2f}**. Int8 is free. And in 2 bits, where rounding every row to nearest cost {risen[2]:+.0%}, QuIP# costs "
+    f"{math.expm1(quality['QuIP# 2 bits'].counts['excess_nats']):+.0%}."
+)
+
+# %% [markdown]
+# # Fewer bytes, and sooner?
+#
+# Look at the plot to the right, and at what it says of float32.
+
+# %%
+decoded = [m for m in judged if m.settings["measured"] == "decode" and m.settings["method"] != "fp16"]
+slower = [m for m in decoded if m.counts["ratio"] > 1]
+Markdown(
+    f"{len(slower)} of {len(decoded)} recipes take longer for a step than float32, though all of them read far less. Lab 04 "
+    "ended in the same place: what turns codes into numbers first, and multiplies them afterwards, reads little and moves "
+    "much. That saves memory, and no time."
+)
+
+# %% [markdown]
+# To save time a code must become a number on its way to the multiply. Torch has such a kernel for CPUs, for bfloat16
+# inputs and codes of 4 bits in groups; 8 bits are made of two of those. Here is a step of our model, which fits into a
+# processor's cache, and of a shape of 110 million weights, which does not. The prediction knows bytes and starts; what
+# turning codes into numbers costs, it does not know.
+
+# %%
+by_format = wb.panels.stored_formats()
+by_format
+
+# %%
+stepped = by_format.run()
+by_format.snapshot()
+
+# %%
+timed = [m for m in stepped if m.unit == "s"]
+weights_of = {
+    m.settings["model"]: m.counts["linear_bytes"] / 4 for m in timed if m.settings["format"] == "float32"
+}
+rows = [
+    [f"{m.settings['model']}, {m.settings['format']}", readable_bytes(m.counts["linear_bytes"]), f"{m.predicted * 1e3:.2f}",
+     f"{m.median * 1e3:.2f}", f"{weights_of[m.settings['model']] / m.counts['weights_per_s_in_cache'] * 1e3:.2f}"]
+    for m in timed
+]  # fmt: skip
+HTML(html.table(["", "linears", "predicted, ms", "measured, ms", "without reading memory, ms"], rows,
+                "one token after 64; last column: the same products with a weight that lies in the cache"))  # fmt: skip
+
+# %%
+paired = {(m.settings["model"], m.settings["format"]): m for m in stepped if m.unit == "ratio"}
+said = []
+for name in ("int8", "int4"):
+    m = paired["random-110m", f"{name} ÷ bfloat16"]
+    said.append(
+        f"{name} takes **{m.median:.2f}** of bfloat16's time ({m.spread[0]:.2f} to {m.spread[1]:.2f}), predicted {m.predicted:.2f}"
+    )
+Markdown(
+    f"On the large shape {'; '.join(said)}. Where a step stays behind its prediction, look at the last column: what it takes "
+    "when no byte comes from memory. Where that is the larger part, the arithmetic on codes is the limit, and still fewer "
+    "bytes would not help."
+)
+
+# %% [markdown]
+# # Beside published numbers
+#
+# Llama-2-7B on WikiText-2, context 2,048, as its authors and others printed them (fp16: 5.47). What a method is
+# worth is the excess over fp16, as a share of RTN's at the same bits and groups:
+
+# %%
+fp16 = 5.47
+published = {  # AWQ's table 4; 4 bits without groups: OmniQuant's table 1
+    "4 bits, no groups": {"RTN": 6.11, "GPTQ": 5.83, "AWQ": 6.15},
+    "4 bits, g128": {"RTN": 5.73, "GPTQ": 5.69, "AWQ": 5.60},
+    "3 bits, g128": {"RTN": 6.66, "GPTQ": 6.43, "AWQ": 6.24},
+}
+share = {
+    at: {name: (p - fp16) / (by["RTN"] - fp16) for name, p in by.items()} for at, by in published.items()
+}
+rows = [[at, *(f"{by[name]:.2f}" for name in by), *(f"{share[at][name]:.2f}" for name in ("GPTQ", "AWQ"))]
+        for at, by in published.items()]  # fmt: skip
+HTML(
+    html.table(
+        ["", "RTN", "GPTQ", "AWQ", "GPTQ's share of RTN's excess", "AWQ's"], rows, "published perplexities"
+    )
+)
+
+# %%
+assert {k: round(v, 2) for k, v in share["4 bits, g128"].items()} == {"RTN": 1.0, "GPTQ": 0.85, "AWQ": 0.50}
+assert share["4 bits, no groups"]["AWQ"] > 1
+theirs = share["3 bits, g128"]
+Markdown(
+    f"At 4 bits in groups of 128: GPTQ {share['4 bits, g128']['GPTQ']:.2f}, AWQ {share['4 bits, g128']['AWQ']:.2f}. Without "
+    f"groups AWQ is *worse* than RTN ({share['4 bits, no groups']['AWQ']:.2f}): a column that is scaled up stretches the one scale of "
+    f"its whole row. At 3 bits theirs are {theirs['GPTQ']:.2f} and {theirs['AWQ']:.2f}, ours were {of_rtn['GPTQ']:.2f} and "
+    f"{of_rtn['AWQ']:.2f}: another model, another text. No method is best everywhere; a ranking holds for bits, groups, a model "
+    "and a text."
+)
+
+# %% [markdown]
+# # Calibration, and its traps
+#
+# AWQ, GPTQ and SmoothQuant look at text. What is made for a text fits that text, so **never judge on calibration
+# text**. Ours comes from the training modules, the perplexities above from modules that were held out. How much does
+# it matter? One matrix, GPTQ in 3 bits, calibrated on more and more text, judged on that text and on other:
+
+# %%
+NAME = "mlp.down"
+down = model.layers[0].mlp.down.weight.detach()
+judge = inputs_of(model, NAME, Calibration(passages))  # held out: for judging only
+three = IntegerFormat(3)
+nearest = judge.output_error(down, quantize_tensor(down, three, over=1, group=128).dequantize())
+own, unseen = {}, {}
+for sequences, length in ((1, 64), (1, 256), (4, 256), (16, 256), (64, 256)):
+    text = Calibration.of(model.tokenizer, sequences=sequences, length=length)
+    got = inputs_of(model, NAME, text)
+    made = gptq(down, got.second_moments, three, 128).dequantize()
+    own[text.num_tokens], unseen[text.num_tokens] = (
+        got.output_error(down, made),
+        judge.output_error(down, made),
+    )
+
+# %%
+figure, (axes,) = style.new_figure(height=2.9)
+axes.plot(
+    list(own), list(own.values()), color=style.DRAFT, **style.MEASURED, label="on its own calibration text"
+)
+axes.plot(
+    list(unseen), list(unseen.values()), color=style.WEIGHTS, **style.MEASURED, label="on held-out text"
+)
+axes.axhline(nearest, color=style.INK, linestyle=":", linewidth=1.4, label="RTN, on held-out text")
+style.log_ticks(axes, "x", list(own))
+style.label(axes, x="tokens of calibration text", y="output error, of the output")
+style.legend(axes)
+alt = (
+    "On its own calibration text the error is next to nothing and rises slowly. On held-out text it lies above "
+    "that of RTN up to 1,024 tokens, and falls below it from 4,096."
+)
+picture(figure, alt)
+
+# %%
+many = max(own)
+assert all(own[n] < unseen[n] for n in own) and unseen[1024] > 1.1 * nearest and unseen[many] < 0.9 * nearest
+Markdown(
+    f"With 1,024 tokens, as many as the matrix has inputs, the error on those tokens is {own[1024]:.2%}. Really "
+    f"it is **{unseen[1024]:.2%}**, and rounding to nearest, without any text, has {nearest:.2%}: GPTQ made it "
+    f"*worse*, and looked {nearest / own[1024]:.0f} times better. So few tokens leave directions of the input "
+    f"free, and there it puts its errors. With {many:,} tokens: {own[many]:.2%} and {unseen[many]:.2%}. The gap "
+    "is what one fools oneself by."
+)
+
+# %% [markdown]
+# Other traps of the same kind:
+#
+# - **The wrong text.** What a model will read is what it must be calibrated on. Below: the same number of *random*
+#   tokens.
+# - **Too little of it.** H of a matrix with n inputs wants many times n tokens. GPTQ's authors took 128 pieces of
+#   2,048 tokens.
+# - **Only one number.** Perplexity is a mean. A method can keep it and lose rare skills; look at tasks as well.
+# - **Comparing files.** Two checkpoints "in 4 bits" may have other groups, another head, other layers left out.
+
+# %%
+noise = torch.randint(0, model.config.vocab_size, (16, 256), generator=generator)
+got = inputs_of(model, NAME, Calibration(noise))
+from_noise = judge.output_error(down, gptq(down, got.second_moments, three, 128).dequantize())
+real = unseen[noise.numel()]
+assert from_noise > real
+print(
+    f"calibrated on {noise.numel():,} random tokens: {from_noise:.2%}; on as many of real text: {real:.2%}; "
+    f"RTN: {nearest:.2%}"
+)
+
+# %% [markdown]
+# And what cannot be is refused before anything is changed:
+
+# %%
+for recipe, text in (
+    (QuantizationRecipe("gptq", bits=4), None),
+    (QuantizationRecipe("rtn", bits=4, group=96), None),
+):
+    try:
+        quantize(wb.load("stdlib-1m"), recipe, text)
+    except WorkbenchError as error:
+        print(error)
+try:
+    QuantizationRecipe("gtpq", bits=4)
+except WorkbenchError as error:
+    print(error)
+
+# %% [markdown]
+# # What it costs, and when it does not help
+#
+# | method | looks at | what it costs | when it does not help |
+# |---|---|---|---|
+# | RTN | nothing | a second | below 4 bits; with outliers, if inputs are rounded |
+# | LLM.int8() | inputs as they come | a second product, gather and scatter | time: it saves memory |
+# | AWQ | mean size of inputs | a search; a norm that can take the scale | without groups; where nothing stands before the layer |
+# | GPTQ | H of each layer | an inverse a layer; sensitive to the text | 8 bits, where nothing is left to gain |
+# | NF4, SqueezeLLM | weights (and sensitivities) | a table look-up for each weight | where integer units do the product |
+# | k-quants | weights (and an importance) | unpacking two levels of scales | large batches |
+# | QuIP# | H, rotations | a Hadamard transform of each input; a look-up | at 4 bits, where simpler ones do as well |
+# | SmoothQuant | largest inputs | some range in the weights | decode with one user: no fewer bytes than int8 weights |
+#
+# And none of them helps a step that does not wait for weights: small models on large cards are launch-bound (lab
+# 02); long contexts read more cache than weights (labs 03 and 04); prompts and large batches compute. There, 4-bit
+# weights are memory saved, and memory only; unpacking can even cost time.
+
+# %% [markdown]
+# # What production systems do
+#
+# | here | in production |
+# |---|---|
+# | k-quants | **GGUF** files of llama.cpp: Q4_K_M and its kin, a mixture, with the sensitive tensors in more bits; the usual form on laptops |
+# | AWQ, GPTQ, groups of 128, 4 bits | checkpoints on the hub, run by vLLM and others with **Marlin** kernels, which unpack between memory and tensor cores: near the ideal up to batches of 16 to 32, then less and less, by its authors' measurements |
+# | fp8 | e4m3 weights *and* inputs on Ada, Hopper and Blackwell, whose tensor cores multiply it; older cards store it only (vLLM's documentation) |
+# | groups and scales of scales | **MXFP4**: blocks of 32 floats of 4 bits (e2m1) with a power of two as their scale; **NVFP4**: blocks of 16, scales in e4m3 and one float32 a tensor; in the tensor cores of Blackwell |
+# | LLM.int8(), NF4 | bitsandbytes: loading large models on small cards, and fine-tuning over them (QLoRA) |
+# | rounding what was trained | training with the format in view: OpenAI's gpt-oss came out in MXFP4, its experts' weights 4.25 bits each |
+#
+# Count the last one: blocks of 32 with 8 bits of scale.
+
+# %%
+mxfp4, nvfp4 = 4 + 8 / 32, 4 + 8 / 16
+assert mxfp4 == 4.25
+e2m1 = sorted(
+    {
+        (-1) ** s * (f / 2 if e == 0 else 2 ** (e - 1) * (1 + f / 2))
+        for s in (0, 1)
+        for e in range(4)
+        for f in (0, 1)
+    }
+)
+print(f"MXFP4: {mxfp4} bits a weight; NVFP4: {nvfp4}, and 32 bits for the tensor")
+print("all numbers of e2m1:", ", ".join(f"{v:g}" for v in e2m1 if v >= 0), "and their negatives")
+assert len(e2m1) == 15 and max(e2m1) == 6
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/05_quantization.ipynb](../exercises/05_quantization.ipynb) you write the real parts:
+#
+# 1. **Groups, and two codes a byte**: quantize, pack, and back.
+# 2. **Outlier columns in 16 bits**: LLM.int8()'s decomposition.
+# 3. **Scaling up what matters**: AWQ's search.
+# 4. **Spreading the error**: GPTQ, column by column.
+# 5. **Levels where they are needed**: a codebook, weighted by sensitivity.
+# 6. **A recipe for a budget**: which of them, for so many bytes.
+#
+# The last cell there makes methods of your answers and quantizes a model with each. Two stand beside ours in the
+# panels: `wb.panels.awq_search(search=…)`, `wb.panels.gptq_steps(quantize_columns=…)`. `workbench check` says how
+# far you are.
+
+# %% [markdown]
+# # Further reading
+#
+# - M. Nagel and others, *A White Paper on Neural Network Quantization*, 2021,
+#   [arXiv 2106.08295](https://arxiv.org/abs/2106.08295): affine and symmetric, granularity, the basics.
+# - P. Micikevicius and others, *FP8 Formats for Deep Learning*, 2022,
+#   [arXiv 2209.05433](https://arxiv.org/abs/2209.05433): e4m3 and e5m2.
+# - T. Dettmers, M. Lewis, Y. Belkada, L. Zettlemoyer, *LLM.int8(): 8-bit Matrix Multiplication for Transformers at
+#   Scale*, 2022, [arXiv 2208.07339](https://arxiv.org/abs/2208.07339): the outliers, and when they appear.
+# - G. Xiao and others, *SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models*,
+#   2022, [arXiv 2211.10438](https://arxiv.org/abs/2211.10438).
+# - B. Hassibi and D. Stork, *Second order derivatives for network pruning: Optimal Brain Surgeon*, NIPS 5, 1993: the
+#   formula.
+# - E. Frantar and D. Alistarh, *Optimal Brain Compression*, 2022, [arXiv
+#   2208.11580](https://arxiv.org/abs/2208.11580), and E. Frantar, S. Ashkboos, T. Hoefler, D. Alistarh, *GPTQ*,
+#   2022, [arXiv 2210.17323](https://arxiv.org/abs/2210.17323).
+# - J. Lin and others, *AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration*, 2023,
+#   [arXiv 2306.00978](https://arxiv.org/abs/2306.00978).
+# - T. Dettmers, A. Pagnoni, A. Holtzman, L. Zettlemoyer, *QLoRA: Efficient Finetuning of Quantized LLMs*, 2023,
+#   [arXiv 2305.14314](https://arxiv.org/abs/2305.14314): NF4, double quantization.
+# - S. Kim and others, *SqueezeLLM: Dense-and-Sparse Quantization*, 2023,
+#   [arXiv 2306.07629](https://arxiv.org/abs/2306.07629).
+# - A. Tseng and others, *QuIP#: Even Better LLM Quantization with Hadamard Incoherence and Lattice Codebooks*, 2024,
+#   [arXiv 2402.04396](https://arxiv.org/abs/2402.04396).
+# - I. Kawrakow, *k-quants*, llama.cpp pull request [1684](https://github.com/ggml-org/llama.cpp/pull/1684), 2023.
+# - W. Shao and others, *OmniQuant: Omnidirectionally Calibrated Quantization for Large Language Models*, 2023,
+#   [arXiv 2308.13137](https://arxiv.org/abs/2308.13137): the table of perplexities without groups.
+# - E. Frantar and others, *MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models*, 2024,
+#   [arXiv 2408.11743](https://arxiv.org/abs/2408.11743).
+# - B. D. Rouhani and others, *Microscaling Data Formats for Deep Learning*, 2023, [arXiv
+#   2310.10537](https://arxiv.org/abs/2310.10537): MXFP4 and its kin; NVIDIA, *Introducing NVFP4 for Efficient and
+#   Accurate Low-Precision Inference*, 2025; OpenAI, *gpt-oss-120b & gpt-oss-20b Model Card*, 2025, [arXiv
+#   2508.10925](https://arxiv.org/abs/2508.10925).
+# - vLLM's documentation, [Quantization](https://docs.vllm.ai/en/latest/features/quantization/): which format runs on
+#   which card.
+# - M. Williams and N. Aletras, *On the Impact of Calibration Data in Post-training Quantization and Pruning*, 2023,
+#   [arXiv 2311.09755](https://arxiv.org/abs/2311.09755).

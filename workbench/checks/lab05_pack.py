@@ -1,0 +1,242 @@
+"""Lab 05, groups and packing: cases and judges of quant-pack."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import torch
+
+from workbench.checks.lab05_tensors import fault_of, first_wrong, read, same, told_missing
+from workbench.checks.probes_lab05 import codes_of, weights_of_kind
+
+HALF = 2.0**-10  # of a number stored in float16, rounded either way
+
+
+def group_case(draw: random.Random, kind: str, bits: int, group: int, groups: int = 3, out: int = 5) -> dict:
+    return {
+        "kind": kind,
+        "seed": draw.randrange(10**6),
+        "out": out,
+        "wide": group * groups,
+        "group": group,
+        "bits": bits,
+    }
+
+
+def group_cases(*settings: tuple):
+    """Cases of (kind, bits, group[, groups in a row, outputs])."""
+    return lambda draw: [group_case(draw, *one) for one in settings]
+
+
+def judge_groups(case: dict, seen: dict) -> str | None:
+    """Types and shapes; the scale and zero of every group; the nearest code for these; and back."""
+    if lacking := told_missing(seen):
+        return lacking
+    out, wide, group, bits = case["out"], case["wide"], case["group"], case["bits"]
+    where = f"quantize of [{out}, {wide}] ({case['kind']}) at {bits} bits, groups of {group}: "
+    if "returned" in seen:
+        return f"{where}{seen['returned']} came back, where (codes, scale, zero) was expected"
+    if seen["changed"]:
+        return f"{where}the weight that was given was changed; make new tensors"
+    shapes = ((out, wide), (out, wide // group), (out, wide // group), (out, wide))
+    legends = ("[out, in]", "[out, in/group]", "[out, in/group]", "[out, in]")
+    found = []
+    for name, shape, dtype, legend in zip(
+        ("codes", "scale", "zero", "back"), shapes, ("uint8", "float16", "float16", "float32"), legends
+    ):
+        told = "what dequantize gave" if name == "back" else name
+        part = read(seen[name], told, shape, dtype, legend)
+        if isinstance(part, str):
+            return where + part
+        found.append(part)
+    weight = weights_of_kind(case["kind"], case["seed"], out, wide, group).double()
+    return _judge_numbers(where, weight.view(out, -1, group), bits, *found)
+
+
+def _judge_numbers(where: str, blocks: torch.Tensor, bits: int, codes, scale, zero, back) -> str | None:
+    low, high, most = blocks.amin(-1), blocks.amax(-1), 2**bits - 1
+    right = (high - low) / most
+    codes, back = codes.view(blocks.shape).double(), back.view(blocks.shape)
+    constant = high == low
+    wrong = constant[..., None] & (back != blocks)
+    if wrong.any():
+        at = tuple(wrong.nonzero()[0].tolist())
+        return (
+            f"{where}a group whose weights are all {blocks[at]:g} came back as {back[at]:g}: its range is 0, so code 0 "
+            "and the zero alone have to give it back, and nothing may be divided by 0"
+        )
+    slack = HALF * (
+        right + low.abs() / most
+    )  # the scale may be taken from the smallest or from the stored zero
+    far = ~constant & ~((scale - right).abs() <= slack)
+    if far.any():
+        at = tuple(far.nonzero()[0].tolist())
+        return where + _scale_told(blocks, at, bits, float(scale[at]), float(right[at]))
+    far = ~constant & ~((zero - low).abs() <= HALF * low.abs() + 1e-7)
+    if far.any():
+        at = tuple(far.nonzero()[0].tolist())
+        return f"{where}the zero of group {list(at)} is {zero[at]:.5g}, expected its smallest weight, {low[at]:.5g}"
+    steps = (blocks - zero[..., None]) / scale.where(~constant & (scale > 0), 1.0)[..., None]
+    exact = steps.clamp(0, most)
+    far = ~constant[..., None] & ~((codes - exact).abs() <= 0.5 + 2e-3)
+    if far.any():
+        return where + _code_told(blocks, codes, exact, right, low, far, most)
+    expected = codes * scale[..., None] + zero[..., None]
+    if same(back, expected, 1e-5):
+        return None
+    at = first_wrong(back, expected, 1e-5)
+    hint = fault_of(
+        back,
+        expected,
+        (
+            ("the zero of the group is missing", codes * scale[..., None]),
+            ("the zero is the number that code 0 stands for: it is added", codes * scale[..., None] - zero[..., None]),
+            ("zero is a weight, not a code: it is not multiplied with the scale", (codes + zero[..., None]) * scale[..., None]),
+        ),
+        1e-5,
+    )  # fmt: skip
+    return (
+        f"{where}code {int(codes[at])} of group {list(at[:2])} came back as {back[at]:.6g}, expected {expected[at]:.6g}: "
+        + (hint or "ŵ = code · scale + zero, with the scale and zero of its own group")
+    )
+
+
+def _scale_told(blocks: torch.Tensor, at: tuple, bits: int, came: float, right: float) -> str:
+    told = f"the scale of group {list(at)} is {came:.5g}, expected (largest − smallest) / {2**bits - 1} = {right:.5g}: "
+    whole = blocks[at[0]].flatten()
+    own = blocks[at]
+    most = 2**bits - 1
+    ways = (
+        (float(whole.max() - whole.min()) / most, "that is the range of the whole row; each group has its own"),
+        (float(blocks.max() - blocks.min()) / most, "that is the range of the whole matrix; each group has its own"),
+        (float(own.abs().max()) / most, "that is max |w|; the codes span smallest … largest"),
+        (float(own.max()) / most, "that is the largest alone; the codes span smallest … largest"),
+        (2 * float(own.abs().max()) / most, "that is symmetric, from −max |w| to max |w|; the codes span smallest … largest"),
+        (float(own.abs().max()) / (2 ** (bits - 1) - 1), "that is symmetric, max |w| over half of the codes; they span smallest … largest"),
+        (right * most / 2**bits, f"{2**bits} codes have {most} steps between them"),
+        (right * most / 15, f"that is for 4 bits; here are {bits}"),
+        (right * most / 255, f"that is for 8 bits; here are {bits}"),
+    )  # fmt: skip
+    fitting = [
+        hint
+        for value, hint in ways
+        if abs(came - value) <= 2 * HALF * abs(value) and abs(value - right) > 2 * HALF * right
+    ]
+    return told + (fitting[0] if fitting else "a group is a stretch of neighbouring inputs of one output")
+
+
+def _code_told(blocks, codes, exact, right, low, far, most) -> str:
+    at = tuple(far.nonzero()[0].tolist())
+    told = (
+        f"the weight {blocks[at]:.6g} in group {list(at[:2])} has code {int(codes[at])}, and stands {exact[at]:.4g} steps "
+        "above the zero that is stored: "
+    )
+    unrounded = ((blocks - low[..., None]) / right.where(right > 0, 1.0)[..., None]).clamp(0, most)
+    if bool(((codes - unrounded).abs() <= 0.501).all()):
+        return told + (
+            "the code was chosen for the scale and zero before they were rounded to float16; take the stored ones"
+        )
+    off = codes - exact
+    if bool(((off <= 0.01) & (off > -1.01)).all()):
+        return told + "codes were cut off; round to the nearest (a cast to uint8 drops the fraction)"
+    if float(codes.max()) > most:
+        return told + f"codes are 0 … {most}"
+    return told + "code = round((w − zero) / scale), with those of its own group"
+
+
+# --- Packing ---
+
+
+def packing_cases(*sizes: tuple[int, ...]):
+    return lambda draw: [{"seed": draw.randrange(10**6), "sizes": list(one)} for one in sizes]
+
+
+def packed_ways(codes: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Bytes as known mistakes make them; the first is right."""
+    first, second = codes.chunk(2, dim=-1)
+    even, odd = codes[..., ::2], codes[..., 1::2]
+    yield "", first | (second << 4)
+    yield (
+        "the upper and lower four bits are exchanged: the first half of the codes goes into the lower ones",
+        second | (first << 4),
+    )
+    yield "neighbours share a byte here; byte i holds code i and code i + n/2", even | (odd << 4)
+    yield (
+        "neighbours share a byte here, and in the other order; byte i holds code i and code i + n/2",
+        odd | (even << 4),
+    )
+    yield "the second half is not shifted up by four bits: both codes lie in the same place", first | second
+    yield "both codes were added up in the same four bits; the second goes up by four: << 4", first + second
+    yield "only the first half was kept", first
+    flat = codes.flatten()
+    halves = flat[: len(flat) // 2] | (flat[len(flat) // 2 :] << 4)
+    yield (
+        "the halves are those of the whole tensor; they are those of the last axis",
+        halves.view(first.shape),
+    )
+
+
+def judge_packing(case: dict, seen: dict) -> str | None:
+    """The bytes, exactly, and the codes back."""
+    if lacking := told_missing(seen):
+        return lacking
+    sizes = case["sizes"]
+    codes = codes_of(case["seed"], *sizes).long()
+    where = f"pack of codes {sizes}: "
+    if seen["changed"]:
+        return f"{where}the codes that were given were changed; make a new tensor"
+    half = [*sizes[:-1], sizes[-1] // 2]
+    packed = read(seen["packed"], "what came back", half, "uint8", "[…, n/2]")
+    if isinstance(packed, str):
+        return where + packed
+    (_, right), *wrong = packed_ways(codes)
+    if not torch.equal(packed, right):
+        at = first_wrong(packed.double(), right.double(), 0.0)
+        other = (*at[:-1], at[-1] + half[-1])
+        hint = next(
+            (told for told, way in wrong if torch.equal(way, packed) and not torch.equal(way, right)), None
+        )
+        return (
+            f"{where}the byte at {list(at)} is {int(packed[at])}, expected {int(right[at])} = code {int(codes[at])} + "
+            f"16 · code {int(codes[other])}: " + (hint or "byte i = code i + 16 · code (i + n/2)")
+        )
+    back = read(seen["back"], "what unpack gave", sizes, "uint8", "[…, n]")
+    if isinstance(back, str):
+        return back
+    if torch.equal(back, codes):
+        return None
+    at = first_wrong(back.double(), codes.double(), 0.0)
+    return (
+        f"unpack of what pack gave for codes {sizes}: {int(back[at])} came back at {list(at)}, expected {int(codes[at])}: "
+        "the lower four bits (& 15) are the first half, the upper four (>> 4) the second"
+    )
+
+
+# --- Refusals ---
+
+
+def refused_cases(draw: random.Random) -> list[dict]:
+    def case(part: str, wide: int, group: int = 0) -> dict:
+        return {"part": part, "seed": draw.randrange(10**6), "out": 3, "wide": wide, "group": group}
+
+    return [case("quantize", 24, 16), case("quantize", 8, 16), case("pack", 7), case("pack", 1)]
+
+
+def judge_refused(case: dict, seen: dict) -> str | None:
+    """WorkbenchError where it does not come out even."""
+    if lacking := told_missing(seen):
+        return lacking
+    if "refused" in seen:
+        return None
+    what = (
+        f"{seen['error']} was raised"
+        if "error" in seen
+        else f"no error was raised, a {seen['returned']} came back"
+    )
+    if case["part"] == "pack":
+        return f"pack of {case['wide']} codes a row: {what}. Raise WorkbenchError: two codes fill a byte, and one is left"
+    return (
+        f"quantize of {case['wide']} inputs in groups of {case['group']}: {what}. Raise WorkbenchError unless the group "
+        "divides the inputs"
+    )
