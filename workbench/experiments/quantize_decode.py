@@ -334,7 +334,7 @@ DECODE = Experiment(
     ),
     run=run_decode,
     predict=predict_decode,
-    record={"cpu": ({}, {"arrangement": "compiled"}), "cuda": ()},  # a GPU has no kernel for codes here until lab 10
+    record={"cpu": ({}, {"arrangement": "compiled", "beside": BESIDE[-1]}), "cuda": ()},  # a GPU has no kernel for codes here until lab 10
 )  # fmt: skip
 
 EXPERIMENTS = (DECODE,)
