@@ -107,12 +107,12 @@ class QuantizersPanel(KnobPanel):
         if old:
             note = f"hollow: {recorded_label(self.record)}"
             style.write(steps, 0.985, 0.125, note, fontsize=9, ha="right", transform=figure.transFigure)
-        figure.subplots_adjust(left=0.085, right=0.985, top=0.93, bottom=0.245, wspace=0.21)
+        figure.subplots_adjust(left=0.1, right=0.985, top=0.93, bottom=0.245, wspace=0.23)
         return View(
             figure=figure,
             alt=_alt(shown, live=bool(live)),
-            header=["recipe", "bits a weight", "linears", "file", "perplexity", "above float32, nats a token",
-                    "layer output error", "to quantize", "decode a token", "× float32"],
+            header=["recipe", "bits a weight", "linears", "file", "perplexity", "nats above float32",
+                    "layer error", "to quantize", "a step", "× float32"],
             rows=[_row(p) for p in shown],
             caption=f"{settings['passages'] if live or not old else old[0].quality.settings['passages']} passages of "
             "held-out text" + ("" if live else "; recorded" if old else "; Run measures"),

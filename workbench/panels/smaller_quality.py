@@ -277,8 +277,10 @@ def _words(designs: list[Design], known: dict[str, Measurement], budget: dict, *
             + " Where two lie within their spread, take the smaller cache: it leaves room for more users."
         )
     if known:
-        tokens = max(m.counts.get("tokens_trained", 0) for m in known.values())
-        few = f", trained on {tokens / 1e6:.0f} million tokens," if tokens else ""
+        tokens = max(
+            (m.counts.get("tokens_trained", 0) for name, m in known.items() if name != TARGET), default=0
+        )
+        few = f", trained on {tokens / 1e6:.1f} million tokens," if tokens else ""
         lines.append(
             f"± is the standard error of the difference from MHA over the same passages. {_seeds_in_words()} What "
             f"models as small as these{few} tell of large ones is which questions to ask."
