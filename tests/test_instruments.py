@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import threading
@@ -221,6 +222,24 @@ def test_peak_memory_is_the_most_held_at_once_to_the_byte():
     with memory.peak_memory() as peak:
         before = torch.ones(100)  # made before the old 4,000 bytes are let go
     assert peak.bytes == 400 and len(before) == 100
+
+
+def test_garbage_from_before_is_not_given_back_in_the_middle():
+    """A collection inside would make the peak smaller by what it frees."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(100_000)  # none before the block begins
+    try:
+        for _ in range(20):
+            ring = [torch.ones(1000)]
+            ring.append(ring)
+        del ring
+        with memory.peak_memory() as peak:
+            gc.set_threshold(1)
+            kept = [torch.ones(100) for _ in range(10)]
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*threshold)
+    assert peak.bytes == 4000 and len(kept) == 10
 
 
 def test_bytes_are_written_so_that_people_can_read_them_and_say_which_unit():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ def peak_memory(device: str = "cpu") -> Iterator[Peak]:
 
     Counted from torch's own allocations, so it is exact and the same on every run. It does not see memory that
     others take (Python objects, the libraries' workspaces). On the CPU the block runs under torch's profiler and
-    so runs slower: never time it in the same run. Only allocations of the calling thread are seen there.
+    so runs slower: never time it in the same run. Only allocations of the calling thread are seen there. Python
+    collects no garbage meanwhile: tensors that were left over from before would be given back in the middle.
     """
     peak = Peak()
     if str(device).startswith("cuda"):
@@ -82,11 +84,16 @@ def peak_memory(device: str = "cpu") -> Iterator[Peak]:
         False,
         torch._C._profiler._ExperimentalConfig(),
     )
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
     torch.autograd._enable_profiler_legacy(settings)
     try:
         yield peak
     finally:
         threads = torch.autograd._disable_profiler_legacy()
+        if collects:
+            gc.enable()
     level = 0
     for event in (event for thread in threads for event in thread if event.kind() == "memory_alloc"):
         level += event.cpu_memory_usage()  # negative where memory is given back
