@@ -229,9 +229,10 @@ def test_garbage_from_before_is_not_given_back_in_the_middle():
     threshold = gc.get_threshold()
     gc.set_threshold(100_000)  # none before the block begins
     try:
-        for _ in range(20):
-            ring = [torch.ones(1000)]
-            ring.append(ring)
+        with memory.peak_memory():  # of blocks from before its first use torch knows no size
+            for _ in range(20):
+                ring = [torch.ones(1000)]
+                ring.append(ring)
         del ring
         with memory.peak_memory() as peak:
             gc.set_threshold(1)
