@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 
 import pytest
 import torch
@@ -477,7 +478,10 @@ def test_folders_are_not_written_over_and_plain_models_not_written(tmp_path):
         (lambda m: QuantizationRecipe("rtn", 4, 0), "group must be a whole number"),
         (lambda m: QuantizationRecipe("rtn", 4, 8, {"symetric": True}), "did you mean 'symmetric'"),
         (lambda m: QuantizationRecipe("gptq", options={"order": "up"}), 'order must be "largest"'),
-        (lambda m: QuantizationRecipe("gptq", options={"damping": 0}), "damping must be above 0"),
+        (
+            lambda m: QuantizationRecipe("gptq", options={"damping": 0}),
+            "damping must be a finite number above 0",
+        ),
         (lambda m: QuantizationRecipe.from_dict({"method": "rtn", "bit": 4}), "did you mean 'bits'"),
         (lambda m: Calibration(torch.zeros(0, 4, dtype=torch.int64)), "at least one of them"),
         (lambda m: Calibration([[1, 2]]), "tokens .* in int64"),
@@ -511,3 +515,26 @@ def test_groups_of_equal_and_of_zero_weights_come_through(name):
     assert torch.isfinite(logits_of(new)).all()
     largest = new.layers[0].mlp.up.dequantized_weight()[:8].abs().max()
     assert largest < 0.2 if name == "quip" else largest == 0  # a rotation makes all weights of all others
+
+
+ODD_VALUES = ("x", None, [], {}, True, False, math.nan, math.inf, -1, 0, 0.5, 1, 3, 7, 10**9)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_an_odd_value_of_an_option_is_accepted_or_refused_by_name(name):
+    """Settings come from files: whatever stands there, a recipe is made or WorkbenchError raised, and no float or word
+    passes where a whole number or a truth value is meant."""
+    entry = METHODS[name]
+    for option in (*entry.options, *entry.numbers):
+        taken = []
+        for value in ODD_VALUES:
+            given = {"options": {option: value}} if option in entry.options else {option: value}
+            try:
+                QuantizationRecipe.from_dict({"method": name, **given}).make()
+            except WorkbenchError as error:
+                assert repr(value) in str(error) or "leave it out" in str(error), (option, value, str(error))
+            else:
+                taken.append(value)
+        kinds = {type(value) for value in taken if value is not None}
+        assert len(taken) < len(ODD_VALUES) / 2, (option, taken)
+        assert bool not in kinds or kinds == {bool}, (option, taken)

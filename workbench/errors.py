@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -36,3 +37,44 @@ def check_settings(kind: str, given: Iterable[str], known: Iterable[str]) -> Non
     for name in given:
         if name not in known:
             raise unknown(f"{kind} setting", name, known)
+
+
+# -- plain values that came from outside ------------------------------------------------------------------------
+
+
+def is_whole(value: object) -> bool:
+    """An int, and not True or False."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """An int or a finite float, and not True or False."""
+    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def check_flag(name: str, value: object) -> bool:
+    """The value, if it is True or False. Raises WorkbenchError."""
+    if not isinstance(value, bool):
+        raise WorkbenchError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def check_whole(name: str, value: object, least: int) -> int:
+    """The value, if it is a whole number of at least `least`. Raises WorkbenchError."""
+    if not is_whole(value) or value < least:
+        raise WorkbenchError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def check_above(name: str, value: object, bound: float) -> float:
+    """The value as a float, if it is a finite number above the bound. Raises WorkbenchError."""
+    if not is_number(value) or not value > bound:
+        raise WorkbenchError(f"{name} must be a finite number above {bound:g}, got {value!r}")
+    return float(value)
+
+
+def check_between(name: str, value: object, low: float, high: float) -> float:
+    """The value as a float, if it is a number from low to high, both allowed. Raises WorkbenchError."""
+    if not is_number(value) or not low <= value <= high:
+        raise WorkbenchError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
+    return float(value)

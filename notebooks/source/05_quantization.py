@@ -315,6 +315,17 @@ print("eight codes: ", " ".join(f"{int(c):03b}" for c in few))
 print("three bytes: ", " ".join(f"{int(b):08b}" for b in packed))
 
 # %% [markdown]
+# Which bit went where? Found by turning each bit on alone and packing it. A cell is one bit of a byte, the highest
+# first: `3.0` is the lowest bit of code 3.
+
+# %%
+from workbench.quantization.packed_bits import nf4_ranges, packed_bits, super_block_ranges
+
+where = {(bit.byte, bit.place): f"{bit.index}.{bit.bit}" for bit in packed_bits(3, len(few))}
+rows = [[f"byte {byte}", *(where[byte, place] for place in range(7, -1, -1))] for byte in range(len(packed))]
+HTML(html.table(["", *(f"bit {place}" for place in range(7, -1, -1))], rows, "eight codes of 3 bits"))
+
+# %% [markdown]
 # A quantized model is saved as it is counted. Nothing is left in 16 bits by accident:
 
 # %%
@@ -745,6 +756,16 @@ rows = [[f"Q{b}_K", layout.block, layout.nbytes, f"{bits_of[f'Q{b}_K']:.4f}", f"
         for b, layout in LAYOUTS.items()]  # fmt: skip
 HTML(html.table(["", "weights a block", "bytes for 256 weights", "bits a weight", "beside the codes"], rows,
                 "k-quants"))  # fmt: skip
+
+# %% [markdown]
+# The bytes themselves, in the order in which they lie, of 256 weights as Q4_K and of 256 blocks of 64 as NF4:
+
+# %%
+layouts = {"Q4_K": super_block_ranges(4), "NF4": nf4_ranges(64)}
+rows = [[name, part.name, f"{part.start:,} … {part.end - 1:,}", part.meaning, f"{part.bits_per_weight:.4f}"]
+        for name, parts in layouts.items() for part in parts]  # fmt: skip
+assert sum(part.bits_per_weight for part in layouts["Q4_K"]) == bits_of["Q4_K"]
+HTML(html.table(["", "field", "bytes", "what they are", "bits a weight"], rows, "where the bytes lie"))
 
 # %%
 assert bits_of["Q4_K"] == 4.5 and bits_of["Q6_K"] == 6.5625 and bits_of["Q2_K"] == 2.625

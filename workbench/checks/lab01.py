@@ -10,17 +10,13 @@ from workbench.checks import lab01_beam as beam
 from workbench.checks import lab01_loop as loop
 from workbench.checks import lab01_sampling as sampling
 from workbench.checks import probes
-from workbench.grading.check import Check, Exercise, ExerciseSet
+from workbench.grading.check import Exercise, ExerciseSet, claim
 
 PRELUDE = """\
 import torch
 
 import workbench as wb
 from workbench import checks"""
-
-
-def _check(name: str, probe, judge, cases, points: int = 1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge)
 
 
 EXERCISES = ExerciseSet(
@@ -33,19 +29,19 @@ EXERCISES = ExerciseSet(
             "The loop",
             "token_loop",
             (
-                _check(
+                claim(
                     "last-row",
                     probes.run_loop,
                     loop.judge_choices,
                     lambda draw: [loop.loop_case(draw, 4, 3), loop.loop_case(draw, 1, 5)],
                 ),
-                _check(
+                claim(
                     "whole-text",
                     probes.run_loop,
                     loop.judge_texts,
                     lambda draw: [loop.loop_case(draw, 4, 5), loop.loop_case(draw, 2, 1)],
                 ),
-                _check("stop-token", probes.run_loop, loop.judge_tokens, loop.stopping_cases),
+                claim("stop-token", probes.run_loop, loop.judge_tokens, loop.stopping_cases),
             ),
         ),
         Exercise(
@@ -53,22 +49,22 @@ EXERCISES = ExerciseSet(
             "From logits to fewer tokens",
             "sampling_filters",
             (
-                _check(
+                claim(
                     "temperature",
                     probes.run_filter,
                     sampling.judge_filter,
                     sampling.filter_cases("temperature", [2.0, 0.5]),
                 ),
-                _check(
+                claim(
                     "top-k", probes.run_filter, sampling.judge_filter, sampling.filter_cases("top_k", [3, 1])
                 ),
-                _check(
+                claim(
                     "top-p",
                     probes.run_filter,
                     sampling.judge_filter,
                     sampling.filter_cases("top_p", [0.8, 0.45]),
                 ),
-                _check(
+                claim(
                     "min-p",
                     probes.run_filter,
                     sampling.judge_filter,
@@ -81,19 +77,19 @@ EXERCISES = ExerciseSet(
             "Not again",
             "penalize_repetition",
             (
-                _check(
+                claim(
                     "divides-positive",
                     probes.run_penalty,
                     sampling.judge_penalty,
                     sampling.penalty_cases("positive"),
                 ),
-                _check(
+                claim(
                     "multiplies-negative",
                     probes.run_penalty,
                     sampling.judge_penalty,
                     sampling.penalty_cases("negative"),
                 ),
-                _check(
+                claim(
                     "leaves-others",
                     probes.run_penalty,
                     sampling.judge_penalty,
@@ -106,9 +102,9 @@ EXERCISES = ExerciseSet(
             "The best of several paths",
             "beam_search",
             (
-                _check("one-beam", probes.run_beam, beam.judge_beam, beam.one_beam_cases),
-                _check("better-path", probes.run_beam, beam.judge_beam, beam.better_path_cases, points=2),
-                _check("length-penalty", probes.run_beam, beam.judge_beam, beam.length_cases),
+                claim("one-beam", probes.run_beam, beam.judge_beam, beam.one_beam_cases),
+                claim("better-path", probes.run_beam, beam.judge_beam, beam.better_path_cases, points=2),
+                claim("length-penalty", probes.run_beam, beam.judge_beam, beam.length_cases),
             ),
         ),
         Exercise(
@@ -116,11 +112,11 @@ EXERCISES = ExerciseSet(
             "What it costs",
             "count_rows",
             (
-                _check(
+                claim(
                     "by-hand", probes.run_count, loop.judge_count, loop.count_cases((3, 2), (1, 1), (5, 4))
                 ),
-                _check("100-after-10", probes.run_count, loop.judge_count, loop.count_cases((10, 100))),
-                _check("1000-after-2000", probes.run_count, loop.judge_count, loop.count_cases((2000, 1000))),
+                claim("100-after-10", probes.run_count, loop.judge_count, loop.count_cases((10, 100))),
+                claim("1000-after-2000", probes.run_count, loop.judge_count, loop.count_cases((2000, 1000))),
             ),
         ),
     ),

@@ -10,7 +10,7 @@ from workbench.checks import lab02_counts as counts
 from workbench.checks import lab02_graph as graph
 from workbench.checks import lab02_reading as reading
 from workbench.checks import probes_lab02 as probes
-from workbench.grading.check import Check, Exercise, ExerciseSet
+from workbench.grading.check import Check, Exercise, ExerciseSet, claim
 
 PRELUDE = """\
 import math
@@ -20,16 +20,12 @@ import torch
 from workbench import checks"""
 
 
-def _check(name: str, probe, judge, cases, points: int = 1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge)
-
-
 def _layer(name: str, cases) -> Check:
-    return _check(name, probes.run_layer, counts.judge_layer, cases)
+    return claim(name, probes.run_layer, counts.judge_layer, cases)
 
 
 def _tpot(name: str, cases) -> Check:
-    return _check(name, probes.run_tpot, counts.judge_tpot, cases)
+    return claim(name, probes.run_tpot, counts.judge_tpot, cases)
 
 
 EXERCISES = ExerciseSet(
@@ -63,9 +59,9 @@ EXERCISES = ExerciseSet(
             "The knee and the wall",
             "batch_limits",
             (
-                _check("knee", probes.run_limits, counts.judge_knee, counts.knee_cases),
-                _check("never", probes.run_limits, counts.judge_knee, counts.never_cases),
-                _check("memory", probes.run_limits, counts.judge_largest, counts.memory_cases),
+                claim("knee", probes.run_limits, counts.judge_knee, counts.knee_cases),
+                claim("never", probes.run_limits, counts.judge_knee, counts.never_cases),
+                claim("memory", probes.run_limits, counts.judge_largest, counts.memory_cases),
             ),
         ),
         Exercise(
@@ -73,9 +69,9 @@ EXERCISES = ExerciseSet(
             "Reading a roofline",
             "read_roofline",
             (
-                _check("roof", probes.run_reading, reading.judge_reading((0,)), reading.reading_cases),
-                _check("fraction", probes.run_reading, reading.judge_reading((1,)), reading.reading_cases),
-                _check("what-helps", probes.run_reading, reading.judge_reading((2,)), reading.reading_cases),
+                claim("roof", probes.run_reading, reading.judge_reading((0,)), reading.reading_cases),
+                claim("fraction", probes.run_reading, reading.judge_reading((1,)), reading.reading_cases),
+                claim("what-helps", probes.run_reading, reading.judge_reading((2,)), reading.reading_cases),
             ),
         ),
         Exercise(
@@ -83,9 +79,9 @@ EXERCISES = ExerciseSet(
             "What a million tokens cost",
             "workload_price",
             (
-                _check("prompt-tokens", probes.run_price, reading.judge_price((0,)), reading.price_cases),
-                _check("output-tokens", probes.run_price, reading.judge_price((1,)), reading.price_cases),
-                _check("all-tokens", probes.run_price, reading.judge_price((2,)), reading.price_cases),
+                claim("prompt-tokens", probes.run_price, reading.judge_price((0,)), reading.price_cases),
+                claim("output-tokens", probes.run_price, reading.judge_price((1,)), reading.price_cases),
+                claim("all-tokens", probes.run_price, reading.judge_price((2,)), reading.price_cases),
             ),
         ),
         Exercise(
@@ -93,9 +89,9 @@ EXERCISES = ExerciseSet(
             "One graph",
             "cap_logits",
             (
-                _check("same-values", probes.run_eager, graph.judge_eager, graph.eager_cases),
-                _check("one-graph", probes.run_compiled, graph.judge_compiled, graph.one_call_cases),
-                _check("any-length", probes.run_compiled, graph.judge_compiled, graph.length_cases),
+                claim("same-values", probes.run_eager, graph.judge_eager, graph.eager_cases),
+                claim("one-graph", probes.run_compiled, graph.judge_compiled, graph.one_call_cases),
+                claim("any-length", probes.run_compiled, graph.judge_compiled, graph.length_cases),
             ),
         ),
     ),

@@ -10,7 +10,7 @@ from workbench.checks import lab03_cache as cache
 from workbench.checks import lab03_counting as counting
 from workbench.checks import lab03_prefill as prefill
 from workbench.checks import probes_lab03 as probes
-from workbench.grading.check import Check, Exercise, ExerciseSet
+from workbench.grading.check import Check, Exercise, ExerciseSet, claim
 
 PRELUDE = """\
 import torch
@@ -23,20 +23,16 @@ from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch"""
 
 
-def _check(name: str, probe, judge, cases, points: int = 1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge)
-
-
 def _cache(name: str, cases, points: int = 1) -> Check:
-    return _check(name, probes.run_cache, cache.judge_cache, cases, points)
+    return claim(name, probes.run_cache, cache.judge_cache, cases, points)
 
 
 def _prefill(name: str, judge, cases, points: int = 1) -> Check:
-    return _check(name, probes.run_prefill, judge, cases, points)
+    return claim(name, probes.run_prefill, judge, cases, points)
 
 
 def _calculator(name: str, cases, points: int = 1) -> Check:
-    return _check(name, probes.run_calculator, counting.judge_calculator, cases, points)
+    return claim(name, probes.run_calculator, counting.judge_calculator, cases, points)
 
 
 EXERCISES = ExerciseSet(
@@ -85,9 +81,9 @@ EXERCISES = ExerciseSet(
             "Forget and go on",
             "RewindableCache",
             (
-                _check("cut", probes.run_cache, cache.judge_chunks, cache.cut_cases),
-                _check("goes-on", probes.run_cache, cache.judge_chunks, cache.go_on_cases, points=2),
-                _check("refused", probes.run_cache, cache.judge_chunks, cache.refused_cases),
+                claim("cut", probes.run_cache, cache.judge_chunks, cache.cut_cases),
+                claim("goes-on", probes.run_cache, cache.judge_chunks, cache.go_on_cases, points=2),
+                claim("refused", probes.run_cache, cache.judge_chunks, cache.refused_cases),
             ),
         ),
         Exercise(
@@ -105,14 +101,14 @@ EXERCISES = ExerciseSet(
             "What it saves",
             "count_work",
             (
-                _check(
+                claim(
                     "by-hand",
                     probes.run_work,
                     counting.judge_work,
                     counting.work_cases((3, 2), (2, 3)),
                 ),
-                _check("rows", probes.run_work, counting.judge_rows, counting.work_cases((4096, 512))),
-                _check("pairs", probes.run_work, counting.judge_pairs, counting.work_cases((4096, 512))),
+                claim("rows", probes.run_work, counting.judge_rows, counting.work_cases((4096, 512))),
+                claim("pairs", probes.run_work, counting.judge_pairs, counting.work_cases((4096, 512))),
             ),
         ),
     ),

@@ -13,7 +13,7 @@ from workbench.checks import lab04_int8 as int8
 from workbench.checks import lab04_latent as latent
 from workbench.checks import lab04_window as window
 from workbench.checks import probes_lab04 as probes
-from workbench.grading.check import Check, Exercise, ExerciseSet
+from workbench.grading.check import Check, Exercise, ExerciseSet, claim
 
 PRELUDE = """\
 import math
@@ -31,32 +31,28 @@ from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder"""
 
 
-def _check(name: str, probe, judge, cases, points: int = 1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge)
-
-
 def _attention(name: str, judge, cases, points: int = 1) -> Check:
-    return _check(name, probes.run_attention, judge, cases, points)
+    return claim(name, probes.run_attention, judge, cases, points)
 
 
 def _ring(name: str, cases, points: int = 1) -> Check:
-    return _check(name, probes.run_ring, window.judge_ring, cases, points)
+    return claim(name, probes.run_ring, window.judge_ring, cases, points)
 
 
 def _latent(name: str, judge, cases, points: int = 1) -> Check:
-    return _check(name, probes.run_latent, judge, cases, points)
+    return claim(name, probes.run_latent, judge, cases, points)
 
 
 def _int8(name: str, cases, points: int = 1) -> Check:
-    return _check(name, probes.run_int8, int8.judge_int8, cases, points)
+    return claim(name, probes.run_int8, int8.judge_int8, cases, points)
 
 
 def _conversion(name: str, cases, points: int = 1) -> Check:
-    return _check(name, probes.run_conversion, convert.judge_conversion, cases, points)
+    return claim(name, probes.run_conversion, convert.judge_conversion, cases, points)
 
 
 def _budget(name: str, cases, points: int = 1) -> Check:
-    return _check(name, probes.run_budget, budget.judge_budget, cases, points)
+    return claim(name, probes.run_budget, budget.judge_budget, cases, points)
 
 
 EXERCISES = ExerciseSet(

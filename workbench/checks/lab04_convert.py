@@ -10,6 +10,7 @@ import torch
 from workbench.checks.arithmetic import shown
 from workbench.checks.lab03_cache import VOCABULARY, shape
 from workbench.checks.probes_lab04 import original
+from workbench.grading.check import not_refused
 from workbench.kv import Recompute
 from workbench.models.batch import Batch
 
@@ -180,11 +181,7 @@ def judge_refused(case: dict, seen: dict) -> str | None:
     """WorkbenchError where the heads do not divide."""
     if "refused" in seen:
         return None
-    what = (
-        f"{seen['error']} was raised"
-        if "error" in seen
-        else f"no error was raised, a {seen['returned']} came back"
-    )
+    what = not_refused(seen)
     return (
         f"from {case['config']['num_kv_heads']} key-value heads to {case['num_kv_heads']}: {what}. Raise WorkbenchError "
         "unless the new number is at least 1 and divides the old one"

@@ -13,7 +13,7 @@ from workbench.checks import lab05_int8 as int8
 from workbench.checks import lab05_pack as pack
 from workbench.checks import lab05_recipe as recipe
 from workbench.checks import probes_lab05 as probes
-from workbench.grading.check import Check, Exercise, ExerciseSet
+from workbench.grading.check import Exercise, ExerciseSet, claim
 
 PRELUDE = """\
 import math
@@ -28,10 +28,6 @@ from workbench.errors import WorkbenchError
 from workbench.quantization import Calibration, IntegerFormat, quantize_tensor"""
 
 
-def _check(name: str, probe, judge, cases, points: int = 1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge)
-
-
 EXERCISES = ExerciseSet(
     name="05_quantization",
     lab=5,
@@ -42,20 +38,20 @@ EXERCISES = ExerciseSet(
             "Groups, and two codes a byte",
             "groups",
             (
-                _check(
+                claim(
                     "nearest-codes",
                     probes.run_groups,
                     pack.judge_groups,
                     pack.group_cases(("normal", 4, 16), ("all positive", 8, 32), ("a large group", 4, 8, 4)),
                     points=2,
                 ),
-                _check(
+                claim(
                     "equal-weights",
                     probes.run_groups,
                     pack.judge_groups,
                     pack.group_cases(("equal in a group", 4, 8), ("all zero", 4, 8)),
                 ),
-                _check(
+                claim(
                     "two-a-byte", probes.run_packing, pack.judge_packing, pack.packing_cases((4, 6), (3, 32))
                 ),
             ),
@@ -65,19 +61,19 @@ EXERCISES = ExerciseSet(
             "Outlier columns in 16 bits",
             "int8_product",
             (
-                _check(
+                claim(
                     "columns",
                     probes.run_outlier_columns,
                     int8.judge_columns,
                     int8.column_cases((6, 2, 12, 3), (4, 2, 7, 1)),
                 ),
-                _check(
+                claim(
                     "weights",
                     probes.run_product,
                     int8.judge_stored,
                     int8.product_cases((2, 6, 12, 2), (2, 4, 9, 3)),
                 ),
-                _check(
+                claim(
                     "product",
                     probes.run_product,
                     int8.judge_product,
@@ -91,26 +87,26 @@ EXERCISES = ExerciseSet(
             "Scaling up what matters",
             "awq",
             (
-                _check(
+                claim(
                     "output-error",
                     probes.run_output_error,
                     awq.judge_error,
                     awq.error_cases((40, 5, 8, "channels"), (60, 3, 12, "mixed")),
                 ),
-                _check(
+                claim(
                     "scale",
                     probes.run_scale,
                     awq.judge_scale,
                     awq.scale_cases((30, 8, "channels"), (30, 12, "mixed")),
                 ),
-                _check(
+                claim(
                     "search",
                     probes.run_search,
                     awq.judge_search,
                     awq.search_cases((80, [16], 16, 3, 8, 5), (80, [12], 32, 4, 16, 4, "mixed")),
                     points=2,
                 ),
-                _check("fold", probes.run_fold, awq.judge_fold, awq.fold_cases),
+                claim("fold", probes.run_fold, awq.judge_fold, awq.fold_cases),
             ),
         ),
         Exercise(
@@ -118,14 +114,14 @@ EXERCISES = ExerciseSet(
             "Spreading the error",
             "gptq",
             (
-                _check(
+                claim(
                     "factor",
                     probes.run_factor,
                     gptq.judge_factor,
                     gptq.factor_cases((6, "full", 0.01), (9, "full", 0.1)),
                     points=2,
                 ),
-                _check(
+                claim(
                     "columns",
                     probes.run_columns,
                     gptq.judge_columns,
@@ -139,20 +135,20 @@ EXERCISES = ExerciseSet(
             "Levels where they are needed",
             "codebook",
             (
-                _check(
+                claim(
                     "nearest",
                     probes.run_assign,
                     codebook.judge_assign,
                     codebook.assign_cases((3, 20, 4, "normal"), (2, 30, 8, "normal")),
                 ),
-                _check(
+                claim(
                     "levels",
                     probes.run_levels,
                     codebook.judge_levels,
                     codebook.level_cases((3, 24, 3, "normal", 1), (2, 60, 4, "normal", 4)),
                     points=2,
                 ),
-                _check(
+                claim(
                     "kept-apart",
                     probes.run_outliers,
                     codebook.judge_outliers,
@@ -165,10 +161,10 @@ EXERCISES = ExerciseSet(
             "A recipe for a budget",
             "recipe_planner",
             (
-                _check("bytes", probes.run_recipe, recipe.judge_recipe, recipe.bytes_cases, points=2),
-                _check("speed-up", probes.run_recipe, recipe.judge_recipe, recipe.speed_cases),
-                _check("step-time", probes.run_recipe, recipe.judge_recipe, recipe.time_cases),
-                _check("choice", probes.run_recipe, recipe.judge_recipe, recipe.choice_cases, points=2),
+                claim("bytes", probes.run_recipe, recipe.judge_recipe, recipe.bytes_cases, points=2),
+                claim("speed-up", probes.run_recipe, recipe.judge_recipe, recipe.speed_cases),
+                claim("step-time", probes.run_recipe, recipe.judge_recipe, recipe.time_cases),
+                claim("choice", probes.run_recipe, recipe.judge_recipe, recipe.choice_cases, points=2),
             ),
         ),
     ),

@@ -214,25 +214,3 @@ def _judge_codes(where: str, seen: dict, weight, scale, zero, u: torch.Tensor, h
         error = (w[:, j] - (codes[:, j] * step + offset)) / u[j, j]
         w[:, j + 1 :] -= error[:, None] * u[j, j + 1 :]
     return None
-
-
-# --- Both together ---
-
-
-def both_cases(*sizes: tuple):
-    """Cases of (out, in, bits, damping)."""
-    return lambda draw: [
-        {"seed": draw.randrange(10**6), "out": out, "wide": wide, "bits": bits, "damping": damping}
-        for out, wide, bits, damping in sizes
-    ]
-
-
-def judge_both(case: dict, seen: dict) -> str | None:
-    """Codes that follow from second moments."""
-    if lacking := told_missing(seen):
-        return lacking
-    out, wide, bits = case["out"], case["wide"], case["bits"]
-    given = column_inputs(case["seed"], out, wide, wide, bits, 1.0)
-    u = exact_factor(moments(case["seed"], wide), case["damping"])
-    where = f"inverse_factor, then quantize_columns of W [{out}, {wide}] at {bits} bits: "
-    return _judge_codes(where, seen["codes"], *given, u, 2**bits - 1)

@@ -9,6 +9,7 @@ import torch
 
 from workbench.checks.lab05_tensors import fault_of, first_wrong, read, same, told_missing
 from workbench.checks.probes_lab05 import codes_of, weights_of_kind
+from workbench.grading.check import not_refused
 
 HALF = 2.0**-10  # of a number stored in float16, rounded either way
 
@@ -229,11 +230,7 @@ def judge_refused(case: dict, seen: dict) -> str | None:
         return lacking
     if "refused" in seen:
         return None
-    what = (
-        f"{seen['error']} was raised"
-        if "error" in seen
-        else f"no error was raised, a {seen['returned']} came back"
-    )
+    what = not_refused(seen)
     if case["part"] == "pack":
         return f"pack of {case['wide']} codes a row: {what}. Raise WorkbenchError: two codes fill a byte, and one is left"
     return (

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from workbench.checks.lab04_caches import Design, rolling_cache
 from workbench.checks.probes_lab03 import random_model
 from workbench.errors import WorkbenchError
-from workbench.grading.check import describe_error
+from workbench.grading.check import describe_error, refused_or_not
 from workbench.kv import Recompute
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -314,15 +314,7 @@ def run_conversion(
 def run_refused_conversion(answer: Any, config: dict, seed: int, num_kv_heads: int, **_: Any) -> dict:
     """The same where the heads do not divide: what is raised, or what comes back."""
     model = original(config, seed, None)
-    try:
-        new = answer(dict(model.state_dict()), model.config, num_kv_heads)
-    except WorkbenchError as error:
-        return {"refused": str(error)}
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return {"error": describe_error(error)}
-    return {"returned": type(new).__name__}
+    return refused_or_not(lambda: answer(dict(model.state_dict()), model.config, num_kv_heads))
 
 
 # --- smaller-budget ---

@@ -13,8 +13,7 @@ import torch
 from workbench.checks.lab05_parts import Machine, Stored, Weights
 from workbench.checks.lab05_tensors import missing, shown
 from workbench.checks.probes_lab04 import drawn
-from workbench.errors import WorkbenchError
-from workbench.grading.check import describe_error
+from workbench.grading.check import refused_or_not
 from workbench.quantization import Inputs, IntegerFormat
 
 
@@ -95,18 +94,9 @@ def run_refused(answer: Any, part: str, seed: int, out: int, wide: int, group: i
     """quantize with groups that do not divide, or pack of an odd number."""
     if lacking := missing(answer, part):
         return lacking
-    try:
-        if part == "pack":
-            value = answer["pack"](codes_of(seed, out, wide))
-        else:
-            value = answer["quantize"](drawn(seed, "weight", out, wide), 4, group)
-    except WorkbenchError as error:
-        return {"refused": str(error)}
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return {"error": describe_error(error)}
-    return {"returned": type(value).__name__}
+    if part == "pack":
+        return refused_or_not(lambda: answer["pack"](codes_of(seed, out, wide)))
+    return refused_or_not(lambda: answer["quantize"](drawn(seed, "weight", out, wide), 4, group))
 
 
 # --- quant-llm-int8 ---
@@ -280,16 +270,6 @@ def run_columns(answer: Any, seed: int, out: int, wide: int, group: int, bits: i
         answer["quantize_columns"], weight, factor_of(seed, wide), scale, zero, 2**bits - 1
     )
     return {"codes": shown(codes), "changed": changed}
-
-
-def run_both(answer: Any, seed: int, out: int, wide: int, bits: int, damping: float) -> dict:
-    """Both parts together on second moments: codes [out, in], one group a row."""
-    if lacking := missing(answer, "inverse_factor", "quantize_columns"):
-        return lacking
-    weight, scale, zero = column_inputs(seed, out, wide, wide, bits, 1.0)
-    factor = answer["inverse_factor"](moments(seed, wide), damping)
-    codes = answer["quantize_columns"](weight, factor, scale, zero, 2**bits - 1)
-    return {"codes": shown(codes)}
 
 
 # --- quant-codebook ---

@@ -65,6 +65,11 @@ class Check:
         return f"{self.probe.__module__}:{self.probe.__qualname__}"
 
 
+def claim(name: str, probe: Callable, judge: Callable, cases: Callable, points: int = 1) -> Check:
+    """A Check in the order in which a list of them reads well."""
+    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge)
+
+
 @dataclass(frozen=True)
 class Exercise:
     """`entry` is the name that the answer's cell must define; the checks are run in order, visible before hidden."""
@@ -241,6 +246,27 @@ def brief(value: Any, limit: int = 160) -> str:
 
 
 # --- Probe and judge ---
+
+
+def refused_or_not(call: Callable[[], Any]) -> dict:
+    """What a call came to that is to be refused: {"refused": message} of a WorkbenchError, {"error"} of another
+    exception, {"returned": type} of neither. For probes; an answer that is not written yet says so itself."""
+    try:
+        value = call()
+    except WorkbenchError as error:
+        return {"refused": str(error)}
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return {"error": describe_error(error)}
+    return {"returned": type(value).__name__}
+
+
+def not_refused(seen: dict) -> str:
+    """In words, what came instead of a refusal; for judges."""
+    if "error" in seen:
+        return f"{seen['error']} was raised"
+    return f"no error was raised, a {seen['returned']} came back"
 
 
 def describe_error(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from workbench.errors import WorkbenchError
+from workbench.errors import check_flag, check_whole
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.folding import LayerParts
 from workbench.quantization.formats import (
@@ -44,9 +44,7 @@ class AWQ(Method):
         self, bits: int = 4, group: int = 128, symmetric: bool = False, grid: int = 20, clip: bool = True
     ) -> None:
         self.format, self.group = IntegerFormat(bits, symmetric), group
-        if not isinstance(grid, int) or grid < 1:
-            raise WorkbenchError(f"grid must be a whole number of at least 1, got {grid!r}")
-        self.grid, self.clip = grid, clip
+        self.grid, self.clip = check_whole("grid", grid, 1), check_flag("clip", clip)
 
     def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
         divisors: dict[str, torch.Tensor] = {}

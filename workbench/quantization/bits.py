@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from workbench.errors import WorkbenchError, unknown
+from workbench.errors import WorkbenchError, is_whole, unknown
 from workbench.quantization.nf4 import NF4_LEVELS
 
 
@@ -49,7 +49,7 @@ class BitView:
 
     def flip(self, place: int) -> BitView:
         """The number with one bit turned; place 0 is the lowest. Raises WorkbenchError for a place there is not."""
-        if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < len(self.bits):
+        if not is_whole(place) or not 0 <= place < len(self.bits):
             raise WorkbenchError(
                 f"{self.format} has bits 0 to {len(self.bits) - 1}, 0 the lowest; got {place!r}"
             )
@@ -298,7 +298,7 @@ def _named(format: str) -> FloatBits | IntegerBits | LevelBits:
 
 
 def _checked(kind: FloatBits | IntegerBits | LevelBits, pattern: int) -> int:
-    if not isinstance(pattern, int) or isinstance(pattern, bool) or not 0 <= pattern < 2**kind.width:
+    if not is_whole(pattern) or not 0 <= pattern < 2**kind.width:
         raise WorkbenchError(
             f"a pattern of {kind.name} is a whole number from 0 to {2**kind.width - 1}, got {pattern!r}"
         )

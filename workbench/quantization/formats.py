@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.errors import WorkbenchError, unknown
+from workbench.errors import WorkbenchError, check_flag, is_whole, unknown
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class IntegerFormat:
     symmetric: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bits, int) or isinstance(self.bits, bool) or not 2 <= self.bits <= 8:
+        if not is_whole(self.bits) or not 2 <= self.bits <= 8:
             raise WorkbenchError(f"an integer format has 2 to 8 bits, got {self.bits!r}")
+        check_flag("symmetric", self.symmetric)
 
     @property
     def name(self) -> str:
@@ -188,7 +189,7 @@ def quantize_tensor(
                 f"group={group} goes with over=… of one axis, along which the groups lie; got over={over!r}"
             )
         size = x.shape[axes[0]]
-        if not isinstance(group, int) or isinstance(group, bool) or group < 1 or size % group:
+        if not is_whole(group) or group < 1 or size % group:
             raise WorkbenchError(
                 f"group must be a whole number that divides the {size} elements of axis {axes[0] + x.dim()}, got {group!r}"
             )
@@ -204,7 +205,7 @@ def quantize_tensor(
 def _axes(x: torch.Tensor, over: int | tuple[int, ...] | None) -> tuple[int, ...]:
     """From the end, so that they stay right when an axis before them is split."""
     axes = range(x.dim()) if over is None else (over,) if isinstance(over, int) else over
-    wrong = [a for a in axes if not isinstance(a, int) or isinstance(a, bool) or not -x.dim() <= a < x.dim()]
+    wrong = [a for a in axes if not is_whole(a) or not -x.dim() <= a < x.dim()]
     found = tuple(sorted({a if a < 0 else a - x.dim() for a in axes})) if not wrong else ()
     if wrong or not found or len(found) != len(axes):
         raise WorkbenchError(f"over must be different axes of a tensor of {x.dim()} dimensions, got {over!r}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, check_above, check_whole
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.formats import IntegerFormat, QuantizedTensor, fit, pack
 from workbench.quantization.methods import Method, method
@@ -47,9 +47,8 @@ class GPTQ(Method):
         self.format, self.group = IntegerFormat(bits, symmetric), group
         if order not in ("largest", "given"):
             raise WorkbenchError(f'order must be "largest" or "given", got {order!r}')
-        if not damping > 0 or block < 1:
-            raise WorkbenchError(f"damping must be above 0 and block at least 1, got {damping} and {block}")
-        self.order, self.damping, self.block = order, damping, block
+        self.order = order
+        self.damping, self.block = check_above("damping", damping, 0), check_whole("block", block, 1)
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> Grouped:
         assert inputs is not None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from workbench.errors import WorkbenchError, check_settings
+from workbench.errors import WorkbenchError, check_flag, check_settings, is_whole
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.kquant_bytes import (
     LAYOUTS,
@@ -86,7 +86,7 @@ class KQuantized(StoredWeight):
         check_settings("a k_quantized weight", settings, ("bits", "out", "in"))
         layout = layout_of(settings.get("bits"))
         shape = settings.get("out"), settings.get("in")
-        if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape):
+        if not all(is_whole(n) and n > 0 for n in shape):
             raise WorkbenchError(
                 f"a k_quantized weight has out and in features, got {shape[0]!r} and {shape[1]!r}"
             )
@@ -98,7 +98,7 @@ class KQuantized(StoredWeight):
 
 
 def layout_of(bits: object) -> Layout:
-    if not isinstance(bits, int) or isinstance(bits, bool) or bits not in LAYOUTS:
+    if not is_whole(bits) or bits not in LAYOUTS:
         raise WorkbenchError(f"k-quants have {min(LAYOUTS)} to {max(LAYOUTS)} bits, got {bits!r}")
     return LAYOUTS[bits]
 
@@ -114,9 +114,7 @@ class KQuant(Method):
 
     def __init__(self, bits: int = 4, importance: bool = False) -> None:
         layout_of(bits)
-        if not isinstance(importance, bool):
-            raise WorkbenchError(f"importance must be True or False, got {importance!r}")
-        self.bits, self.needs_inputs = bits, importance
+        self.bits, self.needs_inputs = bits, check_flag("importance", importance)
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> KQuantized:
         if not self.needs_inputs:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from workbench.errors import WorkbenchError, check_settings, unknown
+from workbench.errors import WorkbenchError, check_above, check_settings, unknown
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.int8_product import Int8Product, int8_product, rounded_weight, taken_codes
 from workbench.quantization.methods import Method, method
@@ -39,7 +39,7 @@ class LiveOutliers(Int8Product):
 
     def __init__(self, codes: torch.Tensor, scale: torch.Tensor, threshold: float) -> None:
         super().__init__(codes, scale)
-        self.threshold = check_threshold(threshold)
+        self.threshold = check_above("threshold", threshold, 0)
 
     def outlier_columns(self, x: torch.Tensor) -> torch.Tensor:
         """Those in which some input of x [N, in] is above the threshold: their numbers, ascending."""
@@ -60,7 +60,7 @@ class LiveOutliers(Int8Product):
         check_settings(f"an {cls.kind} weight", settings, ("threshold",))
         return cls(
             *taken_codes(take(tensors, cls.kind, ("codes", "scale"))),
-            check_threshold(settings.get("threshold")),
+            check_above("threshold", settings.get("threshold"), 0),
         )
 
 
@@ -151,7 +151,7 @@ class LLMInt8(Method):
     """threshold: of |input|, above which a column is an outlier. columns: "calibrated" or "live", see the module."""
 
     def __init__(self, threshold: float = THRESHOLD, columns: str = "calibrated") -> None:
-        self.threshold = check_threshold(threshold)
+        self.threshold = check_above("threshold", threshold, 0)
         if columns not in COLUMNS:
             raise unknown("time to decide on outlier columns", columns, COLUMNS)
         self.columns = columns
@@ -165,10 +165,3 @@ class LLMInt8(Method):
             return LiveOutliers(*rounded_weight(weight), self.threshold)
         assert inputs is not None
         return KeptOutliers.rounded(weight, inputs.max_abs > self.threshold)
-
-
-def check_threshold(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < float("inf"):
-        raise WorkbenchError(f"threshold must be a finite number above 0, got {value!r}")
-    return float(value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from workbench.errors import WorkbenchError, check_settings, unknown
+from workbench.errors import WorkbenchError, check_settings, is_whole, unknown
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.folding import LayerParts
 from workbench.quantization.stored import StoredWeight
@@ -67,7 +67,7 @@ class QuantizationRecipe:
                 f"method {self.method!r} has no {' and no '.join(unused)}: {made.summary}; leave it out"
             )
         for name, value in given.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_whole(value) or value < 1:
                 raise WorkbenchError(f"{name} must be a whole number of at least 1, got {value!r}")
         return made.make(**given, **self.options)
 

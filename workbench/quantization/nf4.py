@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from workbench.errors import WorkbenchError, check_settings
+from workbench.errors import WorkbenchError, check_flag, check_settings, check_whole, is_whole
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.formats import FP8_E4M3, decode, encode, fit, pack, unpack
 from workbench.quantization.methods import Method, method
@@ -87,7 +87,7 @@ class NormalFloat(StoredWeight):
         """weight [out, in], each block of `block` inputs to the nearest levels. Raises WorkbenchError for a block that
         is odd or does not divide the inputs, and for weights that are not finite."""
         wide = weight.shape[1]
-        if not isinstance(block, int) or isinstance(block, bool) or block < 2 or block % 2 or wide % block:
+        if not is_whole(block) or block < 2 or block % 2 or wide % block:
             raise WorkbenchError(
                 f"block must be an even number that divides the {wide} inputs, got {block!r}"
             )
@@ -160,9 +160,7 @@ class NF4(Method):
     """block: weights to a scale. double: whether the scales are rounded to 8 bits as well. 4.127 bits a weight."""
 
     def __init__(self, block: int = 64, double: bool = True) -> None:
-        if not isinstance(double, bool):
-            raise WorkbenchError(f"double must be True or False, got {double!r}")
-        self.block, self.double = block, double
+        self.block, self.double = check_whole("block", block, 2), check_flag("double", double)
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> NormalFloat:
         return NormalFloat.rounded(weight, self.block, double=self.double)

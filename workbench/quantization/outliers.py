@@ -15,13 +15,12 @@ the planted ones are ordinary channels at another scale. What breaks a quantizer
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, check_above, is_whole
 from workbench.models.decoder import Decoder, DecoderLayer
 from workbench.quantization.calibration import Calibration, Reading
 from workbench.quantization.folding import LayerParts
@@ -53,8 +52,7 @@ def plant_outliers(
     """
     _check_model(model)
     at = _chosen(channels, model.config.hidden_size, seed)
-    if not _is_number(factor) or not 1 < factor < math.inf:
-        raise WorkbenchError(f"factor must be a finite number above 1, got {factor!r}")
+    factor = check_above("factor", factor, 1)
     scale = torch.ones(model.config.hidden_size, device=model.device)
     scale[at] = 1 / factor
     new = copy_of(model)
@@ -113,7 +111,7 @@ def _chosen(channels: int | Sequence[int], width: int, seed: int) -> list[int]:
             .sort()
             .values.tolist()
         )
-    wrong = [c for c in channels if not isinstance(c, int) or isinstance(c, bool) or not 0 <= c < width]
+    wrong = [c for c in channels if not is_whole(c) or not 0 <= c < width]
     if wrong or not len(channels) or len(set(channels)) != len(channels):
         raise WorkbenchError(
             f"channels must be different ones from 0 to {width - 1}, at least one, got {list(channels)!r:.80}"
@@ -139,7 +137,3 @@ def _check_model(model: Decoder) -> None:
         )
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise WorkbenchError(f"{model.name} is quantized; plant the outliers first, then quantize")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

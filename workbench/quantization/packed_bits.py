@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, is_whole
 from workbench.quantization.formats import IntegerFormat, pack
 from workbench.quantization.kquant import layout_of
 from workbench.quantization.kquant_bytes import SUPER_BLOCK, Layout, SuperBlocks, to_bytes
@@ -45,7 +45,7 @@ def packed_bits(bits: int, count: int) -> tuple[PackedBit, ...]:
     Raises WorkbenchError for bits that are not 2 to 8, and codes that do not fill whole bytes.
     """
     IntegerFormat(bits)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+    if not is_whole(count) or count < 1:
         raise WorkbenchError(f"count must be a whole number of at least 1, got {count!r}")
     alone = torch.eye(count, dtype=torch.uint8)
     found = [_places(pack(alone << bit, bits=bits), "code", bit) for bit in range(bits)]
@@ -87,7 +87,7 @@ def nf4_ranges(block: int = 64, *, double: bool = True) -> tuple[ByteRange, ...]
 
     The mean of all scales is left out: 4 bytes for a whole matrix. Raises WorkbenchError for a block that is odd.
     """
-    if not isinstance(block, int) or isinstance(block, bool) or block < 2 or block % 2:
+    if not is_whole(block) or block < 2 or block % 2:
         raise WorkbenchError(f"block must be an even number, got {block!r}")
     blocks = SCALES_TOGETHER if double else 1
     parts = [("codes", blocks * block // 2, "codes of 4 bits, two in a byte")]

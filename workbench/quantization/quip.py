@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from workbench.errors import WorkbenchError, check_settings
+from workbench.errors import WorkbenchError, check_above, check_settings, check_whole, is_whole
 from workbench.quantization import hadamard, lattice, stored
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.formats import pack, unpack
@@ -134,7 +134,7 @@ class LatticeWeight(StoredWeight):
     def from_parts(cls, tensors: dict[str, torch.Tensor], settings: dict) -> LatticeWeight:
         check_settings("a lattice weight", settings, ("bits", "in_features", "out_features"))
         bits, shape = _bits(settings.get("bits")), (settings.get("out_features"), settings.get("in_features"))
-        if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape) or shape[1] % 8:
+        if not all(is_whole(n) and n > 0 for n in shape) or shape[1] % 8:
             raise WorkbenchError(
                 f"a lattice weight has out_features, and in_features in eights, got {shape[0]!r} and {shape[1]!r}"
             )
@@ -164,7 +164,7 @@ def unpack_signs(packed: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def _bits(bits: object) -> int:
-    if not isinstance(bits, int) or isinstance(bits, bool) or bits not in FORMATS:
+    if not is_whole(bits) or bits not in FORMATS:
         raise WorkbenchError(f"quip has 2, 3 or 4 bits, got {bits!r}")
     return bits
 
@@ -182,11 +182,7 @@ class QuIP(Method):
 
     def __init__(self, bits: int = 2, damping: float = 0.01, seed: int = 0) -> None:
         self.bits = _bits(bits)
-        if not damping > 0:
-            raise WorkbenchError(f"damping must be above 0, got {damping!r}")
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise WorkbenchError(f"seed must be a whole number, got {seed!r}")
-        self.damping, self.seed = damping, seed
+        self.damping, self.seed = check_above("damping", damping, 0), check_whole("seed", seed, 0)
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> LatticeWeight:
         assert inputs is not None

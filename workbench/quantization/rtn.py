@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from workbench.errors import check_flag
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.formats import IntegerFormat
 from workbench.quantization.methods import Method, method
@@ -23,7 +24,7 @@ class RTN(Method):
         self, bits: int = 4, group: int = 128, symmetric: bool = False, whole_rows: bool = False
     ) -> None:
         self.format = IntegerFormat(bits, symmetric)
-        self.group = None if whole_rows else group
+        self.group = None if check_flag("whole_rows", whole_rows) else group
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> Grouped:
         return Grouped.rounded(weight, self.format, self.group)

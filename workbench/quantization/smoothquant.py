@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from workbench.errors import WorkbenchError
+from workbench.errors import check_between
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.folding import LayerParts
 from workbench.quantization.int8_product import Int8Product
@@ -33,9 +33,7 @@ class SmoothQuant(Method):
     scales_layers = True
 
     def __init__(self, alpha: float = 0.5) -> None:
-        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 <= alpha <= 1:
-            raise WorkbenchError(f"alpha must be a number from 0 to 1, got {alpha!r}")
-        self.alpha = float(alpha)
+        self.alpha = check_between("alpha", alpha, 0, 1)
 
     def prepare_layer(self, layer: LayerParts, inputs: dict[str, Inputs]) -> dict[str, torch.Tensor]:
         divisors: dict[str, torch.Tensor] = {}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.errors import WorkbenchError, check_settings
+from workbench.errors import WorkbenchError, check_between, check_settings, is_whole
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.formats import IntegerFormat, pack, unpack
 from workbench.quantization.methods import Method, method
@@ -220,7 +220,7 @@ def _check_csr(
 
 def _format(bits: object) -> IntegerFormat:
     """Of the codes; its packing is all that is used of it."""
-    if not isinstance(bits, int) or isinstance(bits, bool) or bits not in (2, 3, 4):
+    if not is_whole(bits) or bits not in (2, 3, 4):
         raise WorkbenchError(f"squeezellm has 2, 3 or 4 bits, got {bits!r}")
     return IntegerFormat(bits)
 
@@ -248,14 +248,10 @@ class SqueezeLLM(Method):
         self, bits: int = 4, outliers: float = 0.004, sensitive: float = 0.0005, weights: str = "gradients"
     ) -> None:
         self.bits, self.multiple = bits, _format(bits).multiple
-        for name, share in (("outliers", outliers), ("sensitive", sensitive)):
-            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 0.5:
-                raise WorkbenchError(
-                    f"{name} is the share of the weights kept apart, 0 to 0.5, got {share!r}"
-                )
         if weights not in ("gradients", "inputs"):
             raise WorkbenchError(f'weights must be "gradients" or "inputs", got {weights!r}')
-        self.outliers, self.sensitive = outliers, sensitive
+        self.outliers = check_between("the share of outliers", outliers, 0, 0.5)
+        self.sensitive = check_between("the share of sensitive weights", sensitive, 0, 0.5)
         self.needs_gradients = weights == "gradients"
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> CodebookWeight:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from workbench.errors import WorkbenchError, check_settings, unknown
+from workbench.errors import WorkbenchError, check_settings, is_whole, unknown
 from workbench.quantization.formats import (
     FloatFormat,
     Format,
@@ -126,7 +126,7 @@ class Grouped(StoredWeight):
         format, group = format_named(settings.get("format", "")), settings.get("group")
         named = ("codes", "scale", *(["zero"] if format.has_zero else []))
         codes, scale, *zero = take(tensors, cls.kind, named)
-        if not isinstance(group, int) or isinstance(group, bool) or group < 1 or group % format.multiple:
+        if not is_whole(group) or group < 1 or group % format.multiple:
             raise WorkbenchError(
                 f"a grouped weight's group must fill whole bytes of {format.name}, got {group!r}"
             )
