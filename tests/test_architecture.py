@@ -17,6 +17,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"models", "kernels", "grading"},
     {"instruments", "quantization"},
     {"kv"},
+    {"speculation"},
     {"decoding"},
     {"experiments", "records"},
     {"panels", "checks", "jupyter", "lab_server"},

@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
+from workbench.decoding.law import SamplingLaw
 from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv
 from workbench.decoding.sampling import (
     SamplingSettings,
@@ -23,10 +25,22 @@ from workbench.decoding.sampling import (
     whole_number,
 )
 from workbench.decoding.sampling import choose as choose_token
+from workbench.decoding.speculative import (
+    SpeculationStats,
+    SpeculativeRunner,
+    begin_guide,
+    speculative_runner,
+)
 from workbench.decoding.text import GeneratedText
 from workbench.errors import WorkbenchError, check_settings
 from workbench.kv import KV
 from workbench.models.decoder import Decoder
+from workbench.speculation.drafts import Draft
+from workbench.speculation.engine import MOST_NODES
+from workbench.speculation.lengths import LengthPolicy
+
+if TYPE_CHECKING:
+    from workbench.decoding.guide import Guide
 
 Forward = Callable[[list[int]], torch.Tensor]
 Choose = Callable[[torch.Tensor, list[int]], int]
@@ -61,9 +75,9 @@ class Generation:
 
     text: str  # without the prompt, the stop string and the stop token; "" when the model has no tokenizer
     tokens: list[int]  # all new tokens, a stop token included
-    log_probs: list[
-        float
-    ]  # natural log of each token's probability under the model itself, before any filter
+    log_probs: list[float | None]
+    """Natural log of each token's probability under the model itself, before any filter; None where it was not asked,
+    because a grammar left no choice."""
     finish_reason: str  # "length", "stop_token", "stop_string" or "cancelled"
     prompt_tokens: int
     ttft_s: float | None  # time to the first token; None when there is none
@@ -72,6 +86,9 @@ class Generation:
     rows_processed: int  # token rows that went through the model
     model_calls: int
     score: float | None = None  # beam search: total log-probability / length ** length_penalty
+    origins: tuple[str, ...] = ()  # who wrote each token: "target", a draft's name, or "grammar"
+    kinds: tuple[str, ...] = ()  # of each token: "plain", "draft", "correction", "bonus" or "jump"
+    speculation: SpeculationStats | None = None  # with a draft or a grammar
 
 
 @dataclass(frozen=True)
@@ -80,8 +97,10 @@ class StreamedToken:
 
     token_id: int
     text: str
-    log_prob: float
+    log_prob: float | None
     seconds: float  # since the request was made
+    origin: str = "target"  # see Generation.origins and kinds
+    kind: str = "plain"
 
 
 class Stream:
@@ -94,7 +113,7 @@ class Stream:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: ModelRunner | SpeculativeRunner,
         tokens: Iterator[int],
         text: GeneratedText,
         *,
@@ -153,6 +172,9 @@ class Stream:
             token_times_s=times,
             rows_processed=self._runner.rows_processed,
             model_calls=self._runner.model_calls,
+            origins=tuple(token.origin for token in self._seen),
+            kinds=tuple(token.kind for token in self._seen),
+            speculation=self._runner.stats(),
         )
 
     def _end(self, reason: str | None) -> None:
@@ -163,7 +185,7 @@ class Stream:
         """The next token, and why the request ends with it, if it does."""
         token_id = self._next_token()
         seconds = self._runner.clock() - self._started
-        log_prob = self._runner.log_prob(token_id)
+        log_prob, origin = self._runner.log_prob(token_id), self._runner.origin()
         piece, reason = "", None
         if token_id in self._stop_token_ids:
             reason = "stop_token"
@@ -176,7 +198,7 @@ class Stream:
         if reason in ("stop_token", "length"):
             self._check_loop_has_ended(reason)
             piece += self._text.finish()
-        return StreamedToken(token_id, piece, log_prob, seconds), reason
+        return StreamedToken(token_id, piece, log_prob, seconds, *origin), reason
 
     def _next_token(self) -> int:
         """The loop's next token, checked: the loop may be a learner's."""
@@ -227,7 +249,11 @@ def stream(
     stop: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] | None = None,
     seed: int | None = None,
-    kv: str | Callable[..., KV] | KV = "recompute",
+    kv: str | Callable[..., KV] | KV | None = None,
+    draft: str | Draft | Decoder | None = None,
+    draft_length: int | str | LengthPolicy = 4,
+    guide: Guide | None = None,
+    jump: str = "tokens",
     filters: Mapping[str, Callable[..., torch.Tensor]] | None = None,
     loop: Callable[..., Iterator[int]] = token_loop,
     cancel: threading.Event | None = None,
@@ -240,7 +266,14 @@ def stream(
     stop: one string or several; generation ends when one appears in the new text, and the text ends before it.
     stop_token_ids: tokens that end it; None means the model's own end-of-text tokens, () none.
     seed: of this request's own random numbers (torch's global ones are never touched); None draws a fresh one.
-    kv: a kind ("recompute"), a class or function that takes the ModelConfig, or a ready kv.
+    kv: a kind ("recompute", "contiguous", …), a class or function that takes the ModelConfig, or a ready kv. None is
+    "recompute", the naive way; with a draft or a grammar "contiguous".
+    draft: who guesses ahead: a smaller model, a Draft, or the name of one (`workbench.speculation.DRAFTS`). The law of what
+    is written stays the model's. draft_length: how many tokens, K, "threshold", "dynamic" (measured; switched off where it
+    would lose) or a LengthPolicy.
+    guide: a grammar that the text keeps to (`workbench.decoding.Guide`). jump: where it leaves one continuation only, that
+    is appended without asking the model: "tokens" where just one token is legal, "text" where just one text is (another
+    law, see Guide), "never".
     filters: your own functions for named filters (see filter_stages). loop: your own token_loop.
     cancel: once set, no further token is begun.
     Raises WorkbenchError for settings out of range and for prompt + max_new_tokens beyond the context length.
@@ -266,14 +299,37 @@ def stream(
         stages = filter_stages(settings, logits, prompt_ids, token_ids[len(prompt_ids) :], filters)
         return choose_token(stages[-1][1], generator)
 
-    runner = ModelRunner(model, ready_kv(kv, model, 1, len(prompt_ids) + max_new_tokens))
-    tokens = loop(runner.forward, list(prompt_ids), choose, max_new_tokens, stop_token_ids)
-    if not isinstance(tokens, Iterator):
-        runner.release()  # it may have run to its end already
-        raise WorkbenchError(
-            f"loop must return an iterator of token ids, got {type(tokens).__name__}; write it with yield, "
-            "so that each token can be shown and timed when it comes"
+    if draft is None and guide is None:
+        runner = ModelRunner(model, ready_kv(kv or "recompute", model, 1, len(prompt_ids) + max_new_tokens))
+        tokens = loop(runner.forward, list(prompt_ids), choose, max_new_tokens, stop_token_ids)
+        if not isinstance(tokens, Iterator):
+            runner.release()  # it may have run to its end already
+            raise WorkbenchError(
+                f"loop must return an iterator of token ids, got {type(tokens).__name__}; write it with yield, "
+                "so that each token can be shown and timed when it comes"
+            )
+    else:
+        if loop is not token_loop:
+            raise WorkbenchError(
+                "loop is your own token_loop, and a draft or a guide has another; give one of them"
+            )
+        state = begin_guide(guide, model, jump)
+        law = SamplingLaw(settings, prompt_ids, replace=filters, guide=state)
+        room = min(model.config.context_length, len(prompt_ids) + max_new_tokens + MOST_NODES)
+        runner = speculative_runner(
+            model,
+            lambda: ready_kv(kv or "contiguous", model, 1, room),
+            prompt_ids,
+            law,
+            generator,
+            draft=draft,
+            draft_length=draft_length,
+            guide=state,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=(*stop_token_ids, *(() if state is None else state.end_token_ids)),
         )
+        stop_token_ids = runner.writing.stop_token_ids
+        tokens = runner.tokens()
     return Stream(
         runner,
         tokens,

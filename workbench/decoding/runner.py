@@ -61,11 +61,19 @@ class ModelRunner:
         """Natural log of the token's probability after the text of the last `forward`, under the model alone."""
         return self._last_row.log_softmax(dim=-1)[token_id].item()
 
+    def origin(self) -> tuple[str, str]:
+        """Who wrote the token that came last, and its kind: here always the model, one token a step."""
+        return "target", "plain"
+
     def release(self) -> None:
         """Give every sequence begun here back to the kv. May be called twice."""
         for name in self._owned & set(self._kv.lengths):
             self._kv.release(name)
         self._owned.clear()
+
+    def stats(self) -> None:
+        """No statistics of speculation: there was none."""
+        return None
 
     def clock(self) -> float:
         """Seconds, when all work handed to the device so far is done."""

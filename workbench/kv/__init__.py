@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import unknown
 from workbench.kv.contiguous import Contiguous
-from workbench.kv.contract import KV
+from workbench.kv.contract import KV, DraftingKV
 from workbench.kv.latent import Latent
 from workbench.kv.quantized import Quantized, check_takes_format
 from workbench.kv.recompute import Recompute
@@ -62,6 +62,7 @@ __all__ = [
     "KV",
     "KINDS",
     "Contiguous",
+    "DraftingKV",
     "Latent",
     "Quantized",
     "Recompute",

@@ -19,12 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from workbench.kv.slots import Places, Slots, dtype_name, require_room
-from workbench.models.attention import (
-    causal_mask,
-    eager_attention,
-    needs_mask,
-    sdpa_attention,
-)
+from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 
@@ -145,6 +140,11 @@ class Contiguous(Slots):
         for stored in (self._keys, self._values):
             stored[:, target, :, :length] = stored[:, source, :, :length]
 
+    def _move(self, slot: int, to: int, places: list[int]) -> None:
+        """A key is turned by the position that it has in the text, so moving it there is all there is to do."""
+        for stored in (self._keys, self._values):
+            stored[:, slot, :, to : to + len(places)] = stored[:, slot, :, places]
+
     def _put(self, place: int, k: torch.Tensor, v: torch.Tensor, step: _Step) -> None:
         for stored, new in ((self._keys[place], k), (self._values[place], v)):
             for slot, length, (a, b) in zip(step.slots, step.lengths, pairwise(step.query_starts)):
@@ -173,12 +173,12 @@ class Contiguous(Slots):
     ) -> torch.Tensor:
         parts = []
         look = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
-        for slot, length, mask, (a, b) in zip(
-            step.slots, step.lengths, step.masks[window], pairwise(step.query_starts)
+        for slot, length, tree, mask, (a, b) in zip(
+            step.slots, step.lengths, step.trees, step.masks[window], pairwise(step.query_starts)
         ):
             k, v = (stored[place, slot, :, :length].transpose(0, 1) for stored in (self._keys, self._values))
             if self._eager:
-                parts.append(eager_attention(q[a:b], k, v, **look))
+                parts.append(eager_attention(q[a:b], k, v, **look, parents=tree))
             else:
                 parts.append(sdpa_attention(q[a:b], k, v, **look, mask=mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -210,7 +210,7 @@ class _Step:
 
     When every sequence brings one token and the slots lie side by side, the keys to be seen are a rectangle of
     the cache; then `seen[window]` has its views for the layers of that window, all made at once. Otherwise the
-    sequences attend one by one, with `masks[window]`.
+    sequences attend one by one, with `masks[window]`, trees among them.
     """
 
     def __init__(self, batch: Batch, places: Places, config, keys, values, *, together: bool) -> None:
@@ -225,12 +225,11 @@ class _Step:
             self.rectangle = all(s.num_read <= RECTANGLE_WASTE * s.num_needed for s in self.seen.values())
         if not self.rectangle:  # one mask a sequence, for all layers of a window
             sizes = [b - a for a, b in pairwise(batch.query_starts)]
+            self.trees = batch.parents or (None,) * count
             self.masks = {
                 window: [
-                    causal_mask(n, length, window, keys.device, sinks)
-                    if needs_mask(n, length, window)
-                    else None
-                    for n, length in zip(sizes, lengths)
+                    fused_mask(n, length, window, keys.device, sinks, tree)
+                    for n, length, tree in zip(sizes, lengths, self.trees)
                 ]
                 for window in windows
             }

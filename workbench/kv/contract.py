@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -71,4 +71,36 @@ class KV(Protocol):
     @property
     def bytes_reserved(self) -> int:
         """Bytes taken from the device, used or not. Never less than `bytes_in_use`."""
+        ...
+
+
+@runtime_checkable
+class DraftingKV(KV, Protocol):
+    """A kv that drafts can be verified through: every kind here is one, a class of your own need not be.
+
+    A batch may bring several drafted tokens of a sequence, a chain of them or a tree (`Batch.parents`). A token of a
+    tree sees what was remembered before the batch, its ancestors and itself. What is stored lies in the order of the
+    batch, a place a token, and `lengths` counts the places: after a tree that is no text yet. So the next that happens
+    to such a sequence is `keep` or `truncate` (or its release); `begin` and `fork` refuse it until then.
+    """
+
+    holds_trees: bool  # False: `begin` refuses a batch with trees
+
+    def draft_room(self, sequence: Hashable) -> int:
+        """How many tokens beyond the next one may come in one batch with it, without any trace in what is computed.
+
+        They are seen as if they had come one by one, and all of them can be cut again, as if they had never come. The
+        next token itself is not counted: it is part of the text. All nodes of a tree count. At least 0; for a name that
+        is not live as for a new sequence.
+        """
+        ...
+
+    def keep(self, sequence: Hashable, length: int, places: Sequence[int]) -> None:
+        """Of all that is remembered keep the first `length` tokens and, moved behind them, those at `places`.
+
+        places: ascending, from `length` to below `lengths[sequence]`. What stays has to be one text, each token after
+        the one it followed when it came. All others are forgotten, as by `truncate`, which is `keep` without places.
+        Raises WorkbenchError and changes nothing for anything else. A kv that remembers nothing has lengths of 0, no
+        order to be put in, and takes keep(sequence, 0, ()) alone.
+        """
         ...

@@ -22,12 +22,7 @@ import torch
 from workbench.errors import WorkbenchError, unknown
 from workbench.kv.contiguous import RECTANGLE_WASTE
 from workbench.kv.slots import Places, Slots, dtype_name, misfit, require_room
-from workbench.models.attention import (
-    causal_mask,
-    eager_attention,
-    needs_mask,
-    sdpa_attention,
-)
+from workbench.models.attention import causal_mask, eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections, absorbing_pays
@@ -119,6 +114,9 @@ class Latent(Slots):
     def _copy(self, source: int, target: int, length: int) -> None:
         self._latents[:, target, :length] = self._latents[:, source, :length]
 
+    def _move(self, slot: int, to: int, places: list[int]) -> None:
+        self._latents[:, slot, to : to + len(places)] = self._latents[:, slot, places]
+
     def _misfit(self, q: torch.Tensor, k, v, up) -> str:
         c, rows = self.config, len(q)
         problem = misfit(q, k, v, (rows, c.num_heads, c.head_dim), (rows, 1, self.shape.cached_dim), None)
@@ -132,21 +130,22 @@ class Latent(Slots):
     def _attend_one_by_one(self, layer: int, q, folded, up, window: int | None) -> torch.Tensor:
         step, parts = self._step, []
         look = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
-        for i, (slot, length, mask, (a, b)) in enumerate(
-            zip(step.slots, step.lengths, step.masks[window], pairwise(step.query_starts))
+        for i, (slot, length, tree, mask, (a, b)) in enumerate(
+            zip(step.slots, step.lengths, step.trees, step.masks[window], pairwise(step.query_starts))
         ):
             latents = self._latents[layer, slot, :length, None]  # [S, 1, kv_rank + rotary]
             if not step.absorbed[i]:
                 keys = [t.to(self.dtype) for t in up.expand(latents)]
                 new = q[a:b].to(self.dtype)
                 if self._eager:
-                    out = eager_attention(new, *keys, **look)
+                    out = eager_attention(new, *keys, **look, parents=tree)
                 else:
                     out = sdpa_attention(new, *keys, **look, mask=mask)
                 parts.append(out.to(q.dtype))
                 continue
             if self._eager:
-                mixed = eager_attention(folded[a:b], latents, latents[..., : self.shape.kv_rank], **look)
+                values = latents[..., : self.shape.kv_rank]
+                mixed = eager_attention(folded[a:b], latents, values, **look, parents=tree)
             else:
                 mixed = self._mix(folded[None, a:b], latents[None, :, 0], mask)[0]
             parts.append(up.restore(mixed.to(up.v_up.dtype)).to(q.dtype))
@@ -201,15 +200,15 @@ class _Step:
         if self.rectangle:
             self.seen = {w: _rectangle(self.lengths, w, sinks, ends, dtype) for w in windows}
             return
+        self.trees = batch.parents or (None,) * count
         self.masks = {w: [] for w in windows}
         for window, masks in self.masks.items():
-            for n, length, is_absorbed in zip(sizes, self.lengths, absorbed):
-                plain = needs_mask(n, length, window)  # the fused kernel hides the future by itself
-                mask = None
-                if together and (plain or (is_absorbed and n > 1)):
-                    mask = causal_mask(n, length, window, device, sinks)
-                    if is_absorbed:
-                        mask = hiding(~mask, dtype)[None, :, None, :]
+            for n, length, is_absorbed, tree in zip(sizes, self.lengths, absorbed, self.trees):
+                mask = fused_mask(n, length, window, device, sinks, tree) if together else None
+                if together and is_absorbed:
+                    if mask is None and n > 1:  # nothing hides the future by itself here
+                        mask = causal_mask(n, length, window, device, sinks)
+                    mask = None if mask is None else hiding(~mask, dtype)[None, :, None, :]
                 masks.append(mask)
 
     def write(self, latents: torch.Tensor, new: torch.Tensor) -> None:

@@ -35,12 +35,7 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_room
-from workbench.models.attention import (
-    causal_mask,
-    eager_attention,
-    needs_mask,
-    sdpa_attention,
-)
+from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.quantization.formats import FORMATS, Format, decode, encode, fit
@@ -267,8 +262,9 @@ class Quantized(Slots):
         if self._eager or len(q) > 1:
             k, v = keys.transpose(0, 1), values.transpose(0, 1)
             if self._eager:
+                sinks = self.config.attention_sinks
                 return eager_attention(
-                    q, k, v, scale=self.scale, window=look.window, sinks=self.config.attention_sinks
+                    q, k, v, scale=self.scale, window=look.window, sinks=sinks, parents=look.parents
                 )
             return sdpa_attention(q, k, v, scale=self.scale, mask=look.mask)
         groups = q.view(1, keys.shape[0], -1, q.shape[2])  # query heads of a group take the place of queries
@@ -359,6 +355,32 @@ class Quantized(Slots):
         for t in (self._keys, self._values, *(t for s in self._stores.values() for t in s.tensors)):
             t[:, target] = t[:, source]
         self._groups[target], self._since[target] = self._groups[source], self._since[source]
+
+    def _move(self, slot: int, to: int, places: list[int]) -> None:
+        """All are in the recent part: `begin` takes no tree that would have a group quantized."""
+        before = self._groups[slot] * self._plan.group
+        for t in (self._keys, self._values):
+            start, end = to - before, to - before + len(places)
+            t[:, slot, :, start:end] = t[:, slot, :, [place - before for place in places]]
+
+    def draft_room(self, sequence) -> int:
+        """As many as the recent part takes before its oldest group is quantized: those that come after that see the
+        group with its error, those before without, and a group cut again would not be what it was."""
+        room = self._recent_room(self._slots.get(sequence), self._lengths.get(sequence, 0))
+        return min(super().draft_room(sequence), max(0, room - 1))
+
+    def _recent_room(self, slot: int | None, length: int) -> int:
+        """Tokens that can come before a group is quantized."""
+        groups = 0 if slot is None else self._groups[slot]
+        return (groups + 2) * self._plan.group - length
+
+    def _why_no_tree(self, slot: int | None, length: int, count: int) -> str:
+        if count <= (room := self._recent_room(slot, length)):
+            return ""
+        return (
+            f"with its {count} tokens a group of {self.group} would leave the recent part and be quantized, whichever "
+            f"branch is kept; there is room for {room} tokens until then. Send fewer, or one branch"
+        )
 
     def _why_not_cut(self, sequence, length: int) -> str:
         """A length whose next token would see groups that a ring has written over."""
@@ -569,6 +591,7 @@ class _Look:
     first: int
     group: int  # the group that `first` is in, or how many are quantized
     sinks: int  # 0 where `first` is 0
+    parents: tuple[int, ...] | None  # of new tokens that are a tree
     mask: torch.Tensor | None
 
 
@@ -578,9 +601,10 @@ class _Step:
     def __init__(self, batch: Batch, growths: list[_Growth], plan: _Plan, device) -> None:
         self.growths = growths
         self.rows = [slice(a, b) for a, b in pairwise(batch.query_starts)]
+        trees = batch.parents or (None,) * len(growths)
         self.looks = {
-            (index, window): self._look(grow, rows.stop - rows.start, window, plan, device)
-            for index, (grow, rows) in enumerate(zip(growths, self.rows))
+            (index, window): self._look(grow, rows.stop - rows.start, tree, window, plan, device)
+            for index, (grow, rows, tree) in enumerate(zip(growths, self.rows, trees))
             for window in plan.stores
         }
         self.longest = max(
@@ -596,7 +620,7 @@ class _Step:
         self.kept: dict[int, tuple] = {}  # slot: what has to come back if the batch is undone
 
     @staticmethod
-    def _look(grow: _Growth, count: int, window: int | None, plan: _Plan, device) -> _Look:
+    def _look(grow: _Growth, count: int, tree, window: int | None, plan: _Plan, device) -> _Look:
         first, sinks, sink_tokens = 0, 0, plan.config.attention_sinks
         if window is not None:
             first = max(0, grow.past - window + 1)
@@ -609,6 +633,6 @@ class _Step:
         seen = sinks + grow.past - first + count
         mask = None
         everything = count == 1 and (window is None or seen - sinks <= window)
-        if not everything and needs_mask(count, seen, window):
-            mask = causal_mask(count, seen, window, device, sink_tokens if window is not None else 0)
-        return _Look(window, first, group, sinks, mask)
+        if not everything:
+            mask = fused_mask(count, seen, window, device, sink_tokens if window is not None else 0, tree)
+        return _Look(window, first, group, sinks, tree, mask)

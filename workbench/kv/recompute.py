@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -19,7 +19,10 @@ class Recompute:
 
     attention: "sdpa" (fused) or "eager" (the definition, for proofs). A step over a text of S tokens costs
     S rows of the model, so generating n tokens after P costs P + (P+1) + … + (P+n−1) rows.
+    Trees come with their text: the parents of a whole text are −1, 0, 1, …, and then those of the tree.
     """
+
+    holds_trees = True
 
     def __init__(self, config: ModelConfig, *, attention: str = "sdpa") -> None:
         self.config = config
@@ -59,7 +62,11 @@ class Recompute:
             "window": self.config.window_of(layer),
             "sinks": self.config.attention_sinks,
         }
-        parts = [self._attention(q[a:b], k[a:b], v[a:b], **look) for a, b in pairwise(batch.query_starts)]
+        trees = batch.parents or (None,) * len(batch.sequences)
+        parts = [
+            self._attention(q[a:b], k[a:b], v[a:b], **look, parents=tree)
+            for tree, (a, b) in zip(trees, pairwise(batch.query_starts))
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def truncate(self, sequence: Hashable, length: int) -> None:
@@ -69,6 +76,21 @@ class Recompute:
                 f"kv 'recompute' remembers 0 tokens of sequence {sequence!r}, it cannot be cut to {length}; "
                 "send fewer tokens in the next batch instead"
             )
+
+    def keep(self, sequence: Hashable, length: int, places: Sequence[int]) -> None:
+        """Nothing is remembered, so nothing can stay or has to be put in order: the one use is keep(sequence, 0, ())."""
+        if list(places):
+            self._check_live(sequence)
+            raise WorkbenchError(
+                f"kv 'recompute' remembers 0 tokens of sequence {sequence!r}, it cannot keep those at {list(places)}; "
+                "send the branch that stays as the text of the next batch"
+            )
+        self.truncate(sequence, length)
+
+    def draft_room(self, sequence: Hashable) -> int:
+        """The context less the next token, whatever the text: it comes anew with every batch, and nothing here knows
+        how long it is. Text and draft together have to fit the context; that is the caller's to see to."""
+        return self.config.context_length - 1
 
     def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
         self._check_live(sequence)

@@ -8,18 +8,23 @@ class on top, which fills in these:
     _forget(slot, start, end)      these positions are gone
     _copy(source, target, length)  a sequence begins with all that another remembers
     _why_not_cut(sequence, length)  a length that cannot be gone back to (a rolling buffer); "" for most kinds
+    _move(slot, to, places)        tokens at these places move together, from `to` on: a branch of a tree was accepted
+    _why_no_tree(slot, length, count)  a tree that cannot be taken; "" for most kinds
+
+The tokens of a batch lie in the order they came, also those of a tree; which of them are a text is known once one
+branch was chosen, by `keep`. Until then the sequence takes no further batch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, is_whole
 from workbench.instruments.memory import require_bytes
 from workbench.models.attention import attention_function, eager_attention
 from workbench.models.batch import Batch
@@ -35,11 +40,25 @@ class Places:
     before: dict[Hashable, int | None]  # length of each when the batch came; None for a new one
 
 
+@dataclass(frozen=True)
+class _Tree:
+    """What came last of a sequence."""
+
+    before: int  # tokens until then
+    parents: tuple[int, ...]
+
+    def follows(self, place: int) -> int:
+        """The place of the token that the one at this place follows, −1 for the first of all."""
+        return place - 1 if place < self.before else self.before + self.parents[place - self.before]
+
+
 class Slots(ABC):
     """Bookkeeping of a kv of `max_sequences` slots of `max_tokens` tokens each; see the module.
 
     `scale`, `dtype` (as stored) and `_eager` (attention by the definition) are what every kind attends with.
     """
+
+    holds_trees = True
 
     def __init__(
         self,
@@ -65,6 +84,7 @@ class Slots(ABC):
         self._batch: Batch | None = None  # the one that `begin` accepted
         self._places: Places | None = None
         self._layers_done = 0
+        self._trees: dict[Hashable, _Tree] = {}  # sequences that end in one, until put in order
 
     # -- for the class on top ------------------------------------------------------------------------------
 
@@ -76,6 +96,13 @@ class Slots(ABC):
 
     @abstractmethod
     def _copy(self, source: int, target: int, length: int) -> None: ...
+
+    @abstractmethod
+    def _move(self, slot: int, to: int, places: list[int]) -> None: ...
+
+    def _why_no_tree(self, slot: int | None, length: int, count: int) -> str:
+        """Why a slot (None: a new one) with `length` tokens cannot take a tree of `count`; "" where nothing hinders."""
+        return ""
 
     def _why_not_cut(self, sequence: Hashable, length: int) -> str:
         """Why this sequence cannot go back to `length`, a length it had; "" where nothing is forgotten."""
@@ -95,6 +122,8 @@ class Slots(ABC):
                 "cache and was undone; was the cache made with another model's config, or the forward interrupted?"
             )
         after = batch.lengths_after()
+        if self._trees or batch.parents is not None:
+            self._check_trees(batch, after)
         new = []
         for name, first, length in zip(batch.sequences, batch.first_positions, after):
             known = self._lengths.get(name, 0)
@@ -123,24 +152,45 @@ class Slots(ABC):
         self._free = self._free[len(taken) :]
         self._lengths.update(zip(batch.sequences, after))
         self._batch, self._places, self._layers_done = batch, places, 0
+        if batch.parents is not None:
+            for name, first, tree in zip(batch.sequences, batch.first_positions, batch.parents):
+                if tree is not None:
+                    self._trees[name] = _Tree(first, tree)
 
     def truncate(self, sequence: Hashable, length: int) -> None:
+        self.keep(sequence, length, ())
+
+    def keep(self, sequence: Hashable, length: int, places: Sequence[int]) -> None:
         self._drop_unfinished()
         known = self._length_of(sequence)
-        if not isinstance(length, int) or isinstance(length, bool) or not 0 <= length <= known:
+        if not is_whole(length) or not 0 <= length <= known:
             raise WorkbenchError(
                 f"sequence {sequence!r} has {known} tokens; it can be cut to 0 … {known} of them, got {length!r}"
             )
-        reason = self._why_not_cut(sequence, length)
+        places = list(places)
+        self._check_one_text(sequence, length, places)
+        kept = length + len(places)
+        reason = self._why_not_cut(sequence, kept)
         if reason:
             raise WorkbenchError(reason)
-        self._forget(self._slots[sequence], length, known)
-        self._lengths[sequence] = length
+        while places and places[0] == length:  # they lie where they belong
+            length, places = length + 1, places[1:]
+        slot = self._slots[sequence]
+        if places:
+            self._move(slot, length, places)
+        self._forget(slot, kept, known)
+        self._lengths[sequence] = kept
+        self._trees.pop(sequence, None)
         self._batch = None
+
+    def draft_room(self, sequence: Hashable) -> int:
+        return max(0, self.max_tokens - self._lengths.get(sequence, 0) - 1)
 
     def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
         self._drop_unfinished()
         length = self._length_of(sequence)
+        if sequence in self._trees:
+            raise WorkbenchError(self._out_of_order(sequence, "be forked"))
         if new_sequence in self._lengths:
             raise WorkbenchError(
                 f"sequence {new_sequence!r} already exists; release it first or choose another name"
@@ -163,6 +213,7 @@ class Slots(ABC):
         self._forget(self._slots[sequence], 0, self._lengths[sequence])
         self._free = sorted([*self._free, self._slots.pop(sequence)])
         del self._lengths[sequence]
+        self._trees.pop(sequence, None)
         self._batch = None
 
     # -- one batch ---------------------------------------------------------------------------------------------
@@ -194,11 +245,54 @@ class Slots(ABC):
         assert self._places is not None
         self._batch = None
         for name, length in self._places.before.items():
+            self._trees.pop(name, None)
             if length is None:
                 self.release(name)
             else:
                 self._forget(self._slots[name], length, self._lengths[name])
                 self._lengths[name] = length
+
+    # -- trees -------------------------------------------------------------------------------------------------
+
+    def _check_trees(self, batch: Batch, after: tuple[int, ...]) -> None:
+        """Refuse more tokens for a tree that is not in order yet, and a tree that this kind cannot take."""
+        for index, name in enumerate(batch.sequences):
+            if name in self._trees:
+                raise WorkbenchError(self._out_of_order(name, "take the next batch"))
+            if batch.parents is None or batch.parents[index] is None:
+                continue
+            first = batch.first_positions[index]
+            reason = self._why_no_tree(self._slots.get(name), first, after[index] - first)
+            if reason:
+                raise WorkbenchError(f"sequence {name!r} cannot take a tree: {reason}")
+
+    def _out_of_order(self, sequence: Hashable, what: str) -> str:
+        tree = self._trees[sequence]
+        return (
+            f"sequence {sequence!r} ends in a tree of {len(tree.parents)} tokens, and before it can {what} one branch "
+            f"has to be chosen: keep(sequence, length, places), or truncate(sequence, {tree.before}) for none"
+        )
+
+    def _check_one_text(self, sequence: Hashable, length: int, places: list[int]) -> None:
+        """Raise unless the first `length` tokens and those at `places` are one text, each token after the one before."""
+        known = self._lengths[sequence]
+        if not all(map(is_whole, places)) or any(
+            a >= b for a, b in zip([length - 1, *places], [*places, known])
+        ):
+            raise WorkbenchError(
+                f"after the first {length} of its {known} tokens sequence {sequence!r} can keep some of those at places "
+                f"{length} … {known - 1}, ascending, got {places}"
+            )
+        tree = self._trees.get(sequence, _Tree(known, ()))
+        start = min(tree.before, length)
+        kept = [*range(start, length), *places]
+        for previous, place in zip([start - 1, *kept], kept):
+            if tree.follows(place) != previous:
+                raise WorkbenchError(
+                    f"what sequence {sequence!r} keeps has to be one text: the token at place {place} follows the one at "
+                    f"{tree.follows(place)}, and the one kept before it is at {previous}; keep one branch, or cut it to "
+                    f"0 … {tree.before} tokens"
+                )
 
     def _length_of(self, sequence: Hashable) -> int:
         if sequence not in self._lengths:

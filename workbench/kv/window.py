@@ -13,6 +13,7 @@ stays. Layers without a window keep all max_tokens places, a ring that never com
 
 Rewind: W − 1 places would do to write on. `rewind` more let the last `rewind` tokens be cut again (a rejected
 draft). Further back the window has been overwritten, and `truncate` refuses, unless to 0 or into the sinks.
+So a chunk of drafted tokens, chain or tree, has at most `rewind` of them, and the one before them.
 What a batch overwrites is kept aside until the next one, so that an interrupted batch can be undone.
 
 `window=` and `sinks=` for a model that was trained without: its layers that see everything are given that mask.
@@ -37,12 +38,7 @@ from workbench.kv.slots import (
     dtype_name,
     require_room,
 )
-from workbench.models.attention import (
-    causal_mask,
-    eager_attention,
-    needs_mask,
-    sdpa_attention,
-)
+from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 
@@ -76,6 +72,7 @@ class Window(Slots):
         groups = _groups(config, window, sinks, rewind, self.max_tokens)
         needed = _bytes(groups, config, max_sequences, self.dtype)
         require_room("KV cache", needed, max_sequences, self.max_tokens, dtype_name(self.dtype), device)
+        self.rewind = rewind
         self._rings = [
             _Ring(config, *look, places, len(layers), max_sequences, self.dtype, device)
             for look, (places, layers) in groups.items()
@@ -172,6 +169,29 @@ class Window(Slots):
         for ring in self._rings:
             ring.copy(source, target, length)
 
+    def _move(self, slot: int, to: int, places: list[int]) -> None:
+        for ring in self._rings:
+            ring.move(slot, to, places)
+
+    def draft_room(self, sequence) -> int:
+        """As many as fit, or `rewind` where they would write over tokens that are needed once they are cut again."""
+        return min(super().draft_room(sequence), self._room_at(self._lengths.get(sequence, 0)))
+
+    def _room_at(self, length: int) -> int:
+        """Tokens beyond the next one that a sequence of so many can have cut again, from every ring."""
+        return min(
+            self.max_tokens if ring.places == self.max_tokens else max(self.rewind, ring.places - length - 1)
+            for ring in self._rings
+        )
+
+    def _why_no_tree(self, slot: int | None, length: int, count: int) -> str:
+        if count <= (room := self._room_at(length)) + 1:
+            return ""
+        return (
+            f"the branches of {count} tokens that are not kept have to be cut again, and this rolling buffer can take "
+            f"{room} of them beside the one that stays; send fewer, or make the cache with a larger rewind"
+        )
+
     def _why_not_cut(self, sequence, length: int) -> str:
         slot, known = self._slots[sequence], self._lengths[sequence]
         round_ = [ring for ring in self._rings if ring.since[slot] and ring.window > 1]  # they came round
@@ -198,11 +218,12 @@ class Window(Slots):
             side_by_side = slots == list(range(slots[0], slots[0] + count))
             if side_by_side and count * max(reads) <= RECTANGLE_WASTE * sum(reads):
                 return [_Singles(ring, slots, lengths, slice(0, count), self.scale)]
+        trees = batch.parents or (None,) * count
         return [
             _Singles(ring, [slot], [length], slice(a, b), self.scale)
             if b - a == 1 and not self._eager
-            else _Chunk(ring, slot, length, slice(a, b), self.scale, self._eager)
-            for slot, length, (a, b) in zip(slots, lengths, pairwise(batch.query_starts))
+            else _Chunk(ring, slot, length, slice(a, b), self.scale, self._eager, tree)
+            for slot, length, tree, (a, b) in zip(slots, lengths, trees, pairwise(batch.query_starts))
         ]
 
 
@@ -290,6 +311,12 @@ class _Ring:
         self.values[:, slot, :, where] = 0
         self.since[slot] = 0 if start <= self.sinks else min(start, self.since[slot])
 
+    def move(self, slot: int, to: int, places: list[int]) -> None:
+        """The tokens at these places to `to`, `to` + 1, …; all are of the newest, so that no ring has lost one."""
+        start, end = ([self.place_of(p) for p in group] for group in (places, range(to, to + len(places))))
+        for stored in (self.keys, self.values):
+            stored[:, slot, :, end] = stored[:, slot, :, start]
+
     def copy(self, source: int, target: int, length: int) -> None:
         used = self.places if self.since[source] else min(length, self.places)
         for stored in (self.keys, self.values):
@@ -361,14 +388,17 @@ class _Chunk:
     """n new tokens of one sequence: attend over what the first of them still sees and over their own, then write.
 
     While the text has room in its places nothing is overwritten: then write, and attend over the places themselves.
-    What is seen is the sinks and then consecutive positions, in order, so the mask is that of a text without a gap.
+    What is seen is the sinks and then consecutive positions, in order, so the mask is that of a text without a gap,
+    or of a tree after one.
     """
 
-    def __init__(self, ring: _Ring, slot: int, length: int, rows: slice, scale: float, eager: bool) -> None:
+    def __init__(
+        self, ring: _Ring, slot: int, length: int, rows: slice, scale: float, eager: bool, tree=None
+    ) -> None:
         count = rows.stop - rows.start
         first = length - count
         self.rows, self._ring, self._slot, self._eager = rows, ring, slot, eager
-        self._look = {"scale": scale, "window": ring.window, "sinks": ring.sinks}
+        self._look = {"scale": scale, "window": ring.window, "sinks": ring.sinks, "parents": tree}
         self._held: dict[
             int, list
         ] = {}  # [place] keys and values, for later layers that attend over the same
@@ -390,8 +420,8 @@ class _Chunk:
             seen = len(past) + count
         self._seen = seen
         self._mask = None
-        if not eager and needs_mask(count, seen, ring.window):
-            self._mask = causal_mask(count, seen, ring.window, device, ring.sinks)
+        if not eager:
+            self._mask = fused_mask(count, seen, ring.window, device, ring.sinks, tree)
 
     def attend(self, place: int, q: torch.Tensor, k, v, last_use: bool) -> torch.Tensor:
         seen = self._held.pop(place) if k is None and not self._straight else self._put(place, k, v)

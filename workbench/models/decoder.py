@@ -234,7 +234,11 @@ class Decoder(nn.Module):
         x = self.hidden(batch, kv)
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
-        return self.head(x)
+        return self.logits_of(x)
+
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, V] logits of n rows [n, d] that `hidden` gave, or of rows that stand for such."""
+        return self.head(hidden)
 
     def num_parameters(self) -> int:
         """A tied output head is counted once."""

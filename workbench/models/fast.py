@@ -208,8 +208,8 @@ class FastDecoder:
             self._wide = (
                 torch.promote_types(model.dtype, torch.float32) if model.device.type == "cpu" else model.dtype
             )
-            self._table = None if model.rotary is None else _RotaryTable(model)
-            self._local_table = None if model.local_rotary is None else _RotaryTable(model, local=True)
+            self._table = None if model.rotary is None else RotaryTable(model)
+            self._local_table = None if model.local_rotary is None else RotaryTable(model, local=True)
             self._embedding_scale = model.embedding_scale
             self._norm = small_norm(model.norm, self._wide)
             self._layers = fast_layers(model, make, small_norm, self._wide)
@@ -223,7 +223,15 @@ class FastDecoder:
         x = self.hidden(batch, kv)
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
-        return self._head(x)
+        return self.logits_of(x)
+
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, V] logits of n rows [n, d] that `hidden` gave, or of rows that stand for such."""
+        return self._head(hidden)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[n, d] rows of the embedding, as they are stored."""
+        return F.embedding(token_ids, self._embedding)
 
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
@@ -268,7 +276,7 @@ class FastDecoder:
         return found | {"head": self._head.form}
 
 
-class _RotaryTable:
+class RotaryTable:
     """cos and signed sin of every position, [positions, 2, D]: the first half of sin is negative, so that
     turning is x · cos + roll(x, D/2) · sin."""
 

@@ -44,6 +44,10 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self.backend.get_vocab_size()
 
+    def same_as(self, other: Tokenizer) -> bool:
+        """Whether token ids mean the same to both: every token, by its bytes."""
+        return self is other or self.backend.get_vocab() == other.backend.get_vocab()
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, no special tokens added. Special tokens' names in the text stay plain text."""
         return self.backend.encode(text, add_special_tokens=False).ids

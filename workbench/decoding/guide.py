@@ -1,0 +1,348 @@
+"""Guided generation: a grammar says which tokens may come next, and where there is no choice no model is asked.
+
+The grammar work is done by llguidance (https://github.com/guidance-ai/llguidance), imported when a guide is made.
+
+**The law of guided text.** At each step the model's probabilities of the tokens that the grammar forbids are set to
+zero and the rest divided by their sum, so a text t₁ … tₙ has the probability Π p(tᵢ | before) / Z(before), where Z is
+the share of allowed tokens there. This is *not* the model's own law given that the text fits the grammar: that would be
+Π p(tᵢ | before) / (probability that the model writes some fitting text). They differ because the mask cannot see ahead:
+a first token that the model likes stays likely, however badly the grammar forces it to go on. To draw from the other
+law one must weigh whole texts (Park et al., arXiv 2405.21047; Lipkin et al., arXiv 2504.05410). What speculation keeps
+exactly is the masked law.
+
+**Jump-forward.** Two kinds, see `GuideState.forced`.
+- exact: only one *token* is allowed, so it has probability 1 under the mask. Nothing changes but the model calls.
+- text: only one *text* can follow, say `{"name": "`, and the tokenizer's own tokens for it are taken. Under the mask a
+  text can be written in several ways, {"name" as `{` `"` `name` or `{` `"` `n` `ame`, and the model would have chosen
+  among them by their probabilities. Skipping that choice leaves the forced characters as they are, but the model then
+  goes on after other tokens, so the law of what follows may differ. It is much more often possible, and the tokens are
+  the ones that the model saw in training.
+
+llguidance by itself mixes the two: while its text is forced its mask allows the tokenizer's own token alone. Here
+`allowed` never does that (the option no_forcing), and text-level forcing is asked for by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from workbench.decoding import guide_trial
+from workbench.decoding.guide_schema import checked_schema
+from workbench.errors import WorkbenchError, check_whole
+from workbench.models.tokenizer import Tokenizer
+
+MOST_REGEX_CHARACTERS = 16_384
+MOST_LARK_CHARACTERS = 65_536
+MOST_FORCED = 256  # tokens that one call of `forced` returns
+_KEPT_MASKS = 128  # of a state: more than the nodes of a draft tree
+
+
+@dataclass(frozen=True, eq=False)
+class Guide:
+    """A grammar over the tokens of one tokenizer. It never changes; `begin` gives each request a state of its own.
+
+    Make one with `json_schema`, `regex` or `grammar`. A source that cannot be enforced in full, that no text satisfies
+    or that asks for too much work is refused with a WorkbenchError, within a second for the shipped tokenizer (the time
+    to read it, twice, comes on top): sizes are bounded first, then the grammar is tried out in a process of its own
+    that is ended when it takes too long (`guide_trial`). What only a later step of some text reaches is bounded by the
+    library's limits, and raises there.
+    """
+
+    kind: str  # "json_schema", "regex" or "grammar"
+    source: str
+    vocab_size: int  # V of the masks
+    end_token_ids: tuple[int, ...]
+    _plain: Any = field(repr=False)  # matchers at the start of a text; states work on copies
+    _forcing: Any = field(repr=False)
+    _never: frozenset[int] = field(repr=False)  # tokens that no text contains: special ones, the end tokens too
+
+    @classmethod
+    def json_schema(
+        cls,
+        schema: dict | str,
+        tokenizer: Tokenizer,
+        *,
+        separators: tuple[str, str] = (", ", ": "),
+        end_token_ids: Sequence[int] | None = None,
+        vocab_size: int | None = None,
+    ) -> Guide:
+        """JSON that satisfies a schema (of JSON Schema 2020-12, what guide_schema.ENFORCED lists).
+
+        Properties come in the schema's order, on one line, with the separators of json.dumps: (",", ":") is the
+        compact form. Free white space would be a choice at every comma, and small models get lost in it.
+        A key that only additionalProperties describes may come twice; everything else holds.
+        """
+        root = checked_schema(schema)
+        item, key = _separators(separators)
+        options = {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
+        lark = "start: %json " + json.dumps(root | {"x-guidance": options})
+        source = json.dumps(root, ensure_ascii=False)
+        return cls._made("json_schema", source, lark, tokenizer, end_token_ids, vocab_size)
+
+    @classmethod
+    def regex(
+        cls,
+        pattern: str,
+        tokenizer: Tokenizer,
+        *,
+        end_token_ids: Sequence[int] | None = None,
+        vocab_size: int | None = None,
+    ) -> Guide:
+        """A text that the pattern matches from its first to its last character.
+
+        The syntax is Rust's regex crate's: no look-around, no back-references; matching time is linear, always.
+        """
+        _check_source("regex", pattern, MOST_REGEX_CHARACTERS)
+        lark = "start: /" + _library().regex_to_lark(pattern, use_ascii="") + "/" if pattern else 'start: ""'
+        return cls._made("regex", pattern, lark, tokenizer, end_token_ids, vocab_size)
+
+    @classmethod
+    def grammar(
+        cls,
+        lark: str,
+        tokenizer: Tokenizer,
+        *,
+        end_token_ids: Sequence[int] | None = None,
+        vocab_size: int | None = None,
+    ) -> Guide:
+        """A context-free grammar in llguidance's variant of Lark; the rule `start` is the whole text.
+
+        Not taken: rule options in brackets, %json, %llguidance, special tokens. Not noticed: recursion that never ends,
+        such as `start: "a" start`, under which a text grows until its limit.
+        """
+        _check_source("grammar", lark, MOST_LARK_CHARACTERS)
+        found = re.search(r"%(json|llguidance|regex|lark)\b|^[ \t]*[?!]?[\w-]+[ \t]*\[.*", lark, re.MULTILINE)
+        if found:
+            raise WorkbenchError(
+                f"a grammar here is rules, terminals and %ignore; {found.group().strip()!r:.60} is not taken: leave it "
+                "out, and use Guide.json_schema for JSON"
+            )
+        return cls._made("grammar", lark, lark, tokenizer, end_token_ids, vocab_size)
+
+    @classmethod
+    def _made(
+        cls,
+        kind: str,
+        source: str,
+        lark: str,
+        tokenizer: Tokenizer,
+        end_token_ids: Sequence[int] | None,
+        vocab_size: int | None,
+    ) -> Guide:
+        if not isinstance(tokenizer, Tokenizer):
+            raise WorkbenchError(
+                f"a guide needs the model's Tokenizer, got {type(tokenizer).__name__}: a model without one writes no text"
+            )
+        size = tokenizer.vocab_size if vocab_size is None else check_whole("vocab_size", vocab_size, 1)
+        ends = _end_tokens(tokenizer, end_token_ids, size)
+        library = _library()
+        forcing, plain = lark, '%llguidance {"no_forcing": true}\n' + lark
+        tokenizer_json = tokenizer.backend.to_str()
+        if wrong := guide_trial.try_out(tokenizer_json, ends, plain, forcing):
+            raise _refused(kind, wrong)
+        try:
+            tokens = guide_trial.make_tokenizer(library, tokenizer_json, ends)
+        except (
+            Exception
+        ) as error:  # the library raises ValueError and Exception for kinds that it does not know
+            raise WorkbenchError(f"this tokenizer cannot be guided: {error}") from error
+        matchers = [guide_trial.make_matcher(library, tokens, text) for text in (plain, forcing)]
+        never = {token for token in range(tokens.vocab_size) if tokens.is_special_token(token)}
+        made = cls(kind, source, size, ends, *matchers, frozenset(never | set(ends)))
+        if not made.begin().allowed(()).any():
+            raise _refused(kind, "no token of the vocabulary can begin such a text")
+        return made
+
+    def begin(self) -> GuideState:
+        """A state at the start of a text, for one request."""
+        return GuideState(self)
+
+
+class GuideState:
+    """Where one request's text stands in its guide. Every question names the tokens generated so far, all of them.
+
+    Questions may come in any order: along a text, back to an earlier place, across the branches of a draft tree. The
+    state walks back to where the last text and this one part, and on from there; the latest masks are kept. Not for
+    several threads at once.
+
+    Raises WorkbenchError where the library gives up on a grammar that is too complex at this place; the state goes on
+    working for other texts.
+    """
+
+    def __init__(self, guide: Guide) -> None:
+        self.guide = guide
+        self._plain = _Place(guide._plain)
+        self._forcing = _Place(guide._forcing)
+        self._masks: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
+
+    def allowed(self, generated_ids: Sequence[int]) -> torch.Tensor:
+        """bool [V]: tokens that may follow; the caller's to keep. An end token may exactly where the text may end.
+
+        No special token but the end is ever allowed. All False after a text that was not allowed itself, and after an
+        end token; also where a vocabulary without single bytes has no token to go on.
+        """
+        return self._mask(tuple(generated_ids)).clone()
+
+    def forced(self, generated_ids: Sequence[int], exact: bool) -> list[int]:
+        """Tokens that follow without a choice, at most MOST_FORCED; never an end token, for that ask `finished`.
+
+        exact=True: each is the only allowed one after those before it. Under the mask it has probability 1, so that
+        the law of tokens is unchanged, whatever the model.
+        exact=False: the only text that can follow, in the tokenizer's own tokens; its last characters are left out
+        while what comes later could change their tokens. The law of texts may change, see the head of this file.
+        """
+        ids = tuple(generated_ids)
+        if not exact:
+            if not self._mask(ids).any():
+                return []
+            legal = self._forcing.move_to(ids)
+            assert legal, "what the plain matcher allows the forcing one allows too"
+            return self._forcing.ask("compute_ff_tokens")[:MOST_FORCED]
+        found: list[int] = []
+        while len(found) < MOST_FORCED:
+            mask = self._mask((*ids, *found))
+            token = int(mask.byte().argmax())
+            if int(mask.sum()) != 1 or token in self.guide.end_token_ids:
+                break
+            found.append(token)
+        return found
+
+    def finished(self, generated_ids: Sequence[int]) -> bool:
+        """Whether nothing but an end token may follow."""
+        mask = self._mask(tuple(generated_ids)).clone()
+        may_end = bool(mask.any())
+        mask[list(self.guide.end_token_ids)] = False
+        return may_end and not bool(mask.any())
+
+    def _mask(self, ids: tuple[int, ...]) -> torch.Tensor:
+        if ids in self._masks:
+            self._masks.move_to_end(ids)
+        else:
+            self._masks[ids] = self._fresh_mask(ids)
+            if len(self._masks) > _KEPT_MASKS:
+                self._masks.popitem(last=False)
+        return self._masks[ids]
+
+    def _fresh_mask(self, ids: tuple[int, ...]) -> torch.Tensor:
+        guide = self.guide
+        mask = torch.zeros(guide.vocab_size, dtype=torch.bool)
+        if ids and not (min(ids) >= 0 and max(ids) < guide.vocab_size and guide._never.isdisjoint(ids)):
+            return mask  # such a text is not allowed, or it has ended
+        if not self._plain.move_to(ids):
+            return mask
+        packed = torch.frombuffer(bytearray(self._plain.ask("compute_bitmask")), dtype=torch.uint8)
+        bits = (packed[:, None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).flatten().bool()
+        size = min(len(bits), len(mask))
+        mask[:size] = bits[:size]
+        mask[[token for token in guide._never if token < len(mask)]] = False
+        mask[list(guide.end_token_ids)] = self._plain.ask("is_accepting")
+        return mask
+
+
+class _Place:
+    """A matcher, and the tokens that it has read."""
+
+    def __init__(self, start: Any) -> None:
+        self._start = start
+        self._matcher = start.deep_copy()
+        self._read: tuple[int, ...] = ()
+
+    def move_to(self, ids: tuple[int, ...]) -> bool:
+        """Read ids instead of what was read: back to where they part, then forward. False where they are illegal."""
+        if ids[: len(self._read)] != self._read:
+            same = next(
+                (i for i, (a, b) in enumerate(zip(self._read, ids)) if a != b), min(len(ids), len(self._read))
+            )
+            self.ask("rollback", len(self._read) - same)
+            self._read = self._read[:same]
+        rest = list(ids[len(self._read) :])
+        count = self.ask("try_consume_tokens", rest) if rest else 0
+        self._read = ids[: len(self._read) + count]
+        return count == len(rest)
+
+    def ask(self, question: str, *what: Any) -> Any:
+        """A method of the matcher. An error never leaves a matcher, so then a fresh one takes its place."""
+        answer = getattr(self._matcher, question)(*what)
+        if self._matcher.is_error():
+            wrong = _reason(self._matcher.get_error())
+            self._matcher, self._read = self._start.deep_copy(), ()
+            raise WorkbenchError(
+                f"the grammar became too complex for the grammar library at this place: {wrong}"
+            )
+        return answer
+
+
+def _library() -> ModuleType:
+    try:
+        import llguidance
+    except ImportError:
+        raise WorkbenchError(
+            "guided generation needs the package llguidance, which is not installed: pip install llguidance"
+        ) from None
+    return llguidance
+
+
+def _check_source(kind: str, text: object, most: int) -> None:
+    if not isinstance(text, str):
+        raise WorkbenchError(f"a {kind} is a string, got {type(text).__name__}")
+    if len(text) > most:
+        raise WorkbenchError(
+            f"a {kind} may have {most:,} characters, this one has {len(text):,}; make it shorter"
+        )
+    if "\0" in text:
+        raise WorkbenchError(f"the {kind} contains the character U+0000; write it as an escape")
+
+
+def _separators(given: object) -> tuple[str, str]:
+    """As regexes: they are spaces around the comma and the colon, which mean themselves."""
+    good = (
+        isinstance(given, tuple | list)
+        and len(given) == 2
+        and all(isinstance(text, str) and len(text) <= 8 for text in given)
+        and (given[0].strip(" "), given[1].strip(" ")) == (",", ":")
+    )
+    if not good:
+        raise WorkbenchError(
+            f"separators are a comma and a colon with spaces around, (', ', ': '); got {given!r:.60}"
+        )
+    return given[0], given[1]
+
+
+def _end_tokens(tokenizer: Tokenizer, given: Sequence[int] | None, size: int) -> tuple[int, ...]:
+    if given is None:
+        given = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
+    ends = tuple(dict.fromkeys(check_whole("each of end_token_ids", token, 0) for token in given))
+    if not ends:
+        raise WorkbenchError("a guide needs an end token, and this tokenizer names none; give end_token_ids")
+    if max(ends) >= min(size, tokenizer.vocab_size):
+        raise WorkbenchError(f"end token id {max(ends)} is outside 0 … {min(size, tokenizer.vocab_size) - 1}")
+    return ends
+
+
+def _refused(kind: str, wrong: str) -> WorkbenchError:
+    name = {"json_schema": "JSON schema", "regex": "regex", "grammar": "grammar"}[kind]
+    return WorkbenchError(f"this {name} cannot guide a text: {_reason(wrong)}")
+
+
+_STOPS = {
+    "NoExtensionBias": "no text satisfies it",
+    "NoExtension": "no text satisfies it",
+    "ParserTooComplex": "it is too complex",
+    "LexerTooComplex": "it is too complex",
+}
+
+
+def _reason(message: str) -> str:
+    """The library's own words, without its listings of grammar and state."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    chosen = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    chosen = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", chosen)
+    return _STOPS.get(chosen, chosen if len(chosen) <= 300 else chosen[:120] + " … " + chosen[-160:])

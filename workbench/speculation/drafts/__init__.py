@@ -1,0 +1,41 @@
+"""Ways to guess what comes next, one a file, all with the contract in `contract.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.errors import WorkbenchError, unknown
+from workbench.models.decoder import Decoder
+from workbench.models.fast import FastDecoder
+from workbench.speculation.drafts.contract import Ask, Draft, Law
+from workbench.speculation.drafts.eagle import EagleDraft
+from workbench.speculation.drafts.medusa import MedusaDraft
+from workbench.speculation.drafts.model import ModelDraft
+
+# name -> a fresh draft for this target, with default settings
+DRAFTS: dict[str, Callable[[Decoder], Draft]] = {
+    "eagle": EagleDraft,
+    "medusa": MedusaDraft,
+}
+
+
+def draft_for(given: object, target: Decoder) -> Draft:
+    """A draft to use: one that is ready, a model, or one by name made for this target.
+
+    Raises WorkbenchError for an unknown name, and for what is no draft.
+    """
+    if isinstance(given, Draft):
+        return given
+    if isinstance(given, Decoder | FastDecoder):
+        return ModelDraft(given)
+    if isinstance(given, str):
+        if given not in DRAFTS:
+            raise unknown("draft", given, DRAFTS)
+        return DRAFTS[given](target)
+    raise WorkbenchError(
+        f"draft takes a Draft, a model with the target's vocabulary, or one of {', '.join(map(repr, DRAFTS))}; "
+        f"got {type(given).__name__}"
+    )
+
+
+__all__ = ["DRAFTS", "Ask", "Draft", "EagleDraft", "Law", "MedusaDraft", "ModelDraft", "draft_for"]

@@ -1,0 +1,99 @@
+"""What every draft promises: given texts, propose what may come next, with the law each token was drawn from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.models.decoder import Decoder
+from workbench.speculation.proposal import Proposal
+from workbench.speculation.rule import Draws
+
+TextOf = Callable[[int], list[int]]  # row -> the whole text before the token that this row speaks of
+
+
+class Law(Protocol):
+    """From logits to the probabilities a token is drawn from: temperature, top-p and all other filters of a request.
+
+    One object serves target and draft, so that both are filtered alike.
+    """
+
+    greedy: bool  # the best token and no chance
+
+    def rows(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
+        """[n, V] float64 on the CPU from logits [n, V]."""
+        ...
+
+    def beliefs(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
+        """The same as `rows`, but where the law is greedy: [n, V] the probabilities behind it, at temperature 1. What a
+        draft drafts by: greedy or not, it can say how sure it is of its first, second and third choice."""
+        ...
+
+    def best(self, logits: torch.Tensor, text_of: TextOf) -> list[int]:
+        """[n] the best token of each row, after the filters that can change which it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One text that wants a proposal."""
+
+    sequence: Hashable
+    token_ids: Sequence[int]  # all that is certain so far; the target has cached all but the last
+    limit: int  # at most so deep, at least 1
+    nodes: int  # at most so many in all, at least 1
+    law: Law
+    draws: Draws
+    go_on: Callable[[float], bool]  # told the probability of a token just drafted: draft another?
+    features: torch.Tensor | None = None
+    """[m, d] for drafts that want them: the target's hidden rows (after its last norm) of all tokens that it has cached
+    since the last ask: m of them, the last belongs to token_ids[-2]."""
+
+
+class Draft(ABC):
+    """A way to guess. It remembers what it likes about a sequence and forgets it in `release`.
+
+    A proposal that breaks the limits is cut by the engine; one with a wrong law makes the output wrong, and nothing can
+    see that from outside.
+    """
+
+    name: str
+    wants_features = False
+
+    def __init__(self) -> None:
+        self.model_calls = 0  # forward passes of the draft's own model
+        self.rows_processed = 0
+
+    def check_fits(self, target: Decoder) -> None:
+        """Raise WorkbenchError when this draft cannot speak to that target (another vocabulary). Changes nothing."""
+        return None
+
+    @abstractmethod
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """A proposal for each, which may be `NOTHING`. Where `ask.law.greedy` the laws may be left out."""
+        ...
+
+    def release(self, sequence: Hashable) -> None:
+        """Forget all about a sequence. One that was never asked about is nothing to forget."""
+        return None
+
+
+def check_vocabulary(target: Decoder, draft_name: str, vocab_size: int, tokenizer) -> None:
+    """Raise WorkbenchError unless token ids mean the same to both."""
+    if vocab_size != target.config.vocab_size:
+        raise WorkbenchError(
+            f"a draft needs the target's vocabulary: {target.name} has {target.config.vocab_size:,} tokens, {draft_name} "
+            f"{vocab_size:,}; take a draft that was trained with the same tokenizer"
+        )
+    if target.tokenizer is None or tokenizer is None or tokenizer is target.tokenizer:
+        return
+    if not target.tokenizer.same_as(tokenizer):
+        raise WorkbenchError(
+            f"a draft needs the target's vocabulary: {target.name} and {draft_name} have {vocab_size:,} tokens each, but "
+            "not the same ones; take a draft that was trained with the same tokenizer"
+        )

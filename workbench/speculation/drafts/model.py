@@ -1,0 +1,166 @@
+"""A smaller model as the draft: the classic (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
+
+It writes K tokens with a cache of its own, one forward a token, or a tree level by level. What of it was rejected is cut
+from its cache when the next text comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+
+from workbench.errors import WorkbenchError, check_whole
+from workbench.kv import KV, kv_for
+from workbench.models.batch import Batch
+from workbench.models.decoder import Decoder
+from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary
+from workbench.speculation.draws import drafting
+from workbench.speculation.proposal import Proposal
+from workbench.speculation.rule import grow
+
+
+class ModelDraft(Draft):
+    """Any model with the target's vocabulary.
+
+    branching: children a node has, level by level, instead of a chain as long as the ask allows: (3, 2, 1) draws three
+    tokens, two after each, one after each of those. kv: kind of its cache; trees need one that holds trees.
+    max_sequences, max_tokens: how many texts it can draft for at the same time, and how long (default: its context).
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        branching: Sequence[int] | None = None,
+        kv: str | Callable[..., KV] = "contiguous",
+        max_sequences: int = 1,
+        max_tokens: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        if not hasattr(model, "config") or not callable(model):
+            raise WorkbenchError(f"a model draft takes a loaded model, got {type(model).__name__}")
+        if branching is not None:
+            branching = tuple(check_whole("each number of branching", width, 1) for width in branching)
+            if not branching:
+                raise WorkbenchError("branching needs at least one level, e.g. (2, 2, 1)")
+        self.model, self.branching, self.name = model, branching, name or model.name
+        self._kv = kv_for(kv, model, max_sequences=max_sequences, max_tokens=max_tokens)
+        self.max_tokens = max_tokens or model.config.context_length
+        self._remembered: dict[Hashable, list[int]] = {}  # token ids in the cache
+
+    def check_fits(self, target: Decoder) -> None:
+        check_vocabulary(target, self.name, self.model.config.vocab_size, self.model.tokenizer)
+        if self.branching and max(self.branching) > 1 and not getattr(self._kv, "holds_trees", False):
+            raise WorkbenchError(
+                f"the draft's kv, {type(self._kv).__name__}, holds no trees; use kv='contiguous'"
+            )
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        growing = [grow(self._branching(ask), drafting(ask.law, ask.draws), ask.go_on) for ask in asks]
+        paths, found = {}, {}
+        for index, one in enumerate(growing):
+            try:
+                paths[index] = next(one)
+            except StopIteration as done:  # no room for a single level
+                found[index] = done.value
+        while paths:
+            rows = self._laws(asks, paths)
+            following = {}
+            for index, of_paths in rows.items():
+                try:
+                    following[index] = growing[index].send(of_paths)
+                except StopIteration as done:
+                    found[index] = done.value
+            paths = following
+        return [found[index] for index in range(len(asks))]
+
+    def release(self, sequence: Hashable) -> None:
+        if self._remembered.pop(sequence, None) is not None and sequence in self._kv.lengths:
+            self._kv.release(sequence)
+
+    def _branching(self, ask: Ask) -> tuple[int, ...]:
+        """Levels that fit: the ask's limit, and the draft's own room, of which a tree takes a place for each node."""
+        room = self.max_tokens - len(ask.token_ids)
+        if self.branching is None:
+            return (1,) * max(0, min(ask.limit, ask.nodes, room))
+        levels, width, nodes = [], 1, 0
+        for children in self.branching[: ask.limit]:
+            width *= children
+            nodes += width
+            if nodes > min(ask.nodes, room):
+                break
+            levels.append(children)
+        return tuple(levels)
+
+    def _laws(self, asks: Sequence[Ask], paths: dict[int, list[list[int]]]) -> dict[int, list[torch.Tensor]]:
+        """The next law after each path, all sequences in one forward."""
+        lists, parents, counts, first, pending = [], [], [], [], {}
+        for index, of_ask in paths.items():
+            ask = asks[index]
+            tokens, of_tree, rows = self._to_send(ask, of_ask)
+            first.append(self._kv.lengths.get(ask.sequence, 0))
+            lists.append(tokens)
+            parents.append(of_tree)
+            counts.append(len(rows) if of_tree is None else len(tokens))
+            pending[index] = rows
+        batch = Batch.of(
+            lists,
+            first_positions=first,
+            sequences=[asks[index].sequence for index in paths],
+            parents=parents,
+            logits=counts,
+            device=self.model.device,
+        )
+        with torch.inference_mode():
+            logits = self.model(batch, self._kv)
+        self.model_calls += 1
+        self.rows_processed += batch.num_tokens
+        found, start = {}, 0
+        for (index, of_ask), of_tree, count in zip(paths.items(), parents, counts):
+            ask, rows = asks[index], pending[index]
+            here = logits[start : start + count]
+            start += count
+            texts = [[*ask.token_ids, *path] for path in of_ask]
+            found[index] = list(ask.law.beliefs(here[rows], texts.__getitem__))
+            if of_tree is not None:
+                self._kv.truncate(ask.sequence, len(ask.token_ids))
+        return found
+
+    def _to_send(self, ask: Ask, paths: list[list[int]]) -> tuple[list[int], list[int] | None, list[int]]:
+        """Tokens, the parents of a tree or None, and which of the last rows end the paths.
+
+        A chain goes on where the cache ends. A tree is sent whole, level by level again: its rows are few.
+        """
+        known = self._remembered.setdefault(ask.sequence, [])
+        if len(paths) == 1:
+            text = [*ask.token_ids, *paths[0]]
+            self._cut_to(ask.sequence, min(common_prefix(known, text), len(text) - 1))
+            tokens = text[len(known) :]
+            known += tokens
+            return tokens, None, [0]
+        self._cut_to(ask.sequence, len(ask.token_ids))  # a level before may have been a chain
+        places: dict[tuple[int, ...], int] = {}
+        parents = []
+        for end in range(1, len(paths[0]) + 1):
+            for path in paths:
+                if (node := tuple(path[:end])) not in places:
+                    places[node] = len(places)
+                    parents.append(places.get(node[:-1], -1))
+        return [node[-1] for node in places], parents, [places[tuple(path)] for path in paths]
+
+    def _cut_to(self, sequence: Hashable, length: int) -> None:
+        """Forget what of the last proposal was rejected."""
+        known = self._remembered[sequence]
+        if length < len(known):
+            self._kv.truncate(sequence, length)
+            del known[length:]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:  # nearly always: one comparison
+        return shorter
+    return next(i for i in range(shorter) if a[i] != b[i])

@@ -1,0 +1,278 @@
+"""Rounds of speculation on a real model: propose, verify all texts in one flat batch, keep what was accepted.
+
+    text      … a b c            all but c is in the cache
+    proposal        d e f        drafted
+    batch         c d e f        one forward: K + 1 rows, a law after each
+    accepted        d e          the rows of c, d, e were right; the row of e gives the next token, x
+    text      … a b c d e x      the cache keeps … c d e; what it had of f is cut
+
+A round in which nothing is drafted is a plain decode step, and is sent as one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+
+from workbench.kv import KV
+from workbench.models.batch import Batch
+from workbench.models.decoder import Decoder
+from workbench.speculation.drafts.contract import Ask, Draft, Law
+from workbench.speculation.lengths import LengthPolicy, Outcome
+from workbench.speculation.proposal import NOTHING, Proposal
+from workbench.speculation.rule import Draws, Verdict, verify, verify_greedy
+
+MOST_NODES = 64  # of a tree, in one round
+
+
+class Forces(Protocol):
+    """A grammar that knows where only one continuation is legal."""
+
+    def forced(self, generated_ids: Sequence[int]) -> list[int]: ...
+
+
+@dataclass
+class Writing:
+    """One text that is being written. The engine appends to `token_ids`."""
+
+    sequence: Hashable
+    token_ids: list[int]
+    law: Law
+    draws: Draws
+    lengths: LengthPolicy
+    wanted: int  # tokens still to come, at least 1
+    stop_token_ids: tuple[int, ...] = ()
+    guide: Forces | None = None
+    prompt_tokens: int = 0
+    begun: bool = False  # the prompt went through the target
+    features: list[torch.Tensor] = field(
+        default_factory=list
+    )  # of cached tokens, that the draft has not seen
+    featured: int = 0  # how many tokens had their features taken
+
+    @property
+    def generated_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_tokens :]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """One token that is certain now."""
+
+    token_id: int
+    log_prob: float | None  # under the target itself, before any filter; None where it was not asked
+    origin: str  # the draft that wrote it, "target", or "grammar"
+    kind: str  # "draft", "correction", "bonus", "plain" where nothing had been drafted, or "jump"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did for one text."""
+
+    emitted: tuple[Emitted, ...]
+    proposal: Proposal
+    verdict: Verdict
+    p: torch.Tensor | None  # [nodes + 1, V] the target's laws, where they were asked for
+    draft_s: float  # a batch's time is counted whole for each of its texts
+    verify_s: float
+    rows: int  # of this text that the target processed
+
+    @property
+    def accepted(self) -> int:
+        return len(self.verdict.path)
+
+    def outcome(self, *, plain: bool) -> Outcome:
+        """For a length policy. plain: the draft was not asked."""
+        first = self.proposal.first_branch().confidences if self.proposal.confidences else ()
+        return Outcome(
+            self.proposal.depth, self.accepted, first, self.draft_s, self.verify_s, self.rows, plain
+        )
+
+
+class Speculator:
+    """A target, its kv and a draft (None: plain decoding, the same code). Owns no sequences: release them yourself."""
+
+    def __init__(self, model: Decoder, kv: KV, draft: Draft | None, *, keep_laws: bool = False) -> None:
+        if draft is not None:
+            draft.check_fits(model)
+        self.model, self.kv, self.draft, self.keep_laws = model, kv, draft, keep_laws
+        self._wants_features = draft is not None and draft.wants_features
+        self.rows_processed = self.model_calls = 0
+
+    def round(self, writings: Sequence[Writing]) -> list[Round]:
+        """One round for each text: afterwards it has at least one token more. What was sent and stays is cached."""
+        limits = [self._limit(writing) for writing in writings]
+        started = time.perf_counter()
+        proposals = self._propose(writings, limits)
+        drafted = time.perf_counter()
+        starts = [self.kv.lengths.get(writing.sequence, 0) for writing in writings]
+        batch = self._batch(writings, proposals, starts)
+        logits, hidden = self._forward(batch)
+        results, at = [], 0
+        for index, (writing, proposal) in enumerate(zip(writings, proposals)):
+            rows = logits[at : at + len(proposal) + 1]
+            at += len(rows)
+            verdict, laws = self._decide(writing, proposal, rows)
+            if hidden is not None:
+                self._keep_features(writing, verdict, hidden[index], starts[index])
+            self._settle(writing, proposal, verdict)
+            emitted = self._emit(writing, proposal, verdict, rows)
+            results.append((emitted, proposal, verdict, laws))
+        verified = time.perf_counter()
+        draft_s, verify_s = drafted - started, verified - drafted
+        rounds = []
+        for writing, limit, (a, b), result in zip(writings, limits, pairwise(batch.query_starts), results):
+            told = Round(*result, draft_s, verify_s, rows=b - a)
+            if writing.begun:
+                writing.lengths.learn(told.outcome(plain=not limit))
+            writing.begun = True
+            rounds.append(told)
+        return rounds
+
+    def release(self, sequence: Hashable) -> None:
+        """Forget a text in both caches."""
+        if sequence in self.kv.lengths:
+            self.kv.release(sequence)
+        if self.draft is not None:
+            self.draft.release(sequence)
+
+    # -- the parts of a round ------------------------------------------------------------------------------------
+
+    def _limit(self, writing: Writing) -> int:
+        """Tokens to draft. The prompt goes alone, and the last token wanted needs no draft."""
+        if self.draft is None or not writing.begun:
+            return 0
+        room = min(writing.wanted - 1, self._room(writing))
+        if self._wants_features and writing.featured < len(writing.token_ids) - 1:
+            room = 0  # a grammar appended tokens that the target has not seen
+        return 0 if room < 1 else min(writing.lengths.limit(), room)
+
+    def _room(self, writing: Writing) -> int:
+        """Nodes for which there is room behind the tokens that are to be sent anyway."""
+        unsent = len(writing.token_ids) - self.kv.lengths.get(writing.sequence, 0)
+        return self.kv.draft_room(writing.sequence) - max(0, unsent - 1)
+
+    def _propose(self, writings: Sequence[Writing], limits: list[int]) -> list[Proposal]:
+        asks = [
+            Ask(
+                writing.sequence,
+                writing.token_ids,
+                limit,
+                min(MOST_NODES, self._room(writing)),
+                writing.law,
+                writing.draws,
+                writing.lengths.go_on,
+                torch.cat(writing.features) if self._wants_features else None,
+            )
+            for writing, limit in zip(writings, limits)
+            if limit
+        ]
+        found = iter(self.draft.propose(asks) if asks else [])
+        proposals = []
+        for writing, limit in zip(writings, limits):
+            proposal = next(found) if limit else NOTHING
+            if limit:
+                writing.features.clear()
+            if not (proposal.is_chain or self.kv.holds_trees):
+                proposal = proposal.first_branch()
+            proposals.append(proposal.cut(min(MOST_NODES, self._room(writing)), limit) if limit else NOTHING)
+        return proposals
+
+    def _batch(self, writings, proposals: list[Proposal], starts: list[int]) -> Batch:
+        lists, parents = [], []
+        for writing, proposal, start in zip(writings, proposals, starts):
+            new = writing.token_ids[start:]
+            lists.append([*new, *proposal.tokens])
+            parents.append(
+                None if proposal.is_chain
+                else [*range(-1, len(new) - 1), *(len(new) + parent for parent in proposal.parents)]
+            )  # fmt: skip
+        return Batch.of(
+            lists,
+            first_positions=starts,
+            sequences=[writing.sequence for writing in writings],
+            parents=None if all(one is None for one in parents) else parents,
+            logits=[len(proposal) + 1 for proposal in proposals],
+            device=self.model.device,
+        )
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None]:
+        """[Σ (nodes + 1), V] logits after each text's last token and each drafted one; the hidden rows, where wanted."""
+        hidden = None
+        with torch.inference_mode():
+            if self._wants_features:
+                rows = self.model.hidden(batch, self.kv)
+                hidden = rows.split([b - a for a, b in pairwise(batch.query_starts)])
+                logits = self.model.logits_of(rows if batch.logit_rows is None else rows[batch.logit_rows])
+            else:
+                logits = self.model(batch, self.kv)
+        self.rows_processed += batch.num_tokens
+        self.model_calls += 1
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)), hidden
+
+    def _decide(self, writing: Writing, proposal: Proposal, rows: torch.Tensor):
+        text = writing.token_ids
+
+        def text_of(row: int) -> list[int]:
+            return [*text, *(proposal.tokens[n] for n in proposal.path_to(row - 1))]
+
+        if writing.law.greedy:
+            return verify_greedy(proposal, writing.law.best(rows, text_of)), None
+        laws = writing.law.rows(rows, text_of)
+        return verify(proposal, laws, writing.draws), laws if self.keep_laws else None
+
+    def _emit(self, writing: Writing, proposal: Proposal, verdict: Verdict, rows) -> tuple[Emitted, ...]:
+        """Append to the text: accepted tokens, the one after them, and what a grammar forces; up to a stop token."""
+        nodes = (-1, *verdict.path)  # each token is judged by the row of the one before it
+        tokens = [*(proposal.tokens[node] for node in verdict.path), verdict.token]
+        log_probs = (
+            rows[[node + 1 for node in nodes]].log_softmax(dim=-1)[range(len(tokens)), tokens].tolist()
+        )
+        last = "plain" if not len(proposal) else "bonus" if verdict.bonus else "correction"
+        emitted = []
+        for token, log_prob, node in zip(tokens, log_probs, (*verdict.path, None)):
+            if node is None:
+                emitted.append(Emitted(token, log_prob, "target", last))
+            else:
+                emitted.append(Emitted(token, log_prob, self._origin(proposal, node), "draft"))
+            if self._append(writing, token):
+                return tuple(emitted)
+        if writing.guide is not None:
+            for token in writing.guide.forced(writing.generated_ids):
+                emitted.append(Emitted(token, None, "grammar", "jump"))
+                if self._append(writing, token):
+                    break
+        return tuple(emitted)
+
+    def _origin(self, proposal: Proposal, node: int) -> str:
+        return proposal.origins[node] if proposal.origins else self.draft.name
+
+    @staticmethod
+    def _append(writing: Writing, token: int) -> bool:
+        """True when the text ends here."""
+        writing.token_ids.append(token)
+        writing.wanted -= 1
+        return writing.wanted == 0 or token in writing.stop_token_ids
+
+    def _settle(self, writing: Writing, proposal: Proposal, verdict: Verdict) -> None:
+        """The cache keeps what was accepted, and nothing else of the proposal."""
+        text, sequence = len(writing.token_ids), writing.sequence
+        if self.kv.lengths[sequence] <= text:
+            return  # nothing was drafted, or this kv remembers nothing
+        if proposal.is_chain:
+            self.kv.truncate(sequence, text + len(verdict.path))
+        else:
+            self.kv.keep(sequence, text, [text + node for node in verdict.path])
+
+    @staticmethod
+    def _keep_features(writing: Writing, verdict: Verdict, hidden: torch.Tensor, start: int) -> None:
+        """hidden [n, d]: rows of this text's tokens from position `start` on, then of the drafted ones."""
+        new = len(writing.token_ids) - start
+        rows = [*range(writing.featured - start, new), *(new + node for node in verdict.path)]
+        writing.features.append(hidden[rows])
+        writing.featured += len(rows)

@@ -1,0 +1,247 @@
+"""How many tokens to draft: a fixed number, a moving threshold of confidence, or what measured best. 0 is a plain step.
+
+A policy may look at all that has happened and at what it drafted itself, and what was drafted stays in the proposal: that
+keeps the output's law (see `rule.grow`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.errors import WorkbenchError, check_between, check_whole, unknown
+from workbench.speculation.theory import expected_tokens_by_position
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a policy learns from: one round of one text."""
+
+    drafted: int  # depth of the proposal
+    accepted: int
+    confidences: tuple[float, ...]  # of the drafted tokens along the first branch; may be empty
+    draft_s: float
+    verify_s: float
+    rows: int  # that the target processed
+    plain: bool  # nothing was asked of the draft
+
+
+class LengthPolicy(ABC):
+    """State of one text: make a fresh one for each (`copy`)."""
+
+    @abstractmethod
+    def limit(self) -> int:
+        """How many tokens deep to draft now, at most. 0: a plain step."""
+        ...
+
+    def go_on(self, confidence: float) -> bool:
+        """After a drafted token of this probability: draft another?"""
+        return True
+
+    def learn(self, outcome: Outcome) -> None:
+        """What came of the round."""
+        return None
+
+    @abstractmethod
+    def copy(self) -> LengthPolicy:
+        """The same policy that has learned nothing yet."""
+        ...
+
+
+class Fixed(LengthPolicy):
+    """K tokens in every round."""
+
+    def __init__(self, K: int = 4) -> None:
+        self.K = check_whole("K", K, 1)
+
+    def limit(self) -> int:
+        return self.K
+
+    def copy(self) -> Fixed:
+        return Fixed(self.K)
+
+
+class Threshold(LengthPolicy):
+    """Draft until the probability of all that was drafted, by the draft itself, falls under a threshold that moves.
+
+    After a rejection the threshold moves toward the probability the draft had given up to there (it was too sure of
+    itself); where all was accepted it falls by `step` (there was room for more); it stays within [low, high].
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.4,
+        *,
+        most: int = 16,
+        step: float = 0.05,
+        pull: float = 0.3,
+        low: float = 0.02,
+        high: float = 0.95,
+    ) -> None:
+        self.low, self.high = check_between("low", low, 0, 1), check_between("high", high, low, 1)
+        self.threshold = self._first = check_between("threshold", threshold, low, high)
+        self.most, self.step = check_whole("most", most, 1), check_between("step", step, 0, 1)
+        self.pull = check_between("pull", pull, 0, 1)
+        self._held = 1.0
+        self.history: list[float] = []  # the threshold of each round
+
+    def limit(self) -> int:
+        self._held = 1.0
+        self.history.append(self.threshold)
+        return self.most
+
+    def go_on(self, confidence: float) -> bool:
+        self._held *= confidence
+        return self._held >= self.threshold
+
+    def learn(self, outcome: Outcome) -> None:
+        if outcome.plain or not outcome.drafted:
+            return
+        if outcome.accepted == outcome.drafted:
+            moved = self.threshold - self.step
+        else:
+            reached = math.prod(outcome.confidences[: outcome.accepted + 1])
+            moved = self.threshold + self.pull * (reached - self.threshold)
+        self.threshold = min(self.high, max(self.low, moved))
+
+    def copy(self) -> Threshold:
+        return Threshold(
+            self._first, most=self.most, step=self.step, pull=self.pull, low=self.low, high=self.high
+        )
+
+
+class Dynamic(LengthPolicy):
+    """The K that measured best, and none where every K loses.
+
+    It keeps the acceptance by position (newer rounds count more) and the time of plain steps, drafts and verifications,
+    and takes the K of the most tokens a second. When no K beats plain steps by `margin` the draft is switched off, and
+    tried again only as far as that can be afforded: what speculation has lost so far, in seconds, and what a trial costs
+    at worst may be at most `allowance` of all the time so far.
+    Times are of the machine and the pair, and are shared by all copies; acceptance is of the text.
+    """
+
+    def __init__(
+        self, *, most: int = 8, memory: float = 0.9, margin: float = 0.02, allowance: float = 0.01
+    ) -> None:
+        self.most = check_whole("most", most, 1)
+        self.memory = check_between("memory", memory, 0, 1)
+        self.margin = check_between("margin", margin, 0, 1)
+        self.allowance = check_between("allowance", allowance, 0, 1)
+        self.times = StepTimes()
+        self._accepted = [0.0] * most  # discounted counts of a token at this position that was kept …
+        self._tried = [0.0] * most  # … and tried
+        self.lost_s = self.elapsed_s = 0.0
+        self.chosen: list[int] = []  # K of each round
+
+    def rates(self) -> list[float]:
+        """Acceptance at each position, given that all before it were accepted. Where nothing was tried: as before it."""
+        found, last = [], FIRST_GUESS
+        for accepted, tried in zip(self._accepted, self._tried):
+            last = (accepted + last) / (tried + 1)  # one pseudo-trial of what the position before says
+            found.append(last)
+        return found
+
+    def predict(self, K: int) -> float | None:
+        """Tokens a second at K, by what was measured; None while a time is missing. 0: plain steps."""
+        if K == 0:
+            plain = self.times.plain
+            return None if plain is None else 1 / plain
+        seconds = self.times.of_round(K)
+        return None if seconds is None else expected_tokens_by_position(self.rates()[:K]) / seconds
+
+    def limit(self) -> int:
+        self.chosen.append(self._limit())
+        return self.chosen[-1]
+
+    def _limit(self) -> int:
+        plain = self.predict(0)
+        if plain is None:
+            return 0
+        first = min(2, self.most)
+        if self.predict(first) is None:
+            return first  # what a draft costs is not known yet
+        best = max(range(1, self.most + 1), key=self.predict)
+        if self.predict(best) >= (1 + self.margin) * plain:
+            return best
+        trial = self.times.of_round(1) - self.times.plain  # at worst: one token, from the target
+        affordable = self.allowance * self.elapsed_s
+        return 1 if self.lost_s + max(trial, 0) <= affordable else 0
+
+    def learn(self, outcome: Outcome) -> None:
+        seconds = outcome.draft_s + outcome.verify_s
+        self.times.add(outcome)
+        self.elapsed_s += seconds
+        if outcome.plain:
+            return
+        if self.times.plain is not None:
+            self.lost_s += seconds - (outcome.accepted + 1) * self.times.plain
+            self.lost_s = max(
+                self.lost_s, -self.allowance * self.elapsed_s
+            )  # gains of long ago pay for no new losses
+        for at in range(min(outcome.drafted, outcome.accepted + 1, self.most)):
+            self._tried[at] = self.memory * self._tried[at] + 1
+            self._accepted[at] = self.memory * self._accepted[at] + (at < outcome.accepted)
+
+    def copy(self) -> Dynamic:
+        new = Dynamic(most=self.most, memory=self.memory, margin=self.margin, allowance=self.allowance)
+        new.times = self.times
+        return new
+
+
+FIRST_GUESS = 0.7  # acceptance before anything was tried: high enough that everything is
+KEPT_TIMES = 16
+
+
+class StepTimes:
+    """Medians of the last times of plain steps, of a drafted token and of a verification."""
+
+    def __init__(self) -> None:
+        self._plain: deque[float] = deque(maxlen=KEPT_TIMES)
+        self._draft: deque[float] = deque(maxlen=KEPT_TIMES)  # a token
+        self._verify: deque[float] = deque(maxlen=KEPT_TIMES)
+
+    def add(self, outcome: Outcome) -> None:
+        if outcome.plain:
+            self._plain.append(outcome.verify_s)
+        elif outcome.drafted:
+            self._draft.append(outcome.draft_s / outcome.drafted)
+            self._verify.append(outcome.verify_s)
+
+    @property
+    def plain(self) -> float | None:
+        """Seconds of a step without a draft; None before the first."""
+        return _median(self._plain)
+
+    def of_round(self, K: int) -> float | None:
+        """Seconds of a round of K drafted tokens; a verification counts the same for every K."""
+        if not self._draft:
+            return None
+        return K * _median(self._draft) + _median(self._verify)
+
+
+def _median(values: deque[float]) -> float | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+POLICIES: dict[str, Callable[[], LengthPolicy]] = {"threshold": Threshold, "dynamic": Dynamic}
+
+
+def length_policy(given: int | str | LengthPolicy) -> LengthPolicy:
+    """A fresh policy: K, "threshold", "dynamic", or one of your own, copied. Raises WorkbenchError for anything else."""
+    if isinstance(given, LengthPolicy):
+        return given.copy()
+    if isinstance(given, str):
+        if given not in POLICIES:
+            raise unknown("draft length policy", given, POLICIES)
+        return POLICIES[given]()
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Fixed(given)
+    raise WorkbenchError(
+        f"draft_length is a whole number, {', '.join(map(repr, POLICIES))} or a LengthPolicy, got {given!r}"
+    )
