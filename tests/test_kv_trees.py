@@ -494,7 +494,8 @@ def test_rows_with_logits_can_be_asked_for_a_sequence_each(rows, expected):
         ({"logits": [4, 1]}, "3 tokens in the batch has logits for its last 0 … 3 of them, got 4"),
         ({"logits": [-1, 1]}, "got -1"),
         ({"logits": [0, 0]}, "at least one row of logits"),
-        ({"logits": "first"}, 'logits must be "last", "all" or a number of rows for each sequence'),
+        ({"logits": "first"}, 'a number of rows for each sequence, or "last" or "all", got'),
+        ({"logits": 3}, '"last" or "all", got 3'),
     ],
 )
 def test_what_is_no_tree_and_no_row_is_refused(given, message):

@@ -545,6 +545,23 @@ def test_what_makes_no_sense_is_refused_and_nothing_changes(pair, given, message
     assert not kv.lengths
 
 
+def test_a_cache_that_cannot_take_drafts_is_refused(pair):
+    class Bare:
+        """What a kv had to be before there were drafts."""
+
+        def __init__(self, config):
+            self._real = Contiguous(config)
+
+        def __getattr__(self, name):
+            if name in ("draft_room", "keep", "holds_trees"):
+                raise AttributeError(name)
+            return getattr(self._real, name)
+
+    target, draft = pair
+    with pytest.raises(WorkbenchError, match="draft_room, keep and holds_trees"):
+        generate(target, PROMPT, max_new_tokens=8, kv=Bare, draft=draft)
+
+
 def test_near_the_end_of_the_context_drafts_grow_short(pair):
     target, draft = pair
     prompt = (PROMPT * 20)[:150]

@@ -39,6 +39,7 @@ class SamplingLaw:
         active = settings.active()
         self._reads_text = any(name.endswith("penalty") for name in active)
         self._row_by_row = self._reads_text or bool(self._replace)
+        self._at_one = dataclasses.replace(settings, temperature=1.0) if settings.greedy else settings
         self._plainly_best = active == ["temperature"] and settings.greedy and not self._replace
 
     def rows(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
@@ -47,8 +48,7 @@ class SamplingLaw:
 
     def beliefs(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
         """`rows`, at temperature 1 where the law is greedy."""
-        settings = dataclasses.replace(self.settings, temperature=1.0) if self.greedy else self.settings
-        return self._filtered(settings, logits, text_of).double().cpu().softmax(dim=-1)
+        return self._filtered(self._at_one, logits, text_of).double().cpu().softmax(dim=-1)
 
     def best(self, logits: torch.Tensor, text_of: TextOf) -> list[int]:
         """[n] the best token of each row."""

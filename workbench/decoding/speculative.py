@@ -37,6 +37,7 @@ class SpeculationStats:
     reached: tuple[int, ...]  # [depth] how many rounds proposed a token there and accepted all before it
     tokens_per_round: tuple[int, ...]  # the histogram's raw numbers, one each round
     lengths: tuple[int, ...]  # depth of the proposal of each round
+    rows_per_round: tuple[int, ...]  # that the target processed
     calls_saved: int  # tokens after the prompt's first, less target calls
     draft_calls: int
     draft_rows: int
@@ -136,6 +137,7 @@ def stats_of(
         reached=tuple(reached),
         tokens_per_round=tokens,
         lengths=tuple(one.proposal.depth for one in rounds),
+        rows_per_round=tuple(one.rows for one in rounds),
         calls_saved=sum(tokens) - len(rounds),
         draft_calls=draft_calls,
         draft_rows=draft_rows,

@@ -145,10 +145,10 @@ def _tree(parents: Sequence[int], token_ids: list[int]) -> tuple[int, ...] | Non
 def _logit_rows(logits: str | Sequence[int], starts: tuple[int, ...]) -> list[int] | None:
     """Rows of the flat list that need logits; None: all."""
     count, num_tokens = len(starts) - 1, starts[-1]
-    if isinstance(logits, str):
+    if isinstance(logits, str) or not isinstance(logits, Sequence):
         if logits not in ("last", "all"):
             raise WorkbenchError(
-                f'logits must be "last", "all" or a number of rows for each sequence, got {logits!r}'
+                f'logits must be a number of rows for each sequence, or "last" or "all", got {logits!r}'
             )
         if logits == "all" or count == num_tokens:  # single tokens: the last row is every row
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -46,7 +47,11 @@ class Tokenizer:
 
     def same_as(self, other: Tokenizer) -> bool:
         """Whether token ids mean the same to both: every token, by its bytes."""
-        return self is other or self.backend.get_vocab() == other.backend.get_vocab()
+        return self is other or self._vocabulary == other._vocabulary
+
+    @functools.cached_property
+    def _vocabulary(self) -> dict[str, int]:
+        return self.backend.get_vocab()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, no special tokens added. Special tokens' names in the text stay plain text."""

@@ -19,7 +19,8 @@ from typing import Protocol
 
 import torch
 
-from workbench.kv import KV
+from workbench.errors import WorkbenchError
+from workbench.kv.contract import KV, DraftingKV
 from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder
 from workbench.speculation.drafts.contract import Ask, Draft, Law
@@ -100,6 +101,11 @@ class Speculator:
     def __init__(self, model: Decoder, kv: KV, draft: Draft | None, *, keep_laws: bool = False) -> None:
         if draft is not None:
             draft.check_fits(model)
+            if not isinstance(kv, DraftingKV):
+                raise WorkbenchError(
+                    f"drafts are verified through a kv with draft_room, keep and holds_trees, and {type(kv).__name__} has "
+                    "them not all (see workbench.kv.contract.DraftingKV); use kv='contiguous'"
+                )
         self.model, self.kv, self.draft, self.keep_laws = model, kv, draft, keep_laws
         self._wants_features = draft is not None and draft.wants_features
         self.rows_processed = self.model_calls = 0
@@ -118,6 +124,8 @@ class Speculator:
             rows = logits[at : at + len(proposal) + 1]
             at += len(rows)
             verdict, laws = self._decide(writing, proposal, rows)
+            if len(proposal):
+                self.draft.observe(writing.sequence, proposal, rows)
             if hidden is not None:
                 self._keep_features(writing, verdict, hidden[index], starts[index])
             self._settle(writing, proposal, verdict)

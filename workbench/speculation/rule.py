@@ -112,13 +112,12 @@ def verify_greedy(proposal: Proposal, best: Sequence[int]) -> Verdict:
 def draw_children(q: Row, count: int, draws: Draws) -> list[tuple[int, Row]]:
     """Up to `count` different tokens drawn from q one after the other, each with the law it was drawn from."""
     found: list[tuple[int, Row]] = []
-    for _ in range(count):
+    while True:
         token = draws.choose(q)
         found.append((token, q))
-        if not (q > 0).sum() > 1:  # nothing else is left to draw
-            break
+        if len(found) == count or not (q > 0).sum() > 1:  # nothing else is left to draw
+            return found
         q = without(q, token)
-    return found
 
 
 def grow(

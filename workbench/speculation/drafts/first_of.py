@@ -1,0 +1,62 @@
+"""Several drafts in order: the first that has something to say is heard. A free one first, a model where it is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.models.decoder import Decoder
+from workbench.speculation.drafts.contract import Ask, Draft
+from workbench.speculation.proposal import NOTHING, Proposal
+
+
+class FirstOf(Draft):
+    """Asks each draft in turn for the texts that those before it had nothing for.
+
+    Which draft is heard depends on the text alone, so the law of each proposal is its draft's own.
+    """
+
+    def __init__(self, *drafts: Draft, name: str | None = None) -> None:
+        super().__init__()
+        if len(drafts) < 2 or not all(isinstance(draft, Draft) for draft in drafts):
+            raise WorkbenchError(
+                f"FirstOf takes two drafts or more, got {[type(draft).__name__ for draft in drafts]}"
+            )
+        self.drafts, self.name = drafts, name or ", else ".join(draft.name for draft in drafts)
+        self.wants_features = any(draft.wants_features for draft in drafts)
+        self._features: dict[tuple[int, Hashable], list[torch.Tensor]] = {}  # that a draft has not been shown yet
+
+    def check_fits(self, target: Decoder) -> None:
+        for draft in self.drafts:
+            draft.check_fits(target)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        found: dict[int, Proposal] = {}
+        for number, draft in enumerate(self.drafts):
+            silent = [index for index in range(len(asks)) if index not in found]
+            if draft.wants_features:
+                for ask in asks:
+                    self._features.setdefault((number, ask.sequence), []).append(ask.features)
+            if not silent:
+                continue
+            shown = [self._for(number, draft, asks[index]) for index in silent]
+            calls, rows = draft.model_calls, draft.rows_processed
+            for index, proposal in zip(silent, draft.propose(shown)):
+                if len(proposal):
+                    found[index] = replace(proposal, origins=proposal.origins or (draft.name,) * len(proposal))
+            self.model_calls += draft.model_calls - calls
+            self.rows_processed += draft.rows_processed - rows
+        return [found.get(index, NOTHING) for index in range(len(asks))]
+
+    def release(self, sequence: Hashable) -> None:
+        for number, draft in enumerate(self.drafts):
+            draft.release(sequence)
+            self._features.pop((number, sequence), None)
+
+    def _for(self, number: int, draft: Draft, ask: Ask) -> Ask:
+        if not draft.wants_features:
+            return ask
+        return replace(ask, features=torch.cat(self._features.pop((number, ask.sequence))))
