@@ -28,7 +28,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
 )
 ENGINE = ("torch", "numpy", "safetensors", "tokenizers")
 NOT_ON_A_BARE_MACHINE = (
-    "IPython", "ipykernel", "ipywidgets", "jupyter_client", "jupyter_core", "jupyterlab", "matplotlib", "nbformat",
+    "IPython", "ipykernel", "ipywidgets", "jupyter_client", "jupyter_core", "jupyterlab", "llguidance", "matplotlib", "nbformat",
     "nbval", "psutil", "pytest", "transformers", "triton",
 )  # fmt: skip
 

@@ -1,6 +1,8 @@
 """From logits to text: sampling filters, the generation loop with streaming, beam search."""
 
 from workbench.decoding.beam import Hypothesis, beam_search, generate_beam
+from workbench.decoding.guide import Guide
+from workbench.decoding.law import SamplingLaw
 from workbench.decoding.loop import Generation, Stream, StreamedToken, generate, stream, token_loop
 from workbench.decoding.sampling import (
     FILTERS,
@@ -15,12 +17,16 @@ from workbench.decoding.sampling import (
     penalize_presence,
     penalize_repetition,
 )
+from workbench.decoding.speculative import SpeculationStats
 
 __all__ = [
     "generate",
     "stream",
     "generate_beam",
     "token_loop",
+    "Guide",
+    "SamplingLaw",
+    "SpeculationStats",
     "Generation",
     "Stream",
     "StreamedToken",

@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -39,6 +39,7 @@ from workbench.decoding.guide_schema import checked_schema
 from workbench.errors import WorkbenchError, check_whole
 from workbench.models.tokenizer import Tokenizer
 
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
 MOST_REGEX_CHARACTERS = 16_384
 MOST_LARK_CHARACTERS = 65_536
 MOST_FORCED = 256  # tokens that one call of `forced` returns
@@ -50,8 +51,8 @@ class Guide:
     """A grammar over the tokens of one tokenizer. It never changes; `begin` gives each request a state of its own.
 
     Make one with `json_schema`, `regex` or `grammar`. A source that cannot be enforced in full, that no text satisfies
-    or that asks for too much work is refused with a WorkbenchError, within a second for the shipped tokenizer (the time
-    to read it, twice, comes on top): sizes are bounded first, then the grammar is tried out in a process of its own
+    or that asks for too much work is refused with a WorkbenchError, within a second on an idle machine for the shipped
+    tokenizer (a large one takes longer to read, and is read twice): sizes are bounded first, then the grammar is tried out in a process of its own
     that is ended when it takes too long (`guide_trial`). What only a later step of some text reaches is bounded by the
     library's limits, and raises there.
     """
@@ -60,9 +61,9 @@ class Guide:
     source: str
     vocab_size: int  # V of the masks
     end_token_ids: tuple[int, ...]
-    _plain: Any = field(repr=False)  # matchers at the start of a text; states work on copies
-    _forcing: Any = field(repr=False)
-    _never: frozenset[int] = field(repr=False)  # tokens that no text contains: special ones, the end tokens too
+    _lark: str = field(repr=False)  # what the library reads,
+    _tokens: Any = field(repr=False)  # and its own form of the tokenizer
+    _never: frozenset[int] = field(repr=False)  # in no text: special tokens, the end tokens among them
 
     @classmethod
     def json_schema(
@@ -101,6 +102,7 @@ class Guide:
         The syntax is Rust's regex crate's: no look-around, no back-references; matching time is linear, always.
         """
         _check_source("regex", pattern, MOST_REGEX_CHARACTERS)
+        _check_what_the_library_would_drop(pattern)
         lark = "start: /" + _library().regex_to_lark(pattern, use_ascii="") + "/" if pattern else 'start: ""'
         return cls._made("regex", pattern, lark, tokenizer, end_token_ids, vocab_size)
 
@@ -143,26 +145,27 @@ class Guide:
             )
         size = tokenizer.vocab_size if vocab_size is None else check_whole("vocab_size", vocab_size, 1)
         ends = _end_tokens(tokenizer, end_token_ids, size)
-        library = _library()
-        forcing, plain = lark, '%llguidance {"no_forcing": true}\n' + lark
-        tokenizer_json = tokenizer.backend.to_str()
-        if wrong := guide_trial.try_out(tokenizer_json, ends, plain, forcing):
-            raise _refused(kind, wrong)
+        library, tokenizer_json = _library(), tokenizer.backend.to_str()
         try:
             tokens = guide_trial.make_tokenizer(library, tokenizer_json, ends)
-        except (
-            Exception
-        ) as error:  # the library raises ValueError and Exception for kinds that it does not know
-            raise WorkbenchError(f"this tokenizer cannot be guided: {error}") from error
-        matchers = [guide_trial.make_matcher(library, tokens, text) for text in (plain, forcing)]
-        never = {token for token in range(tokens.vocab_size) if tokens.is_special_token(token)}
-        made = cls(kind, source, size, ends, *matchers, frozenset(never | set(ends)))
+        except Exception as error:  # the library raises that, too, for kinds that it does not know
+            raise WorkbenchError(
+                f"this tokenizer cannot be guided, the grammar library says: {error}"
+            ) from error
+        if wrong := guide_trial.try_out(tokenizer_json, ends, NO_FORCING + lark, lark):
+            raise _refused(kind, wrong)
+        known = min(tokens.vocab_size, tokenizer.vocab_size, size)
+        never = {*ends, *range(known, size), *filter(tokens.is_special_token, range(known))}
+        made = cls(kind, source, size, ends, lark, tokens, frozenset(never))
         if not made.begin().allowed(()).any():
             raise _refused(kind, "no token of the vocabulary can begin such a text")
         return made
 
     def begin(self) -> GuideState:
-        """A state at the start of a text, for one request."""
+        """A state at the start of a text, for one request. The grammar is compiled for it: most take milliseconds.
+
+        The library's copies of a matcher share its lexer, and one that gives up takes the others with it.
+        """
         return GuideState(self)
 
 
@@ -179,8 +182,8 @@ class GuideState:
 
     def __init__(self, guide: Guide) -> None:
         self.guide = guide
-        self._plain = _Place(guide._plain)
-        self._forcing = _Place(guide._forcing)
+        self._plain = _Place(lambda: _matcher(guide, NO_FORCING))
+        self._forcing = _Place(lambda: _matcher(guide, ""))
         self._masks: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
 
     def allowed(self, generated_ids: Sequence[int]) -> torch.Tensor:
@@ -238,46 +241,56 @@ class GuideState:
             return mask  # such a text is not allowed, or it has ended
         if not self._plain.move_to(ids):
             return mask
-        packed = torch.frombuffer(bytearray(self._plain.ask("compute_bitmask")), dtype=torch.uint8)
-        bits = (packed[:, None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).flatten().bool()
-        size = min(len(bits), len(mask))
-        mask[:size] = bits[:size]
-        mask[[token for token in guide._never if token < len(mask)]] = False
+        bits = _bits(self._plain.ask("compute_bitmask"))[: len(mask)]
+        mask[: len(bits)] = bits
+        mask[list(guide._never)] = False
         mask[list(guide.end_token_ids)] = self._plain.ask("is_accepting")
         return mask
 
 
 class _Place:
-    """A matcher, and the tokens that it has read."""
+    """A matcher, made when it is first asked, and the tokens that it has read."""
 
-    def __init__(self, start: Any) -> None:
-        self._start = start
-        self._matcher = start.deep_copy()
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._matcher = make, None
         self._read: tuple[int, ...] = ()
 
     def move_to(self, ids: tuple[int, ...]) -> bool:
         """Read ids instead of what was read: back to where they part, then forward. False where they are illegal."""
         if ids[: len(self._read)] != self._read:
-            same = next(
-                (i for i, (a, b) in enumerate(zip(self._read, ids)) if a != b), min(len(ids), len(self._read))
-            )
+            pairs = enumerate(zip(self._read, ids))
+            same = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(self._read)))
             self.ask("rollback", len(self._read) - same)
             self._read = self._read[:same]
         rest = list(ids[len(self._read) :])
         count = self.ask("try_consume_tokens", rest) if rest else 0
         self._read = ids[: len(self._read) + count]
+        if count < len(rest) and _bits(self.ask("compute_bitmask"))[rest[count]]:
+            self._give_up("it met a limit while it read")  # all that shows is that it refuses what it allows
         return count == len(rest)
 
     def ask(self, question: str, *what: Any) -> Any:
-        """A method of the matcher. An error never leaves a matcher, so then a fresh one takes its place."""
+        """A method of the matcher. Raises WorkbenchError when the library gives up."""
+        if self._matcher is None:
+            self._matcher, self._read = self._make(), ()
         answer = getattr(self._matcher, question)(*what)
         if self._matcher.is_error():
-            wrong = _reason(self._matcher.get_error())
-            self._matcher, self._read = self._start.deep_copy(), ()
-            raise WorkbenchError(
-                f"the grammar became too complex for the grammar library at this place: {wrong}"
-            )
+            self._give_up(_reason(self._matcher.get_error()))
         return answer
+
+    def _give_up(self, why: str) -> None:
+        self._matcher, self._read = None, ()  # no error ever leaves a matcher: another is made
+        raise WorkbenchError(f"the grammar became too complex for the grammar library at this place: {why}")
+
+
+def _matcher(guide: Guide, options: str) -> Any:
+    return guide_trial.make_matcher(_library(), guide._tokens, options + guide._lark)
+
+
+def _bits(packed: bytes) -> torch.Tensor:
+    """bool [8·bytes], the lowest bit of each byte first."""
+    numbers = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    return (numbers[:, None] >> torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).flatten().bool()
 
 
 def _library() -> ModuleType:
@@ -297,8 +310,19 @@ def _check_source(kind: str, text: object, most: int) -> None:
         raise WorkbenchError(
             f"a {kind} may have {most:,} characters, this one has {len(text):,}; make it shorter"
         )
-    if "\0" in text:
-        raise WorkbenchError(f"the {kind} contains the character U+0000; write it as an escape")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise WorkbenchError(
+            f"the {kind} contains U+0000 or half of a surrogate pair, which no tokenizer writes"
+        )
+
+
+def _check_what_the_library_would_drop(pattern: str) -> None:
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise WorkbenchError(f"the regex ends with a backslash that escapes nothing: {pattern[-40:]!r}")
+    if "\n" in pattern and re.search(r"\(\?[A-Za-z]*x", pattern):
+        raise WorkbenchError(
+            "a regex of several lines with the flag x is not read here; write it without (?x)"
+        )
 
 
 def _separators(given: object) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from workbench.errors import WorkbenchError, nearest
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MOST_CHARACTERS = 65_536
 MOST_DEPTH = 60  # levels of lists and objects in the schema's own text
 MOST_LOOKS = 200_000  # at parts of a schema, to find out whether its recursion can end
@@ -61,6 +62,10 @@ def checked_schema(schema: dict | bool | str) -> dict:
         raise WorkbenchError(f"a JSON schema was expected, and the text is not JSON: {error}") from None
     if not isinstance(root, dict):
         raise WorkbenchError(f"a JSON schema is an object such as {{'type': 'object', …}}, got {root!r:.60}")
+    if root.get("$schema", DIALECT) != DIALECT:
+        raise WorkbenchError(
+            f"the JSON schema names the dialect {root['$schema']!r:.80}; only {DIALECT} is read here"
+        )
     _check_depth(root)
     targets: dict[str, object] = {}
     _check_parts(root, targets)
@@ -148,9 +153,9 @@ def _check_parts(root: dict, targets: dict[str, object]) -> None:
             _check_keyword(name)
         if "$ref" in node:
             reference = node["$ref"]
-            if reference not in targets:
-                targets[reference] = _target(root, reference)
-            waiting.append(targets[reference])
+            target = _target(root, reference)
+            targets[reference] = target
+            waiting.append(target)
         waiting.extend(_inner(node))
 
 
@@ -214,7 +219,7 @@ def _can_end(root: dict, targets: dict[str, object]) -> bool:
         if "const" in node or "enum" in node or "type" not in node:
             return True
         types = node["type"] if isinstance(node["type"], list) else [node["type"]]
-        return any(_ends_as(node, kind, ends) for kind in types)
+        return not types or any(_ends_as(node, kind, ends) for kind in types)
 
     while new := {name for name, node in targets.items() if name not in ending and ends(node)}:
         ending |= new

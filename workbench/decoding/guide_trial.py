@@ -19,9 +19,7 @@ from typing import Any
 CPU_SECONDS = 0.25  # of processor time, once the tokenizer is read: a busy machine does not refuse more
 WALKING_SECONDS = 0.06  # of it, after which no further step is tried
 WALKS, WALK_TOKENS = 8, 48
-WALL_SECONDS = (
-    5.0  # the last resort, and the only limit where the system cannot limit processor time (Windows)
-)
+WALL_SECONDS = 5.0  # the last resort; the only limit where processor time cannot be limited (Windows)
 MEMORY_BYTES = 2 << 30
 
 
@@ -36,7 +34,7 @@ def make_matcher(llguidance: ModuleType, tokenizer: Any, lark: str) -> Any:
 
 
 def may_follow(matcher: Any) -> list[int]:
-    """Token ids that the matcher allows next, end tokens left out."""
+    """Token ids that the matcher allows next."""
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     found = []
     while mask:
@@ -110,7 +108,9 @@ def try_out(tokenizer_json: str, ends: Sequence[int], plain: str, forcing: str) 
         return json.loads(done.stdout)
     if done.returncode < 0:  # ended by the system: its time, or its memory
         return too_much
-    return f"the grammar library failed: {done.stderr.strip()[-300:]}"
+    return (
+        f"the grammar library failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1][-200:]}"
+    )
 
 
 def main() -> None:

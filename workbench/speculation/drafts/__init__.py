@@ -9,13 +9,24 @@ from workbench.models.decoder import Decoder
 from workbench.models.fast import FastDecoder
 from workbench.speculation.drafts.contract import Ask, Draft, Law
 from workbench.speculation.drafts.eagle import EagleDraft
+from workbench.speculation.drafts.lookahead import LookaheadDraft
+from workbench.speculation.drafts.lookup import PromptLookupDraft
 from workbench.speculation.drafts.medusa import MedusaDraft
 from workbench.speculation.drafts.model import ModelDraft
+from workbench.speculation.drafts.ngram import NGramDraft
+from workbench.speculation.drafts.phrases import PhrasesDraft
+from workbench.speculation.drafts.quantized_self import quantized_self
+from workbench.speculation.drafts.staged import StagedDraft
 
 # name -> a fresh draft for this target, with default settings
 DRAFTS: dict[str, Callable[[Decoder], Draft]] = {
     "eagle": EagleDraft,
     "medusa": MedusaDraft,
+    "lookahead": LookaheadDraft,
+    "ngram": NGramDraft.of_training_modules,
+    "phrases": PhrasesDraft.of,
+    "prompt_lookup": PromptLookupDraft,
+    "self-int4": quantized_self,
 }
 
 
@@ -38,4 +49,19 @@ def draft_for(given: object, target: Decoder) -> Draft:
     )
 
 
-__all__ = ["DRAFTS", "Ask", "Draft", "EagleDraft", "Law", "MedusaDraft", "ModelDraft", "draft_for"]
+__all__ = [
+    "DRAFTS",
+    "Ask",
+    "Draft",
+    "EagleDraft",
+    "Law",
+    "LookaheadDraft",
+    "MedusaDraft",
+    "ModelDraft",
+    "NGramDraft",
+    "PhrasesDraft",
+    "PromptLookupDraft",
+    "StagedDraft",
+    "draft_for",
+    "quantized_self",
+]

@@ -78,6 +78,12 @@ class Draft(ABC):
         """A proposal for each, which may be `NOTHING`. Where `ask.law.greedy` the laws may be left out."""
         ...
 
+    def observe(self, sequence: Hashable, proposal: Proposal, logits: torch.Tensor) -> None:
+        """What the target said in the round of this proposal (as it was sent: `propose`'s may have been cut): logits
+        [nodes + 1, V], the first row after the text, then one after each node, accepted or not. For drafts that learn from
+        the target's guesses; it may be called for a sequence that is released before the next ask."""
+        return None
+
     def release(self, sequence: Hashable) -> None:
         """Forget all about a sequence. One that was never asked about is nothing to forget."""
         return None

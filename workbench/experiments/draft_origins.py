@@ -1,0 +1,125 @@
+"""drafts.origin: one text, and who wrote each of its tokens: a draft, the target where it corrected, the bonus."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from workbench.decoding.loop import Generation
+from workbench.errors import WorkbenchError
+from workbench.experiments.cache_memory import no_times
+from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.draft_inputs import DRAFTER, KIND, LENGTHS, length_of, make_draft, write
+from workbench.experiments.draft_speed import predicted_speed, verification_costs
+from workbench.experiments.inputs import MODEL, plain, token_text
+from workbench.experiments.speculate_inputs import DRAFT, prompts_of
+from workbench.instruments.timing import exclusive
+
+if TYPE_CHECKING:
+    from workbench.instruments.bench import Bench
+    from workbench.instruments.records import Measurement
+
+
+def run_origin(
+    bench: Bench, *, model, draft, drafter: str, texts: str, prompt: int, lengths: str, temperature: float,
+    new_tokens: int, repeats: int, seed: int, shown_round: int,
+) -> Iterator[Measurement]:  # fmt: skip
+    """One Measurement (unit "ratio", times as fast as plain decoding, a sample each turn). Its settings hold the text as
+    "pieces", [text, who, kind, round] each: round 0 is the prompt's own, and kind is that of `Generation.kinds`."""
+    target = bench.model(model, arrangement="fast")
+    asked = prompts_of(texts, target, prompt)[-1]
+    if len(asked) + new_tokens > target.config.context_length:
+        raise WorkbenchError(
+            f"the prompt has {len(asked)} tokens and {target.name} reads {target.config.context_length}; ask for fewer new ones"
+        )
+    bench.report("making the draft")
+    made = make_draft(bench, drafter, model, draft)
+    how = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed}
+    bench.report("what a pass over some rows costs")
+    cost = verification_costs(bench, target, len(asked) + new_tokens // 2)
+    ratios, predicted, results = [], [], []
+    for turn in range(-1, repeats):  # one turn warms up
+        bench.check_stop()
+        bench.report(f"turn {turn + 1} of {repeats}")
+        with exclusive(bench.check_stop):
+            alone = write(bench, target, asked, **how)
+            got = write(bench, target, asked, draft=made, draft_length=length_of(lengths), **how)
+        check = _compared(alone, got, temperature, made.name)
+        if turn >= 0:
+            ratios.append(alone.tpot_s / got.tpot_s)
+            predicted.append(predicted_speed(got, cost))
+            results.append(got)
+    stats = got.speculation
+    drafted = sum(stats.drafted)
+    yield bench.measurement(
+        name="drafts.origin",
+        settings={
+            **plain({"model": model, "draft": draft}), "drafter": drafter, "texts": texts, "prompt": prompt,
+            "lengths": lengths, "temperature": temperature, "new_tokens": new_tokens, "seed": seed,
+            "prompt_text": "".join(token_text(target, token) for token in asked),
+            "pieces": pieces_of(target, got),
+            "drafted": list(stats.lengths), "emitted": list(stats.tokens_per_round),
+        },
+        samples=ratios,
+        unit="ratio",
+        counts={
+            "rounds": stats.rounds, "plain_rounds": stats.plain_rounds, "calls_saved": stats.calls_saved,
+            "drafted": drafted, "kept": stats.kinds.get("draft", 0),
+            "tokens_per_round": sum(stats.tokens_per_round) / max(1, stats.rounds),
+            "draft_calls": stats.draft_calls,
+            "draft_s_per_round": stats.draft_s / max(1, stats.rounds), "plain_step_s": cost(1),
+        },
+        predicted=statistics.median(predicted),
+        check=check,
+    )  # fmt: skip
+
+
+def pieces_of(target, got: Generation) -> list[list]:
+    """[text, who, kind, round] of each token. The prompt's round is 0."""
+    counts = got.speculation.tokens_per_round
+    first = len(got.tokens) - sum(counts)
+    rounds = [0] * first + [number for number, count in enumerate(counts, start=1) for _ in range(count)]
+    return [
+        [token_text(target, token), who, kind, number]
+        for token, who, kind, number in zip(got.tokens, got.origins, got.kinds, rounds)
+    ]
+
+
+def _compared(alone: Generation, got: Generation, temperature: float, name: str) -> str:
+    if temperature:
+        return "drawn from the target's law; another text than without a draft, and as likely"
+    if alone.tokens != got.tokens:
+        at = next(i for i, (a, b) in enumerate(zip(alone.tokens, got.tokens)) if a != b)
+        raise WorkbenchError(
+            f"with draft {name} the greedy text differs from token {at + 1} on; its time was thrown away"
+        )
+    return f"all {len(got.tokens)} tokens are those of plain greedy decoding"
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="drafts.origin",
+        lab=7,
+        question="Who wrote which token of this text, and how many calls of the target did that save?",
+        how="the same request without a draft and with it, in turns; the time a token after the first. Predicted: the counted "
+        "rounds, each at the time of a pass over its rows (timed by itself), and the draft's own time.",
+        settings=(
+            MODEL,
+            DRAFT,
+            KIND,
+            Setting("prompt", 1, "int", 1, 8, help="which of the held-out prompts of this kind"),
+            DRAFTER,
+            Setting("lengths", "4", "choice", choices=LENGTHS, help="tokens to draft: a fixed K, a moving threshold, dynamic"),
+            Setting("temperature", 0.0, "float", 0.0, 2.0, step=0.1, help="0: greedy, and every token is compared"),
+            Setting("new_tokens", 80, "int", 8, 256, unit="tokens", help="to write"),
+            Setting("repeats", 3, "int", 1, 20, help="turns, without the draft and with it"),
+            Setting("seed", 0, "int", 0, 10_000, help="of the draws, where temperature is above 0"),
+            Setting("shown_round", 256, "int", 0, 256, help="the text is shown up to this round"),
+        ),
+        run=run_origin,
+        predict=no_times,
+        record={"cpu": tuple({"texts": kind, "drafter": who} for kind, who in (
+            ("code", "model"), ("code", "prompt_lookup"), ("copying", "prompt_lookup"))), "cuda": ()},
+    ),
+)  # fmt: skip

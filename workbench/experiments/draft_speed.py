@@ -1,0 +1,245 @@
+"""drafts.speed: every draft on every kind of text, against plain decoding of the same engine, predicted and measured.
+
+A turn writes one prompt plainly and then with each draft. What is compared is the time a token after the first one, the
+draft's own reading of the prompt included. The prediction is made of parts: how many tokens a round gave (counted), what
+a verification of so many rows takes (timed by itself, between the turns), and what the draft took.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench.decoding.loop import Generation, generate
+from workbench.errors import WorkbenchError, unknown
+from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.speculate_inputs import DRAFT, PROMPT_SETS, prompts_of
+from workbench.instruments.timing import exclusive
+from workbench.kv import kv_for
+from workbench.models.batch import Batch
+from workbench.models.decoder import Decoder
+from workbench.speculation import DRAFTS, Draft, Dynamic, LengthPolicy, ModelDraft, draft_for
+
+if TYPE_CHECKING:
+    from workbench.instruments.bench import Bench
+    from workbench.instruments.records import Measurement
+
+SMALL_MODEL = "model"  # the one that the setting `draft` names
+COST_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 65)
+COST_REPEATS = 7
+
+
+@dataclass
+class Contender:
+    """One draft with one length policy, and what came of its requests."""
+
+    name: str
+    draft: Draft
+    length: int | LengthPolicy
+    results: list[Generation] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)  # plain time a token / its own, turn by turn
+    predicted: list[float] = field(default_factory=list)
+
+
+def contenders_of(names: str, length: str, target: Decoder, small: Decoder) -> list[Contender]:
+    """names: "all" or draft names with commas between. length: "fixed" (4; copies and phrases 8), "dynamic" or "both"."""
+    chosen = [SMALL_MODEL, *DRAFTS] if names == "all" else [name.strip() for name in names.split(",")]
+    if length not in ("fixed", "dynamic", "both"):
+        raise unknown("draft length", length, ("fixed", "dynamic", "both"))
+    found = []
+    for name in chosen:
+        if name != SMALL_MODEL and name not in DRAFTS:
+            raise unknown("draft", name, [SMALL_MODEL, *DRAFTS])
+        draft = ModelDraft(small) if name == SMALL_MODEL else draft_for(name, target)
+        label = draft.name if name == SMALL_MODEL else name
+        if length in ("fixed", "both"):
+            found.append(Contender(label, draft, fixed_length(name)))
+        if length in ("dynamic", "both"):
+            found.append(Contender(f"{label}, dynamic", draft, Dynamic()))
+    return found
+
+
+def kinds_of(texts: str) -> list[str]:
+    """Kinds of text: "all", or names with commas between."""
+    kinds = list(PROMPT_SETS) if texts == "all" else [kind.strip() for kind in texts.split(",")]
+    for kind in kinds:
+        if kind not in PROMPT_SETS:
+            raise unknown("kind of text", kind, [*PROMPT_SETS, "all"])
+    return kinds
+
+
+def fixed_length(name: str) -> int:
+    """Drafts whose tokens cost nothing may be longer."""
+    return 8 if name in FREE else 4
+
+
+FREE = ("prompt_lookup", "ngram", "phrases", "lookahead")
+
+
+# -- what a pass costs -----------------------------------------------------------------------------------------
+
+
+def verification_costs(bench: Bench, target: Decoder, context: int) -> Callable[[int], float]:
+    """rows -> seconds of a pass over so many rows after `context` tokens, between the measured ones in a straight line."""
+    kv = kv_for("contiguous", target, max_tokens=context + max(COST_ROWS))
+    tokens = [7] * (context + max(COST_ROWS))
+    samples: dict[int, list[float]] = {rows: [] for rows in COST_ROWS}
+    with torch.inference_mode():
+        target(Batch.of([tokens[:context]], device=target.device), kv)
+        for _ in range(COST_REPEATS):
+            for rows in COST_ROWS:
+                batch = Batch.of(
+                    [tokens[:rows]], first_positions=[context], logits="all", device=target.device
+                )
+                samples[rows] += bench.measure(lambda b=batch: target(b, kv), repeats=1, warmup=0)
+                kv.truncate(0, context)
+    medians = {rows: statistics.median(of_rows) for rows, of_rows in samples.items()}
+    return functools.partial(_between, medians)
+
+
+def _between(medians: dict[int, float], rows: int) -> float:
+    below = max(r for r in medians if r <= rows)
+    above = min((r for r in medians if r >= rows), default=below)
+    if above == below:
+        return medians[below] * rows / below
+    return medians[below] + (medians[above] - medians[below]) * (rows - below) / (above - below)
+
+
+def predicted_speed(result: Generation, cost: Callable[[int], float]) -> float:
+    """Plain time over the time of these rounds: each round a verification of its rows, and the draft's own time."""
+    stats = result.speculation
+    tokens = sum(stats.tokens_per_round)
+    return tokens * cost(1) / (sum(cost(rows) for rows in stats.rows_per_round) + stats.draft_s)
+
+
+# -- the turns ---------------------------------------------------------------------------------------------------
+
+
+def run_speed(
+    bench: Bench,
+    *,
+    model,
+    draft,
+    drafts: str,
+    texts: str,
+    lengths: str,
+    prompts: int,
+    new_tokens: int,
+    repeats: int,
+) -> Iterator[Measurement]:
+    """A Measurement (unit "ratio", times as fast as plain decoding) for each kind of text and each draft."""
+    target, small = bench.model(model, arrangement="fast"), bench.model(draft, arrangement="fast")
+    kinds = kinds_of(texts)
+    settings = plain({"model": model, "draft": draft})
+    bench.report("making the drafts")
+    contenders = contenders_of(drafts, lengths, target, small)
+    for kind in kinds:
+        for one in contenders:
+            one.results, one.ratios, one.predicted = [], [], []
+        yield from _of_kind(bench, target, contenders, kind, prompts, new_tokens, repeats, settings)
+
+
+def _of_kind(bench, target, contenders, kind, count, new_tokens, repeats, settings) -> Iterator[Measurement]:
+    texts = prompts_of(kind, target, count)
+    room = target.config.context_length - new_tokens
+    if max(map(len, texts)) > room:
+        raise WorkbenchError(f"{new_tokens} new tokens leave room for a prompt of {room}; ask for fewer")
+    context = round(statistics.mean(map(len, texts))) + new_tokens // 2
+    bench.report(f"{kind}: what a pass over some rows costs")
+    cost = verification_costs(bench, target, context)
+    for turn in range(-1, repeats):
+        for number, prompt in enumerate(texts):
+            if turn < 0 and number:
+                break  # one prompt warms up
+            bench.check_stop()
+            bench.report(f"{kind}: turn {max(turn, 0) + 1} of {repeats}, prompt {number + 1} of {count}")
+            with exclusive(bench.check_stop):
+                alone = _write(target, prompt, new_tokens)
+                for one in contenders:
+                    bench.check_stop()
+                    got = _write(target, prompt, new_tokens, draft=one.draft, draft_length=one.length)
+                    _check_same(alone, got, one.name)
+                    if turn >= 0:
+                        one.results.append(got)
+                        one.ratios.append(alone.tpot_s / got.tpot_s)
+                        one.predicted.append(predicted_speed(got, cost))
+    for one in contenders:
+        yield bench.measurement(
+            name="drafts.speed",
+            settings={**settings, "texts": kind, "drafter": one.name, "new_tokens": new_tokens},
+            samples=one.ratios,
+            unit="ratio",
+            counts=_counts(one, cost),
+            predicted=statistics.median(one.predicted),
+            check=f"all {len(one.results)} texts are those of plain greedy decoding, token for token",
+        )
+
+
+def _write(target: Decoder, prompt: list[int], new_tokens: int, **speculation: Any) -> Generation:
+    return generate(
+        target, prompt, max_new_tokens=new_tokens, stop_token_ids=(), kv="contiguous", **speculation
+    )
+
+
+def _check_same(alone: Generation, got: Generation, name: str) -> None:
+    if got.tokens != alone.tokens:
+        at = next(i for i, (a, b) in enumerate(zip(alone.tokens, got.tokens)) if a != b)
+        raise WorkbenchError(
+            f"with draft {name} the greedy text differs from token {at + 1} on; its time was thrown away"
+        )
+
+
+def _counts(one: Contender, cost: Callable[[int], float]) -> dict[str, float]:
+    stats = [result.speculation for result in one.results]
+    reached, rounds = sum(sum(s.reached) for s in stats), sum(s.rounds for s in stats)
+    tokens = sum(sum(s.tokens_per_round) for s in stats)
+    measured_to_predicted = [a / b for a, b in zip(one.ratios, one.predicted)]
+    counts = {
+        "tokens_per_round": tokens / rounds,
+        "acceptance_rate": sum(sum(s.accepted) for s in stats) / reached if reached else 0.0,
+        "calls_saved_share": sum(s.calls_saved for s in stats) / tokens,
+        "plain_rounds_share": sum(s.plain_rounds for s in stats) / rounds,
+        "draft_s_per_plain_step": sum(s.draft_s for s in stats) / rounds / cost(1),
+        "verify_s_per_plain_step": sum(s.verify_s for s in stats) / rounds / cost(1),
+        "measured_to_predicted": statistics.median(measured_to_predicted),
+        "slowest_ratio": min(one.ratios),
+    }
+    for position in range(min(4, max(len(s.reached) for s in stats))):
+        came = sum(s.reached[position] for s in stats if position < len(s.reached))
+        kept = sum(s.accepted[position] for s in stats if position < len(s.accepted))
+        if came:
+            counts[f"acceptance_at_{position + 1}"] = kept / came
+    return counts
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="drafts.speed",
+        lab=7,
+        question="Which draft makes which text faster, by how much, and does the count of its parts predict it?",
+        how="Greedy texts in turns, plain and with each draft; ratios of the time a token after the first.",
+        settings=(
+            MODEL,
+            DRAFT,
+            Setting("drafts", "model,prompt_lookup", "text", help="names with commas between, or all"),
+            Setting(
+                "texts", "all", "text", help=f"{', '.join(PROMPT_SETS)}; several with commas between, or all"
+            ),
+            Setting(
+                "lengths", "both", "text", help="fixed, dynamic (measured; off where it would lose), or both"
+            ),
+            Setting("prompts", 3, "int", low=1, high=16, help="of each kind of text"),
+            Setting("new_tokens", 96, "int", low=8, high=512, help="written after each prompt"),
+            Setting("repeats", 2, "int", low=1, high=50, help="turns over all prompts"),
+        ),
+        run=run_speed,
+        predict=lambda ceilings, **settings: [],
+        record={"cpu": ({"drafts": "all", "prompts": 4, "repeats": 2},), "cuda": ({"drafts": "all"},)},
+    ),
+)

@@ -1,0 +1,152 @@
+"""drafts.threshold: policies of draft length on each kind of text, round by round, beside plain decoding."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from workbench.errors import WorkbenchError
+from workbench.experiments.cache_memory import no_times
+from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.draft_inputs import DRAFTER, LENGTHS, length_of, make_draft
+from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.speculate_inputs import (
+    DRAFT,
+    PROMPT_SETS,
+    law_for,
+    prompts_of,
+    speculator_for,
+    writing_of,
+)
+from workbench.instruments.timing import exclusive
+from workbench.models.decoder import Decoder
+from workbench.speculation import Draft, Fixed, LengthPolicy, Round, length_policy
+
+if TYPE_CHECKING:
+    from workbench.instruments.bench import Bench
+    from workbench.instruments.records import Measurement
+
+TWO, ALL = "code, digits", "all"
+
+
+@dataclass(frozen=True)
+class Written:
+    """One text, round by round."""
+
+    tokens: tuple[int, ...]
+    rounds: tuple[Round, ...]  # without the prompt's own
+    policy: LengthPolicy
+
+    @property
+    def seconds(self) -> float:
+        return sum(one.draft_s + one.verify_s for one in self.rounds)
+
+
+def write_rounds(
+    bench: Bench, target: Decoder, draft: Draft | None, prompt: list[int], policy: LengthPolicy, new_tokens: int,
+    temperature: float = 0.0, seed: int = 0,
+) -> Written:  # fmt: skip
+    """By the engine itself; draft None: plain decoding by the same code."""
+    law = law_for(prompt, temperature=temperature)
+    speculator = speculator_for(target, draft, texts=1, tokens=len(prompt) + new_tokens)
+    writing = writing_of("text", prompt, law=law, lengths=policy, wanted=new_tokens, seed=seed)
+    rounds: list[Round] = []
+    try:
+        while writing.wanted:
+            bench.check_stop()
+            rounds += speculator.round([writing])
+    finally:
+        speculator.release("text")
+    return Written(tuple(writing.generated_ids), tuple(rounds[1:]), policy)
+
+
+def run_threshold(
+    bench: Bench, *, model, draft, drafter: str, texts: str, prompts: int, new_tokens: int, temperature: float,
+    repeats: int,
+) -> Iterator[Measurement]:  # fmt: skip
+    """A Measurement (unit "ratio", times as fast as plain decoding) for each kind of text and each policy. Its settings
+    hold the last prompt's rounds: "drafted" and "emitted" tokens of each, and the "threshold" where there is one."""
+    target = bench.model(model, arrangement="fast")
+    guesses = make_draft(bench, drafter, model, draft)
+    settings = {**plain({"model": model, "draft": draft}), "drafter": drafter, "prompts": prompts,
+                "new_tokens": new_tokens, "temperature": temperature}  # fmt: skip
+    for kind in kinds_of(texts):
+        asked = prompts_of(kind, target, prompts)
+        policies = {name: length_policy(length_of(name)) for name in LENGTHS}
+        found: dict[str, list[tuple[float, Written]]] = {name: [] for name in LENGTHS}
+        for turn in range(-1, repeats):
+            for number, prompt in enumerate(asked if turn >= 0 else asked[:1]):
+                bench.check_stop()
+                bench.report(f"{kind}: turn {max(turn, 0) + 1} of {repeats}, prompt {number + 1} of {prompts}")
+                with exclusive(bench.check_stop):
+                    alone = write_rounds(bench, target, None, prompt, Fixed(1), new_tokens, temperature, turn + 1)
+                    for name, policy in policies.items():
+                        got = write_rounds(
+                            bench, target, guesses, prompt, policy.copy(), new_tokens, temperature, turn + 1
+                        )
+                        _check(alone, got, name, temperature)
+                        if turn >= 0:
+                            found[name].append((alone.seconds / got.seconds, got))
+        for name, runs in found.items():
+            yield _measurement(bench, {**settings, "texts": kind, "policy": name}, runs)
+
+
+def kinds_of(texts: str) -> list[str]:
+    return list(PROMPT_SETS) if texts == ALL else [name.strip() for name in texts.split(",")]
+
+
+def _check(alone: Written, got: Written, name: str, temperature: float) -> None:
+    if not temperature and alone.tokens != got.tokens:
+        at = next(i for i, (a, b) in enumerate(zip(alone.tokens, got.tokens)) if a != b)
+        raise WorkbenchError(
+            f"with draft length {name} the greedy text differs from token {at + 1} on; its time was thrown away"
+        )
+
+
+def _measurement(bench: Bench, settings: dict, runs: list[tuple[float, Written]]) -> Measurement:
+    every = [one for _, got in runs for one in got.rounds]
+    last = runs[-1][1]
+    trace = {"drafted": [one.proposal.depth for one in last.rounds], "kept": [one.accepted for one in last.rounds],
+             "emitted": [len(one.emitted) for one in last.rounds],
+             "threshold": [float(value) for value in getattr(last.policy, "history", ())]}  # fmt: skip
+    drafted = sum(one.proposal.depth for one in every)
+    same = "all texts are those of plain greedy decoding" if not settings["temperature"] else "drawn from the target's law"
+    return bench.measurement(
+        name="drafts.threshold",
+        settings={**settings, **trace},
+        samples=[ratio for ratio, _ in runs],
+        unit="ratio",
+        counts={
+            "tokens_per_round": sum(len(one.emitted) for one in every) / len(every),
+            "drafted_per_round": drafted / len(every),
+            "kept_share": sum(one.accepted for one in every) / drafted if drafted else 0.0,
+            "plain_rounds_share": statistics.mean(not one.proposal.depth for one in every),
+        },
+        check=same,
+    )
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="drafts.threshold",
+        lab=7,
+        question="How many tokens should be drafted, on text that is easy to guess and on text that is not?",
+        how="the same requests without a draft and with every policy of draft length, in turns; a text's time is that of its "
+        "rounds after the prompt's own.",
+        settings=(
+            MODEL,
+            DRAFT,
+            DRAFTER,
+            Setting("texts", TWO, "choice", choices=(TWO, ALL, *PROMPT_SETS), help="kinds of held-out text"),
+            Setting("prompts", 2, "int", 1, 8, help="of each kind of text"),
+            Setting("new_tokens", 80, "int", 8, 256, unit="tokens", help="written after each prompt"),
+            Setting("temperature", 0.0, "float", 0.0, 2.0, step=0.1, help="0: greedy, and every token is compared"),
+            Setting("repeats", 2, "int", 1, 20, help="turns over all prompts"),
+        ),
+        run=run_threshold,
+        predict=no_times,
+        record={"cpu": ({"texts": ALL, "prompts": 3},), "cuda": ({"texts": ALL},)},
+    ),
+)  # fmt: skip
