@@ -491,15 +491,15 @@ def test_the_threshold_moves():
 
 @pytest.mark.parametrize(("alpha", "c"), [(0.9, 0.05), (0.6, 0.15), (0.3, 0.05)])
 def test_the_dynamic_length_finds_the_best(alpha, c):
-    """Against a draft of constant acceptance and known costs it ends within 5 % of the best K's speed."""
-    draw, policy = random.Random(0), Dynamic(most=8, memory=0.98)
+    """Against a draft of constant acceptance and known costs it ends within 3 % of the best K's speed."""
+    draw, policy = random.Random(0), Dynamic()
     for _ in range(600):
         K = policy.limit()
         accepted = next((i for i in range(K) if draw.random() >= alpha), K)
         policy.learn(outcome(K, accepted, draft_s=K * c, plain=not K))
     late = policy.chosen[300:]
     reached = sum(speedup(alpha, K, c) for K in late) / len(late)
-    assert reached > 0.95 * max(speedup(alpha, K, c) for K in range(9))
+    assert reached > 0.97 * max(speedup(alpha, K, c) for K in range(9))
 
 
 def test_the_dynamic_length_switches_off_and_loses_little():

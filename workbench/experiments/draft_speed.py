@@ -47,8 +47,10 @@ class Contender:
     predicted: list[float] = field(default_factory=list)
 
 
-def contenders_of(names: str, length: str, target: Decoder, small: Decoder) -> list[Contender]:
-    """names: "all" or draft names with commas between. length: "fixed" (4; copies and phrases 8), "dynamic" or "both"."""
+def contenders_of(
+    names: str, length: str, target: Decoder, small: Decoder, whole: Decoder
+) -> list[Contender]:
+    """whole: the target before it was arranged for inference, for drafts that are made of its weights. names: "all" or draft names with commas between. length: "fixed" (4; copies and phrases 8), "dynamic" or "both"."""
     chosen = [SMALL_MODEL, *DRAFTS] if names == "all" else [name.strip() for name in names.split(",")]
     if length not in ("fixed", "dynamic", "both"):
         raise unknown("draft length", length, ("fixed", "dynamic", "both"))
@@ -56,7 +58,11 @@ def contenders_of(names: str, length: str, target: Decoder, small: Decoder) -> l
     for name in chosen:
         if name != SMALL_MODEL and name not in DRAFTS:
             raise unknown("draft", name, [SMALL_MODEL, *DRAFTS])
-        draft = ModelDraft(small) if name == SMALL_MODEL else draft_for(name, target)
+        draft = (
+            ModelDraft(small)
+            if name == SMALL_MODEL
+            else draft_for(name, whole if name in OF_WEIGHTS else target)
+        )
         label = draft.name if name == SMALL_MODEL else name
         if length in ("fixed", "both"):
             found.append(Contender(label, draft, fixed_length(name)))
@@ -79,6 +85,7 @@ def fixed_length(name: str) -> int:
     return 8 if name in FREE else 4
 
 
+OF_WEIGHTS = ("self-int4",)
 FREE = ("prompt_lookup", "ngram", "phrases", "lookahead")
 
 
@@ -138,7 +145,7 @@ def run_speed(
     kinds = kinds_of(texts)
     settings = plain({"model": model, "draft": draft})
     bench.report("making the drafts")
-    contenders = contenders_of(drafts, lengths, target, small)
+    contenders = contenders_of(drafts, lengths, target, small, bench.model(model))
     for kind in kinds:
         for one in contenders:
             one.results, one.ratios, one.predicted = [], [], []

@@ -119,8 +119,10 @@ class Dynamic(LengthPolicy):
     It keeps the acceptance by position (newer rounds count more) and the time of plain steps, drafts and verifications,
     and takes the K of the most tokens a second. When no K beats plain steps by `margin` the draft is switched off, and
     tried again only as far as that can be afforded: what speculation has lost so far, in seconds, and what a trial costs
-    at worst may be at most `allowance` of all the time so far.
-    Times are of the machine and the pair, and are shared by all copies; acceptance is of the text.
+    at worst may be at most `allowance` of all the time so far. A trial is two rounds: in the first the draft also reads
+    what it has missed, so that round's draft time says nothing about the next.
+    Times are of the machine and the pair, and are shared by all copies; acceptance is of the text, and a new text begins
+    with what the others had.
     """
 
     def __init__(
@@ -130,26 +132,29 @@ class Dynamic(LengthPolicy):
         self.memory = check_between("memory", memory, 0, 1)
         self.margin = check_between("margin", margin, 0, 1)
         self.allowance = check_between("allowance", allowance, 0, 1)
-        self.times = StepTimes()
-        self._accepted = [0.0] * most  # discounted counts of a token at this position that was kept …
-        self._tried = [0.0] * most  # … and tried
+        self.shared = Experience()
+        self._counts = [(0.0, 0.0)] * most  # discounted: tokens at this position that were kept, and tried
         self.lost_s = self.elapsed_s = 0.0
         self.chosen: list[int] = []  # K of each round
+        self._caught_up = False  # the draft has read the text so far
+        self._trial = 0  # rounds of a trial still to come
 
     def rates(self) -> list[float]:
-        """Acceptance at each position, given that all before it were accepted. Where nothing was tried: as before it."""
+        """Acceptance at each position, given that all before it were accepted: of this text, beginning with what other
+        texts had, and where nothing was tried with that of the position before."""
         found, last = [], FIRST_GUESS
-        for accepted, tried in zip(self._accepted, self._tried):
-            last = (accepted + last) / (tried + 1)  # one pseudo-trial of what the position before says
+        for (hits, tries), (others_hits, others_tries) in zip(self._counts, self.shared.counts(self.most)):
+            last = (others_hits + last) / (others_tries + 1)
+            last = (hits + PRIOR * last) / (tries + PRIOR)
             found.append(last)
         return found
 
     def predict(self, K: int) -> float | None:
         """Tokens a second at K, by what was measured; None while a time is missing. 0: plain steps."""
         if K == 0:
-            plain = self.times.plain
+            plain = self.shared.plain
             return None if plain is None else 1 / plain
-        seconds = self.times.of_round(K)
+        seconds = self.shared.of_round(K)
         return None if seconds is None else expected_tokens_by_position(self.rates()[:K]) / seconds
 
     def limit(self) -> int:
@@ -160,55 +165,90 @@ class Dynamic(LengthPolicy):
         plain = self.predict(0)
         if plain is None:
             return 0
-        first = min(2, self.most)
-        if self.predict(first) is None:
-            return first  # what a draft costs is not known yet
-        best = max(range(1, self.most + 1), key=self.predict)
-        if self.predict(best) >= (1 + self.margin) * plain:
-            return best
-        trial = self.times.of_round(1) - self.times.plain  # at worst: one token, from the target
-        affordable = self.allowance * self.elapsed_s
-        return 1 if self.lost_s + max(trial, 0) <= affordable else 0
+        if self._trial:
+            self._trial -= 1
+            return min(2, self.most)
+        if self.predict(1) is not None:
+            best = max(range(1, self.most + 1), key=self.predict)
+            if self.predict(best) >= (1 + self.margin) * plain:
+                return best
+            at_worst = TRIAL * (
+                self.shared.of_round(1) - self.shared.plain
+            )  # a token a round, from the target
+            if self.lost_s + max(at_worst, 0) > self.allowance * self.elapsed_s:
+                return 0
+        self._trial = TRIAL - 1
+        return min(2, self.most)
 
     def learn(self, outcome: Outcome) -> None:
         seconds = outcome.draft_s + outcome.verify_s
-        self.times.add(outcome)
+        self.shared.add(outcome, caught_up=self._caught_up)
+        self._caught_up = not outcome.plain
         self.elapsed_s += seconds
         if outcome.plain:
             return
-        if self.times.plain is not None:
-            self.lost_s += seconds - (outcome.accepted + 1) * self.times.plain
+        if self.shared.plain is not None:
+            self.lost_s += seconds - (outcome.accepted + 1) * self.shared.plain
             self.lost_s = max(
                 self.lost_s, -self.allowance * self.elapsed_s
             )  # gains of long ago pay for no new losses
-        for at in range(min(outcome.drafted, outcome.accepted + 1, self.most)):
-            self._tried[at] = self.memory * self._tried[at] + 1
-            self._accepted[at] = self.memory * self._accepted[at] + (at < outcome.accepted)
+        trials = [
+            at < outcome.accepted for at in range(min(outcome.drafted, outcome.accepted + 1, self.most))
+        ]
+        self._counts = _fading(self._counts, trials, self.memory)
+        self.shared.tried(trials)
 
     def copy(self) -> Dynamic:
         new = Dynamic(most=self.most, memory=self.memory, margin=self.margin, allowance=self.allowance)
-        new.times = self.times
+        new.shared = self.shared
         return new
 
 
 FIRST_GUESS = 0.7  # acceptance before anything was tried: high enough that everything is
 KEPT_TIMES = 16
+TRIAL = 2  # rounds
+PRIOR = 1.0  # what other texts had counts as one try
+LONG_MEMORY = 0.995
 
 
-class StepTimes:
-    """Medians of the last times of plain steps, of a drafted token and of a verification."""
+def _fading(
+    counts: list[tuple[float, float]], trials: list[bool], memory: float
+) -> list[tuple[float, float]]:
+    """(kept, tried) by position, one round later. What was not tried for long is forgotten, and so tried again."""
+    older = [(memory * kept, memory * tried) for kept, tried in counts]
+    return [
+        (kept + trials[at], tried + 1) if at < len(trials) else (kept, tried)
+        for at, (kept, tried) in enumerate(older)
+    ]
+
+
+class Experience:
+    """What copies of a policy share: medians of the last times of plain steps, of a drafted token and of a verification,
+    and the acceptance by position over all texts."""
 
     def __init__(self) -> None:
+        self._counts: list[tuple[float, float]] = []
         self._plain: deque[float] = deque(maxlen=KEPT_TIMES)
         self._draft: deque[float] = deque(maxlen=KEPT_TIMES)  # a token
         self._verify: deque[float] = deque(maxlen=KEPT_TIMES)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome, *, caught_up: bool) -> None:
+        """caught_up: the draft had read the text but for the last round's tokens, so its time is that of drafting."""
         if outcome.plain:
             self._plain.append(outcome.verify_s)
         elif outcome.drafted:
-            self._draft.append(outcome.draft_s / outcome.drafted)
             self._verify.append(outcome.verify_s)
+            if caught_up:
+                self._draft.append(outcome.draft_s / outcome.drafted)
+
+    def tried(self, trials: list[bool]) -> None:
+        """[positions that a round came to] whether the token there was kept."""
+        missing = len(trials) - len(self._counts)
+        self._counts = _fading(self._counts + [(0.0, 0.0)] * missing, trials, LONG_MEMORY)
+
+    def counts(self, most: int) -> list[tuple[float, float]]:
+        """[most] (kept, tried) by position, discounted."""
+        return (self._counts + [(0.0, 0.0)] * most)[:most]
 
     @property
     def plain(self) -> float | None:
@@ -217,7 +257,7 @@ class StepTimes:
 
     def of_round(self, K: int) -> float | None:
         """Seconds of a round of K drafted tokens; a verification counts the same for every K."""
-        if not self._draft:
+        if not self._draft or not self._verify:
             return None
         return K * _median(self._draft) + _median(self._verify)
 
