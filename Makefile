@@ -41,6 +41,8 @@ lab: setup
 	@$(BIN)/workbench lab$(if $(PORT), --port $(PORT))$(if $(filter no,$(BROWSER)), --no-browser)
 
 test: export HF_HUB_OFFLINE = 1
+# Two files run at a time: threads of one would only wait for those of the other.
+test: export OMP_NUM_THREADS = 1
 test: setup
 	@failed=; part() { echo "== $$1"; shift; "$$@" || failed="$$failed, $$name"; }; \
 	name=lint;          part "ruff check" $(BIN)/ruff check .; \
@@ -48,9 +50,9 @@ test: setup
 	name="built files"; part "workbench build --check" $(BIN)/workbench build --check; \
 	name=tests;         part "pytest: claims about the code, two files at a time" $(BIN)/python -m pytest --durations=5 \
 	  -n 2 --dist loadfile --ignore=tests/browser tests; \
-	name=notebooks;     part "pytest: every cell of every notebook, JupyterLab in a real browser" \
-	  $(BIN)/python -m pytest --durations=5 --nbval-lax --nbval-current-env --nbval-cell-timeout=180 \
-	  tests/browser $(LECTURES) solutions; \
+	name=notebooks;     part "pytest: every cell of every notebook, JupyterLab in a real browser, two files at a time" \
+	  $(BIN)/python -m pytest --durations=5 -n 2 --dist loadfile --no-loadscope-reorder \
+	  --nbval-lax --nbval-current-env --nbval-cell-timeout=180 tests/browser $(LECTURES) solutions; \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }"; exit 1; fi; \
 	echo "make test: everything passed"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -10,11 +11,22 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
+from workbench.models import evaluation
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.recipes import shipped_tokenizer
+from workbench.models.tokenizer import Tokenizer
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits, 40 times slower on a busy machine
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end, so no collection of garbage looks at it again.
+
+    One that does takes a quarter of a second, and counting memory begins with one every time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def tiny_config(**changes) -> ModelConfig:
@@ -45,6 +57,24 @@ def random_decoder(config: ModelConfig, *, seed: int = 0, tokenizer=None, name: 
             is_norm = parameter.dim() == 1 and weight_name.endswith("weight")
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator) + is_norm)
     return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_stays_the_same_is_read_once():
+    """Many tests ask for the tokens of the same held-out text."""
+    read, known = evaluation.token_stream, {}
+
+    def token_stream(files, tokenizer, order=None) -> torch.Tensor:
+        if not isinstance(tokenizer, Tokenizer) or order is not None:
+            return read(files, tokenizer, order)
+        asked = (tuple(files), tokenizer.backend.to_str(), tokenizer.end_of_text)
+        if asked not in known:
+            known[asked] = read(files, tokenizer)
+        return known[asked].clone()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "token_stream", token_stream)
+        yield
 
 
 @pytest.fixture(scope="session")

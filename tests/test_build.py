@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -201,31 +202,22 @@ def test_an_exercise_stores_the_check_line_and_nothing_else_that_ran(built):
 
 def test_nbval_is_red_on_the_untouched_exercise_and_green_on_the_answer(copied):
     """The stored line is what makes a check cell that prints something else fail."""
-
-    def nbval(path: Path) -> subprocess.CompletedProcess:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--nbval-lax",
-            "--nbval-current-env",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-        ]
-        return subprocess.run([*command, str(path)], capture_output=True, text=True, cwd=copied, timeout=600)
-
-    path = copied / "exercises" / "01_tiny.ipynb"
-    assert nbval(path).returncode == 1
-    right = path.read_text().replace(
+    starter = (copied / "exercises" / "01_tiny.ipynb").read_text()
+    right = starter.replace(
         'raise NotImplementedError(\\"double: return \\\\\\"twice\\\\\\" x\\")', "return 2 * x"
     )
-    path.write_text(right)
-    done = nbval(path)
-    assert done.returncode == 0, done.stdout
-    path.write_text(right.replace('print(\\"double: passed 2/2\\")', 'print(\\"double: passed 1/2\\")'))
-    done = nbval(path)
-    assert done.returncode == 1, done.stdout
+    other_line = right.replace('print(\\"double: passed 2/2\\")', 'print(\\"double: passed 1/2\\")')
+    books = {"untouched": starter, "right": right, "other_line": other_line}
+    assert len(set(books.values())) == 3
+    for name, text in books.items():
+        (copied / "exercises" / f"{name}.ipynb").write_text(text)
+    command = [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "-q", "-rA", "-p",
+               "no:cacheprovider", *(f"exercises/{name}.ipynb" for name in books)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, cwd=copied, timeout=600)
+    verdicts = re.findall(r"^(PASSED|FAILED|ERROR) (?:\S*/)?(\w+)\.ipynb::", done.stdout, re.M)
+    assert {name for _, name in verdicts} == set(books), done.stdout
+    red = {name for verdict, name in verdicts if verdict != "PASSED"}
+    assert red == {"untouched", "other_line"}, done.stdout
 
 
 # -- what a built file holds ----------------------------------------------------------------------------------

@@ -84,7 +84,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     train = command("train", run_train, "train a shipped model, or the tokenizer, again from nothing")
     train.add_argument(
-        "name", metavar="NAME", help="stdlib-10m, stdlib-1m, stdlib-3m-mha … or stdlib-tokenizer"
+        "name",
+        metavar="NAME",
+        help="stdlib-10m, stdlib-1m, stdlib-3m-mha, stdlib-10m-eagle … or stdlib-tokenizer",
     )
     train.add_argument(
         "--out", type=Path, metavar="DIR", help="default: training/NAME; an interrupted run resumes"
@@ -227,15 +229,23 @@ def _weights(row: dict) -> str:
 
 
 def run_train(args: argparse.Namespace) -> int:
+    from workbench.errors import unknown
     from workbench.instruments.device import check_device
-    from workbench.models import recipes
+    from workbench.models import head_recipes, recipes
 
     check_device(args.device)
+    known = [*recipes.RECIPES, *head_recipes.HEAD_RECIPES, recipes.TOKENIZER_NAME]
+    if args.name not in known:
+        raise unknown("recipe", args.name, known)
     run = args.name if args.seed is None else f"{args.name}-seed{args.seed}"
     out = args.out or Path("training") / run
     if args.name == recipes.TOKENIZER_NAME:
         recipes.train_stdlib_tokenizer(out)
         print(f"{args.name}: written to {out}")
+    elif args.name in head_recipes.HEAD_RECIPES:
+        if args.compile:
+            raise WorkbenchError(f"{args.name} is trained without torch.compile; leave out --compile")
+        head_recipes.train_heads(args.name, out, device=args.device, seed=args.seed)
     else:
         recipes.train(args.name, out, device=args.device, compile_model=args.compile, seed=args.seed)
     return 0

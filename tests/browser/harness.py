@@ -41,12 +41,13 @@ def free_port() -> int:
 
 
 class LabServer:
-    """`workbench lab --no-browser` on `course`, with settings, history and caches of its own under `scratch`.
+    """`workbench lab --no-browser` on `course`, with settings and history of its own under `scratch`.
 
+    cache: where the machine's measured ceilings are kept; default a folder of its own too.
     `.url` is the one line it printed. Leaving the `with` block ends the server and its kernels.
     """
 
-    def __init__(self, course: Path, scratch: Path, start_timeout_s: float = 60):
+    def __init__(self, course: Path, scratch: Path, cache: Path | None = None, start_timeout_s: float = 60):
         self.course = course
         scratch.mkdir(parents=True, exist_ok=True)
         self.output, self.log = scratch / "lab.out", scratch / "lab.log"
@@ -57,7 +58,12 @@ class LabServer:
         self.process = subprocess.Popen(
             [WORKBENCH, "lab", "--no-browser", "--port", str(free_port())],
             cwd=course,
-            env={**os.environ, **folders, "WORKBENCH_CACHE": str(scratch / "cache"), "HF_HUB_OFFLINE": "1"},
+            env={
+                **os.environ,
+                **folders,
+                "WORKBENCH_CACHE": str(cache or scratch / "cache"),
+                "HF_HUB_OFFLINE": "1",
+            },
             stdout=self.output.open("w"),
             stderr=self.log.open("w"),
             start_new_session=True,
@@ -214,7 +220,7 @@ class PanelOnPage:
     """One panel, used through what is on the page: its sliders and buttons, and what it then says and shows."""
 
     def __init__(self, lab_page: LabPage, output: Locator):
-        self.page, self.output = lab_page.page, output
+        self.lab_page, self.page, self.output = lab_page, lab_page.page, output
 
     def slider(self, description: str) -> tuple[Locator, Locator]:
         """The handle and the shown value of the slider so described."""
@@ -233,12 +239,17 @@ class PanelOnPage:
         return shown.inner_text()
 
     def set(self, description: str, value: str) -> None:
-        """Move the slider from its left end until it shows `value`."""
+        """Move the slider from its left end until it shows `value`, and wait until the kernel has been told.
+
+        The page holds a slider's next value back while the kernel is busy with the last one, but never a click: a
+        button pressed at once could arrive first.
+        """
         handle, shown = self.slider(description)
         handle.focus()
         handle.press("Home")
         for _ in range(100):
             if shown.inner_text() == value:
+                self.lab_page.wait_idle(60)
                 return
             self.move(description, "ArrowRight")
         raise AssertionError(f"the slider {description!r} never shows {value!r}")

@@ -39,12 +39,16 @@ def browser():
 
 @pytest.fixture(scope="module")
 def lab(browser, tmp_path_factory):
-    """JupyterLab as `workbench lab` starts it, on a fresh `workbench copy` of the course."""
+    """JupyterLab as `workbench lab` starts it, on a fresh `workbench copy` of the course.
+
+    The ceilings of the machine are measured by the first lecture that asks, and kept for all modules of this run.
+    """
     missing = [path for path in installed_paths() if not path.exists()]
     assert not missing, f"set up first (make setup, or python -m workbench.jupyter): no {missing}"
     folder = tmp_path_factory.mktemp("lab")
     subprocess.run([WORKBENCH, "copy", folder / "course"], cwd=ROOT, check=True)
-    with LabServer(folder / "course", folder / "scratch") as server:
+    run = folder.parents[1] if "PYTEST_XDIST_WORKER" in os.environ else folder.parent
+    with LabServer(folder / "course", folder / "scratch", cache=run / "ceilings") as server:
         yield server
 
 

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 def list_experiments(lab: int | None = None) -> list[Experiment]:
     """All experiments, or those of one lab, in the order of the course."""
     from workbench.experiments import (
+        draft_grammar,
+        draft_heads,
+        draft_origins,
+        draft_peers,
+        draft_speed,
+        draft_thresholds,
+        draft_trees,
         kv_cache,
         naive_generation,
         peers,
@@ -37,6 +44,10 @@ def list_experiments(lab: int | None = None) -> list[Experiment]:
         smaller_kv_formats,
         smaller_quality,
         smaller_windows,
+        speculate_batches,
+        speculate_exactness,
+        speculate_lengths,
+        speculate_stepper,
         where_time_goes,
         zoo,
     )
@@ -59,7 +70,18 @@ def list_experiments(lab: int | None = None) -> list[Experiment]:
         *quantize_outliers.EXPERIMENTS,
         *quantize_awq_search.EXPERIMENTS,
         *quantize_gptq_steps.EXPERIMENTS,
+        *speculate_stepper.EXPERIMENTS,
+        *speculate_exactness.EXPERIMENTS,
+        *speculate_lengths.EXPERIMENTS,
+        *speculate_batches.EXPERIMENTS,
         *peers.EXPERIMENTS,
+        *draft_origins.EXPERIMENTS,
+        *draft_thresholds.EXPERIMENTS,
+        *draft_trees.EXPERIMENTS,
+        *draft_heads.EXPERIMENTS,
+        *draft_grammar.EXPERIMENTS,
+        *draft_speed.EXPERIMENTS,
+        *draft_peers.EXPERIMENTS,
     ]
     return [e for e in found if lab is None or e.lab == lab]
 

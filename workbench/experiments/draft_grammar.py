@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
     from workbench.instruments.records import Measurement
 
-JUMPS = {"never": "asked for every token", "tokens": "jump where one token is legal", "text": "jump where one text is legal"}
+JUMPS = {
+    "never": "asked for every token",
+    "tokens": "jump where one token is legal",
+    "text": "jump where one text is legal",
+}
 CHARACTER = {
     "type": "object",
     "properties": {
@@ -99,7 +103,9 @@ def _check(grammar: str, guide: Guide, result: Generation, never: Generation, ju
         raise WorkbenchError("jumping where one token is legal has changed the text, so it was thrown away")
     if result.finish_reason == "length":
         return "cut short: more tokens were needed"
-    fits = re.fullmatch(guide.source, result.text) if grammar == "regex" else json.loads(result.text) is not None
+    fits = (
+        re.fullmatch(guide.source, result.text) if grammar == "regex" else json.loads(result.text) is not None
+    )
     if not fits:
         raise WorkbenchError(f"the text does not fit the grammar: {result.text!r:.80}")
     if jump == "never":

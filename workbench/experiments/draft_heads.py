@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from workbench.instruments.records import Measurement
 
 HEADS = ("model", "eagle", "medusa")
-DEPTH = 4  # positions that are compared
-NODES = 12  # rows a tree has, and the chain beside it as far as it goes
-SKIPPED = 16  # tokens at a text's beginning, which is no context yet
+NODES = 12  # rows of a tree, and of the chain beside it; Medusa's chain ends where its heads do
 BRANCHING = (3, 1, 1, 1)  # of those that take one: 3 + 3 + 3 + 3 = NODES
 OWN, HELD_OUT = "the target's own", "held-out"
 
@@ -54,7 +52,7 @@ def run_heads(
     bench: Bench, *, model, draft, drafters: str, passages: int, length: int
 ) -> Iterator[Measurement]:
     """For each draft, as a chain and as a tree, and each kind of text a Measurement (unit "tokens", a sample a text):
-    tokens a round gives, where a round begins at every token. Counts: kept_1 … of those that came to a position."""
+    tokens a round gives, where a round begins at every token of its second half. Counts: kept_1 … of those that came to a position."""
     target = bench.model(model, arrangement="fast")
     oracle = bench.model(model)
     kinds = {
@@ -71,7 +69,9 @@ def run_heads(
                 for number, text in enumerate(all_texts, start=1):
                     bench.report(f"{drafter}, {shape}, {kind} text {number} of {passages}")
                     found.append(_matches(bench, made, text))
-                yield _measurement(bench, {**settings, "drafter": drafter, "shape": shape, "texts": kind}, found)
+                yield _measurement(
+                    bench, {**settings, "drafter": drafter, "shape": shape, "texts": kind}, found
+                )
 
 
 def drafters_of(given: str) -> list[str]:
@@ -83,9 +83,9 @@ def drafters_of(given: str) -> list[str]:
 
 
 def _own_texts(bench: Bench, target: Decoder, passages: int, length: int) -> list[list[int]]:
-    """What the target writes greedily after the beginning of each passage, `length` tokens with it."""
+    """What the target writes greedily after the first half of each passage, `length` tokens with it."""
     found = []
-    for prompt in held_out_passages(target.tokenizer, length, passages)[:, :SKIPPED].tolist():
+    for prompt in held_out_passages(target.tokenizer, length, passages)[:, : length // 2].tolist():
         bench.check_stop()
         how = {"max_new_tokens": length - len(prompt), "stop_token_ids": (), "kv": "contiguous"}
         found.append([*prompt, *generate(target, prompt, **how).tokens])
@@ -100,18 +100,20 @@ def _read(bench: Bench, oracle: Decoder, tokens: list[int]) -> Text:
 
 
 def _matches(bench: Bench, draft: Draft, text: Text) -> list[tuple[Proposal, int]]:
-    """(proposal, how far the text goes along it) where a round begins after each token of the text."""
+    """(proposal, how far the text goes along it) where a round begins after each token of its second half."""
     law, found, seen = law_for(text.tokens, temperature=0.0), [], 0
-    places = range(SKIPPED, len(text.tokens) - DEPTH)
+    places = range(len(text.tokens) // 2, len(text.tokens) - NODES)
     try:
         for at in places:
             bench.check_stop()
             # the target has read all but the last token of text[:at]; from there on the draft guesses
             features = text.features[seen : at - 1] if draft.wants_features else None
             seen = at - 1
-            ask = Ask("text", text.tokens[:at], DEPTH, NODES, law, BestDraws(), lambda confidence: True, features)
+            ask = Ask(
+                "text", text.tokens[:at], NODES, NODES, law, BestDraws(), lambda confidence: True, features
+            )
             [proposal] = draft.propose([ask])
-            found.append((proposal, _along(proposal, text.tokens[at : at + DEPTH])))
+            found.append((proposal, _along(proposal, text.tokens[at : at + NODES])))
     finally:
         draft.release("text")
     return found
@@ -130,7 +132,10 @@ def _along(proposal: Proposal, following: Sequence[int]) -> int:
 def _measurement(bench: Bench, settings: dict, found: list[list[tuple[Proposal, int]]]) -> Measurement:
     depths = [depth for of_text in found for _, depth in of_text]
     deepest = max((proposal.depth for of_text in found for proposal, _ in of_text), default=0)
-    counts: dict[str, float] = {"places": len(depths), "nodes": sum(len(p) for t in found for p, _ in t) / len(depths)}
+    counts: dict[str, float] = {
+        "places": len(depths),
+        "nodes": sum(len(p) for t in found for p, _ in t) / len(depths),
+    }
     rates = []
     for position in range(1, deepest + 1):
         came = sum(depth >= position - 1 for depth in depths)
@@ -155,15 +160,15 @@ EXPERIMENTS = (
         name="drafts.heads",
         lab=7,
         question="How far do draft heads see, and what does a tree add?",
-        how="at every token of a text each draft guesses four tokens, as a chain and as a tree of twelve nodes; counted is how "
-        "far the text goes along. The target's own greedy text is what a greedy request verifies; the held-out text was "
-        "written by people.",
+        how="at every token of a text's second half each draft guesses twelve tokens, as a chain and as a tree; counted is how far "
+        "the text goes along. The target's own greedy text is what a greedy request verifies; the held-out text was written "
+        "by people.",
         settings=(
             MODEL,
             DRAFT,
             Setting("drafters", "all", "text", help=f"{', '.join(HEADS)} with commas between, or all"),
             Setting("passages", 4, "int", 1, 32, help="texts of each kind"),
-            Setting("length", 80, "int", 32, 256, unit="tokens", help="of each text"),
+            Setting("length", 112, "int", 32, 256, unit="tokens", help="of each text"),
         ),
         run=run_heads,
         predict=no_times,

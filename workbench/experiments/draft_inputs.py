@@ -27,8 +27,12 @@ SMALL_MODEL, STAGED, IN_TURN, SELF = "model", "staged", "lookup, else model", "s
 NAMES = (SMALL_MODEL, *DRAFTS, STAGED, IN_TURN)
 LENGTHS = ("2", "4", "8", "threshold", "dynamic")
 
-DRAFTER = Setting("drafter", SMALL_MODEL, "choice", choices=NAMES, help="who guesses; model: the one named by draft")
-KIND = Setting("texts", "code", "choice", choices=tuple(PROMPT_SETS), help="kind of held-out text to go on from")
+DRAFTER = Setting(
+    "drafter", SMALL_MODEL, "choice", choices=NAMES, help="who guesses; model: the one named by draft"
+)
+KIND = Setting(
+    "texts", "code", "choice", choices=tuple(PROMPT_SETS), help="kind of held-out text to go on from"
+)
 
 
 def make_draft(bench: Bench, name: str, model: str | Decoder, small: str | Decoder, **how: Any) -> Draft:

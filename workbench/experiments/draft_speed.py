@@ -1,6 +1,6 @@
 """drafts.speed: every draft on every kind of text, against plain decoding of the same engine, predicted and measured.
 
-A turn writes one prompt plainly and then with each draft. What is compared is the time a token after the first one, the
+Each prompt is written plainly and, right after, with a draft. What is compared is the time a token after the first one, the
 draft's own reading of the prompt included. The prediction is made of parts: how many tokens a round gave (counted), what
 a verification of so many rows takes (timed by itself, between the turns), and what the draft took.
 """
@@ -24,7 +24,7 @@ from workbench.instruments.timing import exclusive
 from workbench.kv import kv_for
 from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder
-from workbench.speculation import DRAFTS, Draft, Dynamic, LengthPolicy, ModelDraft, draft_for
+from workbench.speculation import DRAFTS, Draft, Dynamic, FirstOf, LengthPolicy, ModelDraft, draft_for
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
@@ -50,20 +50,25 @@ class Contender:
 def contenders_of(
     names: str, length: str, target: Decoder, small: Decoder, whole: Decoder
 ) -> list[Contender]:
-    """whole: the target before it was arranged for inference, for drafts that are made of its weights. names: "all" or draft names with commas between. length: "fixed" (4; copies and phrases 8), "dynamic" or "both"."""
-    chosen = [SMALL_MODEL, *DRAFTS] if names == "all" else [name.strip() for name in names.split(",")]
+    """whole: the target before it was arranged for inference, for drafts that are made of its weights. names: "all" or draft names with commas between; a+b asks b where a has nothing to say. length: "fixed" (4; copies and phrases 8), "dynamic" or "both"."""
+    chosen = (
+        [SMALL_MODEL, *DRAFTS, *COMBINED] if names == "all" else [name.strip() for name in names.split(",")]
+    )
     if length not in ("fixed", "dynamic", "both"):
         raise unknown("draft length", length, ("fixed", "dynamic", "both"))
+
+    def made(name: str) -> Draft:
+        if "+" in name:
+            return FirstOf(*(made(part) for part in name.split("+")))
+        if name == SMALL_MODEL:
+            return ModelDraft(small)
+        if name not in DRAFTS:
+            raise unknown("draft", name, [SMALL_MODEL, *DRAFTS])
+        return draft_for(name, whole if name in OF_WEIGHTS else target)
+
     found = []
     for name in chosen:
-        if name != SMALL_MODEL and name not in DRAFTS:
-            raise unknown("draft", name, [SMALL_MODEL, *DRAFTS])
-        draft = (
-            ModelDraft(small)
-            if name == SMALL_MODEL
-            else draft_for(name, whole if name in OF_WEIGHTS else target)
-        )
-        label = draft.name if name == SMALL_MODEL else name
+        draft, label = made(name), name.replace(SMALL_MODEL, small.name)
         if length in ("fixed", "both"):
             found.append(Contender(label, draft, fixed_length(name)))
         if length in ("dynamic", "both"):
@@ -85,6 +90,8 @@ def fixed_length(name: str) -> int:
     return 8 if name in FREE else 4
 
 
+DRAWN = "model,prompt_lookup,ngram,eagle,prompt_lookup+model"
+COMBINED = ("prompt_lookup+model", "prompt_lookup+eagle")  # the second where the first has nothing to say
 OF_WEIGHTS = ("self-int4",)
 FREE = ("prompt_lookup", "ngram", "phrases", "lookahead")
 
@@ -138,22 +145,31 @@ def run_speed(
     lengths: str,
     prompts: int,
     new_tokens: int,
+    temperature: float,
     repeats: int,
 ) -> Iterator[Measurement]:
     """A Measurement (unit "ratio", times as fast as plain decoding) for each kind of text and each draft."""
     target, small = bench.model(model, arrangement="fast"), bench.model(draft, arrangement="fast")
     kinds = kinds_of(texts)
-    settings = plain({"model": model, "draft": draft})
+    settings = {
+        **plain({"model": model, "draft": draft}),
+        "new_tokens": new_tokens,
+        "temperature": temperature,
+    }
     bench.report("making the drafts")
     contenders = contenders_of(drafts, lengths, target, small, bench.model(model))
     for kind in kinds:
         for one in contenders:
             one.results, one.ratios, one.predicted = [], [], []
-        yield from _of_kind(bench, target, contenders, kind, prompts, new_tokens, repeats, settings)
+        yield from _of_kind(bench, target, contenders, kind, prompts, repeats, settings)
 
 
-def _of_kind(bench, target, contenders, kind, count, new_tokens, repeats, settings) -> Iterator[Measurement]:
-    texts = prompts_of(kind, target, count)
+def _of_kind(bench, target, contenders, kind, count, repeats, settings) -> Iterator[Measurement]:
+    texts, new_tokens, temperature = (
+        prompts_of(kind, target, count),
+        settings["new_tokens"],
+        settings["temperature"],
+    )
     room = target.config.context_length - new_tokens
     if max(map(len, texts)) > room:
         raise WorkbenchError(f"{new_tokens} new tokens leave room for a prompt of {room}; ask for fewer")
@@ -166,32 +182,35 @@ def _of_kind(bench, target, contenders, kind, count, new_tokens, repeats, settin
                 break  # one prompt warms up
             bench.check_stop()
             bench.report(f"{kind}: turn {max(turn, 0) + 1} of {repeats}, prompt {number + 1} of {count}")
-            with exclusive(bench.check_stop):
-                alone = _write(target, prompt, new_tokens)
-                for one in contenders:
-                    bench.check_stop()
-                    got = _write(target, prompt, new_tokens, draft=one.draft, draft_length=one.length)
+            how = {"max_new_tokens": new_tokens, "temperature": temperature, "seed": max(turn, 0)}
+            for one in contenders:
+                bench.check_stop()
+                with exclusive(bench.check_stop):
+                    alone = _write(target, prompt, **how)
+                    got = _write(target, prompt, **how, draft=one.draft, draft_length=one.length)
+                if not temperature:
                     _check_same(alone, got, one.name)
-                    if turn >= 0:
-                        one.results.append(got)
-                        one.ratios.append(alone.tpot_s / got.tpot_s)
-                        one.predicted.append(predicted_speed(got, cost))
+                if turn >= 0:
+                    one.results.append(got)
+                    one.ratios.append(alone.tpot_s / got.tpot_s)
+                    one.predicted.append(predicted_speed(got, cost))
+    same = (
+        "those of plain greedy decoding, token for token" if not temperature else "drawn by the target's law"
+    )
     for one in contenders:
         yield bench.measurement(
             name="drafts.speed",
-            settings={**settings, "texts": kind, "drafter": one.name, "new_tokens": new_tokens},
+            settings={**settings, "texts": kind, "drafter": one.name},
             samples=one.ratios,
             unit="ratio",
             counts=_counts(one, cost),
             predicted=statistics.median(one.predicted),
-            check=f"all {len(one.results)} texts are those of plain greedy decoding, token for token",
+            check=f"all {len(one.results)} texts are {same}",
         )
 
 
-def _write(target: Decoder, prompt: list[int], new_tokens: int, **speculation: Any) -> Generation:
-    return generate(
-        target, prompt, max_new_tokens=new_tokens, stop_token_ids=(), kv="contiguous", **speculation
-    )
+def _write(target: Decoder, prompt: list[int], **how: Any) -> Generation:
+    return generate(target, prompt, stop_token_ids=(), kv="contiguous", **how)
 
 
 def _check_same(alone: Generation, got: Generation, name: str) -> None:
@@ -230,7 +249,7 @@ EXPERIMENTS = (
         name="drafts.speed",
         lab=7,
         question="Which draft makes which text faster, by how much, and does the count of its parts predict it?",
-        how="Greedy texts in turns, plain and with each draft; ratios of the time a token after the first.",
+        how="Each text plainly and with a draft, one right after the other; ratios of the time a token after the first.",
         settings=(
             MODEL,
             DRAFT,
@@ -243,10 +262,25 @@ EXPERIMENTS = (
             ),
             Setting("prompts", 3, "int", low=1, high=16, help="of each kind of text"),
             Setting("new_tokens", 96, "int", low=8, high=512, help="written after each prompt"),
+            Setting(
+                "temperature",
+                0.0,
+                "float",
+                low=0,
+                high=2,
+                step=0.1,
+                help="0: greedy, texts compared; above: drawn",
+            ),
             Setting("repeats", 2, "int", low=1, high=50, help="turns over all prompts"),
         ),
         run=run_speed,
         predict=lambda ceilings, **settings: [],
-        record={"cpu": ({"drafts": "all", "prompts": 4, "repeats": 2},), "cuda": ({"drafts": "all"},)},
+        record={
+            "cpu": (
+                {"drafts": "all", "prompts": 4, "repeats": 1},
+                {"drafts": DRAWN, "prompts": 4, "repeats": 1, "temperature": 0.8, "lengths": "dynamic"},
+            ),
+            "cuda": ({"drafts": "all"},),
+        },
     ),
 )

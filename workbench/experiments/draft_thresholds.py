@@ -79,9 +79,13 @@ def run_threshold(
         for turn in range(-1, repeats):
             for number, prompt in enumerate(asked if turn >= 0 else asked[:1]):
                 bench.check_stop()
-                bench.report(f"{kind}: turn {max(turn, 0) + 1} of {repeats}, prompt {number + 1} of {prompts}")
+                bench.report(
+                    f"{kind}: turn {max(turn, 0) + 1} of {repeats}, prompt {number + 1} of {prompts}"
+                )
                 with exclusive(bench.check_stop):
-                    alone = write_rounds(bench, target, None, prompt, Fixed(1), new_tokens, temperature, turn + 1)
+                    alone = write_rounds(
+                        bench, target, None, prompt, Fixed(1), new_tokens, temperature, turn + 1
+                    )
                     for name, policy in policies.items():
                         got = write_rounds(
                             bench, target, guesses, prompt, policy.copy(), new_tokens, temperature, turn + 1
@@ -112,7 +116,11 @@ def _measurement(bench: Bench, settings: dict, runs: list[tuple[float, Written]]
              "emitted": [len(one.emitted) for one in last.rounds],
              "threshold": [float(value) for value in getattr(last.policy, "history", ())]}  # fmt: skip
     drafted = sum(one.proposal.depth for one in every)
-    same = "all texts are those of plain greedy decoding" if not settings["temperature"] else "drawn from the target's law"
+    same = (
+        "all texts are those of plain greedy decoding"
+        if not settings["temperature"]
+        else "drawn from the target's law"
+    )
     return bench.measurement(
         name="drafts.threshold",
         settings={**settings, **trace},

@@ -92,6 +92,7 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}}
 
 
+@functools.cache
 def package_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)

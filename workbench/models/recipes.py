@@ -310,7 +310,7 @@ def make_optimizers(model: Decoder, recipe: Recipe) -> list[torch.optim.Optimize
 # -- checkpoints of a run: safetensors and JSON, so that nothing is ever unpickled --------------------------
 
 
-def _save_state(folder: Path, model: Decoder, optimizers: list, progress: dict) -> None:
+def save_state(folder: Path, model: Decoder, optimizers: list, progress: dict) -> None:
     tensors = {f"model.{n}": p.detach().contiguous() for n, p in model.named_parameters()}
     for index, optimizer in enumerate(optimizers):
         for parameter, values in optimizer.state_dict()["state"].items():
@@ -328,7 +328,7 @@ def _save_state(folder: Path, model: Decoder, optimizers: list, progress: dict) 
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _load_state(folder: Path, recipe: Recipe, model: Decoder, optimizers: list) -> dict | None:
+def load_state(folder: Path, recipe: Recipe, model: Decoder, optimizers: list) -> dict | None:
     state = next(
         (p for p in (folder / "state", folder / "state.old") if (p / "progress.json").exists()), None
     )
@@ -424,7 +424,7 @@ def train(
     initialize(model, recipe.seed)
     model.to(device)
     optimizers = make_optimizers(model, recipe)
-    progress = _load_state(out, recipe, model, optimizers)
+    progress = load_state(out, recipe, model, optimizers)
     if progress is None:
         progress = {"recipe": recipe.digest(), "step": 0, "seconds": 0.0, "losses": []}
     elif progress["step"]:
@@ -445,7 +445,7 @@ def train(
         if recent:
             progress["losses"].append([step, sum(recent) / len(recent)])
             recent.clear()
-        _save_state(out, model, optimizers, progress)
+        save_state(out, model, optimizers, progress)
 
     step = progress["step"]
     last = min(recipe.steps, stop_at_step or recipe.steps)
@@ -492,7 +492,7 @@ def train(
     return model
 
 
-def _device_words(device: str) -> str:
+def device_words(device: str) -> str:
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return f"{torch.get_num_threads()} threads of {_cpu_name()}"
@@ -534,7 +534,7 @@ def model_card(
         "precision": "float32 weights, bfloat16 matrix products; shipped in bfloat16",
         "held_out": held_out,
         "training_loss_by_step": [[step, round(loss, 4)] for step, loss in progress["losses"]],
-        "hardware": _device_words(device),
+        "hardware": device_words(device),
         "compiled": compiled,
         "hours": round(progress["seconds"] / 3600, 3),
         "torch": torch.__version__,

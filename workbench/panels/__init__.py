@@ -208,6 +208,55 @@ def gptq_steps(**settings: Any) -> Panel:
     return GPTQStepsPanel(**settings)
 
 
+def stepper(**settings: Any) -> Panel:
+    """Lab 06: draft and verify, round by round, with every probability and who wrote each token; with a Play button."""
+    from workbench.panels.speculate_stepper import StepperPanel
+
+    return StepperPanel(**settings)
+
+
+def draft_lengths(**settings: Any) -> Panel:
+    """Lab 06: speed-up by α, K and c, predicted by sliders and measured with the shipped pair."""
+    from workbench.panels.speculate_lengths import LengthsPanel
+
+    return LengthsPanel(**settings)
+
+
+def draft_origin(**settings: Any) -> Panel:
+    """Lab 07: a text coloured by who wrote each token, calls saved, speed predicted and measured; with a Play button."""
+    from workbench.panels.drafts_origin import OriginPanel
+
+    return OriginPanel(**settings)
+
+
+def draft_threshold(**settings: Any) -> Panel:
+    """Lab 07: the moving threshold and the dynamic K along a text, and where a fixed K loses."""
+    from workbench.panels.drafts_threshold import ThresholdPanel
+
+    return ThresholdPanel(**settings)
+
+
+def draft_tree(**settings: Any) -> Panel:
+    """Lab 07: the draft tree of each round, its mask and the branch that stays; with a Play button."""
+    from workbench.panels.drafts_tree import TreePanel
+
+    return TreePanel(**settings)
+
+
+def draft_grammar(**settings: Any) -> Panel:
+    """Lab 07: a text that a grammar guides, and how many of its tokens needed the model."""
+    from workbench.panels.drafts_grammar import GrammarPanel
+
+    return GrammarPanel(**settings)
+
+
+def draft_speed(**settings: Any) -> Panel:
+    """Lab 07: every draft on every kind of text, predicted, measured and recorded."""
+    from workbench.panels.drafts_speed import SpeedPanel
+
+    return SpeedPanel(**settings)
+
+
 __all__ = [
     "step_time",
     "strategies",
@@ -237,4 +286,11 @@ __all__ = [
     "outliers",
     "awq_search",
     "gptq_steps",
+    "stepper",
+    "draft_lengths",
+    "draft_origin",
+    "draft_threshold",
+    "draft_tree",
+    "draft_grammar",
+    "draft_speed",
 ]

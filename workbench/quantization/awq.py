@@ -76,12 +76,13 @@ def search(
 ) -> list[tuple[float, float]]:
     """[(α, relative output error)] of the linears that share these inputs, rounded after scaling by α's scale."""
     together = torch.cat(weights)
+    whole = inputs.energy(together)
     found = []
     for index in range(grid):
         alpha = index / grid
         scale = scale_for(inputs, alpha)
         rounded = quantize_tensor(together * scale, format, over=1, group=group).dequantize() / scale
-        found.append((alpha, inputs.output_error(together, rounded)))
+        found.append((alpha, inputs.energy(together - rounded) / whole if whole else 0.0))
     return found
 
 

@@ -1,6 +1,6 @@
 """Guessing ahead without changing the law: the rule, its proof by enumeration, drafts, and rounds on a real model."""
 
-from workbench.speculation.drafts import DRAFTS, Ask, Draft, Law, ModelDraft, draft_for
+from workbench.speculation.drafts import DRAFTS, Ask, Draft, FirstOf, Law, ModelDraft, StagedDraft, draft_for
 from workbench.speculation.draws import RandomDraws
 from workbench.speculation.engine import Emitted, Round, Speculator, Writing
 from workbench.speculation.lengths import Dynamic, Fixed, LengthPolicy, Outcome, Threshold, length_policy
@@ -25,6 +25,7 @@ __all__ = [
     "Draws",
     "Dynamic",
     "Emitted",
+    "FirstOf",
     "Fixed",
     "Law",
     "LengthPolicy",
@@ -34,6 +35,7 @@ __all__ = [
     "RandomDraws",
     "Round",
     "Speculator",
+    "StagedDraft",
     "Threshold",
     "Verdict",
     "Writing",

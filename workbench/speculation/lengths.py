@@ -223,7 +223,7 @@ def _fading(
 
 
 class Experience:
-    """What copies of a policy share: medians of the last times of plain steps, of a drafted token and of a verification,
+    """What copies of a policy share: the typical ones of the last times of plain steps, of a drafted token and of a verification,
     and the acceptance by position over all texts."""
 
     def __init__(self) -> None:
@@ -253,20 +253,21 @@ class Experience:
     @property
     def plain(self) -> float | None:
         """Seconds of a step without a draft; None before the first."""
-        return _median(self._plain)
+        return _typical(self._plain)
 
     def of_round(self, K: int) -> float | None:
         """Seconds of a round of K drafted tokens; a verification counts the same for every K."""
         if not self._draft or not self._verify:
             return None
-        return K * _median(self._draft) + _median(self._verify)
+        return K * _typical(self._draft) + _typical(self._verify)
 
 
-def _median(values: deque[float]) -> float | None:
+def _typical(values: deque[float]) -> float | None:
+    """The lower quartile, of three or fewer the least: what disturbs a time only ever makes it longer."""
     if not values:
         return None
     ordered = sorted(values)
-    return ordered[len(ordered) // 2]
+    return ordered[len(ordered) // 4]
 
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {"threshold": Threshold, "dynamic": Dynamic}

@@ -40,9 +40,8 @@ class _Scripted:
 
     def choose(self, row: Row) -> int:
         """The inverse CDF: what the row lacks of 1 falls to its last token."""
-        weights = list(row)
-        weights[-1] += 1 - sum(weights)
-        return self._decide(weights)
+        *weights, _ = row
+        return self._decide([*weights, 1 - sum(weights)])
 
     def _decide(self, weights: list) -> int:
         at = len(self._taken)
@@ -132,11 +131,10 @@ def write_round(
     go_on: Callable[[Any], bool] = lambda confidence: True,
 ) -> tuple[int, ...]:
     """The tokens of one round after `text`, by the code that the engine runs: `rule.grow`, then `verify`."""
-    growing = grow(branching, draws, go_on)
-    paths = next(growing)
+    growing, laws = grow(branching, draws, go_on), None
     while True:
         try:
-            paths = growing.send([draft((*text, *path)) for path in paths])
+            laws = [draft((*text, *path)) for path in growing.send(laws)]
         except StopIteration as done:
             proposal = done.value
             break

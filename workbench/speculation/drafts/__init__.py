@@ -9,6 +9,7 @@ from workbench.models.decoder import Decoder
 from workbench.models.fast import FastDecoder
 from workbench.speculation.drafts.contract import Ask, Draft, Law
 from workbench.speculation.drafts.eagle import EagleDraft
+from workbench.speculation.drafts.first_of import FirstOf
 from workbench.speculation.drafts.lookahead import LookaheadDraft
 from workbench.speculation.drafts.lookup import PromptLookupDraft
 from workbench.speculation.drafts.medusa import MedusaDraft
@@ -54,6 +55,7 @@ __all__ = [
     "Ask",
     "Draft",
     "EagleDraft",
+    "FirstOf",
     "Law",
     "LookaheadDraft",
     "MedusaDraft",

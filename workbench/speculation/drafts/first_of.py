@@ -27,7 +27,9 @@ class FirstOf(Draft):
             )
         self.drafts, self.name = drafts, name or ", else ".join(draft.name for draft in drafts)
         self.wants_features = any(draft.wants_features for draft in drafts)
-        self._features: dict[tuple[int, Hashable], list[torch.Tensor]] = {}  # that a draft has not been shown yet
+        self._features: dict[
+            tuple[int, Hashable], list[torch.Tensor]
+        ] = {}  # that a draft has not been shown yet
 
     def check_fits(self, target: Decoder) -> None:
         for draft in self.drafts:
@@ -46,7 +48,9 @@ class FirstOf(Draft):
             calls, rows = draft.model_calls, draft.rows_processed
             for index, proposal in zip(silent, draft.propose(shown)):
                 if len(proposal):
-                    found[index] = replace(proposal, origins=proposal.origins or (draft.name,) * len(proposal))
+                    found[index] = replace(
+                        proposal, origins=proposal.origins or (draft.name,) * len(proposal)
+                    )
             self.model_calls += draft.model_calls - calls
             self.rows_processed += draft.rows_processed - rows
         return [found.get(index, NOTHING) for index in range(len(asks))]

@@ -32,7 +32,7 @@ Path = tuple[int, ...]
 def best_paths(shares: Sequence[Sequence[float]], nodes: int) -> list[Path]:
     """The `nodes` paths of ranks that are most often right, if head k's rank r is right with shares[k][r], independently.
 
-    Greedy: always the path with the highest product of shares (arXiv 2401.10774 §3.3, sparse tree). Its parent has a
+    Greedy: always the path with the highest product of shares (arXiv 2401.10774 §2.3.3, sparse tree). Its parent has a
     product at least as high, so the paths are a tree; parents come before their children. Shares fall with the rank.
     """
     paths: list[Path] = []
@@ -110,7 +110,6 @@ class MedusaDraft(Draft):
         elif tree not in ("chain", "confident"):
             raise unknown("tree", tree, ("sparse", "confident", "chain"))
         self._fast = FastMedusa(heads, target)
-        self._features: dict = {}  # of the last token cached, by sequence
 
     def check_fits(self, target: Decoder) -> None:
         self.heads.check_target(target)

@@ -113,11 +113,9 @@ class NGramDraft(Draft):
                 paths = growing.send([self._law(ask, path) for path in paths])
         except StopIteration as done:
             proposal: Proposal = done.value
-        return (
-            proposal
-            if drawn
-            else replace(proposal, laws=one_hots(ask, proposal.tokens, self.table.vocab_size))
-        )
+        if drawn:
+            return proposal
+        return replace(proposal, laws=one_hots(ask, proposal.tokens, self.table.vocab_size))
 
     def _branching(self, ask: Ask) -> tuple[int, ...]:
         """Levels for which the ask has room."""

@@ -1,7 +1,7 @@
 """Phrases that go on by themselves: after `if __name__` comes ` == "__main__":`, and nobody needs a model to say so.
 
 A table of triggers, the last few tokens of the text, each with its continuation. Continuations are learned from an n-gram
-table of the training modules, where nearly every occurrence went on alike, or given by hand as texts. All of them are
+table of the training modules, where at least half of all occurrences went on alike, or given by hand as texts. All of them are
 token-aligned: a trigger ends where a token ends, also with its continuation behind it; otherwise the continuation's tokens
 are never those that the target would write there.
 """
@@ -60,10 +60,10 @@ def learned_phrases(
     table: NGramTable,
     *,
     trigger: int = 2,
-    least_count: int = 8,
-    share: float = 0.8,
+    least_count: int = 4,
+    share: float = 0.5,
     most: int = 12,
-    keep: int = 4096,
+    keep: int = 16384,
 ) -> Phrases:
     """The `keep` most frequent triggers of so many tokens that went on in one way, in at least `share` of `least_count` or
     more occurrences, and that way, up to `most` tokens, as far as each next token has that share again."""
@@ -125,7 +125,9 @@ class PhrasesDraft(Draft):
             )
         if table is None:
             table = standard_library_table(target.tokenizer, target.config.vocab_size)
-        learned = learned_phrases(table, trigger=2) | learned_phrases(table, trigger=3)
+        learned: Phrases = {}
+        for trigger in range(1, min(3, table.order - 1) + 1):
+            learned |= learned_phrases(table, trigger=trigger)
         return cls(target, learned | phrases_of(texts or {}, target.tokenizer), name=name)
 
     def check_fits(self, target: Decoder) -> None:

@@ -1,0 +1,40 @@
+"""Hidden checks of lab 07: other shapes and the edges. They never travel with the exercises."""
+
+from __future__ import annotations
+
+from workbench.checks import lab07_jump as jump
+from workbench.checks import lab07_lookup as lookup
+from workbench.checks import lab07_medusa as medusa
+from workbench.checks import lab07_threshold as threshold
+from workbench.checks import lab07_tree as tree
+from workbench.checks import probes_lab07 as probes
+from workbench.grading.check import Check
+
+
+def hidden(name, probe, judge, cases, points=1) -> Check:
+    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, hidden=True)
+
+
+HIDDEN: dict[str, tuple[Check, ...]] = {
+    "drafts-lookup": (
+        hidden("into-the-end", probes.run_lookup, lookup.judge_lookup, lookup.end_cases, points=2),
+        hidden("nothing", probes.run_lookup, lookup.judge_lookup, lookup.nothing_cases, points=2),
+    ),
+    "drafts-threshold": (
+        hidden("clamped", probes.run_rounds, threshold.judge_rounds, threshold.clamp_cases),
+        hidden("plain-rounds", probes.run_rounds, threshold.judge_rounds, threshold.plain_cases),
+        hidden("many-rounds", probes.run_rounds, threshold.judge_rounds, threshold.fresh_cases),
+    ),
+    "drafts-tree-mask": (
+        hidden("bare", probes.run_tree, tree.judge_tree, tree.bare_cases, points=2),
+        hidden("refused", probes.run_tree_refused, tree.judge_refused, tree.refused_cases),
+    ),
+    "drafts-medusa": (
+        hidden("sparse", probes.run_candidates, medusa.judge_candidates, medusa.sparse_cases, points=2),
+        hidden("dead-ends", probes.run_acceptance, medusa.judge_acceptance, medusa.dead_end_cases, points=2),
+    ),
+    "drafts-jump": (
+        hidden("longer-tokens", probes.run_jump, jump.judge_jump, jump.long_cases, points=2),
+        hidden("ends", probes.run_jump, jump.judge_jump, jump.end_cases),
+    ),
+}

@@ -1,0 +1,153 @@
+"""Lab 07, trees: cases and judges of drafts-tree-mask."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from workbench.checks.lab05_tensors import read
+from workbench.grading.check import not_refused
+
+FORKED = [
+    -1,
+    0,
+    0,
+    1,
+    2,
+    2,
+]  # the lecture's kind: two after the first, one after one of those, two after the other
+
+
+def tree_case(parents: list[int], cached: int) -> dict:
+    return {"parents": parents, "cached": cached}
+
+
+def random_tree(draw: random.Random, nodes: int, roots: int = 1) -> list[int]:
+    """Parents before children, in no other order; more than one branch."""
+    while True:
+        parents = [-1] * roots + [draw.randrange(-1, i) for i in range(roots, nodes)]
+        if len(set(parents)) < nodes:
+            return parents
+
+
+def fork_cases(draw: random.Random) -> list[dict]:
+    return [tree_case(FORKED, 3), tree_case(random_tree(draw, 6), draw.randint(2, 5))]
+
+
+def other_cases(draw: random.Random) -> list[dict]:
+    """A chain, which is causal; siblings alone, who do not see each other; larger trees."""
+    n = draw.randint(3, 5)
+    return [
+        tree_case(list(range(-1, n - 1)), draw.randint(1, 4)),
+        tree_case([-1] * n, draw.randint(1, 4)),
+        tree_case(random_tree(draw, 12, roots=2), 7),
+        tree_case(random_tree(draw, 20, roots=3), 1),
+    ]
+
+
+def bare_cases(draw: random.Random) -> list[dict]:
+    """Nothing is remembered; one node; no node."""
+    return [tree_case(random_tree(draw, 7), 0), tree_case([-1], draw.randint(1, 5)), tree_case([], 4)]
+
+
+def refused_cases(draw: random.Random) -> list[dict]:
+    """A node that follows itself, one that comes later, one that does not exist."""
+    n = draw.randint(2, 4)
+    return [tree_case([-1, 1], n), tree_case([1, -1], n), tree_case([-1, 0, -2], n), tree_case([-1, 0, 7], n)]
+
+
+# --- Judging ---
+
+
+def ancestors(parents: list[int], node: int) -> list[int]:
+    """Those of a node, and itself, from the root on."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def judge_tree(case: dict, seen: dict) -> str | None:
+    """Position by position, then mask row by row."""
+    parents, cached = case["parents"], case["cached"]
+    n = len(parents)
+    where = f"parents {parents}, {cached} tokens remembered: "
+    if "returned" in seen:
+        return f"{where}a {seen['returned']} came back, where (positions, mask) was expected"
+    if seen["changed"]:
+        return f"{where}the parents that were given were changed"
+    positions = read(seen["positions"], "positions", [n], "int64", "[n]")
+    if isinstance(positions, str):
+        return where + positions
+    mask = read(seen["mask"], "mask", [n, cached + n], "bool", "[n, remembered + n]")
+    if isinstance(mask, str):
+        return where + mask
+    for node in range(n):
+        depth = len(ancestors(parents, node))
+        came, right = int(positions[node]), cached + depth - 1
+        if came != right:
+            return f"{where}node {node} stands at position {came}, expected {right}: " + _position_hint(
+                case, positions.tolist(), came, depth
+            )
+    for node in range(n):
+        path = ancestors(parents, node)
+        row = mask[node].bool().tolist()
+        told = f"{where}node {node}, whose path is {path}, "
+        for column in range(cached):
+            if not row[column]:
+                return f"{told}does not see position {column}: every node sees all that is remembered"
+        for other in range(n):
+            if row[cached + other] != (other in path):
+                if other == node:
+                    return told + "does not see itself"
+                if other in path:
+                    return (
+                        told + f"does not see node {other}, from which it descends" + _shift_hint(mask, case)
+                    )
+                return (
+                    told
+                    + f"sees node {other}, which is on another branch" * (other < node)
+                    + (f"sees node {other}, which comes after it" * (other > node))
+                )
+    return None
+
+
+def _position_hint(case: dict, positions: list[int], came: int, depth: int) -> str:
+    cached, n = case["cached"], len(case["parents"])
+    if positions == list(range(cached, cached + n)):
+        return "that is its place in the batch; siblings stand at the same position, remembered + depth"
+    if came == depth - 1 and cached:
+        return "what is remembered comes before it"
+    if came == cached + depth:
+        return "off by one: a node that follows the text stands right behind what is remembered"
+    return "as many behind what is remembered as it has ancestors"
+
+
+def _shift_hint(mask: torch.Tensor, case: dict) -> str:
+    right = exact_mask(case).to(mask.dtype)
+    n, cached = len(case["parents"]), case["cached"]
+    if cached and torch.equal(mask.roll(cached, dims=1), right):
+        return "; the columns of what is remembered come first"
+    if torch.equal(mask[:, cached:], right[:, cached:].T) and n > 1:
+        return "; rows are who looks, columns who is seen"
+    return ""
+
+
+def exact_mask(case: dict) -> torch.Tensor:
+    parents, cached = case["parents"], case["cached"]
+    mask = torch.zeros(len(parents), cached + len(parents), dtype=torch.bool)
+    mask[:, :cached] = True
+    for node in range(len(parents)):
+        mask[node, [cached + other for other in ancestors(parents, node)]] = True
+    return mask
+
+
+def judge_refused(case: dict, seen: dict) -> str | None:
+    if "refused" in seen:
+        return None
+    return (
+        f"parents {case['parents']}: {not_refused(seen)}. Raise WorkbenchError: the parent of node i is −1 or one of "
+        "0 … i − 1"
+    )

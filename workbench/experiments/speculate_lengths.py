@@ -1,0 +1,243 @@
+"""speculate.lengths: how many tokens to draft. Speed-up by K, predicted from acceptance and costs, and measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workbench.decoding import generate
+from workbench.decoding.speculative import SpeculationStats
+from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.speculate_costs import DRAFT as DRAFTING
+from workbench.experiments.speculate_costs import PLAIN, RoundParts, predicted_pass
+from workbench.experiments.speculate_inputs import DRAFT, PROMPT_SETS, pair_of, parts_at_a_tie, prompts_of
+from workbench.speculation import Dynamic, ModelDraft
+from workbench.speculation.theory import expected_tokens_by_position, speedup
+
+if TYPE_CHECKING:
+    from workbench.instruments.bench import Bench
+    from workbench.instruments.device import Ceilings
+    from workbench.instruments.records import Measurement
+
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+DYNAMIC = "dynamic"  # the length that measured best, or none
+COST_TURNS = 12
+CONTEXT = 128  # tokens a text has where the parts of a round are timed
+
+
+def lengths_up_to(longest: int) -> list[int]:
+    return [K for K in LENGTHS if longest >= K]
+
+
+# -- predicted ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartCosts:
+    """In steps of the target."""
+
+    step_s: float
+    c: float  # of a drafted token
+    verify: dict[int, float]  # of a pass over K + 1 rows, by K
+
+
+def predicted_costs(ceilings: Ceilings, model, draft, lengths: Sequence[int]) -> PartCosts:
+    """From the shapes and the machine's ceilings alone."""
+    step = predicted_pass(ceilings, model, rows=1, context=CONTEXT).seconds
+    drafted = predicted_pass(ceilings, draft, rows=1, context=CONTEXT).seconds
+    verify = {K: predicted_pass(ceilings, model, rows=K + 1, context=CONTEXT).seconds / step for K in lengths}
+    return PartCosts(step, drafted / step, verify)
+
+
+def predict_lengths(
+    ceilings: Ceilings, *, model, draft, longest: int, **_: Any
+) -> list[tuple[float, float, str]]:
+    """(K, seconds of verifying K drafted tokens, limit)."""
+    found = []
+    for K in lengths_up_to(longest):
+        passed = predicted_pass(ceilings, model, rows=K + 1, context=CONTEXT)
+        found.append((K, passed.seconds, passed.limit))
+    return found
+
+
+# -- measured ----------------------------------------------------------------------------------------------------
+
+
+def run_lengths(
+    bench: Bench, *, model, draft, prompts: str, texts: int, new_tokens: int, temperature: float, longest: int,
+    repeats: int,
+) -> Iterator[Measurement]:  # fmt: skip
+    """The costs of a drafted token and of each verification in steps (unit "ratio", "measured": "draft" or "verify"),
+    the parts in turns; then for each K the speed-up over plain decoding (unit "ratio", "measured": "speed-up"), a
+    sample each turn, with the acceptance by position among the counts."""
+    target, guesses = pair_of(bench, model, draft)
+    asked = prompts_of(prompts, target, texts)
+    lengths = lengths_up_to(longest)
+    settings = plain({"model": model, "draft": draft, "prompts": prompts, "texts": texts, "new_tokens": new_tokens,
+                      "temperature": temperature, "longest": longest})  # fmt: skip
+    promised = predicted_costs(bench.ceilings(), model, draft, lengths)
+    measured = yield from _cost_measurements(bench, target, guesses, promised, settings, lengths)
+    runs = _Requests(bench, bench.model(model), target, guesses, asked, new_tokens, temperature)
+    for turn in range(repeats):
+        for at, K in enumerate(ways := (0, *lengths, DYNAMIC)):
+            bench.check_stop()
+            bench.report(f"{turn * len(ways) + at} of {repeats * len(ways)} runs: K = {K}, turn {turn + 1}")
+            runs.turn(K)
+    for K in lengths:
+        yield runs.measurement(K, settings, *_expected(runs, K, promised, measured))
+    yield runs.measurement(DYNAMIC, settings)
+
+
+def _cost_measurements(bench: Bench, target, guesses, promised: PartCosts, settings, lengths: list[int]):
+    """Yields the Measurements; returns the PartCosts that they say."""
+    bench.report("timing the parts of a round")
+    tokens = prompts_of("code", target, 4)
+    text = [token for one in tokens for token in one][: CONTEXT + max(lengths)]
+    parts = RoundParts(bench, target, guesses, [text], max(lengths))
+    times: dict[str | int, list[float]] = {part: [] for part in (PLAIN, DRAFTING, *lengths)}
+    for turn in range(-2, COST_TURNS):
+        for part, samples in times.items():
+            bench.check_stop()
+            seconds = parts.run(part)
+            if turn >= 0:
+                samples.append(seconds)
+    steps = times[PLAIN]
+
+    def ratio(part, divisor: int, measured: str, predicted: float, **more) -> Measurement:
+        return bench.measurement(
+            name="speculate.lengths",
+            settings={**settings, "measured": measured, **more},
+            samples=[seconds / divisor / step for seconds, step in zip(times[part], steps)],
+            unit="ratio",
+            counts={"step_s": statistics.median(steps)},
+            predicted=predicted,
+            check=f"in turns with a plain step, after the same {CONTEXT} tokens",
+        )
+
+    drafted = ratio(DRAFTING, max(lengths), "draft", promised.c)
+    yield drafted
+    verify = {}
+    for K in lengths:
+        found = ratio(K, 1, "verify", promised.verify[K], K=K)
+        verify[K] = found.median
+        yield found
+    return PartCosts(statistics.median(steps), drafted.median, verify)
+
+
+def _expected(
+    runs: _Requests, K: int, promised: PartCosts, measured: PartCosts
+) -> tuple[float, dict[str, float]]:
+    """The speed-up by acceptance at each position and the parts timed apart; and other ways to predict it."""
+    told = runs.told(K)
+    cost = measured.verify[K] + K * measured.c
+    return told["expected_tokens"] / cost, {
+        "from_one_alpha": speedup(told["alpha"], K, measured.c, measured.verify[K]),
+        "free_verification": speedup(told["alpha"], K, measured.c),
+        "from_shapes": told["expected_tokens"] / (promised.verify[K] + K * promised.c),
+    }
+
+
+class _Requests:
+    """The same prompts with every K and without a draft, in turns. K may be 0, no draft, or DYNAMIC."""
+
+    def __init__(self, bench, oracle, target, guesses, prompts, new_tokens: int, temperature: float) -> None:
+        self._bench, self._oracle, self._target = bench, oracle, target
+        self._prompts, self._policy = prompts, Dynamic()
+        self._draft = ModelDraft(guesses)
+        self._how = {
+            "max_new_tokens": new_tokens,
+            "temperature": temperature,
+            "stop_token_ids": (),
+            "kv": "contiguous",
+        }
+        self._seconds: dict[int | str, list[float]] = {}
+        self._stats: dict[int | str, list[SpeculationStats]] = {}
+        self._plain: dict[int, list[int]] = {}  # by prompt
+        self._ties = 0
+
+    def turn(self, K: int | str) -> None:
+        """All prompts once; K = 0: without a draft."""
+        turn, seconds = len(self._seconds.setdefault(K, [])), 0.0
+        for number, prompt in enumerate(self._prompts):
+            self._bench.check_stop()
+            length = self._policy if K == DYNAMIC else K
+            with_draft = {"draft": self._draft, "draft_length": length} if K else {}
+            seed = turn if self._how["temperature"] else None
+            made = generate(self._target, prompt, seed=seed, **self._how, **with_draft)
+            seconds += made.token_times_s[-1] - made.token_times_s[0]
+            if K:
+                self._stats.setdefault(K, []).append(made.speculation)
+                if not self._how["temperature"]:
+                    self._ties += parts_at_a_tie(self._oracle, prompt, made.tokens, self._plain[number])
+            else:
+                self._plain[number] = made.tokens
+        self._seconds[K].append(seconds)
+
+    def told(self, K: int | str) -> dict[str, float]:
+        """What all requests with this K say together."""
+        stats = self._stats[K]
+        accepted, reached = (_summed([getattr(s, name) for s in stats]) for name in ("accepted", "reached"))
+        rates = [a / r for a, r in zip(accepted, reached) if r]
+        rounds = sum(s.rounds for s in stats)
+        return {
+            "alpha": sum(accepted) / max(1, sum(reached)),
+            "tokens_per_round": sum(sum(s.tokens_per_round) for s in stats) / max(1, rounds),
+            "expected_tokens": expected_tokens_by_position(rates),
+            "rounds": rounds,
+            "plain_rounds": sum(s.plain_rounds for s in stats),
+            **{f"kept_{i + 1}": rate for i, rate in enumerate(rates)},
+        }
+
+    def measurement(
+        self, K: int | str, settings: dict, predicted: float | None = None, others: dict | None = None
+    ) -> Measurement:
+        words = (
+            "the tokens are those of plain decoding"
+            if not self._how["temperature"]
+            else "as many tokens as without"
+        )
+        if self._ties:
+            words += f"; {self._ties} requests went another way at a tie within rounding"
+        return self._bench.measurement(
+            name="speculate.lengths",
+            settings={**settings, "measured": "speed-up", "K": K},
+            samples=[a / b for a, b in zip(self._seconds[0], self._seconds[K])],
+            unit="ratio",
+            counts={**self.told(K), **(others or {})},
+            predicted=predicted,
+            check=words,
+        )
+
+
+def _summed(lists: Sequence[Sequence[int]]) -> list[int]:
+    longest = max(map(len, lists), default=0)
+    return [sum(one[i] for one in lists if i < len(one)) for i in range(longest)]
+
+
+LENGTHS_EXPERIMENT = Experiment(
+    name="speculate.lengths",
+    lab=6,
+    question="How many tokens should the draft guess before the target looks?",
+    how="first a drafted token and the verification of K + 1 rows, each timed in turns with a plain step of the same "
+    "engine. Then the same requests without a draft, with every K and with the dynamic length, in turns; greedy, every token is held to plain "
+    "decoding. Predicted: tokens a round by the acceptance at each position, over the round's cost in steps, by the parts "
+    "timed apart.",
+    settings=(
+        MODEL,
+        DRAFT,
+        Setting("prompts", "code", "choice", choices=tuple(PROMPT_SETS), help="held-out text to go on from"),
+        Setting("texts", 2, "int", 1, 16, help="requests, one after the other"),
+        Setting("new_tokens", 64, "int", 8, 256, unit="tokens", help="to write in each"),
+        Setting("temperature", 0.0, "float", 0.0, 2.0, step=0.1, help="0: greedy, and every token is compared"),
+        Setting("longest", 8, "choice", choices=LENGTHS[2:], unit="tokens", help="K goes up to here"),
+        Setting("repeats", 3, "int", 1, 20, help="turns of all requests with every K"),
+    ),
+    run=run_lengths,
+    predict=predict_lengths,
+    record={"cpu": tuple({"prompts": name, "texts": 6, "longest": 12} for name in PROMPT_SETS), "cuda": ({"texts": 6},)},
+)  # fmt: skip
+
+EXPERIMENTS = (LENGTHS_EXPERIMENT,)
