@@ -667,8 +667,8 @@ def test_the_shipped_heads_are_small_and_as_good_as_their_cards_say():
         heads, card = load_heads(name), json.loads((ZOO / name / "card.json").read_text())
         size += sum(f.stat().st_size for f in (ZOO / name).iterdir())
         assert heads.config == recipe.config and card["steps"] == recipe.steps and card["seed"] == recipe.seed
-        rows = held_out_rows(target, 512, 4)
+        rows = held_out_rows(target, 256, 6)
         found = acceptance_by_depth(heads, target, rows)
         for kind in ("overlap", "agreement"):
-            assert found[kind] == pytest.approx(card["held_out"][kind], abs=0.05)
+            assert found[kind] == pytest.approx(card["held_out"][kind], abs=0.06)
     assert size < 5.5e6
