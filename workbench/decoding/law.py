@@ -54,6 +54,9 @@ class SamplingLaw:
         """[n] the best token of each row."""
         if self._plainly_best:
             logits = self._masked(logits, text_of)
+            if len(logits) == 1:  # a plain step, and it counts
+                check_logits(logits[0], "the model")
+                return [int(logits[0].argmax())]
             check_logits(logits, "the model")
             return logits.argmax(dim=-1).tolist()
         return self._filtered(self.settings, logits, text_of).argmax(dim=-1).tolist()

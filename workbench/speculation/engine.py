@@ -89,7 +89,9 @@ class Round:
 
     def outcome(self, *, plain: bool) -> Outcome:
         """For a length policy. plain: the draft was not asked."""
-        first = self.proposal.first_branch().confidences if self.proposal.confidences else ()
+        first = (
+            tuple(map(float, self.proposal.first_branch().confidences)) if self.proposal.confidences else ()
+        )
         return Outcome(
             self.proposal.depth, self.accepted, first, self.draft_s, self.verify_s, self.rows, plain
         )
@@ -236,11 +238,14 @@ class Speculator:
 
     def _emit(self, writing: Writing, proposal: Proposal, verdict: Verdict, rows) -> tuple[Emitted, ...]:
         """Append to the text: accepted tokens, the one after them, and what a grammar forces; up to a stop token."""
-        nodes = (-1, *verdict.path)  # each token is judged by the row of the one before it
         tokens = [*(proposal.tokens[node] for node in verdict.path), verdict.token]
-        log_probs = (
-            rows[[node + 1 for node in nodes]].log_softmax(dim=-1)[range(len(tokens)), tokens].tolist()
-        )
+        if len(rows) == 1:
+            log_probs = [rows[0].log_softmax(dim=-1)[verdict.token].item()]
+        else:
+            judged = rows[
+                [0, *(node + 1 for node in verdict.path)]
+            ]  # each token by the row of the one before it
+            log_probs = judged.log_softmax(dim=-1)[range(len(tokens)), tokens].tolist()
         last = "plain" if not len(proposal) else "bonus" if verdict.bonus else "correction"
         emitted = []
         for token, log_prob, node in zip(tokens, log_probs, (*verdict.path, None)):

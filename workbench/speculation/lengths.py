@@ -94,7 +94,7 @@ class Threshold(LengthPolicy):
         return self.most
 
     def go_on(self, confidence: float) -> bool:
-        self._held *= confidence
+        self._held *= float(confidence)
         return self._held >= self.threshold
 
     def learn(self, outcome: Outcome) -> None:
@@ -134,7 +134,6 @@ class Dynamic(LengthPolicy):
         self.allowance = check_between("allowance", allowance, 0, 1)
         self.shared = Experience()
         self._counts = [(0.0, 0.0)] * most  # discounted: tokens at this position that were kept, and tried
-        self.lost_s = self.elapsed_s = 0.0
         self.chosen: list[int] = []  # K of each round
         self._caught_up = False  # the draft has read the text so far
         self._trial = 0  # rounds of a trial still to come
@@ -162,35 +161,48 @@ class Dynamic(LengthPolicy):
         return self.chosen[-1]
 
     def _limit(self) -> int:
-        plain = self.predict(0)
-        if plain is None:
+        if self.shared.plain is None:
             return 0
+        plain = 1 / self.shared.plain
         if self._trial:
             self._trial -= 1
             return min(2, self.most)
-        if self.predict(1) is not None:
-            best = max(range(1, self.most + 1), key=self.predict)
-            if self.predict(best) >= (1 + self.margin) * plain:
+        rounds = FIRST_TRIAL
+        if self.shared.parts is not None:
+            best, speed = self._best()
+            if speed >= (1 + self.margin) * plain:
                 return best
-            at_worst = TRIAL * (
+            rounds = TRIAL
+            at_worst = rounds * (
                 self.shared.of_round(1) - self.shared.plain
             )  # a token a round, from the target
-            if self.lost_s + max(at_worst, 0) > self.allowance * self.elapsed_s:
+            if self.shared.lost_s + max(at_worst, 0) > self.allowance * self.shared.elapsed_s:
                 return 0
-        self._trial = TRIAL - 1
+        self._trial = rounds - 1
         return min(2, self.most)
+
+    def _best(self) -> tuple[int, float]:
+        """The K of the most tokens a second, and how many that are: `predict` of every K, in one go."""
+        draft_s, verify_s = self.shared.parts
+        tokens = kept = 1.0
+        best = (0, 0.0)
+        for K, rate in enumerate(self.rates(), start=1):
+            kept *= rate
+            tokens += kept
+            best = max(best, (K, tokens / (K * draft_s + verify_s)), key=lambda one: one[1])
+        return best
 
     def learn(self, outcome: Outcome) -> None:
         seconds = outcome.draft_s + outcome.verify_s
         self.shared.add(outcome, caught_up=self._caught_up)
         self._caught_up = not outcome.plain
-        self.elapsed_s += seconds
+        self.shared.elapsed_s += seconds
         if outcome.plain:
             return
         if self.shared.plain is not None:
-            self.lost_s += seconds - (outcome.accepted + 1) * self.shared.plain
-            self.lost_s = max(
-                self.lost_s, -self.allowance * self.elapsed_s
+            self.shared.lost_s += seconds - (outcome.accepted + 1) * self.shared.plain
+            self.shared.lost_s = max(
+                self.shared.lost_s, -self.allowance * self.shared.elapsed_s
             )  # gains of long ago pay for no new losses
         trials = [
             at < outcome.accepted for at in range(min(outcome.drafted, outcome.accepted + 1, self.most))
@@ -206,7 +218,7 @@ class Dynamic(LengthPolicy):
 
 FIRST_GUESS = 0.7  # acceptance before anything was tried: high enough that everything is
 KEPT_TIMES = 16
-TRIAL = 2  # rounds
+FIRST_TRIAL, TRIAL = 4, 2  # rounds: the first passes of a size take longer than those that follow
 PRIOR = 1.0  # what other texts had counts as one try
 LONG_MEMORY = 0.995
 
@@ -223,10 +235,11 @@ def _fading(
 
 
 class Experience:
-    """What copies of a policy share: the typical ones of the last times of plain steps, of a drafted token and of a verification,
+    """What copies of a policy share: the least of the last times of plain steps, of a drafted token and of a verification,
     and the acceptance by position over all texts."""
 
     def __init__(self) -> None:
+        self.lost_s = self.elapsed_s = 0.0  # against plain steps, and in all
         self._counts: list[tuple[float, float]] = []
         self._plain: deque[float] = deque(maxlen=KEPT_TIMES)
         self._draft: deque[float] = deque(maxlen=KEPT_TIMES)  # a token
@@ -255,19 +268,21 @@ class Experience:
         """Seconds of a step without a draft; None before the first."""
         return _typical(self._plain)
 
-    def of_round(self, K: int) -> float | None:
-        """Seconds of a round of K drafted tokens; a verification counts the same for every K."""
+    @property
+    def parts(self) -> tuple[float, float] | None:
+        """Seconds of a drafted token, and of a verification, which counts the same for every K; None before the first."""
         if not self._draft or not self._verify:
             return None
-        return K * _typical(self._draft) + _typical(self._verify)
+        return _typical(self._draft), _typical(self._verify)
+
+    def of_round(self, K: int) -> float | None:
+        """Seconds of a round of K drafted tokens."""
+        return None if self.parts is None else K * self.parts[0] + self.parts[1]
 
 
 def _typical(values: deque[float]) -> float | None:
-    """The lower quartile, of three or fewer the least: what disturbs a time only ever makes it longer."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[len(ordered) // 4]
+    """The least: what disturbs a time only ever makes it longer, and the first pass of a new size is no measure."""
+    return min(values, default=None)
 
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {"threshold": Threshold, "dynamic": Dynamic}

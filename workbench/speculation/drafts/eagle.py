@@ -9,22 +9,28 @@ accepted, and the rows are made again from these.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 
 import torch
 
-from workbench.errors import WorkbenchError, check_whole
+from workbench.errors import WorkbenchError
 from workbench.kv import kv_for
 from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder
 from workbench.models.fast_heads import FastEagle
 from workbench.models.heads import EagleHead, load_heads
 from workbench.speculation.drafts.contract import Ask, Draft
-from workbench.speculation.draws import drafting
+from workbench.speculation.drafts.growing import (
+    Laws,
+    Path,
+    Paths,
+    check_branching,
+    grow_together,
+    levels_that_fit,
+    tree_of,
+)
 from workbench.speculation.proposal import Proposal
-from workbench.speculation.rule import grow
-
-Path = tuple[int, ...]  # drafted tokens after the text
 
 
 class EagleDraft(Draft):
@@ -53,11 +59,7 @@ class EagleDraft(Draft):
             raise WorkbenchError(
                 f"an EAGLE draft takes an EAGLE head, got {getattr(head, 'kind', type(head).__name__)}"
             )
-        if branching is not None:
-            branching = tuple(check_whole("each number of branching", width, 1) for width in branching)
-            if not branching:
-                raise WorkbenchError("branching needs at least one level, e.g. (2, 2, 1)")
-        self.name, self.head, self.branching = name, head, branching
+        self.name, self.head, self.branching = name, head, check_branching(branching)
         self._fast = FastEagle(head, target)
         self.max_tokens = max_tokens or head.config.context_length
         self._kv = kv_for("contiguous", self._fast, max_sequences=max_sequences, max_tokens=self.max_tokens)
@@ -69,45 +71,18 @@ class EagleDraft(Draft):
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         with torch.inference_mode():
             self._read_committed(asks)
-            growing = [grow(self._branching(ask), drafting(ask.law, ask.draws), ask.go_on) for ask in asks]
-            paths, found = {}, {}
-            for index, one in enumerate(growing):
-                try:
-                    paths[index] = next(one)
-                except StopIteration as done:  # no room for a single level
-                    found[index] = done.value
-            while paths:
-                self._read_drafted(asks, paths)
-                rows, following = self._laws(asks, paths), {}
-                for index, of_paths in rows.items():
-                    try:
-                        following[index] = growing[index].send(of_paths)
-                    except StopIteration as done:
-                        found[index] = done.value
-                paths = following
+            room = [self.max_tokens - len(ask.token_ids) for ask in asks]
+            levels = [levels_that_fit(self.branching, ask, places) for ask, places in zip(asks, room)]
+            found = grow_together(asks, levels, functools.partial(self._laws, asks))
         for ask in asks:
             self._kv.truncate(ask.sequence, len(ask.token_ids) - 1)
             del self._guesses[ask.sequence]
-        return [found[index] for index in range(len(asks))]
+        return found
 
     def release(self, sequence: Hashable) -> None:
         self._guesses.pop(sequence, None)
         if sequence in self._kv.lengths:
             self._kv.release(sequence)
-
-    def _branching(self, ask: Ask) -> tuple[int, ...]:
-        """Levels that fit: the ask's limits, and a row in the cache for each node of a tree."""
-        room = min(ask.nodes, self.max_tokens - len(ask.token_ids))
-        if self.branching is None:
-            return (1,) * max(0, min(ask.limit, room))
-        levels, width, nodes = [], 1, 0
-        for children in self.branching[: ask.limit]:
-            width *= children
-            nodes += width
-            if nodes > room:
-                break
-            levels.append(children)
-        return tuple(levels)
 
     def _read_committed(self, asks: Sequence[Ask]) -> None:
         """The rows of what is certain, from the target's features: those since the last ask."""
@@ -125,7 +100,7 @@ class EagleDraft(Draft):
         for ask, of_ask in zip(asks, guesses.split([len(one) for one in lists])):
             self._guesses[ask.sequence] = {(): of_ask[-1]}
 
-    def _read_drafted(self, asks: Sequence[Ask], paths: dict[int, list[list[int]]]) -> None:
+    def _read_drafted(self, asks: Sequence[Ask], paths: Paths) -> None:
         """One row for the end of each path that has no guess yet. A chain goes on; a tree is sent whole, level by level
         again: its rows are few."""
         who, lists, starts, trees, nodes = [], [], [], [], []
@@ -165,8 +140,9 @@ class EagleDraft(Draft):
         self.rows_processed += batch.num_tokens
         return self._fast(batch, features, self._kv)
 
-    def _laws(self, asks: Sequence[Ask], paths: dict[int, list[list[int]]]) -> dict[int, list[torch.Tensor]]:
+    def _laws(self, asks: Sequence[Ask], paths: Paths) -> Laws:
         """The law after each path."""
+        self._read_drafted(asks, paths)
         guesses = [
             self._guesses[asks[i].sequence][tuple(path)] for i, of_ask in paths.items() for path in of_ask
         ]
@@ -178,15 +154,3 @@ class EagleDraft(Draft):
             start += len(texts)
             found[index] = list(asks[index].law.beliefs(rows, texts.__getitem__))
         return found
-
-
-def tree_of(paths: Sequence[Sequence[int]]) -> tuple[list[Path], list[int]]:
-    """All nodes on the way to the ends of these paths of one length, level by level, and the parent of each."""
-    places: dict[Path, int] = {}
-    parents = []
-    for end in range(1, len(paths[0]) + 1):
-        for path in paths:
-            if (node := tuple(path[:end])) not in places:
-                places[node] = len(places)
-                parents.append(places.get(node[:-1], -1))
-    return list(places), parents

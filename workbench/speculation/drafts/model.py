@@ -6,18 +6,25 @@ from its cache when the next text comes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from workbench.errors import WorkbenchError, check_whole
+from workbench.errors import WorkbenchError
 from workbench.kv import KV, kv_for
 from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder
 from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary
-from workbench.speculation.draws import drafting
+from workbench.speculation.drafts.growing import (
+    Laws,
+    Paths,
+    check_branching,
+    grow_together,
+    levels_that_fit,
+    tree_of,
+)
 from workbench.speculation.proposal import Proposal
-from workbench.speculation.rule import grow
 
 
 class ModelDraft(Draft):
@@ -41,11 +48,7 @@ class ModelDraft(Draft):
         super().__init__()
         if not hasattr(model, "config") or not callable(model):
             raise WorkbenchError(f"a model draft takes a loaded model, got {type(model).__name__}")
-        if branching is not None:
-            branching = tuple(check_whole("each number of branching", width, 1) for width in branching)
-            if not branching:
-                raise WorkbenchError("branching needs at least one level, e.g. (2, 2, 1)")
-        self.model, self.branching, self.name = model, branching, name or model.name
+        self.model, self.branching, self.name = model, check_branching(branching), name or model.name
         self._kv = kv_for(kv, model, max_sequences=max_sequences, max_tokens=max_tokens)
         self.max_tokens = max_tokens or model.config.context_length
         self._remembered: dict[Hashable, list[int]] = {}  # token ids in the cache
@@ -58,43 +61,14 @@ class ModelDraft(Draft):
             )
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        growing = [grow(self._branching(ask), drafting(ask.law, ask.draws), ask.go_on) for ask in asks]
-        paths, found = {}, {}
-        for index, one in enumerate(growing):
-            try:
-                paths[index] = next(one)
-            except StopIteration as done:  # no room for a single level
-                found[index] = done.value
-        while paths:
-            rows = self._laws(asks, paths)
-            following = {}
-            for index, of_paths in rows.items():
-                try:
-                    following[index] = growing[index].send(of_paths)
-                except StopIteration as done:
-                    found[index] = done.value
-            paths = following
-        return [found[index] for index in range(len(asks))]
+        levels = [levels_that_fit(self.branching, ask, self.max_tokens - len(ask.token_ids)) for ask in asks]
+        return grow_together(asks, levels, functools.partial(self._laws, asks))
 
     def release(self, sequence: Hashable) -> None:
         if self._remembered.pop(sequence, None) is not None and sequence in self._kv.lengths:
             self._kv.release(sequence)
 
-    def _branching(self, ask: Ask) -> tuple[int, ...]:
-        """Levels that fit: the ask's limit, and the draft's own room, of which a tree takes a place for each node."""
-        room = self.max_tokens - len(ask.token_ids)
-        if self.branching is None:
-            return (1,) * max(0, min(ask.limit, ask.nodes, room))
-        levels, width, nodes = [], 1, 0
-        for children in self.branching[: ask.limit]:
-            width *= children
-            nodes += width
-            if nodes > min(ask.nodes, room):
-                break
-            levels.append(children)
-        return tuple(levels)
-
-    def _laws(self, asks: Sequence[Ask], paths: dict[int, list[list[int]]]) -> dict[int, list[torch.Tensor]]:
+    def _laws(self, asks: Sequence[Ask], paths: Paths) -> Laws:
         """The next law after each path, all sequences in one forward."""
         lists, parents, counts, first, pending = [], [], [], [], {}
         for index, of_ask in paths.items():
@@ -141,14 +115,8 @@ class ModelDraft(Draft):
             known += tokens
             return tokens, None, [0]
         self._cut_to(ask.sequence, len(ask.token_ids))  # a level before may have been a chain
-        places: dict[tuple[int, ...], int] = {}
-        parents = []
-        for end in range(1, len(paths[0]) + 1):
-            for path in paths:
-                if (node := tuple(path[:end])) not in places:
-                    places[node] = len(places)
-                    parents.append(places.get(node[:-1], -1))
-        return [node[-1] for node in places], parents, [places[tuple(path)] for path in paths]
+        nodes, parents = tree_of(paths)
+        return [node[-1] for node in nodes], parents, [nodes.index(tuple(path)) for path in paths]
 
     def _cut_to(self, sequence: Hashable, length: int) -> None:
         """Forget what of the last proposal was rejected."""
