@@ -416,7 +416,10 @@ def test_on_a_shipped_model_two_bits_of_the_lattice_beat_two_bits_of_gptq():
     [
         (lambda m: QuantizationRecipe("quip", 5), "2, 3 or 4 bits"),
         (lambda m: QuantizationRecipe("quip", 2, 64), "has no group"),
-        (lambda m: QuantizationRecipe("quip", options={"damping": 0}), "damping must be a finite number above 0"),
+        (
+            lambda m: QuantizationRecipe("quip", options={"damping": 0}),
+            "damping must be a finite number above 0",
+        ),
         (lambda m: QuantizationRecipe("quip", options={"seed": 0.5}), "seed must be a whole number"),
         (lambda m: QuantizationRecipe("quip", options={"sead": 1}), "did you mean 'seed'"),
         (lambda m: quantize(m, QuantizationRecipe("quip")), "needs calibration text"),

@@ -377,8 +377,14 @@ def test_on_a_shipped_model_codebooks_by_gradients_beat_evenly_spaced_levels():
         (lambda m: QuantizationRecipe("squeezellm", 5), "2, 3 or 4 bits"),
         (lambda m: QuantizationRecipe("squeezellm", 4, 64), "has no group"),
         (lambda m: QuantizationRecipe("squeezellm", options={"outlier": 0.1}), "did you mean 'outliers'"),
-        (lambda m: QuantizationRecipe("squeezellm", options={"outliers": -0.1}), "the share of outliers must"),
-        (lambda m: QuantizationRecipe("squeezellm", options={"sensitive": True}), "the share of sensitive weights must"),
+        (
+            lambda m: QuantizationRecipe("squeezellm", options={"outliers": -0.1}),
+            "the share of outliers must",
+        ),
+        (
+            lambda m: QuantizationRecipe("squeezellm", options={"sensitive": True}),
+            "the share of sensitive weights must",
+        ),
         (
             lambda m: QuantizationRecipe("squeezellm", options={"weights": "hessian"}),
             '"gradients" or "inputs"',
