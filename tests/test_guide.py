@@ -548,7 +548,8 @@ def doubled(times: int) -> dict:
     ids=["many patterns at once", "a long forced text", "doubled"],
 )
 def test_a_schema_that_asks_for_too_much_work_is_refused(schema, shipped, limited):
-    with pytest.raises(WorkbenchError, match="more work than a grammar may"):
+    """By the time it takes, or by the library's own limits, whichever is reached first on this machine."""
+    with pytest.raises(WorkbenchError, match=r"more work than a grammar may|cannot guide a text: .*exceeded"):
         Guide.json_schema(schema, shipped)
 
 
