@@ -592,13 +592,11 @@ for broken in ({"type": "integer", "minimum": 5, "maximum": 3}, {"$ref": "#/$def
 # %% [markdown]
 # # Which one?
 #
-# Every draft, on four kinds of text, against plain decoding of the same engine, in turns. Dashed is what counted parts
+# Three of the drafts, on four kinds of text, against plain decoding of the same engine, in turns. Dashed is what counted parts
 # predict: the tokens a pass, what a pass over so many rows takes, and the draft's own time.
 
 # %%
-bars = wb.panels.draft_speed(
-    drafts="model,prompt_lookup,ngram,medusa,eagle", prompts=1, repeats=2, new_tokens=NEW
-)
+bars = wb.panels.draft_speed(drafts="model,prompt_lookup,eagle", prompts=1, repeats=2, new_tokens=NEW)
 bars
 
 # %%

@@ -57,6 +57,9 @@ def test_run_counts_the_calls_that_a_grammar_saves(page):
     panel.press("Run")
     panel.wait_status("^running", timeout_s=10)  # the notebook's own run has left "done" there
     panel.wait_status("^done: ", timeout_s=300)
+    panel.wait_for_change(
+        lambda: len(panel.table()) == 4, False
+    )  # the page may still be drawing the last rows
     _, *rows = panel.table()
     asked = [int(row[3]) for row in rows]
     assert len(rows) == 3 and asked[0] > asked[1] > asked[2]
