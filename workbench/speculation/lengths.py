@@ -126,7 +126,7 @@ class Dynamic(LengthPolicy):
     """
 
     def __init__(
-        self, *, most: int = 8, memory: float = 0.9, margin: float = 0.02, allowance: float = 0.01
+        self, *, most: int = 8, memory: float = 0.9, margin: float = 0.05, allowance: float = 0.01
     ) -> None:
         self.most = check_whole("most", most, 1)
         self.memory = check_between("memory", memory, 0, 1)
@@ -166,7 +166,7 @@ class Dynamic(LengthPolicy):
         plain = 1 / self.shared.plain
         if self._trial:
             self._trial -= 1
-            return min(2, self.most)
+            return 1
         rounds = FIRST_TRIAL
         if self.shared.parts is not None:
             best, speed = self._best()
@@ -179,7 +179,7 @@ class Dynamic(LengthPolicy):
             if self.shared.lost_s + max(at_worst, 0) > self.allowance * self.shared.elapsed_s:
                 return 0
         self._trial = rounds - 1
-        return min(2, self.most)
+        return 1
 
     def _best(self) -> tuple[int, float]:
         """The K of the most tokens a second, and how many that are: `predict` of every K, in one go."""
