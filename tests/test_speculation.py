@@ -391,6 +391,9 @@ def test_greedy_is_token_identical(pair, length, who):
     assert stats.calls_saved == 49 - stats.rounds == 50 - drafted.model_calls
     if who == "itself" and length == 5:
         assert stats.acceptance_rate == 1 and stats.rounds == -(-49 // 6)
+        assert set(stats.rows_per_round[:-1]) == {6}, (
+            "the cache keeps all that was accepted: nothing is sent twice"
+        )
 
 
 @pytest.mark.parametrize("seed", [0, 7])
