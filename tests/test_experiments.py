@@ -345,3 +345,40 @@ def test_a_model_without_a_tokenizer_reads_bytes(bench):
     found = run_experiment("naive.request", {"model": bare, "prompt": "ab", "max_new_tokens": 3}, bench)
     assert found[0].settings["text"].count("#") == 3
     run_experiment("naive.step_time", {"model": bare, "max_length": 32, "points": 2, "repeats": 1}, bench)
+
+
+# -- brief mode ------------------------------------------------------------------------------------------------
+
+
+def numbers(*settings: Setting) -> Experiment:
+    return Experiment(
+        "test.brief", 0, "?", "by nothing", settings, lambda bench: iter(()), lambda ceilings: []
+    )
+
+
+def test_brief_mode_cuts_what_is_marked_and_nothing_else(monkeypatch):
+    one = numbers(
+        Setting("repeats", 9, "int", 1, 100, brief=2),
+        Setting("context", 1024, "choice", choices=(256, 512, 1024), brief=512),
+        Setting("batch", 8, "int", 1, 64),
+    )
+    full = {"repeats": 9, "context": 1024, "batch": 8}
+    monkeypatch.delenv("WORKBENCH_BRIEF", raising=False)
+    assert one.complete() == full
+    monkeypatch.setenv("WORKBENCH_BRIEF", "0")
+    assert one.complete() == full
+    monkeypatch.setenv("WORKBENCH_BRIEF", "1")
+    assert one.complete() == {"repeats": 2, "context": 512, "batch": 8}
+    assert one.complete({"repeats": 1, "context": 256}) == {"repeats": 1, "context": 256, "batch": 8}
+    with pytest.raises(WorkbenchError, match="repeats must be"):
+        one.complete({"repeats": 1000})
+
+
+def test_only_how_often_and_on_how_much_is_cut_and_within_what_is_allowed():
+    cut = [s for e in list_experiments() for s in e.settings if s.brief is not None]
+    assert len(cut) > 20
+    for setting in cut:
+        assert setting.check(setting.brief) == setting.brief < setting.default, setting.name
+    assert {s.name for s in cut} <= {
+        "repeats", "passages", "prompts", "texts", "draws", "seconds", "evaluations", "context", "largest_context"
+    }  # fmt: skip

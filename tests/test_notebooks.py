@@ -122,7 +122,9 @@ def run_pytest(*arguments, cwd=ROOT) -> str:
 def run_whole_in_the_browser() -> set[str]:
     """The notebooks that a browser test opens and runs from first to last."""
     sources = "\n".join(
-        p.read_text() for p in (ROOT / "tests" / "browser").glob("test_*.py") if "run_all(" in p.read_text()
+        text
+        for text in (p.read_text() for p in (ROOT / "tests" / "browser").glob("test_*.py"))
+        if "run_all(" in text or "(page)" in text  # the fixture `page` runs NOTEBOOK
     )
     named = set(re.findall(r"\b(\d\d_\w+)", sources))
     return {str(p.relative_to(ROOT)) for p in EXECUTED if p.parent.name == "notebooks" and p.stem in named}

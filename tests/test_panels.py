@@ -157,10 +157,9 @@ def test_run_takes_settings_and_shows_them_in_the_controls(make):
 
 
 def test_a_button_press_runs_on_a_thread_and_returns_at_once(waiting):
-    waiting.controls["n"].value = 40
-    started = time.monotonic()
+    waiting.controls["n"].value = 50
     waiting.run_button.click()
-    assert time.monotonic() - started < 0.3
+    assert waiting._worker.is_alive()  # the click came back before the run, which waits 50 times
     assert waiting.run_button.disabled and not waiting.stop_button.disabled
     assert waiting.wait(30) and len(waiting.measurements) == 1
     assert "done: 1 measurement" in waiting.status.value
@@ -305,16 +304,22 @@ def test_a_new_prompt_runs_the_model_once(make, tiny_model, monkeypatch):
     assert len(calls) == 1
 
 
-def test_filtering_again_takes_less_than_a_tenth_of_a_second(make):
-    """CPU time, so that a busy machine does not matter; the drawing is in it."""
+def test_filtering_again_takes_no_longer_than_a_few_drawings(make):
+    """CPU time as a ratio, so that neither a busy nor a slow machine matters: a filter is cheap beside its picture."""
     panel = make("strategies")
-    panel.paint()
-    taken = []
-    for _ in range(5):
-        start = time.process_time()
-        panel.paint()
-        taken.append(time.process_time() - start)
-    assert min(taken) < 0.1
+
+    def least(do) -> float:
+        taken = []
+        for _ in range(5):
+            start = time.process_time()
+            do()
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    drawing = least(lambda: style.png(panel.view(panel.settings).figure)) - least(
+        lambda: panel.view(panel.settings)
+    )
+    assert least(panel.paint) < 4 * drawing
 
 
 def test_an_empty_prompt_is_said_in_the_status_line(make):

@@ -179,7 +179,14 @@ class LabPage:
             self.page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{re.escape(label)}$")).click()
 
     def run_all(self, timeout_s: float = 120) -> None:
+        """Clear all outputs, so that a number beside a cell says that it ran now; run all; wait until nothing is left to run.
+
+        Nothing waits before the page has queued the first cell, which takes a busy machine a while.
+        """
+        self.menu("Edit", "Clear Outputs of All Cells")
         self.menu("Run", "Run All Cells")
+        begun = self.book.locator(".jp-CodeCell .jp-InputPrompt", has_text=re.compile(r"\[(\*|\d+)\]"))
+        expect(begun.first).to_be_attached(timeout=120_000)
         self.wait_idle(timeout_s)
 
     def saved(self) -> nbformat.NotebookNode:
@@ -238,6 +245,12 @@ class PanelOnPage:
         expect(shown).not_to_have_text(before)
         return shown.inner_text()
 
+    def redraw(self, description: str, key: str = "ArrowLeft") -> None:
+        """Move the slider by a key, and wait until another picture is there."""
+        before = self.picture()
+        self.move(description, key)
+        self.wait_for_change(self.picture, before)
+
     def set(self, description: str, value: str) -> None:
         """Move the slider from its left end until it shows `value`, and wait until the kernel has been told.
 
@@ -256,6 +269,24 @@ class PanelOnPage:
 
     def press(self, name: str) -> None:
         button(self.output, name).click()
+
+    def play(self) -> None:
+        """Press Play; pressed again it pauses."""
+        self.output.locator(".jupyter-widgets.widget-play button").first.click()
+
+    def run(self, timeout_s: float = 300) -> None:
+        """Press Run and wait until it is done; the notebook's own run may have left "done" there."""
+        self.press("Run")
+        self.wait_status("^running", timeout_s=30)
+        self.wait_status("^done: ", timeout_s)
+        self.lab_page.wait_idle(60)  # the last drawing too
+
+    def stop(self) -> None:
+        """Press Run, and Stop as soon as it runs."""
+        self.press("Run")
+        self.wait_status("^running", timeout_s=30)
+        self.press("Stop")
+        self.wait_status("^stopped", timeout_s=60)
 
     def status(self) -> str:
         return self.output.locator("[role=status]").first.inner_text().strip()
@@ -278,7 +309,7 @@ class PanelOnPage:
         plot = self.output.locator("img[alt]").first
         return plot.get_attribute("src"), plot.get_attribute("alt")
 
-    def wait_for_change(self, read: Callable[[], object], before: object, timeout_s: float = 10) -> object:
+    def wait_for_change(self, read: Callable[[], object], before: object, timeout_s: float = 30) -> object:
         """The first value of `read()` that differs from `before`."""
         deadline = time.monotonic() + timeout_s
         while (now := read()) == before:
@@ -293,6 +324,11 @@ class PanelOnPage:
 def button(inside: Page | Locator, name: str) -> Locator:
     """A widget button by its words; its icon counts as a letter to Chromium, so not by its accessible name."""
     return inside.locator("button.jupyter-button", has_text=re.compile(rf"^\s*{re.escape(name)}\s*$"))
+
+
+def shot(question: str) -> str:
+    """A panel's question as the name of a picture."""
+    return re.sub(r"\W+", "-", question.lower()).strip("-")
 
 
 def save_picture(of: Page | Locator, name: str) -> Path:

@@ -58,3 +58,16 @@ def lab_page(browser, lab, request):
     with LabPage(browser, lab) as page:
         yield page
         page.screenshot(f"end-of-{request.node.name}")
+
+
+@pytest.fixture(scope="module")
+def page(browser, lab, request):
+    """The lecture that the test module names in NOTEBOOK, opened and run once for all its tests; no error on its console."""
+    name = request.module.NOTEBOOK
+    with LabPage(browser, lab) as page:
+        page.open(f"notebooks/{name}.ipynb")
+        page.screenshot(f"{name}-top")
+        page.run_all(timeout_s=1500)
+        yield page
+        page.screenshot(f"{name}-end")
+        assert page.console_errors == []

@@ -1,10 +1,9 @@
 """Claims about lab 05 in a real JupyterLab: it runs through, bits flip, sliders and Play answer, Run measures."""
 
 import re
-import time
 
 import pytest
-from harness import LabPage, button
+from harness import shot
 
 pytest_plugins = ["lab_fixtures"]
 pytestmark = pytest.mark.browser
@@ -17,21 +16,6 @@ AWQ = "By how much does AWQ scale a channel up before it is rounded?"
 GPTQ = "Where does the rounding error of a column go?"
 TABLE = "What does each method of quantization cost in bytes, quality and time?"
 MOVED = {ROW: "bits", AWQ: "channels", GPTQ: "shown columns", TABLE: "budget (bits a weight)"}
-REDRAWN_WITHIN_S = 2.0  # in the browser, on a busy test machine; the drawing itself is held in test_lab05
-
-
-@pytest.fixture(scope="module")
-def page(browser, lab):
-    """The lab, opened and run once for the tests below."""
-    with LabPage(browser, lab) as page:
-        page.open(f"notebooks/{NOTEBOOK}.ipynb")
-        page.run_all(timeout_s=1500)
-        yield page
-        page.screenshot(f"{NOTEBOOK}-end")
-
-
-def shot(question: str) -> str:
-    return re.sub(r"\W+", "-", question.lower()).strip("-")
 
 
 def test_it_runs_through_without_a_question_or_an_error(page):
@@ -41,11 +25,7 @@ def test_it_runs_through_without_a_question_or_an_error(page):
 @pytest.mark.parametrize("question", MOVED)
 def test_moving_a_slider_draws_the_new_state(page, question):
     panel = page.panel(question)
-    before = panel.picture()
-    panel.move(MOVED[question], "ArrowLeft")
-    started = time.monotonic()
-    panel.wait_for_change(panel.picture, before)
-    assert time.monotonic() - started < REDRAWN_WITHIN_S
+    panel.redraw(MOVED[question])
     panel.screenshot(shot(question))
 
 
@@ -65,18 +45,16 @@ def test_play_lets_the_columns_be_rounded_one_after_the_other(page):
     panel.set("shown columns", "2")
     _, shown = panel.slider("shown columns")
     before = panel.picture()
-    panel.output.locator(".jupyter-widgets.widget-play button").first.click()
+    panel.play()
     panel.wait_for_change(lambda: int(shown.inner_text()) >= 5, False)
     panel.wait_for_change(panel.picture, before)
-    panel.output.locator(".jupyter-widgets.widget-play button").first.click()  # the same button pauses
+    panel.play()  # the same button pauses
     panel.screenshot("gptq-played")
 
 
 def test_run_measures_and_fills_the_table(page):
     panel = page.panel(AWQ)
-    panel.press("Run")
-    panel.wait_status("^running", timeout_s=10)  # the notebook's own run has left "done" there
-    panel.wait_status("^done: ", timeout_s=300)
+    panel.run()
     head, *rows = panel.table()
     assert [row[0] for row in rows] == ["q, k, v", "o", "gate, up", "down"] and len(head) == len(rows[0])
     assert all(re.fullmatch(r"0\.\d\d", row[1]) for row in rows), rows
@@ -93,12 +71,5 @@ def test_every_recipe_stands_in_the_table_with_its_bits_and_its_time(page):
 
 def test_stop_ends_a_long_run(page):
     panel = page.panel(OUTLIERS)
-    panel.press("Run")
-    panel.wait_status("^running", timeout_s=10)
-    button(panel.output, "Stop").click()
-    panel.wait_status("^stopped", timeout_s=60)
+    panel.stop()
     panel.screenshot(shot(OUTLIERS))
-
-
-def test_the_page_logged_no_errors(page):
-    assert page.console_errors == []

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from harness import LabPage
 
 pytest_plugins = ["lab_fixtures"]
 pytestmark = pytest.mark.browser
@@ -11,16 +10,6 @@ pytestmark = pytest.mark.browser
 NOTEBOOK = "06_speculative_sampling"
 STEPPER = "What does the draft guess, and what does the target keep of it?"
 LENGTHS = "How many tokens should the draft guess before the target looks?"
-
-
-@pytest.fixture(scope="module")
-def page(browser, lab):
-    """The lab, opened and run once for the tests below."""
-    with LabPage(browser, lab) as page:
-        page.open(f"notebooks/{NOTEBOOK}.ipynb")
-        page.run_all(timeout_s=1500)
-        yield page
-        page.screenshot(f"{NOTEBOOK}-end")
 
 
 def test_it_runs_through_without_a_question_or_an_error(page):
@@ -32,10 +21,10 @@ def test_play_goes_through_the_rounds_and_the_colours_say_who_wrote_what(page):
     panel.set("shown round", "1")
     _, shown = panel.slider("shown round")
     before = panel.picture()
-    panel.output.locator(".jupyter-widgets.widget-play button").first.click()
+    panel.play()
     panel.wait_for_change(lambda: int(shown.inner_text()) >= 3, False)
     panel.wait_for_change(panel.picture, before)
-    panel.output.locator(".jupyter-widgets.widget-play button").first.click()  # the same button pauses
+    panel.play()  # the same button pauses
     colours = panel.output.locator("pre span").evaluate_all("all => all.map(s => s.style.background)")
     assert len({c for c in colours if c}) >= 2, colours
     panel.screenshot("stepper-played")
@@ -43,9 +32,7 @@ def test_play_goes_through_the_rounds_and_the_colours_say_who_wrote_what(page):
 
 def test_run_writes_the_text_and_fills_the_table(page):
     panel = page.panel(STEPPER)
-    panel.press("Run")
-    panel.wait_status("^running", timeout_s=10)  # the notebook's own run has left "done" there
-    panel.wait_status("^done: ", timeout_s=300)
+    panel.run()
     head, *rows = panel.table()
     assert head[:2] == ["round", "drafted"] and len(rows) > 5
     assert {row[-1] for row in rows} >= {"correction"}
@@ -60,7 +47,3 @@ def test_a_slider_moves_the_curve_beside_what_was_measured(page):
     measured = [row for row in rows if re.fullmatch(r"[\d.]+ × \([\d.]+ to [\d.]+\)", row[7])]
     assert len(measured) >= 5 and rows[-1][0] == "dynamic"
     panel.screenshot("draft-lengths")
-
-
-def test_the_page_logged_no_errors(page):
-    assert page.console_errors == []

@@ -1,9 +1,7 @@
 """Claims about lab 07 in a real JupyterLab: it runs through, Play and sliders answer, Run measures, Stop stops."""
 
-import re
-
 import pytest
-from harness import LabPage, button
+from harness import shot
 
 pytest_plugins = ["lab_fixtures"]
 pytestmark = pytest.mark.browser
@@ -16,16 +14,6 @@ SPEED = "Which draft makes which text faster, by how much, and does the count of
 MOVED = {ORIGIN: "shown round", TREE: "shown step"}
 
 
-@pytest.fixture(scope="module")
-def page(browser, lab):
-    """The lab, opened and run once for the tests below."""
-    with LabPage(browser, lab) as page:
-        page.open(f"notebooks/{NOTEBOOK}.ipynb")
-        page.run_all(timeout_s=1500)
-        yield page
-        page.screenshot(f"{NOTEBOOK}-end")
-
-
 def test_it_runs_through_without_a_question_or_an_error(page):
     assert page.cell_problems() == []
 
@@ -34,10 +22,8 @@ def test_it_runs_through_without_a_question_or_an_error(page):
 def test_moving_to_another_round_draws_it(page, question):
     panel = page.panel(question)
     panel.set(MOVED[question], "4")
-    before = panel.picture()
-    panel.move(MOVED[question], "ArrowRight")
-    panel.wait_for_change(panel.picture, before)
-    panel.screenshot(re.sub(r"\W+", "-", question.lower()).strip("-"))
+    panel.redraw(MOVED[question], "ArrowRight")
+    panel.screenshot(shot(question))
 
 
 def test_play_grows_tree_after_tree(page):
@@ -45,21 +31,16 @@ def test_play_grows_tree_after_tree(page):
     panel.set("shown step", "0")
     _, shown = panel.slider("shown step")
     before = panel.picture()
-    panel.output.locator(".jupyter-widgets.widget-play button").first.click()
+    panel.play()
     panel.wait_for_change(lambda: int(shown.inner_text()) >= 3, False)
     panel.wait_for_change(panel.picture, before)
-    panel.output.locator(".jupyter-widgets.widget-play button").first.click()  # the same button pauses
+    panel.play()  # the same button pauses
     panel.screenshot("draft-tree-played")
 
 
 def test_run_counts_the_calls_that_a_grammar_saves(page):
     panel = page.panel(GRAMMAR)
-    panel.press("Run")
-    panel.wait_status("^running", timeout_s=10)  # the notebook's own run has left "done" there
-    panel.wait_status("^done: ", timeout_s=300)
-    panel.wait_for_change(
-        lambda: len(panel.table()) == 4, False
-    )  # the page may still be drawing the last rows
+    panel.run()
     _, *rows = panel.table()
     asked = [int(row[3]) for row in rows]
     assert len(rows) == 3 and asked[0] > asked[1] > asked[2]
@@ -67,11 +48,4 @@ def test_run_counts_the_calls_that_a_grammar_saves(page):
 
 def test_stop_ends_a_long_run(page):
     panel = page.panel(SPEED)
-    panel.press("Run")
-    panel.wait_status("^running", timeout_s=10)
-    button(panel.output, "Stop").click()
-    panel.wait_status("^stopped", timeout_s=60)
-
-
-def test_the_page_logged_no_errors(page):
-    assert page.console_errors == []
+    panel.stop()

@@ -184,7 +184,7 @@ CHUNKS = Experiment(
         MODEL,
         Setting("prompt_tokens", 192, "choice", choices=(8, 16, 64, 128, 192, 256, 512, 1024, 2048),
                 unit="tokens", help="length of the prompt"),
-        Setting("repeats", 3, "int", 1, 20, help="timed prompts for each size"),
+        Setting("repeats", 3, "int", 1, 20, brief=1, help="timed prompts for each size"),
         ARRANGEMENT,
     ),
     run=run_chunks,

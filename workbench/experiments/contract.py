@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from workbench.errors import WorkbenchError, check_settings, unknown
 
 KINDS = ("int", "float", "choice", "text", "flag", "model")
 LONGEST_TEXT = 100_000  # characters; more than any model here can read, little enough to show
+BRIEF = "WORKBENCH_BRIEF"  # the environment variable
 _FLAGS = {
     "true": True,
     "yes": True,
@@ -23,6 +25,14 @@ _FLAGS = {
 }
 
 
+def brief_mode() -> bool:
+    """Whether measurements are cut short (few repeats, little training): WORKBENCH_BRIEF=1 in the environment.
+
+    A measurement says in its settings what it was really taken with; panels say "brief" in their status line.
+    """
+    return os.environ.get(BRIEF, "") not in ("", "0")
+
+
 @dataclass(frozen=True)
 class Setting:
     """One knob: a name, a default, and which values it takes.
@@ -30,6 +40,8 @@ class Setting:
     kind: "int" and "float" have bounds low … high, both allowed; "choice" is one of `choices`; "text" is any
     text; "flag" is True or False; "model" is a model's name or a Decoder already loaded.
     `step` is how far one key press moves a slider; nothing else depends on it.
+    `brief` is the most that a number may be in brief mode, where the tests see that every cell of every lecture runs: it is
+    for how often, how long and on how long a text a thing is measured, never for what is measured.
     """
 
     name: str
@@ -41,9 +53,11 @@ class Setting:
     unit: str = ""
     help: str = ""
     step: float | None = None
+    brief: float | None = None
 
     def __post_init__(self) -> None:
         assert self.kind in KINDS, self.kind
+        assert self.brief is None or self.kind in ("int", "float") or self.brief in self.choices, self.name
         assert self.kind != "choice" or self.choices, f"{self.name} needs choices"
 
     def parse(self, text: str) -> Any:
@@ -144,14 +158,16 @@ class Experiment:
         return next(s for s in self.settings if s.name == name)
 
     def complete(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """All settings: those given, checked, and the defaults of the others. A text is parsed where the
-        kind is not text. Raises WorkbenchError, naming the nearest known setting, before anything runs."""
+        """All settings: those given, checked, and the defaults of the others; in brief mode cut short. A text is parsed
+        where the kind is not text. Raises WorkbenchError, naming the nearest known setting, before anything runs."""
         given = dict(given or {})
         check_settings(self.name, given, [s.name for s in self.settings])
         values = {}
         for setting in self.settings:
             value = given.get(setting.name, setting.default)
-            values[setting.name] = setting.parse(value) if isinstance(value, str) else setting.check(value)
+            value = setting.parse(value) if isinstance(value, str) else setting.check(value)
+            cut = setting.brief is not None and brief_mode()
+            values[setting.name] = min(value, setting.brief) if cut else value
         return values
 
     def check_learner(self, given: Mapping[str, Any] | None) -> dict[str, Any]:

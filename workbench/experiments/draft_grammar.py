@@ -131,7 +131,7 @@ EXPERIMENTS = (
             Setting("temperature", 0.0, "float", 0.0, 2.0, step=0.1, help="0: greedy"),
             Setting("max_new_tokens", 128, "int", 8, 400, unit="tokens", help="at most"),
             Setting("seed", 0, "int", 0, 10_000, help="of the draws"),
-            Setting("repeats", 3, "int", 1, 20, help="turns"),
+            Setting("repeats", 3, "int", 1, 20, brief=1, help="turns"),
         ),
         run=run_grammar,
         predict=no_times,

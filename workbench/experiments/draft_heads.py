@@ -167,7 +167,7 @@ EXPERIMENTS = (
             MODEL,
             DRAFT,
             Setting("drafters", "all", "text", help=f"{', '.join(HEADS)} with commas between, or all"),
-            Setting("passages", 4, "int", 1, 32, help="texts of each kind"),
+            Setting("passages", 4, "int", 1, 32, brief=2, help="texts of each kind"),
             Setting("length", 112, "int", 32, 256, unit="tokens", help="of each text"),
         ),
         run=run_heads,

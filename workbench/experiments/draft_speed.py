@@ -260,7 +260,7 @@ EXPERIMENTS = (
             Setting(
                 "lengths", "both", "text", help="fixed, dynamic (measured; off where it would lose), or both"
             ),
-            Setting("prompts", 3, "int", low=1, high=16, help="of each kind of text"),
+            Setting("prompts", 3, "int", low=1, high=16, brief=1, help="of each kind of text"),
             Setting("new_tokens", 96, "int", low=8, high=512, help="written after each prompt"),
             Setting(
                 "temperature",
@@ -271,7 +271,7 @@ EXPERIMENTS = (
                 step=0.1,
                 help="0: greedy, texts compared; above: drawn",
             ),
-            Setting("repeats", 2, "int", low=1, high=50, help="turns over all prompts"),
+            Setting("repeats", 2, "int", low=1, high=50, brief=1, help="turns over all prompts"),
         ),
         run=run_speed,
         predict=lambda ceilings, **settings: [],

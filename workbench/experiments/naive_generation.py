@@ -204,7 +204,7 @@ STEP_TIME = Experiment(
         Setting("max_length", 512, "choice", choices=(32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
                 unit="tokens", help="the longest text measured"),
         Setting("points", 6, "int", 2, 12, help="text lengths measured, evenly apart on a log axis"),
-        Setting("repeats", 5, "int", 1, 50, help="timed runs at each length"),
+        Setting("repeats", 5, "int", 1, 50, brief=2, help="timed runs at each length"),
         Setting("attention", "sdpa", "choice", choices=tuple(ATTENTION), help="fused, or as it is defined"),
         Setting("prompt_tokens", 10, "int", 1, 4000, help="P, for the rows of a whole generation"),
         Setting("new_tokens", 100, "int", 1, 4000, help="n, for the rows of a whole generation"),

@@ -149,7 +149,7 @@ PREDICTION = Experiment(
         Setting("dtype", "float32", "choice", choices=("float32", "bfloat16"), help="of the weights"),
         Setting("max_batch", 32, "choice", choices=BATCHES, help="largest number of sequences"),
         Setting("max_context", 1024, "choice", choices=CONTEXTS, unit="tokens", help="longest context"),
-        Setting("repeats", 9, "int", 1, 100, help="timed steps at each point"),
+        Setting("repeats", 9, "int", 1, 100, brief=2, help="timed steps at each point"),
     ),
     run=run_grid,
     predict=predict_grid,

@@ -330,7 +330,7 @@ DECODE = Experiment(
         Setting("group", 64, "choice", choices=(16, 32, 64, 128), help="inputs that share a scale, in int4"),
         Setting("arrangement", "fast", "choice", choices=ARRANGEMENTS,
                 help="arranged for inference, or its steps through torch.compile too (minutes for the larger shape)"),
-        Setting("repeats", 15, "int", 1, 200, help="timed steps of each format"),
+        Setting("repeats", 15, "int", 1, 200, brief=2, help="timed steps of each format"),
     ),
     run=run_decode,
     predict=predict_decode,

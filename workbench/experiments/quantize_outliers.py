@@ -242,7 +242,7 @@ OUTLIERS = Experiment(
         Setting("sequences", 4, "int", 1, 64, help="pieces of calibration text, from training modules"),
         Setting("length", 128, "choice", choices=(16, 32, 64, 128, 256, 512), unit="tokens", help="of each of them"),
         Setting("context", 256, "choice", choices=(32, 64, 128, 256, 512, 1024), unit="tokens", help="tokens of a passage"),
-        Setting("passages", 6, "int", 2, 100, help="passages of the held-out modules, the same for all"),
+        Setting("passages", 6, "int", 2, 100, brief=4, help="passages of the held-out modules, the same for all"),
     ),
     run=run_outliers,
     predict=no_times,

@@ -178,7 +178,7 @@ CONVERT = Experiment(
     settings=(
         Setting("model", "stdlib-3m-mha", "model", help="the model to convert, with float32 weights"),
         Setting("num_kv_heads", 2, "int", 1, 64, help="key-value heads afterwards: 1 is MQA, more is GQA"),
-        Setting("seconds", 60.0, "float", 0.1, 3600.0, unit="s", help="training time", step=5),
+        Setting("seconds", 60.0, "float", 0.1, 3600.0, brief=5, unit="s", help="training time", step=5),
         Setting("steps", 0, "int", 0, 10_000, help="train so many steps instead, whatever they take; 0: by seconds"),
         Setting("sequences_per_step", 4, "int", 1, 64, unit="sequences", help="sequences of a training step"),
         Setting("sequence_length", 256, "choice", choices=(32, 64, 128, 256, 512, 1024), unit="tokens",
@@ -186,7 +186,7 @@ CONVERT = Experiment(
         Setting("peak_learning_rate", 2e-3, "float", 1e-6, 0.1, help="the rate before it falls"),
         CONTEXT,
         PASSAGES,
-        Setting("evaluations", 6, "int", 1, 100, help="how often the held-out loss is taken on the way"),
+        Setting("evaluations", 6, "int", 1, 100, brief=3, help="how often the held-out loss is taken on the way"),
         Setting("seed", 1, "int", 0, 10_000, help="of the order in which the modules are read"),
     ),
     run=run_convert,

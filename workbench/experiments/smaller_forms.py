@@ -301,7 +301,7 @@ FORMS_EXPERIMENT = Experiment(
         Setting("new_tokens", 1, "choice", choices=tuple(2**i for i in range(10)), unit="tokens",
                 help="new tokens in the step that the picture shows"),
         Setting("precision", "float32", "choice", choices=tuple(PRECISIONS), help="of weights, latents and arithmetic"),
-        Setting("repeats", 5, "int", 1, 50, help="timed pairs for each number of new tokens"),
+        Setting("repeats", 5, "int", 1, 50, brief=2, help="timed pairs for each number of new tokens"),
     ),
     run=run_forms,
     predict=predict_forms,

@@ -254,7 +254,7 @@ EXACTNESS = Experiment(
         DRAFT,
         Setting("rules", "all", "choice", choices=("all", *RULES), help="which rules are tested"),
         Setting("positions", 4, "int", 1, 12, help="held-out texts"),
-        Setting("draws", 4000, "int", 200, 200_000, help="texts written after each, by each rule"),
+        Setting("draws", 4000, "int", 200, 200_000, brief=1000, help="texts written after each, by each rule"),
         Setting("draft_length", 2, "int", 1, 3, unit="tokens", help="K"),
         Setting("temperature", 1.0, "float", 0.1, 2.0, help="of target and draft alike"),
         Setting("top_k", 8, "int", 2, 50, unit="tokens", help="kept of each law, of target and draft alike"),

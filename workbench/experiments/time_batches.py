@@ -237,7 +237,7 @@ BATCH_SWEEP = Experiment(
         Setting("card", HERE, "choice", choices=CARDS, help="whose ceilings the dashed line is for"),
         Setting("context", 256, "choice", choices=CONTEXTS, unit="tokens", help="S, remembered by each sequence"),
         Setting("largest_batch", 32, "choice", choices=BATCHES, unit="sequences", help="batches 1, 2, 4, … to this"),
-        Setting("repeats", 5, "int", 1, 50, help="timed steps at each batch size"),
+        Setting("repeats", 5, "int", 1, 50, brief=2, help="timed steps at each batch size"),
     ),
     run=run_batch_sweep,
     predict=predict_batch_sweep,

@@ -213,7 +213,7 @@ COMPILE = Experiment(
         WEIGHTS,
         Setting("context", 64, "choice", choices=(16, 32, 64, 128, 256, 512, 1024), unit="tokens",
                 help="S, remembered by the sequence"),
-        Setting("repeats", 25, "int", 1, 200, help="timed pairs of steps"),
+        Setting("repeats", 25, "int", 1, 200, brief=2, help="timed pairs of steps"),
     ),
     run=run_compile,
     predict=predict_compile,

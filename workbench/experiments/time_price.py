@@ -263,7 +263,7 @@ PRICE = Experiment(
         Setting("cache_bytes", 2, "choice", choices=(1, 2, 4), unit="bytes", help="bytes of a stored key's element"),
         dataclasses.replace(MODEL, help="what Run measures on this machine"),
         WEIGHTS,
-        Setting("repeats", 3, "int", 1, 50, help="timed runs"),
+        Setting("repeats", 3, "int", 1, 50, brief=1, help="timed runs"),
     ),
     run=run_price,
     predict=predict_price,

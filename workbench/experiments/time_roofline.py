@@ -316,7 +316,7 @@ ROOFLINE = Experiment(
         Setting("context", 256, "choice", choices=CONTEXTS,
                 unit="tokens", help="S: of the prompt, or remembered by each sequence"),
         WEIGHTS,
-        Setting("repeats", 7, "int", 1, 50, help="timed runs of each operation"),
+        Setting("repeats", 7, "int", 1, 50, brief=2, help="timed runs of each operation"),
     ),
     run=run_roofline,
     predict=predict_roofline,

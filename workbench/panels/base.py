@@ -23,6 +23,7 @@ import ipywidgets as widgets
 
 from workbench.errors import WorkbenchError, check_settings
 from workbench.experiments import Experiment, experiment
+from workbench.experiments.contract import brief_mode
 from workbench.instruments.bench import Bench
 from workbench.instruments.device import Ceilings
 from workbench.instruments.records import Measurement
@@ -309,7 +310,9 @@ class Panel:
 
     def _finished_words(self) -> str:
         mine = f", with your {' and '.join(self.learner)} beside ours" if self.learner else ""
-        return f"done: {len(self.measurements)} measurements{mine}"
+        count = len(self.measurements)
+        cut = " (brief mode: repeats and training cut short)" if brief_mode() else ""
+        return f"done: {count} measurement{'s' * (count != 1)}{mine}{cut}"
 
     def _report(self, text: str) -> None:
         """What the experiment says as it measures: a line for the status ("3 of 6" moves the bar), then perhaps

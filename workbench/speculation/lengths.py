@@ -137,6 +137,9 @@ class Dynamic(LengthPolicy):
         self.chosen: list[int] = []  # K of each round
         self._caught_up = False  # the draft has read the text so far
         self._trial = 0  # rounds of a trial still to come
+        self._rest = (
+            0  # plain rounds before it is thought about again: thinking takes a share of a small model's step
+        )
 
     def rates(self) -> list[float]:
         """Acceptance at each position, given that all before it were accepted: of this text, beginning with what other
@@ -167,6 +170,9 @@ class Dynamic(LengthPolicy):
         if self._trial:
             self._trial -= 1
             return 1
+        if self._rest:
+            self._rest -= 1
+            return 0
         rounds = FIRST_TRIAL
         if self.shared.parts is not None:
             best, speed = self._best()
@@ -176,7 +182,10 @@ class Dynamic(LengthPolicy):
             at_worst = rounds * (
                 self.shared.of_round(1) - self.shared.plain
             )  # a token a round, from the target
-            if self.shared.lost_s + max(at_worst, 0) > self.allowance * self.shared.elapsed_s:
+            missing = self.shared.lost_s + max(at_worst, 0) - self.allowance * self.shared.elapsed_s
+            if missing > 0:  # each plain round earns its share
+                earned = self.allowance * self.shared.plain
+                self._rest = min(LONGEST_REST, int(missing / earned)) if earned else LONGEST_REST
                 return 0
         self._trial = rounds - 1
         return 1
@@ -221,6 +230,7 @@ KEPT_TIMES = 16
 FIRST_TRIAL, TRIAL = 4, 2  # rounds: the first passes of a size take longer than those that follow
 PRIOR = 1.0  # what other texts had counts as one try
 LONG_MEMORY = 0.995
+LONGEST_REST = 16
 
 
 def _fading(
