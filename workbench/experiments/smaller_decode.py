@@ -374,7 +374,7 @@ DECODE = Experiment(
         Setting("size", "stdlib-3m", "choice", choices=tuple(SIZES),
                 help="the trained variants, or the same attention in a larger shape with random weights"),
         Setting("compare", "variants", "choice", choices=tuple(COMPARISONS), help="which ways beside each other"),
-        Setting("largest_context", 1000, "choice", unit="tokens", brief=250,
+        Setting("largest_context", 1000, "choice", unit="tokens",
                 choices=(64, 125, 250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000),
                 help="tokens that are remembered; an eighth, a quarter and a half of it are measured as well"),
         Setting("repeats", 9, "int", 1, 100, brief=2, help="timed steps of each way at each context"),

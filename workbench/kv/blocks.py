@@ -1,0 +1,305 @@
+"""Blocks: who holds which part of a paged KV cache. Bookkeeping alone: no torch, no tensors, a block is a number.
+
+    block size 4                      A: 10 tokens, table [0 1 2]        B was forked from A: [0 1 2]
+                                         0 | 1 | 2 · ·   the last block is half full, and has two holders
+    B writes its token 10:            A: [0 1 2]      B: [0 1 3]         block 2 is shared, so it is copied first (to 3)
+
+The rules, which `check` holds after every step:
+
+    references    a block has as many as tables name it
+    writing       a block is written by the one table that names it; a shared one is copied first (copy-on-write)
+    idle          a block that no table names is free, or, where a prefix index knows what is in it, idle: it is found again
+                  by a prompt that begins with the same tokens, and is taken for something else when nothing free is left,
+                  the one longest idle first
+    whole         a call that fails has changed nothing
+
+A text gives its blocks back last first, and who holds a block holds all before it: so of two idle blocks of a text the later
+one was idle first, and is evicted first. (Two texts that were computed at the same time hold the same beginning twice. One of
+the two is known; what follows the other one can outlive it, and is forgotten with it or waits to be evicted.)
+
+PagedAttention: Kwon et al., arXiv 2309.06180 §4.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from workbench.errors import WorkbenchError, check_whole, is_whole
+
+
+class NoRoom(WorkbenchError):
+    """More blocks are needed than are free or idle. Nothing was changed."""
+
+    def __init__(self, needed: int, available: int, what: str) -> None:
+        super().__init__(
+            f"{what} needs {needed:,} more block{'s' * (needed != 1)}, and {available:,} are free or idle; "
+            "release or preempt a sequence, or make the pool with more blocks"
+        )
+        self.needed, self.available = needed, available
+
+
+class PrefixIndex(Protocol):
+    """Which blocks hold which beginnings of texts (`workbench.kv.prefix`). It holds no references."""
+
+    def match(self, token_ids: Sequence[int], tenant: str) -> list[int]:
+        """Blocks of the longest beginning that is known, in whole blocks, in order."""
+        ...
+
+    def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
+        """From now on these blocks, all full, hold this beginning of a text. One that is known already stays as it was."""
+        ...
+
+    def forget(self, block: int) -> list[int]:
+        """This block holds something else now. Returns the blocks that cannot be found any more with it, which are
+        forgotten too. Nothing for one that is not known."""
+        ...
+
+    def __contains__(self, block: int) -> bool: ...
+
+    def __len__(self) -> int:
+        """Blocks that are known."""
+        ...
+
+
+class BlockTables:
+    """A pool of `num_blocks` blocks of `block_size` tokens, and the tables of the sequences that hold them.
+
+    prefix: an index of what is in the blocks, or None: then nothing is found again.
+    `lengths` and `tables` are to be read; they change through the methods alone.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, prefix: PrefixIndex | None = None) -> None:
+        self.num_blocks, self.block_size = (
+            check_whole("num_blocks", num_blocks, 1),
+            check_whole("block_size", block_size, 1),
+        )
+        self.prefix = prefix
+        self.references = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # the last is taken first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # longest idle first
+        self._tables: dict[Hashable, list[int]] = {}
+        self._lengths: dict[Hashable, int] = {}
+        self._swapped: dict[Hashable, int] = {}  # lengths of those whose blocks lie elsewhere
+        self.prompt_tokens = self.hit_tokens = self.evictions = self.copies = 0  # so far
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    @property
+    def tables(self) -> Mapping[Hashable, Sequence[int]]:
+        """The blocks of each sequence, in the order of its text."""
+        return MappingProxyType(self._tables)
+
+    @property
+    def lengths(self) -> Mapping[Hashable, int]:
+        """Tokens of each sequence."""
+        return MappingProxyType(self._lengths)
+
+    @property
+    def swapped(self) -> Mapping[Hashable, int]:
+        """Tokens of each sequence that was swapped out."""
+        return MappingProxyType(self._swapped)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks in which nothing is."""
+        return len(self._free)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken: free and idle ones."""
+        return len(self._free) + len(self._idle)
+
+    def blocks_for(self, length: int) -> int:
+        """Blocks of a text of so many tokens."""
+        return -(-length // self.block_size)
+
+    def missing(self, sequence: Hashable, length: int) -> int:
+        """Blocks that it takes to let a sequence grow to `length` tokens, the copy of a shared one included."""
+        table = self._tables.get(sequence, ())
+        more = -(-length // self.block_size) - len(table)
+        if more < 0:
+            more = 0
+        before = self._lengths.get(sequence, 0)
+        return more + (length > before and before % self.block_size > 0 and self.references[table[-1]] > 1)
+
+    # -- a sequence's life -----------------------------------------------------------------------------------------
+
+    def open(self, sequence: Hashable, token_ids: Sequence[int] = (), tenant: str = "") -> int:
+        """Begin a sequence with what is known of its beginning; returns how many of its tokens that are.
+
+        Whole blocks, and never the last token: its logits are wanted. tenant: only what was remembered under the same
+        name is found.
+        """
+        self._check_new(sequence)
+        found: list[int] = []
+        if self.prefix is not None and len(token_ids):
+            most = (len(token_ids) - 1) // self.block_size * self.block_size
+            found = self.prefix.match(token_ids[:most], tenant)
+        for block in found:
+            self._hold(block)
+        self._tables[sequence], self._lengths[sequence] = found, len(found) * self.block_size
+        self.prompt_tokens += len(token_ids)
+        self.hit_tokens += self._lengths[sequence]
+        return self._lengths[sequence]
+
+    def grow(self, sequence: Hashable, length: int) -> list[tuple[int, int]]:
+        """Make room for `length` tokens, all writable from the present length on. A new name begins a sequence.
+
+        Returns (from, to) of blocks whose content is to be copied before anything is written. Raises NoRoom.
+        """
+        before = self._lengths.get(sequence, 0)
+        if not is_whole(length) or length < before:
+            raise WorkbenchError(
+                f"sequence {sequence!r} has {before} tokens and can grow to as many or more, got {length!r}; "
+                "truncate makes it shorter"
+            )
+        if sequence in self._swapped:
+            raise WorkbenchError(f"sequence {sequence!r} is swapped out; swap it in before it grows")
+        needed = self.missing(sequence, length)
+        if needed > self.num_available:
+            raise NoRoom(needed, self.num_available, f"sequence {sequence!r}, to grow to {length:,} tokens,")
+        table = self._tables.setdefault(sequence, [])
+        copies = []
+        if length > before and before % self.block_size:
+            last = table[-1]
+            if self.references[last] > 1:
+                table[-1] = self._take()
+                copies.append((last, table[-1]))
+                self._drop(last)
+            else:
+                self._forget(last)  # it was full once, and is written again
+        while len(table) * self.block_size < length:
+            table.append(self._take())
+        self._lengths[sequence] = length
+        self.copies += len(copies)
+        return copies
+
+    def truncate(self, sequence: Hashable, length: int) -> None:
+        """Forget the tokens from `length` on."""
+        before = self._length_of(sequence)
+        if not is_whole(length) or not 0 <= length <= before:
+            raise WorkbenchError(
+                f"sequence {sequence!r} has {before} tokens; it can be cut to 0 … {before} of them, got {length!r}"
+            )
+        table = self._tables[sequence]
+        keep = self.blocks_for(length)
+        while len(table) > keep:
+            self._drop(table.pop())
+        self._lengths[sequence] = length
+
+    def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
+        """A new sequence holds all blocks of another. Nothing is copied until one of them writes."""
+        length = self._length_of(sequence)
+        self._check_new(new_sequence)
+        table = list(self._tables[sequence])
+        for block in table:
+            self._hold(block)
+        self._tables[new_sequence], self._lengths[new_sequence] = table, length
+
+    def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str = "") -> None:
+        """Tell the index what is in the full blocks of a sequence, whose text begins with these tokens."""
+        length = self._length_of(sequence)
+        if self.prefix is None:
+            return
+        full = min(length, len(token_ids)) // self.block_size
+        if full:
+            self.prefix.insert(
+                token_ids[: full * self.block_size], self._tables[sequence][:full], tenant
+            )
+
+    def release(self, sequence: Hashable) -> None:
+        """End a sequence, also one that is swapped out."""
+        if self._swapped.pop(sequence, None) is not None:
+            return
+        self._length_of(sequence)
+        self.truncate(sequence, 0)
+        del self._tables[sequence], self._lengths[sequence]
+
+    def swap_out(self, sequence: Hashable) -> list[int]:
+        """Give back the blocks of a sequence whose content was saved elsewhere; returns them, in order."""
+        length = self._length_of(sequence)
+        blocks = list(self._tables[sequence])
+        self.release(sequence)
+        self._swapped[sequence] = length
+        return blocks
+
+    def swap_in(self, sequence: Hashable) -> list[int]:
+        """New blocks for a sequence that was swapped out, to be filled by the caller. Raises NoRoom."""
+        if sequence not in self._swapped:
+            raise WorkbenchError(
+                f"sequence {sequence!r} is not swapped out; those are {sorted(map(repr, self._swapped))}"
+            )
+        length = self._swapped[sequence]
+        needed = self.blocks_for(length)
+        if needed > self.num_available:
+            raise NoRoom(needed, self.num_available, f"sequence {sequence!r}, to come back with {length:,} tokens,")
+        del self._swapped[sequence]
+        self.grow(sequence, length)
+        return list(self._tables[sequence])
+
+    # -- the rules -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert everything that the module's head says. For tests: it looks at every block."""
+        holders = [0] * self.num_blocks
+        for sequence, table in self._tables.items():
+            assert len(set(table)) == len(table), f"{sequence!r} names a block twice: {table}"
+            assert len(table) == self.blocks_for(self._lengths[sequence]), f"{sequence!r}: {table}"
+            for block in table:
+                holders[block] += 1
+        assert holders == self.references, f"references {self.references}, tables name {holders}"
+        unheld = [block for block, count in enumerate(holders) if not count]
+        assert sorted([*self._free, *self._idle]) == unheld, "a block is lost, or is free and held"
+        known = () if self.prefix is None else [b for b in range(self.num_blocks) if b in self.prefix]
+        assert all(block in known for block in self._idle), "an idle block that nobody can find"
+        assert not any(block in known for block in self._free), "a free block is known to hold something"
+        assert not set(self._swapped) & set(self._tables)
+
+    # -- one block -----------------------------------------------------------------------------------------------
+
+    def _take(self) -> int:
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            self._forget(block)
+            self.evictions += 1
+        self.references[block] = 1
+        return block
+
+    def _hold(self, block: int) -> None:
+        self.references[block] += 1
+        self._idle.pop(block, None)
+
+    def _drop(self, block: int) -> None:
+        self.references[block] -= 1
+        if self.references[block]:
+            return
+        if self.prefix is not None and block in self.prefix:
+            self._idle[block] = None
+        else:
+            self._free.append(block)
+
+    def _forget(self, block: int) -> None:
+        if self.prefix is None:
+            return
+        for lost in self.prefix.forget(block):
+            if lost in self._idle:
+                del self._idle[lost]
+                self._free.append(lost)
+
+    def _check_new(self, sequence: Hashable) -> None:
+        if sequence in self._tables or sequence in self._swapped:
+            raise WorkbenchError(
+                f"sequence {sequence!r} already exists; release it first or choose another name"
+            )
+
+    def _length_of(self, sequence: Hashable) -> int:
+        if sequence not in self._lengths:
+            raise WorkbenchError(
+                f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._lengths))}"
+            )
+        return self._lengths[sequence]
