@@ -19,6 +19,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"kv"},
     {"speculation"},
     {"decoding"},
+    {"serving"},
     {"experiments", "records"},
     {"panels", "checks", "jupyter", "lab_server"},
     {"notebook_source"},

@@ -81,6 +81,7 @@ MEMORIES = {
     "quantized": {},
     "latent": {"num_kv_heads": 4, "head_dim": 12, "family": "deepseek_v3", "latent_attention": LATENT},
     "shared_layers": SHARING,
+    "paged": {},
 }  # fmt: skip
 
 
@@ -572,3 +573,27 @@ def test_a_threshold_shortens_what_a_staged_draft_proposes():
     found = write(TARGET, draft, Threshold(0.3, most=8))
     assert found.tokens == write(TARGET, None).tokens
     assert min(found.speculation.lengths) < 8
+
+
+# -- being heard -------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_says_which_tokens_it_would_have_guessed_and_drafts_on_as_if_never_asked():
+    text = [*PROMPT, *write(TARGET, None).tokens]
+    draft, fresh = ModelDraft(SMALL), ModelDraft(SMALL)
+    draft.propose([ask(text[: len(text) - 13], temperature=0.0)])
+    heard = draft.listen(ask(text, temperature=0.0), 12)
+    truth = [
+        ModelDraft(SMALL).propose([ask(text[:at], limit=1, temperature=0.0)])[0].tokens[0] == text[at]
+        for at in range(len(text) - len(heard), len(text))
+    ]
+    assert len(heard) == 12 and heard == truth
+    assert [draft.propose([ask(text, temperature=0.0)])[0].tokens] == [
+        fresh.propose([ask(text, temperature=0.0)])[0].tokens
+    ]
+    assert draft.listen(ask(text, temperature=0.0), 12) == [], "all of it was read"
+    assert ModelDraft(TARGET).listen(ask(text, temperature=0.0), len(text))[-10:] == [True] * 10
+
+
+def test_a_draft_without_a_model_cannot_be_heard():
+    assert PromptLookupDraft(TARGET, least=1).listen(ask([1, 2, 1, 2]), 3) == []

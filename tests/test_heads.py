@@ -14,7 +14,8 @@ from conftest import random_decoder, tiny_config
 from safetensors.torch import load_file, save_file
 
 from workbench.cli import main
-from workbench.decoding import generate
+from workbench.decoding import SamplingSettings, generate
+from workbench.decoding.law import SamplingLaw
 from workbench.errors import WorkbenchError
 from workbench.kv import Contiguous
 from workbench.models import Batch, head_losses, head_recipes, load, prepare, recipes
@@ -53,6 +54,7 @@ from workbench.models.recipes import EpochSampler, TrainingAttention, rows_batch
 from workbench.speculation import Ask, RandomDraws
 from workbench.speculation.drafts.eagle import EagleDraft
 from workbench.speculation.drafts.medusa import MedusaDraft, best_paths, check_paths
+from workbench.speculation.draws import BestDraws
 from workbench.speculation.rule import verify
 from workbench.speculation.theory import enumerate_outcomes
 
@@ -644,6 +646,31 @@ def test_an_eagle_draft_reads_each_committed_token_once_and_forgets_what_it_draf
     draft.release("never seen")
     full = EagleDraft(target, draft.head, max_tokens=12)
     assert [len(full.propose([ask(0, 11)])[0]), len(full.propose([ask(10, 12)])[0])] == [1, 0]
+
+
+def test_heads_say_which_tokens_they_would_have_guessed():
+    """Each as a proposal of one token from the text up to there, and drafting goes on as if nobody had asked."""
+    target = tiny_target()
+    text = torch.randint(0, V, (1, 30), generator=torch.Generator().manual_seed(1))
+    features = features_of(target, text)[0]
+
+    def ask(known: int, length: int) -> Ask:
+        tokens = text[0, :length].tolist()
+        law = SamplingLaw(SamplingSettings(temperature=0.0), tokens)
+        return Ask("s", tokens, 1, 8, law, BestDraws(), lambda confidence: True, features[known : length - 1])
+
+    for make in (
+        lambda: EagleDraft(target, tiny_eagle(target)),
+        lambda: MedusaDraft(target, tiny_medusa(target), tree="chain"),
+    ):
+        draft = make()
+        heard = draft.listen(ask(0, 24), 9)
+        for at, right in zip(range(15, 24), heard, strict=True):
+            [proposal] = make().propose([ask(0, at)])
+            assert right == (proposal.tokens[0] == text[0, at])
+        assert draft.propose([ask(23, 27)])[0].tokens == make().propose([ask(0, 27)])[0].tokens
+        draft.release("s")
+        assert draft.listen(ask(0, 2), 9) == []
 
 
 def test_picked_tokens_are_kept_as_often_as_the_target_writes_them(target):

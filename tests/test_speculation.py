@@ -523,6 +523,34 @@ def test_the_dynamic_length_switches_on_again():
     assert policy.chosen[-1] == 8
 
 
+def seconds_for(tokens: int, alpha, c: float, *, hearing_s: float, verify_s: float = 1.2, seed: int = 0):
+    """Time of so many tokens under the dynamic length, in plain steps, and the policy. alpha(token): acceptance there."""
+    draw, policy, spent, done = random.Random(seed), Dynamic(), 0.0, 0
+    while done < tokens:
+        K = policy.limit()
+        if not K and (count := policy.listens()):
+            policy.heard([draw.random() < alpha(done - count + i) for i in range(count)], hearing_s)
+            spent += hearing_s
+        accepted = next((i for i in range(K) if draw.random() >= alpha(done + i)), K)
+        spent += K * c + (verify_s if K else 1)
+        policy.learn(outcome(K, accepted, draft_s=K * c, verify_s=verify_s if K else 1.0, plain=not K))
+        done += accepted + 1
+    return spent, policy
+
+
+def test_a_draft_that_is_heard_and_never_right_costs_two_in_a_hundred():
+    spent, policy = seconds_for(400, lambda at: 0.0, 0.3, hearing_s=0.6)
+    assert spent < 1.02 * 400 + 3 * 0.5 and policy.chosen[-1] == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_good_draft_that_began_badly_is_heard_and_used(seed):
+    """Its first six guesses are wrong, which a few trials take for hopeless; a hearing finds out soon."""
+    spent, policy = seconds_for(400, lambda at: 0.0 if at < 6 else 0.85, 0.3, hearing_s=0.6, seed=seed)
+    assert policy.chosen[1:5] == [1, 1, 1, 0] and policy.chosen[-1] > 0
+    assert spent < 0.95 * 400
+
+
 # -- bad input ----------------------------------------------------------------------------------------------------------
 
 

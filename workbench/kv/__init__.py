@@ -9,6 +9,7 @@ from workbench.errors import unknown
 from workbench.kv.contiguous import Contiguous
 from workbench.kv.contract import KV, DraftingKV
 from workbench.kv.latent import Latent
+from workbench.kv.paged import Paged
 from workbench.kv.quantized import Quantized, check_takes_format
 from workbench.kv.recompute import Recompute
 from workbench.kv.shared_layers import SharedLayers
@@ -26,6 +27,7 @@ KINDS: dict[str, Callable[..., KV]] = {
     "latent": Latent,
     "shared_layers": SharedLayers,
     "quantized": Quantized,
+    "paged": Paged,
 }
 
 
@@ -64,6 +66,7 @@ __all__ = [
     "Contiguous",
     "DraftingKV",
     "Latent",
+    "Paged",
     "Quantized",
     "Recompute",
     "SharedLayers",

@@ -116,14 +116,19 @@ class BlockTables:
         """Blocks of a text of so many tokens."""
         return -(-length // self.block_size)
 
-    def missing(self, sequence: Hashable, length: int) -> int:
-        """Blocks that it takes to let a sequence grow to `length` tokens, the copy of a shared one included."""
-        table = self._tables.get(sequence, ())
-        more = -(-length // self.block_size) - len(table)
-        if more < 0:
-            more = 0
-        before = self._lengths.get(sequence, 0)
-        return more + (length > before and before % self.block_size > 0 and self.references[table[-1]] > 1)
+    def missing(self, lengths: Mapping[Hashable, int]) -> int:
+        """Blocks that it takes to let sequences grow to these lengths, copies of shared blocks included."""
+        more, shared = 0, {}
+        for sequence, length in lengths.items():
+            table = self._tables.get(sequence, ())
+            needed = -(-length // self.block_size) - len(table)
+            if needed > 0:
+                more += needed
+            before = self._lengths.get(sequence, 0)
+            if length > before and before % self.block_size and self.references[table[-1]] > 1:
+                shared[table[-1]] = shared.get(table[-1], 0) + 1
+        # where all holders of a block write, the last of them may keep it
+        return more + sum(min(writers, self.references[block] - 1) for block, writers in shared.items())
 
     # -- a sequence's life -----------------------------------------------------------------------------------------
 
@@ -145,35 +150,41 @@ class BlockTables:
         self.hit_tokens += self._lengths[sequence]
         return self._lengths[sequence]
 
-    def grow(self, sequence: Hashable, length: int) -> list[tuple[int, int]]:
-        """Make room for `length` tokens, all writable from the present length on. A new name begins a sequence.
+    def grow(self, lengths: Mapping[Hashable, int]) -> list[tuple[int, int]]:
+        """Make room for so many tokens of each sequence, writable from its present length on. A new name begins one.
 
-        Returns (from, to) of blocks whose content is to be copied before anything is written. Raises NoRoom.
+        Returns (from, to) of blocks whose content is to be copied before anything is written. Raises NoRoom for all of
+        them together.
         """
-        before = self._lengths.get(sequence, 0)
-        if not is_whole(length) or length < before:
-            raise WorkbenchError(
-                f"sequence {sequence!r} has {before} tokens and can grow to as many or more, got {length!r}; "
-                "truncate makes it shorter"
-            )
-        if sequence in self._swapped:
-            raise WorkbenchError(f"sequence {sequence!r} is swapped out; swap it in before it grows")
-        needed = self.missing(sequence, length)
+        for sequence, length in lengths.items():
+            before = self._lengths.get(sequence, 0)
+            if not is_whole(length) or length < before:
+                raise WorkbenchError(
+                    f"sequence {sequence!r} has {before} tokens and can grow to as many or more, got {length!r}; "
+                    "truncate makes it shorter"
+                )
+            if sequence in self._swapped:
+                raise WorkbenchError(f"sequence {sequence!r} is swapped out; swap it in before it grows")
+        needed = self.missing(lengths)
         if needed > self.num_available:
-            raise NoRoom(needed, self.num_available, f"sequence {sequence!r}, to grow to {length:,} tokens,")
-        table = self._tables.setdefault(sequence, [])
+            raise NoRoom(
+                needed, self.num_available, f"growing {len(lengths)} sequence{'s' * (len(lengths) > 1)}"
+            )
         copies = []
-        if length > before and before % self.block_size:
-            last = table[-1]
-            if self.references[last] > 1:
-                table[-1] = self._take()
-                copies.append((last, table[-1]))
-                self._drop(last)
-            else:
-                self._forget(last)  # it was full once, and is written again
-        while len(table) * self.block_size < length:
-            table.append(self._take())
-        self._lengths[sequence] = length
+        for sequence, length in lengths.items():
+            before = self._lengths.get(sequence, 0)
+            table = self._tables.setdefault(sequence, [])
+            if length > before and before % self.block_size:
+                last = table[-1]
+                if self.references[last] > 1:
+                    table[-1] = self._take()
+                    copies.append((last, table[-1]))
+                    self._drop(last)
+                else:
+                    self._forget(last)  # it was full once, and is written again
+            while len(table) * self.block_size < length:
+                table.append(self._take())
+            self._lengths[sequence] = length
         self.copies += len(copies)
         return copies
 
@@ -206,9 +217,7 @@ class BlockTables:
             return
         full = min(length, len(token_ids)) // self.block_size
         if full:
-            self.prefix.insert(
-                token_ids[: full * self.block_size], self._tables[sequence][:full], tenant
-            )
+            self.prefix.insert(token_ids[: full * self.block_size], self._tables[sequence][:full], tenant)
 
     def release(self, sequence: Hashable) -> None:
         """End a sequence, also one that is swapped out."""
@@ -235,9 +244,11 @@ class BlockTables:
         length = self._swapped[sequence]
         needed = self.blocks_for(length)
         if needed > self.num_available:
-            raise NoRoom(needed, self.num_available, f"sequence {sequence!r}, to come back with {length:,} tokens,")
+            raise NoRoom(
+                needed, self.num_available, f"sequence {sequence!r}, to come back with {length:,} tokens,"
+            )
         del self._swapped[sequence]
-        self.grow(sequence, length)
+        self.grow({sequence: length})
         return list(self._tables[sequence])
 
     # -- the rules -----------------------------------------------------------------------------------------------

@@ -152,20 +152,24 @@ class Latent(Slots):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _mix(self, folded: torch.Tensor, latents: torch.Tensor, mask) -> torch.Tensor:
-        """Attention with one key-value head whose value is a view of its key; the softmax in float32.
+        return mix(folded, latents, mask, scale=self.scale, kv_rank=self.shape.kv_rank)
 
-        folded [B, n, H, kv_rank + rotary], latents [B, S, kv_rank + rotary], mask [B, n, 1, S] float or None
-        -> [B, n, H, kv_rank]. The n·H·S scores of a sequence are written to memory.
-        """
-        count, heads = folded.shape[1:3]
-        if len(latents) == 1:
-            latents = latents[0]  # one plain matrix product instead of a batch of one
-        scores = torch.matmul(folded.flatten(1, 2), latents.transpose(-2, -1))  # [B, n·H, S]
-        scores = scores.to(torch.promote_types(self.dtype, torch.float32)).mul_(self.scale)
-        if mask is not None:
-            scores = scores.unflatten(1, (count, heads)).add_(mask).flatten(1, 2)
-        weights = scores.softmax(dim=-1).to(self.dtype)
-        return torch.matmul(weights, latents[..., : self.shape.kv_rank]).unflatten(1, (count, heads))
+
+def mix(folded: torch.Tensor, latents: torch.Tensor, mask, *, scale: float, kv_rank: int) -> torch.Tensor:
+    """Attention with one key-value head whose value is a view of its key; the softmax in float32.
+
+    folded [B, n, H, kv_rank + rotary], latents [B, S, kv_rank + rotary], mask [B, n, 1, S] float or None
+    -> [B, n, H, kv_rank]. The n·H·S scores of a sequence are written to memory.
+    """
+    count, heads = folded.shape[1:3]
+    if len(latents) == 1:
+        latents = latents[0]  # one plain matrix product instead of a batch of one
+    scores = torch.matmul(folded.flatten(1, 2), latents.transpose(-2, -1))  # [B, n·H, S]
+    scores = scores.to(torch.promote_types(latents.dtype, torch.float32)).mul_(scale)
+    if mask is not None:
+        scores = scores.unflatten(1, (count, heads)).add_(mask).flatten(1, 2)
+    weights = scores.softmax(dim=-1).to(latents.dtype)
+    return torch.matmul(weights, latents[..., :kv_rank]).unflatten(1, (count, heads))
 
 
 class _Step:

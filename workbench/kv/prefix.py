@@ -48,8 +48,11 @@ class HashChain:
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
         _check_full(token_ids, blocks, self.block_size)
-        for key, block in zip(self._keys_of(token_ids, tenant), blocks):
-            if key not in self._blocks and block not in self._keys:
+        known = _last_known(blocks, self._keys)
+        key = self._keys[blocks[known]] if known >= 0 else None
+        new = token_ids[(known + 1) * self.block_size :]
+        for key, block in zip(self._keys_of(new, tenant, key), blocks[known + 1 :]):
+            if key not in self._blocks:
                 self._blocks[key], self._keys[block] = block, key
 
     def forget(self, block: int) -> list[int]:
@@ -59,8 +62,10 @@ class HashChain:
             del self._blocks[key]
         return []
 
-    def _keys_of(self, token_ids: Sequence[int], tenant: str):
-        key = hashlib.sha256(tenant.encode()).digest()
+    def _keys_of(self, token_ids: Sequence[int], tenant: str, key: bytes | None = None):
+        """The keys of all whole blocks, one after the other. key: of the block before them, if there is one."""
+        if key is None:
+            key = hashlib.sha256(tenant.encode()).digest()
         size = self.block_size
         for start in range(0, len(token_ids) - size + 1, size):
             key = hashlib.sha256(key + array("q", token_ids[start : start + size]).tobytes()).digest()
@@ -93,21 +98,26 @@ class RadixTree:
 
     def match(self, token_ids: Sequence[int], tenant: str) -> list[int]:
         found: list[int] = []
-        for node, count in self._walk(self._chunks(token_ids), tenant):
+        for node, count in self._walk(self._chunks(token_ids), self._roots.get(tenant)):
             found += node.blocks[:count]
         return found
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
         _check_full(token_ids, blocks, self.block_size)
-        chunks = self._chunks(token_ids)
         node, done = self._roots.setdefault(tenant, _Node([], [], None)), 0
-        for node, count in self._walk(chunks, tenant):
-            done += count
+        known = _last_known(blocks, self._home)
+        if known >= 0 and self._home[blocks[known]].blocks[-1] == blocks[known]:
+            node, done = (
+                self._home[blocks[known]],
+                known + 1,
+            )  # from the end of an edge there is nothing to look up before
+        chunks = self._chunks(token_ids[done * self.block_size :])
+        for node, count in self._walk(chunks, node):
+            done, chunks = done + count, chunks[count:]
             if count < len(node.chunks):
                 self._split(node, count)
-        # blocks that hold another text already (a prompt computed twice) are left out, and what follows them
-        chunks, blocks = chunks[done:], list(blocks[done:])
-        if chunks and not any(block in self._home for block in blocks):
+        blocks = list(blocks[done:])
+        if chunks:
             if node.parent is not None and not node.children:
                 node.chunks += chunks
                 node.blocks += blocks
@@ -141,12 +151,15 @@ class RadixTree:
         size = self.block_size
         return [tuple(token_ids[a : a + size]) for a in range(0, len(token_ids) - size + 1, size)]
 
-    def _walk(self, chunks: list[tuple[int, ...]], tenant: str):
-        """The nodes along a text, and how many of each one's blocks belong to it; at least one of each."""
-        node, at = self._roots.get(tenant), 0
+    @staticmethod
+    def _walk(chunks: list[tuple[int, ...]], node: _Node | None):
+        """The nodes below one along a text, and how many of each one's blocks belong to it; at least one of each."""
+        at = 0
         while node is not None and at < len(chunks) and (node := node.children.get(chunks[at])) is not None:
             same = 0
-            while same < len(node.chunks) and at + same < len(chunks) and node.chunks[same] == chunks[at + same]:
+            while (
+                same < len(node.chunks) and at + same < len(chunks) and node.chunks[same] == chunks[at + same]
+            ):
                 same += 1
             yield node, same
             at += same
@@ -162,6 +175,11 @@ class RadixTree:
             self._home[block] = rest
         del node.chunks[count:], node.blocks[count:]
         node.children = {rest.chunks[0]: rest}
+
+
+def _last_known(blocks: Sequence[int], known: dict) -> int:
+    """Place of the last block that is known already, −1 for none. All before it need not be looked at again."""
+    return next((at for at in range(len(blocks) - 1, -1, -1) if blocks[at] in known), -1)
 
 
 def _check_full(token_ids: Sequence[int], blocks: Sequence[int], block_size: int) -> None:

@@ -4,6 +4,7 @@ A cache has `max_sequences` slots of `max_tokens` tokens. `Slots` hands them out
 anything changes, and undoes a batch that never reached the last layer. What a slot holds is the affair of the
 class on top, which fills in these:
 
+    _take_room(batch, slots, after)  room beyond the slots that a batch needs, or raise; nothing for most kinds
     _open(batch, places)           a batch was accepted: make what its layers share   (may not fail)
     _forget(slot, start, end)      these positions are gone
     _copy(source, target, length)  a sequence begins with all that another remembers
@@ -88,6 +89,10 @@ class Slots(ABC):
 
     # -- for the class on top ------------------------------------------------------------------------------
 
+    def _take_room(self, batch: Batch, slots: list[int], after: tuple[int, ...]) -> None:
+        """Take what a batch needs beyond its slots, or raise WorkbenchError and change nothing."""
+        return None
+
     @abstractmethod
     def _open(self, batch: Batch, places: Places) -> None: ...
 
@@ -147,6 +152,7 @@ class Slots(ABC):
         taken = dict(zip(new, self._free))
         slots = [taken[name] if name in taken else self._slots[name] for name in batch.sequences]
         places = Places(slots, after, {name: self._lengths.get(name) for name in batch.sequences})
+        self._take_room(batch, slots, after)
         self._open(batch, places)
         self._slots.update(taken)  # from here on nothing can fail
         self._free = self._free[len(taken) :]

@@ -55,6 +55,9 @@ class Writing:
         default_factory=list
     )  # of cached tokens, that the draft has not seen
     featured: int = 0  # how many tokens had their features taken
+    most_drafted: int | None = (
+        None  # tokens that a round may draft, where someone else counts them; None: as many as fit
+    )
 
     @property
     def generated_ids(self) -> list[int]:
@@ -72,6 +75,15 @@ class Emitted:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """Tokens that go through the target beside a round, and for which no logits are wanted: a part of a prompt, padding."""
+
+    sequence: Hashable
+    token_ids: Sequence[int]
+    writing: Writing | None = None  # whose prompt it is, so that its features are kept
+
+
+@dataclass(frozen=True)
 class Round:
     """What one round did for one text."""
 
@@ -82,6 +94,7 @@ class Round:
     draft_s: float  # a batch's time is counted whole for each of its texts
     verify_s: float
     rows: int  # of this text that the target processed
+    error: Exception | None = None  # then nothing was written
 
     @property
     def accepted(self) -> int:
@@ -100,7 +113,9 @@ class Round:
 class Speculator:
     """A target, its kv and a draft (None: plain decoding, the same code). Owns no sequences: release them yourself."""
 
-    def __init__(self, model: Decoder, kv: KV, draft: Draft | None, *, keep_laws: bool = False) -> None:
+    def __init__(
+        self, model: Decoder, kv: KV, draft: Draft | None, *, keep_laws: bool = False, log_probs: bool = True
+    ) -> None:
         if draft is not None:
             draft.check_fits(model)
             if not isinstance(kv, DraftingKV):
@@ -109,36 +124,59 @@ class Speculator:
                     "them not all (see workbench.kv.contract.DraftingKV); use kv='contiguous'"
                 )
         self.model, self.kv, self.draft, self.keep_laws = model, kv, draft, keep_laws
+        self.log_probs = log_probs  # of every written token
         self._wants_features = draft is not None and draft.wants_features
         self.rows_processed = self.model_calls = 0
 
-    def round(self, writings: Sequence[Writing]) -> list[Round]:
-        """One round for each text: afterwards it has at least one token more. What was sent and stays is cached."""
+    def round(
+        self, writings: Sequence[Writing], chunks: Sequence[Chunk] = (), *, isolate: bool = False
+    ) -> list[Round]:
+        """One round for each text: afterwards it has at least one token more. What was sent and stays is cached.
+
+        chunks: what else goes through the target in the same batch. isolate: where the law of one text raises (its
+        filters, its grammar), that text's Round has the error, and the others go on.
+        """
         limits = [self._limit(writing) for writing in writings]
+        for writing, limit in zip(writings, limits):
+            if not limit and writing.begun and (count := writing.lengths.listens()):
+                self._listen(writing, count)
+        if len(writings) == 1 and not limits[0] and not chunks and not self._wants_features and not isolate:
+            return [self._plain_round(writings[0])]
         started = time.perf_counter()
-        proposals = self._propose(writings, limits)
+        proposals = self._propose(writings, limits, isolate)
         drafted = time.perf_counter()
         starts = [self.kv.lengths.get(writing.sequence, 0) for writing in writings]
-        batch = self._batch(writings, proposals, starts)
+        batch = self._batch(writings, proposals, starts, chunks)
         logits, hidden = self._forward(batch)
         results, at = [], 0
         for index, (writing, proposal) in enumerate(zip(writings, proposals)):
             rows = logits[at : at + len(proposal) + 1]
             at += len(rows)
-            verdict, laws = self._decide(writing, proposal, rows)
+            try:
+                verdict, laws = self._decide(writing, proposal, rows)
+            except Exception as error:  # of a filter, a grammar, a learner's part
+                if not isolate:
+                    raise
+                results.append(((), NOTHING, None, None, error))
+                continue
             if len(proposal):
                 self.draft.observe(writing.sequence, proposal, rows)
             if hidden is not None:
                 self._keep_features(writing, verdict, hidden[index], starts[index])
             self._settle(writing, proposal, verdict)
             emitted = self._emit(writing, proposal, verdict, rows)
-            results.append((emitted, proposal, verdict, laws))
+            results.append((emitted, proposal, verdict, laws, None))
+        if hidden is not None:
+            for chunk, rows in zip(chunks, hidden[len(writings) :]):
+                self._keep_chunk_features(chunk, rows)
         verified = time.perf_counter()
         draft_s, verify_s = drafted - started, verified - drafted
         rounds = []
-        for writing, limit, (a, b), result in zip(writings, limits, pairwise(batch.query_starts), results):
-            told = Round(*result, draft_s, verify_s, rows=b - a)
-            if writing.begun:
+        for writing, limit, (a, b), (*told, error) in zip(
+            writings, limits, pairwise(batch.query_starts), results
+        ):
+            told = Round(*told, draft_s, verify_s, rows=b - a, error=error)
+            if writing.begun and error is None:
                 writing.lengths.learn(told.outcome(plain=not limit))
             writing.begun = True
             rounds.append(told)
@@ -151,6 +189,49 @@ class Speculator:
         if self.draft is not None:
             self.draft.release(sequence)
 
+    def _plain_round(self, writing: Writing) -> Round:
+        """`round` for one text of which nothing is drafted: the same, with as little around the model as can be."""
+        started = time.perf_counter()
+        start = self.kv.lengths.get(writing.sequence, 0)
+        batch = Batch.of(
+            [writing.token_ids[start:]],
+            first_positions=(start,),
+            sequences=(writing.sequence,),
+            device=self.model.device,
+        )
+        logits, _ = self._forward(batch)
+        verdict, laws = self._decide(writing, NOTHING, logits)
+        emitted = self._emit(writing, NOTHING, verdict, logits)
+        told = Round(
+            emitted, NOTHING, verdict, laws, 0.0, time.perf_counter() - started, rows=batch.num_tokens
+        )
+        if writing.begun:
+            writing.lengths.learn(told.outcome(plain=True))
+        writing.begun = True
+        return told
+
+    def _listen(self, writing: Writing, count: int) -> None:
+        """Ask the draft what it would have guessed of the tokens that came without it."""
+        if self._wants_features and (writing.featured < len(writing.token_ids) - 1 or not writing.features):
+            return
+        started = time.perf_counter()
+        features = torch.cat(writing.features) if self._wants_features else None
+        writing.features.clear()
+        heard = self.draft.listen(self._ask(writing, 1, features), count)
+        writing.lengths.heard(heard, time.perf_counter() - started)
+
+    def _ask(self, writing: Writing, limit: int, features: torch.Tensor | None) -> Ask:
+        return Ask(
+            writing.sequence,
+            writing.token_ids,
+            limit,
+            min(MOST_NODES, self._room(writing)),
+            writing.law,
+            writing.draws,
+            writing.lengths.go_on,
+            features,
+        )
+
     # -- the parts of a round ------------------------------------------------------------------------------------
 
     def _limit(self, writing: Writing) -> int:
@@ -159,30 +240,31 @@ class Speculator:
             return 0
         room = min(writing.wanted - 1, self._room(writing))
         if self._wants_features and writing.featured < len(writing.token_ids) - 1:
-            room = 0  # a grammar appended tokens that the target has not seen
+            room = 0  # a grammar appended tokens that the target has not seen, or its beginning was found in the cache
         return 0 if room < 1 else min(writing.lengths.limit(), room)
 
     def _room(self, writing: Writing) -> int:
         """Nodes for which there is room behind the tokens that are to be sent anyway."""
         unsent = len(writing.token_ids) - self.kv.lengths.get(writing.sequence, 0)
-        return self.kv.draft_room(writing.sequence) - max(0, unsent - 1)
+        room = self.kv.draft_room(writing.sequence) - max(0, unsent - 1)
+        return room if writing.most_drafted is None else min(room, writing.most_drafted)
 
-    def _propose(self, writings: Sequence[Writing], limits: list[int]) -> list[Proposal]:
+    def _propose(
+        self, writings: Sequence[Writing], limits: list[int], isolate: bool = False
+    ) -> list[Proposal]:
         asks = [
-            Ask(
-                writing.sequence,
-                writing.token_ids,
-                limit,
-                min(MOST_NODES, self._room(writing)),
-                writing.law,
-                writing.draws,
-                writing.lengths.go_on,
-                torch.cat(writing.features) if self._wants_features else None,
-            )
+            self._ask(writing, limit, torch.cat(writing.features) if self._wants_features else None)
             for writing, limit in zip(writings, limits)
             if limit
         ]
-        found = iter(self.draft.propose(asks) if asks else [])
+        try:
+            found = iter(self.draft.propose(asks) if asks else [])
+        except Exception:  # a law that raises will do so again where it is judged, alone
+            if not isolate:
+                raise
+            for ask in asks:
+                self.draft.release(ask.sequence)
+            found = iter([NOTHING] * len(asks))
         proposals = []
         for writing, limit in zip(writings, limits):
             proposal = next(found) if limit else NOTHING
@@ -193,7 +275,9 @@ class Speculator:
             proposals.append(proposal.cut(min(MOST_NODES, self._room(writing)), limit) if limit else NOTHING)
         return proposals
 
-    def _batch(self, writings, proposals: list[Proposal], starts: list[int]) -> Batch:
+    def _batch(
+        self, writings, proposals: list[Proposal], starts: list[int], chunks: Sequence[Chunk] = ()
+    ) -> Batch:
         lists, parents = [], []
         for writing, proposal, start in zip(writings, proposals, starts):
             new = writing.token_ids[start:]
@@ -202,12 +286,17 @@ class Speculator:
                 None if proposal.is_chain
                 else [*range(-1, len(new) - 1), *(len(new) + parent for parent in proposal.parents)]
             )  # fmt: skip
+        lists += [list(chunk.token_ids) for chunk in chunks]
+        parents += [None] * len(chunks)
+        wanted = [len(proposal) + 1 for proposal in proposals] + [0] * len(chunks)
+        if not writings:
+            wanted[0] = 1  # a batch has a row of logits; nobody looks at this one
         return Batch.of(
             lists,
-            first_positions=starts,
-            sequences=[writing.sequence for writing in writings],
+            first_positions=[*starts, *(self.kv.lengths.get(chunk.sequence, 0) for chunk in chunks)],
+            sequences=[*(writing.sequence for writing in writings), *(chunk.sequence for chunk in chunks)],
             parents=None if all(one is None for one in parents) else parents,
-            logits=[len(proposal) + 1 for proposal in proposals],
+            logits=wanted,
             device=self.model.device,
         )
 
@@ -239,7 +328,9 @@ class Speculator:
     def _emit(self, writing: Writing, proposal: Proposal, verdict: Verdict, rows) -> tuple[Emitted, ...]:
         """Append to the text: accepted tokens, the one after them, and what a grammar forces; up to a stop token."""
         tokens = [*(proposal.tokens[node] for node in verdict.path), verdict.token]
-        if len(rows) == 1:
+        if not self.log_probs:
+            log_probs = [None] * len(tokens)
+        elif len(rows) == 1:
             log_probs = [rows[0].log_softmax(dim=-1)[verdict.token].item()]
         else:
             judged = rows[
@@ -285,7 +376,16 @@ class Speculator:
     @staticmethod
     def _keep_features(writing: Writing, verdict: Verdict, hidden: torch.Tensor, start: int) -> None:
         """hidden [n, d]: rows of this text's tokens from position `start` on, then of the drafted ones."""
+        if writing.featured < start:
+            return  # the beginning was found in the cache, and has no features: this text is not drafted for
         new = len(writing.token_ids) - start
         rows = [*range(writing.featured - start, new), *(new + node for node in verdict.path)]
         writing.features.append(hidden[rows])
         writing.featured += len(rows)
+
+    def _keep_chunk_features(self, chunk: Chunk, hidden: torch.Tensor) -> None:
+        """hidden [n, d]: rows of a part of a prompt."""
+        writing = chunk.writing
+        if writing is not None and self.kv.lengths[chunk.sequence] - len(hidden) == writing.featured:
+            writing.features.append(hidden)
+            writing.featured += len(hidden)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.errors import WorkbenchError, check_between, check_whole, unknown
@@ -43,6 +43,15 @@ class LengthPolicy(ABC):
 
     def learn(self, outcome: Outcome) -> None:
         """What came of the round."""
+        return None
+
+    def listens(self) -> int:
+        """After a `limit` of 0: of how many of the last tokens the policy would like to hear whether the draft would have
+        guessed them; 0: none."""
+        return 0
+
+    def heard(self, right: Sequence[bool], seconds: float) -> None:
+        """Whether the draft would have guessed each of the last tokens, and how long it took to find out."""
         return None
 
     @abstractmethod
@@ -117,10 +126,12 @@ class Dynamic(LengthPolicy):
     """The K that measured best, and none where every K loses.
 
     It keeps the acceptance by position (newer rounds count more) and the time of plain steps, drafts and verifications,
-    and takes the K of the most tokens a second. When no K beats plain steps by `margin` the draft is switched off, and
-    tried again only as far as that can be afforded: what speculation has lost so far, in seconds, and what a trial costs
-    at worst may be at most `allowance` of all the time so far. A trial is two rounds: in the first the draft also reads
-    what it has missed, so that round's draft time says nothing about the next.
+    and takes the K of the most tokens a second. When no K beats plain steps by `margin` the draft is switched off, and what
+    is spent on it from then on is at most `allowance` of all the time so far. For that the draft is heard: it reads what was
+    written without it, in one pass, and says which of the tokens it would have guessed, which is some thirty answers for the
+    price of one drafted token. It is also tried, for two rounds of one token: in the first it reads what it has missed, so that
+    round's draft time says nothing about the next. A trial is paid by what it is expected to cost; nothing is expected to be
+    kept of a draft that cannot be heard.
     Times are of the machine and the pair, and are shared by all copies; acceptance is of the text, and a new text begins
     with what the others had.
     """
@@ -137,18 +148,21 @@ class Dynamic(LengthPolicy):
         self.chosen: list[int] = []  # K of each round
         self._caught_up = False  # the draft has read the text so far
         self._trial = 0  # rounds of a trial still to come
-        self._rest = (
-            0  # plain rounds before it is thought about again: thinking takes a share of a small model's step
+        self._rest = 0  # plain rounds before it is thought about again, which takes time too
+        self._unheard = 0  # tokens that were written without the draft
+        self._accepted = (
+            0  # in this text: K is at most one more, so that a text unlike the others costs little
         )
 
     def rates(self) -> list[float]:
         """Acceptance at each position, given that all before it were accepted: of this text, beginning with what other
         texts had, and where nothing was tried with that of the position before."""
-        found, last = [], FIRST_GUESS
+        found, last, weight = [], FIRST_GUESS, PRIOR
         for (hits, tries), (others_hits, others_tries) in zip(self._counts, self.shared.counts(self.most)):
-            last = (others_hits + last) / (others_tries + 1)
-            last = (hits + PRIOR * last) / (tries + PRIOR)
+            last = (others_hits + weight * last) / (others_tries + weight)
+            last = (hits + weight * last) / (tries + weight)
             found.append(last)
+            weight = DEEPER
         return found
 
     def predict(self, K: int) -> float | None:
@@ -177,18 +191,39 @@ class Dynamic(LengthPolicy):
         if self.shared.parts is not None:
             best, speed = self._best()
             if speed >= (1 + self.margin) * plain:
-                return best
+                return min(best, 1 + self._accepted)
             rounds = TRIAL
-            at_worst = rounds * (
-                self.shared.of_round(1) - self.shared.plain
-            )  # a token a round, from the target
-            missing = self.shared.lost_s + max(at_worst, 0) - self.allowance * self.shared.elapsed_s
+            kept = (
+                self.rates()[0] if self.shared.can_be_heard else 0.0
+            )  # of the token that is tried, at worst none
+            cost = rounds * (self.shared.of_round(1) - (1 + kept) * self.shared.plain)
+            missing = self.shared.lost_s + max(cost, 0) - self.allowance * self.shared.elapsed_s
             if missing > 0:  # each plain round earns its share
                 earned = self.allowance * self.shared.plain
                 self._rest = min(LONGEST_REST, int(missing / earned)) if earned else LONGEST_REST
                 return 0
         self._trial = rounds - 1
         return 1
+
+    def listens(self) -> int:
+        if self.shared.plain is None or self.shared.can_be_heard is False or self._unheard < LISTEN_EVERY:
+            return 0
+        expected = self.shared.hearing_s or 0.0
+        if (
+            self.shared.lost_s + expected > self.allowance * self.shared.elapsed_s
+            and self.shared.can_be_heard
+        ):
+            return 0
+        return min(self._unheard, LISTEN_TO)
+
+    def heard(self, right: Sequence[bool], seconds: float) -> None:
+        self.shared.can_be_heard = bool(right)
+        self.shared.hearing_s, self._unheard, self._rest = seconds, 0, 0
+        self.shared.elapsed_s += seconds
+        self.shared.lost_s += seconds
+        for hit in right:
+            self._counts = _fading(self._counts, [hit], self.memory)
+            self.shared.tried([hit])
 
     def _best(self) -> tuple[int, float]:
         """The K of the most tokens a second, and how many that are: `predict` of every K, in one go."""
@@ -207,7 +242,10 @@ class Dynamic(LengthPolicy):
         self._caught_up = not outcome.plain
         self.shared.elapsed_s += seconds
         if outcome.plain:
+            self._unheard += 1
             return
+        self._unheard = 0
+        self._accepted += outcome.accepted
         if self.shared.plain is not None:
             self.shared.lost_s += seconds - (outcome.accepted + 1) * self.shared.plain
             self.shared.lost_s = max(
@@ -227,10 +265,12 @@ class Dynamic(LengthPolicy):
 
 FIRST_GUESS = 0.7  # acceptance before anything was tried: high enough that everything is
 KEPT_TIMES = 16
-FIRST_TRIAL, TRIAL = 4, 2  # rounds: the first passes of a size take longer than those that follow
+FIRST_TRIAL, TRIAL = 3, 2  # rounds: the first passes of a size take longer than those that follow
 PRIOR = 1.0  # what other texts had counts as one try
+DEEPER = 4.0  # and what the position before had as four: few rounds come so far, and who stops early never learns more
 LONG_MEMORY = 0.995
 LONGEST_REST = 16
+LISTEN_EVERY, LISTEN_TO = 16, 32  # plain rounds between two hearings at least; tokens of one
 
 
 def _fading(
@@ -250,6 +290,8 @@ class Experience:
 
     def __init__(self) -> None:
         self.lost_s = self.elapsed_s = 0.0  # against plain steps, and in all
+        self.can_be_heard: bool | None = None  # None: not known yet
+        self.hearing_s: float | None = None  # what it took last time
         self._counts: list[tuple[float, float]] = []
         self._plain: deque[float] = deque(maxlen=KEPT_TIMES)
         self._draft: deque[float] = deque(maxlen=KEPT_TIMES)  # a token

@@ -78,6 +78,14 @@ class Draft(ABC):
         """A proposal for each, which may be `NOTHING`. Where `ask.law.greedy` the laws may be left out."""
         ...
 
+    def listen(self, ask: Ask, count: int) -> list[bool]:
+        """Of the last `count` tokens of a text, or fewer: was each the draft's own first guess, after all before it?
+
+        One pass over what the draft has to read anyway, instead of a round a token: the cheap way to learn whether
+        drafting would pay. Nothing is drawn. [] where a draft cannot say; it is then tried out.
+        """
+        return []
+
     def observe(self, sequence: Hashable, proposal: Proposal, logits: torch.Tensor) -> None:
         """What the target said in the round of this proposal (as it was sent: `propose`'s may have been cut): logits
         [nodes + 1, V], the first row after the text, then one after each node, accepted or not. For drafts that learn from

@@ -79,13 +79,24 @@ class EagleDraft(Draft):
             del self._guesses[ask.sequence]
         return found
 
+    def listen(self, ask: Ask, count: int) -> list[bool]:
+        """Of tokens whose features came since the last ask, at most."""
+        with torch.inference_mode():
+            guesses = self._read_committed([ask])  # the row of token i guesses token i + 1
+            del self._guesses[ask.sequence]
+            count = min(count, len(guesses) - 1)
+            if count < 1:
+                return []
+            best = self._fast.logits_of(guesses[-1 - count : -1]).argmax(dim=-1).tolist()
+        return [guess == token for guess, token in zip(best, ask.token_ids[-count:])]
+
     def release(self, sequence: Hashable) -> None:
         self._guesses.pop(sequence, None)
         if sequence in self._kv.lengths:
             self._kv.release(sequence)
 
-    def _read_committed(self, asks: Sequence[Ask]) -> None:
-        """The rows of what is certain, from the target's features: those since the last ask."""
+    def _read_committed(self, asks: Sequence[Ask]) -> torch.Tensor:
+        """[N, d] guesses of the rows of what is certain, from the target's features: those since the last ask."""
         lists, starts = [], []
         for ask in asks:
             rows = len(ask.token_ids) - 1
@@ -99,6 +110,7 @@ class EagleDraft(Draft):
         guesses = self._forward(asks, lists, starts, None, torch.cat([ask.features for ask in asks]))
         for ask, of_ask in zip(asks, guesses.split([len(one) for one in lists])):
             self._guesses[ask.sequence] = {(): of_ask[-1]}
+        return guesses
 
     def _read_drafted(self, asks: Sequence[Ask], paths: Paths) -> None:
         """One row for the end of each path that has no guess yet. A chain goes on; a tree is sent whole, level by level

@@ -124,6 +124,20 @@ class MedusaDraft(Draft):
         self.rows_processed += len(asks)
         return [self._proposal(ask, logits[: ask.limit, i]) for i, ask in enumerate(asks)]
 
+    def listen(self, ask: Ask, count: int) -> list[bool]:
+        """Of the first head's guesses; of tokens whose features came since the last ask, at most."""
+        count = min(count, len(ask.features) - 1)
+        if count < 1:
+            return []
+        with torch.inference_mode():
+            guesses = self._fast(ask.features[-1 - count : -1], 1)[
+                0
+            ]  # a feature guesses the token two places on
+            best = self._fast.logits_of(guesses).argmax(dim=-1).tolist()
+        self.model_calls += 1
+        self.rows_processed += count
+        return [guess == token for guess, token in zip(best, ask.token_ids[-count:])]
+
     def _proposal(self, ask: Ask, logits: torch.Tensor) -> Proposal:
         """logits [depth, V], a row a head."""
         if self.tree == "chain":

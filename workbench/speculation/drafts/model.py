@@ -64,6 +64,26 @@ class ModelDraft(Draft):
         levels = [levels_that_fit(self.branching, ask, self.max_tokens - len(ask.token_ids)) for ask in asks]
         return grow_together(asks, levels, functools.partial(self._laws, asks))
 
+    def listen(self, ask: Ask, count: int) -> list[bool]:
+        text, known = ask.token_ids, self._remembered.setdefault(ask.sequence, [])
+        self._cut_to(ask.sequence, min(common_prefix(known, text), len(text) - 1))
+        count = min(count, len(text) - 1 - len(known))  # of tokens that it reads now
+        if count < 1 or len(text) > self.max_tokens:
+            return []
+        batch = Batch.of(
+            [text[len(known) : -1]],
+            first_positions=[len(known)],
+            sequences=[ask.sequence],
+            logits=[count],
+            device=self.model.device,
+        )
+        with torch.inference_mode():
+            best = self.model(batch, self._kv).argmax(dim=-1).tolist()
+        self.model_calls += 1
+        self.rows_processed += batch.num_tokens
+        known += text[len(known) : -1]
+        return [guess == token for guess, token in zip(best, text[-count:])]
+
     def release(self, sequence: Hashable) -> None:
         if self._remembered.pop(sequence, None) is not None and sequence in self._kv.lengths:
             self._kv.release(sequence)

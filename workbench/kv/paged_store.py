@@ -1,0 +1,141 @@
+"""What lies at a place of a paged cache, and how it is written and read. Tensors [layers, places, heads, size]."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from workbench.errors import unknown
+from workbench.models.config import ModelConfig
+from workbench.quantization.formats import FORMATS, Format, decode, encode, fit
+
+PAGED_FORMATS: dict[str, Format] = {
+    "int8": FORMATS["int8"],
+    "fp8": FORMATS["fp8_e4m3"],
+    "int4": FORMATS["int4"],
+}
+SCALE_DTYPE = torch.float16
+
+
+class Store(ABC):
+    """The tensors of all layers. `tensors`: all of them, each with the places on its second axis."""
+
+    tensors: tuple[torch.Tensor, ...]
+
+    @abstractmethod
+    def __init__(
+        self, config: ModelConfig, places: int, dtype: torch.dtype, device, format: str | None
+    ) -> None: ...
+
+    @staticmethod
+    @abstractmethod
+    def bytes_per_token(config: ModelConfig, dtype: torch.dtype, format: str | None) -> int: ...
+
+    @abstractmethod
+    def write(self, layer: int, at: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
+        """k, v [N, H_kv, D] to the places at [N]."""
+        ...
+
+    @abstractmethod
+    def read(self, layer: int, at: torch.Tensor) -> tuple[torch.Tensor, ...] | torch.Tensor:
+        """What lies at [...] places: keys and values [..., H_kv, D], or latents [..., 1, rank], new tensors."""
+        ...
+
+
+def _gather(stored: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """[places, ...] at [...] -> [..., ...]"""
+    return stored.index_select(0, at.flatten()).unflatten(0, at.shape)
+
+
+class KeysAndValues(Store):
+    """As they came, a key and a value of every kv head."""
+
+    def __init__(self, config, places, dtype, device, format=None) -> None:
+        room = (len(config.kv_layers), places, config.num_kv_heads)
+        self._keys = torch.zeros((*room, config.head_dim), dtype=dtype, device=device)
+        self._values = torch.zeros((*room, config.value_head_dim), dtype=dtype, device=device)
+        self.tensors = (self._keys, self._values)
+
+    @staticmethod
+    def bytes_per_token(config, dtype, format=None) -> int:
+        return config.expanded_kv_values_per_token() * dtype.itemsize
+
+    def write(self, layer, at, k, v) -> None:
+        self._keys[layer].index_copy_(0, at, k.to(self._keys.dtype))
+        self._values[layer].index_copy_(0, at, v.to(self._values.dtype))
+
+    def read(self, layer, at) -> tuple[torch.Tensor, torch.Tensor]:
+        return _gather(self._keys[layer], at), _gather(self._values[layer], at)
+
+
+class Latents(Store):
+    """A latent a token, its turned part behind it; see `workbench.kv.latent`."""
+
+    def __init__(self, config, places, dtype, device, format=None) -> None:
+        room = (config.num_layers, places, 1, config.latent_attention.cached_dim)
+        self._latents = torch.zeros(room, dtype=dtype, device=device)
+        self.tensors = (self._latents,)
+
+    @staticmethod
+    def bytes_per_token(config, dtype, format=None) -> int:
+        return config.kv_values_per_token() * dtype.itemsize
+
+    def write(self, layer, at, k, v) -> None:
+        self._latents[layer].index_copy_(0, at, k.to(self._latents.dtype))
+
+    def read(self, layer, at) -> torch.Tensor:
+        return _gather(self._latents[layer], at)
+
+
+class Codes(Store):
+    """In few bits, with a scale (and a zero, where the format has one) of each token and head.
+
+    A block needs no neighbour to be read, and a token no later one: so blocks are shared, cut and moved like any others.
+    A scale a channel over a group of tokens is more exact for keys (`kv.quantized`), and ties those tokens together.
+    """
+
+    def __init__(self, config, places, dtype, device, format) -> None:
+        self._format, self._dtype = _format_named(format), dtype
+        room = (len(config.kv_layers), places, config.num_kv_heads)
+        code, bits = self._format.code_dtype, self._format.bits
+        parts = []
+        for size in (config.head_dim, config.value_head_dim):
+            parts.append(torch.zeros((*room, size * bits // 8), dtype=code, device=device))
+            for _ in range(1 + self._format.has_zero):
+                parts.append(torch.zeros((*room, 1), dtype=SCALE_DTYPE, device=device))
+        self.tensors = tuple(parts)
+
+    @staticmethod
+    def bytes_per_token(config, dtype, format) -> int:
+        """L · H_kv · ((D + D_v) · bits / 8 + 2 bytes for each scale and zero)."""
+        kind = _format_named(format)
+        codes = (config.head_dim + config.value_head_dim) * kind.bits // 8
+        return (
+            len(config.kv_layers)
+            * config.num_kv_heads
+            * (codes + 2 * (1 + kind.has_zero) * SCALE_DTYPE.itemsize)
+        )
+
+    def write(self, layer, at, k, v) -> None:
+        half = len(self.tensors) // 2
+        for parts, new in ((self.tensors[:half], k), (self.tensors[half:], v)):
+            scale, zero = fit(new, self._format, -1, SCALE_DTYPE)
+            coded = (encode(new, scale, zero, self._format), scale, zero)
+            for stored, part in zip(parts, coded):
+                stored[layer].view(torch.uint8).index_copy_(
+                    0, at, part.to(stored.dtype).contiguous().view(torch.uint8)
+                )
+
+    def read(self, layer, at) -> tuple[torch.Tensor, torch.Tensor]:
+        half, found = len(self.tensors) // 2, []
+        for parts in (self.tensors[:half], self.tensors[half:]):
+            codes, scale, *zero = (_gather(t[layer].view(torch.uint8), at).view(t.dtype) for t in parts)
+            found.append(decode(codes, scale, zero[0] if zero else None, self._format).to(self._dtype))
+        return found[0], found[1]
+
+
+def _format_named(name: str) -> Format:
+    if name not in PAGED_FORMATS:
+        raise unknown("format of kv 'paged'", name, PAGED_FORMATS)
+    return PAGED_FORMATS[name]

@@ -1,0 +1,68 @@
+"""Whose turn it is: keys by which waiting requests are ordered, the smallest first. Who runs last is preempted first.
+
+    first_come           by arrival
+    shortest_remaining   by the tokens still to be written, as far as they were asked for: the least mean wait, and long
+                         requests may starve
+    priority             by the number that was given, then arrival
+    deadline             by the deadline, the earliest first; those without one come last
+
+`aged` lets everyone grow more urgent with the time he waits, so that nobody waits forever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.errors import check_above, unknown
+from workbench.serving.request import Track
+
+Policy = Callable[[Track, float], tuple]
+
+
+def first_come(track: Track, now_s: float) -> tuple:
+    return (track.arrival_s, track.number)
+
+
+def shortest_remaining(track: Track, now_s: float) -> tuple:
+    return (track.remaining + max(0, track.unsent - 1), track.arrival_s, track.number)
+
+
+def priority(track: Track, now_s: float) -> tuple:
+    return (track.request.priority, track.arrival_s, track.number)
+
+
+def deadline(track: Track, now_s: float) -> tuple:
+    limit = track.request.deadline_s
+    return (float("inf") if limit is None else track.arrival_s + limit, track.arrival_s, track.number)
+
+
+POLICIES: dict[str, Policy] = {
+    "first_come": first_come,
+    "shortest_remaining": shortest_remaining,
+    "priority": priority,
+    "deadline": deadline,
+}
+
+
+def aged(policy: Policy, aging_s: float) -> Policy:
+    """Each `aging_s` seconds of waiting count as one level of the policy's own number.
+
+    A level is a token for shortest_remaining, a step of priority, a second for deadline; without a deadline it counts as
+    one that lies as far away as the wait was to be at most, `aging_s` · 60. Whoever came more than L · aging_s earlier goes
+    before anyone whose number is smaller by less than L: so a wait is bounded, as long as the numbers are.
+    """
+    check_above("aging_s", aging_s, 0)
+
+    def key(track: Track, now_s: float) -> tuple:
+        first, *rest = policy(track, now_s)
+        if first == float("inf"):
+            first = track.arrival_s + 60 * aging_s
+        return (first - (now_s - track.arrival_s) / aging_s, *rest)
+
+    return key
+
+
+def policy_named(name: str, aging_s: float | None = None) -> Policy:
+    if name not in POLICIES:
+        raise unknown("policy", name, POLICIES)
+    return POLICIES[name] if aging_s is None else aged(POLICIES[name], aging_s)
