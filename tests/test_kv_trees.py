@@ -44,6 +44,9 @@ CASES: dict[str, tuple[str, str, dict]] = {
     **{f"window, {heads}": ("window", heads, FEW) for heads in ("windows", "sinks", "narrow", "shared windows")},
     "window, given": ("window", "gqa", FEW | {"window": W, "sinks": 2}),
     **{f"quantized, {heads}": ("quantized", heads, INT8) for heads in ("gqa", "windows", "sinks", "latent", "shared")},
+    **{f"paged, {heads}": ("paged", heads, {"block_size": size})
+       for heads, size in zip(("mha", "gqa", "gpt2", "windows", "sinks", "latent", "shared", "shared windows"), (4, 1, 16, 3, 5, 4, 96, 7))},
+    "paged, few bits": ("paged", "gqa", {"block_size": 4, "format": "int8"}),
 }  # fmt: skip
 ARRANGED = ["as loaded, eager", "prepared, sdpa"]
 
@@ -120,7 +123,7 @@ class Trees:
     def plain(self, name: str, branches: list[list[int]]) -> torch.Tensor:
         """[branches, V] logits after the text of the sequence and each branch."""
         past = self.texts.get(name, [])
-        if self.kind == "quantized":
+        if "format" in self.settings:
             return torch.cat([self.one_by_one(name, past, tokens) for tokens in branches])
         config, own = self.loaded.config, self.settings
         if "window" in own:
@@ -190,7 +193,7 @@ def check_counts(run: Trees) -> None:
         assert run.kv.bytes_in_use == other.bytes_in_use
 
 
-@pytest.mark.parametrize("case", ["contiguous, gqa", "latent, auto", "window, sinks", "quantized, gqa"])
+@pytest.mark.parametrize("case", ["contiguous, gqa", "latent, auto", "window, sinks", "quantized, gqa", "paged, gqa"])
 def test_a_tree_may_be_the_first_that_comes_and_may_go_again_whole(case):
     run = Trees(case)
     tokens, tree = text(5), [-1, -1, 0, 1, 1]
@@ -300,6 +303,7 @@ def test_more_drafts_than_there_is_room_for_leave_a_trace_in_the_quantized_cache
 def test_how_much_room_each_kind_has_for_drafts():
     for case, room in (
         ("contiguous, gqa", 96 - 11 - 1),
+        ("paged, gqa", 96 - 11 - 1),
         ("shared_layers", 96 - 11 - 1),
         ("latent, auto", 96 - 11 - 1),
         ("recompute, gqa", 256 - 1),
@@ -308,7 +312,7 @@ def test_how_much_room_each_kind_has_for_drafts():
         ("window, windows", 5),
     ):
         run = Trees(case)
-        empty = {"contiguous": 95, "shared_layers": 95, "latent": 95, "recompute": 255, "quantized": 15}
+        empty = {"contiguous": 95, "shared_layers": 95, "latent": 95, "recompute": 255, "quantized": 15, "paged": 95}
         places = {"window, sinks": 3 + 7 + 5, "window, windows": 7 + 5}.get(case, 0)
         assert run.kv.draft_room("new") == empty.get(run.kind, places - 1)
         run.send({"a": text(11)})
@@ -442,7 +446,7 @@ def test_recompute_has_nothing_to_keep():
 
 
 @pytest.mark.parametrize("case", ["recompute, gqa", "contiguous, gqa", "latent, auto", "shared_layers",
-                                  "window, sinks", "quantized, gqa"])  # fmt: skip
+                                  "window, sinks", "quantized, gqa", "paged, gqa"])  # fmt: skip
 def test_every_kind_takes_drafts_and_trees(case):
     kv = Trees(case).kv
     assert isinstance(kv, DraftingKV) and kv.holds_trees

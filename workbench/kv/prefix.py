@@ -49,9 +49,9 @@ class HashChain:
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
         _check_full(token_ids, blocks, self.block_size)
         known = _last_known(blocks, self._keys)
-        key = self._keys[blocks[known]] if known >= 0 else None
+        before = self._keys[blocks[known]] if known >= 0 else None
         new = token_ids[(known + 1) * self.block_size :]
-        for key, block in zip(self._keys_of(new, tenant, key), blocks[known + 1 :]):
+        for key, block in zip(self._keys_of(new, tenant, before), blocks[known + 1 :]):
             if key not in self._blocks:
                 self._blocks[key], self._keys[block] = block, key
 
@@ -104,18 +104,15 @@ class RadixTree:
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
         _check_full(token_ids, blocks, self.block_size)
-        node, done = self._roots.setdefault(tenant, _Node([], [], None)), 0
+        start, done = self._roots.setdefault(tenant, _Node([], [], None)), 0
         known = _last_known(blocks, self._home)
         if known >= 0 and self._home[blocks[known]].blocks[-1] == blocks[known]:
-            node, done = (
-                self._home[blocks[known]],
-                known + 1,
-            )  # from the end of an edge there is nothing to look up before
-        chunks = self._chunks(token_ids[done * self.block_size :])
-        for node, count in self._walk(chunks, node):
-            done, chunks = done + count, chunks[count:]
-            if count < len(node.chunks):
-                self._split(node, count)
+            start, done = self._home[blocks[known]], known + 1  # the end of an edge: go on from there
+        chunks, node = self._chunks(token_ids[done * self.block_size :]), start
+        for below, count in self._walk(chunks, start):
+            node, done, chunks = below, done + count, chunks[count:]
+            if count < len(below.chunks):
+                self._split(below, count)
         blocks = list(blocks[done:])
         if chunks:
             if node.parent is not None and not node.children:

@@ -294,7 +294,7 @@ class Ledger:
 # -- random histories ----------------------------------------------------------------------------------------------
 
 OPERATIONS = (  # as often as they are named
-    *("admit",) * 6, *("write",) * 7, *("fork",) * 2, *("truncate",) * 2, *("remember",) * 4, *("finish",) * 2,
+    *("admit",) * 6, *("write",) * 8, *("fork",) * 4, *("truncate",) * 2, "remember", *("finish",) * 2,
     "abort", *("preempt",) * 2, *("resume",) * 2, *("swap_out",) * 2, *("swap_in",) * 2, "flood", "refuse",
 )  # fmt: skip
 
@@ -377,12 +377,12 @@ class Walk:
     def _admit(self) -> None:
         """A new text. Most begin as one before did: where it ends, or in the middle."""
         pool, text = self.ledger.pool, []
-        if self._seen and self.random.random() < 0.6:
+        if self._seen and self.random.random() < 0.7:
             text = self.random.choice(self._seen)
             text = text[: self.random.choice((len(text), self.random.randint(0, len(text))))]
             text = text + self._tokens(pool.block_size + 1)
         else:
-            text = self._tokens(pool.num_blocks * pool.block_size // 2 + 1)
+            text = self._tokens(pool.num_blocks * pool.block_size // 3 + 1)
         self._begin(next(self._names), text, self.random.choice("aab"))
 
     def _begin(self, name: int, text: list[int], tenant: str) -> bool:
@@ -390,19 +390,26 @@ class Walk:
         self.counts.update(opened=1, hits=hit > 0)
         if self._do("write", {name: text[hit:]}):
             self._seen = [*self._seen[-7:], text]
+            self._settle(name)
             return True
         self.counts["no_room"] += 1
         self._do("release", name)
         return False
 
+    def _settle(self, name: int) -> None:
+        """What was computed is remembered, now and then not at once."""
+        if self.random.random() < 0.7:
+            self._do("remember", name, len(self.ledger.marks[name]))
+
     def _write(self) -> None:
         """A step of an engine, for a few of the sequences; where there is no room, one of them has to go."""
-        names = self.random.sample(
-            list(self.ledger.tables), min(len(self.ledger.tables), self.random.randint(1, 3))
-        )
-        if not self._do("write", {name: self._tokens(self.ledger.pool.block_size + 1, 1) for name in names}):
-            self.counts["no_room"] += 1
-            self.counts["preempt"] += 1
+        live = list(self.ledger.tables)
+        names = self.random.sample(live, min(len(live), self.random.randint(1, 3)))
+        if self._do("write", {name: self._tokens(self.ledger.pool.block_size + 1, 1) for name in names}):
+            for name in names:
+                self._settle(name)
+        else:
+            self.counts.update(no_room=1, preempt=1)
             self._preempt()
 
     def _fork(self) -> None:

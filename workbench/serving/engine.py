@@ -24,9 +24,9 @@ from workbench.kv.paged import Paged
 from workbench.models.decoder import Decoder
 from workbench.serving.request import Request, Track
 from workbench.serving.scheduler import PADDING, Plan, Scheduler, SchedulerSettings, Written
-from workbench.speculation.draws import BestDraws, RandomDraws
 from workbench.speculation.drafts import draft_for
 from workbench.speculation.drafts.contract import Draft
+from workbench.speculation.draws import BestDraws, RandomDraws
 from workbench.speculation.engine import Chunk, Round, Speculator, Writing
 from workbench.speculation.lengths import LengthPolicy, length_policy
 
