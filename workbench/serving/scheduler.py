@@ -18,6 +18,7 @@ member is done. Rows that only pad are in `Plan.padding`; the engine really comp
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,6 +29,7 @@ from workbench.serving.request import Request, Status, Track
 
 BATCHING = ("continuous", "static")
 PREEMPTION = ("recompute", "swap")
+ENDED_KEPT = 10_000  # names of finished requests that are still refused
 PADDING = "padding"  # names of padding texts in the kv: (PADDING, number)
 
 
@@ -152,7 +154,7 @@ class Scheduler:
         self.running: list[Track] = []
         self.swapped: list[Track] = []
         self._alive: dict[Hashable, list[Track]] = {}  # by request
-        self._seen: set[Hashable] = set()
+        self._ended: OrderedDict[Hashable, None] = OrderedDict()  # requests that finished lately
         self._group: list[Track] = []  # static batching: all who came together, done or not
         self._numbers = 0
         self.steps = self.preemptions = self.scheduled_rows = self.padding_rows = 0
@@ -161,8 +163,8 @@ class Scheduler:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> Track:
-        """Let it wait for its turn. Raises WorkbenchError for a name that was used, and for what can never fit."""
-        if request.id in self._seen:
+        """Let it wait for its turn. Raises WorkbenchError for a name in use or used lately, and for what can never fit."""
+        if request.id in self._alive or request.id in self._ended:
             raise WorkbenchError(
                 f"request {request.id!r} was added before; every request needs a name of its own"
             )
@@ -171,7 +173,6 @@ class Scheduler:
                 f"names that begin with {PADDING!r} are taken by the scheduler, got {request.id!r}"
             )
         self._check_fits(request)
-        self._seen.add(request.id)
         track = self._track(request, 0, list(request.prompt_ids))
         self._alive[request.id] = [track]
         self.waiting.append(track)
@@ -198,7 +199,7 @@ class Scheduler:
     def abort(self, request_id: Hashable, now_s: float) -> list[Track]:
         """End a request now, whatever its state. Raises WorkbenchError for one that is unknown or finished."""
         if request_id not in self._alive:
-            known = "has finished already" if request_id in self._seen else "is unknown"
+            known = "has finished already" if request_id in self._ended else "is unknown"
             raise WorkbenchError(
                 f"request {request_id!r} {known}; only a request that waits or runs can be aborted"
             )
@@ -302,20 +303,25 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: Plan, now_s: float, budget: int, taken: int) -> None:
         """In the policy's order, until one does not fit: first those on the host, then those that wait."""
+        memory = self.memory
         texts = len(self.running) + sum(self._samples_to_come(track) for track in self.running)
         self.swapped.sort(key=lambda track: self._key(track, now_s))
         while self.swapped and budget > 0 and texts < self.settings.max_running:
             track = self.swapped[0]
-            blocks = -(-(track.computed + 1) // self.memory.block_size)
-            if blocks + taken > self.memory.num_available - self._spared():
+            count = self._chunk(track, budget)
+            if (
+                -(-(track.computed + count) // memory.block_size) + taken
+                > memory.num_available - self._spared()
+            ):
                 return
-            self.memory.swap_in(self.swapped.pop(0).sequence)
-            taken += self.memory.missing({track.sequence: track.computed + 1})
+            memory.swap_in(self.swapped.pop(0).sequence)
+            taken += memory.missing({track.sequence: track.computed + count})
             track.status = Status.RUNNING
             self.running.append(track)
             plan.swapped_in.append(track)
-            plan.work.append(Work(track, track.computed, min(track.unsent, budget)))
-            budget -= plan.work[-1].count
+            if count:
+                plan.work.append(Work(track, track.computed, count))
+                budget -= count
             texts += 1
         self.waiting.sort(key=lambda track: self._key(track, now_s))
         while self.waiting and budget > 0 and not self.swapped:
@@ -447,3 +453,6 @@ class Scheduler:
         tracks.remove(track)
         if not tracks:
             del self._alive[track.request.id]
+            self._ended[track.request.id] = None
+            if len(self._ended) > ENDED_KEPT:
+                self._ended.popitem(last=False)
