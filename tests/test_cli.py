@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -100,6 +101,11 @@ def everything_under(folder: Path) -> set[str]:
         (["lab", "--port", "0"], "from 1 to 65535"),
         (["lab", "--notebook", "notebooks/99.ipynb"], "no notebook notebooks/99.ipynb"),
         (["lab", "--notebook", "../outside.ipynb"], "outside the course"),
+        (["soak", "blocks", "--runs", "0"], "runs must be a whole number of at least 1, got 0"),
+        (["soak", "blocks", "--steps", "-3"], "steps must be a whole number of at least 1, got -3"),
+        (["soak", "blocks", "--seed", "-1"], "seed must be a whole number of at least 0, got -1"),
+        (["soak", "bloks"], "invalid choice"),
+        (["soak"], "PART"),
         (["frobnicate"], "invalid choice"),
         (["experiment"], "ACTION"),
         ([], "COMMAND"),
@@ -343,6 +349,32 @@ def test_train_hands_its_options_to_the_recipe(command, monkeypatch, tmp_path):
         ("stdlib-1m", Path("training/stdlib-1m-seed3"), {"device": "cpu", "compile_model": False, "seed": 3}),
         tmp_path,
     ]
+
+
+# -- soaks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_soak_counts_what_it_did_and_says_how_far_it_is(command, monkeypatch):
+    monkeypatch.setattr(cli, "SOAK_SAID_EVERY_S", 0.0)
+    code, out, err = command("soak", "blocks", "--runs", 3, "--steps", 40, "--seed", 7)
+    head, *rows, last = out.splitlines()
+    assert code == 0 and head.startswith("index") and last == "all agree after every step"
+    assert [row.split()[:3] for row in rows] == [[kind, "3", "120"] for kind in ("hash", "radix", "none")]
+    assert err.splitlines() == ["1 of 3 runs", "2 of 3 runs", "3 of 3 runs"]
+    monkeypatch.setattr(cli, "SOAK_SAID_EVERY_S", 60.0)
+    assert command("soak", "blocks", "--runs", 3, "--steps", 40, "--seed", 7) == (0, out, "")
+
+
+def test_a_soak_that_fails_exits_1_with_the_shortest_history_that_does(command, monkeypatch):
+    from workbench.kv.blocks import BlockTables
+
+    monkeypatch.setattr(BlockTables, "swap_in", lambda pool, sequence: pool.open(sequence))
+    code, out, err = command("soak", "blocks", "--runs", 20)
+    failed = out.partition("failed: ")[2].splitlines()
+    assert (code, err) == (1, "") and "WorkbenchError" in failed[0] and failed[-1].startswith("    swap_in(")
+    seed, step = re.fullmatch(r"index \w+, seed (\d+), step (\d+): .*", failed[0]).groups()
+    again = command("soak", "blocks", "--runs", 1, "--steps", step, "--seed", seed)
+    assert again[0] == 1 and failed[0].partition(", ")[2] in again[1]
 
 
 # -- exercises -----------------------------------------------------------------------------------------------

@@ -365,9 +365,9 @@ def _share(part: float, whole: float) -> float:
 def serve(allocator: Allocator, demands: Sequence[Demand]) -> Served:
     """Drive an empty allocator through a workload. A step is one token for all that run, so all steps weigh the same.
 
-    In a step: who has arrived is admitted, first come first served, for as long as the next one fits; each that runs, the
-    oldest first, grows by a token; the account is taken; and who is done leaves. Where one cannot grow the youngest is
-    preempted, waits before all others, and comes back with the text it had.
+    In a step: those that run, the oldest first, grow by a token, and where one cannot, the youngest is preempted: it waits
+    before all others and comes back with the text it had. If none was preempted, those that wait are admitted, first come
+    first served, while the next one fits with the token that it writes at once. The account is taken, and who is done leaves.
     """
     if allocator.lengths:
         raise WorkbenchError(f"the allocator must be empty, and has {len(allocator.lengths)} sequences")
@@ -384,10 +384,7 @@ def serve(allocator: Allocator, demands: Sequence[Demand]) -> Served:
             step = max(step, demands[coming[0]].arrives)
         while coming and demands[coming[0]].arrives <= step:
             queue.append(coming.popleft())
-        while queue and allocator.arrive(queue[0], tokens[queue[0]]):
-            running.append(queue.popleft())
-        assert running, "an empty memory has no room for a request that was not refused"
-        at = 0
+        at, preempted = 0, False
         while at < len(running):
             if allocator.grow(running[at]):
                 tokens[running[at]] += 1
@@ -395,8 +392,12 @@ def serve(allocator: Allocator, demands: Sequence[Demand]) -> Served:
             else:
                 allocator.leave(running[-1])
                 queue.appendleft(running.pop())
-                preemptions += 1
-        accounts.append(account(allocator, ends, tokens[queue[0]] if queue else None))
+                preemptions, preempted = preemptions + 1, True
+        while queue and not preempted and allocator.arrive(queue[0], tokens[queue[0]] + 1):
+            tokens[queue[0]] += 1
+            running.append(queue.popleft())
+        assert running or preempted, "an empty memory has no room for a request that was not refused"
+        accounts.append(account(allocator, ends, tokens[queue[0]] + 1 if queue else None))
         counts.append(len(running))
         for number in [number for number in running if tokens[number] == ends[number]]:
             allocator.leave(number)

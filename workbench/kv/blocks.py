@@ -35,8 +35,8 @@ class NoRoom(WorkbenchError):
 
     def __init__(self, needed: int, available: int, what: str) -> None:
         super().__init__(
-            f"{what} needs {needed:,} more block{'s' * (needed != 1)}, and {available:,} are free or idle; "
-            "release or preempt a sequence, or make the pool with more blocks"
+            f"{what} needs {needed:,} more block{'s' * (needed != 1)}, and {available:,} "
+            f"{'is' if available == 1 else 'are'} free or idle; release or preempt a sequence, or make the pool with more blocks"
         )
         self.needed, self.available = needed, available
 
@@ -127,6 +127,8 @@ class BlockTables:
             before = self._lengths.get(sequence, 0)
             if length > before and before % self.block_size and self.references[table[-1]] > 1:
                 shared[table[-1]] = shared.get(table[-1], 0) + 1
+        if not shared:
+            return more
         # where all holders of a block write, the last of them may keep it
         return more + sum(min(writers, self.references[block] - 1) for block, writers in shared.items())
 
@@ -180,7 +182,7 @@ class BlockTables:
                     table[-1] = self._take()
                     copies.append((last, table[-1]))
                     self._drop(last)
-                else:
+                elif self.prefix is not None and last in self.prefix:
                     self._forget(last)  # it was full once, and is written again
             while len(table) * self.block_size < length:
                 table.append(self._take())

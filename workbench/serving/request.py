@@ -103,11 +103,10 @@ class Track:
     token_times_s: list[float] = field(default_factory=list)  # of each written token
     preemptions: int = 0
     hit_tokens: int = 0  # found in the pool when it was admitted, last time
+    sequence: Hashable = field(init=False)  # its name in the kv
 
-    @property
-    def sequence(self) -> Hashable:
-        """Its name in the kv."""
-        return (self.request.id, self.sample)
+    def __post_init__(self) -> None:
+        self.sequence = (self.request.id, self.sample)
 
     @property
     def arrival_s(self) -> float:

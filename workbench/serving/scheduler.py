@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from workbench.errors import WorkbenchError, check_between, check_whole, unknown
 from workbench.serving.policies import policy_named
@@ -91,8 +91,7 @@ class SchedulerSettings:
             )
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Tokens start … start + count of a text go through the model in this step, and `drafts` guessed ones at most."""
 
     track: Track
@@ -127,8 +126,7 @@ class Plan:
         return sum(rows for _, rows in self.padding)
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """What a step wrote of one text. finish_reason: None while it goes on."""
 
     tokens: int
