@@ -1,0 +1,193 @@
+"""Lab 09, attention through a table: cases and judge of paged-attention. What is right is worked out in float64, text by text."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from workbench.checks.lab05_tensors import numbers, read, same
+from workbench.checks.probes_lab09 import paged_memory
+
+TOLERANCE = 2e-5  # float32 attention over a few dozen keys
+
+
+def attention_case(
+    draw: random.Random, *lengths: int, block_size: int, heads: tuple[int, int] = (2, 2),
+    sizes: tuple[int, int] = (8, 8), garbage: str = "numbers", spare: int = 0, shared: int = 0,
+) -> dict:  # fmt: skip
+    """spare: blocks that the first text holds beyond its length. shared: first blocks that all texts have in common."""
+    counts = [-(-length // block_size) for length in lengths]
+    counts[0] += spare
+    num_blocks = sum(counts) + 3
+    order = draw.sample(range(num_blocks - 1), sum(counts))  # the last block is nobody's: −1 would find it
+    common, tables = order[:shared], []
+    for count in counts:
+        own = [order.pop() for _ in range(count - shared)]
+        if len(own) > 1 and own[-1] == max(own):  # then ascending order would be right, too
+            own[0], own[-1] = own[-1], own[0]
+        tables.append([*common, *own])
+    return {
+        "seed": draw.randrange(10**6), "num_blocks": num_blocks, "block_size": block_size, "heads": list(heads),
+        "sizes": list(sizes), "tables": tables, "lengths": list(lengths), "garbage": garbage,
+    }  # fmt: skip
+
+
+def scattered_cases(draw: random.Random) -> list[dict]:
+    """One text in blocks that lie in no order; full blocks, then a half-full one."""
+    size = draw.randint(3, 5)
+    return [
+        attention_case(draw, 3 * size, block_size=size),
+        attention_case(draw, 3 * size + draw.randint(1, size - 1), block_size=size),
+        attention_case(draw, 2 * size + 1, block_size=size),
+    ]
+
+
+def grouped_cases(draw: random.Random) -> list[dict]:
+    """Several query heads to a key-value head."""
+    return [
+        attention_case(draw, draw.randint(9, 13), block_size=4, heads=heads)
+        for heads in ((4, 2), (6, 2), (4, 1))
+    ]
+
+
+def half_full_cases(draw: random.Random) -> list[dict]:
+    """NaN behind the end, and in every block of others."""
+    size = draw.randint(4, 6)
+    return [
+        attention_case(draw, length, block_size=size, heads=(4, 2), garbage="nan")
+        for length in (2 * size + 1, 3 * size - 1, 1, size)
+    ]
+
+
+def several_cases(draw: random.Random) -> list[dict]:
+    """Texts of different lengths in one call: with tables filled up with −1, with blocks in common, with blocks to spare."""
+    size = draw.randint(3, 5)
+    a, b, c = draw.sample(range(size + 1, 5 * size), 3)
+    return [
+        attention_case(draw, a, b, c, 1, block_size=size, heads=(4, 2), garbage="nan"),
+        attention_case(draw, a, b, c, block_size=size, garbage="numbers", shared=1),
+        attention_case(draw, 2 * size - 1, 4 * size, block_size=size, garbage="nan", spare=2),
+        attention_case(draw, size + 1, 2 * size + 1, size, block_size=size, garbage="numbers", spare=1),
+    ]
+
+
+def size_cases(draw: random.Random) -> list[dict]:
+    """Blocks of one token, blocks that are longer than the text, and values of another size than keys."""
+    return [
+        attention_case(draw, draw.randint(4, 7), 3, block_size=1, garbage="nan"),
+        attention_case(
+            draw, draw.randint(18, 30), draw.randint(4, 20), block_size=32, heads=(4, 2), garbage="nan"
+        ),
+        attention_case(draw, 20, 37, block_size=16, heads=(4, 2), sizes=(8, 4), garbage="nan"),
+        attention_case(draw, 9, 4, block_size=5, heads=(6, 3), sizes=(4, 12), garbage="nan"),
+    ]
+
+
+# --- Judging ---
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to be wrong; the defaults are right."""
+
+    told: str = ""
+    read: str = "text"  # or "whole blocks", "in order", "sorted", "first table", "one too few", "first block"
+    head: str = "grouped"  # or "turns", "first"
+    scale: float = -0.5  # power of D
+    swapped: bool = False  # values for keys
+    zeroed: bool = False  # what lies behind the end counts as zero keys and values
+
+
+RIGHT = Fault()
+FAULTS = (
+    Fault("its whole last block was read, {behind} places behind the text's end too", read="whole blocks"),
+    Fault("the places behind the end were set to zero and still read: a zero key takes e⁰ = 1 in softmax; cut them off",
+          read="whole blocks", zeroed=True),
+    Fault("the text was read from block {first} on in the order of the pool; its blocks are {table}", read="in order"),
+    Fault("its blocks were read in ascending order; a table names them in the order of the text", read="sorted"),
+    Fault("it was read from the pool's first block on; its table is {table}", read="pool"),
+    Fault("it was read through the table of sequence 0", read="first table"),
+    Fault("its last token was left out; the query sees all {length}", read="one too few"),
+    Fault("its first block alone was read", read="first block"),
+    Fault("its half-full last block was left out", read="full blocks"),
+    Fault("query head h read key-value head h mod H_kv; heads lie in groups, it is h // {group}", head="turns"),
+    Fault("every query head read key-value head 0; head h reads h // {group}", head="first"),
+    Fault("q·k was not divided by √D", scale=0.0),
+    Fault("q·k was divided by D; it is √D", scale=-1.0),
+    Fault("the values were used as keys", swapped=True),
+)  # fmt: skip
+
+
+def exact(case: dict, fault: Fault = RIGHT) -> torch.Tensor:
+    """[B, H_q, D_v] float64, in loops over sequences and heads."""
+    q, keys, values, _, _ = (t.double() for t in paged_memory(**case))
+    size, (query_heads, kv_heads) = case["block_size"], case["heads"]
+    group, found = (
+        query_heads // kv_heads,
+        torch.empty(len(q), query_heads, values.shape[-1], dtype=torch.float64),
+    )
+    for i, (table, length) in enumerate(zip(case["tables"], case["lengths"])):
+        places = _places(fault.read, case["tables"], table, length, size, case["num_blocks"])
+        k, v = keys.flatten(0, 1)[places], values.flatten(0, 1)[places]
+        if fault.zeroed:
+            k[length:] = v[length:] = 0.0
+        for h in range(query_heads):
+            at = {"grouped": h // group, "turns": h % kv_heads, "first": 0}[fault.head]
+            scores = (v if fault.swapped else k)[:, at] @ q[i, h] * q.shape[-1] ** fault.scale
+            found[i, h] = scores.softmax(dim=0) @ v[:, at]
+    return found
+
+
+def _places(how: str, tables: list, table: list, length: int, size: int, num_blocks: int) -> list[int]:
+    """Of the pool's places, those that are read, in order."""
+    if how == "first table":
+        table = tables[0] * len(tables[0])
+    table = table[: -(-length // size)]
+    if how == "in order":
+        table = [(table[0] + i) % num_blocks for i in range(len(table))]
+    elif how == "pool":
+        table = list(range(len(table)))
+    elif how == "sorted":
+        table = sorted(table)
+    count = {"whole blocks": len(table) * size, "one too few": max(length - 1, 1), "first block": min(length, size),
+             "full blocks": max(length // size * size, 1)}  # fmt: skip
+    return [block * size + place for block in table for place in range(size)][: count.get(how, length)]
+
+
+def judge_attention(case: dict, seen: dict) -> str | None:
+    """Shape and dtype, then sequence by sequence."""
+    (query_heads, kv_heads), lengths, size = case["heads"], case["lengths"], case["block_size"]
+    right = exact(case)
+    legend = "[B, H_q, D_v]"
+    came = read(seen["out"], "what came back", right.shape, "float32", legend)
+    where = f"{len(lengths)} sequence{'s' * (len(lengths) > 1)}, blocks of {size}, H_q = {query_heads}, H_kv = {kv_heads}: "
+    if isinstance(came, str):
+        return where + came
+    if seen["changed"]:
+        return f"{where}an input was changed; the pool holds other texts, too"
+    if same(came, right, TOLERANCE):
+        return None
+    bad = next(i for i in range(len(right)) if not same(came[i], right[i], TOLERANCE))
+    table, length = case["tables"][bad], lengths[bad]
+    behind = -(-length // size) * size - length
+    where += f"sequence {bad} of {length} tokens, table {table}: "
+    head = next(h for h in range(query_heads) if not same(came[bad, h], right[bad, h], TOLERANCE))
+    if came[bad].isnan().any():
+        last = "the last place" if behind == 1 else f"the last {behind} places"
+        return (
+            f"{where}nan came back. It lies where this text does not"
+            + (f", in {last} of its last block too" if behind else "")
+            + ": do not read it, for a weight of 0 does not hide it (0 · nan is nan), nor does −1 name a block"
+        )
+    told = f"{where}head {head} gives {numbers(came[bad, head])}, expected {numbers(right[bad, head])}: "
+    for fault in FAULTS:
+        if fault.swapped and case["sizes"][0] != case["sizes"][1]:
+            continue  # no scores come out of that
+        wrong = exact(case, fault)[bad]
+        if not same(wrong, right[bad], TOLERANCE) and same(came[bad], wrong, TOLERANCE):
+            return told + fault.told.format(
+                behind=behind, first=table[0], table=table, length=length, group=query_heads // kv_heads
+            )
+    return told + f"attention of its query over the {length} tokens in the order of the text"
