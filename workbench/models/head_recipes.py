@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import platform
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +31,10 @@ from workbench.models.recipes import (
     EpochSampler,
     Recipe,
     TrainingAttention,
+    begin_or_resume,
     device_words,
-    load_state,
     rows_batch,
-    save_state,
+    run_steps,
 )
 
 
@@ -180,8 +178,6 @@ def train_heads(
     seed, stop_at_step: as in `recipes.train`.
     Raises WorkbenchError for an unknown name and for a folder that holds another recipe's run.
     """
-    from tqdm.auto import tqdm
-
     if recipe is None:
         if name not in HEAD_RECIPES:
             raise unknown("recipe of heads", name, HEAD_RECIPES)
@@ -195,60 +191,20 @@ def train_heads(
     heads.to(device)
     optimizers = make_optimizers(heads)
     out.mkdir(parents=True, exist_ok=True)
-    progress = load_state(out, recipe, heads, optimizers)
-    if progress is None:
-        progress = {"recipe": recipe.digest(), "step": 0, "seconds": 0.0, "losses": []}
-    elif progress["step"]:
-        report(f"{name}: going on from step {progress['step']} of {recipe.steps}")
+    progress = begin_or_resume(name, out, recipe, heads, optimizers, report)
     sampler = EpochSampler(recipe, target.tokenizer)
     store = FeatureStore(features or out / "features", target, sampler)
+
+    def loss_of(step: int) -> torch.Tensor:
+        rows, of_rows = store.step(step)
+        torch.manual_seed(recipe.seed * 1_000_003 + step)  # noise, the same after an interruption
+        return LOSSES[recipe.kind](heads, rows, of_rows, target, recipe)
+
     generator_state = torch.random.get_rng_state()
-    started, recent = time.perf_counter(), []
-
-    def checkpoint(step: int) -> None:
-        nonlocal started
-        now = time.perf_counter()
-        progress["seconds"] += now - started
-        started = now
-        progress["step"] = step
-        if recent:
-            progress["losses"].append([step, sum(recent) / len(recent)])
-            recent.clear()
-        save_state(out, heads, optimizers, progress)
-
-    step, last = progress["step"], min(recipe.steps, stop_at_step or recipe.steps)
-    with tqdm(total=recipe.steps, initial=step, desc=name, unit="step", mininterval=2.0) as bar:
-        try:
-            while step < last:
-                rows, of_rows = store.step(step)
-                torch.manual_seed(recipe.seed * 1_000_003 + step)  # noise, the same after an interruption
-                loss = LOSSES[recipe.kind](heads, rows, of_rows, target, recipe)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
-                for optimizer in optimizers:
-                    for group in optimizer.param_groups:
-                        group["lr"] = recipe.learning_rate(step)
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-                value = loss.item()
-                if not math.isfinite(value):
-                    raise WorkbenchError(
-                        f"{name}: the loss became {value} at step {step}; the last checkpoint is in {out / 'state'}"
-                    )
-                recent.append(value)
-                step += 1
-                bar.update(1)
-                bar.set_postfix(loss=f"{value:.3f}", refresh=False)
-                if step % recipe.checkpoint_every == 0:
-                    checkpoint(step)
-        except KeyboardInterrupt:
-            checkpoint(step)
-            report(f"{name}: interrupted at step {step}; run the same command to go on")
-            raise
-        finally:
-            torch.random.set_rng_state(generator_state)
-    if step % recipe.checkpoint_every:
-        checkpoint(step)
+    try:
+        step = run_steps(name, out, recipe, heads, optimizers, progress, loss_of, stop_at_step, report)
+    finally:
+        torch.random.set_rng_state(generator_state)
     if step < recipe.steps:
         return heads
 

@@ -391,48 +391,39 @@ def train_stdlib_tokenizer(out: Path) -> Tokenizer:
     return tokenizer
 
 
-def train(
+def begin_or_resume(
     name: str,
     out: Path,
-    *,
-    device: str = "cpu",
-    compile_model: bool = False,
-    tokenizer: Tokenizer | None = None,
-    recipe: Recipe | None = None,
-    seed: int | None = None,
-    stop_at_step: int | None = None,
-    report: Callable[[str], None] = print,
-) -> Decoder:
-    """Run a recipe to its end, or on from where it was interrupted, and write model and card into `out`.
-
-    seed: in place of the recipe's own: another initialization and another order of the data.
-    stop_at_step: checkpoint and return early there, as an interruption would (the run can be resumed).
-    compile_model: torch.compile the forward; faster, and rounding differs a little from the plain run.
-    Raises WorkbenchError for an unknown name and for a folder that holds another recipe's run.
-    """
-    from tqdm.auto import tqdm
-
-    if recipe is None:
-        if name not in RECIPES:
-            raise unknown("recipe", name, [*RECIPES, TOKENIZER_NAME])
-        recipe = RECIPES[name]
-    if seed is not None:
-        recipe = dataclasses.replace(recipe, seed=seed)
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizer or shipped_tokenizer()
-    model = Decoder(recipe.config, tokenizer=tokenizer, name=name)
-    initialize(model, recipe.seed)
-    model.to(device)
-    optimizers = make_optimizers(model, recipe)
+    recipe: Recipe,
+    model: torch.nn.Module,
+    optimizers: list,
+    report: Callable[[str], None],
+) -> dict:
+    """The progress of a run: of the one in `out`, whose state is put into model and optimizers, or of a new one."""
     progress = load_state(out, recipe, model, optimizers)
     if progress is None:
-        progress = {"recipe": recipe.digest(), "step": 0, "seconds": 0.0, "losses": []}
-    elif progress["step"]:
+        return {"recipe": recipe.digest(), "step": 0, "seconds": 0.0, "losses": []}
+    if progress["step"]:
         report(f"{name}: going on from step {progress['step']} of {recipe.steps}")
-    sampler = EpochSampler(recipe, tokenizer)
-    kv = TrainingAttention(recipe.config)
-    teacher = load(recipe.teacher, device=device) if recipe.teacher else None
-    forward = torch.compile(model) if compile_model else model
+    return progress
+
+
+def run_steps(
+    name: str,
+    out: Path,
+    recipe: Recipe,
+    model: torch.nn.Module,
+    optimizers: list,
+    progress: dict,
+    loss_of: Callable[[int], torch.Tensor],
+    stop_at_step: int | None,
+    report: Callable[[str], None],
+) -> int:
+    """Train from progress["step"] to the recipe's end, or to stop_at_step, with checkpoints; returns the step reached.
+
+    An interruption keeps a checkpoint and is raised on. Raises WorkbenchError for a loss that is no number.
+    """
+    from tqdm.auto import tqdm
 
     started, recent = time.perf_counter(), []
 
@@ -452,8 +443,7 @@ def train(
     with tqdm(total=recipe.steps, initial=step, desc=name, unit="step", mininterval=2.0) as bar:
         try:
             while step < last:
-                rows = sampler.rows(step).to(device)
-                loss = next_token_loss(forward, rows, kv, teacher)
+                loss = loss_of(step)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 for optimizer in optimizers:
@@ -478,6 +468,50 @@ def train(
             raise
     if step % recipe.checkpoint_every:
         checkpoint(step)
+    return step
+
+
+def train(
+    name: str,
+    out: Path,
+    *,
+    device: str = "cpu",
+    compile_model: bool = False,
+    tokenizer: Tokenizer | None = None,
+    recipe: Recipe | None = None,
+    seed: int | None = None,
+    stop_at_step: int | None = None,
+    report: Callable[[str], None] = print,
+) -> Decoder:
+    """Run a recipe to its end, or on from where it was interrupted, and write model and card into `out`.
+
+    seed: in place of the recipe's own: another initialization and another order of the data.
+    stop_at_step: checkpoint and return early there, as an interruption would (the run can be resumed).
+    compile_model: torch.compile the forward; faster, and rounding differs a little from the plain run.
+    Raises WorkbenchError for an unknown name and for a folder that holds another recipe's run.
+    """
+    if recipe is None:
+        if name not in RECIPES:
+            raise unknown("recipe", name, [*RECIPES, TOKENIZER_NAME])
+        recipe = RECIPES[name]
+    if seed is not None:
+        recipe = dataclasses.replace(recipe, seed=seed)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = tokenizer or shipped_tokenizer()
+    model = Decoder(recipe.config, tokenizer=tokenizer, name=name)
+    initialize(model, recipe.seed)
+    model.to(device)
+    optimizers = make_optimizers(model, recipe)
+    progress = begin_or_resume(name, out, recipe, model, optimizers, report)
+    sampler = EpochSampler(recipe, tokenizer)
+    kv = TrainingAttention(recipe.config)
+    teacher = load(recipe.teacher, device=device) if recipe.teacher else None
+    forward = torch.compile(model) if compile_model else model
+
+    def loss_of(step: int) -> torch.Tensor:
+        return next_token_loss(forward, sampler.rows(step).to(device), kv, teacher)
+
+    step = run_steps(name, out, recipe, model, optimizers, progress, loss_of, stop_at_step, report)
     if step < recipe.steps:
         return model
 
