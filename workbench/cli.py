@@ -23,6 +23,7 @@ from workbench.errors import WorkbenchError
 STANDARD_OUTPUT = "-"
 COUNTED = re.compile(r"\d+ of (at most )?\d+")
 SAID_EVERY_S = 2.0  # of counted steps of a measurement
+SOAK_SAID_EVERY_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,6 +129,13 @@ def make_parser() -> argparse.ArgumentParser:
     grade.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="for grades.csv and the feedback"
     )
+
+    soak = command("soak", None, "try random histories of a part, for as long as you like")
+    parts = soak.add_subparsers(metavar="PART", required=True)
+    blocks = command("blocks", run_soak_blocks, "the block pool against a plain second bookkeeping", parts)
+    blocks.add_argument("--runs", type=int, default=1000, metavar="N", help="for each index (default: 1000)")
+    blocks.add_argument("--steps", type=int, default=100, metavar="N", help="of each run (default: 100)")
+    blocks.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (default: 0)")
 
     commands.add_parser("build", help="build the notebooks from their sources", add_help=False)
     return parser
@@ -426,6 +434,34 @@ def _quantity(value: float, unit: str) -> str:
     if unit == "s":
         return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
     return f"{value:,.4g} {unit}" if abs(value) < 1e4 else f"{value:,.0f} {unit}"
+
+
+# -- soaks ---------------------------------------------------------------------------------------------------
+
+
+def run_soak_blocks(args: argparse.Namespace) -> int:
+    """1 when a history failed; the shortest one is printed."""
+    from workbench.kv.soak import soak
+
+    said_at = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= SOAK_SAID_EVERY_S:
+            said_at = time.monotonic()
+            print(f"{done:,} of {args.runs:,} runs", file=sys.stderr)
+
+    soaked = soak(args.runs, args.steps, args.seed, report=report)
+    columns = {"index": None, "runs": "runs", "steps": "steps", "opened": "opened", "with a hit": "hits",
+        "tokens found": "hit_tokens", "evictions": "evictions", "copies": "copies", "preempted": "preempt",
+        "swapped out": "swap_out", "no room": "no_room", "wrong calls": "refuse"}  # fmt: skip
+    rows = [
+        [kind or "none", *(f"{counts[key]:,}" for key in columns.values() if key)]
+        for kind, counts in soaked.counts.items()
+    ]
+    _print_table(list(columns), rows)
+    print(f"failed: {soaked.failure}" if soaked.failure else "all agree after every step")
+    return 1 if soaked.failure else 0
 
 
 # -- exercises -----------------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ class BlockTables:
             check_whole("num_blocks", num_blocks, 1),
             check_whole("block_size", block_size, 1),
         )
+        assert getattr(prefix, "block_size", block_size) == block_size, "an index of blocks of another size"
         self.prefix = prefix
         self.references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # the last is taken first

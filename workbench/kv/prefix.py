@@ -48,11 +48,11 @@ class HashChain:
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
         _check_full(token_ids, blocks, self.block_size)
-        known = _last_known(blocks, self._keys)
-        before = self._keys[blocks[known]] if known >= 0 else None
-        new = token_ids[(known + 1) * self.block_size :]
-        for key, block in zip(self._keys_of(new, tenant, before), blocks[known + 1 :]):
-            if key not in self._blocks:
+        known = next((at for at, block in enumerate(blocks) if block not in self._keys), len(blocks))
+        before = self._keys[blocks[known - 1]] if known else None  # what is known need not be hashed again
+        new = list(self._keys_of(token_ids[known * self.block_size :], tenant, before))
+        for key, block in zip(new, blocks[known:]):
+            if key not in self._blocks and block not in self._keys:
                 self._blocks[key], self._keys[block] = block, key
 
     def forget(self, block: int) -> list[int]:
@@ -142,6 +142,10 @@ class RadixTree:
         node.children.clear()
         if not at:
             del node.parent.children[first]
+            if node.parent.parent is None and not node.parent.children:  # nothing is left of this tenant
+                self._roots = {
+                    tenant: root for tenant, root in self._roots.items() if root is not node.parent
+                }
         return [gone for gone in below if gone != block]
 
     def _chunks(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
