@@ -595,5 +595,19 @@ def test_a_model_says_which_tokens_it_would_have_guessed_and_drafts_on_as_if_nev
     assert ModelDraft(TARGET).listen(ask(text, temperature=0.0), len(text))[-10:] == [True] * 10
 
 
-def test_a_draft_without_a_model_cannot_be_heard():
-    assert PromptLookupDraft(TARGET, least=1).listen(ask([1, 2, 1, 2]), 3) == []
+@pytest.mark.parametrize("kind", ["prompt lookup", "n-grams", "phrases"])
+def test_drafts_without_a_model_are_asked_again_after_each_token(kind):
+    text = [*PROMPT, *write(TARGET, None).tokens, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    draft = DRAFT_KINDS[kind](TARGET)
+    draft.propose([ask(text[:-9], temperature=0.0)])
+    truth = []
+    for at in range(len(text) - 8, len(text)):
+        [proposal] = DRAFT_KINDS[kind](TARGET).propose([ask(text[:at], limit=1, temperature=0.0)])
+        truth += [proposal.tokens[0] == text[at]] if len(proposal) else []
+    assert draft.listen(ask(text, temperature=0.0), 8) == truth and (kind == "phrases" or any(truth))
+    [same] = DRAFT_KINDS[kind](TARGET).propose([ask(text, temperature=0.0)])
+    assert draft.propose([ask(text, temperature=0.0)])[0].tokens == same.tokens
+
+
+def test_a_draft_that_learns_from_rounds_cannot_be_heard():
+    assert LookaheadDraft(TARGET).listen(ask([1, 2, 1, 2]), 3) is None

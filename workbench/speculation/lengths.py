@@ -50,8 +50,9 @@ class LengthPolicy(ABC):
         guessed them; 0: none."""
         return 0
 
-    def heard(self, right: Sequence[bool], seconds: float) -> None:
-        """Whether the draft would have guessed each of the last tokens, and how long it took to find out."""
+    def heard(self, right: Sequence[bool] | None, seconds: float) -> None:
+        """Whether the draft would have guessed each of the last tokens (None: it cannot say), and how long it took to find
+        out."""
         return None
 
     @abstractmethod
@@ -216,12 +217,12 @@ class Dynamic(LengthPolicy):
             return 0
         return min(self._unheard, LISTEN_TO)
 
-    def heard(self, right: Sequence[bool], seconds: float) -> None:
-        self.shared.can_be_heard = bool(right)
+    def heard(self, right: Sequence[bool] | None, seconds: float) -> None:
+        self.shared.can_be_heard = right is not None
         self.shared.hearing_s, self._unheard, self._rest = seconds, 0, 0
         self.shared.elapsed_s += seconds
         self.shared.lost_s += seconds
-        for hit in right:
+        for hit in right or ():
             self._counts = _fading(self._counts, [hit], self.memory)
             self.shared.tried([hit])
 

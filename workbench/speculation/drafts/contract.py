@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from workbench.errors import WorkbenchError
 from workbench.models.decoder import Decoder
+from workbench.speculation.draws import BestDraws
 from workbench.speculation.proposal import Proposal
 from workbench.speculation.rule import Draws
 
@@ -78,13 +79,14 @@ class Draft(ABC):
         """A proposal for each, which may be `NOTHING`. Where `ask.law.greedy` the laws may be left out."""
         ...
 
-    def listen(self, ask: Ask, count: int) -> list[bool]:
+    def listen(self, ask: Ask, count: int) -> list[bool] | None:
         """Of the last `count` tokens of a text, or fewer: was each the draft's own first guess, after all before it?
 
         One pass over what the draft has to read anyway, instead of a round a token: the cheap way to learn whether
-        drafting would pay. Nothing is drawn. [] where a draft cannot say; it is then tried out.
+        drafting would pay. Nothing is drawn; where it would not have guessed, nothing is said. None: this draft cannot say,
+        and is tried out.
         """
-        return []
+        return None
 
     def observe(self, sequence: Hashable, proposal: Proposal, logits: torch.Tensor) -> None:
         """What the target said in the round of this proposal (as it was sent: `propose`'s may have been cut): logits
@@ -111,3 +113,14 @@ def check_vocabulary(target: Decoder, draft_name: str, vocab_size: int, tokenize
             f"a draft needs the target's vocabulary: {target.name} and {draft_name} have {vocab_size:,} tokens each, but "
             "not the same ones; take a draft that was trained with the same tokenizer"
         )
+
+
+def replayed(draft: Draft, ask: Ask, count: int) -> list[bool]:
+    """`Draft.listen` for a draft whose guesses cost nothing: it is asked after each of the last tokens but one."""
+    right = []
+    for at in range(max(1, len(ask.token_ids) - count), len(ask.token_ids)):
+        earlier = replace(ask, token_ids=ask.token_ids[:at], limit=1, nodes=1, draws=BestDraws())
+        [proposal] = draft.propose([earlier])
+        if len(proposal):
+            right.append(proposal.tokens[0] == ask.token_ids[at])
+    return right

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 
 from workbench.errors import check_whole, unknown
 from workbench.models.decoder import Decoder
-from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary
+from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, replayed
 from workbench.speculation.drafts.picked import picked_chain
 from workbench.speculation.proposal import NOTHING, Proposal
 
@@ -116,6 +116,9 @@ class PromptLookupDraft(Draft):
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         return [self._one(ask) for ask in asks]
+
+    def listen(self, ask: Ask, count: int) -> list[bool]:
+        return replayed(self, ask, count)
 
     def _one(self, ask: Ask) -> Proposal:
         index = self._indexes.setdefault(ask.sequence, NGramIndex(self.least, self.most))

@@ -19,7 +19,7 @@ from workbench.errors import WorkbenchError, check_flag, check_whole, unknown
 from workbench.models.corpus import training_files
 from workbench.models.decoder import Decoder
 from workbench.models.tokenizer import Tokenizer
-from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary
+from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, replayed
 from workbench.speculation.drafts.lookup import NGramIndex
 from workbench.speculation.drafts.ngram_table import Context, NGramTable, witten_bell
 from workbench.speculation.drafts.picked import one_hots
@@ -100,6 +100,9 @@ class NGramDraft(Draft):
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         return [self._one(ask) for ask in asks]
+
+    def listen(self, ask: Ask, count: int) -> list[bool]:
+        return replayed(self, ask, count)
 
     def release(self, sequence: Hashable) -> None:
         self._indexes.pop(sequence, None)

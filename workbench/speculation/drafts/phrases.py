@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from workbench.errors import WorkbenchError, check_between, check_whole
 from workbench.models.decoder import Decoder
 from workbench.models.tokenizer import Tokenizer
-from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary
+from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, replayed
 from workbench.speculation.drafts.ngram import standard_library_table
 from workbench.speculation.drafts.ngram_table import NGramTable
 from workbench.speculation.drafts.picked import picked_chain
@@ -135,6 +135,9 @@ class PhrasesDraft(Draft):
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         return [self._one(ask) for ask in asks]
+
+    def listen(self, ask: Ask, count: int) -> list[bool]:
+        return replayed(self, ask, count)
 
     def _one(self, ask: Ask) -> Proposal:
         for size in self._sizes:
