@@ -18,6 +18,7 @@ PagedAttention: Kwon et al., arXiv 2309.06180 §4.1–4.3.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -367,10 +368,11 @@ class _Step:
         single = [i for i, n in enumerate(sizes) if n == 1 and trees[i] is None]
         if kv._eager or len(single) < 2:
             single = []
+        beside = set(single)
         self.groups = [
             self._alone(slice(a, b), lengths[i], tables[i], trees[i])
             for i, (a, b) in enumerate(pairwise(batch.query_starts))
-            if i not in set(single)
+            if i not in beside
         ]
         rows = batch.query_starts
         for some in _alike(single, lengths):
@@ -395,7 +397,11 @@ class _Step:
     def _together(self, rows: list[int], lengths: list[int], tables: list[Sequence[int]]) -> _Group:
         longest, shortest = max(lengths), min(lengths)
         blocks = max(map(len, tables))
-        padded = torch.tensor([[*t, *[t[0]] * (blocks - len(t))] for t in tables], device=self._device)
+        flat = array("q")  # a list of lists would be turned into a tensor number by number
+        for table in tables:
+            flat.extend(table)
+            flat.extend(table[:1] * (blocks - len(table)))
+        padded = torch.frombuffer(flat, dtype=torch.int64).view(len(tables), blocks).to(self._device)
         places = spread(padded, self._kv.block_size)[:, :longest]
         ends = torch.tensor(lengths, device=self._device)[:, None]
         at = torch.arange(longest, device=self._device)[None, :]

@@ -257,6 +257,48 @@ def draft_speed(**settings: Any) -> Panel:
     return SpeedPanel(**settings)
 
 
+def block_pool(**settings: Any) -> Panel:
+    """Lab 09: who holds which block: the pool, tables with arrows, sharing, copies, eviction; with a Play button."""
+    from workbench.panels.paging_blocks import BlockPoolPanel
+
+    return BlockPoolPanel(**settings)
+
+
+def allocators(**settings: Any) -> Panel:
+    """Lab 09: what a contiguous maximum, a buddy and blocks waste of the memory, over time, and how many texts fit."""
+    from workbench.panels.paging_allocators import AllocatorsPanel
+
+    return AllocatorsPanel(**settings)
+
+
+def prefix_hits(**settings: Any) -> Panel:
+    """Lab 09: how much of the prompts a pool finds again, against the best there is, and what it saves of TTFT."""
+    from workbench.panels.paging_prefixes import PrefixHitsPanel
+
+    return PrefixHitsPanel(**settings)
+
+
+def timelines(**settings: Any) -> Panel:
+    """Lab 08: static and continuous batching side by side, slot by slot, from real runs; with a Play button."""
+    from workbench.panels.serve_timelines import TimelinesPanel
+
+    return TimelinesPanel(**settings)
+
+
+def scheduler_steps(**settings: Any) -> Panel:
+    """Lab 08: the scheduler, step by step: queue, chunks, budget, blocks, who gives way; with a Play button."""
+    from workbench.panels.serve_steps import SchedulerStepsPanel
+
+    return SchedulerStepsPanel(**settings)
+
+
+def load_curve(**settings: Any) -> Panel:
+    """Lab 08: latency against throughput at growing rates, the knee, and goodput; simulated on a card's data sheet."""
+    from workbench.panels.serve_load import LoadPanel
+
+    return LoadPanel(**settings)
+
+
 __all__ = [
     "step_time",
     "strategies",
@@ -293,4 +335,10 @@ __all__ = [
     "draft_tree",
     "draft_grammar",
     "draft_speed",
+    "timelines",
+    "scheduler_steps",
+    "load_curve",
+    "block_pool",
+    "allocators",
+    "prefix_hits",
 ]

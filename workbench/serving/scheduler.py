@@ -243,6 +243,13 @@ class Scheduler:
         budget, taken = settings.token_budget, 0  # taken: blocks that this plan will take
         writers = [track for track in self.running if track.unsent == 1]
         readers = [track for track in self.running if track.unsent > 1]
+        if (
+            not settings.draft_tokens
+        ):  # mostly there is room for a token of each: one question for all of them
+            needed = memory.missing({track.sequence: track.computed + 1 for track in writers})
+            if needed <= memory.num_available:
+                plan.work += [Work(track, track.computed, 1) for track in writers]
+                budget, taken, writers = budget - len(writers), needed, []
         for at, track in enumerate([*writers, *readers]):
             if track.status is not Status.RUNNING:
                 continue  # it gave way to one before it
@@ -417,23 +424,21 @@ class Scheduler:
 
     def settle(self, plan: Plan, written: Mapping[Hashable, Written], now_s: float) -> list[Track]:
         """Take note of what was computed and written; the tokens are in `token_ids` already. Returns who is done."""
-        done = []
+        done, size = [], self.memory.block_size
+        lengths, remember = self.memory.lengths, self.settings.remember
         for work in plan.work:
             track = work.track
             if track.finished:
                 continue  # aborted while the step was under way
             result = written.get(track.sequence)  # None: a part of a prompt, nothing was written
-            track.computed = self.memory.lengths[track.sequence]
+            track.computed = computed = lengths[track.sequence]
             if result is not None:
                 if result.tokens and track.first_token_s is None:
                     track.first_token_s = now_s
                 track.token_times_s += [now_s] * result.tokens
                 track.error = result.error
-            if (
-                self.settings.remember
-                and track.computed // self.memory.block_size > work.start // self.memory.block_size
-            ):
-                self.memory.remember(track.sequence, track.token_ids[: track.computed], track.request.tenant)
+            if remember and computed // size > work.start // size:
+                self.memory.remember(track.sequence, track.token_ids[:computed], track.request.tenant)
             if result is not None and result.finish_reason is not None:
                 self._end(track, result.finish_reason, now_s)
                 done.append(track)
