@@ -193,7 +193,9 @@ def check_counts(run: Trees) -> None:
         assert run.kv.bytes_in_use == other.bytes_in_use
 
 
-@pytest.mark.parametrize("case", ["contiguous, gqa", "latent, auto", "window, sinks", "quantized, gqa", "paged, gqa"])
+@pytest.mark.parametrize(
+    "case", ["contiguous, gqa", "latent, auto", "window, sinks", "quantized, gqa", "paged, gqa"]
+)
 def test_a_tree_may_be_the_first_that_comes_and_may_go_again_whole(case):
     run = Trees(case)
     tokens, tree = text(5), [-1, -1, 0, 1, 1]
@@ -312,7 +314,14 @@ def test_how_much_room_each_kind_has_for_drafts():
         ("window, windows", 5),
     ):
         run = Trees(case)
-        empty = {"contiguous": 95, "shared_layers": 95, "latent": 95, "recompute": 255, "quantized": 15, "paged": 95}
+        empty = {
+            "contiguous": 95,
+            "shared_layers": 95,
+            "latent": 95,
+            "recompute": 255,
+            "quantized": 15,
+            "paged": 95,
+        }
         places = {"window, sinks": 3 + 7 + 5, "window, windows": 7 + 5}.get(case, 0)
         assert run.kv.draft_room("new") == empty.get(run.kind, places - 1)
         run.send({"a": text(11)})

@@ -154,7 +154,7 @@ def test_lengths_that_make_no_sense_are_refused(make, words):
         (Bursty(2.0, 3.0), stats.gamma(1 / 9, scale=4.5)),
         (Bursty(2.0, 0.5), stats.gamma(4, scale=0.125)),
     ],
-    ids=repr,
+    ids=["Poisson", "Gamma, cv 1", "Gamma, cv 8", "Gamma, cv 3", "Gamma, cv 0.5"],
 )
 def test_gaps_follow_their_law(gaps, law):
     random, draws = Random(11), 5000

@@ -1,0 +1,1024 @@
+# %% [markdown]
+# # Lab 09 · PagedAttention
+#
+# **The question.** Lab 08's engine lets texts come and go with every step. Each needs memory for its keys and values,
+# more with every token, and nobody knows how much in the end. How much does one set aside?
+#
+# For the longest answer that there could be? Then most of it stays empty. This lab says where the memory goes, gives
+# it out in **blocks** instead, and finds that blocks can do what pieces cannot: be shared.
+
+# %%
+import functools
+import hashlib
+
+import torch
+from IPython.display import HTML, Image, Markdown
+
+import workbench as wb
+from workbench.decoding.sampling import SamplingSettings
+from workbench.instruments.costs import decode_costs, kv_bytes, prefill_costs
+from workbench.instruments.memory import readable_bytes
+from workbench.instruments.timing import measure, measure_pair
+from workbench.kv import Contiguous, Paged, make_kv
+from workbench.kv.allocators import Buddy, ContiguousMaximum, PagedBlocks, account
+from workbench.kv.blocks import BlockTables, NoRoom
+from workbench.kv.prefix import HashChain, RadixTree
+from workbench.models import Batch, prepare, public_shape
+from workbench.models.corpus import held_out_files
+from workbench.panels import html, style
+from workbench.serving import Engine, Request, SchedulerSettings
+
+model = wb.load("stdlib-10m")
+fast = prepare(model)
+tokenizer, shape = model.tokenizer, model.config
+file = next(f.text for f in held_out_files() if f.path == "textwrap.py")
+text_ids = tokenizer.encode(file)
+
+
+def picture(figure, alt):
+    """A figure as a picture, with the words for those who cannot see it."""
+    figure.tight_layout()
+    return Image(style.png(figure), width=860, alt=alt)
+
+
+# %% [markdown]
+# ## Predict
+#
+# A service for conversations, with the lengths of a published trace. Its longest request has 15,050 tokens. Every
+# request gets room for as many. Of all the memory that is taken, what share holds a token, on average over time? Put
+# your guess here, from 0 to 1.
+
+# %%
+my_guess = 0.5
+
+# %% [markdown]
+# ## The naive way
+#
+# A `Contiguous` cache (lab 03) has a slot of `max_tokens` for each of its sequences. It must: attention wants a
+# text's keys in one piece, and a text that has outgrown its piece would have to be copied somewhere else.
+
+# %%
+kv = Contiguous(shape, max_sequences=4, max_tokens=1024)
+texts = {"a": text_ids[:210], "b": text_ids[210:250], "c": text_ids[300:480]}
+with torch.inference_mode():
+    model(Batch.of(list(texts.values()), sequences=list(texts)), kv)
+tokens = sum(map(len, texts.values()))
+assert kv.bytes_in_use == kv_bytes(shape, tokens, 4)
+print(
+    f"{len(texts)} texts, {tokens} tokens: {readable_bytes(kv.bytes_in_use)} of {readable_bytes(kv.bytes_reserved)}"
+)
+print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more text will fill it")
+
+# %% [markdown]
+# # Where the memory went
+#
+# A place is room for one token's keys and values. What can a place be that holds no token?
+#
+# | | |
+# |---|---|
+# | **reserved** | a text has it and will use it later; meanwhile nobody else can |
+# | **internal** | a text has it and will never use it: internal fragmentation |
+# | **external** | nobody has it, and still the text that waits cannot: the pieces are too small |
+#
+# Draw them. No text here has more than 16 tokens. Text a comes with 5, then b with 3, then a writes four more. In the
+# end a will have 11 and b 4. Three ways to hand out 32 places:
+
+
+# %%
+def strip(allocator, ends):
+    """Each place as a letter: a text's name where a token is, + reserved, - internal, · nobody's."""
+    places = ["·"] * allocator.capacity
+    for name, tokens in allocator.lengths.items():
+        mine = [first + n for first, count in allocator.ranges(name) for n in range(count)]
+        for at, place in enumerate(mine):
+            places[place] = name if at < tokens else "+" if at < ends[name] else "-"
+    return " ".join(places)
+
+
+ends = {"a": 11, "b": 4}
+for allocator in (ContiguousMaximum(32, 16), Buddy(32), PagedBlocks(32, 4)):
+    allocator.arrive("a", 5)
+    allocator.arrive("b", 3)
+    for _ in range(4):
+        allocator.grow("a")
+    now = account(allocator, ends)
+    print(f"{type(allocator).__name__:18} {strip(allocator, ends)}")
+    print(
+        f"{'':18} used {now.used}, reserved {now.reserved}, internal {now.internal}, free {now.free}; "
+        f"moved {allocator.moved}\n"
+    )
+    assert now.used == 12 and now.capacity == 32
+
+# %% [markdown]
+# The first takes the maximum. A **buddy** allocator takes the next power of two; at the ninth token a had filled its
+# eight places, and all of it was copied to where sixteen were free. The third cuts everything into blocks of 4, and
+# a's third block lies behind b's.
+#
+# External fragmentation shows when texts leave. Four texts of three tokens fill 16 places; two of them go; one of 5
+# comes:
+
+# %%
+rows = []
+for allocator in (Buddy(16), PagedBlocks(16, 4)):
+    for name in "abcd":
+        allocator.arrive(name, 3)
+    allocator.leave("a")
+    allocator.leave("c")
+    now = account(allocator, dict.fromkeys("bd", 3), waiting=5)
+    fits = "yes" if allocator.fits(5) else "no"
+    rows.append([type(allocator).__name__, strip(allocator, dict.fromkeys("bd", 3)), fits, now.external])
+assert [row[2:] for row in rows] == [["no", 8], ["yes", 0]]
+HTML(
+    html.table(
+        ["allocator", "the places", "do 5 tokens fit?", "external"], rows, "eight places are free in both"
+    )
+)
+
+# %% [markdown]
+# Eight places are free, five are needed, and the buddy says no: its eight are two pieces of four. Blocks need not lie
+# beside each other, so *any* free block will do.
+#
+# ## How much it was
+#
+# The authors of PagedAttention (Kwon et al., 2023, Fig. 2) measured the systems of their day on real requests. Of the
+# memory taken for caches, so much held tokens: **20.4 %** with a slot of the maximum, **26.8 %** with powers of two,
+# **38.2 %** with an oracle that knew each answer's length, because what will be used later is taken too. With blocks:
+# **96.3 %**.
+#
+# Now you. Lengths are those of a published trace of a conversation service (Azure 2023: prompts 1,155 tokens on
+# average, answers 211). Which one wastes how much? Run serves the same requests with each:
+
+# %%
+panel = wb.panels.allocators()
+panel
+
+# %%
+served = {m.settings["allocator"]: m for m in panel.run()}
+panel.snapshot()
+
+# %%
+slots, buddy, blocks = (served[name] for name in ("contiguous maximum", "power-of-two buddy", "paged, 16"))
+assert slots.median < 0.2 < buddy.median < 0.9 and blocks.median >= 0.96
+assert slots.counts["steps"] > 2 * blocks.counts["steps"]
+longest = slots.settings["longest"]
+Markdown(
+    f"A slot of the maximum, {longest:,} places: **{slots.median:.1%}** useful; your guess was {my_guess:.0%}. "
+    f"The buddy: **{buddy.median:.1%}**. Blocks of 16: **{blocks.median:.1%}**. The maximum is so bad here "
+    f"because this trace's longest request is {longest / blocks.counts['tokens_per_sequence']:.0f} times what a "
+    "text holds on average; in the paper it was 2,048 tokens for everybody."
+)
+
+# %% [markdown]
+# Wasted memory is wasted time. A step reads all weights, whoever is in it (lab 02): more texts in a step are more
+# tokens for the same reading.
+
+# %%
+steps = [m.counts["steps"] for m in (slots, blocks)]
+Markdown(
+    f"The same requests took **{steps[0]:,.0f}** steps with slots and **{steps[1]:,.0f}** with blocks, in the "
+    f"same memory: {slots.counts['mean_running']:.1f} texts ran side by side, and "
+    f"{blocks.counts['mean_running']:.1f}, at most {blocks.counts['most_running']:.0f}. The buddy copied "
+    f"{buddy.counts['moved_tokens']:,.0f} tokens from piece to piece. Blocks move nothing. "
+    f"{slots.check[0].upper()}{slots.check[1:]}."
+)
+
+# %% [markdown]
+# # Blocks
+#
+# Operating systems had this problem sixty years ago, and solved it with **paging**. A program sees one long memory.
+# It is cut into pages of equal size, which lie anywhere, and a table says where.
+#
+# | operating system | here |
+# |---|---|
+# | process | sequence |
+# | byte | token, its keys and values in all layers |
+# | page, frame | logical block, physical block |
+# | page table | **block table** |
+# | page fault on first use | a block is taken when the text reaches it |
+# | shared pages, copy on write after `fork` | the same |
+# | swapping | the same |
+#
+# ```text
+#   block size 4, a text of 10 tokens               the pool
+#
+#   logical block 0   def read _ lines      ──►     block 5     def  read  _    lines
+#   logical block 1   ( path ) :            ──►     block 0     (    path  )    :
+#   logical block 2   ↵ """                 ──►     block 3     ↵    """   ·    ·
+#
+#   block table [5, 0, 3]          token 9  →  block table[9 // 4] = 3, place 9 % 4 = 1  →  3 · 4 + 1 = 13
+# ```
+#
+# The bookkeeping knows no tensors. A block is a number:
+
+# %%
+books = BlockTables(num_blocks=6, block_size=4)
+for lengths in ({"a": 6}, {"b": 3}, {"a": 8}, {"a": 9, "b": 4}):
+    books.grow(lengths)
+    print(f"grow {lengths!s:18} tables {dict(books.tables)}, free {books.num_free}")
+assert books.tables["a"] == [0, 1, 3]
+
+# %% [markdown]
+# Nothing was set aside for tokens that may never come. `a` had 6 tokens and two blocks; 8 tokens fitted into the same
+# two; the ninth took a third, and not the one beside them, because `b` had that.
+#
+# What does not fit is refused *whole*. Of these two one would find room, and neither gets it:
+
+# %%
+before = dict(books.lengths)
+try:
+    books.grow({"a": 20, "b": 5})
+except NoRoom as error:
+    print(error)
+assert dict(books.lengths) == before
+
+# %% [markdown]
+# ## At most one block
+#
+# Every block of a text is full but the last. So at most b − 1 places of a text are empty, wherever it ends and
+# however it came there, and (b − 1)/2 on average if its end is anywhere. With T tokens a text:
+#
+# $$\text{useful} \ge \frac{T}{T + b - 1} \qquad\qquad \text{on average about } \frac{T}{T + (b - 1)/2}$$
+#
+# No length of an answer needs to be known for it, and nothing is lost between the blocks.
+
+# %%
+T = blocks.counts["tokens_per_sequence"]
+least, likely = T / (T + 15), T / (T + 7.5)
+assert least <= blocks.median and abs(blocks.median - likely) < 0.01 and least > 0.96
+needed = 15 * 0.96 / 0.04
+Markdown(
+    f"With T = {T:,.0f} as above: never below **{least:.2%}**, about **{likely:.2%}**, and counted "
+    f"**{blocks.median:.2%}**. 96 % are certain from {needed:.0f} tokens a text on, and likely from "
+    f"{needed / 2:.0f}."
+)
+
+# %% [markdown]
+# ## The same tokens
+#
+# `Paged` is a kv like any other. It must write what every other kv writes:
+
+# %%
+prompt = text_ids[:200]
+plain = wb.generate(model, prompt, max_new_tokens=24, stop_token_ids=(), kv="contiguous")
+rows = []
+for size in (1, 3, 16, 256):
+    kv = Paged(shape, max_tokens=224, block_size=size)
+    written = wb.generate(model, prompt, max_new_tokens=24, stop_token_ids=(), kv=kv)
+    assert written.tokens == plain.tokens and written.rows_processed == plain.rows_processed
+    rows.append([size, kv.num_blocks, "the same", readable_bytes(kv.bytes_reserved, binary=True)])
+HTML(
+    html.table(
+        ["block size", "blocks", "24 tokens", "pool"], rows, "a prompt of 200 tokens, against kv='contiguous'"
+    )
+)
+
+# %% [markdown]
+# And for every kind of attention of lab 04, beside the kv that was made for it:
+
+# %%
+kinds = {"stdlib-3m-mha": "contiguous", "stdlib-3m-mqa": "contiguous", "stdlib-3m-hybrid": "window",
+         "stdlib-3m-shared": "shared_layers", "stdlib-3m-mla": "latent"}  # fmt: skip
+for name, kind in kinds.items():
+    other = wb.load(name)
+    how = {"max_new_tokens": 16, "stop_token_ids": ()}
+    first, second, third = (
+        wb.generate(other, prompt, kv=kv, **how).tokens for kv in ("recompute", kind, "paged")
+    )
+    assert first == second == third
+    print(f"{name:16} recompute, {kind} and paged: the same {len(third)} tokens")
+
+# %% [markdown]
+# Tokens are a coarse test. Compare all logits, for texts side by side, a prompt in two chunks and a step:
+
+
+# %%
+@torch.inference_mode()
+def logits_of(kv):
+    """[rows, V] of a prompt in two chunks beside another prompt, then a token of each."""
+    found = [model(Batch.of([text_ids[:70], text_ids[300:333]], sequences=["a", "b"], logits="all"), kv)]
+    found += [model(Batch.of([text_ids[70:101]], first_positions=[70], sequences=["a"], logits="all"), kv)]
+    step = Batch.of([[5], [6]], first_positions=[101, 33], sequences=["a", "b"], logits="all")
+    return torch.cat([*found, model(step, kv)])
+
+
+room = {"max_sequences": 2, "max_tokens": 128}
+wanted = logits_of(make_kv("contiguous", shape, **room))
+for size in (1, 7, 16, 128):
+    got = logits_of(make_kv("paged", shape, block_size=size, **room))
+    apart = float((got - wanted).abs().max() / wanted.abs().max())
+    assert apart < 1e-5
+    print(f"blocks of {size:3}: {len(got)} rows of logits differ by {apart:.0e} of the largest")
+
+# %% [markdown]
+# A block size of `max_tokens` is the contiguous cache: one block a text. The slot is a special case of the block.
+
+# %% [markdown]
+# # Reading through a table
+#
+# Attention wants the keys of a text in order. They lie in blocks. By hand, for one text and one layer: write every
+# token to its place, then **gather**.
+
+# %%
+size, table, S = 4, [5, 0, 3], 10
+heads, D = shape.num_kv_heads, shape.head_dim
+k, v, q = torch.randn(S, heads, D), torch.randn(S, heads, D), torch.randn(shape.num_heads, 1, D)
+pool_k, pool_v = (torch.full((6 * size, heads, D), torch.nan) for _ in "kv")  # [places, H_kv, D]
+at = torch.tensor([table[t // size] * size + t % size for t in range(S)])
+pool_k[at], pool_v[at] = k, v
+print("places of tokens 0 … 9:", at.tolist())
+
+
+# %%
+def attend(keys, values):
+    """[H_q, 1, D]: the query over keys and values [S, H_kv, D]."""
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, keys.transpose(0, 1), values.transpose(0, 1), enable_gqa=True
+    )
+
+
+assert torch.equal(attend(pool_k[at], pool_v[at]), attend(k, v))
+assert not attend(pool_k[at], pool_v[at]).isnan().any()
+print("through the table: equal in every bit to attention in one piece")
+
+# %% [markdown]
+# All places of the pool that are not this text's hold NaN. None was read. That matters: a place that is read and
+# hidden by the mask has the weight 0, and 0 times NaN is NaN.
+#
+# ## What the gather costs, and a kernel does not
+#
+# `pool[at]` makes a copy. So each key and value is read, written and read again: three times the bytes. A kernel
+# takes the table *into* the attention: it loads a number of the table, then that block, multiplies, and goes on to
+# the next. What it reads more than attention over one piece is the table. Counted, for a Llama 3.1 of 8 billion
+# weights in 16 bits on an H100, 64 texts of 2,048 tokens, blocks of 16:
+
+# %%
+from workbench.instruments.device import PUBLISHED
+
+llama, h100 = public_shape("llama-3.1-8b"), PUBLISHED["h100-sxm"]
+B, S = 64, 2048
+step = decode_costs(llama, batch=B, context=S - 1, weight_bytes_per_element=2)
+weights, cache = step.bytes_by_part["weights"], B * kv_bytes(llama, S, 2)
+tables = llama.num_layers * B * S // 16 * 4  # a 4-byte number a block, read in every layer
+ways = {"in one piece": cache, "a kernel with a table": cache + tables, "gathered, then attended": 3 * cache}
+rows = [[name, f"{moved / 1e9:.3f} GB", f"{moved / h100.read_bytes_per_s * 1e3:.2f} ms",
+         f"{(weights + moved) / h100.read_bytes_per_s * 1e3:.1f} ms"] for name, moved in ways.items()]  # fmt: skip
+assert tables / cache < 1e-3
+HTML(html.table(["keys and values", "moved in a step", "at the H100's bandwidth", "with the weights"], rows,
+                f"the table is {tables / cache:.4%} of the cache"))  # fmt: skip
+
+# %% [markdown]
+# So the idea costs next to nothing, and gathering costs twice the cache. On a CPU we gather; the kernel is written in
+# lab 10. (Jumping from block to block is not quite free either: the paper's own kernel took 20 to 26 % longer for
+# attention than one without a table, and the whole was still 2 to 4 times as fast, because more texts ran.)
+#
+# What does it cost here? A step of four texts of 600 tokens, against the contiguous kv, in turns:
+
+
+# %%
+def stepper(kv, texts=4, tokens=600):
+    """A function that computes one token of each text, and takes it back."""
+    with torch.inference_mode():
+        for name in range(texts):
+            fast(Batch.of([text_ids[name : name + tokens]], sequences=[name]), kv)
+    batch = Batch.of([[7]] * texts, first_positions=[tokens] * texts, sequences=list(range(texts)))
+
+    @torch.inference_mode()
+    def step():
+        fast(batch, kv)
+        for name in range(texts):
+            kv.truncate(name, tokens)
+
+    return step
+
+
+room = {"max_sequences": 4, "max_tokens": 640}
+in_one_piece = stepper(make_kv("contiguous", shape, **room))
+step_ratios = {}
+for size in (1, 16, 256):
+    pair = measure_pair(
+        stepper(make_kv("paged", shape, block_size=size, **room)), in_one_piece, repeats=7, warmup=2
+    )
+    step_ratios[size] = pair.median_ratio
+    print(
+        f"blocks of {size:3}: {pair.median_ratio:.2f} times a step of the contiguous kv "
+        f"({pair.p10:.2f} to {pair.p90:.2f})"
+    )
+
+# %% [markdown]
+# The gather is seen, the block size hardly: our gather picks token after token, whatever the block. What if it moved
+# whole blocks, as a kernel or a copy to the host does? The same 32 MiB in pieces of growing size, scattered over a
+# pool of 64 MiB:
+
+# %%
+pool = torch.randn(2**17, heads * D)  # one layer's keys of 131,072 tokens
+target, a_token = torch.empty(2**16, heads * D), heads * D * 4
+
+
+def gather_of(size):
+    """A function that gathers half of the pool's blocks, in random order."""
+    in_blocks, into = (t.view(-1, size * heads * D) for t in (pool, target))
+    some = torch.randperm(len(in_blocks))[: len(into)]
+    return functools.partial(torch.index_select, in_blocks, 0, some, out=into)
+
+
+gathers = {size: gather_of(size) for size in (1, 4, 16, 64, 256)}
+rounds = [{size: min(measure(gather, repeats=2)) for size, gather in gathers.items()} for _ in range(6)]
+speeds = {
+    size: target.nbytes / min(found[size] for found in rounds) / 1e9 for size in gathers
+}  # in turns, the best
+
+# %%
+figure, (axes,) = style.new_figure(height=2.7)
+axes.plot(list(speeds), list(speeds.values()), color=style.CACHE, **style.MEASURED)
+style.log_ticks(axes, "x", list(speeds))
+axes.set_ylim(0, None)
+style.label(axes, x=f"block size, tokens of {a_token} bytes", y="gathered, GB/s")
+told = ", ".join(f"{size}: {speed:.1f}" for size, speed in speeds.items())
+picture(figure, f"Gathered gigabytes a second against the block size: {told}.")
+
+# %%
+Markdown(
+    f"{speeds[1]:.1f} GB/s with blocks of one token, {speeds[16]:.1f} with 16, {speeds[256]:.1f} with 256. "
+    "Memory is read in lines, ahead of what is asked for, and every jump begins with a wait; on a card many "
+    "threads want neighbours at once. Large blocks read better, small ones waste less. We come back to it."
+)
+
+# %% [markdown]
+# # Sharing
+#
+# Now what pieces cannot do. Four answers to one prompt begin with the same tokens, so with the same keys and values.
+# With a table, four texts simply name the same blocks. Two rules make it safe:
+#
+# - **Reference counts.** A block knows how many tables name it, and is free when the last lets go.
+# - **Copy on write.** Who writes into a block that others name gets a copy of it first.
+#
+# Only the *last*, half-full block is ever copied. A full block is never written again.
+
+# %%
+books = BlockTables(num_blocks=8, block_size=4)
+books.grow({"a": 6})
+books.fork("a", "b")
+print("fork          ", dict(books.tables), "references", books.references[:4])
+for lengths in ({"b": 7}, {"a": 7}, {"a": 9}):
+    copies = books.grow(lengths)
+    print(f"grow {lengths!s:9}", dict(books.tables), "references", books.references[:4], "copied", copies)
+assert books.copies == 1 and books.references[books.tables["a"][0]] == 2
+books.check()
+
+# %% [markdown]
+# `b` wrote first and had to copy. When `a` wrote, nobody else named its block any more, and it wrote in place. So n
+# texts that part at a half-full block take n − 1 copies. (`check` holds every rule after every step; a test lets it
+# do so over thousands of random histories.)
+#
+# The panel plays a scene on a pool: three samples of one prompt (A), a prompt that begins like it (B), one with
+# nothing in common (C), and a next turn (D). Predict before each step: which block is copied? Which is free
+# afterwards?
+
+# %%
+pool_panel = wb.panels.block_pool(shown_step=2)
+pool_panel
+
+# %%
+scene = pool_panel.run()
+pool_panel.snapshot()
+
+# %%
+copied = sum(len(m.settings["copies"]) for m in scene)
+most = max(scene, key=lambda m: m.counts["bytes_saved"])
+assert copied == scene[-1].counts["copies"] > 0
+assert all(m.median == m.predicted for m in scene)
+Markdown(
+    f"{copied} copies in the whole scene, for {scene[0].settings['samples']} samples. At best "
+    f"{most.counts['unshared']:.0f} blocks' worth of text lay in {most.median:.0f}: "
+    f"{readable_bytes(most.counts['bytes_saved'], binary=True)} saved. Run sent all of it through the real paged "
+    "kv and the model; the first step with logits of four texts says: "
+    f"{next(m.check for m in scene if 'of 4 texts' in m.check)}."
+)
+
+# %% [markdown]
+# ## Counted on the engine
+#
+# A request with `n=4` wants four texts from one prompt. The engine computes the prompt but for its last token once,
+# and forks; each sample sends that token itself, for its own random draw. Prompts of 96, 97 and 100 tokens, blocks of
+# 16:
+
+
+# %%
+def samples_of(tokens, n, new=32):
+    """The engine after a request of n samples, and (blocks held, blocks that the tables name) at their most."""
+    engine, most = Engine(fast, SchedulerSettings(max_running=n), num_blocks=64, prefix=None), (0, 0)
+
+    def watch(report):
+        nonlocal most
+        books = engine.kv.tables
+        most = max(
+            most, (books.num_blocks - books.num_available, sum(books.references)), key=lambda held: held[1]
+        )
+
+    sampling = SamplingSettings(temperature=0.8)
+    done = engine.run([Request("four", text_ids[:tokens], new, sampling=sampling, seed=0, n=n)], watch=watch)
+    assert len({one.token_ids for one in done}) == n  # they did part
+    return engine, most
+
+
+a_block = 16 * kv_bytes(shape, 1, 4)
+rows = []
+for tokens in (96, 97, 100):
+    engine, (held, named) = samples_of(tokens, 4)
+    assert engine.kv.tables.copies == (3 if (tokens - 1) % 16 else 0)
+    rows.append([tokens, engine.kv.tables.copies, named, held, f"{1 - held / named:.0%}",
+                 readable_bytes((named - held) * a_block, binary=True)])  # fmt: skip
+HTML(html.table(["prompt tokens", "blocks copied", "blocks, if alone", "held", "saved", "bytes saved"], rows,
+                "four samples of 32 tokens each, at their most"))  # fmt: skip
+
+# %% [markdown]
+# After 96 shared tokens nobody writes into a shared block: no copy at all. Else three, for the last of the four may
+# keep the block that all held.
+
+# %% [markdown]
+# A **beam search** (lab 01) forks at every step and forgets the losers, so beams share much more than their prompt.
+# Without sharing, a beam that is forked is a cache that is copied:
+
+
+# %%
+class Watched(Paged):
+    """A paged kv that notes how many blocks are held, and how many the tables name, at their most."""
+
+    most = (0, 0)
+
+    def begin(self, batch):
+        super().begin(batch)
+        held = self.tables.num_blocks - self.tables.num_available
+        self.most = max(self.most, (held, sum(self.tables.references)), key=lambda held: held[1])
+
+
+kv = Watched(shape, max_sequences=8, max_tokens=160)
+search = {"num_beams": 4, "max_new_tokens": 48, "stop_token_ids": ()}
+found = wb.beam(fast, text_ids[:100], kv=kv, **search)
+same = wb.beam(fast, text_ids[:100], kv="contiguous", **search)
+assert found[0].tokens == same[0].tokens
+beams_held, beams_named = kv.most
+Markdown(
+    f"The same best text, and four beams of up to 148 tokens in **{beams_held}** blocks instead of "
+    f"{beams_named}: {1 - beams_held / beams_named:.0%} saved. {kv.tables.copies} blocks were copied in 48 "
+    "steps. The paper reports 6 to 10 % saved for parallel samples and 38 to 55 % for beams, on short "
+    "instructions; 16 to 31 % and 44 to 66 % on longer conversations."
+)
+
+# %% [markdown]
+# # Prefixes
+#
+# Samples of one request are born together. But requests of *different* users begin alike too: the same system prompt,
+# the same document, the same conversation one turn later. Their blocks were computed, perhaps a minute ago. How does
+# one find them?
+#
+# ## A block is not its tokens
+#
+# Tempting: look for a block with the same 16 tokens. Try it. The same 16 tokens after two different beginnings:
+
+# %%
+middle, keys = text_ids[100:116], []
+for beginning in (text_ids[:16], text_ids[200:216]):
+    kv = make_kv("contiguous", shape, max_tokens=64)
+    with torch.inference_mode():
+        keys.append(model(Batch.of([[*beginning, *middle]], logits="all"), kv)[16:])
+apart = float((keys[0] - keys[1]).abs().max() / keys[0].abs().max())
+assert apart > 0.05
+print(f"the same 16 tokens, another beginning: their logits differ by {apart:.0%} of the largest")
+
+# %% [markdown]
+# Keys and values depend on everything that stands before (lab 03). So what finds a block has to say everything before
+# it. There are two ways to build that.
+#
+# **A chain of hashes.** The key of a block is a hash of the block's tokens *and the key of the block before*:
+#
+# $$h_0 = H(\text{tenant}), \qquad h_{i+1} = H(h_i, \text{ the tokens of block } i)$$
+#
+# Equal keys, equal text from the first token on. By hand:
+
+
+# %%
+def chain(token_ids, size, tenant=""):
+    """The key of each whole block."""
+    key, found = hashlib.sha256(tenant.encode()).digest(), []
+    for start in range(0, len(token_ids) - size + 1, size):
+        key = hashlib.sha256(key + repr(token_ids[start : start + size]).encode()).digest()
+        found.append(key.hex()[:6])
+    return found
+
+
+a, b, c, d, e, f, x = range(7)
+for text in ([a, b, c, d, e, f], [a, b, c, d, x, f], [x, b, c, d, e, f]):
+    print("".join("abcdefx"[t] for t in text), chain(text, 2))
+assert chain([a, b, c, d], 2) == chain([a, b, c, d, e, f], 2)[:2]
+assert not set(chain([x, b, c, d], 2)) & set(chain([a, b, c, d], 2))
+
+# %% [markdown]
+# In the last text `c d` is the same and its key is not. (Why SHA-256 and not Python's `hash`? A key that can be
+# *forged* lets a prompt be answered from another's blocks. vLLM had to mend exactly that: CVE-2025-25183.)
+#
+# **A radix tree.** Texts as paths from a root; what several have in common is one edge. No hash: tokens are compared.
+# Both answer the same question:
+
+# %%
+blocks_of = {"abcdef": [0, 1, 2], "abcdxf": [0, 1, 3]}
+for index in (HashChain(2), RadixTree(2)):
+    for text, numbers in blocks_of.items():
+        index.insert(["abcdefx".index(t) for t in text], numbers, "")
+    answers = {
+        text: index.match(["abcdefx".index(t) for t in text], "")
+        for text in ("abcdxf", "abcdee", "abxd", "xbcd")
+    }
+    print(type(index).__name__, answers)
+    assert answers == {"abcdxf": [0, 1, 3], "abcdee": [0, 1], "abxd": [0], "xbcd": []}
+
+# %% [markdown]
+# | | chain of hashes | radix tree |
+# |---|---|---|
+# | find | a hash and a look-up a block, the whole prompt is hashed once | compare tokens along the path |
+# | a block is lost | what follows stays and can be found again, if its beginning comes back | what follows is forgotten too |
+# | shared between machines | a key is a key everywhere | a tree is where it is |
+# | can tell | this block, yes or no | also which beginnings are common, for scheduling |
+# | who | vLLM | SGLang |
+
+# %%
+long = (text_ids * 3)[:4096]
+times = {}
+for index in (HashChain(16), RadixTree(16)):
+    index.insert(long, list(range(256)), "")
+    times[type(index).__name__] = sorted(
+        measure(functools.partial(index.match, long, ""), repeats=9, warmup=2)
+    )[4]
+print(
+    "4,096 tokens, 256 blocks, all found:", ", ".join(f"{name} {s * 1e6:.0f} µs" for name, s in times.items())
+)
+
+# %% [markdown]
+# ## Blocks that nobody holds
+#
+# When a text ends, its blocks have no holder. Free them? What is in them could be asked for again. So a block that is
+# known stays **idle**: it can be found, and it can be taken when nothing free is left, the least recently used first.
+# The memory for it costs nothing: it would be empty otherwise.
+#
+# Who goes first *within* a text? Its end: a beginning without its end is still a beginning, an end without a
+# beginning is nothing. So a text gives its blocks back last first:
+
+# %%
+books = BlockTables(num_blocks=4, block_size=2, prefix=HashChain(2))
+books.grow({"a": 6})
+books.remember("a", [a, b, c, d, e, f])
+print("a holds", books.tables["a"])
+books.release("a")
+print(f"a is gone: {books.num_free} free, {books.num_available} to be had")
+books.grow({"b": 4})
+print("b, of two blocks, took", books.tables["b"], f"with {books.evictions} eviction")
+print("of a b c d e f there are left", books.open("again", [a, b, c, d, e, f]), "tokens")
+assert books.evictions == 1 and books.lengths["again"] == 4
+
+# %% [markdown]
+# And never the *whole* prompt: at least its last token goes through the model, for what comes after it is what we
+# want to know.
+
+# %%
+books.release("b")
+books.release("again")
+assert books.open("the same 4", [a, b, c, d]) == 2 and books.open("one more", [a, b, c, d, e]) == 4
+print("a b c d finds 2 tokens, a b c d e finds 4")
+
+# %% [markdown]
+# ## How much is found
+#
+# Hit rates are easily told and hard to judge: 40 % may be poor or perfect. So we count what *could* be found: a cache
+# of whole blocks that never forgets anything, on the same requests in the same order. Conversations of three tenants,
+# system prompts, several turns; pools from what the texts in work need alone upward:
+
+# %%
+hits = wb.panels.prefix_hits()
+hits
+
+# %%
+found = hits.run()
+hits.snapshot()
+
+# %%
+pools = [m for m in found if m.settings["measured"] == "hits"]
+[ttft] = [m for m in found if m.settings["measured"] == "ttft"]
+apart = [m for m in pools if m.settings["isolated"] and m.settings["index"] == "hash"]
+tight, ample = apart[0], apart[-1]
+assert ample.counts["of_optimum"] >= 0.95 and all(m.median <= m.predicted for m in pools)
+trees = {
+    (m.settings["isolated"], m.settings["pool"]): m.median for m in pools if m.settings["index"] == "radix"
+}
+equal = sum(
+    m.median == trees[m.settings["isolated"], m.settings["pool"]]
+    for m in pools
+    if m.settings["index"] == "hash"
+)
+assert equal == len(trees)
+Markdown(
+    f"At best **{ample.predicted:.1%}** of the prompts' tokens could be found. The ample pool finds "
+    f"{ample.counts['of_optimum']:.1%} of that, the tightest, of {tight.counts['num_blocks']:,.0f} blocks, "
+    f"{tight.counts['of_optimum']:.1%} with {tight.counts['evictions']:,.0f} evictions. Hashes and tree found "
+    f"the same in {equal} of {len(trees)} pools: who holds a block holds all before it, so beginnings are "
+    "evicted last, and there is nothing left to differ in."
+)
+
+# %% [markdown]
+# ## The first token
+#
+# A token that is found is a row that is not computed. That is time to the *first* token. Request after request
+# through two engines in turns, one of which finds beginnings:
+
+# %%
+shown = list(zip(ttft.settings["rows"], ttft.settings["hits"], ttft.settings["ttft_s"], ttft.settings["ttft_found_s"],
+                 ttft.samples, ttft.settings["promised"]))  # fmt: skip
+assert shown[0][1] == 0 and all(hit > 0 for _, hit, *_ in shown[1:])
+rows = [[n + 1, prompt_tokens, hit, *(f"{t * 1e3:.0f} ms" for t in (alone, with_it)), f"{ratio:.1f} ×", f"{by_model:.1f} ×"]
+        for n, (prompt_tokens, hit, alone, with_it, ratio, by_model) in enumerate(shown)]  # fmt: skip
+HTML(
+    html.table(
+        ["request", "prompt tokens", "found", "TTFT without", "TTFT with", "measured", "predicted"],
+        rows,
+        ttft.check,
+    )
+)
+
+# %% [markdown]
+# The first request finds nothing and gains nothing. The prediction counts the two passes and nothing around them: the
+# fewer rows are left to compute, the more the engine's own work shows. What a hit never changes is the pace *after* the first token:
+# every step still reads all those keys and values.
+#
+# ## In which order?
+#
+# If idle blocks are few, the *order* of requests decides what is still there. Six documents, five questions to each;
+# the pool has room for three documents. As they come, in turns, or those that share a beginning together:
+
+# %%
+documents = [[1000 * n + t for t in range(160)] for n in range(6)]
+asked = {
+    "in turns": [d for _ in range(5) for d in range(6)],
+    "together": [d for d in range(6) for _ in range(5)],
+}
+shares = {}
+for name, order in asked.items():
+    books = BlockTables(num_blocks=36, block_size=16, prefix=RadixTree(16))
+    for number, which in enumerate(order):
+        text = [*documents[which], 7000 + number, 8000 + number]
+        books.open(number, text)
+        books.grow({number: len(text)})
+        books.remember(number, text)
+        books.release(number)
+    shares[name] = books.hit_tokens / books.prompt_tokens
+    print(f"{name:9} {shares[name]:.0%} of the prompt tokens found, {books.evictions} evictions")
+assert shares["in turns"] == 0 and shares["together"] == 4 / 5 * 160 / 162
+
+# %% [markdown]
+# LRU's worst case: what comes round again was evicted just before. So SGLang schedules *prefix-aware*: of those who
+# wait, the one with the longest known beginning goes first. That is unfair to all others, and wants aging (lab 08).
+#
+# ## Whose blocks?
+#
+# A hit is fast, and fast can be *seen*. Alice fills in a form; her diagnosis is in it. Mallory knows the form, not
+# the diagnosis. He sends the form with one guess after the other and looks at the clock:
+
+
+# %%
+def form(diagnosis):
+    return tokenizer.encode(f"# Patient: Alice. Diagnosis: {diagnosis}.\n" + file)[:400]
+
+
+def attack(alice, mallory):
+    """{guess: (tokens found, TTFT in seconds)} of one who asks as `mallory` after another asked as `alice`."""
+    engine = Engine(fast, SchedulerSettings(max_running=2, token_budget=512), num_blocks=256)
+    engine.run([Request("alice", form("asthma"), 2, tenant=alice)])
+    seen = {}
+    for guess in ("anaemia", "angina", "asthma", "arthritis"):
+        [done] = engine.run([Request(guess, form(guess), 2, tenant=mallory, arrival_s=engine.now_s)])
+        seen[guess] = (done.hit_tokens, done.first_token_s - done.arrival_s)
+    return seen
+
+
+seen = {"no tenants": attack("", ""), "a key a tenant": attack("alice", "mallory")}
+rows = [
+    [guess, *(f"{seen[way][guess][0]} found, {seen[way][guess][1] * 1e3:.0f} ms" for way in seen)]
+    for guess in seen["no tenants"]
+]
+HTML(html.table(["Mallory's guess", *seen], rows, "what the clock tells"))
+
+# %%
+told = {way: max(guesses, key=lambda g: guesses[g][0]) for way, guesses in seen.items()}
+fast_s, slow_s = (
+    seen["no tenants"]["asthma"][1],
+    min(s for g, (_, s) in seen["no tenants"].items() if g != "asthma"),
+)
+assert told["no tenants"] == "asthma" and seen["no tenants"]["asthma"][0] > 300
+assert all(
+    hit < 50
+    for way, guesses in seen.items()
+    for g, (hit, _) in guesses.items()
+    if (way, g) != ("no tenants", "asthma")
+)
+Markdown(
+    f"Without tenants the right guess is {slow_s / fast_s:.0f} times as fast as the next best: Alice's "
+    "diagnosis, read off a clock. With the tenant in the first hash nothing of Alice's is found, and the few "
+    "tokens that are found are Mallory's own, of his guess before. Real services had this hole (Gu and others, "
+    "2025, found it in seven)."
+)
+
+# %% [markdown]
+# Isolation is not free: a system prompt that all tenants share is now computed and kept once for each. The panel's
+# two curves show the price:
+
+# %%
+best = {m.settings["isolated"]: m.predicted for m in pools}
+assert best[False] >= best[True]
+print(f"could be found with tenants apart: {best[True]:.1%}, with all together: {best[False]:.1%}")
+
+# %% [markdown]
+# # When the pool is full
+#
+# Blocks are given out when they are needed, so one day none is left while everybody wants one more. Someone has to
+# give way, the last that came: **preemption** (lab 08). Two ways to come back:
+#
+# - **recompute**: forget the keys and values, and send the whole text again later, prompt and what was written;
+# - **swap**: copy the blocks to the host's memory, and back later, into whatever blocks are free then.
+#
+# By hand, the second. `a` goes to the host, others take its blocks, and it comes back elsewhere:
+
+# %%
+kv = Paged(shape, max_sequences=3, max_tokens=128, num_blocks=8)
+with torch.inference_mode():
+    model(Batch.of([prompt[:60]], sequences=["a"]), kv)
+    was = list(kv.tables.tables["a"])
+    moved = kv.swap_out("a")
+    model(Batch.of([text_ids[300:340]], sequences=["b"]), kv)
+    kv.swap_in("a")
+    logits = model(Batch.of([prompt[60:61]], first_positions=[60], sequences=["a"]), kv)
+    alone = model(Batch.of([prompt[:61]]), make_kv("recompute", shape))
+print(f"{readable_bytes(moved, binary=True)} moved; blocks {was}, then {list(kv.tables.tables['a'])}")
+assert was != list(kv.tables.tables["a"]) and torch.allclose(logits, alone, atol=1e-4)
+
+# %% [markdown]
+# Now the engine, with eight requests and half the blocks that they need in the end:
+
+
+# %%
+def served_with(num_blocks, preemption="recompute"):
+    """The engine after eight requests of 40 and 48 tokens, and what it wrote."""
+    engine = Engine(
+        fast, SchedulerSettings(max_running=8, preemption=preemption), num_blocks=num_blocks, prefix=None
+    )
+    done = engine.run([Request(n, text_ids[100 * n : 100 * n + 40], 48) for n in range(8)])
+    assert engine.kv.num_available == num_blocks  # nothing leaks
+    return engine.scheduler, {one.request_id: one.token_ids for one in done}
+
+
+roomy, wanted = served_with(48)
+rows = [["48 blocks", roomy.preemptions, roomy.steps, roomy.scheduled_rows]]
+for preemption in ("recompute", "swap"):
+    some, written = served_with(24, preemption)
+    assert written == wanted and some.preemptions > 0
+    rows.append([f"24 blocks, {preemption}", some.preemptions, some.steps, some.scheduled_rows])
+assert rows[1][3] > rows[2][3] == rows[0][3] and roomy.preemptions == 0
+HTML(
+    html.table(
+        ["pool", "preemptions", "steps", "rows"],
+        rows,
+        "the same tokens for every request, whatever happened to it",
+    )
+)
+
+# %% [markdown]
+# Which is better? Recomputing is one prefill, which a card does fast. Swapping moves bytes over the bus, twice.
+# Predicted for the 8B model on an H100, with the 64 GB/s that PCI Express 5 has on paper:
+
+# %%
+from workbench.instruments.costs import predict
+
+rows, PCIE = [], 64e9
+for tokens in (250, 1000, 4000):
+    again = predict(
+        prefill_costs(llama, batch=1, prompt=tokens, weight_bytes_per_element=2), h100, "bfloat16"
+    ).seconds
+    there_and_back = 2 * kv_bytes(llama, tokens, 2) / PCIE
+    pieces = 2 * llama.num_layers * -(-tokens // 16)
+    rows.append([f"{tokens:,}", f"{again * 1e3:.1f} ms", f"{there_and_back * 1e3:.1f} ms", f"{pieces:,}",
+                 readable_bytes(16 * llama.num_kv_heads * llama.head_dim * 2, binary=True)])  # fmt: skip
+HTML(
+    html.table(
+        ["tokens", "recompute", "swap, there and back", "pieces to copy, blocks of 16", "of"],
+        rows,
+        "one text gives way",
+    )
+)
+
+# %% [markdown]
+# On paper the swap wins. But it is thousands of small copies, each of which has to be started, and the smaller the
+# block the more of them; and rows that are recomputed ride along in steps that read the weights anyway. The paper
+# measured it (§7.3): with small blocks swapping is by far the slower, from 16 to 64 both are comparable. And
+# recomputing has a friend here: with a prefix index the blocks of who gave way are idle, not gone, until someone
+# takes them.
+
+# %% [markdown]
+# # How large is a block?
+#
+# Everything above in one table. Small blocks waste less and share more; large ones have shorter tables, fewer hashes,
+# and read better.
+
+# %%
+from workbench.experiments.paging_prefixes import order_of, replay
+
+rows, useful, shared = [], {}, {}
+for size in (1, 4, 16, 64):
+    order = order_of("multi_turn", 40, 4.0, 8, 3, size, 0)
+    books = replay(order, order.all_blocks, size, "hash", True)
+    useful[size], shared[size] = served[f"paged, {size}"].median, books.hit_tokens / books.prompt_tokens
+    rows.append(
+        [
+            size,
+            f"{useful[size]:.2%}",
+            f"{shared[size]:.1%}",
+            f"{-(-4096 // size):,}",
+            f"{speeds[size]:.1f} GB/s",
+        ]
+    )
+assert sorted(useful.values(), reverse=True) == list(useful.values()) and shared[1] > shared[64]
+HTML(html.table(["block size", "useful memory", "prompt tokens found", "entries, 4,096 tokens", "gathered"], rows,
+                "the conversations from above; an ample pool; tenants apart"))  # fmt: skip
+
+# %%
+Markdown(
+    f"From 1 to 16 one loses {useful[1] - useful[16]:.1%} of the memory and {shared[1] - shared[16]:.1%} of the "
+    f"prompts, and has a table a sixteenth as long. From 16 to 64 one loses {shared[16] - shared[64]:.1%} of the "
+    "prompts. The paper found 16 to 128 best for long conversations and 16 to 32 for short instructions, and "
+    "took **16**."
+)
+
+# %% [markdown]
+# # What it costs, and when it does not help
+#
+# | | |
+# |---|---|
+# | a kernel of its own | every attention kernel must read through tables; a new one that cannot has to wait |
+# | bookkeeping | tables, counts and hashes in every step, before the card can begin |
+# | does not help | one user, one text: a slot of the right length is simpler and as good |
+# | | memory to spare: useful memory is worth something where memory limits the batch |
+# | | very short texts: half a block each is a large share |
+# | | prompts that begin differently: a time or a name in the first line, and nothing after it is ever found |
+# | a hit does not help | the pace after the first token: every step reads the same keys and values |
+# | left out here | blocks that slid out of a window are kept until the text ends; production gives them back |
+
+# %%
+short = 30
+Markdown(
+    f"Of texts of {short} tokens {short / (short + 7.5):.0%} is useful, of {T:,.0f} "
+    f"{likely:.1%}. And the first line: {chain([a, b, c, d, e, f], 2)[-1]} and "
+    f"{chain([x, b, c, d, e, f], 2)[-1]} are the keys of one and the same block, after one token that differs."
+)
+
+# %% [markdown]
+# # What production systems do
+#
+# | here | in production |
+# |---|---|
+# | blocks of 16, tables, counts | vLLM: 16 by default, where all this began; TensorRT-LLM: 32, a power of two; SGLang: pages of one token, or more |
+# | a chain of SHA-256 | vLLM, on by default; the key holds images and adapters too; `cache_salt` in a request keeps tenants apart |
+# | a radix tree | SGLang (RadixAttention), and TensorRT-LLM |
+# | least recently used first | all; TensorRT-LLM with priorities that a request may set |
+# | the last one is preempted, recompute | vLLM recomputes; its newer engine does not swap |
+# | idle blocks on the card alone | also on the host, on disks, and on other machines (LMCache, Mooncake) |
+# | a gather | kernels that read through the table: lab 10 |
+# | a table in software | vAttention leaves it to the card's own virtual memory, so that any kernel can be used |
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/09_paged_attention.ipynb](../exercises/09_paged_attention.ipynb) you write the real parts:
+#
+# 1. **Who holds a block?** A pool with reference counts.
+# 2. **Copy on write**: tables that grow, fork, and copy only when they must.
+# 3. **Attention through a table**: a gather that reads nothing that is not its own.
+# 4. **Equal beginnings**: keys, look-up and eviction.
+# 5. **What is wasted**: the account of what each way of allocating holds.
+#
+# At the end your parts hold a real model's memory. `workbench check` says how far you are. And `workbench soak
+# blocks` plays random histories on our pool against a second bookkeeping, for as long as you like.
+
+# %% [markdown]
+# # Further reading
+#
+# - W. Kwon and others, *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023,
+#   [arXiv 2309.06180](https://arxiv.org/abs/2309.06180): §3.1 where the memory went, §4 blocks and sharing, §7 block
+#   size and preemption.
+# - L. Zheng and others, *SGLang: Efficient Execution of Structured Language Model Programs*, 2023, [arXiv
+#   2312.07104](https://arxiv.org/abs/2312.07104): the radix tree, and prefix-aware scheduling with its proof (§3).
+# - vLLM, [Automatic Prefix Caching](https://docs.vllm.ai/en/latest/design/prefix_caching/): the chain of hashes,
+#   block by block.
+# - C. Gu and others, *Auditing Prompt Caching in Language Model APIs*, 2025, [arXiv
+#   2502.07776](https://arxiv.org/abs/2502.07776), and L. Song and others, *The Early Bird Catches the Leak: Unveiling
+#   Timing Side Channels in LLM Serving Systems*, 2024, [arXiv 2409.20002](https://arxiv.org/abs/2409.20002).
+# - R. Prabhu and others, *vAttention: Dynamic Memory Management for Serving LLMs without PagedAttention*, 2024,
+#   [arXiv 2405.04437](https://arxiv.org/abs/2405.04437).
+# - P. Patel and others, *Splitwise: Efficient Generative LLM Inference Using Phase Splitting*, 2023, [arXiv
+#   2311.18677](https://arxiv.org/abs/2311.18677): the trace whose lengths were used here.
+# - D. Knuth, *The Art of Computer Programming*, volume 1, §2.5: the buddy system, and what fragments.
