@@ -358,6 +358,16 @@ def test_the_formats_are_those_of_the_quantized_kv():
     assert set(COUNTED_KVS) == set(KINDS)
 
 
+def test_a_paged_kv_is_counted_as_what_lies_in_its_blocks():
+    latent = tiny_config(
+        num_kv_heads=4, head_dim=12, latent_attention=LatentAttentionShape(None, 16, 4, 8, 8)
+    )
+    for config, like in ((tiny_config(), "contiguous"), (latent, "latent")):
+        step = {"batch": 3, "context": 100, "weight_bytes_per_element": 2}
+        assert decode_costs(config, **step, kv="paged") == decode_costs(config, **step, kv=like)
+        assert kv_bytes(config, 33, 4, kv="paged") == kv_bytes(config, 33, 4, kv=like)
+
+
 def test_a_quantized_number_takes_its_bits_and_its_share_of_scales():
     config = tiny_config(head_dim=64)
     assert quantized_bytes_per_element(config, "fp8") == 1 + 2 * (1 / 32 + 1 / 64) / 2

@@ -573,7 +573,10 @@ def test_steps_and_chunks_take_no_more_than_a_window(everywhere):
                     kv.attend(layer, *inputs, batch)
             taken[length, count] = peak.bytes
             kv.truncate("s", length)
-    assert taken[60, 1] == taken[240, 1] and taken[60, 4] == taken[240, 4]
+    a_token = (
+        everywhere.config.kv_values_per_token() * 4
+    )  # 180 more of them would be seen; what the last step left is less
+    assert all(abs(taken[60, count] - taken[240, count]) < a_token for count in (1, 4))
     assert taken[60, 1] < kv.bytes_reserved
 
 

@@ -10,7 +10,7 @@ from workbench.errors import WorkbenchError, check_settings, unknown
 from workbench.instruments.cost_quantized import CODE_FORMATS, GROUP, Groups, check_format
 from workbench.models.config import ModelConfig
 
-COUNTED_KVS = ("recompute", "contiguous", "window", "latent", "shared_layers", "quantized")
+COUNTED_KVS = ("recompute", "contiguous", "window", "latent", "shared_layers", "quantized", "paged")
 FORMS = ("auto", "absorbed", "expanded")
 
 
@@ -47,7 +47,8 @@ class Memory:
     ) -> Memory:
         """kv_settings: what the kv is made with, as for `kv_for`: form=, window=, sinks=, rewind=, format=, group=.
 
-        latent_form: the form alone, one of FORMS. Raises WorkbenchError for what does not go with the kind or the
+        latent_form: the form alone, one of FORMS. "paged" is counted as what lies in its blocks, like "latent" or
+        "contiguous": neither the gathering that a CPU needs, nor the part of the last block that is empty. Raises WorkbenchError for what does not go with the kind or the
         shape.
         """
         if kind not in COUNTED_KVS:
@@ -56,6 +57,8 @@ class Memory:
             raise WorkbenchError(f"kv_bytes_per_element must be above 0, got {stored}")
         settings = dict(kv_settings or {})
         check_settings(f"kv {kind!r}", settings, SETTINGS.get(kind, ()))
+        if kind == "paged":
+            kind = "contiguous" if config.latent_attention is None else "latent"
         given = settings.pop("form", "auto")
         form = given if latent_form == "auto" else latent_form
         for one in (given, form):

@@ -60,6 +60,11 @@ NOT_QUANTIZED = {  # other kinds of kv: why none of them takes a format
 
 def check_takes_format(kind: str, settings: dict) -> None:
     """Raise WorkbenchError with the reason when a format is asked of a kind of kv that has none."""
+    if kind == "paged" and "group" in settings:
+        raise WorkbenchError(
+            f"kv 'paged' takes no group (got {settings['group']!r}): its scales are of one token and head, so that blocks can "
+            "be shared and cut"
+        )
     for name in ("format", "group"):
         if name in settings and kind in NOT_QUANTIZED:
             raise WorkbenchError(
