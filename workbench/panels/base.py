@@ -279,6 +279,7 @@ class Panel:
         """The run itself; whatever goes wrong ends in `error` and in the status line."""
         try:
             self._measure()
+            self._paint_quietly()  # "done" stands beside the last picture and the whole table
             self._say(self._finished_words())
             self.progress.value, self.progress.bar_style = 1.0, "success"
         except Stopped:
