@@ -132,6 +132,20 @@ def test_the_last_to_come_gives_way_and_comes_back():
     assert all(track.written == 12 for track in found)
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_who_came_first_never_gives_way_to_who_came_later(preemption):
+    """Nor does a sample of it, which begins to run only when the prompt is computed."""
+    run = Served(num_blocks=12, block_size=2, watermark=0.0, max_running=5, preemption=preemption, chunk=3)
+    run.add(*(request(i, 4, 9, arrival_s=float(i), n=1 + i % 2) for i in range(6)))
+    gave_way = 0
+    while not run.scheduler.idle:
+        plan = run.step()
+        for victim in (*plan.preempted, *plan.swapped_out):
+            gave_way += 1
+            assert all(track.arrival_s <= victim.arrival_s for track in run.scheduler.running)
+    assert gave_way > 3
+
+
 def test_swapped_texts_come_back_before_anyone_new_and_compute_nothing_twice():
     run = Served(num_blocks=6, block_size=4, watermark=0.0, max_running=3, preemption="swap")
     run.add(request("a", 7, 12), request("b", 7, 12))

@@ -24,6 +24,7 @@ copy a sequence that moves (it is counted, in tokens).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from workbench.errors import WorkbenchError, check_whole
 from workbench.kv.blocks import BlockTables, NoRoom
 
 
-class Allocator:
+class Allocator(ABC):
     """`capacity` places, and who has which. A subclass hands them out.
 
     largest: tokens of the longest sequence that there can ever be. moved: tokens that were copied so far because a sequence
@@ -89,13 +90,15 @@ class Allocator:
         self._leave(sequence)
         del self._lengths[sequence]
 
+    @abstractmethod
     def fits(self, tokens: int) -> bool:
         """Whether a sequence of so many tokens would find room now."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def ranges(self, sequence: Hashable) -> list[tuple[int, int]]:
         """Where the places of a sequence are, in the order of its text: (first, how many)."""
-        raise NotImplementedError
+        ...
 
     def places(self, sequence: Hashable) -> int:
         """How many places a sequence has, used or not."""
@@ -108,14 +111,14 @@ class Allocator:
             )
         return self._lengths[sequence]
 
-    def _arrive(self, sequence: Hashable, tokens: int) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _arrive(self, sequence: Hashable, tokens: int) -> bool: ...
 
-    def _grow(self, sequence: Hashable, tokens: int) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _grow(self, sequence: Hashable, tokens: int) -> bool: ...
 
-    def _leave(self, sequence: Hashable) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _leave(self, sequence: Hashable) -> None: ...
 
 
 class ContiguousMaximum(Allocator):

@@ -406,9 +406,8 @@ class _Step:
         ends = torch.tensor(lengths, device=self._device)[:, None]
         at = torch.arange(longest, device=self._device)[None, :]
         if shortest < longest:
-            places = torch.where(
-                at < ends, places, places[:, :1]
-            )  # only its own tokens are read, hidden ones too
+            # only a text's own tokens are read, the hidden ones too
+            places = torch.where(at < ends, places, places[:, :1])
         read_at, masks = {}, {}
         for window in self._windows:
             first = 0 if window is None or self._sinks else max(0, shortest - window)

@@ -104,6 +104,11 @@ class Work(NamedTuple):
         """The text's last token is among them: its logits give the next."""
         return self.start + self.count == self.track.num_tokens
 
+    @property
+    def end(self) -> int:
+        """Tokens that the text has in the kv during the step, guesses among them."""
+        return self.start + self.count + self.drafts
+
 
 @dataclass
 class Plan:
@@ -144,9 +149,8 @@ class Scheduler:
     def __init__(self, memory: Memory, settings: SchedulerSettings | None = None) -> None:
         self.memory, self.settings = memory, settings or SchedulerSettings()
         self._key = policy_named(self.settings.policy, self.settings.aging_s)
-        self._in_order = (
-            self.settings.policy == "first_come"
-        )  # the key never changes, and arrival is the order
+        # then the key never changes, and who comes in comes behind all that run
+        self._in_order = self.settings.policy == "first_come"
         self._spare = int(self.settings.watermark * memory.num_blocks)
         self.waiting: list[Track] = []
         self.running: list[Track] = []
@@ -237,15 +241,14 @@ class Scheduler:
         Returns the rows left in the budget, and the blocks that the plan will take.
         """
         settings, memory = self.settings, self.memory
-        if not self._in_order:
-            self.running.sort(key=lambda track: self._key(track, now_s))
         self._fork_samples(plan)
+        if not self._in_order or plan.forked:
+            self.running.sort(key=lambda track: self._key(track, now_s))
         budget, taken = settings.token_budget, 0  # taken: blocks that this plan will take
         writers = [track for track in self.running if track.unsent == 1]
         readers = [track for track in self.running if track.unsent > 1]
-        if (
-            not settings.draft_tokens
-        ):  # mostly there is room for a token of each: one question for all of them
+        if not settings.draft_tokens:
+            # mostly there is room for a token of each: one question for all of them
             needed = memory.missing({track.sequence: track.computed + 1 for track in writers})
             if needed <= memory.num_available:
                 plan.work += [Work(track, track.computed, 1) for track in writers]
@@ -266,8 +269,14 @@ class Scheduler:
             while needed + taken > memory.num_available:
                 if drafts:  # guesses are the first to be left out
                     drafts, length = 0, length - drafts
-                elif not self._give_way(plan, track, now_s):
-                    break
+                else:
+                    victim = self._preempt_last(plan, now_s)
+                    if victim is track:
+                        break
+                    if out := next((work for work in plan.work if work.track is victim), None):
+                        plan.work.remove(out)  # it came later: what it would have written can wait
+                        budget += out.count + out.drafts
+                        taken = memory.missing({work.track.sequence: work.end for work in plan.work})
                 needed = memory.missing({track.sequence: length})
             if track.status is not Status.RUNNING:
                 continue
@@ -282,13 +291,12 @@ class Scheduler:
             count -= 1  # the last token of the prompt is sent by each text on its own
         return count
 
-    def _give_way(self, plan: Plan, track: Track, now_s: float) -> bool:
-        """Preempt the last in order that is not in the plan; False: it was `track` itself."""
-        planned = {id(work.track) for work in plan.work}
+    def _preempt_last(self, plan: Plan, now_s: float) -> Track:
+        """The last in the policy's order gives way, be it in the plan already or not: nobody gives way to a later one."""
         order = self.running if self._in_order else sorted(self.running, key=lambda t: self._key(t, now_s))
-        victim = next(t for t in reversed(order) if id(t) not in planned)
+        victim = order[-1]
         self._preempt(plan, victim)
-        return victim is not track
+        return victim
 
     def _preempt(self, plan: Plan, victim: Track) -> None:
         self.running.remove(victim)

@@ -151,9 +151,7 @@ class Dynamic(LengthPolicy):
         self._trial = 0  # rounds of a trial still to come
         self._rest = 0  # plain rounds before it is thought about again, which takes time too
         self._unheard = 0  # tokens that were written without the draft
-        self._accepted = (
-            0  # in this text: K is at most one more, so that a text unlike the others costs little
-        )
+        self._accepted = 0  # of this text; K is at most one more: a text unlike the others costs little
 
     def rates(self) -> list[float]:
         """Acceptance at each position, given that all before it were accepted: of this text, beginning with what other
@@ -194,9 +192,8 @@ class Dynamic(LengthPolicy):
             if speed >= (1 + self.margin) * plain:
                 return min(best, 1 + self._accepted)
             rounds = TRIAL
-            kept = (
-                self.rates()[0] if self.shared.can_be_heard else 0.0
-            )  # of the token that is tried, at worst none
+            # of a token that is tried: what was heard, at worst none is kept
+            kept = self.rates()[0] if self.shared.can_be_heard else 0.0
             cost = rounds * (self.shared.of_round(1) - (1 + kept) * self.shared.plain)
             missing = self.shared.lost_s + max(cost, 0) - self.allowance * self.shared.elapsed_s
             if missing > 0:  # each plain round earns its share
@@ -249,9 +246,8 @@ class Dynamic(LengthPolicy):
         self._accepted += outcome.accepted
         if self.shared.plain is not None:
             self.shared.lost_s += seconds - (outcome.accepted + 1) * self.shared.plain
-            self.shared.lost_s = max(
-                self.shared.lost_s, -self.allowance * self.shared.elapsed_s
-            )  # gains of long ago pay for no new losses
+            # gains of long ago pay for no new losses
+            self.shared.lost_s = max(self.shared.lost_s, -self.allowance * self.shared.elapsed_s)
         trials = [
             at < outcome.accepted for at in range(min(outcome.drafted, outcome.accepted + 1, self.most))
         ]
