@@ -9,7 +9,16 @@ from conftest import random_decoder, tiny_config
 from workbench.decoding import generate
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
-from workbench.experiments.draft_speed import _between, predicted_speed
+from workbench.experiments.round_costs import (
+    CHAINS,
+    TREES,
+    Guesses,
+    RoundCosts,
+    predicted_speed,
+    round_costs,
+    written_in_step,
+)
+from workbench.instruments.bench import Bench
 from workbench.speculation import ModelDraft
 from workbench.speculation.drafts.first_of import FirstOf
 from workbench.speculation.drafts.lookup import PromptLookupDraft
@@ -18,8 +27,10 @@ TINY = tiny_config(vocab_size=48, hidden_size=32, intermediate_size=64, head_dim
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 
 
-def test_every_draft_and_text_gets_a_ratio_that_its_parts_predict():
+def test_every_draft_and_text_gets_a_ratio_that_its_parts_predict(monkeypatch):
     """Structure, not speed: one turn each, the same texts, and counts that agree with each other."""
+    for name, value in {"TURNS": 1, "CHAINS": (2, 5), "TREES": (5,)}.items():
+        monkeypatch.setattr(f"workbench.experiments.round_costs.{name}", value)
     asked = {
         "drafts": "model,prompt_lookup",
         "lengths": "fixed",
@@ -40,16 +51,53 @@ def test_every_draft_and_text_gets_a_ratio_that_its_parts_predict():
         assert "token for token" in one.check
 
 
-def test_a_prediction_is_made_of_counted_rows():
-    """With a cost of one a pass, whatever the rows, the speed is the tokens a round, less what the draft took."""
-    target = random_decoder(TINY, seed=0)
-    got = generate(target, PROMPT, max_new_tokens=41, draft=target, draft_length=3, stop_token_ids=())
-    assert got.speculation.rows_per_round == (4,) * 10
-    rounds_cost = 10 + got.speculation.draft_s
-    assert predicted_speed(got, lambda rows: 1.0) == pytest.approx(40 / rounds_cost)
-    assert predicted_speed(got, float) == pytest.approx(40 / (40 + got.speculation.draft_s))
-    costs = {1: 1.0, 2: 1.5, 4: 2.5}
-    assert [_between(costs, rows) for rows in (1, 2, 3, 4, 8)] == [1.0, 1.5, 2.0, 2.5, 5.0]
+@pytest.fixture(scope="module")
+def target():
+    return random_decoder(TINY, seed=0)
+
+
+def test_two_requests_in_step_are_the_requests_alone(target):
+    how = {"max_new_tokens": 31, "temperature": 0.0, "seed": 0}
+    both = written_in_step(Bench(), target, PROMPT, draft=target, draft_length=3, **how)
+    alone = generate(target, PROMPT, stop_token_ids=(), **how)
+    assert both.alone.tokens == both.drafted.tokens == alone.tokens
+    assert len(both.alone_s) == len(both.drafted_s) == 31 and min(both.alone_s + both.drafted_s) > 0
+    assert both.ratio == pytest.approx(sum(both.alone_s[1:]) / sum(both.drafted_s[1:]))
+    rounds = sorted(both.drafted_s[1:])
+    assert rounds[-8] > 3 * rounds[len(rounds) // 2], "a token that was accepted is there at once"
+
+
+def test_a_prediction_is_made_of_counted_rows(target):
+    """With a cost of one a round, whatever the rows, the speed is the tokens a round, less what the draft took."""
+    both = written_in_step(
+        Bench(), target, PROMPT, draft=target, draft_length=3, max_new_tokens=41, temperature=0.0, seed=0
+    )
+    stats = both.drafted.speculation
+    assert stats.rows_per_round == (4,) * 10
+    drafting = stats.draft_s / (sum(both.alone_s[1:]) / 40)
+    assert predicted_speed(both, RoundCosts({4: 1.0}, {})) == pytest.approx(40 / (10 + drafting))
+    assert predicted_speed(both, RoundCosts({8: 8.0}, {})) == pytest.approx(40 / (40 + drafting))
+
+
+def test_the_cost_of_a_round_lies_between_those_that_were_timed():
+    cost = RoundCosts({2: 1.5, 4: 2.5}, {5: 3.0})
+    assert [cost(rows) for rows in (1, 2, 3, 4, 8)] == [1.0, 1.5, 2.0, 2.5, 5.0]
+    assert [cost(rows, tree=True) for rows in (1, 3, 5, 10)] == [1.0, 2.0, 3.0, 6.0]
+
+
+def test_rounds_are_timed_with_guesses_that_cost_nothing(target, monkeypatch):
+    """Every size that there is room for gets its cost, and a vocabulary of 48 has none for 64 different guesses."""
+    monkeypatch.setattr("workbench.experiments.round_costs.TURNS", 1)
+    cost = round_costs(Bench(), target, PROMPT)
+    assert set(cost.chains) == set(CHAINS) and set(cost.trees) == set(TREES) - {65}
+    assert min(*cost.chains.values(), *cost.trees.values()) > 0
+    for chain in (True, False):
+        got = generate(
+            target, PROMPT, max_new_tokens=20, draft=Guesses(target, 5, chain=chain),
+            draft_length=5 if chain else 1, stop_token_ids=(),
+        )  # fmt: skip
+        assert got.tokens == generate(target, PROMPT, max_new_tokens=20, stop_token_ids=()).tokens
+        assert got.speculation.rows_per_round[0] == 6 and got.speculation.lengths[0] == (5 if chain else 1)
 
 
 @pytest.mark.parametrize("given", [{"drafts": "modell"}, {"texts": "poems"}, {"lengths": "long"}])
@@ -68,11 +116,6 @@ def test_peers_write_the_same_texts():
 
 
 # -- drafts in order ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def target():
-    return random_decoder(TINY, seed=0)
 
 
 def test_the_first_draft_that_says_something_is_heard(target):

@@ -129,7 +129,7 @@ class TableModel:
 class ExactLaw:
     """`Law` in fractions: the rows that logits name; of real logits (float64, of an n-gram table) their softmax."""
 
-    greedy = False
+    greedy = is_argmax = False
 
     def __init__(self, power: int = 1) -> None:
         self.power = power

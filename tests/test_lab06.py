@@ -169,6 +169,7 @@ def test_a_round_decided_by_other_laws_is_thrown_away(pair, monkeypatch):
     class Sharper:
         def __init__(self, law):
             self.law, self.settings, self.greedy, self.calls = law, law.settings, law.greedy, 0
+            self.is_argmax = False
 
         def beliefs(self, *given):
             return self.law.beliefs(*given)

@@ -63,7 +63,8 @@ def no_panel_left_open():
 @pytest.fixture(autouse=True)
 def cheap_costs(monkeypatch):
     """A pass over rows is timed once."""
-    monkeypatch.setattr("workbench.experiments.draft_speed.COST_REPEATS", 1)
+    for name, value in {"TURNS": 1, "CHAINS": (2, 5), "TREES": (5,)}.items():
+        monkeypatch.setattr(f"workbench.experiments.round_costs.{name}", value)
 
 
 @pytest.fixture
@@ -172,15 +173,14 @@ def test_two_drafts_in_turn_are_told_apart(model, small):
 def test_a_greedy_text_that_differs_is_thrown_away(model, small, monkeypatch):
     from workbench.experiments import draft_origins
 
-    honest = draft_origins.write
+    honest = draft_origins.written_in_step
 
-    def spoiled(*args, draft=None, **how):
-        got = honest(*args, draft=draft, **how)
-        return (
-            got if draft is None else dataclasses.replace(got, tokens=[*got.tokens[:-1], got.tokens[-1] ^ 1])
-        )
+    def spoiled(*args, **how):
+        both = honest(*args, **how)
+        tokens = both.drafted.tokens
+        return both._replace(drafted=dataclasses.replace(both.drafted, tokens=[*tokens[:-1], tokens[-1] ^ 1]))
 
-    monkeypatch.setattr(draft_origins, "write", spoiled)
+    monkeypatch.setattr(draft_origins, "written_in_step", spoiled)
     with pytest.raises(WorkbenchError, match="differs from token 12 on"):
         run("drafts.origin", model, small)
 

@@ -512,7 +512,8 @@ def test_the_dynamic_length_switches_off_and_loses_little():
         K = policy.limit()
         seconds += 1 + 0.5 * K
         policy.learn(outcome(K, 0, draft_s=0.5 * K, plain=not K))
-    assert seconds < 1.02 * 400 and policy.chosen[-1] == 0 and policy.chosen.count(0) > 380
+    assert seconds < 1.01 * 400 + 1.5 and policy.chosen.count(0) > 390
+    assert set(policy.chosen[:20]) == {0, 1} and set(policy.chosen) == {0, 1}
 
 
 def test_the_dynamic_length_switches_on_again():
@@ -545,10 +546,38 @@ def test_a_draft_that_is_heard_and_never_right_costs_two_in_a_hundred():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_good_draft_that_began_badly_is_heard_and_used(seed):
-    """Its first six guesses are wrong, which a few trials take for hopeless; a hearing finds out soon."""
-    spent, policy = seconds_for(400, lambda at: 0.0 if at < 6 else 0.85, 0.3, hearing_s=0.6, seed=seed)
-    assert policy.chosen[1:5] == [1, 1, 1, 0] and policy.chosen[-1] > 0
-    assert spent < 0.95 * 400
+    """Its first thirty guesses are wrong, and a hearing takes it for hopeless; a later one finds out."""
+    spent, policy = seconds_for(800, lambda at: 0.0 if at < 30 else 0.85, 0.3, hearing_s=0.6, seed=seed)
+    assert set(policy.chosen[:17]) == {0}, "it is heard before it is tried"
+    assert policy.chosen[-50:].count(0) < 25 and spent < 0.95 * 800
+
+
+def speed_on_a_restless_machine(alpha: float, seed: int) -> float:
+    """Plain time over the time of 1,500 tokens where the pace changes now and then up to twofold, and each first pass of a
+    size takes four times as long."""
+    draw, policy, spent, plain, done = random.Random(seed), Dynamic(), 0.0, 0.0, 0
+    pace, seen = 1.0, set()
+    while done < 1500:
+        if draw.random() < 0.02:
+            pace = draw.choice([1.0, 1.4, 2.0])
+        K = policy.limit()
+        if not K and (count := policy.listens()):
+            policy.heard([draw.random() < alpha for _ in range(count)], 0.4 * pace)
+            spent += 0.4 * pace
+        cold = 1 if K in seen else 4
+        seen.add(K)
+        draft_s, verify_s = K * 0.3 * pace * cold, (1.2 if K else 1) * pace * cold * draw.uniform(1, 1.1)
+        accepted = next((i for i in range(K) if draw.random() >= alpha), K)
+        policy.learn(outcome(K, accepted, draft_s=draft_s, verify_s=verify_s, plain=not K))
+        done += accepted + 1
+        spent, plain = spent + draft_s + verify_s, plain + (accepted + 1) * 1.05 * pace
+    return plain / spent
+
+
+def test_a_restless_machine_hides_neither_a_good_draft_nor_a_bad_one():
+    good = sorted(speed_on_a_restless_machine(0.85, seed) for seed in range(7))
+    assert good[3] > 1.25 and good[0] > 0.97
+    assert min(speed_on_a_restless_machine(0.2, seed) for seed in range(7)) > 0.96
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ class SamplingLaw:
         self._row_by_row = self._reads_text or bool(self._replace)
         self._at_one = dataclasses.replace(settings, temperature=1.0) if settings.greedy else settings
         self._plainly_best = active == ["temperature"] and settings.greedy and not self._replace
+        self.is_argmax = self._plainly_best and guide is None
 
     def rows(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
         """[n, V] float64 on the CPU: what `choose` draws from. Greedy: the best token has 1."""
@@ -55,8 +56,9 @@ class SamplingLaw:
         if self._plainly_best:
             logits = self._masked(logits, text_of)
             if len(logits) == 1:  # a plain step, and it counts
-                check_logits(logits[0], "the model")
-                return [int(logits[0].argmax())]
+                row = logits[0]
+                check_logits(row, "the model")
+                return [int(row.argmax())]
             check_logits(logits, "the model")
             return logits.argmax(dim=-1).tolist()
         return self._filtered(self.settings, logits, text_of).argmax(dim=-1).tolist()

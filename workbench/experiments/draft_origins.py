@@ -10,11 +10,10 @@ from workbench.decoding.loop import Generation
 from workbench.errors import WorkbenchError
 from workbench.experiments.cache_memory import no_times
 from workbench.experiments.contract import Experiment, Setting
-from workbench.experiments.draft_inputs import DRAFTER, KIND, LENGTHS, length_of, make_draft, write
-from workbench.experiments.draft_speed import predicted_speed, verification_costs
+from workbench.experiments.draft_inputs import DRAFTER, KIND, LENGTHS, length_of, make_draft
 from workbench.experiments.inputs import MODEL, plain, token_text
+from workbench.experiments.round_costs import predicted_speed, round_costs, written_in_step
 from workbench.experiments.speculate_inputs import DRAFT, prompts_of
-from workbench.instruments.timing import exclusive
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
@@ -35,21 +34,19 @@ def run_origin(
         )
     bench.report("making the draft")
     made = make_draft(bench, drafter, model, draft)
-    how = {"new_tokens": new_tokens, "temperature": temperature, "seed": seed}
-    bench.report("what a pass over some rows costs")
-    cost = verification_costs(bench, target, len(asked) + new_tokens // 2)
-    ratios, predicted, results = [], [], []
+    how = {"max_new_tokens": new_tokens, "temperature": temperature, "seed": seed}
+    bench.report("what a round of so many rows takes")
+    cost = round_costs(bench, target, asked, temperature=temperature)
+    predicted, results = [], []
     for turn in range(-1, repeats):  # one turn warms up
         bench.check_stop()
         bench.report(f"turn {turn + 1} of {repeats}")
-        with exclusive(bench.check_stop):
-            alone = write(bench, target, asked, **how)
-            got = write(bench, target, asked, draft=made, draft_length=length_of(lengths), **how)
-        check = _compared(alone, got, temperature, made.name)
+        both = written_in_step(bench, target, asked, draft=made, draft_length=length_of(lengths), **how)
+        got = both.drafted
+        check = _compared(both.alone, got, temperature, made.name)
         if turn >= 0:
-            ratios.append(alone.tpot_s / got.tpot_s)
-            predicted.append(predicted_speed(got, cost))
-            results.append(got)
+            results.append(both)
+            predicted.append(predicted_speed(both, cost))
     stats = got.speculation
     drafted = sum(stats.drafted)
     yield bench.measurement(
@@ -61,14 +58,14 @@ def run_origin(
             "pieces": pieces_of(target, got),
             "drafted": list(stats.lengths), "emitted": list(stats.tokens_per_round),
         },
-        samples=ratios,
+        samples=[both.ratio for both in results],
         unit="ratio",
         counts={
             "rounds": stats.rounds, "plain_rounds": stats.plain_rounds, "calls_saved": stats.calls_saved,
             "drafted": drafted, "kept": stats.kinds.get("draft", 0),
             "tokens_per_round": sum(stats.tokens_per_round) / max(1, stats.rounds),
             "draft_calls": stats.draft_calls,
-            "draft_s_per_round": stats.draft_s / max(1, stats.rounds), "plain_step_s": cost(1),
+            "draft_s_per_round": stats.draft_s / max(1, stats.rounds), "plain_step_s": statistics.median(both.alone_s[1:]),
         },
         predicted=statistics.median(predicted),
         check=check,
@@ -102,8 +99,8 @@ EXPERIMENTS = (
         name="drafts.origin",
         lab=7,
         question="Who wrote which token of this text, and how many calls of the target did that save?",
-        how="the same request without a draft and with it, in turns; the time a token after the first. Predicted: the counted "
-        "rounds, each at the time of a pass over its rows (timed by itself), and the draft's own time.",
+        how="the same request without a draft and with it in step, token by token; the time a token after the first. Predicted: the counted "
+        "rounds, each at the time of a round of so many rows (timed with a draft that costs nothing), and the draft's own time.",
         settings=(
             MODEL,
             DRAFT,

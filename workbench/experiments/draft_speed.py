@@ -1,28 +1,23 @@
 """drafts.speed: every draft on every kind of text, against plain decoding of the same engine, predicted and measured.
 
-Each prompt is written plainly and, right after, with a draft. What is compared is the time a token after the first one, the
-draft's own reading of the prompt included. The prediction is made of parts: how many tokens a round gave (counted), what
-a verification of so many rows takes (timed by itself, between the turns), and what the draft took.
+Each prompt is written plainly and with a draft in step, token by token. What is compared is the time a token after the
+first one, the draft's own reading of the prompt included. The prediction is made of parts: how many tokens a round gave
+(counted), what a round of so many rows takes against a plain step (timed apart, with a draft that costs nothing), and what
+the draft took.
 """
 
 from __future__ import annotations
 
-import functools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from workbench.decoding.loop import Generation, generate
 from workbench.errors import WorkbenchError, unknown
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.round_costs import InStep, predicted_speed, round_costs, written_in_step
 from workbench.experiments.speculate_inputs import DRAFT, PROMPT_SETS, prompts_of
-from workbench.instruments.timing import exclusive
-from workbench.kv import kv_for
-from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder
 from workbench.speculation import DRAFTS, Draft, Dynamic, FirstOf, LengthPolicy, ModelDraft, draft_for
 
@@ -31,8 +26,7 @@ if TYPE_CHECKING:
     from workbench.instruments.records import Measurement
 
 SMALL_MODEL = "model"  # the one that the setting `draft` names
-COST_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 65)
-COST_REPEATS = 7
+WARMUP_LENGTH = 4
 
 
 @dataclass
@@ -42,8 +36,7 @@ class Contender:
     name: str
     draft: Draft
     length: int | LengthPolicy
-    results: list[Generation] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)  # plain time a token / its own, turn by turn
+    results: list[InStep] = field(default_factory=list)  # turn by turn
     predicted: list[float] = field(default_factory=list)
 
 
@@ -96,42 +89,6 @@ OF_WEIGHTS = ("self-int4",)
 FREE = ("prompt_lookup", "ngram", "phrases", "lookahead")
 
 
-# -- what a pass costs -----------------------------------------------------------------------------------------
-
-
-def verification_costs(bench: Bench, target: Decoder, context: int) -> Callable[[int], float]:
-    """rows -> seconds of a pass over so many rows after `context` tokens, between the measured ones in a straight line."""
-    kv = kv_for("contiguous", target, max_tokens=context + max(COST_ROWS))
-    tokens = [7] * (context + max(COST_ROWS))
-    samples: dict[int, list[float]] = {rows: [] for rows in COST_ROWS}
-    with torch.inference_mode():
-        target(Batch.of([tokens[:context]], device=target.device), kv)
-        for _ in range(COST_REPEATS):
-            for rows in COST_ROWS:
-                batch = Batch.of(
-                    [tokens[:rows]], first_positions=[context], logits="all", device=target.device
-                )
-                samples[rows] += bench.measure(lambda b=batch: target(b, kv), repeats=1, warmup=0)
-                kv.truncate(0, context)
-    medians = {rows: statistics.median(of_rows) for rows, of_rows in samples.items()}
-    return functools.partial(_between, medians)
-
-
-def _between(medians: dict[int, float], rows: int) -> float:
-    below = max(r for r in medians if r <= rows)
-    above = min((r for r in medians if r >= rows), default=below)
-    if above == below:
-        return medians[below] * rows / below
-    return medians[below] + (medians[above] - medians[below]) * (rows - below) / (above - below)
-
-
-def predicted_speed(result: Generation, cost: Callable[[int], float]) -> float:
-    """Plain time over the time of these rounds: each round a verification of its rows, and the draft's own time."""
-    stats = result.speculation
-    tokens = sum(stats.tokens_per_round)
-    return tokens * cost(1) / (sum(cost(rows) for rows in stats.rows_per_round) + stats.draft_s)
-
-
 # -- the turns ---------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +117,7 @@ def run_speed(
     contenders = contenders_of(drafts, lengths, target, small, bench.model(model))
     for kind in kinds:
         for one in contenders:
-            one.results, one.ratios, one.predicted = [], [], []
+            one.results, one.predicted = [], []
         yield from _of_kind(bench, target, contenders, kind, prompts, repeats, settings)
 
 
@@ -173,9 +130,8 @@ def _of_kind(bench, target, contenders, kind, count, repeats, settings) -> Itera
     room = target.config.context_length - new_tokens
     if max(map(len, texts)) > room:
         raise WorkbenchError(f"{new_tokens} new tokens leave room for a prompt of {room}; ask for fewer")
-    context = round(statistics.mean(map(len, texts))) + new_tokens // 2
-    bench.report(f"{kind}: what a pass over some rows costs")
-    cost = verification_costs(bench, target, context)
+    bench.report(f"{kind}: what a round of so many rows takes")
+    cost = round_costs(bench, target, max(texts, key=len), temperature=temperature)
     for turn in range(-1, repeats):
         for number, prompt in enumerate(texts):
             if turn < 0 and number:
@@ -184,16 +140,14 @@ def _of_kind(bench, target, contenders, kind, count, repeats, settings) -> Itera
             bench.report(f"{kind}: turn {max(turn, 0) + 1} of {repeats}, prompt {number + 1} of {count}")
             how = {"max_new_tokens": new_tokens, "temperature": temperature, "seed": max(turn, 0)}
             for one in contenders:
-                bench.check_stop()
-                with exclusive(bench.check_stop):
-                    alone = _write(target, prompt, **how)
-                    got = _write(target, prompt, **how, draft=one.draft, draft_length=one.length)
+                if turn < 0 and not isinstance(one.length, int):  # every size once
+                    written_in_step(bench, target, prompt, draft=one.draft, draft_length=WARMUP_LENGTH, **how)
+                both = written_in_step(bench, target, prompt, draft=one.draft, draft_length=one.length, **how)
                 if not temperature:
-                    _check_same(alone, got, one.name)
+                    _check_same(both, one.name)
                 if turn >= 0:
-                    one.results.append(got)
-                    one.ratios.append(alone.tpot_s / got.tpot_s)
-                    one.predicted.append(predicted_speed(got, cost))
+                    one.results.append(both)
+                    one.predicted.append(predicted_speed(both, cost))
     same = (
         "those of plain greedy decoding, token for token" if not temperature else "drawn by the target's law"
     )
@@ -201,40 +155,43 @@ def _of_kind(bench, target, contenders, kind, count, repeats, settings) -> Itera
         yield bench.measurement(
             name="drafts.speed",
             settings={**settings, "texts": kind, "drafter": one.name},
-            samples=one.ratios,
+            samples=[both.ratio for both in one.results],
             unit="ratio",
-            counts=_counts(one, cost),
+            counts=_counts(one),
             predicted=statistics.median(one.predicted),
             check=f"all {len(one.results)} texts are {same}",
         )
 
 
-def _write(target: Decoder, prompt: list[int], **how: Any) -> Generation:
-    return generate(target, prompt, stop_token_ids=(), kv="contiguous", **how)
-
-
-def _check_same(alone: Generation, got: Generation, name: str) -> None:
-    if got.tokens != alone.tokens:
-        at = next(i for i, (a, b) in enumerate(zip(alone.tokens, got.tokens)) if a != b)
+def _check_same(both: InStep, name: str) -> None:
+    alone, got = both.alone.tokens, both.drafted.tokens
+    if got != alone:
+        at = next(i for i, (a, b) in enumerate(zip(alone, got)) if a != b)
         raise WorkbenchError(
             f"with draft {name} the greedy text differs from token {at + 1} on; its time was thrown away"
         )
 
 
-def _counts(one: Contender, cost: Callable[[int], float]) -> dict[str, float]:
-    stats = [result.speculation for result in one.results]
+def _counts(one: Contender) -> dict[str, float]:
+    stats = [both.drafted.speculation for both in one.results]
     reached, rounds = sum(sum(s.reached) for s in stats), sum(s.rounds for s in stats)
     tokens = sum(sum(s.tokens_per_round) for s in stats)
-    measured_to_predicted = [a / b for a, b in zip(one.ratios, one.predicted)]
+    alone_s, drafted_s = (
+        sum(sum(getattr(both, whose)[1:]) for both in one.results) for whose in ("alone_s", "drafted_s")
+    )
+    plain_steps = rounds * alone_s / tokens  # seconds that so many plain steps took
     counts = {
+        "ratio_of_all_texts": alone_s / drafted_s,
         "tokens_per_round": tokens / rounds,
         "acceptance_rate": sum(sum(s.accepted) for s in stats) / reached if reached else 0.0,
         "calls_saved_share": sum(s.calls_saved for s in stats) / tokens,
         "plain_rounds_share": sum(s.plain_rounds for s in stats) / rounds,
-        "draft_s_per_plain_step": sum(s.draft_s for s in stats) / rounds / cost(1),
-        "verify_s_per_plain_step": sum(s.verify_s for s in stats) / rounds / cost(1),
-        "measured_to_predicted": statistics.median(measured_to_predicted),
-        "slowest_ratio": min(one.ratios),
+        "draft_s_per_plain_step": sum(s.draft_s for s in stats) / plain_steps,
+        "verify_s_per_plain_step": sum(s.verify_s for s in stats) / plain_steps,
+        "measured_to_predicted": statistics.median(
+            both.ratio / predicted for both, predicted in zip(one.results, one.predicted)
+        ),
+        "slowest_ratio": min(both.ratio for both in one.results),
     }
     for position in range(min(4, max(len(s.reached) for s in stats))):
         came = sum(s.reached[position] for s in stats if position < len(s.reached))
@@ -249,7 +206,7 @@ EXPERIMENTS = (
         name="drafts.speed",
         lab=7,
         question="Which draft makes which text faster, by how much, and does the count of its parts predict it?",
-        how="Each text plainly and with a draft, one right after the other; ratios of the time a token after the first.",
+        how="Each text plainly and with a draft in step, token by token; ratios of the time a token after the first.",
         settings=(
             MODEL,
             DRAFT,

@@ -11,11 +11,12 @@ A round in which nothing is drafted is a plain decode step, and is sent as one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -64,8 +65,7 @@ class Writing:
         return self.token_ids[self.prompt_tokens :]
 
 
-@dataclass(frozen=True)
-class Emitted:
+class Emitted(NamedTuple):
     """One token that is certain now."""
 
     token_id: int
@@ -83,15 +83,14 @@ class Chunk:
     writing: Writing | None = None  # whose prompt it is, so that its features are kept
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """What one round did for one text."""
 
     emitted: tuple[Emitted, ...]
     proposal: Proposal
     verdict: Verdict
     p: torch.Tensor | None  # [nodes + 1, V] the target's laws, where they were asked for
-    draft_s: float  # a batch's time is counted whole for each of its texts
+    draft_s: float  # learning from the target's answer included; a batch's time is counted whole for each of its texts
     verify_s: float
     rows: int  # of this text that the target processed
     error: Exception | None = None  # then nothing was written
@@ -140,7 +139,7 @@ class Speculator:
         for writing, limit in zip(writings, limits):
             if not limit and writing.begun and (count := writing.lengths.listens()):
                 self._listen(writing, count)
-        if len(writings) == 1 and not limits[0] and not chunks and not self._wants_features and not isolate:
+        if len(writings) == 1 and not limits[0] and not chunks and not isolate:
             return [self._plain_round(writings[0])]
         started = time.perf_counter()
         proposals = self._propose(writings, limits, isolate)
@@ -148,7 +147,7 @@ class Speculator:
         starts = [self.kv.lengths.get(writing.sequence, 0) for writing in writings]
         batch = self._batch(writings, proposals, starts, chunks)
         logits, hidden = self._forward(batch)
-        results, at = [], 0
+        results, at, observed_s = [], 0, 0.0
         for index, (writing, proposal) in enumerate(zip(writings, proposals)):
             rows = logits[at : at + len(proposal) + 1]
             at += len(rows)
@@ -160,7 +159,9 @@ class Speculator:
                 results.append(((), NOTHING, None, None, error))
                 continue
             if len(proposal):
+                observing = time.perf_counter()
                 self.draft.observe(writing.sequence, proposal, rows)
+                observed_s += time.perf_counter() - observing
             if hidden is not None:
                 self._keep_features(writing, verdict, hidden[index], starts[index])
             self._settle(writing, proposal, verdict)
@@ -170,7 +171,7 @@ class Speculator:
             for chunk, rows in zip(chunks, hidden[len(writings) :]):
                 self._keep_chunk_features(chunk, rows)
         verified = time.perf_counter()
-        draft_s, verify_s = drafted - started, verified - drafted
+        draft_s, verify_s = drafted - started + observed_s, verified - drafted - observed_s
         rounds = []
         for writing, limit, (a, b), (*told, error) in zip(
             writings, limits, pairwise(batch.query_starts), results
@@ -199,16 +200,31 @@ class Speculator:
             sequences=(writing.sequence,),
             device=self.model.device,
         )
-        logits, _ = self._forward(batch)
-        verdict, laws = self._decide(writing, NOTHING, logits)
-        emitted = self._emit(writing, NOTHING, verdict, logits)
-        told = Round(
-            emitted, NOTHING, verdict, laws, 0.0, time.perf_counter() - started, rows=batch.num_tokens
-        )
+        logits, hidden = self._forward(batch)
+        laws = None
+        if writing.law.is_argmax and self.log_probs:
+            verdict, emitted = self._argmax(writing, logits)
+        else:
+            verdict, laws = self._decide(writing, NOTHING, logits)
+            emitted = self._emit(writing, NOTHING, verdict, logits)
+        if hidden is not None and writing.featured >= start:
+            writing.features.append(hidden[0][writing.featured - start :])
+            writing.featured = start + batch.num_tokens
+        seconds = time.perf_counter() - started
         if writing.begun:
-            writing.lengths.learn(told.outcome(plain=True))
+            writing.lengths.learn(Outcome(0, 0, (), 0.0, seconds, batch.num_tokens, plain=True))
         writing.begun = True
-        return told
+        return Round(emitted, NOTHING, verdict, laws, 0.0, seconds, batch.num_tokens)
+
+    def _argmax(self, writing: Writing, logits: torch.Tensor) -> tuple[Verdict, tuple[Emitted]]:
+        """`_decide` and `_emit` of a plain step where the highest logit is all there is to find."""
+        row = logits[0]
+        token = int(row.argmax())
+        log_prob = row.log_softmax(dim=-1)[token].item()
+        if not math.isfinite(log_prob):
+            writing.law.best(logits, lambda _: writing.token_ids)  # says what is wrong with these logits
+        self._append(writing, token)
+        return Verdict((), token, bonus=True), (Emitted(token, log_prob, "target", "plain"),)
 
     def _listen(self, writing: Writing, count: int) -> None:
         """Ask the draft what it would have guessed of the tokens that came without it."""

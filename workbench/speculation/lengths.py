@@ -10,14 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from workbench.errors import WorkbenchError, check_between, check_whole, unknown
 from workbench.speculation.theory import expected_tokens_by_position
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a policy learns from: one round of one text."""
 
     drafted: int  # depth of the proposal
@@ -126,24 +125,26 @@ class Threshold(LengthPolicy):
 class Dynamic(LengthPolicy):
     """The K that measured best, and none where every K loses.
 
-    It keeps the acceptance by position (newer rounds count more) and the time of plain steps, drafts and verifications,
-    and takes the K of the most tokens a second. When no K beats plain steps by `margin` the draft is switched off, and what
-    is spent on it from then on is at most `allowance` of all the time so far. For that the draft is heard: it reads what was
-    written without it, in one pass, and says which of the tokens it would have guessed, which is some thirty answers for the
-    price of one drafted token. It is also tried, for two rounds of one token: in the first it reads what it has missed, so that
-    round's draft time says nothing about the next. A trial is paid by what it is expected to cost; nothing is expected to be
-    kept of a draft that cannot be heard.
+    It keeps the acceptance by position (newer rounds count more) and what drafts and verifications took, in plain steps of
+    the same moment, and takes the K of the most tokens a step's time. When no K beats plain steps by `margin` the draft is
+    switched off, and what is spent on it from then on is at most `allowance` of all the time so far. For that the draft is
+    heard: it reads what was written without it, in one pass, and says which of the tokens it would have guessed, which is
+    some thirty answers for the price of one drafted token. It is also tried, for two rounds of one token: in the first it
+    reads what it has missed, so that round's draft time says nothing about the next. A trial is paid by what it is expected
+    to cost; nothing is expected to be kept of a draft that cannot be heard. The first round of every depth, a warm-up, is
+    not charged.
     Times are of the machine and the pair, and are shared by all copies; acceptance is of the text, and a new text begins
     with what the others had.
     """
 
     def __init__(
-        self, *, most: int = 8, memory: float = 0.9, margin: float = 0.05, allowance: float = 0.01
+        self, *, most: int = 8, memory: float = 0.95, margin: float = 0.05, allowance: float = 0.01
     ) -> None:
         self.most = check_whole("most", most, 1)
         self.memory = check_between("memory", memory, 0, 1)
         self.margin = check_between("margin", margin, 0, 1)
         self.allowance = check_between("allowance", allowance, 0, 1)
+        self._half = self.allowance / 2  # for listening, and as much for losing rounds
         self.shared = Experience()
         self._counts = [(0.0, 0.0)] * most  # discounted: tokens at this position that were kept, and tried
         self.chosen: list[int] = []  # K of each round
@@ -151,7 +152,9 @@ class Dynamic(LengthPolicy):
         self._trial = 0  # rounds of a trial still to come
         self._rest = 0  # plain rounds before it is thought about again, which takes time too
         self._unheard = 0  # tokens that were written without the draft
-        self._accepted = 0  # of this text; K is at most one more: a text unlike the others costs little
+        self._accepted = (
+            0  # of this text, or heard; K is at most one more: a text unlike the others costs little
+        )
 
     def rates(self) -> list[float]:
         """Acceptance at each position, given that all before it were accepted: of this text, beginning with what other
@@ -165,21 +168,19 @@ class Dynamic(LengthPolicy):
         return found
 
     def predict(self, K: int) -> float | None:
-        """Tokens a second at K, by what was measured; None while a time is missing. 0: plain steps."""
-        if K == 0:
-            plain = self.shared.plain
-            return None if plain is None else 1 / plain
-        seconds = self.shared.of_round(K)
-        return None if seconds is None else expected_tokens_by_position(self.rates()[:K]) / seconds
+        """Tokens in the time of a plain step at K, by what was measured; None while a time is missing."""
+        steps = self.shared.steps_of_round(K)
+        return None if steps is None else expected_tokens_by_position(self.rates()[:K]) / steps
 
     def limit(self) -> int:
         self.chosen.append(self._limit())
         return self.chosen[-1]
 
     def _limit(self) -> int:
-        if self.shared.plain is None:
+        if self.shared.elapsed <= LISTEN_EVERY and self.shared.can_be_heard is None:
+            return 0  # heard first, which costs less than being tried
+        if not self.shared.knows_plain:
             return 0
-        plain = 1 / self.shared.plain
         if self._trial:
             self._trial -= 1
             return 1
@@ -187,67 +188,48 @@ class Dynamic(LengthPolicy):
             self._rest -= 1
             return 0
         rounds = FIRST_TRIAL
-        if self.shared.parts is not None:
-            best, speed = self._best()
-            if speed >= (1 + self.margin) * plain:
+        if self.shared.measured:
+            best = max(range(1, self.most + 1), key=self.predict)
+            if self.predict(best) >= 1 + self.margin:
+                if self.shared.since_plain >= REFRESH:
+                    return 0  # what a plain step takes now
                 return min(best, 1 + self._accepted)
             rounds = TRIAL
             # of a token that is tried: what was heard, at worst none is kept
             kept = self.rates()[0] if self.shared.can_be_heard else 0.0
-            cost = rounds * (self.shared.of_round(1) - (1 + kept) * self.shared.plain)
-            missing = self.shared.lost_s + max(cost, 0) - self.allowance * self.shared.elapsed_s
+            cost = rounds * (self.shared.steps_of_round(1) - (1 + kept))
+            missing = self.shared.lost + max(cost, 0) - self._half * self.shared.elapsed
             if missing > 0:  # each plain round earns its share
-                earned = self.allowance * self.shared.plain
-                self._rest = min(LONGEST_REST, int(missing / earned)) if earned else LONGEST_REST
+                self._rest = min(LONGEST_REST, int(missing / self._half)) if self._half else LONGEST_REST
                 return 0
         self._trial = rounds - 1
         return 1
 
     def listens(self) -> int:
-        if self.shared.plain is None or self.shared.can_be_heard is False or self._unheard < LISTEN_EVERY:
+        if self._unheard < LISTEN_EVERY or self.shared.can_be_heard is False or not self.shared.knows_plain:
             return 0
-        expected = self.shared.hearing_s or 0.0
-        if (
-            self.shared.lost_s + expected > self.allowance * self.shared.elapsed_s
-            and self.shared.can_be_heard
-        ):
+        if self.shared.listened + self.shared.hearing > self._half * self.shared.elapsed:
             return 0
         return min(self._unheard, LISTEN_TO)
 
     def heard(self, right: Sequence[bool] | None, seconds: float) -> None:
-        self.shared.can_be_heard = right is not None
-        self.shared.hearing_s, self._unheard, self._rest = seconds, 0, 0
-        self.shared.elapsed_s += seconds
-        self.shared.lost_s += seconds
+        self._unheard, self._rest = 0, 0
+        self.shared.add_hearing(right is not None, seconds)
+        self._accepted += sum(right or ())
         for hit in right or ():
             self._counts = _fading(self._counts, [hit], self.memory)
             self.shared.tried([hit])
 
-    def _best(self) -> tuple[int, float]:
-        """The K of the most tokens a second, and how many that are: `predict` of every K, in one go."""
-        draft_s, verify_s = self.shared.parts
-        tokens = kept = 1.0
-        best = (0, 0.0)
-        for K, rate in enumerate(self.rates(), start=1):
-            kept *= rate
-            tokens += kept
-            best = max(best, (K, tokens / (K * draft_s + verify_s)), key=lambda one: one[1])
-        return best
-
     def learn(self, outcome: Outcome) -> None:
-        seconds = outcome.draft_s + outcome.verify_s
-        self.shared.add(outcome, caught_up=self._caught_up)
-        self._caught_up = not outcome.plain
-        self.shared.elapsed_s += seconds
         if outcome.plain:
+            self._caught_up = False
             self._unheard += 1
+            self.shared.add_plain(outcome.verify_s)
             return
         self._unheard = 0
         self._accepted += outcome.accepted
-        if self.shared.plain is not None:
-            self.shared.lost_s += seconds - (outcome.accepted + 1) * self.shared.plain
-            # gains of long ago pay for no new losses
-            self.shared.lost_s = max(self.shared.lost_s, -self.allowance * self.shared.elapsed_s)
+        self.shared.add_round(outcome, caught_up=self._caught_up, least=-self._half)
+        self._caught_up = True
         trials = [
             at < outcome.accepted for at in range(min(outcome.drafted, outcome.accepted + 1, self.most))
         ]
@@ -262,11 +244,12 @@ class Dynamic(LengthPolicy):
 
 FIRST_GUESS = 0.7  # acceptance before anything was tried: high enough that everything is
 KEPT_TIMES = 16
-FIRST_TRIAL, TRIAL = 3, 2  # rounds: the first passes of a size take longer than those that follow
-PRIOR = 1.0  # what other texts had counts as one try
+FIRST_TRIAL, TRIAL = 3, 2  # rounds; the first of all is a warm-up
+PRIOR = 2.0  # what other texts had counts as two tries
 DEEPER = 4.0  # and what the position before had as four: few rounds come so far, and who stops early never learns more
 LONG_MEMORY = 0.995
 LONGEST_REST = 16
+REFRESH = 48  # rounds with a draft after which a plain step is timed again: the machine may be another by now
 LISTEN_EVERY, LISTEN_TO = 16, 32  # plain rounds between two hearings at least; tokens of one
 
 
@@ -282,26 +265,71 @@ def _fading(
 
 
 class Experience:
-    """What copies of a policy share: the least of the last times of plain steps, of a drafted token and of a verification,
-    and the acceptance by position over all texts."""
+    """What copies of a policy share: what plain steps take, and drafted tokens and verifications against the plain steps
+    of the same moment (a machine may be twice as slow a second later); the acceptance by position over all texts; and the
+    account. Of the last times the lower quartile counts: of few that is the least, and what disturbs a time
+    makes it longer; of many it is what they usually are.
+
+    Times are in plain steps, but for `plain_s`, the seconds of one.
+    """
 
     def __init__(self) -> None:
-        self.lost_s = self.elapsed_s = 0.0  # against plain steps, and in all
+        self.lost = self.elapsed = 0.0  # against plain steps, and in all
+        self.listened = 0.0
         self.can_be_heard: bool | None = None  # None: not known yet
-        self.hearing_s: float | None = None  # what it took last time
+        self.since_plain = 0  # rounds with a draft
         self._counts: list[tuple[float, float]] = []
-        self._plain: deque[float] = deque(maxlen=KEPT_TIMES)
+        self._plain: deque[float] = deque(maxlen=KEPT_TIMES)  # seconds
         self._draft: deque[float] = deque(maxlen=KEPT_TIMES)  # a token
-        self._verify: deque[float] = deque(maxlen=KEPT_TIMES)
+        self._hearing: deque[float] = deque(maxlen=KEPT_TIMES)
+        self._verify: dict[int, deque[float]] = {}  # by the depth of the proposal: a tree grows with it
 
-    def add(self, outcome: Outcome, *, caught_up: bool) -> None:
-        """caught_up: the draft had read the text but for the last round's tokens, so its time is that of drafting."""
-        if outcome.plain:
-            self._plain.append(outcome.verify_s)
+    def add_plain(self, seconds: float) -> None:
+        """A plain round."""
+        if self.since_plain >= REFRESH:
+            self._plain.clear()
+        self._plain.append(seconds)
+        self.since_plain = 0
+        self.elapsed += 1
+
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a plain step now; None before the first."""
+        return _usual(self._plain) if self._plain else None
+
+    def add_round(self, outcome: Outcome, *, caught_up: bool, least: float) -> None:
+        """A round with a draft. caught_up: the draft had read the text but for the last round's tokens, so its time is that
+        of drafting. least: share of all time that gains of long ago may pay for new losses.
+
+        The first round of a depth is a warm-up: it is no measure, and it is not charged. Others are charged with what
+        they usually take: what disturbed one of them would have disturbed plain steps too.
+        """
+        self.since_plain += 1
+        plain_s = self.plain_s
+        if plain_s is None:  # nothing to hold it against
+            return
+        draft, verify = outcome.draft_s / plain_s, outcome.verify_s / plain_s
+        warm = outcome.drafted in self._verify
+        if not warm:
+            self._verify[outcome.drafted] = deque(maxlen=KEPT_TIMES)
         elif outcome.drafted:
-            self._verify.append(outcome.verify_s)
+            self._verify[outcome.drafted].append(verify)
             if caught_up:
-                self._draft.append(outcome.draft_s / outcome.drafted)
+                self._draft.append(draft / outcome.drafted)
+        usual = self.steps_of_round(outcome.drafted) if outcome.drafted else None
+        self.elapsed += draft + verify
+        if warm:
+            self.lost += (draft + verify if usual is None else usual) - (outcome.accepted + 1)
+            self.lost = max(self.lost, least * self.elapsed)
+
+    def add_hearing(self, can_be_heard: bool, seconds: float) -> None:
+        """The first one is a warm-up too."""
+        steps = seconds / self.plain_s
+        if self.can_be_heard is not None:
+            self._hearing.append(steps)
+            self.listened += self.hearing
+        self.elapsed += steps
+        self.can_be_heard = can_be_heard
 
     def tried(self, trials: list[bool]) -> None:
         """[positions that a round came to] whether the token there was kept."""
@@ -313,25 +341,34 @@ class Experience:
         return (self._counts + [(0.0, 0.0)] * most)[:most]
 
     @property
-    def plain(self) -> float | None:
-        """Seconds of a step without a draft; None before the first."""
-        return _typical(self._plain)
+    def hearing(self) -> float:
+        """What one takes; 0 before it is known."""
+        return _usual(self._hearing) if self._hearing else 0.0
 
     @property
-    def parts(self) -> tuple[float, float] | None:
-        """Seconds of a drafted token, and of a verification, which counts the same for every K; None before the first."""
-        if not self._draft or not self._verify:
+    def knows_plain(self) -> bool:
+        return bool(self._plain)
+
+    @property
+    def measured(self) -> bool:
+        return bool(self._draft) and any(self._verify.values())
+
+    def steps_of_round(self, K: int) -> float | None:
+        """Plain steps that a round of K drafted tokens takes; None before the first. K = 0: 1. A verification of a depth
+        that was never sent is taken to be that of the nearest."""
+        if K == 0:
+            return 1.0 if self.knows_plain else None
+        if not self.measured:
             return None
-        return _typical(self._draft), _typical(self._verify)
+        nearest = min(
+            (d for d, times in self._verify.items() if times), key=lambda depth: (abs(depth - K), depth)
+        )
+        return K * _usual(self._draft) + _usual(self._verify[nearest])
 
-    def of_round(self, K: int) -> float | None:
-        """Seconds of a round of K drafted tokens."""
-        return None if self.parts is None else K * self.parts[0] + self.parts[1]
 
-
-def _typical(values: deque[float]) -> float | None:
-    """The least: what disturbs a time only ever makes it longer, and the first pass of a new size is no measure."""
-    return min(values, default=None)
+def _usual(times: deque[float]) -> float:
+    """The lower quartile."""
+    return sorted(times)[(len(times) - 1) // 4]
 
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {"threshold": Threshold, "dynamic": Dynamic}

@@ -19,8 +19,7 @@ outcome there is, exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from workbench.speculation.proposal import Proposal
 
@@ -39,8 +38,7 @@ class Draws(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What came of one round: the drafted tokens that stay, and one token from the target."""
 
     path: tuple[int, ...]  # accepted nodes of the proposal, from the root on

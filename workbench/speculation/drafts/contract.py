@@ -25,6 +25,7 @@ class Law(Protocol):
     """
 
     greedy: bool  # the best token and no chance
+    is_argmax: bool  # greedy, and no filter, penalty or grammar has a say: the token of the highest logit
 
     def rows(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
         """[n, V] float64 on the CPU from logits [n, V]."""
