@@ -21,6 +21,7 @@ from workbench.experiments.round_costs import (
 from workbench.instruments.bench import Bench
 from workbench.speculation import ModelDraft
 from workbench.speculation.drafts.first_of import FirstOf
+from workbench.speculation.drafts.lookahead import LookaheadDraft
 from workbench.speculation.drafts.lookup import PromptLookupDraft
 
 TINY = tiny_config(vocab_size=48, hidden_size=32, intermediate_size=64, head_dim=8, context_length=160)
@@ -131,6 +132,20 @@ def test_the_first_draft_that_says_something_is_heard(target):
     )
     assert got.tokens == plain.tokens and "itself" in got.origins
     assert not alone._kv.lengths and got.speculation.draft_calls > 0
+
+
+def test_a_draft_that_learns_from_the_target_learns_behind_another_too(target):
+    """Lookahead collects what the target guessed in its own rounds; a lookup before it takes nothing of that away."""
+    alone, both = (
+        LookaheadDraft(target),
+        FirstOf(PromptLookupDraft(target, least=40, most=40), LookaheadDraft(target)),
+    )
+    how = {"max_new_tokens": 60, "draft_length": 4, "stop_token_ids": ()}
+    by_itself = generate(target, PROMPT, draft=alone, **how)
+    behind = generate(target, PROMPT, draft=both, **how)
+    assert behind.tokens == by_itself.tokens
+    assert behind.speculation.tokens_per_round == by_itself.speculation.tokens_per_round
+    assert max(behind.speculation.tokens_per_round) > 1
 
 
 def test_drawn_texts_keep_their_law_whoever_is_heard(target):

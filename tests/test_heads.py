@@ -53,6 +53,8 @@ from workbench.models.heads import (
 from workbench.models.recipes import EpochSampler, TrainingAttention, rows_batch
 from workbench.speculation import Ask, RandomDraws
 from workbench.speculation.drafts.eagle import EagleDraft
+from workbench.speculation.drafts.first_of import FirstOf
+from workbench.speculation.drafts.lookup import PromptLookupDraft
 from workbench.speculation.drafts.medusa import MedusaDraft, best_paths, check_paths
 from workbench.speculation.draws import BestDraws
 from workbench.speculation.rule import verify
@@ -671,6 +673,30 @@ def test_heads_say_which_tokens_they_would_have_guessed():
         assert draft.propose([ask(23, 27)])[0].tokens == make().propose([ask(0, 27)])[0].tokens
         draft.release("s")
         assert draft.listen(ask(0, 2), 9) == []
+
+
+def test_of_two_drafts_the_last_is_heard_and_neither_misses_a_feature():
+    target = tiny_target()
+    text = torch.randint(0, V, (1, 30), generator=torch.Generator().manual_seed(1))
+    features = features_of(target, text)[0]
+    eagle = tiny_eagle(target)
+
+    def ask(known: int, length: int) -> Ask:
+        tokens = text[0, :length].tolist()
+        law = SamplingLaw(SamplingSettings(temperature=0.0), tokens)
+        return Ask("s", tokens, 1, 8, law, BestDraws(), lambda confidence: True, features[known : length - 1])
+
+    both = FirstOf(PromptLookupDraft(target, least=40, most=40), EagleDraft(target, eagle))
+    assert both.listen(ask(0, 24), 9) == EagleDraft(target, eagle).listen(ask(0, 24), 9)
+    assert both.model_calls == 1
+    assert both.propose([ask(23, 27)])[0].tokens == EagleDraft(target, eagle).propose([ask(0, 27)])[0].tokens
+    silent = FirstOf(EagleDraft(target, eagle), PromptLookupDraft(target, least=1))
+    silent.listen(ask(0, 24), 9)  # the lookup answers, and EAGLE reads the features when it is asked
+    assert (
+        silent.propose([ask(23, 27)])[0].tokens == EagleDraft(target, eagle).propose([ask(0, 27)])[0].tokens
+    )
+    both.release("s")
+    assert not both._features and not both._authors
 
 
 def test_picked_tokens_are_kept_as_often_as_the_target_writes_them(target):

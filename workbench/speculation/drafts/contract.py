@@ -85,7 +85,7 @@ class Draft(ABC):
 
         One pass over what the draft has to read anyway, instead of a round a token: the cheap way to learn whether
         drafting would pay. Nothing is drawn; where it would not have guessed, nothing is said. None: this draft cannot say,
-        and is tried out.
+        and is tried out. `ask.features` are those since the last ask, here too: a draft that wants them reads or keeps them.
         """
         return None
 

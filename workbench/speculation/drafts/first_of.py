@@ -27,9 +27,9 @@ class FirstOf(Draft):
             )
         self.drafts, self.name = drafts, name or ", else ".join(draft.name for draft in drafts)
         self.wants_features = any(draft.wants_features for draft in drafts)
-        self._features: dict[
-            tuple[int, Hashable], list[torch.Tensor]
-        ] = {}  # that a draft has not been shown yet
+        # what a draft has not been shown yet
+        self._features: dict[tuple[int, Hashable], list[torch.Tensor]] = {}
+        self._authors: dict[Hashable, Draft] = {}  # of the last proposal
 
     def check_fits(self, target: Decoder) -> None:
         for draft in self.drafts:
@@ -39,15 +39,15 @@ class FirstOf(Draft):
         found: dict[int, Proposal] = {}
         for number, draft in enumerate(self.drafts):
             silent = [index for index in range(len(asks)) if index not in found]
-            if draft.wants_features:
-                for ask in asks:
-                    self._features.setdefault((number, ask.sequence), []).append(ask.features)
+            for ask in asks:
+                self._keep(number, draft, ask)
             if not silent:
                 continue
             shown = [self._for(number, draft, asks[index]) for index in silent]
             calls, rows = draft.model_calls, draft.rows_processed
             for index, proposal in zip(silent, draft.propose(shown)):
                 if len(proposal):
+                    self._authors[asks[index].sequence] = draft
                     found[index] = replace(
                         proposal, origins=proposal.origins or (draft.name,) * len(proposal)
                     )
@@ -55,10 +55,32 @@ class FirstOf(Draft):
             self.rows_processed += draft.rows_processed - rows
         return [found.get(index, NOTHING) for index in range(len(asks))]
 
+    def listen(self, ask: Ask, count: int) -> list[bool] | None:
+        """The last draft's answer: it is the one that speaks where the others are silent, so their part is left out."""
+        for number, draft in enumerate(self.drafts):
+            self._keep(number, draft, ask)
+        last = len(self.drafts) - 1
+        draft = self.drafts[last]
+        calls, rows = draft.model_calls, draft.rows_processed
+        heard = draft.listen(self._for(last, draft, ask), count)
+        self.model_calls += draft.model_calls - calls
+        self.rows_processed += draft.rows_processed - rows
+        return heard
+
+    def observe(self, sequence: Hashable, proposal: Proposal, logits: torch.Tensor) -> None:
+        """For the draft whose proposal it was."""
+        if sequence in self._authors:
+            self._authors[sequence].observe(sequence, proposal, logits)
+
     def release(self, sequence: Hashable) -> None:
+        self._authors.pop(sequence, None)
         for number, draft in enumerate(self.drafts):
             draft.release(sequence)
             self._features.pop((number, sequence), None)
+
+    def _keep(self, number: int, draft: Draft, ask: Ask) -> None:
+        if draft.wants_features:
+            self._features.setdefault((number, ask.sequence), []).append(ask.features)
 
     def _for(self, number: int, draft: Draft, ask: Ask) -> Ask:
         if not draft.wants_features:
