@@ -712,7 +712,7 @@ Markdown(
 # Digits of π. No draft knows them, and the greedy target makes some up; each round costs K drafts for next to
 # nothing. The remedy is to *notice*. The **dynamic** length keeps count of the acceptance by position and of the
 # times of steps, drafts and verifications, takes the K of the most tokens a second, and switches the draft **off**
-# where every K loses. Now and then it tries again, as far as one percent of the time allows:
+# where every K loses. Now and then it listens or tries again, as far as one percent of the time allows:
 
 # %%
 unguessable = run_experiment(

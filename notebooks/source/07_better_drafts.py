@@ -227,9 +227,11 @@ print(f"stopping after an unsure token: all {len(stops)} texts as the target wri
 print(f"throwing it away: the text {worst} has {throws[worst]} instead of {wanted[worst]}")
 
 # %% [markdown]
-# **Dynamic** goes further. It measures: acceptance at each position, the time of plain steps, of drafts and of
-# verifications, and takes the K of the most tokens a second. When no K beats plain steps it switches the draft off,
-# and tries again only as far as the loss stays under a percent of all the time.
+# **Dynamic** goes further. It measures: acceptance at each position, and what drafts and verifications take against the
+# plain steps of the same moment; and takes the K of the most tokens a second. When no K beats plain steps it switches the
+# draft off. A draft that is off is *heard* now and then: in one pass it reads what was written without it and says which
+# of those tokens it would have guessed, which is cheaper than a round for each. It is also tried, for two rounds. Both
+# together take at most a percent of all the time.
 
 # %%
 lengths = wb.panels.draft_threshold(new_tokens=NEW, prompts=1)
@@ -592,8 +594,9 @@ for broken in ({"type": "integer", "minimum": 5, "maximum": 3}, {"$ref": "#/$def
 # %% [markdown]
 # # Which one?
 #
-# Three of the drafts, on four kinds of text, against plain decoding of the same engine, in turns. Dashed is what counted parts
-# predict: the tokens a pass, what a pass over so many rows takes, and the draft's own time.
+# Three of the drafts, on four kinds of text, each in step with plain decoding of the same engine, token by token: the memory of
+# a machine may be twice as slow half a second later, and so both see the same one. Dashed is what counted parts predict: the
+# tokens a round, what a round of so many rows takes, and the draft's own time.
 
 # %%
 bars = wb.panels.draft_speed(drafts="model,prompt_lookup,eagle", prompts=1, repeats=2, new_tokens=NEW)

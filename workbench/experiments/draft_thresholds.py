@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workbench.errors import WorkbenchError
@@ -31,35 +30,58 @@ if TYPE_CHECKING:
 TWO, ALL = "code, digits", "all"
 
 
-@dataclass(frozen=True)
 class Written:
-    """One text, round by round."""
+    """One text, written round by round by the engine itself. draft None: plain decoding by the same code."""
 
-    tokens: tuple[int, ...]
-    rounds: tuple[Round, ...]  # without the prompt's own
-    policy: LengthPolicy
+    def __init__(
+        self, target: Decoder, draft: Draft | None, prompt: list[int], policy: LengthPolicy, new_tokens: int,
+        temperature: float, seed: int,
+    ) -> None:  # fmt: skip
+        law = law_for(prompt, temperature=temperature)
+        self._speculator = speculator_for(target, draft, texts=1, tokens=len(prompt) + new_tokens)
+        self.policy = policy
+        self._writing = writing_of("text", prompt, law=law, lengths=policy, wanted=new_tokens, seed=seed)
+        self.rounds: list[Round] = []  # the first is the prompt's own
+
+    def round(self) -> None:
+        self.rounds += self._speculator.round([self._writing])
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._writing.generated_ids
+
+    @property
+    def done(self) -> bool:
+        return not self._writing.wanted
 
     @property
     def seconds(self) -> float:
-        return sum(one.draft_s + one.verify_s for one in self.rounds)
+        """Of the rounds after the prompt's own."""
+        return sum(one.draft_s + one.verify_s for one in self.rounds[1:])
+
+    def release(self) -> None:
+        self._speculator.release("text")
 
 
-def write_rounds(
-    bench: Bench, target: Decoder, draft: Draft | None, prompt: list[int], policy: LengthPolicy, new_tokens: int,
-    temperature: float = 0.0, seed: int = 0,
-) -> Written:  # fmt: skip
-    """By the engine itself; draft None: plain decoding by the same code."""
-    law = law_for(prompt, temperature=temperature)
-    speculator = speculator_for(target, draft, texts=1, tokens=len(prompt) + new_tokens)
-    writing = writing_of("text", prompt, law=law, lengths=policy, wanted=new_tokens, seed=seed)
-    rounds: list[Round] = []
-    try:
-        while writing.wanted:
-            bench.check_stop()
-            rounds += speculator.round([writing])
-    finally:
-        speculator.release("text")
-    return Written(tuple(writing.generated_ids), tuple(rounds[1:]), policy)
+def written_beside_plain(
+    bench: Bench, target: Decoder, draft: Draft, prompt: list[int], policy: LengthPolicy, *how
+):
+    """(plain, drafted): two texts in step, so that both see the same machine at every token."""
+    alone, drafted = (
+        Written(target, None, prompt, Fixed(1), *how),
+        Written(target, draft, prompt, policy, *how),
+    )
+    with exclusive(bench.check_stop):
+        try:
+            while not drafted.done:
+                bench.check_stop()
+                drafted.round()
+                while len(alone.tokens) < len(drafted.tokens):
+                    alone.round()
+        finally:
+            alone.release()
+            drafted.release()
+    return alone, drafted
 
 
 def run_threshold(
@@ -82,17 +104,13 @@ def run_threshold(
                 bench.report(
                     f"{kind}: turn {max(turn, 0) + 1} of {repeats}, prompt {number + 1} of {prompts}"
                 )
-                with exclusive(bench.check_stop):
-                    alone = write_rounds(
-                        bench, target, None, prompt, Fixed(1), new_tokens, temperature, turn + 1
+                for name, policy in policies.items():
+                    alone, got = written_beside_plain(
+                        bench, target, guesses, prompt, policy.copy(), new_tokens, temperature, turn + 1
                     )
-                    for name, policy in policies.items():
-                        got = write_rounds(
-                            bench, target, guesses, prompt, policy.copy(), new_tokens, temperature, turn + 1
-                        )
-                        _check(alone, got, name, temperature)
-                        if turn >= 0:
-                            found[name].append((alone.seconds / got.seconds, got))
+                    _check(alone, got, name, temperature)
+                    if turn >= 0:
+                        found[name].append((alone.seconds / got.seconds, got))
         for name, runs in found.items():
             yield _measurement(bench, {**settings, "texts": kind, "policy": name}, runs)
 
@@ -110,10 +128,10 @@ def _check(alone: Written, got: Written, name: str, temperature: float) -> None:
 
 
 def _measurement(bench: Bench, settings: dict, runs: list[tuple[float, Written]]) -> Measurement:
-    every = [one for _, got in runs for one in got.rounds]
+    every = [one for _, got in runs for one in got.rounds[1:]]
     last = runs[-1][1]
-    trace = {"drafted": [one.proposal.depth for one in last.rounds], "kept": [one.accepted for one in last.rounds],
-             "emitted": [len(one.emitted) for one in last.rounds],
+    trace = {"drafted": [one.proposal.depth for one in last.rounds[1:]], "kept": [one.accepted for one in last.rounds[1:]],
+             "emitted": [len(one.emitted) for one in last.rounds[1:]],
              "threshold": [float(value) for value in getattr(last.policy, "history", ())]}  # fmt: skip
     drafted = sum(one.proposal.depth for one in every)
     same = (
@@ -141,8 +159,8 @@ EXPERIMENTS = (
         name="drafts.threshold",
         lab=7,
         question="How many tokens should be drafted, on text that is easy to guess and on text that is not?",
-        how="the same requests without a draft and with every policy of draft length, in turns; a text's time is that of its "
-        "rounds after the prompt's own.",
+        how="the same requests with every policy of draft length, and each in step with one that has no draft; a text's time is that "
+        "of its rounds after the prompt's own.",
         settings=(
             MODEL,
             DRAFT,
