@@ -147,12 +147,16 @@ class Speculator:
         starts = [self.kv.lengths.get(writing.sequence, 0) for writing in writings]
         batch = self._batch(writings, proposals, starts, chunks)
         logits, hidden = self._forward(batch)
+        best = self._best_of_all(writings, logits)
         results, at, observed_s = [], 0, 0.0
         for index, (writing, proposal) in enumerate(zip(writings, proposals)):
-            rows = logits[at : at + len(proposal) + 1]
-            at += len(rows)
+            first, at = at, at + len(proposal) + 1
+            rows = logits[first:at]
             try:
-                verdict, laws = self._decide(writing, proposal, rows)
+                if best is not None:
+                    verdict, laws = verify_greedy(proposal, best[first:at]), None
+                else:
+                    verdict, laws = self._decide(writing, proposal, rows)
             except Exception as error:  # of a filter, a grammar, a learner's part
                 if not isolate:
                     raise
@@ -201,9 +205,8 @@ class Speculator:
             device=self.model.device,
         )
         logits, hidden = self._forward(batch)
-        laws = None
-        if writing.law.is_argmax and self.log_probs:
-            verdict, emitted = self._argmax(writing, logits)
+        if writing.guide is None and self.log_probs:
+            verdict, laws, emitted = self._next_token(writing, logits)
         else:
             verdict, laws = self._decide(writing, NOTHING, logits)
             emitted = self._emit(writing, NOTHING, verdict, logits)
@@ -216,15 +219,22 @@ class Speculator:
         writing.begun = True
         return Round(emitted, NOTHING, verdict, laws, 0.0, seconds, batch.num_tokens)
 
-    def _argmax(self, writing: Writing, logits: torch.Tensor) -> tuple[Verdict, tuple[Emitted]]:
-        """`_decide` and `_emit` of a plain step where the highest logit is all there is to find."""
-        row = logits[0]
-        token = int(row.argmax())
+    def _next_token(self, writing: Writing, logits: torch.Tensor):
+        """`_decide` and `_emit` where nothing was drafted, and no grammar goes on by itself: a token of one law."""
+        row, law, laws = logits[0], writing.law, None
+        if law.is_argmax:
+            token = int(row.argmax())
+        elif law.greedy:
+            [token] = law.best(logits, lambda _: writing.token_ids)
+        else:
+            laws = law.rows(logits, lambda _: writing.token_ids)
+            token = writing.draws.choose(laws[0])
         log_prob = row.log_softmax(dim=-1)[token].item()
-        if not math.isfinite(log_prob):
-            writing.law.best(logits, lambda _: writing.token_ids)  # says what is wrong with these logits
+        if law.is_argmax and not math.isfinite(log_prob):
+            law.best(logits, lambda _: writing.token_ids)  # says what is wrong with these logits
         self._append(writing, token)
-        return Verdict((), token, bonus=True), (Emitted(token, log_prob, "target", "plain"),)
+        verdict, emitted = Verdict((), token, bonus=True), Emitted(token, log_prob, "target", "plain")
+        return verdict, laws if self.keep_laws else None, (emitted,)
 
     def _listen(self, writing: Writing, count: int) -> None:
         """Ask the draft what it would have guessed of the tokens that came without it."""
@@ -329,6 +339,16 @@ class Speculator:
         self.rows_processed += batch.num_tokens
         self.model_calls += 1
         return logits.to(torch.promote_types(logits.dtype, torch.float32)), hidden
+
+    @staticmethod
+    def _best_of_all(writings: Sequence[Writing], logits: torch.Tensor) -> list[int] | None:
+        """Where every text takes the highest logit: those of all rows at once. None: text by text, also where a row is
+        no distribution, so that the one it belongs to is told."""
+        if not writings or not all(writing.law.is_argmax for writing in writings):
+            return None
+        if not logits.amax(dim=-1).isfinite().all():
+            return None
+        return logits.argmax(dim=-1).tolist()
 
     def _decide(self, writing: Writing, proposal: Proposal, rows: torch.Tensor):
         text = writing.token_ids
