@@ -300,15 +300,14 @@ def test_speed_ups_are_predicted_from_parts_and_held_to_plain_decoding(found):
 
 
 def test_other_tokens_than_plain_decodings_are_not_timed(pair, monkeypatch):
-    real = lengths.generate
+    real = lengths.written_in_step
 
-    def wrong(model, prompt, draft=None, **how):
-        made = real(model, prompt, **how) if draft is None else real(model, prompt, draft=draft, **how)
-        if draft is not None:
-            made.tokens[3] = (made.tokens[3] + 1) % 4096
-        return made
+    def wrong(*given, **how):
+        both = real(*given, **how)
+        both.drafted.tokens[3] = (both.drafted.tokens[3] + 1) % 4096
+        return both
 
-    monkeypatch.setattr(lengths, "generate", wrong)
+    monkeypatch.setattr(lengths, "written_in_step", wrong)
     with pytest.raises(WorkbenchError, match="token 3, with a draft"):
         run("speculate.lengths", pair)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.decoding import generate
 from workbench.decoding.speculative import SpeculationStats
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.round_costs import written_in_step
 from workbench.experiments.speculate_costs import DRAFT as DRAFTING
 from workbench.experiments.speculate_costs import PLAIN, RoundParts, predicted_pass
 from workbench.experiments.speculate_inputs import DRAFT, PROMPT_SETS, pair_of, parts_at_a_tie, prompts_of
@@ -82,7 +82,7 @@ def run_lengths(
     measured = yield from _cost_measurements(bench, target, guesses, promised, settings, lengths)
     runs = _Requests(bench, bench.model(model), target, guesses, asked, new_tokens, temperature)
     for turn in range(repeats):
-        for at, K in enumerate(ways := (0, *lengths, DYNAMIC)):
+        for at, K in enumerate(ways := (*lengths, DYNAMIC)):
             bench.check_stop()
             bench.report(f"{turn * len(ways) + at} of {repeats * len(ways)} runs: K = {K}, turn {turn + 1}")
             runs.turn(K)
@@ -97,24 +97,30 @@ def _cost_measurements(bench: Bench, target, guesses, promised: PartCosts, setti
     tokens = prompts_of("code", target, 4)
     text = [token for one in tokens for token in one][: CONTEXT + max(lengths)]
     parts = RoundParts(bench, target, guesses, [text], max(lengths))
-    times: dict[str | int, list[float]] = {part: [] for part in (PLAIN, DRAFTING, *lengths)}
+    times: dict[str | int, list[float]] = {part: [] for part in (DRAFTING, *lengths)}
+    steps: dict[str | int, list[float]] = {part: [] for part in times}
     for turn in range(-2, COST_TURNS):
-        for part, samples in times.items():
+        for K in (
+            lengths
+        ):  # as they follow one another when a text is written: a step a step, a verification a draft
             bench.check_stop()
-            seconds = parts.run(part)
-            if turn >= 0:
-                samples.append(seconds)
-    steps = times[PLAIN]
+            parts.run(PLAIN)
+            step = parts.run(PLAIN)
+            for part in (DRAFTING, K):
+                seconds = parts.run(part)
+                if turn >= 0:
+                    times[part].append(seconds)
+                    steps[part].append(step)
 
     def ratio(part, divisor: int, measured: str, predicted: float, **more) -> Measurement:
         return bench.measurement(
             name="speculate.lengths",
             settings={**settings, "measured": measured, **more},
-            samples=[seconds / divisor / step for seconds, step in zip(times[part], steps)],
+            samples=[seconds / divisor / step for seconds, step in zip(times[part], steps[part])],
             unit="ratio",
-            counts={"step_s": statistics.median(steps)},
+            counts={"step_s": statistics.median(steps[part])},
             predicted=predicted,
-            check=f"in turns with a plain step, after the same {CONTEXT} tokens",
+            check=f"each beside a plain step, after the same {CONTEXT} tokens",
         )
 
     drafted = ratio(DRAFTING, max(lengths), "draft", promised.c)
@@ -124,7 +130,7 @@ def _cost_measurements(bench: Bench, target, guesses, promised: PartCosts, setti
         found = ratio(K, 1, "verify", promised.verify[K], K=K)
         verify[K] = found.median
         yield found
-    return PartCosts(statistics.median(steps), drafted.median, verify)
+    return PartCosts(statistics.median(steps[DRAFTING]), drafted.median, verify)
 
 
 def _expected(
@@ -141,40 +147,31 @@ def _expected(
 
 
 class _Requests:
-    """The same prompts with every K and without a draft, in turns. K may be 0, no draft, or DYNAMIC."""
+    """The same prompts with every K, each in step with one that has no draft. K may be DYNAMIC."""
 
     def __init__(self, bench, oracle, target, guesses, prompts, new_tokens: int, temperature: float) -> None:
         self._bench, self._oracle, self._target = bench, oracle, target
         self._prompts, self._policy = prompts, Dynamic()
         self._draft = ModelDraft(guesses)
-        self._how = {
-            "max_new_tokens": new_tokens,
-            "temperature": temperature,
-            "stop_token_ids": (),
-            "kv": "contiguous",
-        }
-        self._seconds: dict[int | str, list[float]] = {}
+        self._how = {"max_new_tokens": new_tokens, "temperature": temperature}
+        self._ratios: dict[int | str, list[float]] = {}  # of all prompts of a turn
         self._stats: dict[int | str, list[SpeculationStats]] = {}
-        self._plain: dict[int, list[int]] = {}  # by prompt
         self._ties = 0
 
     def turn(self, K: int | str) -> None:
-        """All prompts once; K = 0: without a draft."""
-        turn, seconds = len(self._seconds.setdefault(K, [])), 0.0
-        for number, prompt in enumerate(self._prompts):
-            self._bench.check_stop()
-            length = self._policy if K == DYNAMIC else K
-            with_draft = {"draft": self._draft, "draft_length": length} if K else {}
-            seed = turn if self._how["temperature"] else None
-            made = generate(self._target, prompt, seed=seed, **self._how, **with_draft)
-            seconds += made.token_times_s[-1] - made.token_times_s[0]
-            if K:
-                self._stats.setdefault(K, []).append(made.speculation)
-                if not self._how["temperature"]:
-                    self._ties += parts_at_a_tie(self._oracle, prompt, made.tokens, self._plain[number])
-            else:
-                self._plain[number] = made.tokens
-        self._seconds[K].append(seconds)
+        """All prompts once."""
+        turn = len(self._ratios.setdefault(K, []))
+        alone_s = drafted_s = 0.0
+        for prompt in self._prompts:
+            both = written_in_step(
+                self._bench, self._target, prompt, draft=self._draft,
+                draft_length=self._policy if K == DYNAMIC else K, seed=turn, **self._how,
+            )  # fmt: skip
+            alone_s, drafted_s = alone_s + sum(both.alone_s[1:]), drafted_s + sum(both.drafted_s[1:])
+            self._stats.setdefault(K, []).append(both.drafted.speculation)
+            if not self._how["temperature"]:
+                self._ties += parts_at_a_tie(self._oracle, prompt, both.drafted.tokens, both.alone.tokens)
+        self._ratios[K].append(alone_s / drafted_s)
 
     def told(self, K: int | str) -> dict[str, float]:
         """What all requests with this K say together."""
@@ -204,7 +201,7 @@ class _Requests:
         return self._bench.measurement(
             name="speculate.lengths",
             settings={**settings, "measured": "speed-up", "K": K},
-            samples=[a / b for a, b in zip(self._seconds[0], self._seconds[K])],
+            samples=self._ratios[K],
             unit="ratio",
             counts={**self.told(K), **(others or {})},
             predicted=predicted,
@@ -221,9 +218,9 @@ LENGTHS_EXPERIMENT = Experiment(
     name="speculate.lengths",
     lab=6,
     question="How many tokens should the draft guess before the target looks?",
-    how="first a drafted token and the verification of K + 1 rows, each timed in turns with a plain step of the same "
-    "engine. Then the same requests without a draft, with every K and with the dynamic length, in turns; greedy, every token is held to plain "
-    "decoding. Predicted: tokens a round by the acceptance at each position, over the round's cost in steps, by the parts "
+    how="first a drafted token and the verification of K + 1 rows, each timed beside a plain step of the same "
+    "engine. Then the same requests with every K and with the dynamic length, each in step with one without a draft, token by token; greedy, "
+    "every token is held to plain decoding. Predicted: tokens a round by the acceptance at each position, over the round's cost in steps, by the parts "
     "timed apart.",
     settings=(
         MODEL,

@@ -251,6 +251,10 @@ class Paged(Slots):
         if up is not None:
             return self._attend_latents(place, q, up, window)
         out_dtype, q = q.dtype, q.to(self.dtype)
+        if step.all_together:
+            [group] = step.groups
+            keys, values = self._store.read(place, group.read_at[window])
+            return self._together(q, keys, values, group.masks[window]).to(out_dtype)
         out = q.new_empty((*q.shape[:2], self.config.value_head_dim))
         for group in step.groups:
             keys, values = self._store.read(place, group.read_at[window])
@@ -375,7 +379,10 @@ class _Step:
             if i not in beside
         ]
         rows = batch.query_starts
-        for some in _alike(single, lengths):
+        alike = _alike(single, lengths)
+        self.all_together = len(alike) == 1 and not self.groups  # then they stay in the batch's order
+        for some in alike:
+            some = sorted(some)
             self.groups.append(
                 self._together([rows[i] for i in some], [lengths[i] for i in some], [tables[i] for i in some])
             )

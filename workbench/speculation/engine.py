@@ -153,10 +153,12 @@ class Speculator:
             first, at = at, at + len(proposal) + 1
             rows = logits[first:at]
             try:
-                if best is not None:
-                    verdict, laws = verify_greedy(proposal, best[first:at]), None
-                else:
+                if best is None:
                     verdict, laws = self._decide(writing, proposal, rows)
+                elif proposal is NOTHING:
+                    verdict, laws = Verdict((), best[first], bonus=True), None
+                else:
+                    verdict, laws = verify_greedy(proposal, best[first:at]), None
             except Exception as error:  # of a filter, a grammar, a learner's part
                 if not isolate:
                     raise
@@ -168,7 +170,8 @@ class Speculator:
                 observed_s += time.perf_counter() - observing
             if hidden is not None:
                 self._keep_features(writing, verdict, hidden[index], starts[index])
-            self._settle(writing, proposal, verdict)
+            if len(proposal):
+                self._settle(writing, proposal, verdict)
             emitted = self._emit(writing, proposal, verdict, rows)
             results.append((emitted, proposal, verdict, laws, None))
         if hidden is not None:
@@ -278,6 +281,8 @@ class Speculator:
     def _propose(
         self, writings: Sequence[Writing], limits: list[int], isolate: bool = False
     ) -> list[Proposal]:
+        if not any(limits):
+            return [NOTHING] * len(writings)
         asks = [
             self._ask(writing, limit, torch.cat(writing.features) if self._wants_features else None)
             for writing, limit in zip(writings, limits)
@@ -363,6 +368,9 @@ class Speculator:
 
     def _emit(self, writing: Writing, proposal: Proposal, verdict: Verdict, rows) -> tuple[Emitted, ...]:
         """Append to the text: accepted tokens, the one after them, and what a grammar forces; up to a stop token."""
+        if proposal is NOTHING and writing.guide is None and not self.log_probs:
+            self._append(writing, verdict.token)
+            return (Emitted(verdict.token, None, "target", "plain"),)
         tokens = [*(proposal.tokens[node] for node in verdict.path), verdict.token]
         if not self.log_probs:
             log_probs = [None] * len(tokens)
@@ -403,7 +411,7 @@ class Speculator:
         """The cache keeps what was accepted, and nothing else of the proposal."""
         text, sequence = len(writing.token_ids), writing.sequence
         if self.kv.lengths[sequence] <= text:
-            return  # nothing was drafted, or this kv remembers nothing
+            return  # this kv remembers nothing
         if proposal.is_chain:
             self.kv.truncate(sequence, text + len(verdict.path))
         else:
