@@ -49,24 +49,28 @@ def _gather(stored: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
 
 
 class KeysAndValues(Store):
-    """As they came, a key and a value of every kv head."""
+    """As they came, a key and a value of every kv head. Where they have one size they lie side by side, [layers, places, 2,
+    heads, size], so that one gather brings both."""
 
     def __init__(self, config, places, dtype, device, format=None) -> None:
-        room = (len(config.kv_layers), places, config.num_kv_heads)
-        self._keys = torch.zeros((*room, config.head_dim), dtype=dtype, device=device)
-        self._values = torch.zeros((*room, config.value_head_dim), dtype=dtype, device=device)
-        self.tensors = (self._keys, self._values)
+        heads, sizes = config.num_kv_heads, (config.head_dim, config.value_head_dim)
+        self._side_by_side = sizes[0] == sizes[1]
+        room = (len(config.kv_layers), places)
+        shapes = [(2, heads, sizes[0])] if self._side_by_side else [(heads, size) for size in sizes]
+        self.tensors = tuple(torch.zeros((*room, *shape), dtype=dtype, device=device) for shape in shapes)
 
     @staticmethod
     def bytes_per_token(config, dtype, format=None) -> int:
         return config.expanded_kv_values_per_token() * dtype.itemsize
 
     def write(self, layer, at, k, v) -> None:
-        self._keys[layer].index_copy_(0, at, k.to(self._keys.dtype))
-        self._values[layer].index_copy_(0, at, v.to(self._values.dtype))
+        new = (torch.stack((k, v), dim=1),) if self._side_by_side else (k, v)
+        for stored, rows in zip(self.tensors, new):
+            stored[layer].index_copy_(0, at, rows.to(stored.dtype))
 
     def read(self, layer, at) -> tuple[torch.Tensor, torch.Tensor]:
-        return _gather(self._keys[layer], at), _gather(self._values[layer], at)
+        found = [_gather(stored[layer], at) for stored in self.tensors]
+        return found[0].unbind(-3) if self._side_by_side else tuple(found)
 
 
 class Latents(Store):

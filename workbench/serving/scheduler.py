@@ -245,8 +245,10 @@ class Scheduler:
         if not self._in_order or plan.forked:
             self.running.sort(key=lambda track: self._key(track, now_s))
         budget, taken = settings.token_budget, 0  # taken: blocks that this plan will take
-        writers = [track for track in self.running if track.unsent == 1]
-        readers = [track for track in self.running if track.unsent > 1]
+        writers: list[Track] = []
+        readers: list[Track] = []
+        for track in self.running:
+            (writers if len(track.token_ids) - track.computed == 1 else readers).append(track)
         if not settings.draft_tokens:
             # mostly there is room for a token of each: one question for all of them
             needed = memory.missing({track.sequence: track.computed + 1 for track in writers})
@@ -436,18 +438,20 @@ class Scheduler:
         lengths, remember = self.memory.lengths, self.settings.remember
         for work in plan.work:
             track = work.track
-            if track.finished:
+            if track.status is Status.FINISHED:
                 continue  # aborted while the step was under way
-            result = written.get(track.sequence)  # None: a part of a prompt, nothing was written
-            track.computed = computed = lengths[track.sequence]
-            if result is not None:
-                if result.tokens and track.first_token_s is None:
-                    track.first_token_s = now_s
-                track.token_times_s += [now_s] * result.tokens
-                track.error = result.error
+            computed = track.computed = lengths[track.sequence]
             if remember and computed // size > work.start // size:
                 self.memory.remember(track.sequence, track.token_ids[:computed], track.request.tenant)
-            if result is not None and result.finish_reason is not None:
+            result = written.get(track.sequence)
+            if result is None:
+                continue  # a part of a prompt, nothing was written
+            if result.tokens:
+                if track.first_token_s is None:
+                    track.first_token_s = now_s
+                track.token_times_s += [now_s] * result.tokens
+            if result.finish_reason is not None:
+                track.error = result.error
                 self._end(track, result.finish_reason, now_s)
                 done.append(track)
         return done
