@@ -67,7 +67,7 @@ class SamplingLaw:
         logits = self._masked(logits, text_of)
         if self._row_by_row:
             return torch.stack([self._one(settings, row, text_of(i)) for i, row in enumerate(logits)])
-        check_logits(logits, "the model")
+        check_logits(logits[0] if len(logits) == 1 else logits, "the model")
         for name in settings.active():
             logits = FILTERS[name](logits, getattr(settings, name))
         return logits

@@ -21,10 +21,12 @@ class RandomDraws:
     def choose(self, row: torch.Tensor) -> int:
         """The first token whose cumulative probability exceeds a uniform number, so never one of probability 0."""
         cumulative = row.cumsum(dim=-1)
-        last = int(
+        token = int(torch.searchsorted(cumulative, self.uniform(), right=True))
+        if token < len(row):
+            return token
+        return int(
             cumulative.argmax()
-        )  # the first place where the sum is whole: no token of probability 0 after it
-        return min(int(torch.searchsorted(cumulative, self.uniform(), right=True)), last)
+        )  # rounding left the sum below the number: the last token of any probability
 
 
 class BestDraws:
