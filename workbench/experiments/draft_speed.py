@@ -115,23 +115,25 @@ def run_speed(
     }
     bench.report("making the drafts")
     contenders = contenders_of(drafts, lengths, target, small, bench.model(model))
+    longest = max((prompt for kind in kinds for prompt in prompts_of(kind, target, prompts)), key=len)
+    _check_room(target, longest, new_tokens)
+    bench.report("what a round of so many rows takes")
+    cost = round_costs(bench, target, longest, temperature=temperature)
     for kind in kinds:
         for one in contenders:
             one.results, one.predicted = [], []
-        yield from _of_kind(bench, target, contenders, kind, prompts, repeats, settings)
+        yield from _of_kind(bench, target, contenders, cost, kind, prompts, repeats, settings)
 
 
-def _of_kind(bench, target, contenders, kind, count, repeats, settings) -> Iterator[Measurement]:
-    texts, new_tokens, temperature = (
-        prompts_of(kind, target, count),
-        settings["new_tokens"],
-        settings["temperature"],
-    )
+def _check_room(target: Decoder, prompt: list[int], new_tokens: int) -> None:
     room = target.config.context_length - new_tokens
-    if max(map(len, texts)) > room:
+    if len(prompt) > room:
         raise WorkbenchError(f"{new_tokens} new tokens leave room for a prompt of {room}; ask for fewer")
-    bench.report(f"{kind}: what a round of so many rows takes")
-    cost = round_costs(bench, target, max(texts, key=len), temperature=temperature)
+
+
+def _of_kind(bench, target, contenders, cost, kind, count, repeats, settings) -> Iterator[Measurement]:
+    texts = prompts_of(kind, target, count)
+    new_tokens, temperature = settings["new_tokens"], settings["temperature"]
     for turn in range(-1, repeats):
         for number, prompt in enumerate(texts):
             if turn < 0 and number:

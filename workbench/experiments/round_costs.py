@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.decoding.loop import Generation, stream
+from workbench.experiments.contract import brief_mode
 from workbench.instruments.timing import exclusive
 from workbench.models.decoder import Decoder
 from workbench.speculation.drafts.contract import Ask, Draft
@@ -115,7 +116,7 @@ def round_costs(
     the context or in the vocabulary, is left out."""
     sizes = [(rows, True) for rows in CHAINS] + [(rows, False) for rows in TREES]
     found: dict[tuple[int, bool], list[float]] = {size: [] for size in sizes}
-    for _ in range(TURNS):
+    for _ in range(1 if brief_mode() else TURNS):
         for rows, chain in sizes:
             found[rows, chain] += _rounds(bench, target, prompt, rows, chain, temperature)
     medians = {size: statistics.median(costs) for size, costs in found.items() if costs}

@@ -138,7 +138,7 @@ class Dynamic(LengthPolicy):
     """
 
     def __init__(
-        self, *, most: int = 8, memory: float = 0.95, margin: float = 0.05, allowance: float = 0.01
+        self, *, most: int = 8, memory: float = 0.95, margin: float = 0.05, allowance: float = 0.006
     ) -> None:
         self.most = check_whole("most", most, 1)
         self.memory = check_between("memory", memory, 0, 1)
