@@ -100,9 +100,8 @@ def _cost_measurements(bench: Bench, target, guesses, promised: PartCosts, setti
     times: dict[str | int, list[float]] = {part: [] for part in (DRAFTING, *lengths)}
     steps: dict[str | int, list[float]] = {part: [] for part in times}
     for turn in range(-2, COST_TURNS):
-        for K in (
-            lengths
-        ):  # as they follow one another when a text is written: a step a step, a verification a draft
+        for K in lengths:
+            # as they follow one another when a text is written: a step a step, a verification a draft
             bench.check_stop()
             parts.run(PLAIN)
             step = parts.run(PLAIN)

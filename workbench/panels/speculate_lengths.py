@@ -149,9 +149,8 @@ def _draw_cost(axes: Axes, knobs: dict[str, Any], promised: PartCosts, made: Seq
         axes.plot(lengths, [K * drafted[0].median for K in lengths], color=style.DRAFT, **style.MEASURED)
         ends += [m.spread[1] for m in verify.values()] + [lengths[-1] * drafted[0].median]
     axes.set(xlim=(0, lengths[-1] * 1.04), ylim=(0, 1.18 * max(ends)))
-    y = promised.verify[lengths[0]]
-    style.write(axes, 0.04 * lengths[-1], y + 0.05 * max(ends), "verification", color="#00694E", fontsize=9.5,
-                zorder=6, bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 1})  # fmt: skip
+    y = promised.verify[lengths[-1]] - 0.1 * max(ends)  # under its lines, where none of the draft's is
+    style.write(axes, 0.97 * lengths[-1], y, "verification", color="#00694E", fontsize=9.5, ha="right")
     style.write(
         axes, 0.97 * lengths[-1], 0.03 * max(ends), "K draft steps", color="#1B6FA8", fontsize=9.5, ha="right"
     )

@@ -152,9 +152,8 @@ class Dynamic(LengthPolicy):
         self._trial = 0  # rounds of a trial still to come
         self._rest = 0  # plain rounds before it is thought about again, which takes time too
         self._unheard = 0  # tokens that were written without the draft
-        self._accepted = (
-            0  # of this text, or heard; K is at most one more: a text unlike the others costs little
-        )
+        # of this text, or heard; K is at most one more: a text unlike the others costs little
+        self._accepted = 0
 
     def rates(self) -> list[float]:
         """Acceptance at each position, given that all before it were accepted: of this text, beginning with what other
