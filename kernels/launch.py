@@ -1,0 +1,183 @@
+"""What all kernels share: who runs them, what they accept, how their launches are counted, what they must move.
+
+On a machine without an NVIDIA GPU the kernels run in Triton's interpreter: the same source, block by block in numpy.
+Results are the same, times mean nothing, and bfloat16 is refused where a kernel multiplies matrices: there the
+interpreter is wrong (seen in Triton 3.6.0 and 3.7.1).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+
+from workbench.errors import WorkbenchError
+
+INTERPRET = "TRITON_INTERPRET"  # read by Triton when it is imported, and never again
+if not torch.cuda.is_available() and os.environ.get(INTERPRET) != "1":
+    if "triton" in sys.modules:
+        raise WorkbenchError(
+            "this machine has no CUDA device, and Triton was imported before workbench could ask for its interpreter; "
+            f"import workbench first, or start Python with {INTERPRET}=1"
+        )
+    os.environ[INTERPRET] = "1"
+
+import triton  # noqa: E402
+
+INTERPRETED = os.environ.get(INTERPRET) == "1"
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+LEAST_CAPABILITY = (8, 0)  # Ampere: bfloat16, asynchronous copies
+
+
+class Unsupported(WorkbenchError):
+    """A kernel does not do this here. The message names what it does."""
+
+
+# -- what a kernel accepts -------------------------------------------------------------------------------------------
+
+
+def why_not(device: torch.device | str, least: tuple[int, int] = LEAST_CAPABILITY) -> str:
+    """Why kernels do not run on this device; "" where they do."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return "" if INTERPRETED else f"Triton runs on CPU tensors only in its interpreter ({INTERPRET}=1)"
+    if device.type != "cuda":
+        return f"Triton kernels are for CUDA devices, or the CPU through the interpreter; the tensors are on {device}"
+    if torch.cuda.get_device_capability(device) < least:
+        has = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        return f"compute capability {least[0]}.{least[1]} or newer is needed; {torch.cuda.get_device_name(device)} has {has}"
+    return ""
+
+
+def check_tensors(
+    operation: str,
+    *,
+    dtypes: Iterable[torch.dtype] = FLOATS,
+    multiplies: bool = False,
+    contiguous: bool = True,
+    **tensors: torch.Tensor | None,
+) -> None:
+    """Raise Unsupported unless all tensors lie on one device that runs kernels, in one of the dtypes, contiguous.
+
+    multiplies: the kernel has a `tl.dot` over them, which the interpreter gets wrong in bfloat16. contiguous=False: only
+    the last axis must be. A tensor that is None is passed over.
+    """
+    allowed, first = tuple(dtypes), None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        first = tensor.device if first is None else first
+        if tensor.device != first:
+            raise Unsupported(
+                f"{operation}: all tensors must be on one device, got {first} and, for {name}, {tensor.device}"
+            )
+        if tensor.dtype not in allowed:
+            names = ", ".join(str(one).removeprefix("torch.") for one in allowed)
+            raise Unsupported(
+                f"{operation}: {name} must be one of {names}; got {str(tensor.dtype).removeprefix('torch.')}"
+            )
+        if multiplies and INTERPRETED and tensor.dtype == torch.bfloat16:
+            raise Unsupported(
+                f"{operation}: Triton's interpreter multiplies bfloat16 wrongly; take float16 or float32 on this machine"
+            )
+        straight = (
+            tensor.is_contiguous()
+            if contiguous
+            else (tensor.ndim == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1)
+        )
+        if not straight:
+            raise Unsupported(
+                f"{operation}: {name} must be contiguous{'' if contiguous else ' in its last axis'}; its strides are "
+                f"{tuple(tensor.stride())} for shape {tuple(tensor.shape)}; call .contiguous() first"
+            )
+    reason = why_not(first)
+    if reason:
+        raise Unsupported(f"{operation}: {reason}")
+
+
+def check_shape(operation: str, name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
+    """Raise Unsupported unless the tensor has this shape; None: any size."""
+    if tensor.ndim != len(shape) or any(want not in (None, got) for want, got in zip(shape, tensor.shape)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise Unsupported(f"{operation}: {name} must have shape [{wanted}], got {list(tensor.shape)}")
+
+
+def check_version(operation: str, version: int, versions: Iterable[int]) -> int:
+    """The version, if there is one of that number. Raises Unsupported."""
+    known = list(versions)
+    if version not in known:
+        raise Unsupported(f"{operation}: there are versions {', '.join(map(str, known))}; got {version!r}")
+    return version
+
+
+# -- launches --------------------------------------------------------------------------------------------------------
+
+_COUNTED: ContextVar[Counter[str] | None] = ContextVar("launches", default=None)
+
+
+@contextmanager
+def launches() -> Iterator[Counter[str]]:
+    """Count what is launched inside, by the kernels' names.
+
+    >>> with launches() as counted:
+    ...     softmax(x)
+    >>> counted.total()
+    1
+    """
+    counter: Counter[str] = Counter()
+    token = _COUNTED.set(counter)
+    try:
+        yield counter
+    finally:
+        _COUNTED.reset(token)
+
+
+def launch(kernel, grid: tuple[int, ...], *arguments, **options) -> None:
+    """`kernel[grid](…)`, counted. An empty grid launches nothing."""
+    if 0 in grid:
+        return
+    counter = _COUNTED.get()
+    if counter is not None:
+        counter[getattr(kernel, "fn", kernel).__name__] += 1
+    kernel[grid](*arguments, **options)
+
+
+def next_power_of_2(n: int) -> int:
+    return triton.next_power_of_2(n)
+
+
+def cdiv(a: int, b: int) -> int:
+    """⌈a / b⌉."""
+    return -(-a // b)
+
+
+# -- what must be done -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an operation cannot do without: each input read once, each output written once; and what it does more."""
+
+    bytes_read: int
+    bytes_written: int
+    flops: int
+    launches: int = 1
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.bytes
+
+    def bound_s(self, bytes_per_s: float, flops_per_s: float, launch_s: float = 0.0) -> float:
+        """The least seconds it can take: of moving and computing the longer, and never less than its launches."""
+        return max(self.bytes / bytes_per_s, self.flops / flops_per_s, self.launches * launch_s)

@@ -1,0 +1,159 @@
+"""Block sizes, warps and stages of a kernel: a default in the source, a better one where somebody has measured.
+
+A launch only looks (`choose`): the table of this device, read once from a small JSON file, or else the default. Measuring
+is `tune`, called by name (`workbench kernels tune`, `workbench record`), bounded in time, and never inside a timed region.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from workbench.errors import WorkbenchError, is_whole
+
+FOLDER = "WORKBENCH_TUNING"  # environment: where the tables are kept
+FORMAT = 1
+LARGEST_FILE = 1 << 20  # bytes: what is longer is no table of ours
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a kernel is compiled with. blocks: its constants by name."""
+
+    blocks: tuple[tuple[str, int], ...] = ()
+    num_warps: int = 4
+    num_stages: int = 2
+
+    @classmethod
+    def of(cls, num_warps: int = 4, num_stages: int = 2, **blocks: int) -> Config:
+        return cls(tuple(sorted(blocks.items())), num_warps, num_stages)
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self.blocks)[name]
+
+    @property
+    def options(self) -> dict[str, int]:
+        """All of it, as a launch takes it."""
+        return {**dict(self.blocks), "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+@dataclass
+class Table:
+    """The measured configs of one device. `key` is what of a call they depend on: sizes, types."""
+
+    path: Path
+    configs: dict[tuple[str, str], Config] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Table:
+        """What the file has; an empty table where there is none, or none that can be read."""
+        table = cls(path)
+        try:
+            if path.stat().st_size > LARGEST_FILE:
+                return table
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return table
+        rows = content.get("configs") if isinstance(content, dict) and content.get("format") == FORMAT else ()
+        for row in rows if isinstance(rows, list) else ():
+            if _is_row(row):
+                config = Config.of(row["num_warps"], row["num_stages"], **row["blocks"])
+                table.configs[row["kernel"], row["key"]] = config
+        return table
+
+    def write(self) -> None:
+        """Whole or not at all."""
+        rows = [
+            {"kernel": kernel, "key": key, "blocks": dict(one.blocks), "num_warps": one.num_warps, "num_stages": one.num_stages}
+            for (kernel, key), one in sorted(self.configs.items())
+        ]  # fmt: skip
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_text(json.dumps({"format": FORMAT, "configs": rows}, indent=1), encoding="utf-8")
+        draft.replace(self.path)
+
+
+def _is_row(row: object) -> bool:
+    names = {"kernel": str, "key": str, "blocks": dict, "num_warps": int, "num_stages": int}
+    return (
+        isinstance(row, dict)
+        and all(isinstance(row.get(name), kind) for name, kind in names.items())
+        and all(is_whole(size) and 0 < size <= 65_536 for size in row["blocks"].values())
+        and row["num_warps"] in (1, 2, 4, 8, 16)
+        and 1 <= row["num_stages"] <= 8
+    )
+
+
+_TABLES: dict[Path, Table] = {}  # read once a process; what is in them depends on the device alone
+
+
+def table_for(device: torch.device | str) -> Table:
+    """The table of this kind of device."""
+    device = torch.device(device)
+    name = "interpreter" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    folder = os.environ.get(FOLDER) or Path.home() / ".cache" / "inference-workbench" / "kernels"
+    slug = "".join(c if c.isalnum() else "-" for c in name.lower())
+    path = Path(folder) / f"{slug}.json"
+    if path not in _TABLES:
+        _TABLES[path] = Table.read(path)
+    return _TABLES[path]
+
+
+def choose(kernel: str, key: Hashable, default: Config, device: torch.device | str) -> Config:
+    """The config that was measured best for such a call on this device, or the default. Never measures."""
+    if torch.device(device).type == "cpu":
+        return default
+    return table_for(device).configs.get((kernel, str(key)), default)
+
+
+def tune(
+    kernel: str,
+    key: Hashable,
+    candidates: Sequence[Config],
+    run: Callable[[Config], object],
+    device: torch.device | str,
+    *,
+    budget_s: float = 5.0,
+    repeats: int = 5,
+) -> Config:
+    """Time candidates in order until the budget is used up, keep the fastest in the device's table, and return it.
+
+    run(config) launches the kernel once. The first candidate is always timed; one that does not compile or does not fit
+    the device is passed over. Raises WorkbenchError if none runs.
+    """
+    if not candidates:
+        raise WorkbenchError(f"tuning {kernel} needs at least one candidate")
+    synchronize = torch.cuda.synchronize if torch.device(device).type == "cuda" else (lambda: None)
+    best, best_s, last, started = None, float("inf"), None, time.perf_counter()
+    for config in candidates:
+        if best is not None and time.perf_counter() - started > budget_s:
+            break
+        try:
+            run(config)  # compiles
+            synchronize()
+            samples = []
+            for _ in range(repeats):
+                began = time.perf_counter()
+                run(config)
+                synchronize()
+                samples.append(time.perf_counter() - began)
+        except (
+            Exception
+        ) as error:  # out of registers, of shared memory: Triton has a kind of its own for each
+            last = error
+            continue
+        if statistics.median(samples) < best_s:
+            best, best_s = config, statistics.median(samples)
+    if best is None:
+        raise WorkbenchError(f"none of {len(candidates)} configs of {kernel} runs on {device}: {last}")
+    table = table_for(device)
+    table.configs[kernel, str(key)] = best
+    table.write()
+    return best
