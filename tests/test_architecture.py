@@ -148,7 +148,17 @@ def test_there_are_no_circles():
 )
 def test_the_engine_needs_nothing_but_four_packages_to_be_imported(below):
     outside = {i.split(".")[0] for i in imports(below, tree_of(below), at_import=True)} - {"workbench"}
-    assert outside - set(sys.stdlib_module_names) <= set(ENGINE)
+    kernels = {"triton"} if part_of(below) == "kernels" else set()
+    assert outside - set(sys.stdlib_module_names) <= {*ENGINE, *kernels}
+
+
+def test_triton_is_loaded_by_who_uses_a_kernel():
+    at_import = {
+        name: {i for i in imports(name, tree_of(name), at_import=True) if part_of(i) == "kernels"}
+        for name in modules()
+        if part_of(name) != "kernels"
+    }
+    assert {name: found for name, found in at_import.items() if found} == {}
 
 
 # -- what an import costs ------------------------------------------------------------------------------------
