@@ -84,6 +84,9 @@ class BlockTables:
         self._tables: dict[Hashable, list[int]] = {}
         self._lengths: dict[Hashable, int] = {}
         self._swapped: dict[Hashable, int] = {}  # lengths of those whose blocks lie elsewhere
+        self._cut: set[int] = (
+            set()
+        )  # blocks that may be known as full ones, and are not full to who holds them
         self.prompt_tokens = self.hit_tokens = self.evictions = self.copies = 0  # so far
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -119,19 +122,24 @@ class BlockTables:
 
     def missing(self, lengths: Mapping[Hashable, int]) -> int:
         """Blocks that it takes to let sequences grow to these lengths, copies of shared blocks included."""
+        size, tables, references = self.block_size, self._tables, self.references
         more, shared = 0, {}
         for sequence, length in lengths.items():
-            table = self._tables.get(sequence, ())
-            needed = -(-length // self.block_size) - len(table)
+            table = tables.get(sequence, ())
+            needed = -(-length // size) - len(table)
             if needed > 0:
                 more += needed
-            before = self._lengths.get(sequence, 0)
-            if length > before and before % self.block_size and self.references[table[-1]] > 1:
+            if table and references[table[-1]] > 1 and self._writes_last(sequence, length):
                 shared[table[-1]] = shared.get(table[-1], 0) + 1
         if not shared:
             return more
         # where all holders of a block write, the last of them may keep it
-        return more + sum(min(writers, self.references[block] - 1) for block, writers in shared.items())
+        return more + sum(min(writers, references[block] - 1) for block, writers in shared.items())
+
+    def _writes_last(self, sequence: Hashable, length: int) -> bool:
+        """Growing to this length writes into the last block that the sequence holds already."""
+        before = self._lengths[sequence]
+        return length > before and before % self.block_size != 0
 
     # -- a sequence's life -----------------------------------------------------------------------------------------
 
@@ -159,37 +167,51 @@ class BlockTables:
         Returns (from, to) of blocks whose content is to be copied before anything is written. Raises NoRoom for all of
         them together.
         """
+        size, tables, known, references = self.block_size, self._tables, self._lengths, self.references
+        changing = {}  # those of which more changes than the length; of a step that writes a token each, a few
         for sequence, length in lengths.items():
-            before = self._lengths.get(sequence, 0)
-            if not is_whole(length) or length < before:
-                raise WorkbenchError(
-                    f"sequence {sequence!r} has {before} tokens and can grow to as many or more, got {length!r}; "
-                    "truncate makes it shorter"
-                )
-            if sequence in self._swapped:
-                raise WorkbenchError(f"sequence {sequence!r} is swapped out; swap it in before it grows")
-        needed = self.missing(lengths)
+            before = known.get(sequence, 0)
+            if length.__class__ is not int or length < before or sequence in self._swapped:
+                self._check_growth(sequence, before, length)
+            table = tables.get(sequence)
+            if (
+                table is None
+                or len(table) * size < length
+                or (before % size and (references[table[-1]] > 1 or table[-1] in self._cut))
+            ):
+                changing[sequence] = length
+        needed = self.missing(changing)
         if needed > self.num_available:
             raise NoRoom(
                 needed, self.num_available, f"growing {len(lengths)} sequence{'s' * (len(lengths) > 1)}"
             )
         copies = []
-        for sequence, length in lengths.items():
-            before = self._lengths.get(sequence, 0)
-            table = self._tables.setdefault(sequence, [])
-            if length > before and before % self.block_size:
+        for sequence, length in changing.items():
+            table = tables.setdefault(sequence, [])
+            if table and self._writes_last(sequence, length):
                 last = table[-1]
-                if self.references[last] > 1:
+                if references[last] > 1:
                     table[-1] = self._take()
                     copies.append((last, table[-1]))
                     self._drop(last)
-                elif self.prefix is not None and last in self.prefix:
-                    self._forget(last)  # it was full once, and is written again
-            while len(table) * self.block_size < length:
+                elif last in self._cut:
+                    self._cut.discard(last)
+                    if last in self.prefix:
+                        self._forget(last)  # it was full once, and is written again
+            while len(table) * size < length:
                 table.append(self._take())
-            self._lengths[sequence] = length
+        known.update(lengths)
         self.copies += len(copies)
         return copies
+
+    def _check_growth(self, sequence: Hashable, before: int, length: int) -> None:
+        if not is_whole(length) or length < before:
+            raise WorkbenchError(
+                f"sequence {sequence!r} has {before} tokens and can grow to as many or more, got {length!r}; "
+                "truncate makes it shorter"
+            )
+        if sequence in self._swapped:
+            raise WorkbenchError(f"sequence {sequence!r} is swapped out; swap it in before it grows")
 
     def truncate(self, sequence: Hashable, length: int) -> None:
         """Forget the tokens from `length` on."""
@@ -202,6 +224,8 @@ class BlockTables:
         keep = self.blocks_for(length)
         while len(table) > keep:
             self._drop(table.pop())
+        if length % self.block_size and self.prefix is not None:
+            self._cut.add(table[-1])
         self._lengths[sequence] = length
 
     def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:

@@ -19,6 +19,7 @@ branch was chosen, by `keep`. Until then the sequence takes no further batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -217,7 +218,7 @@ class Slots(ABC):
         if sequence not in self._lengths:
             return  # it came with a batch that never reached the last layer
         self._forget(self._slots[sequence], 0, self._lengths[sequence])
-        self._free = sorted([*self._free, self._slots.pop(sequence)])
+        insort(self._free, self._slots.pop(sequence))
         del self._lengths[sequence]
         self._trees.pop(sequence, None)
         self._batch = None

@@ -85,7 +85,7 @@ def _token_ids(what: str, given: Sequence[int]) -> tuple[int, ...]:
     return ids
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Track:
     """One text of a request, as the scheduler and the engine see it. The engine appends to `token_ids`."""
 

@@ -319,7 +319,9 @@ class Scheduler:
     def _schedule_waiting(self, plan: Plan, now_s: float, budget: int, taken: int) -> None:
         """In the policy's order, until one does not fit: first those on the host, then those that wait."""
         memory = self.memory
-        texts = len(self.running) + sum(self._samples_to_come(track) for track in self.running)
+        texts = len(self.running) + sum(
+            self._samples_to_come(track) for track in self.running if track.request.n > 1
+        )
         self.swapped.sort(key=lambda track: self._key(track, now_s))
         while self.swapped and budget > 0 and texts < self.settings.max_running:
             track = self.swapped[0]
@@ -436,30 +438,30 @@ class Scheduler:
         """Take note of what was computed and written; the tokens are in `token_ids` already. Returns who is done."""
         done, size = [], self.memory.block_size
         lengths, remember = self.memory.lengths, self.settings.remember
-        for work in plan.work:
-            track = work.track
+        for track, start, count, drafts in plan.work:
             if track.status is Status.FINISHED:
                 continue  # aborted while the step was under way
-            computed = track.computed = lengths[track.sequence]
-            if remember and computed // size > work.start // size:
-                self.memory.remember(track.sequence, track.token_ids[:computed], track.request.tenant)
-            result = written.get(track.sequence)
+            sequence = track.sequence
+            computed = track.computed = lengths[sequence] if drafts else start + count
+            if remember and computed // size > start // size:
+                self.memory.remember(sequence, track.token_ids[:computed], track.request.tenant)
+            result = written.get(sequence)
             if result is None:
                 continue  # a part of a prompt, nothing was written
-            if result.tokens:
+            tokens, finish_reason, error = result
+            if tokens:
                 if track.first_token_s is None:
                     track.first_token_s = now_s
-                track.token_times_s += [now_s] * result.tokens
-            if result.finish_reason is not None:
-                track.error = result.error
-                self._end(track, result.finish_reason, now_s)
+                track.token_times_s += [now_s] * tokens
+            if finish_reason is not None:
+                track.error = error
+                self._end(track, finish_reason, now_s)
                 done.append(track)
         return done
 
     def _end(self, track: Track, reason: str, now_s: float) -> None:
-        for queue in (self.waiting, self.running, self.swapped):
-            if track in queue:
-                queue.remove(track)
+        queue = {Status.WAITING: self.waiting, Status.RUNNING: self.running, Status.SWAPPED: self.swapped}
+        queue[track.status].remove(track)
         stays = track in self._group and reason != "abort"  # its rows go on, as padding
         if track.status is Status.SWAPPED or (track.sequence in self.memory.lengths and not stays):
             self.memory.release(track.sequence)
