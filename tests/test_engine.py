@@ -15,6 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.kv import KINDS
 from workbench.models import prepare
 from workbench.serving import Engine, Request, SchedulerSettings, Status, requests_of
+from workbench.serving.load import prompt_ids, workload
 from workbench.speculation import ModelDraft
 from workbench.speculation.drafts.lookup import PromptLookupDraft
 
@@ -269,6 +270,25 @@ def test_samples_share_their_prompt_and_are_those_of_their_seeds(prompt_tokens):
     assert it.kv.tables.copies == (0 if (prompt_tokens - 1) % 4 == 0 else 3), (
         "the last writer keeps the block"
     )
+    check_empty(it)
+
+
+def test_nearly_all_of_the_room_that_is_taken_holds_tokens():
+    """Conversations of their real lengths. Beside it what a slot of the whole context for each would hold of them."""
+    config = tiny_config(num_layers=1, context_length=16_384)
+    it = engine(
+        random_decoder(config), num_blocks=1600, block_size=16, max_running=8, token_budget=2048, prefix=None
+    )
+    for number, one in enumerate(workload("conversation").draw(16, seed=0)):
+        it.add(Request(number, tuple(prompt_ids(one, config.vocab_size, seed=0)), one.new_tokens))
+    useful = taken = reserved = 0
+    while not it.idle:
+        report = it.step()
+        useful += report.useful_tokens
+        taken += report.blocks_used * it.kv.block_size
+        reserved += report.running * config.context_length
+    assert useful / taken >= 0.96
+    assert useful / reserved < 0.2
     check_empty(it)
 
 
