@@ -38,6 +38,7 @@ from workbench.speculation import (
     without,
 )
 from workbench.speculation import rule as the_rule
+from workbench.speculation.lengths import REFRESH
 from workbench.speculation.theory import (
     acceptance_rate,
     best_length,
@@ -578,6 +579,36 @@ def test_a_restless_machine_hides_neither_a_good_draft_nor_a_bad_one():
     good = sorted(speed_on_a_restless_machine(0.85, seed) for seed in range(7))
     assert good[3] > 1.25 and good[0] > 0.97
     assert min(speed_on_a_restless_machine(0.2, seed) for seed in range(7)) > 0.96
+
+
+def drafted_rounds(
+    policy: Dynamic, rounds: int, *, draft_s: float, verify_s: float, right: bool
+) -> list[int]:
+    """K of each round with a draft that is always right, or never; a plain step takes a second."""
+    for _ in range(rounds):
+        K = policy.limit()
+        if not K and (count := policy.listens()):
+            policy.heard([right] * count, 0.1)
+        accepted = K if right else 0
+        policy.learn(outcome(K, accepted, draft_s=K * draft_s, verify_s=verify_s if K else 1.0, plain=not K))
+    return policy.chosen
+
+
+def test_a_plain_step_is_timed_again_after_many_rounds_with_a_draft():
+    chosen = drafted_rounds(Dynamic(most=4), 400, draft_s=0.05, verify_s=1.0, right=True)
+    plain = [at for at, K in enumerate(chosen) if at > 100 and not K]
+    assert len(plain) >= 3 and {b - a for a, b in itertools.pairwise(plain)} == {REFRESH + 1}
+
+
+def test_the_first_round_of_a_depth_is_a_warm_up_and_is_not_charged():
+    policy = Dynamic(most=4)
+    drafted_rounds(policy, 60, draft_s=0.05, verify_s=1.0, right=True)
+    before = policy.shared.lost
+    deep = max(policy.chosen) + 1  # a depth that no round had yet
+    policy.learn(outcome(deep, 0, draft_s=0.05 * deep, verify_s=50.0, plain=False))
+    assert policy.shared.lost == before
+    policy.learn(outcome(deep, 0, draft_s=0.05 * deep, verify_s=2.0, plain=False))
+    assert policy.shared.lost > before
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------
