@@ -22,7 +22,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"decoding"},
     {"serving"},
     {"experiments", "records"},
-    {"panels", "checks", "jupyter", "lab_server"},
+    {"panels", "checks", "jupyter", "lab_server", "recorder"},
     {"notebook_source"},
     {"build"},
     {"cli"},

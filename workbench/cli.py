@@ -7,6 +7,7 @@ Results go to standard output, everything else to standard error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -15,10 +16,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, check_whole
 
 STANDARD_OUTPUT = "-"
 COUNTED = re.compile(r"\d+ of (at most )?\d+")
@@ -111,23 +112,73 @@ def make_parser() -> argparse.ArgumentParser:
     device(run)
 
     record = command("record", run_record, "run a lab's experiments and keep the results in the archive")
-    record.add_argument("--lab", type=int, required=True, metavar="N")
     record.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: workbench/records/DEVICE-labNN.json of the clone"
+        "--lab", type=_lab_or_all, required=True, metavar="N", help='the number of a lab, or "all"'
+    )
+    record.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="with all labs a folder; default: workbench/records/DEVICE-labNN.json of the clone",
+    )
+    record.add_argument(
+        "--within",
+        type=_minutes,
+        default=10.0,
+        metavar="MINUTES",
+        help="with all labs: the time for all of it (default: 10)",
+    )
+    record.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="run what a GPU would run on this CPU, tiny models in the place of large ones, and keep nothing",
     )
     record.add_argument(
         "--note", default="", metavar="TEXT", help="what a reader should know of this recording"
     )
     device(record)
 
+    command("gpu-tests", run_gpu_tests, "run every test that needs a GPU; without one, list them")
+
     check = command("check", run_check, "check the exercises of a notebook")
     check.add_argument("notebook", metavar="NOTEBOOK", type=Path)
     check.add_argument("--json", action="store_true", help="a JSON list, one object for each exercise")
 
-    grade = command("grade", run_grade, "grade notebooks, or a folder of one folder a student")
+    release = command("release", run_release, "make the student's course, without answers and hidden checks")
+    release.add_argument("folder", metavar="DIR", type=Path, help="new, or empty")
+    release.add_argument(
+        "--lab", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
+    )
+    release.add_argument(
+        "--autograder",
+        type=Path,
+        metavar="ZIP",
+        help="also the grader to upload to Gradescope, for one --lab",
+    )
+    release.add_argument("--seed-file", type=Path, metavar="FILE", help="as of grade; for --autograder")
+
+    grade = command("grade", run_grade, "grade notebooks, zips, or a folder of one folder a student")
     grade.add_argument("paths", metavar="PATH", nargs="+", type=Path)
     grade.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="for grades.csv and the feedback"
+    )
+    grade.add_argument("--lab", metavar="NAME", help="only the exercises of this lab, such as 03_kv_cache")
+    grade.add_argument(
+        "--seed-file", type=Path, metavar="FILE", help="what inputs are drawn from; made where there is none"
+    )
+    grade.add_argument("--workers", type=int, metavar="N", help="submissions at a time (default: one a core)")
+    grade.add_argument(
+        "--executor", choices=("local", "dask"), default="local", help="dask: on the workers of --scheduler"
+    )
+    grade.add_argument("--scheduler", metavar="ADDRESS", help="of dask, such as tcp://10.0.0.1:8786")
+    grade.add_argument("--again", action="store_true", help="also what was graded before and has not changed")
+    grade.add_argument("--due", metavar="TIME", help="such as 2026-11-30T23:59+01:00; UTC without a zone")
+    grade.add_argument(
+        "--late-percent",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="of the points, for each day begun after --due",
     )
 
     soak = command("soak", None, "try random histories of a part, for as long as you like")
@@ -139,6 +190,18 @@ def make_parser() -> argparse.ArgumentParser:
 
     commands.add_parser("build", help="build the notebooks from their sources", add_help=False)
     return parser
+
+
+def _lab_or_all(text: str) -> int | None:
+    """None: all labs."""
+    return None if text == "all" else int(text)
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes <= 24 * 60:
+        raise argparse.ArgumentTypeError(f"minutes from 0 to {24 * 60}, got {text!r}")
+    return minutes
 
 
 # -- the machine ---------------------------------------------------------------------------------------------
@@ -314,47 +377,133 @@ def run_experiment_run(args: argparse.Namespace) -> int:
 
 
 def run_record(args: argparse.Namespace) -> int:
-    """The file is written at the end, whole: an interrupted recording leaves what was there before.
+    """A file is written when its lab is done, whole: an interrupted recording leaves what was there before.
 
     1 when an experiment failed; what the others measured is kept, and nothing is written when all failed.
     """
-    from workbench.experiments import list_experiments, run_experiment
+    from workbench import recorder
     from workbench.instruments import device as devices
-    from workbench.instruments.records import git_commit, now
-    from workbench.records import LONGEST_NOTE, Record, place_for, write_record
+    from workbench.records import LONGEST_NOTE, write_record
 
-    chosen = list_experiments(args.lab)
-    if not chosen:
-        labs = sorted({e.lab for e in list_experiments()})
-        raise WorkbenchError(f"lab {args.lab} has no experiments; these have: {', '.join(map(str, labs))}")
     if len(args.note) > LONGEST_NOTE:
         raise WorkbenchError(f"--note has {len(args.note):,} characters; at most {LONGEST_NOTE:,} are kept")
-    runs = [(e, dict(s)) for e in chosen for s in e.record_settings(args.device)]
-    for e, settings in runs:
-        e.complete(settings)
-    fingerprint = devices.fingerprint(args.device)
-    path = args.out or place_for(fingerprint, args.lab)
-    _writable(path) if args.out else _archive_writable(path)
-    about = (fingerprint, devices.versions(), git_commit(), now(), args.note)
-    record, failed = None, []
-    for number, (e, settings) in enumerate(runs, 1):
-        words = " ".join([e.name, *(f"{k}={_shown(v)}" for k, v in settings.items())])
-        print(f"{number}/{len(runs)} {words}", file=sys.stderr)
-        try:  # a bench for each, so that no run finds its memory taken by the models of another
-            found = run_experiment(e.name, settings, bench=_bench(args.device))
-            record = Record(*about, (*(record.measurements if record else ()), *found))
-        except Exception as error:
-            kind = "" if isinstance(error, WorkbenchError) else f"{type(error).__name__}: "
-            failed.append(f"{words}: {kind}{error}")
-    if record:
-        write_record(path, record)
-        kept = len({m.name for m in record.measurements})
-        print(f"{len(record.measurements)} measurements of {kept} experiments written to {path}")
-    for words in failed:
-        print(f"workbench: failed, and not in the record: {words}", file=sys.stderr)
-    if not record:
-        print(f"workbench: nothing was measured, so {path} was not written", file=sys.stderr)
-    return 1 if failed or not record else 0
+    if args.rehearse:
+        return _rehearse(args)
+    runs = (
+        recorder.all_runs(args.device)
+        if args.lab is None
+        else {args.lab: recorder.runs_of(args.lab, args.device)}
+    )
+    places = _record_places(args, devices.fingerprint(args.device), list(runs))
+    written, failed = 0, []
+
+    def keep(lab: int, taken: list) -> None:
+        nonlocal written
+        record, of_lab = _record_of(taken, args)
+        failed.extend(one for one in of_lab if one.trouble)
+        if record is None:
+            _to_stderr(f"workbench: nothing was measured, so {places[lab]} was not written")
+            return
+        write_record(places[lab], record)
+        names = len({m.name for m in record.measurements})
+        print(f"{len(record.measurements)} measurements of {names} experiments written to {places[lab]}")
+        written += 1
+
+    if args.lab is None:
+        recorder.take_all(runs, lambda: _bench(args.device), 60 * args.within, _to_stderr, keep)
+    else:
+        taken = []
+        for number, run in enumerate(runs[args.lab], 1):
+            _to_stderr(f"{number}/{len(runs[args.lab])} {run.words}")
+            # a bench for each, so that no run finds its memory taken by the models of another
+            taken.append(recorder.take(run, _bench(args.device)))
+        keep(args.lab, taken)
+    for one in failed:
+        kept = f"{len(one.measurements)} measurements kept" if one.measurements else "not in the record"
+        _to_stderr(f"workbench: failed, and {kept}: {one.run.words}: {one.trouble}")
+    return 1 if failed or not written else 0
+
+
+def _record_places(args: argparse.Namespace, fingerprint: dict, labs: list[int]) -> dict[int, Path]:
+    """The file of each lab; that each can be written is known before anything is measured."""
+    from workbench.records import place_for
+
+    places = {lab: place_for(fingerprint, lab) for lab in labs}
+    if args.out is None:
+        for path in places.values():
+            _archive_writable(path)
+    elif args.lab is not None:
+        places = {args.lab: args.out}
+        _writable(args.out)
+    else:
+        args.out.mkdir(parents=True, exist_ok=True)
+        places = {lab: args.out / path.name for lab, path in places.items()}
+        for path in places.values():
+            _writable(path)
+    return places
+
+
+def _record_of(taken: list, args: argparse.Namespace) -> tuple:
+    """The record of what was measured, None where nothing was; and what was taken, those without what cannot be kept."""
+    from dataclasses import replace
+
+    from workbench.instruments import device as devices
+    from workbench.instruments.records import git_commit, now
+    from workbench.records import Record
+
+    about = (devices.fingerprint(args.device), devices.versions(), git_commit(), now(), args.note)
+    record, checked = None, []
+    for one in taken:
+        if one.measurements:
+            try:
+                record = Record(*about, (*(record.measurements if record else ()), *one.measurements))
+            except WorkbenchError as error:
+                one = replace(one, measurements=(), trouble=one.trouble or str(error))
+        checked.append(one)
+    return record, checked
+
+
+def _rehearse(args: argparse.Namespace) -> int:
+    """Nothing is kept: a line for each run, and 1 where one failed."""
+    from workbench import recorder
+    from workbench.experiments.contract import BRIEF
+
+    if args.out is not None:
+        raise WorkbenchError("a rehearsal keeps nothing; leave out --out, or --rehearse")
+    os.environ[BRIEF] = "1"
+    runs = recorder.all_runs("cuda") if args.lab is None else {args.lab: recorder.runs_of(args.lab, "cuda")}
+    runs = {lab: [recorder.in_small(run) for run in some] for lab, some in runs.items()}
+    taken = recorder.take_all(runs, lambda: recorder.RehearsalBench("cpu"), 60 * args.within, _to_stderr)
+    for one in taken:
+        state = one.trouble or "ok"
+        print(f"{one.seconds:6.1f} s  {len(one.measurements):3} measurements  {one.run.words}: {state}")
+    failed = [one for one in taken if one.trouble and not one.trouble.startswith("stopped after")]
+    print(f"{len(taken)} runs rehearsed on the CPU, {len(failed)} failed; nothing was kept")
+    return 1 if failed else 0
+
+
+def run_gpu_tests(args: argparse.Namespace) -> int:
+    """Every test that is marked for a GPU. Without one they are listed, and none runs."""
+    import subprocess
+
+    import torch
+
+    from workbench.recorder import gpu_test_files
+
+    folder = _course() / "tests"
+    files = [str(file) for file in gpu_test_files(folder)]
+    if not files:
+        raise WorkbenchError(f"there are no tests for a GPU in {folder}; run this in a clone of the course")
+    there = torch.cuda.is_available()
+    options = ["-m", "gpu", "-q", "-ra", "-p", "no:cacheprovider", *([] if there else ["--collect-only"])]
+    code = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=folder.parent).returncode
+    if not there:
+        print("no CUDA device here: the tests above were collected, none was run")
+    return code
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _archive_writable(path: Path) -> None:
@@ -494,18 +643,57 @@ def run_check(args: argparse.Namespace) -> int:
     return 0 if rows and all(row["verdict"] == "passed" for row in rows) else 1
 
 
+def run_release(args: argparse.Namespace) -> int:
+    """The student's folder, and with --autograder the instructor's zip; neither overwrites anything."""
+    from workbench.grading.batch import seed_in
+    from workbench.grading.release import autograder, release
+    from workbench.instruments.doctor import package_folder
+
+    clone, hidden = package_folder().parent, []
+    if args.autograder:
+        if len(args.lab) != 1:
+            raise WorkbenchError("--autograder grades one lab: name it, --lab NAME")
+        if not args.seed_file:
+            raise WorkbenchError(
+                "--autograder draws from a secret seed: say where it is kept, --seed-file FILE"
+            )
+        hidden, missing = _instructors_files(args.lab)
+        if missing:
+            raise WorkbenchError(
+                f"{clone / 'solutions'} lacks {', '.join(missing)}; make the grader from a clone"
+            )
+    files = release(_course(), args.folder, args.lab)
+    print(f"released {len(files)} files to {args.folder}")
+    if args.autograder:
+        autograder(clone, args.autograder, args.lab[0], hidden, seed_in(args.seed_file))
+        print(
+            f"the grader for Gradescope is {args.autograder}; it holds hidden checks and the seed: do not hand it out"
+        )
+    return 0
+
+
+def _instructors_files(labs: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Hidden checks and forbidden names in the clone's solutions/, and the names of those that are not there."""
+    from workbench.instruments.doctor import package_folder
+
+    folder = package_folder().parent / "solutions"
+    files = [folder / f"{name}_hidden.py" for name in labs] + [folder / "forbidden.py"]
+    there = [file for file in files if file.is_file()]
+    return there, [file.name for file in files[:-1] if file not in there]
+
+
 def run_grade(args: argparse.Namespace) -> int:
     """0 when every submission has its row, whatever the marks; hidden checks come from the clone's solutions/."""
     from workbench.checks import exercise_sets
     from workbench.grading import grade
-    from workbench.instruments.doctor import package_folder
 
     for path in args.paths:
         if not path.exists():
             raise WorkbenchError(f"there is nothing at {path}")
-    files = [package_folder().parent / "solutions" / f"{name}_hidden.py" for name in exercise_sets()]
-    hidden = [file for file in files if file.is_file()]
-    if len(hidden) < len(files):
+    if (args.executor == "dask") != (args.scheduler is not None):
+        raise WorkbenchError("--executor dask and --scheduler ADDRESS go together")
+    hidden, missing = _instructors_files(list(exercise_sets()))
+    if missing:
         print("workbench: solutions/ is not here, so only the visible checks count", file=sys.stderr)
 
     def progress(graded) -> None:
@@ -515,8 +703,36 @@ def run_grade(args: argparse.Namespace) -> int:
         )
 
     sets = "workbench.checks:exercise_sets"
-    print(grade(args.paths, args.out, sets=sets, hidden=hidden, progress=progress))
+    with _grade_options(args) as options:
+        print(grade(args.paths, args.out, sets=sets, hidden=hidden, progress=progress, **options))
     return 0
+
+
+@contextlib.contextmanager
+def _grade_options(args: argparse.Namespace) -> Iterator[dict]:
+    """What was asked for beyond the defaults; the executor is closed in the end."""
+    from workbench.grading.batch import late_after, seed_in
+
+    options: dict = {}
+    if args.lab:
+        options["assignment"] = args.lab
+    if args.seed_file:
+        options["seed"] = seed_in(args.seed_file)
+    if args.workers is not None:
+        options["workers"] = check_whole("--workers", args.workers, 1)
+    if args.again:
+        options["again"] = True
+    if args.due:
+        options["late"] = late_after(args.due, args.late_percent)
+    elif args.late_percent:
+        raise WorkbenchError("--late-percent needs --due TIME")
+    if args.executor == "dask":
+        from workbench.grading.remote import dask_executor
+
+        with dask_executor(args.scheduler) as executor:
+            yield options | {"executor": executor}
+    else:
+        yield options
 
 
 # -- printing ------------------------------------------------------------------------------------------------
