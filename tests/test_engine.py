@@ -356,6 +356,27 @@ def test_a_request_whose_settings_raise_in_mid_run_fails_alone(draft):
     check_empty(it)
 
 
+@pytest.mark.parametrize("draft", [None, "lookup"])
+def test_a_request_for_which_the_model_gives_nan_fails_alone(draft):
+    """A token whose embedding overflowed: every text with it has NaN in its rows, keys and values, and nobody else's."""
+    model = random_decoder(tiny_config(tie_embeddings=False, num_layers=2))
+    broken = 4095
+    with torch.no_grad():
+        model.embed.weight[broken] = float("nan")
+    given = {} if draft is None else {"draft": "prompt_lookup", "draft_tokens": 3}
+    it = engine(model, num_blocks=34, **given)  # its blocks are taken by others soon
+    bad = Request("bad", (5, 6, broken, 7, 8), 20)
+    found = {f.request_id: f for f in it.run([*REQUESTS[:4], bad, *REQUESTS[4:20]])}
+    failed = found.pop("bad")
+    assert (
+        failed.finish_reason == "error" and failed.token_ids == () and "gave NaN logits" in str(failed.error)
+    )
+    assert {i: f.token_ids for i, f in found.items()} == {r.id: alone(r, model) for r in REQUESTS[:20]}
+    check_empty(it)
+    with pytest.raises(WorkbenchError, match="gave NaN logits"):
+        generate(model, [5, 6, broken], max_new_tokens=3, draft="prompt_lookup")
+
+
 @pytest.mark.parametrize("state", ["waiting", "in its prompt", "writing", "swapped", "padding"])
 def test_abort_at_any_moment(state):
     more = {"batching": "static", "num_blocks": 130} if state == "padding" else {}

@@ -132,6 +132,39 @@ def test_the_last_to_come_gives_way_and_comes_back():
     assert all(track.written == 12 for track in found)
 
 
+def at_work(num_blocks: int, budget: int, *texts: tuple[int, int]) -> Scheduler:
+    """A scheduler over blocks of one token that runs texts of (prompt, of it computed) tokens, the first came first."""
+    memory = BlockTables(num_blocks, 1)
+    made = Scheduler(memory, SchedulerSettings(max_running=len(texts), token_budget=budget, watermark=0))
+    for name, (prompt, computed) in enumerate(texts):
+        track = made.add(request(name, prompt, 1))
+        made.waiting.remove(track)
+        made.running.append(track)
+        track.status, track.computed = Status.RUNNING, computed
+        if computed:
+            memory.grow({track.sequence: computed})
+    return made
+
+
+def test_what_one_that_gave_way_would_have_computed_is_left_to_others():
+    made = at_work(
+        14, 6, (8, 3), (9, 4), (3, 2)
+    )  # 5 blocks are left, and the last one's next token is planned first
+    plan = made.schedule(0.0)
+    assert [track.request.id for track in plan.preempted] == [2]
+    assert {work.track.request.id: work.count for work in plan.work} == {0: 5, 1: 1}
+
+
+def test_the_room_of_one_that_gave_way_is_not_taken_any_more():
+    made = at_work(9, 6, (8, 4), (1, 0))
+    made.memory.grow(
+        {"someone else": 1}
+    )  # so 4 are left: for the prompt, or for the next token that is planned first
+    plan = made.schedule(0.0)
+    assert [track.request.id for track in plan.preempted] == [1]
+    assert {work.track.request.id: work.count for work in plan.work} == {0: 4}
+
+
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_who_came_first_never_gives_way_to_who_came_later(preemption):
     """Nor does a sample of it, which begins to run only when the prompt is computed."""
