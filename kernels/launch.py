@@ -96,6 +96,8 @@ def check_tensors(
                 f"{operation}: {name} must be contiguous{'' if contiguous else ' in its last axis'}; its strides are "
                 f"{tuple(tensor.stride())} for shape {tuple(tensor.shape)}; call .contiguous() first"
             )
+    if first is None:
+        return
     reason = why_not(first)
     if reason:
         raise Unsupported(f"{operation}: {reason}")

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 
 # Triton decides when it is imported, by whomever, whether its kernels are compiled or interpreted.
-if not any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg")):
+if "triton" not in sys.modules and not any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 _HOMES = {  # name -> (module, name there), or (module, None) for the module itself
     "load": ("workbench.models", "load"),
-    "prepare": ("workbench.models", "prepare"),
+    "prepare": ("workbench.quantization.prepared", "prepare"),  # of workbench.models, and weights=
     "generate": ("workbench.decoding", "generate"),
     "stream": ("workbench.decoding", "stream"),
     "beam": ("workbench.decoding", "generate_beam"),

@@ -8,7 +8,7 @@
     modules in modules                          two functions a layer: before its attention, and after it
 
 On one row these small operations, not the weights, would be a large part of a step of a small model. What of them is
-left, torch.compile takes away (workbench.models.compiled).
+left, torch.compile takes away (workbench.models.compiled), or kernels of our own (workbench.models.fused).
 """
 
 from __future__ import annotations
@@ -36,18 +36,23 @@ RMS_NORMS = (RMSNorm, ZeroCenteredRMSNorm)
 FIRST_TABLE = 2048  # positions in the rotary table to begin with; it doubles when a longer text comes
 
 
-def prepare(model: Decoder, *, linear: str = "auto", compile: bool = False) -> FastDecoder:
+def prepare(
+    model: Decoder, *, linear: str = "auto", compile: bool = False, kernels: str = "auto"
+) -> FastDecoder:
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
 
     linear: "packed" (CPU), "plain", or "auto": packed where that can be. compile: steps of one row run through
     torch.compile, which needs a C++ compiler and takes some seconds at the first step; they read the weights
-    unpacked, so both forms are kept, twice the memory.
-    Raises WorkbenchError for a linear this dtype or device does not have.
+    unpacked, so both forms are kept, twice the memory. kernels: "torch", "triton" (workbench.models.fused; on a CPU in
+    Triton's interpreter, which is for tests), or "auto": triton on a CUDA device where there are kernels for the model's
+    shape. What came of it, and why, are `kernels` and `kernels_because` of the result.
+    Raises WorkbenchError for a linear or kernels that this dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
         raise WorkbenchError(f"{model.name} is prepared already; prepare takes the model that `load` gives")
-    return FastDecoder(model, linear_class(linear, model.dtype, model.device), compile_steps=compile)
+    make = linear_class(linear, model.dtype, model.device)
+    return FastDecoder(model, make, compile_steps=compile, kernels=kernels)
 
 
 class FastLayer:
@@ -171,9 +176,16 @@ class FastLatentLayer(FastLayer):
         return super().weight_bytes + up.k_up.nbytes + up.v_up.nbytes
 
 
-def fast_layers(model: Decoder, make: MakeLinear, norm: MakeNorm, stream: torch.dtype) -> list[FastLayer]:
+def fast_layers(
+    model: Decoder,
+    make: MakeLinear,
+    norm: MakeNorm,
+    stream: torch.dtype,
+    kinds: tuple[type[FastLayer], type[FastLayer]] = (FastLayer, FastLatentLayer),
+) -> list[FastLayer]:
+    """kinds: of a layer as most are, and of one with latent attention."""
     config, join = model.config, functools.partial(joined, make, model.dtype)
-    kind = FastLayer if config.latent_attention is None else FastLatentLayer
+    kind = kinds[config.latent_attention is not None]
     return [
         kind(layer, join, norm, stream, config, local=config.turns_locally(index))
         for index, layer in enumerate(model.layers)
@@ -195,12 +207,25 @@ class FastDecoder:
 
     On a CPU the residual stream is float32 even where the weights are bfloat16: small operations cost the same in
     both, and converting costs one more.
+
+    kernels: "torch" or "triton", what does the norms, turns and gates; kernels_because: why, in words.
     """
 
-    def __init__(self, model: Decoder, make: MakeLinear, *, compile_steps: bool = False) -> None:
+    def __init__(
+        self, model: Decoder, make: MakeLinear, *, compile_steps: bool = False, kernels: str = "auto"
+    ) -> None:
+        from workbench.models import fused
+
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
         self.device, self.dtype = model.device, model.dtype
         self.compiled = compile_steps
+        self.kernels, self.kernels_because = fused.choose_kernels(model, kernels, compiled=compile_steps)
+        self._fused = self.kernels == "triton"
+        norm, kinds, table = small_norm, (FastLayer, FastLatentLayer), RotaryTable
+        if self._fused:
+            norm, kinds = fused.FusedNorm, (fused.FusedLayer, fused.FusedLatentLayer)
+            table = fused.FusedRotaryTable
+        self._stream = fused.Stream
         self._parameters = model.num_parameters()
         with torch.no_grad():
             self._embedding = model.embed.weight.detach()
@@ -208,11 +233,11 @@ class FastDecoder:
             self._wide = (
                 torch.promote_types(model.dtype, torch.float32) if model.device.type == "cpu" else model.dtype
             )
-            self._table = None if model.rotary is None else RotaryTable(model)
-            self._local_table = None if model.local_rotary is None else RotaryTable(model, local=True)
+            self._table = None if model.rotary is None else table(model)
+            self._local_table = None if model.local_rotary is None else table(model, local=True)
             self._embedding_scale = model.embedding_scale
-            self._norm = small_norm(model.norm, self._wide)
-            self._layers = fast_layers(model, make, small_norm, self._wide)
+            self._norm = norm(model.norm, self._wide)
+            self._layers = fast_layers(model, make, norm, self._wide, kinds)
             self._head = make(model.head.weight.detach(), None)
             self._steps = self._compiled(model) if compile_steps else None
 
@@ -236,9 +261,11 @@ class FastDecoder:
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
         x, turns = self._start(batch, kv)
+        if self._fused:
+            x = self._stream(x)
         for index, layer in enumerate(self._layers):
             mixed = kv.attend(index, *layer.before(x, turns), batch, **layer.extra)
-            x = layer.after(x, mixed.reshape(x.shape[0], -1))
+            x = layer.after(x, mixed.reshape(batch.num_tokens, -1))
         return self._norm(x)
 
     def _compiled(self, model: Decoder) -> CompiledSteps:
@@ -294,11 +321,15 @@ class RotaryTable:
 
     def turn(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin, each [N, 1, D]."""
+        self.reach(batch)
+        rows = self._table.index_select(0, batch.positions)
+        return rows[:, :1], rows[:, 1:]
+
+    def reach(self, batch: Batch) -> None:
+        """Make the table as long as the batch's texts; a longer one is another tensor."""
         needed = max(batch.lengths_after())
         if needed > len(self._table):
             self._table = self._make(max(needed, 2 * len(self._table)))
-        rows = self._table.index_select(0, batch.positions)
-        return rows[:, :1], rows[:, 1:]
 
 
 def torch_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -306,7 +337,7 @@ def torch_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.
 
     x comes in `stream`, the type of the residual stream, and leaves in that of the weights.
     """
-    dtype, weight = module.weight.dtype, _norm_weight(module, stream)
+    dtype, weight = module.weight.dtype, norm_weight(module, stream)
     bias = None if isinstance(module, RMS_NORMS) else module.bias.detach().to(stream)
 
     def norm(x: torch.Tensor) -> torch.Tensor:
@@ -319,7 +350,8 @@ def torch_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.
     return norm
 
 
-def _norm_weight(module: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
+def norm_weight(module: torch.nn.Module, dtype: torch.dtype) -> torch.Tensor:
+    """What an RMSNorm multiplies with, in `dtype`."""
     weight = module.weight.detach().to(dtype)
     return 1 + weight if isinstance(module, ZeroCenteredRMSNorm) else weight
 
@@ -333,7 +365,7 @@ def small_norm(module: torch.nn.Module, stream: torch.dtype) -> Callable[[torch.
     if not isinstance(module, RMS_NORMS):
         return torch_norm(module, stream)
     dtype, wide = module.weight.dtype, torch.promote_types(stream, torch.float32)
-    weight = _norm_weight(module, wide)
+    weight = norm_weight(module, wide)
     size = len(weight)
     floor = torch.tensor([math.sqrt(size * module.eps)], dtype=wide, device=weight.device)
     scale = weight * math.sqrt(size)

@@ -1,0 +1,145 @@
+"""One attention from several over parts of the keys, merged by their log-sum-exp.
+
+    part i    lse_i = log Σ_{j in part i} exp(s_j)      part_i = Σ_{j in part i} exp(s_j − lse_i) · v_j
+    merged    lse   = log Σ_i exp(lse_i)                out    = Σ_i exp(lse_i − lse) · part_i
+
+It is exact: a softmax over all keys is a softmax over the parts of softmaxes within them. Any cut of the keys will do:
+splits of a long text (Flash-Decoding), a shared beginning and the rest, keys on several devices.
+
+Bytes: every part read once (4·D_v + 4 a part, sequence and head), the result written. FLOPs: about 2·D_v for each part
+and head; memory decides, and with few sequences the launch.
+Source: Dao et al., "Flash-Decoding for long-context inference" (2023); the rule itself: Milakov and Gimelshein,
+arXiv 1805.02867 §3.1.
+
+    version 1  one part after the other, rescaling the sum whenever a greater lse comes (online softmax)
+    version 2  all lse first: then every part has its final weight, and blocks of parts are in flight at once
+
+A part of no keys has lse −∞ and weighs nothing, whatever lies in its place. Where all are empty: zeros, lse −∞. NaN stays.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from workbench.kernels.launch import (
+    FLOATS,
+    Unsupported,
+    Work,
+    check_shape,
+    check_tensors,
+    check_version,
+    launch,
+    next_power_of_2,
+)
+from workbench.kernels.tuning import Config, choose
+
+VERSIONS = {1: "one part after the other, rescaled", 2: "all lse first, then blocks of parts"}
+MOST_PARTS = 4096
+DEFAULT = Config.of(num_warps=4, num_stages=1, COLUMNS=128, PARTS=16)
+
+
+@triton.jit
+def _merge_online(parts, lse, out, merged, rows, splits, width, COLUMNS: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    most, total = -float("inf"), 0.0
+    acc = tl.zeros([COLUMNS], tl.float32)
+    for i in range(splits):
+        one = tl.load(lse + i * rows + row)
+        wide = tl.where(one == -float("inf"), 0, width)  # NaN is not passed over
+        new = tl.maximum(most, one, propagate_nan=tl.PropagateNan.ALL)
+        safe = tl.where(new == -float("inf"), 0.0, new)
+        old, weight = tl.exp(most - safe), tl.exp(one - safe)
+        part = tl.load(parts + (i * rows + row) * width + column, mask=column < wide, other=0.0)
+        acc = acc * old + part * weight
+        total = total * old + weight
+        most = new
+    empty = total == 0.0
+    acc = tl.where(empty, 0.0, acc / tl.where(empty, 1.0, total))
+    tl.store(out + row * width + column, acc.to(out.dtype.element_ty), mask=inside)
+    if tl.program_id(1) == 0:
+        tl.store(merged + row, tl.where(empty, -float("inf"), most + tl.log(tl.where(empty, 1.0, total))))
+
+
+@triton.jit
+def _merge_blocks(
+    parts, lse, out, merged, rows, splits, width, ALL: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    every = tl.arange(0, ALL)
+    all_lse = tl.load(lse + every * rows + row, mask=every < splits, other=-float("inf"))
+    most = tl.max(all_lse, 0)
+    most = tl.where(most == -float("inf"), 0.0, most)
+    total = tl.sum(tl.exp(all_lse - most), 0)
+    empty = total == 0.0
+    whole = most + tl.log(tl.where(empty, 1.0, total))
+    acc = tl.zeros([COLUMNS], tl.float32)
+    for first in range(0, splits, PARTS):
+        i = first + tl.arange(0, PARTS)
+        one = tl.load(lse + i * rows + row, mask=i < splits, other=-float("inf"))
+        wide = tl.where(one == -float("inf"), 0, width)  # NaN is not passed over
+        at = (i * rows + row)[:, None] * width + column[None, :]
+        acc += tl.sum(
+            tl.load(parts + at, mask=column[None, :] < wide[:, None], other=0.0)
+            * tl.exp(one - whole)[:, None],
+            0,
+        )
+    tl.store(out + row * width + column, acc.to(out.dtype.element_ty), mask=column < width)
+    if tl.program_id(1) == 0:
+        tl.store(merged + row, tl.where(empty, -float("inf"), whole))
+
+
+def merge(
+    parts: torch.Tensor, lse: torch.Tensor, out: torch.Tensor | None = None, *, version: int = 2
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """parts [splits, B, H, D_v] and lse [splits, B, H], float32 -> out [B, H, D_v], lse [B, H] float32.
+
+    out: a contiguous tensor to write to, of any float type; default a new one in float32.
+    Raises Unsupported for other shapes and types, and for more than 4,096 parts.
+    """
+    check_version("merge", version, VERSIONS)
+    check_shape("merge", "parts", parts, (None,) * 4)
+    check_shape("merge", "lse", lse, tuple(parts.shape[:-1]))
+    check_tensors("merge", dtypes=(torch.float32,), parts=parts, lse=lse)
+    splits, batch, heads, width = parts.shape
+    if not 1 <= splits <= MOST_PARTS:
+        raise Unsupported(f"merge: 1 to {MOST_PARTS:,} parts, got {splits:,}; merge groups of them first")
+    if width < 1:
+        raise Unsupported("merge: values have at least one element, got parts of width 0")
+    if out is None:
+        out = torch.empty((batch, heads, width), dtype=torch.float32, device=parts.device)
+    check_shape("merge", "out", out, (batch, heads, width))
+    check_tensors("merge", dtypes=FLOATS, parts=parts, out=out)
+    merged = torch.empty((batch, heads), dtype=torch.float32, device=parts.device)
+    rows = batch * heads
+    if rows == 0:
+        return out, merged
+    config = choose("merge", (splits, width), DEFAULT, parts.device)
+    columns = min(config["COLUMNS"], next_power_of_2(width))
+    common = (parts, lse, out, merged, rows, splits, width)
+    grid = (rows, -(-width // columns))
+    if version == 1:
+        launch(_merge_online, grid, *common, COLUMNS=columns, num_warps=config.num_warps)
+    else:
+        block = min(config["PARTS"], next_power_of_2(splits))
+        sizes = {"ALL": next_power_of_2(splits), "PARTS": block, "COLUMNS": columns}
+        launch(_merge_blocks, grid, *common, **sizes, num_warps=config.num_warps)
+    return out, merged
+
+
+def merge_reference(parts: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in plain PyTorch, in the type of its inputs."""
+    whole = torch.logsumexp(lse, 0)
+    weights = torch.exp(lse - torch.where(whole == -torch.inf, 0.0, whole))
+    parts = torch.where((lse == -torch.inf)[..., None], 0.0, parts)
+    return (weights[..., None] * parts).sum(0), whole
+
+
+def merge_work(parts: torch.Tensor, out: torch.Tensor | None = None) -> Work:
+    """Bytes and FLOPs: a weight for each part and head (subtract, exponential), a multiply-add for each element."""
+    splits, batch, heads, width = parts.shape
+    size = 4 if out is None else out.element_size()
+    written = batch * heads * (width * size + 4)
+    return Work(4 * splits * batch * heads * (width + 1), written, splits * batch * heads * (2 * width + 2))

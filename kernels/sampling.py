@@ -1,0 +1,607 @@
+"""The next token from the logits, on the device: the best one, or one drawn after temperature, top-k and top-p.
+
+    argmax    the largest of V logits; of equals the smallest id.
+    sample    softmax(logits / T), the k best (and all that equal the k-th), of those the fewest best whose share reaches
+              p (of equals at the edge the smaller ids), and of what is left the first token whose cumulative share, in
+              the order of ids, exceeds a uniform number.
+
+Cannot do without: the logits read once, N·V·b bytes. What is usually done reads and writes them many times: top-k and
+top-p are about an order, so they sort, and 128K logits that are sorted are moved tens of times. But what the two ask
+for is no order, only its edge: the largest value u for which what lies at u and above is enough,
+
+    top-k   #{x ≥ u} ≥ k            top-p   Σ{w(x): x ≥ u} ≥ p · Σ{w of the k best}
+
+and an edge is found by bisection. Both sums only grow as u falls, and the order-preserving bits of a float32 are a number
+of 32 bits, so 32 questions find u exactly, whatever the logits are.
+
+Shares are whole numbers: w(x) = ⌊2⁴⁰·exp((x − max)) + ½⌋, exp in float32, sums in int64. Whole numbers have the same
+sum in any order, so the token does not depend on how the work is split, and where shares are exact, so is the edge. A
+token less than 2⁻⁴¹ times as probable as the best has no share and is never drawn.
+
+References: radix selection as in Alabi et al., Fast k-selection algorithms for GPUs, 2012; FlashInfer's sampling without
+sorting (arXiv 2501.01005, and its documentation), which draws by rejection instead; the nucleus, arXiv 1904.09751.
+
+Versions of argmax:   1  a program a text.    2  a text in parts, then the best of the parts: two launches.
+Versions of sample:   1  a program a text, one bit of the edge a pass over the logits, all in one launch.
+                      2  a text in parts, four bits of each edge a launch: 16 counts and sums of shares instead of one.
+One SM cannot read as fast as all of them, so with few texts version 2 is the one; not measured yet.
+
+Supports float32, float16 and bfloat16 (widened to float32 before the temperature), V up to 2²², rows with any stride. A
+text whose logits are no distribution (a NaN, +inf, or nothing but −inf after the temperature) gets the token −1: to raise
+would be to wait for the device. min-p and penalties are not here.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from workbench.kernels.launch import (
+    Unsupported,
+    Work,
+    cdiv,
+    check_shape,
+    check_tensors,
+    check_version,
+    launch,
+    next_power_of_2,
+)
+
+VERSIONS = {1: "a program a text", 2: "a text in parts"}
+PART = 1024  # logits of a program of version 2
+BLOCK = 4096  # logits at a time in version 1
+LARGEST_VOCABULARY = 1 << 22  # 2⁴⁰ times as much is still an int64
+DIGITS = 8  # of four bits, in the 32 bits of an edge
+
+SHARE = tl.constexpr(1099511627776.0)  # 2⁴⁰: the share of the best token
+_LOWEST = tl.constexpr(2147483648)  # 2³¹: makes an order-preserving int32 a number from 0
+
+
+# -- parts of all kernels ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _best_of(values):
+    """The maximum; +inf where there is a NaN, so that one test finds all that is no logit."""
+    return tl.max(tl.where(values != values, float("inf"), values), axis=0)
+
+
+@triton.jit
+def _divided(values, best, temperature):
+    """logits / T as the reference has them: below the best where the best would overflow; as they are for T = 0."""
+    divisor = tl.where(temperature > 0, temperature, 1.0)
+    overflows = tl.div_rn(best, divisor) == float("inf")
+    return tl.div_rn(tl.where(overflows, values - best, values), divisor)
+
+
+@triton.jit
+def _ordered(values):
+    """float32 -> int64 from 0 to 2³² − 1, in the same order; −0 and 0 are one number."""
+    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + _LOWEST
+
+
+@triton.jit
+def _shares(values, top):
+    """What each token weighs against the best, a whole number up to 2⁴⁰."""
+    return (tl.exp(values - top) * SHARE + 0.5).to(tl.int64)
+
+
+@triton.jit
+def _target_share(total, top_p):
+    """⌈p · total⌉, at least 1: the least whole number that is enough."""
+    wanted = total.to(tl.float64) * top_p.to(tl.float64)
+    below = wanted.to(tl.int64)
+    target = below + (below.to(tl.float64) < wanted).to(tl.int64)
+    return tl.where(top_p >= 1.0, total, tl.minimum(tl.maximum(target, 1), total))
+
+
+@triton.jit
+def _kept_at_edge(target, above, share):
+    """How many of the equal tokens at the edge stay: as many as it takes to reach the target."""
+    share = tl.maximum(share, 1)
+    return (target - above + share - 1) // share
+
+
+@triton.jit
+def _place(total, uniform):
+    """⌊uniform · total⌋, below total: the token is the first whose cumulative share exceeds it."""
+    place = (total.to(tl.float64) * uniform.to(tl.float64)).to(tl.int64)
+    return tl.minimum(tl.maximum(place, 0), total - 1)
+
+
+# -- argmax ------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _argmax(logits, best_values, best_ids, size, stride, part, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Of logits [size] of a text those of one part, which is whole blocks or the whole text; best_values [N, parts] is
+    not written where there is one part."""
+    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    ids = tl.zeros([BLOCK], tl.int64)
+    wrong = tl.zeros([BLOCK], tl.int32)
+    start, end = which * part, tl.minimum(which * part + part, size)
+    for first in range(start, end, BLOCK):
+        at = first + lanes
+        values = tl.load(logits + row * stride + at, mask=at < size, other=float("-inf")).to(tl.float32)
+        wrong = tl.where((values != values) | (values == float("inf")), 1, wrong)
+        ids = tl.where(values > best, at.to(tl.int64), ids)
+        best = tl.where(values > best, values, best)
+    top = tl.where(tl.max(wrong, axis=0) > 0, float("inf"), tl.max(best, axis=0))
+    chosen = tl.min(tl.where(best == top, ids, 1 << 40), axis=0)
+    if PARTS == 1:
+        tl.store(best_ids + row, tl.where(tl.abs(top) == float("inf"), -1, chosen))
+    else:
+        tl.store(best_values + row * PARTS + which, top)
+        tl.store(best_ids + row * PARTS + which, chosen)
+
+
+@triton.jit
+def _best_part(best_values, best_ids, tokens, PARTS: tl.constexpr, LANES: tl.constexpr):
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
+    values = tl.load(best_values + row * PARTS + lanes, mask=lanes < PARTS, other=float("-inf"))
+    ids = tl.load(best_ids + row * PARTS + lanes, mask=lanes < PARTS, other=1 << 40)
+    top = tl.max(values, axis=0)
+    chosen = tl.min(tl.where(values == top, ids, 1 << 40), axis=0)
+    tl.store(tokens + row, tl.where(tl.abs(top) == float("inf"), -1, chosen))
+
+
+def argmax(logits: torch.Tensor, version: int = 2) -> torch.Tensor:
+    """[N] int64, the largest of each row of logits [N, V]; of equals the smallest id; −1 for a row that has none."""
+    check_version("argmax", version, VERSIONS)
+    rows, size = _checked("argmax", logits)
+    parts = 1 if version == 1 else cdiv(size, PART)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if parts == 1:
+        block = min(BLOCK, next_power_of_2(size))
+        sizes = (size, logits.stride(0), size)
+        launch(_argmax, (rows, 1), logits, tokens, tokens, *sizes, PARTS=1, BLOCK=block, num_warps=8)
+        return tokens
+    values = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(rows, parts, dtype=torch.int64, device=logits.device)
+    launch(_argmax, (rows, parts), logits, values, ids, size, logits.stride(0), PART, PARTS=parts, BLOCK=PART)
+    launch(_best_part, (rows,), values, ids, tokens, PARTS=parts, LANES=next_power_of_2(parts))
+    return tokens
+
+
+# -- sample, version 1 -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _sample_whole(
+    logits, uniform, temperature, top_k, top_p, tokens, size, stride,
+    HAS_K: tl.constexpr, HAS_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    logits += row * stride
+    heat = tl.load(temperature + row)
+
+    running = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in range(0, size, BLOCK):
+        values = tl.load(logits + start + lanes, mask=start + lanes < size, other=float("-inf")).to(
+            tl.float32
+        )
+        running = tl.maximum(running, tl.where(values != values, float("inf"), values))
+    best = tl.max(running, axis=0)
+    top = _divided(best, best, heat)
+    valid = (tl.abs(best) != float("inf")) & (tl.abs(top) != float("inf"))
+    best, top = tl.where(valid, best, 0.0), tl.where(valid, top, 0.0)
+
+    edge = tl.full([], 0, tl.int64)  # tokens at or above stay
+    one = tl.full([], 1, tl.int64)
+    if HAS_K:
+        wanted = tl.load(top_k + row).to(tl.int64)
+        wanted = tl.where((wanted <= 0) | (wanted > size), size, wanted)
+        for bit in range(0, 32):
+            candidate = edge + (one << (31 - bit))
+            count = tl.zeros([BLOCK], tl.int64)
+            for start in range(0, size, BLOCK):
+                inside = start + lanes < size
+                values = tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32)
+                key = _ordered(_divided(values, best, heat))
+                count += (inside & (key >= candidate)).to(tl.int64)
+            edge = tl.where(tl.sum(count, axis=0) >= wanted, candidate, edge)
+
+    target = tl.full([], 0, tl.int64)
+    if HAS_P:
+        mass = tl.zeros([BLOCK], tl.int64)
+        for start in range(0, size, BLOCK):
+            inside = start + lanes < size
+            values = _divided(
+                tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32), best, heat
+            )
+            mass += tl.where(inside & (_ordered(values) >= edge), _shares(values, top), 0)
+        share_p = tl.load(top_p + row)
+        target = _target_share(tl.sum(mass, axis=0), share_p)
+        if share_p < 1.0:
+            edge = tl.full([], 0, tl.int64)
+            for bit in range(0, 32):
+                candidate = edge + (one << (31 - bit))
+                mass = tl.zeros([BLOCK], tl.int64)
+                for start in range(0, size, BLOCK):
+                    inside = start + lanes < size
+                    values = _divided(
+                        tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32),
+                        best,
+                        heat,
+                    )
+                    mass += tl.where(inside & (_ordered(values) >= candidate), _shares(values, top), 0)
+                edge = tl.where(tl.sum(mass, axis=0) >= target, candidate, edge)
+
+    greedy = heat <= 0
+    edge = tl.where(greedy, _ordered(top), edge)
+    above = tl.zeros([BLOCK], tl.int64)
+    equal = tl.zeros([BLOCK], tl.int64)
+    each = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, size, BLOCK):
+        inside = start + lanes < size
+        values = _divided(
+            tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32), best, heat
+        )
+        key, shares = _ordered(values), _shares(values, top)
+        above += tl.where(inside & (key > edge), shares, 0)
+        equal += (inside & (key == edge)).to(tl.int64)
+        each = tl.maximum(each, tl.where(inside & (key == edge), shares, 0))
+    share, mass_above, equals = tl.max(each, axis=0), tl.sum(above, axis=0), tl.sum(equal, axis=0)
+    kept = equals
+    if HAS_P:
+        kept = tl.where(
+            tl.load(top_p + row) < 1.0, tl.minimum(equals, _kept_at_edge(target, mass_above, share)), equals
+        )
+    kept = tl.where(greedy, 1, kept)
+    place = _place(mass_above + kept * share, tl.load(uniform + row))
+
+    cumulative = tl.full([], 0, tl.int64)
+    seen = tl.full([], 0, tl.int64)  # equal tokens with smaller ids
+    token = tl.full([], 0, tl.int64)
+    for start in range(0, size, BLOCK):
+        inside = start + lanes < size
+        values = _divided(
+            tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32), best, heat
+        )
+        key, shares = _ordered(values), _shares(values, top)
+        same = (inside & (key == edge)).to(tl.int64)
+        stays = inside & ((key > edge) | ((same > 0) & (seen + tl.cumsum(same, axis=0) <= kept)))
+        shares = tl.where(stays, shares, 0)
+        reached = cumulative + tl.cumsum(shares, axis=0)
+        token += tl.sum((inside & (reached <= place)).to(tl.int64), axis=0)
+        cumulative += tl.sum(shares, axis=0)
+        seen += tl.sum(same, axis=0)
+    tl.store(tokens + row, tl.where(valid, token, -1))
+
+
+# -- sample, version 2 -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _best_of_parts(logits, bests, size, stride, PARTS: tl.constexpr, PART: tl.constexpr):
+    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = which * PART + tl.arange(0, PART)
+    values = tl.load(logits + row * stride + at, mask=at < size, other=float("-inf")).to(tl.float32)
+    tl.store(bests + row * PARTS + which, _best_of(values))
+
+
+@triton.jit
+def _best_and_top(bests, row, heat, PARTS: tl.constexpr, LANES: tl.constexpr):
+    """The best logit and what it is after the temperature, 0 and 0 for what is no distribution; and whether it is one."""
+    lanes = tl.arange(0, LANES)
+    best = tl.max(tl.load(bests + row * PARTS + lanes, mask=lanes < PARTS, other=float("-inf")), axis=0)
+    top = _divided(best, best, heat)
+    valid = (tl.abs(best) != float("inf")) & (tl.abs(top) != float("inf"))
+    return tl.where(valid, best, 0.0), tl.where(valid, top, 0.0), valid
+
+
+@triton.jit
+def _next_digit(tallies, edge, above_count, above_share, target, BY_SHARE: tl.constexpr):
+    """The edge, four bits longer: tallies [2, 16] are counts and shares of the values that begin with `edge`, by what
+    follows. Largest digit for which what lies there and above is enough."""
+    digit = tl.arange(0, 16)
+    counts, shares = tl.load(tallies + digit), tl.load(tallies + 16 + digit)
+    higher = digit[None, :] >= digit[:, None]
+    from_here = tl.sum(tl.where(higher, counts[None, :], 0), axis=1)
+    share_from_here = tl.sum(tl.where(higher, shares[None, :], 0), axis=1)
+    enough = above_count + from_here >= target
+    if BY_SHARE:
+        enough = above_share + share_from_here >= target
+    chosen = tl.max(tl.where(enough, digit, 0), axis=0)
+    above_count += tl.sum(tl.where(digit > chosen, counts, 0), axis=0)
+    above_share += tl.sum(tl.where(digit > chosen, shares, 0), axis=0)
+    here = tl.sum(tl.where(digit == chosen, shares, 0), axis=0)
+    return edge * 16 + chosen, above_count, above_share, here
+
+
+@triton.jit
+def _first_target(
+    top_k, top_p, tallies, states, row, size, state_stride, BY_SHARE: tl.constexpr, AFTER_K: tl.constexpr
+):
+    """What is enough, once the first tallies are there."""
+    if BY_SHARE:
+        if AFTER_K:
+            total = tl.load(states + row * state_stride + 8 * 5 + 4)  # the share of the k best
+        else:
+            total = tl.sum(tl.load(tallies + 16 + tl.arange(0, 16)), axis=0)
+        target = _target_share(total, tl.load(top_p + row))
+    else:
+        wanted = tl.load(top_k + row).to(tl.int64)
+        target = tl.where((wanted <= 0) | (wanted > size), size, wanted)
+    return target
+
+
+@triton.jit(do_not_specialize=["digit"])
+def _tally(
+    logits, bests, temperature, top_k, top_p, tallies, states, size, stride, tally_stride, state_stride, digit,
+    BY_SHARE: tl.constexpr, AFTER_K: tl.constexpr, SLOT: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    PARTS: tl.constexpr, LANES: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """One launch of the search: settle the digit that the last launch has counted, count the next one.
+
+    tallies [N, searches, 8 digits, 2, 16]: counts and shares. states [N, searches, 9, 5]: edge so far, count and share
+    above it, what is enough, and the share at the edge and above; a launch reads one row and writes the next.
+    """
+    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tally = tallies + row * tally_stride + SLOT * (8 * 32)
+    state = states + row * state_stride + SLOT * (9 * 5)
+    edge = tl.full([], 0, tl.int64)
+    if not FIRST:
+        before = state + (digit - 1) * 5
+        above_count, above_share = tl.load(before + 1), tl.load(before + 2)
+        if digit == 1:
+            target = _first_target(top_k, top_p, tally, states, row, size, state_stride, BY_SHARE, AFTER_K)
+        else:
+            target = tl.load(before + 3)
+        edge, above_count, above_share, here = _next_digit(
+            tally + (digit - 1) * 32, tl.load(before), above_count, above_share, target, BY_SHARE
+        )
+        if which == 0:
+            now = state + digit * 5
+            tl.store(now, edge)
+            tl.store(now + 1, above_count)
+            tl.store(now + 2, above_share)
+            tl.store(now + 3, target)
+            tl.store(now + 4, above_share + here)
+    if not LAST:
+        heat = tl.load(temperature + row)
+        best, top, _ = _best_and_top(bests, row, heat, PARTS, LANES)
+        at = which * PART + tl.arange(0, PART)
+        values = _divided(
+            tl.load(logits + row * stride + at, mask=at < size, other=float("-inf")).to(tl.float32),
+            best,
+            heat,
+        )
+        key = _ordered(values)
+        shift = (28 - 4 * digit).to(tl.int64)
+        follows = ((key >> (shift + 4)) == edge) & (at < size)
+        matches = follows[:, None] & (((key >> shift) & 15)[:, None] == tl.arange(0, 16)[None, :])
+        counts = tl.sum(matches.to(tl.int32), axis=0)
+        shares = tl.sum(tl.where(matches, _shares(values, top)[:, None], 0), axis=0)
+        to = tally + digit * 32 + tl.arange(0, 16)
+        tl.atomic_add(to, counts.to(tl.int64), mask=counts > 0)
+        tl.atomic_add(to + 16, shares, mask=counts > 0)
+
+
+@triton.jit
+def _edge_of(states, top_p, top, heat, row, state_stride, HAS_K: tl.constexpr, HAS_P: tl.constexpr):
+    """The edge, and what is enough of shares (−1: all that equal the edge stay)."""
+    edge = tl.full([], 0, tl.int64)
+    target = tl.full([], -1, tl.int64)
+    if HAS_K:
+        edge = tl.load(states + row * state_stride + 8 * 5)
+    if HAS_P:
+        found = states + row * state_stride + HAS_K * (9 * 5) + 8 * 5
+        nucleus = tl.load(top_p + row) < 1.0
+        edge = tl.where(nucleus, tl.load(found), edge)
+        target = tl.where(nucleus, tl.load(found + 3), target)
+    return tl.where(heat <= 0, _ordered(top), edge), target
+
+
+@triton.jit
+def _sums_of_parts(
+    logits, bests, temperature, top_p, states, sums, size, stride, state_stride,
+    HAS_K: tl.constexpr, HAS_P: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """sums [N, 3, parts]: the share above the edge, how many equal it, the share of one of those."""
+    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    heat = tl.load(temperature + row)
+    best, top, _ = _best_and_top(bests, row, heat, PARTS, LANES)
+    edge, _ = _edge_of(states, top_p, top, heat, row, state_stride, HAS_K, HAS_P)
+    at = which * PART + tl.arange(0, PART)
+    inside = at < size
+    values = _divided(
+        tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32), best, heat
+    )
+    key, shares = _ordered(values), _shares(values, top)
+    same = inside & (key == edge)
+    to = sums + row * (3 * PARTS) + which
+    tl.store(to, tl.sum(tl.where(inside & (key > edge), shares, 0), axis=0))
+    tl.store(to + PARTS, tl.sum(same.to(tl.int64), axis=0))
+    tl.store(to + 2 * PARTS, tl.max(tl.where(same, shares, 0), axis=0))
+
+
+@triton.jit
+def _draw(
+    logits, bests, uniform, temperature, top_p, states, sums, tokens, size, stride, state_stride,
+    HAS_K: tl.constexpr, HAS_P: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Which part the place is in, then which token of it."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
+    heat = tl.load(temperature + row)
+    best, top, valid = _best_and_top(bests, row, heat, PARTS, LANES)
+    edge, target = _edge_of(states, top_p, top, heat, row, state_stride, HAS_K, HAS_P)
+    of_part, has = sums + row * (3 * PARTS) + lanes, lanes < PARTS
+    above = tl.load(of_part, mask=has, other=0)
+    equal = tl.load(of_part + PARTS, mask=has, other=0)
+    share = tl.max(tl.load(of_part + 2 * PARTS, mask=has, other=0), axis=0)
+    equals, mass_above = tl.sum(equal, axis=0), tl.sum(above, axis=0)
+    kept = tl.where(target < 0, equals, tl.minimum(equals, _kept_at_edge(target, mass_above, share)))
+    kept = tl.where(heat <= 0, 1, kept)
+    seen = tl.cumsum(equal, axis=0) - equal  # equal tokens in the parts before
+    stays = tl.minimum(tl.maximum(kept - seen, 0), equal)
+    reached = tl.cumsum(above + stays * share, axis=0)
+    place = _place(mass_above + kept * share, tl.load(uniform + row))
+    part = tl.minimum(tl.sum((has & (reached <= place)).to(tl.int32), axis=0), PARTS - 1)
+    chosen = lanes == part
+    passed = tl.sum(tl.where(chosen, reached - above - stays * share, 0), axis=0)
+    before = tl.sum(tl.where(chosen, seen, 0), axis=0)
+
+    at = part * PART + tl.arange(0, PART)
+    inside = at < size
+    values = _divided(
+        tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32), best, heat
+    )
+    key, shares = _ordered(values), _shares(values, top)
+    same = (inside & (key == edge)).to(tl.int64)
+    stays_here = inside & ((key > edge) | ((same > 0) & (before + tl.cumsum(same, axis=0) <= kept)))
+    sums_here = passed + tl.cumsum(tl.where(stays_here, shares, 0), axis=0)
+    token = part * PART + tl.sum((inside & (sums_here <= place)).to(tl.int64), axis=0)
+    tl.store(tokens + row, tl.where(valid, token, -1))
+
+
+def sample(
+    logits: torch.Tensor,
+    uniform: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+    version: int = 2,
+) -> torch.Tensor:
+    """[N] int64: a token for each row of logits [N, V], by the uniform number of that row.
+
+    uniform: [N] float32 in [0, 1). temperature: [N] float32, 0 takes the best. top_k: [N] int32, 0 keeps all.
+    top_p: [N] float32 in (0, 1], 1 keeps all. None is off for all rows, and its launches are saved. All on one device, and
+    nothing in a launch depends on their values. Raises Unsupported for other shapes, types, devices.
+    """
+    check_version("sample", version, VERSIONS)
+    rows, size = _checked("sample", logits)
+    for name, tensor, dtype in (
+        ("uniform", uniform, torch.float32),
+        ("temperature", temperature, torch.float32),
+        ("top_k", top_k, torch.int32),
+        ("top_p", top_p, torch.float32),
+    ):
+        if tensor is not None:
+            check_shape("sample", name, tensor, (rows,))
+            check_tensors("sample", dtypes=(dtype,), **{name: tensor})
+            if tensor.device != logits.device:
+                raise Unsupported(
+                    f"sample: {name} must be where the logits are, on {logits.device}; got {tensor.device}"
+                )
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    has = {"HAS_K": top_k is not None, "HAS_P": top_p is not None}
+    top_k, top_p = (temperature if one is None else one for one in (top_k, top_p))  # not looked at
+    stride = logits.stride(0)
+    if version == 1:
+        block = min(BLOCK, next_power_of_2(size))
+        launch(_sample_whole, (rows,), logits, uniform, temperature, top_k, top_p, tokens, size, stride,
+               BLOCK=block, num_warps=8, **has)  # fmt: skip
+        return tokens
+    parts, device = cdiv(size, PART), logits.device
+    block = min(PART, next_power_of_2(size))
+    cut = {"PARTS": parts, "LANES": next_power_of_2(parts), "PART": block}
+    bests = torch.empty(rows, parts, dtype=torch.float32, device=device)
+    sums = torch.empty(rows, 3, parts, dtype=torch.int64, device=device)
+    searches = max(1, sum(has.values()))
+    strides = searches * DIGITS * 32, searches * (DIGITS + 1) * 5
+    zeros = torch.zeros(rows * sum(strides), dtype=torch.int64, device=device)
+    tallies, states = zeros[: rows * strides[0]], zeros[rows * strides[0] :]
+    launch(_best_of_parts, (rows, parts), logits, bests, size, stride, PARTS=parts, PART=block)
+    for slot, by_share in enumerate([False] * has["HAS_K"] + [True] * has["HAS_P"]):
+        for digit in range(DIGITS + 1):
+            last = digit == DIGITS
+            launch(
+                _tally, (rows, 1 if last else parts), logits, bests, temperature, top_k, top_p, tallies, states, size,
+                stride, *strides, digit, BY_SHARE=by_share, AFTER_K=has["HAS_K"], SLOT=slot, FIRST=digit == 0,
+                LAST=last, **cut, num_warps=1 if last else 8,
+            )  # fmt: skip
+    launch(_sums_of_parts, (rows, parts), logits, bests, temperature, top_p, states, sums, size, stride, strides[1],
+           **has, **cut)  # fmt: skip
+    launch(_draw, (rows,), logits, bests, uniform, temperature, top_p, states, sums, tokens, size, stride, strides[1],
+           **has, **cut)  # fmt: skip
+    return tokens
+
+
+def _checked(operation: str, logits: torch.Tensor) -> tuple[int, int]:
+    check_shape(operation, "logits", logits, (None, None))
+    check_tensors(operation, contiguous=False, logits=logits)
+    rows, size = logits.shape
+    if not 1 <= size <= LARGEST_VOCABULARY:
+        raise Unsupported(f"{operation}: a row must have 1 … {LARGEST_VOCABULARY} logits, got {size}")
+    return rows, size
+
+
+# -- the oracle and the work ----------------------------------------------------------------------------------------
+
+
+def argmax_reference(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(dim=-1)
+
+
+def sample_reference(
+    logits: torch.Tensor,
+    uniform: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """By sorting, row by row, shares in float64: [N] int64. Temperature and order in float32 as the kernel has them;
+    in float64 for float64 logits."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    tokens = []
+    for row, values in enumerate(wide):
+        heat = temperature[row].to(wide.dtype)
+        if heat <= 0:
+            tokens.append(values.argmax())
+            continue
+        scaled = values / heat
+        if (scaled == float("inf")).any():
+            scaled = (values - values.amax()) / heat
+        k = 0 if top_k is None else int(top_k[row])
+        if 0 < k < len(scaled):
+            scaled = scaled.masked_fill(scaled < scaled.topk(k).values[-1], float("-inf"))
+        if top_p is not None and top_p[row] < 1:
+            best_first, order = scaled.sort(descending=True, stable=True)
+            shares = best_first.double().softmax(-1)
+            before = shares.cumsum(-1) - shares
+            scaled = scaled.index_fill(0, order[before >= top_p[row].double()], float("-inf"))
+        cumulative = scaled.double().softmax(-1).cumsum(-1)
+        place = uniform[row].double() * cumulative[-1]
+        tokens.append(torch.searchsorted(cumulative, place, right=True))
+    return torch.stack(tokens) if tokens else torch.empty(0, dtype=torch.int64, device=logits.device)
+
+
+def argmax_work(logits: torch.Tensor, version: int = 2) -> Work:
+    """A comparison is counted as a FLOP."""
+    rows, size = logits.shape
+    launches = 1 if version == 1 or size <= PART else 2
+    return Work(logits.nbytes, 8 * rows, logits.numel(), launches if rows else 0)
+
+
+def sample_work(
+    logits: torch.Tensor,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+    version: int = 2,
+) -> Work:
+    """The logits once, and 8 to 16 bytes of settings a row. FLOPs: division, difference, exponential and sum of a logit.
+
+    Version 2 also sets its tallies to zero, a launch of torch's that is not counted here.
+    """
+    rows = len(logits)
+    settings = 8 + 4 * (top_k is not None) + 4 * (top_p is not None)
+    searches = (top_k is not None) + (top_p is not None)
+    launches = 1 if version == 1 else 3 + (DIGITS + 1) * searches
+    return Work(logits.nbytes + settings * rows, 8 * rows, 4 * logits.numel(), launches if rows else 0)
+
+
+def sample_bytes(
+    logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None, version: int
+) -> int:
+    """Bytes of logits that the version asks for; after the first time most come from the L2 cache."""
+    check_version("sample", version, VERSIONS)
+    has_k, has_p = top_k is not None, top_p is not None
+    if version == 1:
+        return (3 + 32 * has_k + 33 * has_p) * logits.nbytes
+    parts = cdiv(logits.shape[1], PART)
+    return (2 + DIGITS * (has_k + has_p)) * logits.nbytes + logits.nbytes // parts

@@ -1,0 +1,174 @@
+"""What a FastDecoder does between its matrices, in kernels of our own (workbench.kernels): each a launch, where torch
+takes several and moves the rows as often.
+
+    torch                                       kernels
+    add, then norm (5 operations)               one launch: the norm adds what came before on the way
+    norms of q and k, join, products, roll      one launch over the joined q, k and v, in place; the table of cos and sin
+                                                is looked up inside, and v is not touched
+    activation, product                         one launch
+
+A layer of Llama's block launches 4 (its products and its attention not counted), one with norms after attention and
+feed-forward (Gemma) 6, one with latent attention 6, and 7 where q goes through a latent too; the norm at the end is 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from workbench.errors import WorkbenchError, unknown
+from workbench.models.batch import Batch
+from workbench.models.config import ModelConfig
+from workbench.models.decoder import Decoder
+from workbench.models.fast import FastLatentLayer, FastLayer, RotaryTable, norm_weight
+
+KINDS = ("torch", "triton")
+
+
+class Stream(NamedTuple):
+    """The residual stream x [N, d], and what is still to be added to it. The next norm adds it, to x in place."""
+
+    x: torch.Tensor
+    added: torch.Tensor | None = None
+
+
+# -- which of the two ------------------------------------------------------------------------------------------------
+
+
+def choose_kernels(model: Decoder, kernels: str, *, compiled: bool) -> tuple[str, str]:
+    """("torch" or "triton", why). kernels: one of the two, or "auto": triton on a CUDA device that runs it.
+
+    A shape that there are no kernels for is arranged with torch, whichever was asked, and the reason says so. Raises
+    WorkbenchError where "triton" was asked and this device, this dtype or torch.compile rules it out.
+    """
+    if kernels not in ("auto", *KINDS):
+        raise unknown("kind of kernels", kernels, ["auto", *KINDS])
+    if kernels == "torch":
+        return "torch", "as asked"
+    asked = kernels == "triton"
+    if compiled:
+        if asked:
+            raise WorkbenchError(
+                'torch.compile fuses these operations itself; give compile=True or kernels="triton", not both'
+            )
+        return "torch", "steps go through torch.compile, which fuses these operations itself"
+    if not asked and model.device.type != "cuda":
+        return "torch", f"the model is on {model.device}; kernels are compiled for CUDA devices"
+    reason = why_not_here(model)
+    if reason and asked:
+        raise WorkbenchError(f'kernels cannot run {model.name}: {reason}; use kernels="auto" or "torch"')
+    reason = reason or why_not_shape(model.config)
+    if reason:
+        return "torch", reason
+    return "triton", "as asked" if asked else f"{model.device} runs Triton kernels, and they have this shape"
+
+
+def why_not_here(model: Decoder) -> str:
+    """Why kernels do not run with this dtype on this device; "" where they do."""
+    from workbench.kernels.launch import FLOATS, why_not
+
+    if model.dtype not in FLOATS:
+        names = ", ".join(str(one).removeprefix("torch.") for one in FLOATS)
+        return f"they have {names}, the weights are {str(model.dtype).removeprefix('torch.')}"
+    return why_not(model.device)
+
+
+def why_not_shape(config: ModelConfig) -> str:
+    """Why there are no kernels for a model of this shape; "" where there are."""
+    from workbench.kernels.rotary import LARGEST_HEAD
+
+    if config.is_gpt2:
+        return "GPT-2's block has LayerNorm and one matrix before its GELU; the kernels are for RMSNorm and gates"
+    if config.rotary_head_dim > LARGEST_HEAD:
+        return f"heads turn {config.rotary_head_dim} values; the kernel has up to {LARGEST_HEAD}"
+    return ""
+
+
+# -- the parts -------------------------------------------------------------------------------------------------------
+
+
+class FusedNorm:
+    """An RMSNorm in one launch. Of a Stream, it adds what is to be added first, to the stream in place."""
+
+    def __init__(self, module: torch.nn.Module, stream: torch.dtype) -> None:
+        from workbench.kernels.norm import rms_norm
+
+        self._rms_norm, self._dtype = rms_norm, module.weight.dtype
+        self.weight, self.eps = norm_weight(module, torch.float32).contiguous(), module.eps
+
+    def __call__(self, x: torch.Tensor | Stream, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, d], in the type of the weights, or in `out`."""
+        x, added = (x, None) if isinstance(x, torch.Tensor) else x
+        if added is None:
+            return self._rms_norm(x, self.weight, self.eps, out=out, dtype=self._dtype)
+        return self._rms_norm(added, self.weight, self.eps, x, out, dtype=self._dtype, in_place=True)[0]
+
+
+class FusedRotaryTable(RotaryTable):
+    """The table as it is, for a kernel that looks its rows up."""
+
+    def turn(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions [N] and the table [P, 2, D]."""
+        self.reach(batch)
+        return batch.positions, self._table
+
+
+class FusedLayer(FastLayer):
+    """`before` and `after` of a Stream. What `before` was given is added when `after` is called: `after` begins with
+    the x of the same Stream."""
+
+    def _prepare_attention(self, a, join, norm, config: ModelConfig) -> None:
+        from workbench.kernels.rotary import rotate_rows
+        from workbench.kernels.swiglu import swiglu
+
+        super()._prepare_attention(a, join, norm, config)
+        self._rotate_rows, self._swiglu, self._activation = rotate_rows, swiglu, config.activation
+        self._head_norms: dict = {}
+        if config.latent_attention is None and self.qk_norm is not None:
+            weights = [one.weight.expand(n, -1) for one, n in zip(self.qk_norm, self._parted) if n]
+            self._head_norms = {"norm_weights": torch.cat(weights).contiguous(), "eps": self.qk_norm[0].eps}
+
+    def before(self, x: Stream, turns):
+        """q [N, H_q, D], k and v [N, H_kv, D], normed and turned where the product left them."""
+        y = self.attention_norm(x)
+        heads = self.qkv(y).view(y.shape[0], -1, self.head_dim)  # [N, H_q + 2·H_kv, D]
+        self._rotate_rows(heads, *turns[self.local], self._turned[0], heads, **self._head_norms)
+        if not self.kv_heads:
+            return heads, None, None
+        return torch.split_with_sizes(heads, (*self._parted, self.kv_heads), 1)
+
+    def after(self, x: Stream, mixed: torch.Tensor) -> Stream:
+        """The stream of the next layer, with what the feed-forward gave still to be added."""
+        added = self.o(mixed)
+        if self.post_norms is not None:
+            added = self.post_norms[0](added)
+        y = self.mlp_norm(Stream(x.x, added))
+        added = self.down(self._swiglu(self.up(y), activation=self._activation))
+        return Stream(x.x, added if self.post_norms is None else self.post_norms[1](added))
+
+
+class FusedLatentLayer(FusedLayer, FastLatentLayer):
+    """A layer with latent attention: q turns where the product left it, the latents are written where they belong."""
+
+    def before(self, x: Stream, turns):
+        """q [N, H_q, content + rotary], latents [N, 1, kv_rank + rotary], None."""
+        y, turn, shape = self.attention_norm(x), turns[self.local], self.shape
+        q, latent, k_rotary = torch.split_with_sizes(self.down_x(y), self._downs, -1)
+        if self.q_up is not None:
+            q = self.q_up(self.q_norm(q))
+        q = q.view(y.shape[0], self.heads, -1)
+        turning = q[..., shape.content_head_dim :]
+        self._rotate_rows(turning, *turn, out=turning)
+        latents = torch.empty(len(y), 1, shape.cached_dim, dtype=latent.dtype, device=latent.device)
+        self.kv_norm(latent, out=latents[:, 0, : shape.kv_rank])
+        self._rotate_rows(k_rotary[:, None], *turn, out=latents[..., shape.kv_rank :])
+        return q, latents, None
+
+
+def launches_per_layer(config: ModelConfig) -> int:
+    """Launches of our kernels in a layer: the norms, the turns, the gate."""
+    count = 4 + 2 * config.post_norms
+    if config.latent_attention is not None:
+        count += 2 + (config.latent_attention.query_rank is not None)
+    return count
