@@ -27,7 +27,15 @@ from workbench.models.config import (
 )
 from workbench.models.corpus import held_out_files, token_stream
 from workbench.models.fast import FastDecoder
-from workbench.models.linear import LINEARS, Matvec, Packed, Plain, linear_class, why_not_packed
+from workbench.models.linear import (
+    LINEARS,
+    Matvec,
+    Packed,
+    Plain,
+    chosen_linear,
+    linear_class,
+    why_not_packed,
+)
 
 
 def shape(**changes) -> ModelConfig:
@@ -76,7 +84,7 @@ SHAPES = {
     "latent attention": latent(query_rank=12),
     "latent attention, q at once": latent(query_rank=None),
 }
-LINEAR = [name for name in LINEARS if name == "plain" or not why_not_packed(torch.float32, "cpu")]
+LINEAR = ["plain", *(["packed"] if not why_not_packed(torch.float32, "cpu") else [])]
 PACKS_BFLOAT16 = [t for t in (torch.float32, torch.bfloat16) if not why_not_packed(t, "cpu")]
 
 
@@ -301,10 +309,14 @@ def test_packing_where_it_cannot_be_is_refused_and_auto_does_without(dtype):
     assert prepare(model).dtype == dtype
 
 
-def test_auto_packs_what_can_be_packed():
+def test_auto_packs_what_can_be_packed_and_says_why():
+    model = random_decoder(SHAPES["latent attention"])
     for dtype in (torch.float32, torch.bfloat16):
         assert linear_class("auto", dtype, "cpu") is (Plain if why_not_packed(dtype, "cpu") else Packed)
-    assert linear_class("auto", torch.float32, "cuda") is Plain
+    if not torch.cuda.is_available():
+        assert chosen_linear(torch.float32, "cuda") == (Plain, "plain: this machine has no CUDA device")
+    assert prepare(model).linear_because == chosen_linear(model.dtype, "cpu")[1] != ""
+    assert prepare(model, linear="plain").linear_because == "as asked"
     assert "is for CPUs" in why_not_packed(torch.float32, "cuda")
 
 

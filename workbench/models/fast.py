@@ -27,7 +27,7 @@ from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Decoder, DecoderLayer, Turns
 from workbench.models.latent import UpProjections
 from workbench.models.layers import RMSNorm, ZeroCenteredRMSNorm, rotary_frequencies
-from workbench.models.linear import Linear, Matvec, SideBySide, linear_class
+from workbench.models.linear import Linear, Matvec, SideBySide, chosen_linear, linear_class
 
 MakeLinear = Callable[..., Linear]
 Join = Callable[..., Linear]  # of modules: one Linear with the outputs of all
@@ -42,7 +42,8 @@ def prepare(
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
 
-    linear: "packed" (CPU), "plain", or "auto": packed where that can be. compile: steps of one row run through
+    linear: "packed" (CPU), "triton" (CUDA), "plain", or "auto": packed on a CPU and our kernel on a GPU where that can be;
+    `linear_because` of the result says why. compile: steps of one row run through
     torch.compile, which needs a C++ compiler and takes some seconds at the first step; they read the weights
     unpacked, so both forms are kept, twice the memory. kernels: "torch", "triton" (workbench.models.fused; on a CPU in
     Triton's interpreter, which is for tests), or "auto": triton on a CUDA device where there are kernels for the model's
@@ -51,8 +52,12 @@ def prepare(
     """
     if isinstance(model, FastDecoder):
         raise WorkbenchError(f"{model.name} is prepared already; prepare takes the model that `load` gives")
-    make = linear_class(linear, model.dtype, model.device)
-    return FastDecoder(model, make, compile_steps=compile, kernels=kernels)
+    make, because = linear_class(linear, model.dtype, model.device), "as asked"
+    if linear == "auto":
+        make, because = chosen_linear(model.dtype, model.device)
+    made = FastDecoder(model, make, compile_steps=compile, kernels=kernels)
+    made.linear_because = because
+    return made
 
 
 class FastLayer:
@@ -208,7 +213,8 @@ class FastDecoder:
     On a CPU the residual stream is float32 even where the weights are bfloat16: small operations cost the same in
     both, and converting costs one more.
 
-    kernels: "torch" or "triton", what does the norms, turns and gates; kernels_because: why, in words.
+    kernels: "torch" or "triton", what does the norms, turns and gates; kernels_because: why, in words. linear_because: why
+    the matrices are held as they are (`forms`).
     """
 
     def __init__(
@@ -219,6 +225,7 @@ class FastDecoder:
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
         self.device, self.dtype = model.device, model.dtype
         self.compiled = compile_steps
+        self.linear_because = ""
         self.kernels, self.kernels_because = fused.choose_kernels(model, kernels, compiled=compile_steps)
         self._fused = self.kernels == "triton"
         norm, kinds, table = small_norm, (FastLayer, FastLatentLayer), RotaryTable

@@ -4,8 +4,8 @@
 
 A decode step multiplies every weight with one row or a few, so its time is that of reading the weights. How they
 lie in memory decides how fast they are read: `Plain` leaves them to torch's `F.linear` and is the oracle of all
-others; `Packed` lets oneDNN lay them out once, in blocks that its kernels read straight through. Weights in fewer
-bits are further classes of this kind (`workbench.quantization.inference`).
+others; `Packed` lets oneDNN lay them out once, in blocks that its kernels read straight through; `TritonMatvec` is our
+kernel for a few rows on a CUDA device. Weights in fewer bits are further classes of this kind (`workbench.quantization.inference`).
 """
 
 from __future__ import annotations
@@ -77,6 +77,32 @@ class Packed:
         return self._multiply(x, self._packed, self.bias, "none", [], "")
 
 
+class TritonMatvec:
+    """The weight as it is, [out, in]: up to 32 rows through our kernel (`workbench.kernels.matvec`), more through
+    `F.linear`. CUDA; on a CPU, by name only, in Triton's interpreter."""
+
+    form = "Triton kernel"
+    MOST_ROWS = 32
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        reason = why_not_triton(weight.dtype, weight.device)
+        if reason:
+            raise WorkbenchError(
+                f"this weight cannot go through a Triton kernel: {reason}; use the plain linear"
+            )
+        from workbench.kernels.matvec import matvec
+
+        self.out_features, self.in_features = weight.shape
+        self.weight, self.bias = weight.contiguous(), bias
+        self.weight_bytes = _bytes(weight, bias)
+        self._multiply = matvec
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > self.MOST_ROWS:
+            return F.linear(x, self.weight, self.bias)
+        return self._multiply(x, self.weight, self.bias)
+
+
 class Matvec:
     """One row only, written as a sum of products. For torch.compile, which makes of it a loop over the weight
     that runs at the memory's speed; run eagerly it would write the whole product matrix."""
@@ -107,16 +133,43 @@ class SideBySide:
         return torch.cat([one(x) for one in self.linears], dim=-1)
 
 
-LINEARS: dict[str, Callable[..., Linear]] = {"plain": Plain, "packed": Packed}
+LINEARS: dict[str, Callable[..., Linear]] = {"plain": Plain, "packed": Packed, "triton": TritonMatvec}
 
 
 def linear_class(name: str, dtype: torch.dtype, device: torch.device | str) -> Callable[..., Linear]:
-    """The class of that name; "auto" is packed where that can be, plain elsewhere."""
+    """The class of that name; for "auto" see `chosen_linear`."""
     if name == "auto":
-        return Plain if why_not_packed(dtype, device) else Packed
+        return chosen_linear(dtype, device)[0]
     if name not in LINEARS:
         raise unknown("linear", name, ["auto", *LINEARS])
     return LINEARS[name]
+
+
+def chosen_linear(dtype: torch.dtype, device: torch.device | str) -> tuple[Callable[..., Linear], str]:
+    """What "auto" is for such weights, and why: packed on a CPU that can, our kernel on a GPU that can, else plain."""
+    if torch.device(device).type == "cuda":
+        reason = why_not_triton(dtype, device)
+        if reason:
+            return Plain, f"plain: {reason}"
+        return (
+            TritonMatvec,
+            "triton: up to 32 rows the time is that of reading the weights, which the kernel does once",
+        )
+    reason = why_not_packed(dtype, device)
+    return (Plain, f"plain: {reason}") if reason else (Packed, "packed: oneDNN reads its own layout faster")
+
+
+def why_not_triton(dtype: torch.dtype, device: torch.device | str) -> str:
+    """Why weights of this dtype on this device do not go through our kernel; "" where they do."""
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"the kernel is for float32, float16 and bfloat16, the weight is {str(dtype).removeprefix('torch.')}"
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        return "this machine has no CUDA device"
+    try:
+        from workbench.kernels import launch
+    except ImportError as error:
+        return f"Triton is not installed here ({error})"
+    return launch.why_not(device)
 
 
 def why_not_packed(dtype: torch.dtype, device: torch.device | str) -> str:

@@ -4,6 +4,7 @@
     NibbleKernel     CPU, bfloat16                  integers, groups of 32·n  torch's kernel for 4 bits; 8 bits are two
     ScaledRows       CPU, any type                  5 to 8 bits, whole rows   blocks of codes as numbers, scaled afterwards
     CodeMatvec       one row, in torch.compile      integers, any group       sums of codes times inputs
+    TritonInt4, -8   CUDA, 16 bits or float32       integers, groups of 32·n  Triton's kernels (`triton_forms`)
     AsStored         everywhere                     every kind                `StoredWeight.multiply`, the oracle
 
 A decode step reads every weight once, so fewer bytes are less time, but only where a code becomes a number on the way
@@ -298,6 +299,13 @@ def _grouped_on_a_cpu(stored: StoredWeight, dtype: torch.dtype) -> Product | Non
     if stored.group == stored.in_features and stored.format.bits > 4:
         return ScaledRows(stored)
     return None
+
+
+@fast_form("grouped", "cuda")
+def _grouped_on_a_gpu(stored: StoredWeight, dtype: torch.dtype) -> Product | None:
+    from workbench.quantization import triton_forms  # Triton is loaded by who has a GPU
+
+    return triton_forms.maker(stored, dtype)
 
 
 @fast_form("grouped", "cpu", one_row=True)

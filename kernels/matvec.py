@@ -1,0 +1,406 @@
+"""A few rows times a weight matrix: y [N, out] = x [N, in] · Wᵀ + bias, 1 to 32 rows, weights in 16 or 32 bits.
+
+    bytes   out · in · b for the weight (b bytes a number), N · in · b for x, N · out · b for y
+    FLOPs   2 · N · out · in
+
+So N FLOPs a byte in 16 bits, where an H200 has about 200 to spend: up to 32 rows the time is that of reading the weight
+once, and a kernel is as good as its share of the memory's bandwidth. By Little's law 4.8 TB/s times some 0.7 µs of
+latency are 3.4 MB under way at any moment, 25 KB a multiprocessor: many programs, each with several loads of 16 bytes a
+thread before the first is used.
+
+    version  what a program does                                                    what it changes
+    1        BLOCK_OUT outputs of one row; a tile at a time, multiplied and summed  the plain loop; N rows read W N times
+    2        the same for up to 4 rows; sums stay with the thread that made them,   W is read once for 4 rows, and threads
+             and are added up once, at the end                                      wait for each other once, not each tile
+    3        3 rows and more are a product of matrices on tensor cores, the rows    W is read once for 32 rows; small
+             padded to 16; `in` is divided among `splits` programs where `out`      matrices fill the device too
+             alone gives too few, whose sums a second small kernel adds in order
+
+Split-K is deterministic: partial sums are written and added in a fixed order, no atomics. It costs a launch, so it is
+used only where the programs would leave multiprocessors idle.
+
+Weights are float32, float16 or bfloat16, x of the same type; sums are float32 throughout. In float32 tensor cores are not
+used (`input_precision="ieee"`), and 4 rows go through version 2. Reference: Williams, Waterman and Patterson, "Roofline", CACM 52(4) 2009; split-K, Osama
+et al., "Stream-K", arXiv 2301.03598 §2. No time has been measured on a GPU yet; block sizes are reasoned, not tuned.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from workbench.errors import is_whole
+from workbench.kernels import launch, tuning
+from workbench.kernels.tuning import Config
+
+VERSIONS: dict[int, str] = {
+    1: "one row a program, a sum each tile",
+    2: "four rows a program, one sum at the end",
+    3: "tensor cores from 3 rows on, and `in` divided among programs",
+}
+MOST_ROWS = 32
+FEW_ROWS = 4  # that one program multiplies and adds without tensor cores, at most
+FEWEST_ON_TENSOR_CORES = (
+    3  # rows of 16 bits; below, multiplying and adding takes fewer instructions than it may
+)
+MOST_SPLITS = 64
+PROGRAMS_A_MULTIPROCESSOR = 4  # below that, `in` is divided
+
+
+@triton.jit(do_not_specialize=["N"])
+def matvec_one_row(
+    x, weight, bias, y, N, OUT, IN, stride_x, stride_w,
+    HAS_BIAS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+):  # fmt: skip
+    """Version 1: program (o, n) makes BLOCK_OUT outputs of row n."""
+    rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.program_id(1).to(tl.int64)
+    total = tl.zeros([BLOCK_OUT], tl.float32)
+    for start in range(0, IN, BLOCK_IN):
+        k = start + tl.arange(0, BLOCK_IN)
+        at = rows.to(tl.int64)[:, None] * stride_w + k[None, :]
+        tile = tl.load(weight + at, mask=(rows < OUT)[:, None] & (k < IN)[None, :], other=0.0)
+        values = tl.load(x + n * stride_x + k, mask=k < IN, other=0.0)
+        total += tl.sum(tile.to(tl.float32) * values.to(tl.float32)[None, :], 1)
+    if HAS_BIAS:
+        total += tl.load(bias + rows, mask=rows < OUT, other=0.0).to(tl.float32)
+    tl.store(y + n * OUT + rows, total.to(y.dtype.element_ty), mask=rows < OUT)
+
+
+@triton.jit
+def row_of(x, n, N, k, stride_x, IN, EVEN: tl.constexpr):
+    """x[n, k] in float32 as [1, len(k)]; a row beyond the last is read as the last, and never stored."""
+    at = x + tl.minimum(n, N - 1).to(tl.int64) * stride_x + k
+    values = tl.load(at) if EVEN else tl.load(at, mask=k < IN, other=0.0)
+    return values.to(tl.float32)[None, :]
+
+
+@triton.jit
+def store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS: tl.constexpr):
+    """total [BLOCK_OUT] of row n to y [splits, N, OUT], in the part of this program's split."""
+    if HAS_BIAS:
+        total += tl.load(bias + rows, mask=rows < OUT, other=0.0).to(tl.float32)
+    at = (tl.program_id(2).to(tl.int64) * N + n) * OUT + rows
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=(rows < OUT) & (n < N))
+
+
+@triton.jit(do_not_specialize=["N"])
+def matvec_few_rows(
+    x, weight, bias, y, N, OUT, IN, stride_x, stride_w, blocks_a_split,
+    HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (o, c, s): BLOCK_OUT outputs of rows ROWS·c … for the s-th part of `in`.
+
+    Outputs beyond the last are computed as the last again, which needs no mask at the loads, and not stored.
+    EVEN: BLOCK_IN divides `in`. Four names and not an array, so that each stays in registers.
+    """
+    rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.program_id(1) * ROWS
+    tile_of = weight + tl.minimum(rows, OUT - 1).to(tl.int64)[:, None] * stride_w
+    sums0 = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
+    sums1, sums2, sums3 = sums0, sums0, sums0
+    first = tl.program_id(2) * blocks_a_split
+    last = tl.minimum(first + blocks_a_split, tl.cdiv(IN, BLOCK_IN))
+    for block in tl.range(first, last, num_stages=STAGES):
+        k = block * BLOCK_IN + tl.arange(0, BLOCK_IN)
+        if EVEN:
+            tile = tl.load(tile_of + k[None, :])
+        else:
+            tile = tl.load(tile_of + k[None, :], mask=(k < IN)[None, :], other=0.0)
+        tile = tile.to(tl.float32)
+        sums0 += tile * row_of(x, n, N, k, stride_x, IN, EVEN)
+        if ROWS > 1:
+            sums1 += tile * row_of(x, n + 1, N, k, stride_x, IN, EVEN)
+        if ROWS > 2:
+            sums2 += tile * row_of(x, n + 2, N, k, stride_x, IN, EVEN)
+        if ROWS > 3:
+            sums3 += tile * row_of(x, n + 3, N, k, stride_x, IN, EVEN)
+    store_outputs(y, bias, tl.sum(sums0, 1), n, N, rows, OUT, HAS_BIAS)
+    if ROWS > 1:
+        store_outputs(y, bias, tl.sum(sums1, 1), n + 1, N, rows, OUT, HAS_BIAS)
+    if ROWS > 2:
+        store_outputs(y, bias, tl.sum(sums2, 1), n + 2, N, rows, OUT, HAS_BIAS)
+    if ROWS > 3:
+        store_outputs(y, bias, tl.sum(sums3, 1), n + 3, N, rows, OUT, HAS_BIAS)
+
+
+@triton.jit(do_not_specialize=["N"])
+def matvec_many_rows(
+    x, weight, bias, y, N, OUT, IN, stride_x, stride_w, blocks_a_split,
+    HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same with all rows, padded to ROWS (16 or 32): [BLOCK_OUT, BLOCK_IN] · [BLOCK_IN, ROWS] on tensor cores."""
+    rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.arange(0, ROWS)
+    tile_of = weight + tl.minimum(rows, OUT - 1).to(tl.int64)[:, None] * stride_w
+    x_of = x + n.to(tl.int64)[:, None] * stride_x
+    total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
+    first = tl.program_id(2) * blocks_a_split
+    last = tl.minimum(first + blocks_a_split, tl.cdiv(IN, BLOCK_IN))
+    for block in tl.range(first, last, num_stages=STAGES):
+        k = block * BLOCK_IN + tl.arange(0, BLOCK_IN)
+        if EVEN:
+            tile = tl.load(tile_of + k[None, :])
+            values = tl.load(x_of + k[None, :], mask=(n < N)[:, None], other=0.0)
+        else:
+            tile = tl.load(tile_of + k[None, :], mask=(k < IN)[None, :], other=0.0)
+            values = tl.load(x_of + k[None, :], mask=(n < N)[:, None] & (k < IN)[None, :], other=0.0)
+        total = tl.dot(tile, tl.trans(values), total, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + rows, mask=rows < OUT, other=0.0).to(tl.float32)[:, None]
+    store_product(y, total, n, N, rows, OUT)
+
+
+@triton.jit
+def store_product(y, total, n, N, rows, OUT):
+    """total [BLOCK_OUT, ROWS] to y [splits, N, OUT], in the part of this program's split."""
+    at = (tl.program_id(2).to(tl.int64) * N + n)[None, :] * OUT + rows[:, None]
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=(rows < OUT)[:, None] & (n < N)[None, :])
+
+
+@triton.jit(do_not_specialize=["SPLITS"])
+def sum_of_splits(parts, bias, y, SIZE, OUT, SPLITS, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    """parts [splits, N · out] float32, added in the order of the splits."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in range(0, SPLITS):
+        total += tl.load(parts + split * SIZE + at, mask=at < SIZE, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + at % OUT, mask=at < SIZE, other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=at < SIZE)
+
+
+# -- how a product is cut --------------------------------------------------------------------------------------------
+
+
+def on_tensor_cores(rows: int, dtype: torch.dtype, version: int) -> bool:
+    return version >= 3 and rows >= (FEW_ROWS + 1 if dtype == torch.float32 else FEWEST_ON_TENSOR_CORES)
+
+
+def padded_rows(rows: int, dtype: torch.dtype, version: int = 3) -> int:
+    """What a kernel is compiled for: 1, 2 or 4 rows, and with tensor cores 16 or 32."""
+    if on_tensor_cores(rows, dtype, version):
+        return 16 if rows <= 16 else 32
+    return 1 if version == 1 else min(FEW_ROWS, launch.next_power_of_2(max(rows, 1)))
+
+
+def splits_for(programs: int, blocks: int, device: torch.device | str, least: int = 2) -> int:
+    """Into how many parts `in` is divided: 1 if the programs are enough for this device, else doubled until they are, while
+    a part has `least` blocks or more."""
+    wanted, splits = PROGRAMS_A_MULTIPROCESSOR * multiprocessors(torch.device(device)), 1
+    while programs * splits < wanted and 2 * splits <= MOST_SPLITS and blocks // (2 * splits) >= least:
+        splits *= 2
+    return splits
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Of this device; the interpreter is one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def check_rows(operation: str, x: torch.Tensor) -> int:
+    launch.check_shape(operation, "x", x, (None, None))
+    if x.shape[0] > MOST_ROWS:
+        raise launch.Unsupported(
+            f"{operation}: x has 0 to {MOST_ROWS} rows, got {x.shape[0]}; more rows are a matter of arithmetic: F.linear"
+        )
+    return x.shape[0]
+
+
+def check_splits(operation: str, splits: int | None, version: int) -> None:
+    if splits is None:
+        return
+    if not is_whole(splits) or not 1 <= splits <= MOST_SPLITS:
+        raise launch.Unsupported(f"{operation}: splits is None or 1 to {MOST_SPLITS}, got {splits!r}")
+    if splits > 1 and version < 3:
+        raise launch.Unsupported(
+            f"{operation}: version {version} does not divide `in`; take version 3 or splits=1"
+        )
+
+
+def add_parts(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """y [N, out] = the sum of parts [splits, N, out], and the bias."""
+    size, block = y.numel(), 256
+    launch.launch(
+        sum_of_splits, (launch.cdiv(size, block),), parts, y if bias is None else bias, y, size, y.shape[1],
+        parts.shape[0], HAS_BIAS=bias is not None, BLOCK=block, num_warps=2,
+    )  # fmt: skip
+
+
+# -- the operation ---------------------------------------------------------------------------------------------------
+
+
+def matvec(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    splits: int | None = None,
+    *,
+    version: int = 3,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """x [N ≤ 32, in] · weight [out, in]ᵀ + bias [out] -> [N, out] in x's type.
+
+    Rows of x and of the weight may lie apart; within a row numbers are neighbours. splits: into how many parts `in` is
+    divided; None: what the device needs. config: blocks to use instead of the chosen ones, for tuning.
+    Raises Unsupported for more rows, other types, and shapes that do not fit.
+    """
+    name = "matvec"
+    launch.check_version(name, version, VERSIONS)
+    rows = check_rows(name, x)
+    launch.check_shape(name, "weight", weight, (None, x.shape[1]))
+    out_features, in_features = weight.shape
+    if bias is not None:
+        launch.check_shape(name, "bias", bias, (out_features,))
+    tensor_cores = on_tensor_cores(rows, x.dtype, version)
+    launch.check_tensors(name, multiplies=tensor_cores, contiguous=False, x=x, weight=weight, bias=bias)
+    if {x.dtype, weight.dtype} != {x.dtype} or (bias is not None and bias.dtype != x.dtype):
+        raise launch.Unsupported(
+            f"{name}: x, weight and bias must have one type, got {x.dtype} and {weight.dtype}"
+        )
+    check_splits(name, splits, version)
+    y = x.new_empty(rows, out_features)
+    if not y.numel():
+        return y
+    config = config or chosen(rows, out_features, in_features, x.dtype, x.device, version)
+    block_out, block_in = config["BLOCK_OUT"], config["BLOCK_IN"]
+    programs = launch.cdiv(out_features, block_out)
+    strides = (x.stride(0), weight.stride(0))
+    given = y if bias is None else bias  # a pointer that nothing is read from
+    if version == 1:
+        launch.launch(
+            matvec_one_row, (programs, rows), x, weight, given, y, rows, out_features, in_features, *strides,
+            HAS_BIAS=bias is not None, BLOCK_OUT=block_out, BLOCK_IN=block_in, num_warps=config.num_warps,
+        )  # fmt: skip
+        return y
+    padded = padded_rows(rows, x.dtype, version)
+    chunks = 1 if tensor_cores else launch.cdiv(rows, padded)
+    blocks = launch.cdiv(in_features, block_in)
+    splits = _splits(splits, version, programs * chunks, blocks, x.device)
+    parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
+    launch.launch(
+        matvec_many_rows if tensor_cores else matvec_few_rows, (programs, chunks, splits),
+        x, weight, given, parts, rows, out_features, in_features, *strides, launch.cdiv(blocks, splits),
+        HAS_BIAS=bias is not None and splits == 1, EVEN=in_features % block_in == 0, ROWS=padded,
+        BLOCK_OUT=block_out, BLOCK_IN=block_in, STAGES=config.num_stages, num_warps=config.num_warps,
+    )  # fmt: skip
+    if splits > 1:
+        add_parts(parts, y, bias)
+    return y
+
+
+def _splits(splits: int | None, version: int, programs: int, blocks: int, device: torch.device) -> int:
+    if version < 3:
+        return 1
+    return splits_for(programs, blocks, device) if splits is None else splits
+
+
+def matvec_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x·Wᵀ + bias, computed in float32, or in float64 where x is float64."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = x.to(wide) @ weight.to(wide).T
+    return (y if bias is None else y + bias.to(wide)).to(x.dtype)
+
+
+def matvec_work(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    splits: int | None = None,
+    *,
+    version: int = 3,
+) -> launch.Work:
+    """Weight, x and bias read once, y written once. launches: of this version with these splits, on x's device."""
+    (rows, in_features), out_features = x.shape, weight.shape[0]
+    read = sum(one.numel() * one.element_size() for one in (x, weight, bias) if one is not None)
+    flops = 2 * rows * out_features * in_features + (0 if bias is None else rows * out_features)
+    config = chosen(rows, out_features, in_features, x.dtype, x.device, version)
+    count = launches_of(rows, out_features, in_features, config, splits, x.dtype, x.device, version)
+    return launch.Work(read, rows * out_features * x.element_size(), flops, count)
+
+
+def launches_of(
+    rows: int,
+    out_features: int,
+    in_features: int,
+    config: Config,
+    splits: int | None,
+    dtype,
+    device,
+    version: int,
+) -> int:
+    """1, and one more where `in` is divided; 0 where there is nothing to do."""
+    if rows == 0 or out_features == 0:
+        return 0
+    many = on_tensor_cores(rows, dtype, version)
+    programs = launch.cdiv(out_features, config["BLOCK_OUT"])
+    programs *= 1 if many else launch.cdiv(rows, padded_rows(rows, dtype, version))
+    blocks = launch.cdiv(in_features, config["BLOCK_IN"])
+    return 1 + (_splits(splits, version, programs, blocks, device) > 1)
+
+
+# -- block sizes -----------------------------------------------------------------------------------------------------
+
+
+def candidates(rows: int, in_features: int, dtype: torch.dtype, version: int = 3) -> list[Config]:
+    """Configs worth timing, the default first.
+
+    Few rows: a tile of BLOCK_OUT rows of weights in which a thread has several loads of 16 bytes. With tensor cores a
+    tile is at least 16 in every direction, and STAGES of them are under way to shared memory.
+    """
+    numbers = 16 // dtype.itemsize  # in a load of 16 bytes
+    if on_tensor_cores(rows, dtype, version):
+        sizes = [
+            (64, 16, 4, 4),
+            (64, 8, 4, 5),
+            (64, 32, 4, 3),
+            (128, 16, 4, 3),
+            (128, 8, 8, 4),
+            (32, 32, 4, 4),
+        ]
+        return [
+            Config.of(warps, stages, BLOCK_OUT=out, BLOCK_IN=numbers * wide)
+            for out, wide, warps, stages in sizes
+        ]
+    most = max(32, launch.next_power_of_2(in_features))
+    sizes = [(4, 128, 4, 1), (8, 64, 4, 1), (8, 128, 4, 1), (2, 128, 4, 1), (4, 256, 8, 1), (4, 128, 4, 3), (16, 32, 4, 1)]  # fmt: skip
+    if version == 1:
+        sizes = [(4, 128, 4, 1), (16, 32, 4, 1)]
+    found = [
+        Config.of(warps, stages, BLOCK_OUT=out, BLOCK_IN=min(numbers * wide, most))
+        for out, wide, warps, stages in sizes
+    ]
+    return list(dict.fromkeys(found))
+
+
+def key_of(rows: int, out_features: int, in_features: int, dtype: torch.dtype, version: int) -> tuple:
+    """What the best blocks depend on."""
+    return (
+        padded_rows(rows, dtype, version),
+        out_features,
+        in_features,
+        str(dtype).removeprefix("torch."),
+        version,
+    )
+
+
+def chosen(
+    rows: int, out_features: int, in_features: int, dtype: torch.dtype, device: torch.device, version: int = 3
+) -> Config:
+    default = candidates(rows, in_features, dtype, version)[0]
+    return tuning.choose("matvec", key_of(rows, out_features, in_features, dtype, version), default, device)
+
+
+def tune_matvec(
+    x: torch.Tensor, weight: torch.Tensor, *, version: int = 3, budget_s: float = 5.0, repeats: int = 5
+) -> Config:
+    """Time the candidates for tensors like these and keep the fastest in this device's table."""
+    key = key_of(x.shape[0], *weight.shape, x.dtype, version)
+    return tuning.tune(
+        "matvec", key, candidates(x.shape[0], x.shape[1], x.dtype, version),
+        lambda config: matvec(x, weight, version=version, config=config),
+        x.device, budget_s=budget_s, repeats=repeats,
+    )  # fmt: skip

@@ -1,0 +1,599 @@
+"""A few rows times a weight matrix in 4 bits: y [N, out] = x · Ŵᵀ, ŵ = scale · (code + added) + zero, 1 to 32 rows.
+
+    bytes   out · in / 2 for the codes, 2 · out · in / group for each of scale and zero; x and y as in 16 bits
+    FLOPs   2 · N · out · in, and before each of them a nibble becomes a number
+
+A quarter of the bytes, so four times the weights a second: at 4.8 TB/s an H200 gets 9.6 · 10¹² codes a second, and starts
+some 30 · 10¹² instructions (132 multiprocessors · 128 lanes · 1.75 GHz). Three for each code is all there is. That is why
+codes are multiplied as they are, and scale and zero wait for the sum over their group:
+
+    y = Σ_g  scale_g · Σ_{k in g} code_k·x_k  +  (zero_g + added · scale_g) · Σ_{k in g} x_k
+
+and why the layout below lets a whole word of 8 codes be taken apart by masks.
+
+    version  what it does                                                         what it changes
+    1        a nibble is shifted out, converted, scaled and multiplied            the formula, as it stands
+    2        scale and zero are applied to sums; up to 4 rows at a time;          from 8 instructions a code to about 3½
+             for x of 16 bits a nibble becomes a number by its place in a float
+    3        tensor cores, the rows padded to 16; two nibbles become two numbers  about 2½ instructions a code, for 1 row
+             by one instruction; `in` divided among programs                      as for 16; codes read once for 32 rows
+
+Version 2: a nibble in the upper bits of a float's fraction, with the bits of 1.0 beside it, is the number 1 + code/16, made
+by one instruction. One nibble lower it is 1 + code/256, and three of a word's nibbles share a shift. x is multiplied by 16,
+256 or 4096 instead, and the ones are taken away again with the group's sum, in float32: that adds at most 4096 times its
+rounding of 2⁻²⁴, less than x's own in float16. Float32 x goes through plain conversions.
+
+Version 3: 0x4300 over a nibble is 128 + code in bfloat16, 0x6400 is 1024 + code in float16, and two such numbers are one
+register. Products of them with x are exact in float32; the 128 goes to the offset. In float32 there are no tensor cores, and
+up to 4 rows go through version 2.
+
+Layout (`interleaved`, made once when a model is prepared). A unit of 128 inputs is 16 words of 32 bits. The nibble at bits
+4·i + 16·h of word 4·l + j (i, l, j in 0 … 3, h in 0, 1) is the code of input 32·j + 8·i + 2·l + h of the unit. A thread loads
+the four words of one l, 16 bytes. Taken apart by i and h they are what tensor cores expect of lane l in a product over
+k = 32·j + 8·i + 2·l + h: pairs 2·l, 2·l + 1 of eight, eight after eight. So the numbers never leave their thread, x lies in its
+own order, and 32 neighbouring inputs, the smallest group, are one j. The same for outputs: version 3 takes the rows of
+a tile in the order in which they lie in threads (`order_of_rows`).
+
+Reference: Lin et al., AWQ, arXiv 2306.00978 §4.2; Frantar et al., MARLIN, arXiv 2408.11743 §3.4 (codes lie as tensor cores
+take them); Kim et al., arXiv 2211.10017 §3.2 (numbers by masks). Groups of any multiple of 32, or the whole row; groups below
+128 take 2 or 4 times the products. Scales and zeros in any float type. Instructions were counted in the code compiled for
+compute capability 9.0; no time has been measured on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from workbench.errors import is_whole
+from workbench.kernels import launch, tuning
+from workbench.kernels.matvec import (
+    FEW_ROWS,
+    add_parts,
+    check_rows,
+    check_splits,
+    padded_rows,
+    splits_for,
+    store_outputs,
+    store_product,
+)
+from workbench.kernels.tuning import Config
+
+VERSIONS: dict[int, str] = {
+    1: "each nibble converted, scaled, multiplied",
+    2: "scaled after the sums, nibbles by masks, four rows",
+    3: "tensor cores, two nibbles by one mask, and `in` divided among programs",
+}
+UNIT = 128  # inputs that are interleaved together
+
+
+# -- layout ----------------------------------------------------------------------------------------------------------
+
+
+def interleaved(codes: torch.Tensor) -> torch.Tensor:
+    """codes [out, in] of 0 to 15, a byte each -> words [out, 16 · ⌈in/128⌉] int32. A last unit is filled up with zeros."""
+    launch.check_shape("matvec_int4", "codes", codes, (None, None))
+    whole = F.pad(codes.to(torch.int32) & 15, (0, -codes.shape[1] % UNIT))
+    parts = whole.view(len(codes), -1, 4, 4, 4, 2)  # [out, units, j, i, l, h]
+    words = torch.zeros_like(parts[:, :, :, 0, :, 0])  # [out, units, j, l]
+    for i in range(4):
+        for h in range(2):
+            words |= parts[:, :, :, i, :, h] << (4 * i + 16 * h)
+    return words.transpose(2, 3).reshape(len(codes), -1)
+
+
+def deinterleaved(words: torch.Tensor, in_features: int) -> torch.Tensor:
+    """The inverse: codes [out, in] uint8."""
+    parts = words.view(len(words), -1, 4, 4).transpose(2, 3)  # [out, units, j, l]
+    pairs = [torch.stack([(parts >> (4 * i + 16 * h)) & 15 for h in range(2)], -1) for i in range(4)]
+    codes = torch.stack(pairs, 3)  # [out, units, j, i, l, h]
+    return codes.reshape(len(words), -1)[:, :in_features].to(torch.uint8)
+
+
+# -- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def step_and_offset(scale, zero, rows, group, stride_row, stride_group, less, HAS_ZERO: tl.constexpr):
+    """scale and zero − less · scale of these outputs and groups, in float32."""
+    at = rows * stride_row + group * stride_group
+    step = tl.load(scale + at).to(tl.float32)
+    offset = -less * step
+    if HAS_ZERO:
+        offset += tl.load(zero + at).to(tl.float32)
+    return step, offset
+
+
+@triton.jit(do_not_specialize=["N"])
+def matvec_int4_one_row(
+    x, words, scale, zero, y, N, OUT, IN, WORDS, GROUP, GROUPS, stride_x, stride_row, stride_group, added,
+    HAS_ZERO: tl.constexpr, BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """Version 1: program (o, n) makes BLOCK_OUT outputs of row n, in a tile of words nibble after nibble."""
+    rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.program_id(1).to(tl.int64)
+    safe = tl.minimum(rows, OUT - 1).to(tl.int64)[:, None]
+    sums = tl.zeros([BLOCK_OUT, UNITS * 16], tl.float32)
+    for start in range(0, WORDS, UNITS * 16):
+        at = start + tl.arange(0, UNITS * 16)
+        tile = tl.load(words + safe * WORDS + at[None, :], mask=(at < WORDS)[None, :], other=0)
+        first_input = at // 16 * 128 + at % 4 * 32 + at % 16 // 4 * 2
+        group = tl.minimum(first_input // GROUP, GROUPS - 1)[None, :]
+        step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO)
+        for i in tl.static_range(4):
+            for h in tl.static_range(2):
+                code = ((tile >> (4 * i + 16 * h)) & 15).to(tl.float32)
+                k = first_input + 8 * i + h
+                value = tl.load(x + n * stride_x + k, mask=k < IN, other=0.0).to(tl.float32)[None, :]
+                sums += (step * code + offset) * value
+    tl.store(y + n * OUT + rows, tl.sum(sums, 1).to(y.dtype.element_ty), mask=rows < OUT)
+
+
+@triton.jit
+def pair_of(x, n, N, k, stride_x, IN, PAIRED: tl.constexpr, EVEN: tl.constexpr):
+    """x[n, k] and x[n, k + 1] in float32, [1, len(k)] each. PAIRED: both in one load of 32 bits."""
+    start = tl.minimum(n, N - 1).to(tl.int64) * stride_x
+    if PAIRED:
+        at = x.to(tl.pointer_type(tl.int32)) + start // 2 + k // 2
+        both = tl.load(at) if EVEN else tl.load(at, mask=k < IN, other=0)
+        first = (both & 0xFFFF).to(tl.int16).to(x.dtype.element_ty, bitcast=True).to(tl.float32)
+        second = ((both >> 16) & 0xFFFF).to(tl.int16).to(x.dtype.element_ty, bitcast=True).to(tl.float32)
+    else:
+        first = tl.load(x + start + k, mask=k < IN, other=0.0).to(tl.float32)
+        second = tl.load(x + start + k + 1, mask=k + 1 < IN, other=0.0).to(tl.float32)
+    return first[None, :], second[None, :]
+
+
+@triton.jit
+def number_of(tile, one, PLACE: tl.constexpr, BY_MASK: tl.constexpr):
+    """The nibble at bits PLACE … of each word in float32; BY_MASK: as 1 + code / weight_of(PLACE). one: the bits of 1.0,
+    an argument of the kernel, so that mask and bits are one instruction (with two constants they are two)."""
+    if BY_MASK:
+        # nibbles 5, 6, 7 by one shift, 2, 3, 4 by another, 0 and 1 by a third: to bits 19, 15 or 11 of the float
+        if PLACE >= 20:
+            moved, to = tile >> 9, PLACE - 9
+        elif PLACE >= 8:
+            moved, to = tile << 3, PLACE + 3
+        else:
+            moved, to = tile << 15, PLACE + 15
+        return ((moved & (15 << to)) | one).to(tl.float32, bitcast=True)
+    else:
+        return ((tile >> PLACE) & 15).to(tl.float32)
+
+
+@triton.jit
+def weight_of(PLACE: tl.constexpr, BY_MASK: tl.constexpr):
+    """By what x is multiplied to make up for the nibble's place in the fraction."""
+    if BY_MASK:
+        if PLACE >= 20:
+            return 2.0 ** (32 - PLACE)
+        elif PLACE >= 8:
+            return 2.0 ** (20 - PLACE)
+        else:
+            return 2.0 ** (8 - PLACE)
+    else:
+        return 1.0
+
+
+@triton.jit
+def sums_of_32(sums, BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr):
+    """[BLOCK_OUT, UNITS · 16 words] -> [BLOCK_OUT, UNITS · 4]: over the words of one j, which are 32 inputs."""
+    return tl.reshape(tl.sum(tl.reshape(sums, (BLOCK_OUT, UNITS, 4, 4)), 2), (BLOCK_OUT, UNITS * 4))
+
+
+@triton.jit(do_not_specialize=["N"])
+def matvec_int4_few_rows(
+    x, words, scale, zero, y, N, OUT, IN, WORDS, GROUP, GROUPS, stride_x, stride_row, stride_group, added, base,
+    blocks_a_split, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (o, c, s): BLOCK_OUT outputs of rows ROWS·c … for the s-th part of `in`; a tile is UNITS · 128 inputs.
+
+    EVEN: tiles divide `in`. PAIRED: x has 16 bits, and pairs of it are loaded as one word.
+    """
+    rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.program_id(1) * ROWS
+    safe = tl.minimum(rows, OUT - 1).to(tl.int64)[:, None]
+    in_tile, part = tl.arange(0, UNITS * 16), tl.arange(0, UNITS * 4)
+    total0 = tl.zeros([BLOCK_OUT, UNITS * 4], tl.float32)
+    total1, total2, total3 = total0, total0, total0
+    first = tl.program_id(2) * blocks_a_split
+    last = tl.minimum(first + blocks_a_split, tl.cdiv(WORDS, UNITS * 16))
+    for block in tl.range(first, last, num_stages=STAGES):
+        at = block * (UNITS * 16) + in_tile
+        if EVEN:
+            tile = tl.load(words + safe * WORDS + at[None, :])
+        else:
+            tile = tl.load(words + safe * WORDS + at[None, :], mask=(at < WORDS)[None, :], other=0)
+        group = tl.minimum((block * (UNITS * 4) + part) * 32 // GROUP, GROUPS - 1)[None, :]
+        step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO)
+        k = at // 16 * 128 + at % 4 * 32 + at % 16 // 4 * 2
+        sums0 = tl.zeros([BLOCK_OUT, UNITS * 16], tl.float32)
+        ones0, all0 = tl.zeros([1, UNITS * 16], tl.float32), tl.zeros([1, UNITS * 16], tl.float32)
+        sums1, sums2, sums3, ones1, ones2, ones3, all1, all2, all3 = (
+            sums0, sums0, sums0, ones0, ones0, ones0, all0, all0, all0,
+        )  # fmt: skip
+        for i in tl.static_range(4):
+            low, high = number_of(tile, base, 4 * i, PAIRED), number_of(tile, base, 4 * i + 16, PAIRED)
+            low_weight, high_weight = weight_of(4 * i, PAIRED), weight_of(4 * i + 16, PAIRED)
+            a, b = pair_of(x, n, N, k + 8 * i, stride_x, IN, PAIRED, EVEN)
+            sums0 += low * (a * low_weight)
+            sums0 += high * (b * high_weight)
+            ones0 += a * low_weight + b * high_weight
+            all0 += a + b
+            if ROWS > 1:
+                a, b = pair_of(x, n + 1, N, k + 8 * i, stride_x, IN, PAIRED, EVEN)
+                sums1 += low * (a * low_weight)
+                sums1 += high * (b * high_weight)
+                ones1 += a * low_weight + b * high_weight
+                all1 += a + b
+            if ROWS > 2:
+                a, b = pair_of(x, n + 2, N, k + 8 * i, stride_x, IN, PAIRED, EVEN)
+                sums2 += low * (a * low_weight)
+                sums2 += high * (b * high_weight)
+                ones2 += a * low_weight + b * high_weight
+                all2 += a + b
+            if ROWS > 3:
+                a, b = pair_of(x, n + 3, N, k + 8 * i, stride_x, IN, PAIRED, EVEN)
+                sums3 += low * (a * low_weight)
+                sums3 += high * (b * high_weight)
+                ones3 += a * low_weight + b * high_weight
+                all3 += a + b
+        total0 += scaled(sums0, ones0, all0, step, offset, PAIRED, BLOCK_OUT, UNITS)
+        if ROWS > 1:
+            total1 += scaled(sums1, ones1, all1, step, offset, PAIRED, BLOCK_OUT, UNITS)
+        if ROWS > 2:
+            total2 += scaled(sums2, ones2, all2, step, offset, PAIRED, BLOCK_OUT, UNITS)
+        if ROWS > 3:
+            total3 += scaled(sums3, ones3, all3, step, offset, PAIRED, BLOCK_OUT, UNITS)
+    store_outputs(y, y, tl.sum(total0, 1), n, N, rows, OUT, False)
+    if ROWS > 1:
+        store_outputs(y, y, tl.sum(total1, 1), n + 1, N, rows, OUT, False)
+    if ROWS > 2:
+        store_outputs(y, y, tl.sum(total2, 1), n + 2, N, rows, OUT, False)
+    if ROWS > 3:
+        store_outputs(y, y, tl.sum(total3, 1), n + 3, N, rows, OUT, False)
+
+
+@triton.jit
+def scaled(
+    sums, ones, every, step, offset, BY_MASK: tl.constexpr, BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr
+):
+    """scale · Σ code·x + offset · Σ x of each 32 inputs, [BLOCK_OUT, UNITS · 4]. ones: what the masks' 1 + … added."""
+    codes = sums_of_32(sums, BLOCK_OUT, UNITS)
+    if BY_MASK:
+        codes -= sums_of_32(ones, 1, UNITS)
+    return step * codes + offset * sums_of_32(every, 1, UNITS)
+
+
+@triton.jit(do_not_specialize=["N"])
+def matvec_int4_many_rows(
+    x, words, scale, zero, y, N, OUT, IN, WORDS, GROUP, GROUPS, stride_x, stride_row, stride_group, added, base,
+    blocks_a_split, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Version 3: all rows, padded to ROWS, on tensor cores; 128 inputs a step. PARTS: groups in a step."""
+    m, n, k = tl.arange(0, BLOCK_OUT), tl.arange(0, ROWS), tl.arange(0, 128)
+    first_row = tl.program_id(0) * BLOCK_OUT
+    loaded = tl.minimum(first_row + m, OUT - 1).to(tl.int64)
+    rows = first_row + order_of_rows(m, WARPS)
+    safe = tl.minimum(rows, OUT - 1).to(tl.int64)
+    tile_of = words + loaded[:, None] * WORDS + tl.arange(0, 16)[None, :]
+    x_of = x + n.to(tl.int64)[:, None] * stride_x
+    total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
+    first = tl.program_id(2) * blocks_a_split
+    last = tl.minimum(first + blocks_a_split, tl.cdiv(IN, 128))
+    for unit in tl.range(first, last, num_stages=STAGES):
+        tile = tl.load(tile_of + unit * 16)
+        at = unit * 128 + k
+        there = (n < N)[:, None] if EVEN else (n < N)[:, None] & (at < IN)[None, :]
+        values = tl.load(x_of + at[None, :], mask=there, other=0.0)
+        numbers = numbers_of(tile, base, x.dtype.element_ty, BLOCK_OUT, WARPS)
+        for part in tl.static_range(PARTS):
+            if PARTS == 1:
+                inside = values
+            else:
+                inside = tl.where((k // (128 // PARTS) == part)[None, :], values, 0.0).to(values.dtype)
+            codes = tl.dot(numbers, tl.trans(inside), input_precision="ieee")
+            group = tl.minimum((unit * 128 + part * (128 // PARTS)) // GROUP, GROUPS - 1)
+            less = counted_beside(x.dtype.element_ty) - added
+            step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, less, HAS_ZERO)
+            total += step[:, None] * codes + offset[:, None] * tl.sum(inside.to(tl.float32), 1)[None, :]
+    store_product(y, total, n, N, rows, OUT)
+
+
+@triton.jit
+def order_of_rows(m, WARPS: tl.constexpr):
+    """Which row of a loaded tile is row m of the product: warps load 8 rows each, and again 8, and multiply 16."""
+    return m // (16 * WARPS) * (16 * WARPS) + m // 8 % 2 * (8 * WARPS) + m // 16 % WARPS * 8 + m % 8
+
+
+@triton.jit
+def numbers_of(tile, base, dtype: tl.constexpr, BLOCK_OUT: tl.constexpr, WARPS: tl.constexpr):
+    """Words [BLOCK_OUT, 16] as base + code [BLOCK_OUT, 128], rows in `order_of_rows`. All that moves is the names."""
+    tile = tl.reshape(tile, (BLOCK_OUT // (16 * WARPS), 2, WARPS, 8, 4, 4))  # again, half, warp, row, l, j
+    tile = tl.reshape(tl.permute(tile, (0, 2, 1, 3, 5, 4)), (BLOCK_OUT, 4, 4))  # m, j, l
+    even = tl.join(pairs_of(tile, base, 0, dtype), pairs_of(tile, base, 8, dtype))
+    odd = tl.join(pairs_of(tile, base, 4, dtype), pairs_of(tile, base, 12, dtype))
+    both = tl.permute(tl.join(even, odd), (0, 1, 4, 5, 2, 3))  # m, j, i // 2, i % 2, l, h
+    return tl.reshape(both, (BLOCK_OUT, 128))
+
+
+@triton.jit
+def pairs_of(tile, base, PLACE: tl.constexpr, dtype: tl.constexpr):
+    """The nibbles at PLACE and PLACE + 16 of each word as base + code, in a last axis of 2."""
+    both = (tile >> PLACE) & 0x000F000F
+    if dtype == tl.float32:
+        low, high = (both & 15).to(dtype), (both >> 16).to(dtype)
+    else:
+        both = both | base
+        low = (both & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
+        high = ((both >> 16) & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
+    return tl.join(low, high)
+
+
+@triton.jit
+def counted_beside(dtype: tl.constexpr):
+    """What a masked nibble counts beside its code in this type."""
+    if dtype == tl.float16:
+        return 1024.0
+    elif dtype == tl.bfloat16:
+        return 128.0
+    else:
+        return 0.0
+
+
+ONE = 0x3F800000  # 1.0 in float32
+PAIRED_BASE = {torch.float16: 0x64006400, torch.bfloat16: 0x43004300, torch.float32: 0}  # 1024, 128 twice
+
+
+# -- the operation ---------------------------------------------------------------------------------------------------
+
+
+def matvec_int4(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    *,
+    group: int | None = None,
+    added: int = 0,
+    splits: int | None = None,
+    version: int = 3,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """x [N ≤ 32, in] · Ŵᵀ -> [N, out] in x's type, with ŵ = scale · (code + added) + zero.
+
+    words [out, 16 · ⌈in/128⌉] int32: `interleaved` codes. scale, zero [out, in/group], best laid out group after group
+    (`scale.T.contiguous().T`). group: inputs that share a scale, None for the whole row. added: what symmetric codes are
+    stored above, negative. splits, config: as of `matvec`.
+    Raises Unsupported for more rows, other types and groups, and shapes that do not fit.
+    """
+    name = "matvec_int4"
+    launch.check_version(name, version, VERSIONS)
+    rows, group, zero_at = _checked(name, x, words, scale, zero, group, added)
+    tensor_cores = on_tensor_cores(rows, x.dtype, version)
+    launch.check_tensors(name, multiplies=tensor_cores, contiguous=False, x=x)
+    launch.check_tensors(name, dtypes=(torch.int32,), words=words)
+    check_splits(name, splits, version)
+    out_features, in_features = len(words), x.shape[1]
+    y = x.new_empty(rows, out_features)
+    if not y.numel():
+        return y
+    config = config or chosen(rows, out_features, in_features, group, x.dtype, x.device, version)
+    programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
+    arguments = (
+        x, words, scale, zero_at, y, rows, out_features, in_features, words.shape[1], group, scale.shape[1],
+        x.stride(0), *scale.stride(), float(added),
+    )  # fmt: skip
+    has = {"HAS_ZERO": zero is not None, "num_warps": config.num_warps}
+    if version == 1:
+        launch.launch(
+            matvec_int4_one_row, (programs, rows), *arguments, **has,
+            BLOCK_OUT=config["BLOCK_OUT"], UNITS=config["UNITS"],
+        )  # fmt: skip
+        return y
+    splits = _splits(splits, version, programs * chunks, blocks, x.device)
+    parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
+    arguments = (*arguments[:4], parts, *arguments[5:])
+    shared = {
+        "EVEN": in_features % (128 * config["UNITS"]) == 0, "ROWS": padded(rows, x.dtype, version),
+        "BLOCK_OUT": config["BLOCK_OUT"], "STAGES": config.num_stages,
+    }  # fmt: skip
+    each = launch.cdiv(blocks, splits)
+    if tensor_cores:
+        launch.launch(
+            matvec_int4_many_rows, (programs, 1, splits), *arguments, PAIRED_BASE[x.dtype], each, **has, **shared,
+            PARTS=128 // math.gcd(group, 128) if scale.shape[1] > 1 else 1, WARPS=config.num_warps,
+        )  # fmt: skip
+    else:
+        launch.launch(
+            matvec_int4_few_rows, (programs, chunks, splits), *arguments, ONE, each, **has, **shared,
+            PAIRED=in_pairs(x), UNITS=config["UNITS"],
+        )  # fmt: skip
+    if splits > 1:
+        add_parts(parts, y, None)
+    return y
+
+
+def _checked(
+    name: str,
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    group,
+    added,
+) -> tuple[int, int, torch.Tensor]:
+    """(rows, group, a zero to point at). Raises Unsupported."""
+    rows, in_features = check_rows(name, x), x.shape[1]
+    group = check_group(name, group, in_features)
+    launch.check_shape(name, "words", words, (None, 16 * launch.cdiv(in_features, UNIT)))
+    launch.check_shape(name, "scale", scale, (len(words), in_features // group))
+    if zero is not None:
+        launch.check_shape(name, "zero", zero, tuple(scale.shape))
+        if zero.stride() != scale.stride():
+            raise launch.Unsupported(
+                f"{name}: zero must lie as scale does; its strides are {zero.stride()}, scale's {scale.stride()}"
+            )
+    if not is_whole(added) or not -15 <= added <= 15:
+        raise launch.Unsupported(f"{name}: added is a whole number from -15 to 15, got {added!r}")
+    check_scales(name, x, scale, zero)
+    return rows, group, scale if zero is None else zero
+
+
+def check_group(name: str, group: int | None, in_features: int) -> int:
+    """Inputs that share a scale. Raises Unsupported for groups that do not divide."""
+    if group is None or group == in_features:
+        return in_features
+    if not is_whole(group) or group < 32 or group % 32 or in_features % group:
+        raise launch.Unsupported(
+            f"{name}: a group is a multiple of 32 inputs that divides `in`, or the whole row; got {group!r} of {in_features}"
+        )
+    return group
+
+
+def check_scales(name: str, x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> None:
+    """Raise Unsupported unless they are floats on x's device. They may lie in any order."""
+    for what, one in (("scale", scale), ("zero", zero)):
+        if one is not None:
+            launch.check_tensors(name, **{what: one.as_strided((1,), (1,))}, x=x[:0])
+
+
+def in_pairs(x: torch.Tensor) -> bool:
+    """Whether two neighbours of x are one word of 32 bits."""
+    return x.element_size() == 2 and not (x.shape[1] % 2 or x.stride(0) % 2 or x.data_ptr() % 4)
+
+
+def on_tensor_cores(rows: int, dtype: torch.dtype, version: int) -> bool:
+    return version >= 3 and (rows > FEW_ROWS or dtype != torch.float32)
+
+
+def padded(rows: int, dtype: torch.dtype, version: int) -> int:
+    """What a kernel is compiled for: 1, 2 or 4 rows, and on tensor cores 16 or 32."""
+    if version >= 4 or on_tensor_cores(rows, dtype, version):
+        return 16 if rows <= 16 else 32
+    return padded_rows(rows, dtype, min(version, 2))
+
+
+def _cut(
+    rows: int, out_features: int, in_features: int, config: Config, dtype: torch.dtype, version: int
+) -> tuple[int, int, int]:
+    """(blocks of outputs, chunks of rows, steps over `in`)."""
+    programs = launch.cdiv(out_features, config["BLOCK_OUT"])
+    chunks = 1 if on_tensor_cores(rows, dtype, version) else launch.cdiv(rows, padded(rows, dtype, version))
+    return programs, chunks, launch.cdiv(in_features, UNIT * config["UNITS"])
+
+
+def _splits(splits: int | None, version: int, programs: int, blocks: int, device: torch.device) -> int:
+    if version < 3:
+        return 1
+    return splits_for(programs, blocks, device, least=4) if splits is None else splits
+
+
+def matvec_int4_reference(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    *,
+    group: int | None = None,
+    added: int = 0,
+) -> torch.Tensor:
+    """The numbers written down and multiplied, in float32, or in float64 where x is float64."""
+    wide, in_features = torch.promote_types(x.dtype, torch.float32), x.shape[1]
+    group = in_features if group is None else group
+    codes = deinterleaved(words, in_features).to(wide).unflatten(1, (-1, group)) + added
+    numbers = codes * scale.to(wide)[..., None]
+    if zero is not None:
+        numbers = numbers + zero.to(wide)[..., None]
+    return (x.to(wide) @ numbers.flatten(1).T).to(x.dtype)
+
+
+def matvec_int4_work(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    *,
+    group: int | None = None,
+    splits: int | None = None,
+    version: int = 3,
+) -> launch.Work:
+    """Words, scales, zeros and x read once, y written once; 2 FLOPs for each weight and row."""
+    (rows, in_features), out_features = x.shape, len(words)
+    read = sum(one.numel() * one.element_size() for one in (x, words, scale, zero) if one is not None)
+    config = chosen(rows, out_features, in_features, group or in_features, x.dtype, x.device, version)
+    programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
+    count = (
+        1 + (_splits(splits, version, programs * chunks, blocks, x.device) > 1)
+        if rows and out_features
+        else 0
+    )
+    return launch.Work(
+        read, rows * out_features * x.element_size(), 2 * rows * out_features * in_features, count
+    )
+
+
+# -- block sizes -----------------------------------------------------------------------------------------------------
+
+
+def candidates(rows: int, in_features: int, dtype: torch.dtype, version: int = 3) -> list[Config]:
+    """Configs worth timing, the default first. UNITS: steps of 128 inputs in a tile."""
+    if on_tensor_cores(rows, dtype, version):
+        sizes = [(128, 4, 4), (64, 4, 4), (128, 4, 6), (64, 4, 6), (128, 8, 4), (256, 8, 4), (128, 4, 1)]
+        return [Config.of(warps, stages, BLOCK_OUT=out, UNITS=1) for out, warps, stages in sizes]
+    most = launch.next_power_of_2(launch.cdiv(in_features, UNIT))
+    sizes = [(64, 4, 4, 1), (32, 4, 4, 1), (64, 2, 4, 1), (32, 8, 4, 1), (64, 4, 4, 3)]
+    if version == 1:
+        sizes = [(16, 4, 4, 1), (32, 4, 4, 1)]
+    found = [
+        Config.of(warps, stages, BLOCK_OUT=out, UNITS=min(units, most)) for out, units, warps, stages in sizes
+    ]
+    return list(dict.fromkeys(found))
+
+
+def chosen(
+    rows: int,
+    out_features: int,
+    in_features: int,
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    version: int = 3,
+) -> Config:
+    key = key_of(rows, out_features, in_features, group, dtype, version)
+    return tuning.choose("matvec_int4", key, candidates(rows, in_features, dtype, version)[0], device)
+
+
+def key_of(
+    rows: int, out_features: int, in_features: int, group: int, dtype: torch.dtype, version: int
+) -> tuple:
+    """What the best blocks depend on."""
+    short = str(dtype).removeprefix("torch.")
+    return (padded(rows, dtype, version), out_features, in_features, group, short, version)
+
+
+def tune_matvec_int4(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    *,
+    group: int | None = None,
+    added: int = 0,
+    version: int = 3,
+    budget_s: float = 5.0,
+    repeats: int = 5,
+) -> Config:
+    """Time the candidates for tensors like these and keep the fastest in this device's table."""
+    key = key_of(x.shape[0], len(words), x.shape[1], group or x.shape[1], x.dtype, version)
+    return tuning.tune(
+        "matvec_int4", key, candidates(x.shape[0], x.shape[1], x.dtype, version),
+        lambda config: matvec_int4(
+            x, words, scale, zero, group=group, added=added, version=version, config=config
+        ),
+        x.device, budget_s=budget_s, repeats=repeats,
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""Quantized weights as the Triton kernels multiply them: `workbench.quantization.inference` asks here for CUDA devices.
+
+    form          codes                    lies as
+    TritonInt4    integers of 2 to 4 bits  words of 8 codes, interleaved once (`workbench.kernels.matvec_int4`)
+    TritonInt8    integers of 5 to 8 bits  words of 4 codes, interleaved once (`workbench.kernels.matvec_int8`)
+
+Up to 32 rows are one kernel that reads each code once. More rows go through `StoredWeight.multiply`: there arithmetic
+counts, and the numbers are written down once for all of them; the stored codes are kept for that.
+
+Nothing of this module loads Triton until a form is made.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.quantization.formats import IntegerFormat, unpack
+from workbench.quantization.stored import StoredWeight
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32)  # of activations
+MOST_ROWS = 32
+
+
+class _TritonForm:
+    """Scales and zeros lie group after group, as a tile of outputs reads them."""
+
+    def __init__(self, stored: StoredWeight) -> None:
+        self.stored, self.group = stored, stored.group
+        self.scale = stored.scale[..., 0].T.contiguous().T  # [out, in/group]
+        self.zero = None if stored.zero is None else stored.zero[..., 0].T.contiguous().T
+        self.words, self.added = self._arranged()
+        self.weight_bytes = sum(one.nbytes for one in (self.words, self.scale, self.zero) if one is not None)
+
+    def _codes(self) -> torch.Tensor:
+        """[out, in] as stored, a byte each."""
+        format = self.stored.format
+        codes = unpack(self.stored.codes, -1, format.bits) if format.is_packed else self.stored.codes
+        return codes.reshape(self.stored.out_features, self.stored.in_features)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > MOST_ROWS:
+            return self.stored.multiply(x)
+        return self._multiply(x, self.words, self.scale, self.zero, group=self.group, added=self.added)
+
+
+class TritonInt4(_TritonForm):
+    form = "Triton kernel for 4 bits"
+
+    def _arranged(self) -> tuple[torch.Tensor, int]:
+        from workbench.kernels.matvec_int4 import interleaved, matvec_int4
+
+        self._multiply = matvec_int4
+        return interleaved(self._codes()), self.stored.format.lowest
+
+
+class TritonInt8(_TritonForm):
+    form = "Triton kernel for 8 bits"
+
+    def _arranged(self) -> tuple[torch.Tensor, int]:
+        """Bytes of 0 to 255 are stored less 128, which is added again."""
+        from workbench.kernels.matvec_int8 import interleaved, matvec_int8
+
+        self._multiply, codes, format = matvec_int8, self._codes(), self.stored.format
+        if codes.dtype == torch.int8:
+            return interleaved(codes), 0
+        return interleaved((codes.to(torch.int16) - 128).to(torch.int8)), 128 + (
+            format.lowest if format.is_packed else 0
+        )
+
+
+def why_not_triton(stored: StoredWeight, dtype: torch.dtype) -> str:
+    """Why this weight has no kernel for activations of this type where it lies; "" where it has."""
+    if stored.kind != "grouped" or not isinstance(stored.format, IntegerFormat):
+        return "the kernels are for integer codes in groups"
+    if stored.group != stored.in_features and stored.group % 32:
+        return f"the kernels take groups of a multiple of 32 inputs, or whole rows; these have {stored.group}"
+    if dtype not in TYPES:
+        return f"the kernels take activations in float16, bfloat16 or float32, not {str(dtype).removeprefix('torch.')}"
+    try:
+        from workbench.kernels import launch
+    except ImportError as error:
+        return f"Triton is not installed here ({error})"
+    return launch.why_not(stored.codes.device)
+
+
+def triton_form(stored: StoredWeight, dtype: torch.dtype) -> TritonInt4 | TritonInt8:
+    """The weight for the kernel of its bits, wherever kernels run: on a CPU that is Triton's interpreter, for tests.
+
+    Raises WorkbenchError for a weight that has no kernel, with the reason.
+    """
+    reason = why_not_triton(stored, dtype)
+    if reason:
+        raise WorkbenchError(f"this weight cannot go through a Triton kernel: {reason}")
+    return TritonInt4(stored) if stored.format.bits <= 4 else TritonInt8(stored)
+
+
+def maker(stored: StoredWeight, dtype: torch.dtype) -> TritonInt4 | TritonInt8 | None:
+    """For the list of forms: None where there is no kernel."""
+    return None if why_not_triton(stored, dtype) else triton_form(stored, dtype)
