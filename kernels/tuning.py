@@ -6,6 +6,7 @@ is `tune`, called by name (`workbench kernels tune`, `workbench record`), bounde
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -95,15 +96,18 @@ _TABLES: dict[Path, Table] = {}  # read once a process; what is in them depends 
 
 
 def table_for(device: torch.device | str) -> Table:
-    """The table of this kind of device."""
-    device = torch.device(device)
+    """The table of this kind of device. A launch asks for it, so all that can be known before is."""
+    return _table_in(os.environ.get(FOLDER), torch.device(device))
+
+
+@functools.cache
+def _table_in(folder: str | None, device: torch.device) -> Table:
     name = "interpreter" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    folder = os.environ.get(FOLDER) or Path.home() / ".cache" / "inference-workbench" / "kernels"
     slug = "".join(c if c.isalnum() else "-" for c in name.lower())
-    path = Path(folder) / f"{slug}.json"
-    if path not in _TABLES:
-        _TABLES[path] = Table.read(path)
-    return _TABLES[path]
+    place = Path(folder or Path.home() / ".cache" / "inference-workbench" / "kernels") / f"{slug}.json"
+    if place not in _TABLES:
+        _TABLES[place] = Table.read(place)
+    return _TABLES[place]
 
 
 def choose(kernel: str, key: Hashable, default: Config, device: torch.device | str) -> Config:

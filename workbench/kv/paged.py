@@ -8,7 +8,8 @@ sequence is not full. Blocks can be shared (equal beginnings, forks) and are cop
 Who holds what is `workbench.kv.blocks`, without a tensor; here are the tensors, [L, places, heads, size].
 
 Attention reads through the table. On a CPU the places of a sequence are gathered first; sequences that bring one token and
-are about as long as each other are gathered and attended together. A kernel does the same without the copy (lab 10).
+are about as long as each other are gathered and attended together. Kernels do the same without the copy, all texts in one launch
+or two (`workbench.kv.paged_triton`, lab 10).
 
 What lies at a place:  key and value of every kv head  |  in few bits, a scale a token and head (format=…)  |  a latent, for
 models with latent attention.
@@ -31,8 +32,9 @@ from workbench.kv.blocks import BlockTables, NoRoom
 from workbench.kv.contiguous import RECTANGLE_WASTE
 from workbench.kv.latent import hiding, mix
 from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store
+from workbench.kv.paged_triton import Kernels, KernelStep, choose_attention
 from workbench.kv.prefix import prefix_index
-from workbench.kv.slots import Places, Slots, dtype_name, misfit, require_room
+from workbench.kv.slots import Places, Slots, dtype_name, misfit, require_room, stored_dtype
 from workbench.models.attention import causal_mask, eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -45,7 +47,9 @@ class Paged(Slots):
     num_blocks: default as many as max_sequences texts of max_tokens need. prefix: "hash" or "radix": sequences that are
     begun with `open` find the blocks of equal beginnings that `remember` was told of; None: nothing is found.
     format: None, or "int8", "fp8", "int4": keys and values in few bits, each with a scale of its token and head; an error
-    of a key or value is at most `quantization.formats.error_bound`. dtype, attention: as in `Contiguous`.
+    of a key or value is at most `quantization.formats.error_bound`. dtype: as in `Contiguous`.
+    attention: "sdpa" or "eager" over what is gathered, "triton" for the kernels of `workbench.kv.paged_triton`, "auto" for
+    them on a CUDA device that runs them and else "sdpa"; `attention` says which it is, `attention_because` why.
     With block_size = max_tokens it is a contiguous reservation: one block a sequence.
     Raises WorkbenchError for settings that make no sense and, before allocating, for more bytes than are free.
     """
@@ -62,18 +66,24 @@ class Paged(Slots):
         format: str | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        attention: str = "sdpa",
+        attention: str = "auto",
     ) -> None:
-        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-        super().__init__(config, **room, dtype=dtype, device=device, attention=attention)
         check_whole("block_size", block_size, 1)
+        kind = _store_kind(config, format)
+        self.attention, self.attention_because = choose_attention(
+            attention, config, kind,
+            block_size=block_size, dtype=stored_dtype(dtype, device), device=device, format=format,
+        )  # fmt: skip
+        self._kernels = Kernels(config, block_size, format) if self.attention == "triton" else None
+        gathered = "sdpa" if self._kernels else self.attention
+        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+        super().__init__(config, **room, dtype=dtype, device=device, attention=gathered)
         if num_blocks is None:
             num_blocks = max_sequences * -(-self.max_tokens // block_size)
         self.tables = BlockTables(num_blocks, block_size, prefix_index(prefix, block_size))
         self.block_size, self.num_blocks, self.format = block_size, num_blocks, format
         self.max_tokens = min(self.max_tokens, num_blocks * block_size)
         self._place = {layer: place for place, layer in enumerate(config.kv_layers)}
-        kind = _store_kind(config, format)
         places = num_blocks * block_size
         needed = places * kind.bytes_per_token(config, self.dtype, format)
         stored = format or dtype_name(self.dtype)
@@ -251,11 +261,18 @@ class Paged(Slots):
         if up is not None:
             return self._attend_latents(place, q, up, window)
         out_dtype, q = q.dtype, q.to(self.dtype)
+        by_kernel = step.by_kernel
+        if by_kernel is not None and by_kernel.rows is None:
+            return self._kernels.attend(self._store, place, q, by_kernel, window).to(out_dtype)
         if step.all_together:
             [group] = step.groups
             keys, values = self._store.read(place, group.read_at[window])
             return self._together(q, keys, values, group.masks[window]).to(out_dtype)
         out = q.new_empty((*q.shape[:2], self.config.value_head_dim))
+        if by_kernel is not None:
+            out[by_kernel.rows] = self._kernels.attend(
+                self._store, place, q[by_kernel.rows], by_kernel, window
+            )
         for group in step.groups:
             keys, values = self._store.read(place, group.read_at[window])
             if group.together:
@@ -282,9 +299,15 @@ class Paged(Slots):
         return sdpa_attention(q, keys, values, **look, mask=group.masks[window])
 
     def _attend_latents(self, place: int, q: torch.Tensor, up, window: int | None) -> torch.Tensor:
-        """Both forms of latent attention, as in `kv.latent`, over gathered rows."""
+        """Both forms of latent attention, as in `kv.latent`, over gathered rows; the kernel has the absorbed one."""
         shape, step = self.config.latent_attention, self._step
+        by_kernel = step.by_kernel
+        if by_kernel is not None and by_kernel.rows is None:
+            return self._kernels.attend(self._store, place, q, by_kernel, window, up)
         out = q.new_empty((*q.shape[:2], self.config.value_head_dim))
+        if by_kernel is not None:
+            new = q[by_kernel.rows]
+            out[by_kernel.rows] = self._kernels.attend(self._store, place, new, by_kernel, window, up)
         for group in step.groups:
             latents = self._store.read(place, group.read_at[window])  # [S, 1, r] or, together, [b, S, 1, r]
             new = q[group.rows]
@@ -369,10 +392,12 @@ class _Step:
             ],
             device=self._device,
         )
-        single = [i for i, n in enumerate(sizes) if n == 1 and trees[i] is None]
+        taken = kv._kernels.takes(kv._store, sizes, trees) if kv._kernels else []
+        self.by_kernel = self._by_kernel(taken, batch, lengths, tables, sizes) if taken else None
+        single = [i for i, n in enumerate(sizes) if n == 1 and trees[i] is None] if not taken else []
         if kv._eager or len(single) < 2:
             single = []
-        beside = set(single)
+        beside = {*single, *taken}
         self.groups = [
             self._alone(slice(a, b), lengths[i], tables[i], trees[i])
             for i, (a, b) in enumerate(pairwise(batch.query_starts))
@@ -380,12 +405,21 @@ class _Step:
         ]
         rows = batch.query_starts
         alike = _alike(single, lengths)
-        self.all_together = len(alike) == 1 and not self.groups  # then they stay in the batch's order
+        # then they stay in the batch's order
+        self.all_together = len(alike) == 1 and not self.groups and not taken
         for some in alike:
             some = sorted(some)
             self.groups.append(
                 self._together([rows[i] for i in some], [lengths[i] for i in some], [tables[i] for i in some])
             )
+
+    def _by_kernel(self, taken: list[int], batch: Batch, lengths, tables, sizes: list[int]) -> KernelStep:
+        """For the texts that kernels attend over: all of the batch, or these and their rows."""
+        of_taken = [[of[i] for i in taken] for of in (tables, lengths, sizes)]
+        rows = None
+        if len(taken) < len(sizes):
+            rows = [row for i in taken for row in range(*batch.query_starts[i : i + 2])]
+        return KernelStep.of(*of_taken, self._kv.block_size, self._kv.max_tokens, self._device, rows)
 
     def _alone(self, rows: slice, length: int, table: Sequence[int], tree) -> _Group:
         n = rows.stop - rows.start

@@ -1,0 +1,210 @@
+"""The paged cache's attention through kernels: no gather, no mask, one or two launches a layer for all texts of a batch.
+
+    what lies in the blocks     a batch of single tokens              texts with several new tokens
+    keys and values             kernels/paged_decode.py               kernels/paged_prefill.py, single tokens beside them too
+    latents                     kernels/latent_decode.py              gathered, as without kernels
+    few bits                    kernels/paged_quantized.py            gathered
+
+A tree is gathered in every case: the kernels see a text's tokens in their order. What all layers share, the table of each text
+and its length, goes to the device once a step, in one copy. Tables are padded to a power of two of blocks, so that few shapes
+come and the number of splits, which follows from the shape, stays the same for a while.
+
+Triton is imported here when a cache is made with attention="triton", or "auto" on a CUDA device, and not before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from workbench.errors import WorkbenchError, unknown
+from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store
+from workbench.models.attention import ATTENTION
+from workbench.models.config import ModelConfig
+from workbench.models.latent import UpProjections
+
+CHOICES = (*ATTENTION, "triton", "auto")
+
+
+def choose_attention(
+    name: str,
+    config: ModelConfig,
+    store_kind: type[Store],
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    format: str | None,
+) -> tuple[str, str]:
+    """("eager", "sdpa" or "triton", why). dtype: as stored. Raises WorkbenchError for "triton" where that cannot be."""
+    if name not in CHOICES:
+        raise unknown("attention", name, CHOICES)
+    if name in ATTENTION:
+        return name, "as asked"
+    device = torch.device(device)
+    if name == "auto" and device.type != "cuda":
+        return "sdpa", f"kernels are for CUDA devices, and this cache is on {device}"
+    reason = why_not(config, store_kind, block_size=block_size, dtype=dtype, device=device, format=format)
+    if reason and name == "auto":
+        return "sdpa", reason
+    if reason:
+        raise WorkbenchError(
+            f"kv 'paged' cannot attend with attention='triton' here: {reason}. Take attention='sdpa', or 'auto' for the "
+            "kernels where they run"
+        )
+    because = "as asked" if name == "triton" else "a CUDA device that runs the kernels"
+    if store_kind is not KeysAndValues:
+        kept = "latents" if store_kind is Latents else format
+        because += f"; single tokens through the kernel for {kept}, several new tokens of a text are gathered"
+    return "triton", because
+
+
+def why_not(
+    config: ModelConfig,
+    store_kind: type[Store],
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    format: str | None,
+) -> str:
+    """Why kernels do not attend over such a store on this device, "" where they do: they are asked, for no texts."""
+    try:
+        from workbench.kernels import launch
+    except ImportError as error:
+        return f"Triton is not installed ({error})"
+    except WorkbenchError as error:
+        return str(error)
+    reason = launch.why_not(device)
+    if reason:
+        return reason
+    windows = {config.window_of(layer) for layer in config.kv_layers}
+    if store_kind is Latents and windows != {None}:
+        return "the kernel for latents sees whole texts, and this model has windows"
+    kernels = Kernels(config, block_size, format)
+    store = store_kind(config, block_size, dtype, device, format)
+    width = config.head_dim if store_kind is not Latents else config.latent_attention.cached_dim
+    q = torch.empty((0, config.num_heads, width), dtype=dtype, device=device)
+    none = KernelStep.of([], [], [], block_size, 1, device)
+    try:
+        kernels.mix(store, 0, q, none, None)
+    except WorkbenchError as error:
+        return str(error)
+    except ImportError as error:
+        return f"there is no kernel for this kind of cache ({error})"
+    return ""
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """What the kernels are told of a batch, on the device, for all layers. Build one with `of`, or of tensors at hand."""
+
+    tables: torch.Tensor  # [B, blocks] int32; behind a text's blocks stands anything
+    lengths: torch.Tensor  # [B] int32, with the new tokens
+    query_starts: torch.Tensor | None = None  # [B+1] int32; None: one new token each
+    max_queries: int = 1
+    rows: torch.Tensor | None = None  # of the batch, in the order of these texts; None: all of them
+
+    @classmethod
+    def of(
+        cls,
+        tables: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        sizes: Sequence[int],
+        block_size: int,
+        max_tokens: int,
+        device: torch.device | str,
+        rows: Sequence[int] | None = None,
+    ) -> KernelStep:
+        """Tables, lengths and numbers of new tokens of some texts, in one copy to the device."""
+        most = max(map(len, tables), default=1)
+        width = max(most, min(1 << (most - 1).bit_length(), -(-max_tokens // block_size)))
+        flat = array("i")
+        for table in tables:
+            flat.extend(table)
+            flat.extend([0] * (width - len(table)))
+        flat.extend(lengths)
+        flat.extend(accumulate(sizes, initial=0))
+        count = len(lengths)
+        packed = torch.frombuffer(flat, dtype=torch.int32).to(device)
+        cells = count * width
+        single = all(n == 1 for n in sizes)
+        return cls(
+            packed[:cells].view(count, width),
+            packed[cells : cells + count],
+            None if single else packed[cells + count :],
+            max(sizes, default=1),
+            None if rows is None else torch.tensor(rows, device=device),
+        )
+
+
+class Kernels:
+    """The kernels of one cache. What they read is handed to them, so whoever holds the store may exchange it."""
+
+    def __init__(self, config: ModelConfig, block_size: int, format: str | None = None) -> None:
+        self.config, self.format = config, format
+        self._look = {"block_size": block_size, "scale": config.attention_scale}
+
+    def takes(self, store: Store, sizes: Sequence[int], trees: Sequence[tuple[int, ...] | None]) -> list[int]:
+        """The sequences of a batch that go through the kernels."""
+        several = isinstance(store, KeysAndValues)
+        return [i for i, (n, tree) in enumerate(zip(sizes, trees)) if tree is None and (n == 1 or several)]
+
+    def attend(
+        self,
+        store: Store,
+        place: int,
+        q: torch.Tensor,
+        step: KernelStep,
+        window: int | None,
+        up: UpProjections | None = None,
+    ) -> torch.Tensor:
+        """q [N, H, D] of the texts of the step, over layer `place` of the store -> [N, H, D_v]. up: of latents."""
+        if up is None:
+            return self.mix(store, place, q, step, window)
+        folded = up.absorb(q).to(store.tensors[0].dtype)
+        mixed = self.mix(store, place, folded, step, window)
+        return up.restore(mixed.to(up.v_up.dtype)).to(q.dtype)
+
+    def mix(
+        self, store: Store, place: int, q: torch.Tensor, step: KernelStep, window: int | None
+    ) -> torch.Tensor:
+        """The launches themselves."""
+        if isinstance(store, Latents):
+            from workbench.kernels.latent_decode import latent_decode
+
+            rank = self.config.latent_attention.kv_rank
+            latents = store.tensors[0][place]
+            return latent_decode(q, latents, step.tables, step.lengths, kv_rank=rank, **self._look)
+        look = {**self._look, "window": window, "sinks": self.config.attention_sinks}
+        if isinstance(store, Codes):
+            from workbench.kernels.paged_quantized import Coded, paged_decode_quantized
+
+            k, v = (Coded(*parts, self.format) for parts in _coded(store, place))
+            return paged_decode_quantized(q, k, v, step.tables, step.lengths, **look)
+        k, v = _keys_and_values(store, place)
+        if step.query_starts is None:
+            from workbench.kernels.paged_decode import paged_decode
+
+            return paged_decode(q, k, v, step.tables, step.lengths, **look)
+        from workbench.kernels.paged_prefill import paged_prefill
+
+        starts, most = step.query_starts, step.max_queries
+        return paged_prefill(q, k, v, step.tables, starts, step.lengths, max_queries=most, **look)
+
+
+def _keys_and_values(store: KeysAndValues, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[places, H_kv, D] and [places, H_kv, D_v] of a layer, views: side by side in one tensor, or in two."""
+    layer = [stored[place] for stored in store.tensors]
+    return layer[0].unbind(1) if len(layer) == 1 else tuple(layer)
+
+
+def _coded(store: Codes, place: int) -> list[tuple]:
+    """(codes, scale, zero or None) of the keys and of the values of a layer."""
+    layer = [stored[place] for stored in store.tensors]
+    half = len(layer) // 2
+    return [(*parts, *[None] * (3 - half)) for parts in (layer[:half], layer[half:])]
