@@ -45,9 +45,9 @@ class NotAttempted(_Short, NotImplementedError):
 
 def exercise_sets() -> dict[str, ExerciseSet]:
     """The exercises of every lab by the name of their notebook, with their visible checks only."""
-    from workbench.checks import lab01, lab02, lab03, lab04, lab05, lab06, lab07, lab08, lab09
+    from workbench.checks import lab01, lab02, lab03, lab04, lab05, lab06, lab07, lab08, lab09, lab10
 
-    labs = (lab01, lab02, lab03, lab04, lab05, lab06, lab07, lab08, lab09)
+    labs = (lab01, lab02, lab03, lab04, lab05, lab06, lab07, lab08, lab09, lab10)
     return {lab.EXERCISES.name: lab.EXERCISES for lab in labs}
 
 

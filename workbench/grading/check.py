@@ -13,7 +13,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -72,12 +72,16 @@ def claim(name: str, probe: Callable, judge: Callable, cases: Callable, points: 
 
 @dataclass(frozen=True)
 class Exercise:
-    """`entry` is the name that the answer's cell must define; the checks are run in order, visible before hidden."""
+    """`entry` is the name that the answer's cell must define; the checks are run in order, visible before hidden.
+
+    forbidden: what of the workbench the answer may not use, in the words of `reference`.
+    """
 
     grade_id: str
     title: str
     entry: str
     checks: tuple[Check, ...]
+    forbidden: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not GRADE_ID.fullmatch(self.grade_id):
@@ -109,13 +113,24 @@ class ExerciseSet:
         if len(set(ids)) < len(ids):
             raise WorkbenchError(f"{self.name}: two exercises share a grade_id among {', '.join(ids)}")
 
-    def with_hidden(self, hidden: dict[str, tuple[Check, ...]] | None) -> ExerciseSet:
-        """The same set with `hidden` (grade_id -> checks) after the visible checks; other sets' ids are ignored."""
+    def with_hidden(
+        self,
+        hidden: dict[str, tuple[Check, ...]] | None,
+        forbidden: dict[str, tuple[str, ...]] | None = None,
+    ) -> ExerciseSet:
+        """The same set with `hidden` (grade_id -> checks) after the visible checks, and with `forbidden` names.
+
+        Other sets' ids are ignored.
+        """
         exercises = tuple(
-            Exercise(e.grade_id, e.title, e.entry, (*e.checks, *(hidden or {}).get(e.grade_id, ())))
+            replace(
+                e,
+                checks=(*e.checks, *(hidden or {}).get(e.grade_id, ())),
+                forbidden=(*e.forbidden, *(forbidden or {}).get(e.grade_id, ())),
+            )
             for e in self.exercises
         )
-        return ExerciseSet(self.name, self.lab, self.prelude, exercises, self.starters)
+        return replace(self, exercises=exercises)
 
 
 @dataclass(frozen=True)
@@ -283,7 +298,7 @@ def describe_error(error: BaseException) -> str:
     where, frame = "", error.__traceback__
     while frame:
         name = frame.tb_frame.f_code.co_filename
-        if name == "<answer>" or "ipykernel" in name or "ipython-input" in name:
+        if name.startswith("<answer") or "ipykernel" in name or "ipython-input" in name:
             where = f" (line {frame.tb_lineno} of the answer's cell)"
         frame = frame.tb_next
     return text[:MAX_MESSAGE_CHARS] + where

@@ -16,6 +16,7 @@ import builtins
 import importlib
 import io
 import json
+import linecache
 import os
 import random
 import select
@@ -23,6 +24,7 @@ import signal
 import socket
 import sys
 import types
+import zlib
 
 RESULT_FD, COMMAND_FD = 3, 4
 HELLO, READY, LOADED = -2, -1, 0  # numbers of the first lines; cases count from 1
@@ -41,7 +43,13 @@ def serve(control: socket.socket, preload: list[str], import_paths: list[str]) -
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     resident = _resident_bytes()
-    tell(control, {"ready": apart | {"files": confine.landlock_version() > 0}, "resident_bytes": resident})
+    tell(
+        control,
+        {
+            "ready": apart | {"files": confine.landlock_version() > 0, "calls": confine.can_refuse_calls()},
+            "resident_bytes": resident,
+        },
+    )
     while True:
         text, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
         if not text:
@@ -156,6 +164,7 @@ def _become_session(control: socket.socket, fds: list[int], request: dict, impor
         confine.limit_resources(limits, request["cpu_seconds"])
         confine.confine_files(readable, [request["folder"], "/dev/null"])
         confine.become_nobody(request["user"], [*readable, request["folder"]])
+        confine.refuse_calls()
         session()
     except BaseException as error:
         os.write(2, f"the session could not start: {type(error).__name__}: {error}\n".encode())
@@ -173,6 +182,7 @@ def _above(fd: int, lowest: int) -> int:
 def session() -> None:
     """Execute prelude and answer, then run one probe on one case a line, until there are no more lines."""
     from workbench.grading.check import decode, describe_error, observe
+    from workbench.grading.reference import disarm
 
     sys.stdin = os.fdopen(0, "r", closefd=False)
     sys.stdout = os.fdopen(1, "w", errors="backslashreplace", closefd=False)
@@ -202,6 +212,7 @@ def session() -> None:
     _seed()
     try:
         module = fresh_main(setup["prelude"])
+        disarm(setup["forbidden"])
     except BaseException as error:
         send(READY, {"broken": describe_error(error)})
         return
@@ -245,9 +256,21 @@ def fresh_main(prelude: str) -> types.ModuleType:
     return module
 
 
+def run_cell(source: str, names: dict[str, object]) -> None:
+    """Run the source of an answer's cell in `names`.
+
+    Its lines can be looked up afterwards as those of a notebook's cell can (`inspect.getsource`): Triton compiles a
+    kernel from its text. Nothing is written to disk.
+    """
+    text = source + "\n"
+    filename = f"<answer {zlib.crc32(text.encode()):08x}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    exec(compile(text, filename, "exec", dont_inherit=True), names)
+
+
 def load_answer(module: types.ModuleType, source: str, entry: str) -> object:
     """Run the answer's cell in `module` and take the name it must define. It sees the prelude and nothing else."""
-    exec(compile(source, "<answer>", "exec"), module.__dict__)
+    run_cell(source, module.__dict__)
     if entry not in module.__dict__:
         raise NameError(f"the cell defines no {entry!r}")
     return module.__dict__[entry]
@@ -257,5 +280,7 @@ if __name__ == "__main__":
     settings = json.loads(sys.argv[2])
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     sys.path += [path for path in (*settings["import_paths"], own) if path not in sys.path]
+    # a confined process reaches no GPU: kernels are graded in the interpreter
+    os.environ["TRITON_INTERPRET"] = "1"
     serve(socket.socket(fileno=int(sys.argv[1])), settings["preload"], settings["import_paths"])
     os._exit(0)  # without torch's slow good-byes
