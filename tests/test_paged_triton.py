@@ -6,7 +6,6 @@ The kernels alone are in test_kernels_attention.py; what the cache promises, in 
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from workbench.kernels import launch
 from workbench.kv import Paged
 from workbench.kv.paged_triton import KernelStep
 from workbench.models import Batch, prepare
-from workbench.serving import Request, SchedulerSettings, engine
+from workbench.serving import Engine, Request, SchedulerSettings
 
 NEAR = 1e-5  # float32, through all layers; measured about 1e-6
 SHAPES = {
@@ -160,15 +159,14 @@ def test_trees_are_gathered_beside_texts_that_are_not(shape):
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_an_engine_with_few_blocks_writes_the_same_texts(monkeypatch, preemption):
+def test_an_engine_with_few_blocks_writes_the_same_texts(preemption):
     """Greedy, with parts of prompts beside decodes, and blocks so few that texts have to give way and come again."""
     model = prepare(random_decoder(tiny_config(vocab_size=64, sliding_window=12, attention_sinks=2)))
     settings = SchedulerSettings(max_running=3, chunk=6, preemption=preemption)
     requests = [Request(i, tuple(text(n, seed=n)), 7) for i, n in enumerate((11, 5, 9))]
     written = []
     for attention in ("sdpa", "triton"):
-        monkeypatch.setattr(engine, "Paged", partial(Paged, attention=attention))
-        it = engine.Engine(model, settings, num_blocks=10, block_size=4)
+        it = Engine(model, settings, num_blocks=10, block_size=4, attention=attention)
         with launch.launches() as counted:
             found = it.run(requests)
         written.append({one.request_id: one.token_ids for one in found})

@@ -8,7 +8,8 @@
     modules in modules                          two functions a layer: before its attention, and after it
 
 On one row these small operations, not the weights, would be a large part of a step of a small model. What of them is
-left, torch.compile takes away (workbench.models.compiled), or kernels of our own (workbench.models.fused).
+left, torch.compile takes away (workbench.models.compiled), or kernels of our own (workbench.models.fused); and a recorded
+step starts them all at once (workbench.models.graphs).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from workbench.models.batch import Batch
 from workbench.models.compiled import CompiledSteps
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Decoder, DecoderLayer, Turns
+from workbench.models.graphs import check_graphs
 from workbench.models.latent import UpProjections
 from workbench.models.layers import RMSNorm, ZeroCenteredRMSNorm, rotary_frequencies
 from workbench.models.linear import Linear, Matvec, SideBySide, chosen_linear, linear_class
@@ -37,7 +39,12 @@ FIRST_TABLE = 2048  # positions in the rotary table to begin with; it doubles wh
 
 
 def prepare(
-    model: Decoder, *, linear: str = "auto", compile: bool = False, kernels: str = "auto"
+    model: Decoder,
+    *,
+    linear: str = "auto",
+    compile: bool = False,
+    kernels: str = "auto",
+    graphs: bool | str = "auto",
 ) -> FastDecoder:
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
@@ -47,16 +54,19 @@ def prepare(
     torch.compile, which needs a C++ compiler and takes some seconds at the first step; they read the weights
     unpacked, so both forms are kept, twice the memory. kernels: "torch", "triton" (workbench.models.fused; on a CPU in
     Triton's interpreter, which is for tests), or "auto": triton on a CUDA device where there are kernels for the model's
-    shape. What came of it, and why, are `kernels` and `kernels_because` of the result.
+    shape. What came of it, and why, are `kernels` and `kernels_because` of the result. graphs: whether an `Engine` records
+    its decode steps with this model and replays them (workbench.models.graphs): True, False, or "auto", on a CUDA device
+    where kernels attend; not with compile.
     Raises WorkbenchError for a linear or kernels that this dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
         raise WorkbenchError(f"{model.name} is prepared already; prepare takes the model that `load` gives")
+    check_graphs(graphs, compiled=compile)
     make, because = linear_class(linear, model.dtype, model.device), "as asked"
     if linear == "auto":
         make, because = chosen_linear(model.dtype, model.device)
     made = FastDecoder(model, make, compile_steps=compile, kernels=kernels)
-    made.linear_because = because
+    made.linear_because, made.graphs = because, graphs
     return made
 
 
@@ -225,6 +235,7 @@ class FastDecoder:
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
         self.device, self.dtype = model.device, model.dtype
         self.compiled = compile_steps
+        self.graphs: bool | str = "auto"  # see `prepare`
         self.linear_because = ""
         self.kernels, self.kernels_because = fused.choose_kernels(model, kernels, compiled=compile_steps)
         self._fused = self.kernels == "triton"
@@ -290,6 +301,15 @@ class FastDecoder:
             return x + F.embedding(batch.positions, self._position_embedding), (None, None)
         return x, (self._table.turn(batch), self._local_table and self._local_table.turn(batch))
 
+    def reserve_positions(self, positions: int) -> list[torch.Tensor]:
+        """Make the rotary tables this long, and return them: a recorded step reads them where they are, so whoever records
+        it has to keep them."""
+        last = Batch.of([[0]], first_positions=(positions - 1,))
+        tables = [table for table in (self._table, self._local_table) if table is not None]
+        for table in tables:
+            table.reach(last)
+        return [table.rows for table in tables]
+
     def num_parameters(self) -> int:
         """A tied output head is counted once."""
         return self._parameters
@@ -331,6 +351,11 @@ class RotaryTable:
         self.reach(batch)
         rows = self._table.index_select(0, batch.positions)
         return rows[:, :1], rows[:, 1:]
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """[positions, 2, D], as it is now."""
+        return self._table
 
     def reach(self, batch: Batch) -> None:
         """Make the table as long as the batch's texts; a longer one is another tensor."""

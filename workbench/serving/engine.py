@@ -6,22 +6,34 @@
 
 What a token is chosen with (filters, random numbers, a draft) belongs to its request alone: what the engine writes for a
 request is what `generate` writes for it.
+
+With asynchronous=True (`serving.ahead`) a step is sent before the tokens of the one before it are known:
+
+    schedule   with a place kept in each text for the token that is under way
+    send       the step; the device takes what the host does not know from where the step before left it
+    land       the step before: tokens to their texts, who is done leaves
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from workbench.decoding.law import SamplingLaw
-from workbench.decoding.sampling import SamplingSettings
+from workbench.decoding.sampling import SamplingSettings, check_logits
 from workbench.errors import WorkbenchError
 from workbench.kv.paged import Paged
+from workbench.kv.paged_static import StaticPaged
 from workbench.models.decoder import Decoder
+from workbench.models.graphs import GraphedSteps, why_no_graphs
+from workbench.serving.ahead import PENDING, AheadScheduler, Flight, Launcher, why_not_ahead
 from workbench.serving.request import Request, Track
 from workbench.serving.scheduler import PADDING, Plan, Scheduler, SchedulerSettings, Written
 from workbench.speculation.drafts import draft_for
@@ -72,11 +84,25 @@ class StepReport:
     accepted: int
 
 
+class _Done(NamedTuple):
+    """What came of a step, or of two where one had to wait for the other."""
+
+    ran_s: float  # the clock when the model was done
+    tokens: dict[Hashable, tuple[int, ...]]
+    finished: list[Finished]
+    rounds: list[Round]
+
+
 class Engine:
     """A model, a paged kv and a scheduler. Requests come with `add`; `step` until `idle`, or `run`.
 
     num_blocks: of the pool; default enough for max_running texts of the model's context. block_size, prefix, format: see
     `kv.Paged`. draft, draft_length: as in `generate`, one draft for all texts.
+    attention: as of `kv.Paged`; `kv.attention` and `kv.attention_because` say what it came to.
+    graphs: whether decode steps are recorded once and replayed (`models.graphs`): True, False, "auto" (on a GPU); None: as
+    the model was prepared. `graphs` has the counts then, or is None, and `why_no_graphs` says why.
+    asynchronous: one step ahead (`serving.ahead`), with the same tokens. `ran_ahead` counts steps that were sent before the
+    tokens of the one before were known, `waited` those that could not be, by why.
     clock: seconds; what it reads first is the engine's 0.
     Raises WorkbenchError for settings that make no sense.
     """
@@ -92,6 +118,9 @@ class Engine:
         format: str | None = None,
         draft: str | Draft | Decoder | None = None,
         draft_length: int | str | LengthPolicy = 4,
+        attention: str = "auto",
+        graphs: bool | str | None = None,
+        asynchronous: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         settings = settings or SchedulerSettings()
@@ -109,7 +138,9 @@ class Engine:
         if num_blocks is None:
             num_blocks = settings.max_running * -(-context // block_size)
         self.model = model
-        self.kv = Paged(
+        wanted = getattr(model, "graphs", "auto") if graphs is None else graphs
+        self.why_no_graphs = why_no_graphs(wanted, model)
+        self.kv = (Paged if self.why_no_graphs else StaticPaged)(
             model.config,
             max_sequences=2 * settings.max_running,  # in static batching a padding text beside each
             max_tokens=context,
@@ -119,9 +150,17 @@ class Engine:
             format=format,
             dtype=model.dtype,
             device=model.device,
+            attention=attention,
         )
-        self.scheduler = Scheduler(self.kv, settings)
-        self._speculator = Speculator(model, self.kv, made, log_probs=False)
+        if wanted == "auto" and not self.why_no_graphs:
+            self.why_no_graphs = self.kv.why_gathers
+        self.graphs = None if self.why_no_graphs else GraphedSteps(model, self.kv, settings.max_running)
+        steps = model if self.graphs is None else self.graphs
+        self.scheduler = (AheadScheduler if asynchronous else Scheduler)(self.kv, settings)
+        self._launcher = Launcher(steps, self.kv, settings.max_running) if asynchronous else None
+        self._flight: Flight | None = None  # the step under way
+        self.ran_ahead, self.waited = 0, Counter()
+        self._speculator = Speculator(steps, self.kv, made, log_probs=False)
         self._lengths = length_policy(draft_length)
         self._writings: dict[Hashable, Writing] = {}
         self._clock, self._zero = clock, clock()
@@ -188,12 +227,21 @@ class Engine:
     # -- a step ----------------------------------------------------------------------------------------------------------
 
     def step(self) -> StepReport:
-        """Compute one batch. Where nothing can be done, an empty step."""
+        """Compute one batch; where nothing can be done, an empty step.
+
+        Asynchronous: send one batch and settle the one before it. The report has the plan that was sent, and the tokens
+        that arrived.
+        """
         began = self._clock()
         at_s = began - self._zero
         plan = self.scheduler.schedule(at_s)
         self._begin_texts(plan)
         planned = self._clock()
+        done = self._compute(plan) if self._launcher is None else self._compute_ahead(plan)
+        ended = self._clock()
+        return self._report(plan, done, at_s, ended - began, (planned - began) + (ended - done.ran_s))
+
+    def _compute(self, plan: Plan) -> _Done:
         rounds = self._run(plan)
         ran = self._clock()
         written = {sequence: self._outcome(sequence, done) for sequence, done in rounds.items()}
@@ -201,9 +249,60 @@ class Engine:
         for name, _ in plan.padding:
             if name[0] == PADDING and name in self.kv.lengths:
                 self.kv.release(name)
-        finished = tuple(self._finish(track) for track in done)
-        ended = self._clock()
-        return self._report(plan, rounds, finished, at_s, ended - began, (planned - began) + (ended - ran))
+        tokens = {s: tuple(e.token_id for e in done.emitted) for s, done in rounds.items()}
+        return _Done(ran, tokens, [self._finish(track) for track in done], list(rounds.values()))
+
+    def _compute_ahead(self, plan: Plan) -> _Done:
+        """Send the plan, then settle the step before. What cannot be sent before that is computed after it."""
+        why = self._why_wait(plan)
+        sent = None if why else self._launcher.launch(plan, self._writings, self._flight)
+        before, self._flight = self._flight, sent
+        landed = self._land(before)
+        if why:
+            self.waited[why] += 1
+            plan.work = [work for work in plan.work if not work.track.finished]
+            done = self._compute(plan)
+            tokens = {
+                s: landed.tokens.get(s, ()) + done.tokens.get(s, ()) for s in landed.tokens | done.tokens
+            }
+            return _Done(done.ran_s, tokens, landed.finished + done.finished, done.rounds)
+        if sent is not None:
+            self.ran_ahead += before is not None
+            self.scheduler.expect(plan, sent.tracks)
+        return landed
+
+    def _why_wait(self, plan: Plan) -> str:
+        """Why this plan needs the tokens that are under way; "" where it does not."""
+        if self._speculator.draft is not None:
+            return "a draft"
+        if self.scheduler.settings.batching == "static":
+            return "a group padded together"
+        reasons = (why_not_ahead(self._writings[w.track.sequence].law) for w in plan.work if w.writes)
+        return next(filter(None, reasons), "")
+
+    def _land(self, flight: Flight | None) -> _Done:
+        """Wait for the tokens of a step, and put them where places were kept."""
+        arrived = [] if flight is None else flight.land()
+        ran = self._clock()
+        written = {track.sequence: self._put(track, token, top) for track, token, top in arrived}
+        tokens = {track.sequence: (token,) for track, token, _ in arrived if written[track.sequence].tokens}
+        done = self.scheduler.arrived([track for track, _, _ in arrived], written, self.now_s)
+        return _Done(ran, tokens, [self._finish(track) for track in done], [])
+
+    def _put(self, track: Track, token: int, top: float) -> Written:
+        """top: the highest logit of the row that the token was chosen from; not finite where there was nothing to choose."""
+        writing = self._writings[track.sequence]
+        assert writing.token_ids[-1] == PENDING
+        if not math.isfinite(top):
+            writing.token_ids.pop()
+            try:
+                check_logits(torch.tensor([top]), "the model")
+            except WorkbenchError as error:
+                return Written(0, "error", error)
+        writing.token_ids[-1] = token
+        writing.wanted -= 1
+        writing.begun = True
+        return Written(1, self._why_done(writing, token))
 
     def run(
         self, requests: Iterable[Request] = (), *, watch: Callable[[StepReport], None] | None = None
@@ -256,13 +355,13 @@ class Engine:
     def _outcome(self, sequence: Hashable, done: Round) -> Written:
         if done.error is not None:
             return Written(0, "error", done.error)
-        writing = self._writings[sequence]
-        reason = None
-        if done.emitted[-1].token_id in writing.stop_token_ids:
-            reason = "stop"
-        elif not writing.wanted:
-            reason = "length"
-        return Written(len(done.emitted), reason)
+        return Written(len(done.emitted), self._why_done(self._writings[sequence], done.emitted[-1].token_id))
+
+    @staticmethod
+    def _why_done(writing: Writing, last: int) -> str | None:
+        if last in writing.stop_token_ids:
+            return "stop"
+        return None if writing.wanted else "length"
 
     def _finish(self, track: Track) -> Finished:
         writing = self._writings.pop(track.sequence)
@@ -284,27 +383,25 @@ class Engine:
             track.hit_tokens,
         )
 
-    def _report(
-        self, plan: Plan, rounds: dict[Hashable, Round], finished, at_s, seconds, schedule_s
-    ) -> StepReport:
-        tables = self.kv.tables
+    def _report(self, plan: Plan, done: _Done, at_s: float, seconds: float, schedule_s: float) -> StepReport:
+        tables, rounds = self.kv.tables, done.rounds
         return StepReport(
             step=self.scheduler.steps,
             at_s=at_s,
             seconds=seconds,
             plan=plan,
-            tokens={s: tuple(e.token_id for e in done.emitted) for s, done in rounds.items()},
-            finished=finished,
+            tokens=done.tokens,
+            finished=tuple(done.finished),
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting) + len(self.scheduler.swapped),
-            rows=plan.rows + plan.padding_rows + sum(len(done.proposal) for done in rounds.values()),
+            rows=plan.rows + plan.padding_rows + sum(len(round.proposal) for round in rounds),
             padding_rows=plan.padding_rows,
             blocks_used=tables.num_blocks - tables.num_available,
             blocks_idle=tables.num_available - tables.num_free,
             useful_tokens=self.kv.bytes_in_use // self.kv.bytes_per_token,
             schedule_s=schedule_s,
-            drafted=sum(len(done.proposal) for done in rounds.values()),
-            accepted=sum(done.accepted for done in rounds.values() if done.error is None),
+            drafted=sum(len(round.proposal) for round in rounds),
+            accepted=sum(round.accepted for round in rounds if round.error is None),
         )
 
 

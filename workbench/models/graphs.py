@@ -1,0 +1,423 @@
+"""A decode step recorded once and replayed: what Python decides is decided once, what changes is read from buffers.
+
+A step of a small model is hundreds of small operations, and starting one takes longer than many of them run. A graph starts
+them all at once: recorded for a number of rows, replayed for every batch of at most as many.
+
+    texts      A  B  C                      3 rows, replayed on the graph for 4
+    rows       A  B  C  ·                   a padding row: length 0, writes to a scratch place, its logits are dropped
+    buffers    token, position, place, length, source [5, 4]  and  tables [4, width]
+               written before each replay, at the addresses that were recorded
+
+    record     step(buffers) runs once, and every operation it starts is kept with the addresses it works on
+    replay     the operations alone; no Python of the model, the layers or the attention runs
+
+So a number that Python read while recording, a length or a width, would be that number for ever. The step is therefore
+given tensors and nothing else; what needs more than that (prompts, trees, features) runs eagerly, and is counted.
+
+Two recorders: `CudaGraphs` on a GPU, and `TracedGraphs` on any device, which keeps the operations as a torch.fx graph. That
+one saves no time worth having; it shows, without a GPU, that a replay depends on the buffers alone.
+CUDA graphs: NVIDIA, CUDA C++ Programming Guide, "CUDA Graphs". In engines: vLLM and SGLang record decode in the same way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.models.batch import Batch
+
+if TYPE_CHECKING:
+    from workbench.models.decoder import Attends, Decoder
+
+SPACING = 8  # rows between two graphs, beyond 1, 2 and 4
+MOST_GRAPHS = 32  # each holds its own temporaries' addresses and takes a second or so to record
+CHOICES = ("auto", True, False)
+# how far a replay's logits may be from the step's own, of the largest one; for smaller types 5e-2
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
+Step = Callable[..., tuple[torch.Tensor, ...]]
+
+
+# -- recorders -------------------------------------------------------------------------------------------------------
+
+
+class Recorded(NamedTuple):
+    """replay() -> the step's outputs, valid until the next replay of any graph of the same recorder."""
+
+    replay: Callable[[], tuple[torch.Tensor, ...]]
+    operations: int | None  # started by one replay; None where the recorder cannot tell
+
+
+class Recorder(Protocol):
+    name: str
+
+    def record(self, step: Step, inputs: tuple[torch.Tensor, ...]) -> Recorded:
+        """Run `step` on the inputs, and keep what it does. Raises whatever a step raises that cannot be recorded."""
+        ...
+
+
+class CudaGraphs:
+    """CUDA's own graphs. All graphs of one recorder share a pool of memory: only one of them runs at a time."""
+
+    name = "CUDA graphs"
+    WARM_UPS = 2  # before recording: kernels are compiled, workspaces allocated
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, step: Step, inputs: tuple[torch.Tensor, ...]) -> Recorded:
+        with torch.cuda.device(self._device), torch.inference_mode(False), torch.no_grad():
+            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(self.WARM_UPS):
+                    step(*inputs)
+            current.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            options = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
+            try:
+                with torch.cuda.graph(graph, **options):
+                    outputs = step(*inputs)
+            except Exception:  # a recording that fails leaves its stream behind as the current one
+                torch.cuda.set_stream(current)
+                self._pool = torch.cuda.graph_pool_handle()
+                raise
+
+        def replay() -> tuple[torch.Tensor, ...]:
+            graph.replay()
+            return outputs
+
+        return Recorded(replay, None)
+
+
+class TracedGraphs:
+    """The operations as torch.fx keeps them, with weights and pools by reference, called again one by one."""
+
+    name = "traced with torch.fx"
+
+    def record(self, step: Step, inputs: tuple[torch.Tensor, ...]) -> Recorded:
+        from torch.fx.experimental.proxy_tensor import make_fx  # slow to load, and seldom needed
+
+        with torch.inference_mode(False), torch.no_grad(), _launched_kernels() as launched:
+            try:
+                module = make_fx(lambda *given: step(*given))(*inputs)
+            except Exception as error:
+                if not launched.total():
+                    raise
+                module, because = None, error
+        if launched.total():
+            names = ", ".join(sorted(launched))
+            raise WorkbenchError(
+                f"torch.fx does not see what Triton's kernels do, and this step launches {names}"
+            ) from (because if module is None else None)
+        operations = sum(node.op == "call_function" for node in module.graph.nodes)
+        return Recorded(lambda: module(*inputs), operations)
+
+
+def _launched_kernels() -> AbstractContextManager[Counter[str]]:
+    """Counts what our kernels launch. Where they were never loaded, none is."""
+    module = sys.modules.get("workbench.kernels.launch")
+    return nullcontext(Counter()) if module is None else module.launches()
+
+
+def recorder_for(device: torch.device | str) -> Recorder:
+    return CudaGraphs(device) if torch.device(device).type == "cuda" else TracedGraphs()
+
+
+# -- whether ---------------------------------------------------------------------------------------------------------
+
+
+def check_graphs(graphs: bool | str, *, compiled: bool) -> None:
+    """Raise WorkbenchError for a choice that is none, and for one that torch.compile rules out."""
+    if graphs not in CHOICES:
+        raise WorkbenchError(f'graphs must be True, False or "auto", got {graphs!r}')
+    if graphs is True and compiled:
+        raise WorkbenchError(
+            "graphs=True and compile=True exclude each other: steps of one row would be torch.compile's own; prepare the "
+            "model without compile, or take graphs=False"
+        )
+
+
+def why_no_graphs(graphs: bool | str, model: Decoder) -> str:
+    """Why steps of this model are not recorded; "" where they are. Raises as `check_graphs`."""
+    compiled = getattr(model, "compiled", False)
+    check_graphs(graphs, compiled=compiled)
+    if graphs is False:
+        return "graphs=False"
+    if compiled:
+        return "the model was prepared with compile=True"
+    if graphs == "auto" and not hasattr(model, "compiled"):
+        return "the model is as it was loaded; prepare(model) arranges it for inference"
+    if graphs == "auto" and model.device.type != "cuda":
+        return f"on {model.device.type} nothing is gained; graphs=True records there too, to be looked at"
+    return ""
+
+
+def bucket_sizes(largest: int, most: int = MOST_GRAPHS) -> list[int]:
+    """1, 2, 4, 8, 16, 24, … `largest`: at most `most` of them, further apart where it takes that.
+
+    >>> bucket_sizes(20)
+    [1, 2, 4, 8, 16, 20]
+    """
+    spacing = SPACING
+    while True:
+        found = [n for n in (1, 2, 4, *range(spacing, largest, spacing)) if n < largest] + [largest]
+        if len(found) <= max(most, 4):
+            return found
+        spacing *= 2
+
+
+# -- buffers ---------------------------------------------------------------------------------------------------------
+
+
+class StaticTables:
+    """[rows, width] int32 on the device, of which every graph reads the first rows, and how the host writes them.
+
+    A table changes once in a block of tokens, so mostly nothing is sent.
+    """
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        self.blocks = torch.zeros(rows, width, dtype=torch.int32, device=device)
+        self._sent: list[list[int]] = [[] for _ in range(rows)]  # what each row begins with
+
+    def prepare(self, tables: Sequence[Sequence[int]]) -> Callable[[], object]:
+        """The host's half; what is returned is the device's: one copy, from the first row that changed to the last."""
+        changed = [row for row, table in enumerate(tables) if table != self._sent[row]]
+        if not changed:
+            return lambda: None
+        first, end = changed[0], changed[-1] + 1
+        some = _on_host(end - first, self.blocks.shape[1], dtype=torch.int32, like=self.blocks)
+        host = some.numpy()
+        for row in range(first, end):
+            host[row - first, : len(tables[row])] = tables[row]
+            self._sent[row] = list(tables[row])
+        return lambda: self.blocks[first:end].copy_(some, non_blocking=True)
+
+
+class StaticNumbers:
+    """[5, rows] int64 on the device: what else one graph reads of each text, in one copy a step."""
+
+    TOKEN, POSITION, WRITE_AT, LENGTH, SOURCE = range(5)
+
+    def __init__(self, rows: int, scratch: int, device: torch.device) -> None:
+        self._padding = torch.tensor([0, 0, scratch, 0, -1])[:, None].expand(5, rows).numpy()
+        self.values = torch.from_numpy(self._padding.copy()).to(device)
+
+    def prepare(self, batch: Batch, write_at, lengths, sources: Sequence[int] | None) -> Callable[[], None]:
+        """The host's half; what is returned is the device's."""
+        count, on_host = batch.num_tokens, batch.token_ids.device.type == "cpu"
+        values = _on_host(*self.values.shape, dtype=torch.int64, like=self.values)
+        host = values.numpy()
+        host[:] = self._padding
+        host[self.POSITION, :count] = batch.first_positions
+        host[self.WRITE_AT, :count] = write_at
+        host[self.LENGTH, :count] = lengths
+        if sources is not None:
+            host[self.SOURCE, :count] = sources
+        if on_host:
+            host[self.TOKEN, :count] = batch.token_ids.numpy()
+
+        def send() -> None:
+            self.values.copy_(values, non_blocking=True)
+            if not on_host:
+                self.values[self.TOKEN, :count].copy_(batch.token_ids)
+
+        return send
+
+
+def _on_host(*shape: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Memory that a copy to the device of `like` is only queued from: pinned. torch keeps it until the device has read it,
+    so the host may go on at once and prepare the next step in another."""
+    return torch.zeros(shape, dtype=dtype, pin_memory=like.device.type == "cuda")
+
+
+# -- steps -----------------------------------------------------------------------------------------------------------
+
+
+class StaticKV(Protocol):
+    """What a kv offers so that a step over it can be recorded: `kv.paged_static.StaticPaged`."""
+
+    scratch: int
+    table_width: int
+
+    def begin_static(self, batch: Batch): ...
+    def static_attention(self, write_at, tables, lengths) -> Attends: ...
+
+
+class Decoded(NamedTuple):
+    """Of each text's last token. Valid until the next replay: all graphs leave their logits at one place."""
+
+    logits: torch.Tensor  # [n, V], float32 at least
+    best: torch.Tensor  # [n] int64, the token of the highest logit
+    top: torch.Tensor  # [n] that logit: not finite where a row is no distribution
+
+
+@dataclass
+class _Graph:
+    numbers: StaticNumbers
+    buffers: tuple[torch.Tensor, ...]  # what the step reads, at the addresses that were recorded
+    recorded: Recorded
+    replays: int = 0
+
+
+class GraphedSteps:
+    """Stands wherever the model does: `logits = steps(batch, kv)`, replayed where that can be, eager elsewhere.
+
+    largest: rows of the largest graph, so texts that decode together. A graph is recorded when it is first needed, or by
+    `warm_up`. The first replay of each is held against the step itself, on the same buffers; where they differ, the graph
+    is not used. check_every: every so many replays again (0: never), for whoever changes what is recorded.
+    replayed: replays, by rows of the graph. eager: other steps, by why. padding_rows: rows replayed for no text.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv: StaticKV,
+        largest: int,
+        *,
+        recorder: Recorder | None = None,
+        check_every: int = 0,
+    ) -> None:
+        self.model, self.kv = model, kv
+        self.recorder = recorder or recorder_for(model.device)
+        self.sizes, self.check_every = bucket_sizes(largest), check_every
+        self.replayed: Counter[int] = Counter()
+        self.eager: Counter[str] = Counter()
+        self.padding_rows = 0
+        self.previous = torch.zeros(largest, dtype=torch.int64, device=model.device)  # see `prepare`
+        wide = torch.promote_types(model.dtype, torch.float32)
+        self._logits = torch.zeros(largest, model.config.vocab_size, dtype=wide, device=model.device)
+        self._tables = StaticTables(largest, kv.table_width, model.device)
+        self._graphs: dict[int, _Graph] = {}
+        self._failed: dict[int, str] = {}
+        self._held = model.reserve_positions(kv.max_tokens) if hasattr(model, "reserve_positions") else []
+
+    def __getattr__(self, name: str):
+        return getattr(self.model, name)  # what is not about steps is the model's
+
+    @property
+    def recorded(self) -> dict[int, int | None]:
+        """By rows: operations of one replay, None where that is not known."""
+        return {rows: graph.recorded.operations for rows, graph in sorted(self._graphs.items())}
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """By rows: why a step of so many could not be recorded."""
+        return dict(self._failed)
+
+    def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
+        reason = self.why_eager(batch)
+        if reason:
+            self.eager[reason] += 1
+            return self.model(batch, kv)
+        assert kv is self.kv, "graphs are recorded over one kv"
+        logits = self.decode(batch).logits
+        return logits if batch.logit_rows is None else logits[batch.logit_rows]
+
+    def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
+        self.eager["features are wanted"] += 1
+        return self.model.hidden(batch, kv)
+
+    def why_eager(self, batch: Batch) -> str:
+        """Why this batch cannot be replayed; "" where it can. Records the graph that it needs."""
+        if batch.parents is not None:
+            return "a tree"
+        if batch.num_tokens != len(batch.sequences):
+            return "more than one token of a text"
+        if batch.num_tokens > self.sizes[-1]:
+            return f"more than {self.sizes[-1]} texts"
+        size = self._size_for(batch)
+        self._record(size)
+        return self._failed.get(size, "")
+
+    def warm_up(self) -> dict[int, str]:
+        """Record all graphs now, the largest first, so that the others fit into its memory. Returns what failed."""
+        for size in reversed(self.sizes):
+            self._record(size)
+        return self.failed
+
+    def decode(self, batch: Batch, sources: Sequence[int] | None = None) -> Decoded:
+        """One step of a batch that `why_eager` has nothing against."""
+        return self.prepare(batch, sources)()
+
+    def prepare(self, batch: Batch, sources: Sequence[int] | None = None) -> Callable[[], Decoded]:
+        """The host's half of a step: books, and what the buffers will hold. What is returned is the device's half.
+
+        sources: for each text the row of `previous` that its token is to be read from when the step begins, −1 for the
+        one in the batch. So a step can be prepared before the tokens of the one before it are known.
+        """
+        size, rows = self._size_for(batch), batch.num_tokens
+        graph = self._graphs[size]
+        write_at, lengths, tables = self.kv.begin_static(batch)
+        send_numbers = graph.numbers.prepare(batch, write_at, lengths, sources)
+        send_tables = self._tables.prepare(tables)
+        graph.replays += 1
+        self.replayed[size] += 1
+        self.padding_rows += size - rows
+        checks = graph.replays == 1 or (self.check_every and graph.replays % self.check_every == 0)
+
+        def run() -> Decoded:
+            send_numbers()
+            send_tables()
+            outputs = self._step(*graph.buffers) if size in self._failed else graph.recorded.replay()
+            if checks:
+                outputs = self._checked(size, graph, outputs, rows)
+            return Decoded(*(output[:rows] for output in outputs))
+
+        return run
+
+    def _size_for(self, batch: Batch) -> int:
+        return next(size for size in self.sizes if size >= batch.num_tokens)
+
+    def _record(self, size: int) -> None:
+        if size in self._graphs or size in self._failed:
+            return
+        with torch.inference_mode(False):  # buffers that may be written in any mode
+            numbers = StaticNumbers(size, self.kv.scratch, self.model.device)
+        buffers = (numbers.values, self._tables.blocks[:size], self.previous, self._logits[:size])
+        try:
+            recorded = self.recorder.record(self._step, buffers)
+        except Exception as error:  # nothing was sent, nothing is lost
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self._failed[size] = f"not recorded: {first}"
+            return
+        self._graphs[size] = _Graph(numbers, buffers, recorded)
+
+    def _step(self, numbers, tables, previous, logits) -> tuple[torch.Tensor, ...]:
+        """What is recorded. numbers [5, rows], tables [rows, width], previous: the tokens of the step before
+        -> logits [rows, V], which are written where they were given, best [rows], top [rows]."""
+        token_ids, positions, write_at, lengths, source = numbers.unbind(0)
+        before = previous.index_select(0, source.clamp(min=0))
+        token_ids = torch.where(source >= 0, before, token_ids)
+        rows = len(token_ids)
+        batch = Batch(
+            token_ids=token_ids,
+            positions=positions,
+            sequences=tuple(range(rows)),
+            query_starts=tuple(range(rows + 1)),
+            first_positions=(0,) * rows,  # nobody looks: the numbers are on the device
+            logit_rows=None,
+        )
+        attention = self.kv.static_attention(write_at, tables, lengths.to(torch.int32))
+        logits.copy_(self.model(batch, attention))
+        return logits, logits.argmax(dim=-1), logits.amax(dim=-1)
+
+    def _checked(self, size: int, graph: _Graph, outputs, rows: int):
+        """The replay's outputs, or the step's own where they differ. Running it again writes the same once more."""
+        replayed = outputs[0][:rows].clone()
+        with torch.no_grad():
+            truth = self._step(*graph.buffers)
+        expected = truth[0][:rows]
+        close = CLOSE.get(self.model.dtype, 5e-2) * expected.nan_to_num(0.0, 0.0, 0.0).abs().amax().item()
+        if torch.allclose(replayed, expected, rtol=0.0, atol=close, equal_nan=True):
+            return outputs
+        self._failed[size] = "the recorded step gave other logits than the step itself"
+        del self._graphs[size]
+        return truth
