@@ -361,7 +361,9 @@ def tile_rows(rows: int) -> int:
 def _default(size: int, rows: int, dtype: torch.dtype, paged: bool) -> tuning.Config:
     """Tiles of 16 KiB of keys, two of them under way, which takes more stages where they are looked up in a table."""
     keys = max(16, min(64, 16_384 // (size * dtype.itemsize)))
-    if dtype == torch.float32 or size > 128:
+    if dtype == torch.float32:
+        rows = 16  # no tensor core multiplies these: larger tiles are spilled
+    elif size > 128:
         rows = min(rows, 64)
     warps = 8 if rows * size >= 128 * 128 else 4
     return tuning.Config.of(num_warps=warps, num_stages=5 if paged else 3, ROWS=rows, KEYS=keys)

@@ -215,6 +215,8 @@ def shared_bytes(version: int, config: Config, width: int, size: int) -> int:
     """About what a program holds in shared memory: its queries, and the tiles in flight."""
     straight = version == 5 or config["HEADS"] >= 64  # tiles that Hopper's tensor cores read where they lie
     tiles = max(1, config.num_stages - (0 if straight else 1))
+    if version == 2 and config.num_stages > 1:
+        tiles *= 2  # a row is loaded twice
     return (tiles * config["TOKENS"] + config["HEADS"]) * width * size + 4096
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -121,6 +121,7 @@ def check_version(operation: str, version: int, versions: Iterable[int]) -> int:
 # -- launches --------------------------------------------------------------------------------------------------------
 
 _COUNTED: ContextVar[Counter[str] | None] = ContextVar("launches", default=None)
+_INSTEAD: ContextVar[Callable[..., None] | None] = ContextVar("instead", default=None)
 
 
 @contextmanager
@@ -140,6 +141,16 @@ def launches() -> Iterator[Counter[str]]:
         _COUNTED.reset(token)
 
 
+@contextmanager
+def instead(run: Callable[..., None]) -> Iterator[None]:
+    """Inside, nothing is launched: `run(kernel, grid, arguments, options)` is called instead, see `compiling`."""
+    token = _INSTEAD.set(run)
+    try:
+        yield
+    finally:
+        _INSTEAD.reset(token)
+
+
 def launch(kernel, grid: tuple[int, ...], *arguments, **options) -> None:
     """`kernel[grid](…)`, counted. An empty grid launches nothing."""
     if 0 in grid:
@@ -147,6 +158,9 @@ def launch(kernel, grid: tuple[int, ...], *arguments, **options) -> None:
     counter = _COUNTED.get()
     if counter is not None:
         counter[getattr(kernel, "fn", kernel).__name__] += 1
+    run = _INSTEAD.get()
+    if run is not None:
+        return run(kernel, grid, arguments, options)
     kernel[grid](*arguments, **options)
 
 

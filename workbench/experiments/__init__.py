@@ -28,6 +28,13 @@ def list_experiments(lab: int | None = None) -> list[Experiment]:
         draft_speed,
         draft_thresholds,
         draft_trees,
+        kernel_attention,
+        kernel_bounds,
+        kernel_crossover,
+        kernel_decode,
+        kernel_matvec,
+        kernel_tiles,
+        kernel_traffic,
         kv_cache,
         naive_generation,
         paging_allocators,
@@ -100,6 +107,13 @@ def list_experiments(lab: int | None = None) -> list[Experiment]:
         *paging_blocks.EXPERIMENTS,
         *paging_allocators.EXPERIMENTS,
         *paging_prefixes.EXPERIMENTS,
+        *kernel_traffic.EXPERIMENTS,
+        *kernel_tiles.EXPERIMENTS,
+        *kernel_bounds.EXPERIMENTS,
+        *kernel_matvec.EXPERIMENTS,
+        *kernel_attention.EXPERIMENTS,
+        *kernel_crossover.EXPERIMENTS,
+        *kernel_decode.EXPERIMENTS,
     ]
     return [e for e in found if lab is None or e.lab == lab]
 

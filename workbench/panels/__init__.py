@@ -299,6 +299,41 @@ def load_curve(**settings: Any) -> Panel:
     return LoadPanel(**settings)
 
 
+def tiles(**settings: Any) -> Panel:
+    """Lab 10: FlashAttention's tiles over a causal grid, the maximum and sum of one row, bytes; with a Play button."""
+    from workbench.panels.kernel_tiles import TilesPanel
+
+    return TilesPanel(**settings)
+
+
+def attention_traffic(**settings: Any) -> Panel:
+    """Lab 10: the bytes that attention moves, by algorithm, predicted; eager and fused, measured."""
+    from workbench.panels.kernel_traffic import TrafficPanel
+
+    return TrafficPanel(**settings)
+
+
+def bounds(**settings: Any) -> Panel:
+    """Lab 10: every kernel against the least time it can take on a card, and on this machine its twin in PyTorch."""
+    from workbench.panels.kernel_bounds import BoundsPanel
+
+    return BoundsPanel(**settings)
+
+
+def graphs(**settings: Any) -> Panel:
+    """Lab 10: a decode step with and without a graph, by shape, format and batch: launches against bytes."""
+    from workbench.panels.kernel_graphs import GraphsPanel
+
+    return GraphsPanel(**settings)
+
+
+def crossover(**settings: Any) -> Panel:
+    """Lab 10: from launch-bound to bandwidth-bound over the size of the model; fewer launches, measured."""
+    from workbench.panels.kernel_crossover import CrossoverPanel
+
+    return CrossoverPanel(**settings)
+
+
 __all__ = [
     "step_time",
     "strategies",
@@ -341,4 +376,9 @@ __all__ = [
     "block_pool",
     "allocators",
     "prefix_hits",
+    "tiles",
+    "attention_traffic",
+    "bounds",
+    "graphs",
+    "crossover",
 ]

@@ -1,0 +1,773 @@
+# %% [markdown]
+# # Lab 10 · Kernels
+#
+# **The question.** Nine labs counted bytes: of weights, of caches, of blocks. The counts said what *has* to move. But
+# between two operations of PyTorch everything that was computed goes out to memory and comes in again, and each
+# operation has to be started. What does a step move, and wait for, that nobody asked for? And how does one write the
+# operation that does not?
+#
+# A function that runs on the card, from loading to storing, is a **kernel**. In this lab you read and write them, from
+# a blank file to the ones that our engine runs. Without a GPU they run in Triton's *interpreter*: the same source,
+# block by block in numpy. Results are then right and times mean nothing, so no time of a kernel is shown here that
+# was not taken on a GPU. What you see of an H200 is **predicted**, and says so.
+
+# %%
+import math
+
+import torch
+from IPython.display import HTML, Markdown
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import workbench as wb
+from workbench.experiments.kernel_traffic import LEAST, STANDARD, TILES, passes, shape_at, traffic
+from workbench.instruments.costs import decode_costs
+from workbench.instruments.device import PUBLISHED
+from workbench.instruments.memory import readable_bytes
+from workbench.kernels import launch
+from workbench.models import public_shape
+from workbench.models.attention import eager_attention
+from workbench.panels import html, style
+
+# isort: split
+import triton
+import triton.language as tl
+
+device = "cpu" if launch.INTERPRETED else "cuda"
+h200, llama = PUBLISHED["h200"], public_shape("llama-3.1-8b")
+torch.manual_seed(0)
+print("kernels are", "interpreted: no times" if launch.INTERPRETED else "compiled for", torch.device(device))
+
+
+def on_h200(moved):
+    """How long an H200 needs for so many bytes, at best."""
+    return style.milliseconds(moved / h200.read_bytes_per_s)
+
+
+def off(ours, truth):
+    """The largest difference, of the largest number."""
+    return float((ours.double() - truth.double()).abs().max() / truth.double().abs().max())
+
+
+# %% [markdown]
+# ## Predict
+#
+# Attention of one text of 2,048 tokens over itself: 8 heads of 64, in float32. It has to read q, k and v and to write
+# as much as q. As it is written down in lab 01 (scores, scale, mask, softmax, product), how many times as many bytes does
+# it move? Put your guess here.
+
+# %%
+my_guess = 10
+
+# %% [markdown]
+# # What attention moves
+#
+# Count it, operation by operation. Each reads its inputs from memory and writes its output there:
+
+# %%
+shape = shape_at(2048, 8, 8, 64, "float32")
+rows = [
+    [p.name, readable_bytes(p.bytes_read), readable_bytes(p.bytes_written)] for p in passes(STANDARD, shape)
+]
+times_the_least = traffic(STANDARD, shape) / traffic(LEAST, shape)
+rows.append(["all", readable_bytes(traffic(STANDARD, shape)), f"{times_the_least:.0f} × the least"])
+assert passes(STANDARD, shape)[0].bytes_written == 8 * 2048**2 * 4
+HTML(html.table(["operation", "read", "written"], rows, "one text of 2,048 tokens, 8 heads of 64, float32"))
+
+# %%
+squares = 8 * 4 * shape.square / traffic(STANDARD, shape)
+Markdown(
+    f"**{times_the_least:.0f} times** what it has to; your guess was {my_guess}. {squares:.0%} of it are "
+    "scores, S² of them a head, which go over the bus eight times in all. Nobody wants them: they are intermediate results."
+)
+
+# %% [markdown]
+# Now measured: the same attention by PyTorch's operations one after the other (*eager*), and by its fused function
+# (`scaled_dot_product_attention`, SDPA). On a CPU the fused one avoids the same traffic in the same way.
+
+# %%
+panel = wb.panels.attention_traffic(largest=1024, repeats=5)
+panel
+
+# %%
+measured = panel.run()
+panel.snapshot()
+
+# %%
+ratios = {m.settings["tokens"]: m for m in measured if m.unit == "ratio"}
+peaks = {(m.settings["tokens"], m.settings["by"]): m.median for m in measured if m.unit == "bytes"}
+longest = max(ratios)
+assert peaks[longest, "eager"] > 10 * peaks[longest, "sdpa"]
+growth = peaks[longest, "eager"] / peaks[longest // 2, "eager"]
+Markdown(
+    f"At {longest:,} tokens eager took **{ratios[longest].median:.1f} ×** as long as fused, on this machine, and allocated "
+    f"{readable_bytes(peaks[longest, 'eager'])} at its worst where fused took {readable_bytes(peaks[longest, 'sdpa'])}. "
+    f"Twice the text allocated {growth:.1f} times as much. Both computed the same numbers."
+)
+
+# %% [markdown]
+# How can one compute a softmax over S scores without having S scores? That is the idea of this lab, and everything
+# else hangs on it. But first the tool.
+#
+# # A kernel from a blank file
+#
+# A card is a hundred small processors and one large memory:
+#
+# | H200 | how many | how much | how fast |
+# |---|---|---|---|
+# | memory (HBM) | 1 | 141 GB | 4.8 TB/s |
+# | cache (L2), for all | 1 | 50 MB | several times that |
+# | processors (SM), each with its own memory and registers | 132 | 256 KB and 256 KB | tens of TB/s, all together |
+#
+# (NVIDIA's data sheet and *Hopper Architecture* paper; speeds within the card are orders of magnitude.) A kernel is a
+# **program** that is started many times, each with its number. A program loads some blocks, computes in registers,
+# stores a block. What it does not store never was in memory.
+#
+# Triton is Python for one such program: it handles a *block* of numbers at once, and the compiler divides it among
+# threads. The smallest one that does something, y = 2x:
+
+
+# %%
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # which numbers are mine
+    values = tl.load(x + at, mask=at < n)  # addresses; nothing beyond the end is touched
+    tl.store(y + at, 2 * values, mask=at < n)
+
+
+x = torch.randn(1000, device=device)
+y = torch.full_like(x, torch.nan)
+double[(triton.cdiv(1000, 256),)](x, y, 1000, BLOCK=256)  # four programs
+assert torch.equal(y, 2 * x)
+print("four programs, 1,000 numbers, none left out:", not y.isnan().any().item())
+
+# %% [markdown]
+# Three habits are in it, and in every kernel of `kernels/`: the output was full of NaN before, so that a number that no
+# program wrote is seen; the last block is cut by a **mask**, because 1,000 is no multiple of 256; and the truth is
+# computed another way.
+#
+# ## Softmax, version 1: as it is defined
+#
+# A program for each row. The row may be longer than a block, so it goes through it in steps, three times: the maximum
+# (else exp overflows), the sum, the result.
+
+
+# %%
+@triton.jit
+def softmax_1(x, out, n, BLOCK: tl.constexpr):
+    row, lanes = tl.program_id(0) * n, tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in range(0, n, BLOCK):
+        best = tl.maximum(best, tl.load(x + row + start + lanes, mask=start + lanes < n, other=float("-inf")))
+    m = tl.max(best, axis=0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, n, BLOCK):
+        total += tl.exp(tl.load(x + row + start + lanes, mask=start + lanes < n, other=float("-inf")) - m)
+    whole = tl.sum(total, axis=0)
+    for start in range(0, n, BLOCK):
+        values = tl.load(x + row + start + lanes, mask=start + lanes < n)
+        tl.store(out + row + start + lanes, tl.exp(values - m) / whole, mask=start + lanes < n)
+
+
+def by_rows(kernel, x, block=64):
+    """The kernel over the rows of x, into an output full of NaN."""
+    out = torch.full_like(x, torch.nan)
+    kernel[(len(x),)](x, out, x.shape[1], BLOCK=block)
+    return out
+
+
+x = 5 * torch.randn(7, 300, device=device)
+error = off(by_rows(softmax_1, x), x.double().softmax(-1))
+print(f"version 1 differs from float64 by {error:.0e} of the largest")
+assert error < 1e-6
+
+# %% [markdown]
+# It reads every number three times. The second pass needs m, which is only known after the first... or is it?
+#
+# ## The online softmax
+#
+# Suppose we have seen some scores, with maximum $m$ and sum $l = \sum e^{s - m}$. Now comes a tile with the maximum
+# $m'$. If $m' \le m$, nothing changes but the sum. If it is larger, every term that we have summed had the wrong
+# maximum in its exponent, and *all by the same factor*:
+#
+# $$e^{s - m'} = e^{s - m} \cdot e^{m - m'}$$
+#
+# So keep two numbers, and mend the sum when a new maximum comes:
+#
+# $$m_{new} = \max(m, m'), \qquad l_{new} = l \cdot e^{m - m_{new}} + \sum_{s \in tile} e^{s - m_{new}}$$
+#
+# By hand, six scores in three tiles:
+
+# %%
+scores = torch.tensor([1.0, 3.0, 2.0, 0.0, 4.0, 3.5])
+m, total, lines = -math.inf, 0.0, []
+for tile in scores.split(2):
+    new = max(m, tile.max().item())
+    factor = math.exp(m - new)
+    total, m = total * factor + (tile - new).exp().sum().item(), new
+    lines.append([f"{tile.tolist()}", f"{m:g}", f"{factor:.4f}", f"{total:.4f}"])
+truth = (scores - scores.max()).exp().sum().item()
+assert abs(total - truth) < 1e-6
+HTML(
+    html.table(
+        ["tile", "m", "factor on the old sum", "l"], lines, f"the sum over all six at once: {truth:.4f}"
+    )
+)
+
+# %% [markdown]
+# Version 2 does that: maximum and sum in one pass (each lane of the block has its own pair; they are put together at the
+# end, by the same rule).
+
+
+# %%
+@triton.jit
+def softmax_2(x, out, n, BLOCK: tl.constexpr):
+    row, lanes = tl.program_id(0) * n, tl.arange(0, BLOCK)
+    m = tl.full([BLOCK], -1e30, tl.float32)  # not −∞: −∞ − (−∞) is no number
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, n, BLOCK):
+        values = tl.load(x + row + start + lanes, mask=start + lanes < n, other=float("-inf"))
+        new = tl.maximum(m, values)
+        total = total * tl.exp(m - new) + tl.exp(values - new)
+        m = new
+    best = tl.max(m, axis=0)
+    whole = tl.sum(total * tl.exp(m - best), axis=0)
+    for start in range(0, n, BLOCK):
+        values = tl.load(x + row + start + lanes, mask=start + lanes < n)
+        tl.store(out + row + start + lanes, tl.exp(values - best) / whole, mask=start + lanes < n)
+
+
+assert off(by_rows(softmax_2, x), x.double().softmax(-1)) < 1e-6
+print("version 2 agrees")
+
+# %% [markdown]
+# And version 3 reads once: where the whole row fits into registers it stays there. All three are in
+# `kernels/softmax.py`, with what a notebook leaves out: any stride, 16-bit types, rows of nothing but −∞. Open it beside
+# this page: header, three kernels, one call, the twin in PyTorch, the work. Every kernel file is made like that.
+
+# %%
+from workbench.kernels import softmax
+
+wide = torch.randn(5, 5000, device=device)
+rows = []
+for version, words in softmax.VERSIONS.items():
+    with launch.launches() as counted:
+        error = off(softmax.softmax(wide, version), wide.double().softmax(-1))
+    assert error < 1e-5 and counted.total() == 1
+    moved = softmax.softmax_bytes(torch.empty(16_384, 16_384, dtype=torch.bfloat16, device="meta"), version)
+    rows.append([version, words, f"{error:.0e}", readable_bytes(moved), on_h200(moved)])
+HTML(html.table(["version", "", "off by", "asks for", "at an H200's bandwidth"], rows,
+                "16,384 rows of 16,384 in 16 bits: predicted, not yet measured"))  # fmt: skip
+
+# %% [markdown]
+# # FlashAttention
+#
+# Attention is a softmax whose result is used at once, as weights of a sum of values. So the output can be mended like
+# the sum! Keep for each query the maximum m, the sum l, and the sum of values that is not divided yet:
+#
+# $$acc_{new} = acc \cdot e^{m - m_{new}} + \sum_{j \in tile} e^{s_j - m_{new}}\, v_j \qquad out = acc / l$$
+#
+# Scores exist for one tile at a time, in registers. That is FlashAttention (Dao and others, 2022). In tiles of 16 queries
+# by 16 keys, one head of 128 tokens, with the numbers of a real run:
+
+# %%
+tiles = wb.panels.tiles()
+tiles
+
+# %%
+found = tiles.run()
+tiles.snapshot()
+
+# %%
+by = {m.settings["counted"]: m for m in found}
+assert by["tiles"].median == by["tiles"].predicted and by["bytes"].median == by["bytes"].predicted
+assert sum(by["tiles"].counts.values()) == 64
+last = by["kernel"].check if "kernel" in by else "the kernel did not run on this device"
+Markdown(
+    f"**{by['tiles'].median:.0f}** of 64 tiles were loaded, {by['tiles'].counts['masked']:.0f} of them with a mask, because the "
+    f"diagonal crosses them; {by['tiles'].counts['skipped']:.0f} were never looked at. {by['bytes'].check[0].upper()}"
+    f"{by['bytes'].check[1:]}; {last}."
+)
+
+# %% [markdown]
+# Press Play, and watch the followed row: a tile with a larger score shrinks what was summed before. Then make the
+# blocks of queries larger: fewer bytes, because keys pass by once for each *block* of queries. On a card a block has 64
+# to 128 queries; then it is:
+
+# %%
+longer = shape_at(8192, 32, 8, 128, "bfloat16")
+moved = {name: traffic(name, longer, 128) for name in (STANDARD, TILES, LEAST)}
+rows = [[name, readable_bytes(number), on_h200(number)] for name, number in moved.items()]
+HTML(html.table(["a Llama layer, 8,192 tokens", "bytes", "at 4.8 TB/s"], rows, "predicted for an H200"))
+
+# %%
+flops_s = passes(LEAST, longer)[0].flops / h200.flop_per_s["bfloat16"]
+assert moved[LEAST] / h200.read_bytes_per_s < flops_s < moved[STANDARD] / h200.read_bytes_per_s
+Markdown(
+    f"Its FLOPs take {style.milliseconds(flops_s)}. With whole matrices memory binds, {on_h200(moved[STANDARD])}. With tiles it would "
+    f"still be {on_h200(moved[TILES])} if all came from memory; but programs that run side by side want the same keys, and "
+    f"those of a layer with their values, {readable_bytes(2 * longer.keys)}, fit into the L2 cache. Then *arithmetic* binds. A "
+    "memory problem has become a compute problem: that is all one can ask of a kernel."
+)
+
+# %% [markdown]
+# ## In twenty-five lines
+#
+# One head, causal. A program is a block of queries:
+
+
+# %%
+@triton.jit
+def tiny_flash(q, k, v, out, tokens, scale, D: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    rows, dims = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES), tl.arange(0, D)
+    at = rows[:, None] * D + dims[None, :]
+    query = tl.load(q + at, mask=rows[:, None] < tokens, other=0.0)  # stays here all the time
+    m = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, D], tl.float32)
+    for start in range(0, (tl.program_id(0) + 1) * QUERIES, KEYS):  # to the diagonal and no further
+        keys = start + tl.arange(0, KEYS)
+        place = keys[:, None] * D + dims[None, :]
+        key = tl.load(k + place, mask=keys[:, None] < tokens, other=0.0)
+        value = tl.load(v + place, mask=keys[:, None] < tokens, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.where(keys[None, :] <= rows[:, None], scores, float("-inf"))
+        new = tl.maximum(m, tl.max(scores, axis=1))
+        weights, shrink = tl.exp(scores - new[:, None]), tl.exp(m - new)
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = acc * shrink[:, None] + tl.dot(weights, value, input_precision="ieee")
+        m = new
+    tl.store(out + at, acc / total[:, None], mask=rows[:, None] < tokens)
+
+
+def head(tokens, size=32):
+    return [torch.randn(tokens, size, device=device) for _ in "qkv"]
+
+
+for tokens in (1, 16, 50, 97):
+    q, k, v = head(tokens)
+    out = torch.full_like(q, torch.nan)
+    tiny_flash[(triton.cdiv(tokens, 16),)](q, k, v, out, tokens, 32**-0.5, D=32, QUERIES=16, KEYS=32)
+    truth = eager_attention(*(t.double()[:, None] for t in (q, k, v)), scale=32**-0.5)[:, 0]
+    assert off(out, truth) < 1e-5
+    print(f"{tokens:3} tokens: off by {off(out, truth):.0e} of the largest")
+
+# %% [markdown]
+# Every line is from above. `kernels/flash_attention.py` has the same loop, in a function `fold` that all attention
+# kernels share, and three versions around it. Compare them:
+
+# %%
+from workbench.kernels import flash_attention as flash
+
+lengths = (37, 1, 60)  # three texts, one after the other
+starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=device)
+q = torch.randn(sum(lengths), 4, 32, device=device)
+k, v = (torch.randn(sum(lengths), 2, 32, device=device) for _ in "kv")  # 2 heads for 4
+given = {"max_queries": max(lengths), "scale": 32**-0.5}
+truth = flash.flash_attention_reference(q.double(), k.double(), v.double(), starts, starts, **given)
+for version, words in flash.VERSIONS.items():
+    ours = flash.flash_attention(q, k, v, starts, starts, version=version, **given)
+    assert off(ours, truth) < 1e-5
+    print(f"version {version}, {words}: off by {off(ours, truth):.0e}")
+
+# %% [markdown]
+# From 1 to 2: half of the tiles are not loaded, and only those on a border are masked. From 2 to 3: query heads that
+# share a key-value head (lab 04) become rows of one tile, so keys come once for all of them.
+#
+# # One new token
+#
+# In decode there is one query a text. Its tile is one row, and it has S scores, not S²: what must be read are the keys
+# and values, all of them, once. The trouble is another. A program is a (text, key-value head), so of one Llama text
+# there are 8 programs, and the card has 132 processors. Most of them have nothing to do.
+#
+# ## The log-sum-exp
+#
+# Can the keys of one text be divided among programs? Each would give the softmax over *its* keys. Two such parts can be
+# put together, if each tells one number more, its log-sum-exp $\mathrm{lse} = m + \log l$:
+#
+# $$out = \frac{e^{lse_1}\, out_1 + e^{lse_2}\, out_2}{e^{lse_1} + e^{lse_2}}$$
+#
+# The same rescaling once more, this time between programs.
+
+# %%
+q, k, v = torch.randn(1, 64), torch.randn(100, 64), torch.randn(100, 64)
+
+
+def part(keys, values):
+    """(softmax over these keys alone, its log-sum-exp)."""
+    scores = (q @ keys.T / 8)[0]
+    return scores.softmax(0) @ values, scores.logsumexp(0)
+
+
+(out_1, lse_1), (out_2, lse_2) = part(k[:30], v[:30]), part(k[30:], v[30:])
+weight = torch.sigmoid(lse_1 - lse_2)  # e^lse_1 / (e^lse_1 + e^lse_2)
+together, whole = weight * out_1 + (1 - weight) * out_2, part(k, v)[0]
+assert off(together, whole) < 1e-6
+print(f"30 keys and 70 keys, merged: off by {off(together, whole):.0e}; the first weighs {weight:.2f}")
+
+# %% [markdown]
+# That is Flash-Decoding. The kernel, in any number of splits, gives the same:
+
+# %%
+from workbench.kernels import flash_decoding as decoding
+
+q = torch.randn(2, 4, 32, device=device)
+k, v = (torch.randn(2, 150, 2, 32, device=device) for _ in "kv")
+text_lengths = torch.tensor([150, 83], dtype=torch.int32, device=device)
+truth = decoding.flash_decode_reference(q.double(), k.double(), v.double(), text_lengths, scale=32**-0.5)
+for splits in (1, 2, 5):
+    with launch.launches() as counted:
+        ours = decoding.flash_decode(q, k, v, text_lengths, scale=32**-0.5, splits=splits)
+    assert off(ours, truth) < 1e-5
+    print(f"splits {splits}: off by {off(ours, truth):.0e}, launches: {counted.total()}")
+
+# %%
+rows = []
+for texts, tokens in ((1, 32_768), (8, 8192), (64, 2048)):
+    programs = texts * llama.num_kv_heads
+    splits = decoding.choose_splits(programs, tokens, torch.device("cpu"))
+    busy = min(1, programs / 132)
+    rows.append([f"{texts} × {tokens:,}", programs, f"{busy:.0%}", splits, f"{programs * splits:,}"])
+HTML(html.table(["texts × tokens", "programs", "of 132 processors busy", "splits", "programs then"], rows,
+                "Llama 3.1 8B, 8 key-value heads, as our kernel divides for an H200"))  # fmt: skip
+
+# %% [markdown]
+# # Through a table
+#
+# Lab 09 gathered the blocks of a text and then attended: three times the bytes. A kernel needs no gather. It computes
+# the *address* of a key, and an address can come out of a table. The difference to attention over keys in one piece is
+# one line:
+
+
+# %%
+@triton.jit
+def tiny_paged(
+    q, k, v, table, out, length, scale, D: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):  # fmt: skip
+    dims = tl.arange(0, D)
+    query = tl.load(q + dims)
+    m, total, acc = tl.full([1], -1e30, tl.float32), tl.zeros([1], tl.float32), tl.zeros([D], tl.float32)
+    for start in range(0, length, KEYS):
+        token = start + tl.arange(0, KEYS)
+        there = token < length
+        block = tl.load(table + token // BLOCK_SIZE, mask=there, other=0)
+        place = block * BLOCK_SIZE + token % BLOCK_SIZE  # the line: without a table it is place = token
+        at = place[:, None] * D + dims[None, :]
+        key = tl.load(k + at, mask=there[:, None], other=0.0)
+        value = tl.load(v + at, mask=there[:, None], other=0.0)
+        scores = tl.where(there, tl.sum(key * query[None, :], axis=1) * scale, float("-inf"))
+        new = tl.maximum(m, tl.max(scores, axis=0))
+        weights, shrink = tl.exp(scores - new), tl.exp(m - new)
+        total = total * shrink + tl.sum(weights, axis=0)
+        acc = acc * shrink + tl.sum(weights[:, None] * value, axis=0)
+        m = new
+    tl.store(out + dims, acc / total)
+
+
+pool_k, pool_v = (torch.full((64, 32), torch.nan, device=device) for _ in "kv")  # 16 blocks of 4
+table = torch.tensor([11, 2, 7, 5, 14], dtype=torch.int32, device=device)
+q, k, v = torch.randn(32, device=device), *(torch.randn(18, 32, device=device) for _ in "kv")
+at = torch.tensor([table[t // 4] * 4 + t % 4 for t in range(18)], device=device)
+pool_k[at], pool_v[at] = k, v
+out = torch.full_like(q, torch.nan)
+tiny_paged[(1,)](q, pool_k, pool_v, table, out, 18, 32**-0.5, D=32, KEYS=8, BLOCK_SIZE=4)
+truth = ((q @ k.T) * 32**-0.5).double().softmax(0) @ v.double()
+assert off(out, truth) < 1e-5
+print(f"18 tokens in blocks {table.tolist()}: off by {off(out, truth):.0e}; no NaN around them was read")
+
+# %% [markdown]
+# `kernels/paged_decode.py` is that line within the splits of the last section; `kernels/paged_prefill.py` has it within
+# FlashAttention. What it must move, for the 64 texts of lab 09:
+
+# %%
+from workbench.kernels.traffic import split_decode
+
+heads = {"heads": 32, "kv_heads": 8, "size": 128}
+rows = []
+for name, how in {
+    "in one piece": {},
+    "in blocks of 16": {"block_size": 16},
+    "and in 4 splits": {"block_size": 16, "splits": 4},
+}.items():
+    moved = split_decode([2048] * 64, **heads, **how)
+    rest = moved.bytes - moved.parts["k"] - moved.parts["v"]
+    rows.append([name, f"{moved.bytes:,}", f"{rest / moved.bytes:.2%}", on_h200(moved.bytes)])
+HTML(
+    html.table(
+        ["keys and values", "bytes", "not keys or values", "on an H200"], rows, "64 texts of 2,048; predicted"
+    )
+)
+
+# %% [markdown]
+# Lengths and tables are tensors on the card, and the grid depends on neither. Keep that in mind for a page or two.
+#
+# # Fewer bits, without writing them down
+#
+# Weights in 8 or 4 bits (lab 05) are fewer bytes to read. But "turn codes into numbers, then multiply" writes the
+# numbers to memory, and reads them: *more* bytes than before. In a kernel the number exists in a register, between the
+# load and the multiplication. One output of a product with int8 weights, one scale a row:
+
+
+# %%
+@triton.jit
+def tiny_int8(x, codes, scale, y, inputs, BLOCK: tl.constexpr):
+    row, total = tl.program_id(0), tl.zeros([BLOCK], tl.float32)
+    for start in range(0, inputs, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        code = tl.load(codes + row * inputs + at, mask=at < inputs, other=0)  # one byte
+        total += code.to(tl.float32) * tl.load(x + at, mask=at < inputs, other=0.0)
+    tl.store(y + row, tl.sum(total, axis=0) * tl.load(scale + row))  # the scale waits for the sum
+
+
+weight, x = torch.randn(40, 300, device=device), torch.randn(300, device=device)
+scale = weight.abs().amax(1) / 127
+codes = (weight / scale[:, None]).round().to(torch.int8)
+y = torch.full((40,), torch.nan, device=device)
+tiny_int8[(40,)](x, codes, scale, y, 300, BLOCK=128)
+truth = (codes.double() * scale.double()[:, None]) @ x.double()
+assert off(y, truth) < 1e-5
+print(f"off by {off(y, truth):.0e} of the largest, against the dequantized weights in float64")
+
+# %% [markdown]
+# Four bits are two codes a byte and a scale for each group: the same idea, more arithmetic for each byte, and at some
+# point the arithmetic binds. `kernels/matvec_int4.py` begins with that calculation. What a product with one row moves:
+
+# %%
+weights = 14_336 * 4096  # one matrix of an 8B model
+ways = {
+    "16 bits": 2 * weights,
+    "8 bits, in a kernel": weights,
+    "4 bits, in a kernel": weights / 2 + 2 * 2 * weights / 128,
+    "4 bits, written down first": weights / 2 + 2 * 2 * weights / 128 + 2 * 2 * weights,
+}
+rows = [[way, readable_bytes(moved), on_h200(moved)] for way, moved in ways.items()]
+assert ways["4 bits, written down first"] > 2 * ways["16 bits"]
+HTML(html.table(["weights", "bytes", "at 4.8 TB/s"], rows, "[14,336, 4,096], groups of 128; predicted"))
+
+# %% [markdown]
+# # The small operations
+#
+# The other kernels are small: RMSNorm, rotary embedding, SwiGLU, sampling. Hardly any FLOPs, hardly any bytes... but count
+# what PyTorch does for a norm and the sum before it:
+
+
+# %%
+class Counting(TorchDispatchMode):
+    """Writes down the operations that PyTorch starts."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function).split(".")[1])
+        return function(*args, **(kwargs or {}))
+
+
+def norm_by_hand(x, weight, residual):
+    added = x + residual
+    return added * torch.rsqrt(added.square().mean(-1, keepdim=True) + 1e-5) * weight, added
+
+
+from workbench.kernels import norm
+
+x, residual = (torch.randn(8, 256, device=device) for _ in "xr")
+weight = torch.randn(256, device=device)
+with Counting() as by_torch:
+    expected = norm_by_hand(x, weight, residual)
+with launch.launches() as counted:
+    ours = norm.rms_norm(x, weight, 1e-5, residual)
+assert all(off(a, b) < 1e-5 for a, b in zip(ours, expected))
+eager_norm = len(by_torch.names)
+print(f"PyTorch: {eager_norm} operations ({', '.join(by_torch.names)}); kernel: {counted.total()} launch")
+
+# %% [markdown]
+# Each of them is a launch, and each goes over memory. How long does it take with the 4,096 numbers of one token?
+
+# %%
+one_row = norm.rms_norm_work(*(torch.empty(s, dtype=torch.bfloat16) for s in ((1, 4096), (4096,), (1, 4096))))
+bytes_s = one_row.bytes / h200.read_bytes_per_s
+Markdown(
+    f"{one_row.bytes:,} bytes: **{bytes_s * 1e9:.0f} ns** at 4.8 TB/s. Starting an operation takes 1.3 µs in the best case "
+    f"(Hazy Research measured that inside a CUDA graph, on an H100), {h200.launch_s / bytes_s:.0f} times as long, and several "
+    f"times more from Python. So {eager_norm} operations take {eager_norm * h200.launch_s * 1e6:.1f} µs at least, and one takes "
+    f"{h200.launch_s * 1e6:.1f}. Not the bytes, the *starts* are saved."
+)
+
+# %% [markdown]
+# That is the third regime of lab 02: **launch-bound**. Two medicines:
+#
+# - **Fewer operations.** By hand, as above and in `prepare`; or by `torch.compile`, which writes such fused Triton kernels
+#   by itself (on a CPU: C++).
+# - **Cheaper starts.** A **CUDA graph** records the operations of a whole step once, with all addresses, and starts them
+#   again with one call. Python does not run at all.
+#
+# Where do they help? A decode step over the size of the model, predicted for an H200, and what fewer operations gain
+# on this machine:
+
+# %%
+crossover = wb.panels.crossover(repeats=9)
+crossover
+
+# %%
+steps = crossover.run()
+crossover.snapshot()
+
+# %%
+from workbench.experiments.kernel_crossover import crossing, line, ways
+
+at = {way.name: crossing(line("h200", way, batch=1, context=64)) for way in ways("h200", 10.0)[:3]}
+graph = at["the same in a graph"]
+here = {m.settings["model"]: m for m in steps if m.unit == "ratio"}
+smallest, largest = here["stdlib-1m"], here["random-110m"]
+assert smallest.counts["plain"] > smallest.counts["fast"] and graph is not None
+Markdown(
+    f"Predicted: even in a graph, launches and bytes take equally long at about {graph / 1e9:.1f} billion weights. Smaller models "
+    "are launch-bound on this card, however good their kernels. On this machine "
+    f"{smallest.counts['plain']:.0f} operations became {smallest.counts['fast']:.0f} for stdlib-1m: **{smallest.median:.2f} ×** as "
+    f"fast (predicted {smallest.predicted:.2f}); for random-110m, which reads a hundred times the weights, **{largest.median:.2f} "
+    f"×** (predicted {largest.predicted:.2f})."
+)
+
+# %% [markdown]
+# ## Graphs
+#
+# A graph replays *exactly* what was recorded: these kernels, these addresses, these numbers. A length that Python read
+# while recording would be that length for ever. So a step must take everything that changes from buffers: tokens,
+# positions, lengths, block tables. Now you see why our decode kernels read lengths and tables on the card, and why
+# padding rows have length 0.
+#
+# `workbench/models/graphs.py` records a step for 1, 2, 4, 8, 16, … texts and replays the next larger. Without a GPU
+# it records with torch.fx, which saves no time, and shows that a replay depends on the buffers alone:
+
+# %%
+graphs = wb.panels.graphs(formats="bfloat16", shape="llama-3.2-1b")
+graphs
+
+# %%
+replayed = graphs.run()
+graphs.snapshot()
+
+# %%
+from workbench.experiments.kernel_decode import on_card
+
+gains = {}
+for name in ("llama-3.2-1b", "llama-3.1-8b"):
+    predicted = on_card("h200", name, "bfloat16", context=512, eager_launch_us=10)
+    gains[name] = predicted["eager"][0][1] / predicted["graph"][0][1]
+assert gains["llama-3.2-1b"] > gains["llama-3.1-8b"] > 1
+Markdown(
+    f"Predicted for an H200, one text: a graph makes the 1B model **{gains['llama-3.2-1b']:.1f} ×** as fast and the 8B model "
+    f"**{gains['llama-3.1-8b']:.1f} ×**, if Python needs 10 µs to start an operation. Whether it does is *not yet measured*. Here: "
+    f"{replayed[0].check}."
+)
+
+# %% [markdown]
+# `torch.compile` on this machine's CPU is lab 02's panel `compile_step`: it needs a C++ compiler and half a minute.
+#
+# # The bounds
+#
+# All of it in one table. For each kernel: what it must move and compute, and the least time of that on an H200. Run holds
+# each kernel to its definition (in the interpreter, where there is no GPU), counts its launches, and times PyTorch's
+# own operations on this machine against *its* bound:
+
+# %%
+bounds = wb.panels.bounds(repeats=3)
+bounds
+
+# %%
+everything = bounds.run()
+bounds.snapshot()
+
+# %%
+from workbench.experiments.kernel_bounds import on_card as bound_of
+from workbench.experiments.kernel_cases import MAKERS
+
+binds = {name: bound_of(name, "h200")[3] for name in MAKERS}
+held = [m for m in everything if m.settings["by"] == "kernel"]
+assert len(held) == len(MAKERS)
+computing = [name for name, limit in binds.items() if limit == "compute"]
+Markdown(
+    f"{len(held)} kernels gave what their definitions give. On an H200 {sum(limit == 'bandwidth' for limit in binds.values())} of "
+    f"them are bound by bandwidth at these sizes, and {len(computing)} by arithmetic: {', '.join(computing)}. "
+    + ("How near they come is not yet measured." if launch.INTERPRETED else "")
+)
+
+# %% [markdown]
+# The best that we know of, from others: **83 %** of an H200's bandwidth for batched decode attention and **84 to 89 %** for
+# a product with one row and 470 MB of weights or more (TileOPs, written in TileLang, cold cache); **69 %** of a card's
+# arithmetic for a large product in 16 bits (torchao's figure for an H100). Nobody reaches a data sheet's peak, and small
+# matrices come nowhere near it: 11 % at 1,024 × 1,024.
+#
+# # What it costs, and when it does not help
+#
+# | | |
+# |---|---|
+# | a second truth | every kernel has a twin in plain PyTorch, and a test that holds one to the other |
+# | shapes | head sizes, types and cards that it was not written for must be refused, not computed wrongly |
+# | tuning | blocks, warps and stages that are best on one card are not on another |
+# | graphs | memory for each recorded size; padding; whatever Python decides in a step is decided once |
+# | does not help | a large product at a large batch: cuBLAS is near the arithmetic's limit, nothing is left |
+# | | fusing into a step that waits for its weights: 70 billion of them hide every launch |
+# | | FlashAttention in decode: there are no S² scores. Split keys help there, and only for few texts |
+# | | dequantizing at a batch of 128: the arithmetic binds, and fewer bits are more of it |
+# | | Amdahl: attention is a tenth of the step? A kernel twice as fast gains 5 % |
+
+# %%
+step, many = (decode_costs(llama, batch=b, context=2048, weight_bytes_per_element=2) for b in (1, 64))
+share = step.bytes_by_part["kv"] / step.bytes
+assert share < 0.05
+Markdown(
+    f"Of the bytes of an 8B step with one text of 2,048 tokens {share:.1%} are keys and values: an attention kernel that "
+    f"took no time at all would make the step {1 / (1 - share):.3f} × as fast. With 64 such texts it is another matter: "
+    f"{many.bytes_by_part['kv'] / many.bytes:.0%}."
+)
+
+# %% [markdown]
+# # What production systems do
+#
+# | here | in production |
+# |---|---|
+# | tiles, online softmax, causal skipping | FlashAttention-2, in CUDA: the same loop, work divided among warps so that they share less |
+# | a loop with loads ahead | FlashAttention-3, for Hopper: one group of warps loads, others multiply, softmax of one tile beside the product of the next; fp8 |
+# | split keys, merge by log-sum-exp | Flash-Decoding; FlashInfer plans the splits on the host for ragged texts, and merges |
+# | a table in the kernel | vLLM's PagedAttention; FlashInfer, FlashAttention and TensorRT-LLM take tables too; vLLM has a Triton backend like ours |
+# | latent attention | FlashMLA |
+# | int4 in registers | Marlin: weights rearranged for tensor cores, near-ideal speed to batches of 16 to 32 on an A10 |
+# | small fused kernels, and graphs of a step | vLLM, SGLang and TensorRT-LLM record decode steps by batch size; torch.compile fuses between attentions |
+# | one launch an operation | "megakernels": the whole step of a 1B model in one launch, 78 % of an H100's bandwidth (Hazy Research) |
+
+# %% [markdown]
+# # Exercises
+#
+# In [exercises/10_kernels.ipynb](../exercises/10_kernels.ipynb) you write the real parts, in Triton:
+#
+# 1. **Softmax in tiles**: the online softmax.
+# 2. **Merging what was split**, by the log-sum-exp.
+# 3. **Attention through a table**, in a kernel.
+# 4. **A product with four bits**, dequantized in registers.
+# 5. **RMSNorm and the residual** in one pass.
+#
+# At the end your kernels run in a real model. `workbench check` says how far you are.
+
+# %% [markdown]
+# # Further reading
+#
+# - T. Dao, D. Fu, S. Ermon, A. Rudra, C. Ré, *FlashAttention: Fast and Memory-Efficient Exact Attention with
+#   IO-Awareness*, 2022, [arXiv 2205.14135](https://arxiv.org/abs/2205.14135): §3.1 the algorithm, §3.2 its traffic.
+# - T. Dao, *FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning*, 2023, [arXiv
+#   2307.08691](https://arxiv.org/abs/2307.08691); J. Shah and others, *FlashAttention-3*, 2024, [arXiv
+#   2407.08608](https://arxiv.org/abs/2407.08608).
+# - M. Milakov, N. Gimelshein, *Online normalizer calculation for softmax*, 2018, [arXiv
+#   1805.02867](https://arxiv.org/abs/1805.02867): four pages, and all the rest follows.
+# - T. Dao, D. Haziza, F. Massa, G. Sizov, [Flash-Decoding for long-context
+#   inference](https://pytorch.org/blog/flash-decoding/), 2023.
+# - W. Kwon and others, *PagedAttention*, 2023, [arXiv 2309.06180](https://arxiv.org/abs/2309.06180), §4.3: the kernel.
+# - Z. Ye and others, *FlashInfer: Efficient and Customizable Attention Engine for LLM Inference Serving*, 2025, [arXiv
+#   2501.01005](https://arxiv.org/abs/2501.01005).
+# - E. Frantar and others, *MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models*, 2024,
+#   [arXiv 2408.11743](https://arxiv.org/abs/2408.11743).
+# - B. Spector and others, [Look Ma, No Bubbles!](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles), Hazy
+#   Research, 2025: launches, and a step without them.
+# - P. Tillet, H. T. Kung, D. Cox, *Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations*,
+#   2019; and [Triton's tutorials](https://triton-lang.org/main/getting-started/tutorials/index.html).
+# - NVIDIA, [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/), "CUDA Graphs".
