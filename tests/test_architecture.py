@@ -55,6 +55,9 @@ def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
+HOLDS_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)  # no expression holds an import
+
+
 def imports(name: str, tree: ast.Module, *, at_import: bool) -> set[str]:
     """Modules that a module's source names in imports; with at_import only those that run when it is imported."""
     found: set[str] = set()
@@ -75,7 +78,8 @@ def imports(name: str, tree: ast.Module, *, at_import: bool) -> set[str]:
             inner = {f"{base}.{alias.name}" for alias in node.names} & modules().keys()
             found.update(inner or {base})
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            if isinstance(child, HOLDS_STATEMENTS):
+                visit(child)
 
     visit(tree)
     return found
@@ -228,13 +232,22 @@ PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "she
 RUNS_ANSWERS = "workbench.grading.child"  # the limited process whose work is to run a student's code
 
 
+def written(function: ast.expr) -> str:
+    """`ast.unparse`, which is slow, but for the two commonest ways to name what is called."""
+    if isinstance(function, ast.Name):
+        return function.id
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return f"{function.value.id}.{function.attr}"
+    return ast.unparse(function)
+
+
 def unsafe(name: str, tree: ast.Module) -> list[str]:
     """What can run code that came from outside: unpickling, eval and exec, torch.load, code from the hub."""
     found = [i for i in imports(name, tree, at_import=False) if i.split(".")[0] in PICKLES]
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        called = ast.unparse(node.func)
+        called = written(node.func)
         if called in ("eval", "exec", "compile", "__import__") and name != RUNS_ANSWERS:
             found.append(called)
         if called in ("torch.load", "os.system", "os.popen"):

@@ -647,7 +647,9 @@ def double(x):
     }
     assert seen == [1, 2, 3, 4, 5], "a row is there as soon as its submission is graded"
     assert len(summary.errors) == 3 and "leads out of the student's folder" in " ".join(summary.errors)
-    assert summary.confinement.keys() == {"network", "processes", "files"} and "network off" in str(summary)
+    assert summary.confinement.keys() == {"network", "processes", "files", "calls"} and "network off" in str(
+        summary
+    )
 
     first = json.loads((out / "=cmd" / "results.json").read_text())
     assert [t["status"] for t in first["tests"]] == ["passed", "passed", "failed", "failed"]

@@ -14,7 +14,9 @@ import os
 import sys
 
 # Triton decides when it is imported, by whomever, whether its kernels are compiled or interpreted.
-if "triton" not in sys.modules and not any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg")):
+if "triton" not in sys.modules and not any(
+    os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg")
+):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 _HOMES = {  # name -> (module, name there), or (module, None) for the module itself

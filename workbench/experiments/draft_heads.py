@@ -168,7 +168,7 @@ EXPERIMENTS = (
             DRAFT,
             Setting("drafters", "all", "text", help=f"{', '.join(HEADS)} with commas between, or all"),
             Setting("passages", 4, "int", 1, 32, brief=2, help="texts of each kind"),
-            Setting("length", 112, "int", 32, 256, unit="tokens", help="of each text"),
+            Setting("length", 112, "int", 32, 256, unit="tokens", brief=64, help="of each text"),
         ),
         run=run_heads,
         predict=no_times,

@@ -109,7 +109,7 @@ EXPERIMENTS = (
             DRAFTER,
             Setting("lengths", "4", "choice", choices=LENGTHS, help="tokens to draft: a fixed K, a moving threshold, dynamic"),
             Setting("temperature", 0.0, "float", 0.0, 2.0, step=0.1, help="0: greedy, and every token is compared"),
-            Setting("new_tokens", 80, "int", 8, 256, unit="tokens", help="to write"),
+            Setting("new_tokens", 80, "int", 8, 256, unit="tokens", brief=40, help="to write"),
             Setting("repeats", 3, "int", 1, 20, brief=1, help="turns, without the draft and with it"),
             Setting("seed", 0, "int", 0, 10_000, help="of the draws, where temperature is above 0"),
             Setting("shown_round", 256, "int", 0, 256, help="the text is shown up to this round"),

@@ -179,7 +179,7 @@ EXPERIMENTS = (
                 "texts", "all", "text", help=f"{', '.join(PROMPT_SETS)}; several with commas between, or all"
             ),
             Setting("prompts", 3, "int", low=1, high=16, brief=1, help="of each kind of text"),
-            Setting("new_tokens", 96, "int", low=8, high=512, help="written after each prompt"),
+            Setting("new_tokens", 96, "int", low=8, high=512, brief=32, help="written after each prompt"),
             Setting("repeats", 2, "int", low=1, high=50, brief=1, help="turns over all prompts"),
         ),
         run=run_draft_peers,

@@ -167,7 +167,7 @@ EXPERIMENTS = (
             DRAFTER,
             Setting("texts", TWO, "choice", choices=(TWO, ALL, *PROMPT_SETS), help="kinds of held-out text"),
             Setting("prompts", 2, "int", 1, 8, brief=1, help="of each kind of text"),
-            Setting("new_tokens", 80, "int", 8, 256, unit="tokens", help="written after each prompt"),
+            Setting("new_tokens", 80, "int", 8, 256, unit="tokens", brief=32, help="written after each prompt"),
             Setting("temperature", 0.0, "float", 0.0, 2.0, step=0.1, help="0: greedy, and every token is compared"),
             Setting("repeats", 2, "int", 1, 20, brief=1, help="turns over all prompts"),
         ),

@@ -146,7 +146,7 @@ PHASES = Experiment(
         WEIGHTS,
         Setting("max_tokens", 256, "choice", choices=(16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
                 unit="tokens", help="the longest text"),
-        Setting("points", 5, "int", 2, 10, help="text lengths, evenly apart on a log axis"),
+        Setting("points", 5, "int", 2, 10, brief=2, help="text lengths, evenly apart on a log axis"),
         Setting("repeats", 3, "int", 1, 50, brief=1, help="timed runs at each length"),
     ),
     run=run_phases,

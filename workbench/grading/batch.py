@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from workbench.errors import WorkbenchError, unknown
+from workbench.errors import WorkbenchError, check_between, unknown
 from workbench.grading.check import ExerciseSet, Verdict
+from workbench.grading.collect import Submission, duplicates, find_submissions, parse_time
 from workbench.grading.confine import Limits
-from workbench.grading.desk import load_hidden, load_sets, result_of, run_task, write_task, write_whole
+from workbench.grading.desk import load_instructors, load_sets, result_of, write_whole
 from workbench.grading.notebooks import Answers, set_named_like, set_of
-from workbench.grading.reports import Graded, csv_text, feedback_html, gradescope, inert
+from workbench.grading.reports import Graded, csv_text, feedback_html, gradescope, inert, junit_xml
 from workbench.grading.runner import Runner, preload_of
+from workbench.grading.summary import summary_html
+from workbench.grading.unit import WarmKeeper, grade_anywhere, grade_unit
 
-WORK_FOLDER = ".grading"  # for the instructor: grading notebooks and what hidden checks said
+WORK_FOLDER = ".grading"  # for the instructor: the seed, grading notebooks, and what hidden checks said
+OURS = ("grades.csv", "junit.xml", "summary.html")
 
 
 def check_notebook(
@@ -54,23 +66,36 @@ def check_notebook(
 
 @dataclass(frozen=True)
 class Summary:
-    """`errors`: a line for each submission that could not be read or graded. `confinement`: what the system allowed."""
+    """`errors`: a line for each submission that could not be read or graded. `confinement`: what the system allowed.
+
+    notes: what is to be looked at, by student: exercises that are missing, several submissions of one lab. kept: how many
+    were graded by an earlier run and had not changed.
+    """
 
     out: Path
     graded: tuple[Graded, ...]
     confinement: dict[str, bool] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    kept: int = 0
+    seconds: float = 0.0
 
     @property
     def errors(self) -> tuple[str, ...]:
         return tuple(f"{one.student_id}: {one.error}" for one in self.graded if one.error)
 
     def __str__(self) -> str:
-        scores = [f"{one.score}/{one.max_score}" for one in self.graded if not one.error]
+        scores = [one for one in self.graded if not one.error]
+        kept = f" ({self.kept} of them by an earlier run, unchanged since)" if self.kept else ""
         lines = [
-            f"{len(scores)} of {len(self.graded)} submissions graded; see {self.out / 'grades.csv'}",
-            *self.errors,
+            f"{len(scores)} of {len(self.graded)} submissions graded{kept}; see {self.out / 'grades.csv'}",
+            *map(inert, (*self.errors, *self.notes)),
         ]
-        names = {"network": "network off", "processes": "own processes", "files": "own files"}
+        names = {
+            "network": "network off",
+            "processes": "own processes",
+            "files": "own files",
+            "calls": "fewer system calls",
+        }
         if self.confinement:
             held = [
                 f"{text}: {'yes' if self.confinement.get(name) else 'NO'}" for name, text in names.items()
@@ -80,44 +105,21 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Submission:
-    """One file of one student; `trusted_root` is the folder that it must not lead out of through a link."""
+class Late:
+    """What being late costs: `percent_per_day` of the points earned for every day begun after `due` (UTC)."""
 
-    student_id: str
-    path: Path
-    trusted_root: Path | None = None
+    due: datetime
+    percent_per_day: float = 0.0
 
-
-def find_submissions(paths: Sequence[str | Path], set_names: Sequence[str] = ()) -> list[Submission]:
-    """Notebooks, and `submitted/` folders: submitted/<student>/<file>.ipynb or submitted/<student>/<lab>/<file>.ipynb.
-
-    A notebook given by itself is named after its file, or after its folder where that would not tell students apart. A
-    student's folder without a notebook is a submission, too: one that cannot be read.
-    """
-    loose, found = [], []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise WorkbenchError(
-                f"{path} does not exist; give notebooks, or a folder with one folder for each student"
-            )
-        if not path.is_dir():
-            loose.append(path)
-            continue
-        entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-        loose += [entry for entry in entries if entry.suffix == ".ipynb" and not entry.is_dir()]
-        for student in (entry for entry in entries if entry.is_dir() and not entry.is_symlink()):
-            notebooks = sorted(
-                file
-                for pattern in ("*.ipynb", "*/*.ipynb")
-                for file in student.glob(pattern)
-                if not any(part.startswith(".") for part in file.relative_to(student).parts)
-            )
-            found += [Submission(student.name, file, student) for file in notebooks or [student]]
-    stems = [path.stem for path in loose]
-    for path in loose:
-        shared = stems.count(path.stem) > 1 or path.stem in set_names
-        found.append(Submission((path.resolve().parent.name or path.stem) if shared else path.stem, path))
-    return found
+    def applied(self, graded: Graded) -> Graded:
+        handed_in = parse_time(graded.timestamp) if graded.timestamp else None
+        days = math.ceil((handed_in - self.due).total_seconds() / 86_400) if handed_in else 0
+        penalty = min(graded.raw_score, graded.raw_score * self.percent_per_day / 100 * max(0, days))
+        due = self.due.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+        notes = (
+            (*graded.notes, f"late by {days} {'day' if days == 1 else 'days'}") if days > 0 else graded.notes
+        )
+        return replace(graded, duedate=due, penalty=round(penalty, 2), notes=notes)
 
 
 def grade(
@@ -127,109 +129,313 @@ def grade(
     sets: str,
     hidden: Sequence[str | Path] = (),
     assignment: str | None = None,
-    seed: int = 0,
+    seed: int | str | None = None,
     limits: Limits | None = None,
     import_paths: Sequence[str | Path] = (),
-    progress=None,
+    progress: Callable[[Graded], None] | None = None,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    again: bool = False,
+    late: Late | None = None,
+    only_student: str | None = None,
 ) -> Summary:
-    """Grade every submission under `paths` into the folder `out`.
+    """Grade every submission under `paths` into the folder `out`, several at a time.
 
     sets: `module:function` that returns name -> ExerciseSet; hidden: files that define HIDDEN. Both are named, not
     passed, because each grading notebook loads them in its own kernel. assignment: only this set's exercises, also for
-    files that do not tell. progress(Graded) is called after each. Writes out/grades.csv (whole after every submission),
-    out/<student>/results.json and feedback.html, and out/.grading for the instructor, which is not to be handed out.
-    A submission that cannot be read gets a row with 0 and an error; it never stops the batch.
+    files that do not tell. seed: what the checks' inputs are drawn from; without one, a secret one that `out` keeps.
+    progress(Graded) is called after each. only_student: everything found is this one's.
+
+    workers: how many at a time on this machine (default: one a core). executor: any concurrent.futures.Executor instead,
+    whose workers have this package; it is not shut down here.
+
+    Writes out/grades.csv (whole after every submission), out/<student>/results.json and feedback.html, at the end
+    junit.xml and summary.html, and out/.grading for the instructor, which is not to be handed out. What an earlier run
+    graded and what has not changed since is kept, unless `again`; so a run that was killed goes on where it was. A
+    submission that cannot be read gets a row with 0 and an error; it never stops the batch.
     """
+    started = time.monotonic()
     limits = limits or Limits()
     known = load_sets(sets, import_paths)
     if assignment is not None and assignment not in known:
         raise unknown("assignment", assignment, known)
     known = {name: s for name, s in known.items() if assignment in (None, name)}
-    checks = load_hidden(hidden)
+    checks = load_instructors(hidden)
     submissions = find_submissions(paths, list(known))
+    if only_student is not None:
+        submissions = [replace(one, student_id=only_student) for one in submissions]
     if not submissions:
         raise WorkbenchError(
-            "no notebooks found; give notebooks, or a folder with one folder for each student"
+            "no notebooks found; give notebooks, zips, or a folder with one folder for each student"
         )
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "sets": sets,
-        "hidden": [str(Path(file).resolve()) for file in hidden],
-        "import_paths": [str(Path(path).resolve()) for path in import_paths],
-        "seed": seed,
-        "limits": asdict(limits),
-    }
-    graded: list[Graded] = []
-    confinement: dict[str, bool] = {}
-    named = _names(submissions, [_read(submission, known) for submission in submissions])
-    write_whole(out / "grades.csv", csv_text(graded))
-    for one, exercises, answers, folder in named:
-        if answers is not None:
-            exercises = exercises.with_hidden(checks)
-            one, held = _grade_one(one, exercises, answers, out / WORK_FOLDER / folder, settings, limits)
-            confinement = held or confinement
-        elif exercises is not None:
-            one = replace(one, max_score=_max_score(exercises.with_hidden(checks)))
-        (out / folder).mkdir(parents=True, exist_ok=True)
-        write_whole(out / folder / "results.json", json.dumps(gradescope(one), indent=1) + "\n")
-        write_whole(out / folder / "feedback.html", feedback_html(one))
-        graded.append(one)
-        write_whole(out / "grades.csv", csv_text(graded))
-        if progress is not None:
-            progress(one)
-    return Summary(out, tuple(graded), confinement)
+    (out / WORK_FOLDER).mkdir(parents=True, mode=0o700, exist_ok=True)
+    with _alone_in(out / WORK_FOLDER):
+        settings = {
+            "sets": sets,
+            "hidden": [[Path(file).name, Path(file).read_text(encoding="utf-8")] for file in hidden],
+            "import_paths": [str(Path(path).resolve()) for path in import_paths],
+            "seed": seed_in(out / WORK_FOLDER / "seed") if seed is None else seed,
+            "limits": asdict(limits),
+        }
+        jobs = _jobs(submissions, known, checks, settings)
+        notes = duplicates((one.student_id, lab, one.name) for one, lab in _told_labs(submissions, jobs))
+        book = _Gradebook(out, [job.graded for job in jobs], late, progress)
+        confinement: dict[str, bool] = {}
+        waiting, kept = [], 0
+        for number, job in enumerate(jobs):
+            outcome = None if again or job.task is None else _kept(out, job)
+            kept += outcome is not None
+            if job.task is None:
+                book.put(number, job.graded, job.folder)
+            elif outcome is not None:
+                confinement = outcome["confinement"] or confinement
+                book.put(number, _graded(job, outcome), job.folder)
+            else:
+                waiting.append(number)
+        book.write()
+        with _running(jobs, waiting, out, workers, executor) as arriving:
+            for number, outcome in arriving:
+                job = jobs[number]
+                confinement = outcome["confinement"] or confinement
+                if not outcome["broken"]:
+                    _keep(out, job, outcome)
+                book.put(number, _graded(job, outcome), job.folder)
+                book.write()
+        graded = book.finish()
+    notes += [f"{one.student_id}: {note}" for one in graded for note in one.notes]
+    return Summary(out, graded, confinement, tuple(notes), kept, time.monotonic() - started)
+
+
+# --- What is to be done ---
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One submission: what is known before it is graded, where its results go; task: None when there is no grading it."""
+
+    graded: Graded
+    folder: str
+    exercises: ExerciseSet | None
+    task: dict | None
+    fingerprint: str
+
+
+def _jobs(submissions, known: Mapping[str, ExerciseSet], checks: tuple, settings: dict) -> list[_Job]:
+    jobs, common = [], {}
+    for one, exercises, answers, folder in _names(submissions, [_read(s, known) for s in submissions]):
+        if exercises is not None:
+            exercises = exercises.with_hidden(*checks)
+            titles = tuple((e.grade_id, e.title) for e in exercises.exercises)
+            one = replace(one, max_score=_max_score(exercises), titles=titles)
+        if answers is None:
+            jobs.append(_Job(one, folder, exercises, None, ""))
+            continue
+        missing = [e.grade_id for e in exercises.exercises if e.grade_id not in answers.found]
+        notes = [f"no cell for {', '.join(missing)}"] if missing else []
+        one = replace(one, notes=(*notes, *answers.problems.values()))
+        task = settings | {
+            "assignment": exercises.name,
+            "answers": answers.sources,
+            "problems": answers.problems,
+        }
+        if exercises.name not in common:
+            common[exercises.name] = _digest(_what_grades(exercises, settings))
+        mark = _digest([common[exercises.name], answers.sources, answers.problems])
+        jobs.append(_Job(one, folder, exercises, task, mark))
+    return jobs
+
+
+def _told_labs(submissions: Sequence[Submission], jobs: Sequence[_Job]) -> Iterator[tuple[Submission, str]]:
+    for submission, job in zip(submissions, jobs):
+        yield submission, job.graded.assignment
 
 
 def _max_score(exercises: ExerciseSet) -> int:
     return sum(exercise.max_points for exercise in exercises.exercises)
 
 
-def _grade_one(
-    one: Graded, exercises: ExerciseSet, answers: Answers, work: Path, settings: dict, limits: Limits
-) -> tuple[Graded, dict]:
-    """Run one submission's grading notebook; the marks that nbval and the desk agree on."""
-    one = replace(
-        one, max_score=_max_score(exercises), titles=tuple((e.grade_id, e.title) for e in exercises.exercises)
-    )
-    task = settings | {"assignment": exercises.name, "answers": answers.sources, "problems": answers.problems}
-    try:
-        write_task(work, exercises, task)
-        outcome = run_task(work, limits)
-    except OSError as error:
-        return replace(one, error=f"could not be graded: {error}"), {}
-    if outcome["broken"]:
-        return replace(
-            one, error=f"could not be graded, for no fault of the submission: {outcome['broken']}"
-        ), {}
-    results = tuple(
-        result_of(e, outcome["results"].get(e.grade_id), outcome["confirmed"].get(e.grade_id, set()))
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _what_grades(exercises: ExerciseSet, settings: dict) -> list:
+    """All that a mark depends on beside the answers: the checks and the files that define them, the seed, the limits."""
+    functions = [f for e in exercises.exercises for c in e.checks for f in (c.cases, c.probe, c.judge)]
+    files = {getattr(sys.modules.get(f.__module__), "__file__", None) for f in functions}
+    sources = {
+        Path(file).name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for file in files
+        if file and os.path.isfile(file)
+    }
+    listed = [
+        [e.grade_id, e.entry, *e.forbidden, *[(c.name, c.points, c.hidden) for c in e.checks]]
         for e in exercises.exercises
+    ]
+    return [settings, exercises.prelude, exercises.starters, listed, sources]
+
+
+def seed_in(file: Path) -> str:
+    """The secret that inputs are drawn from, kept in `file`: made when there is none, for its owner's eyes."""
+    with (
+        contextlib.suppress(FileExistsError),
+        open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made,
+    ):
+        made.write(secrets.token_hex(16) + "\n")
+    try:
+        kept = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkbenchError(f"the seed {file} cannot be read: {error}") from None
+    if not 16 <= len(kept) <= 200:
+        raise WorkbenchError(f"{file} holds no seed (16 to 200 characters nobody can guess)")
+    return kept
+
+
+def late_after(due: str, percent_per_day: float = 0.0) -> Late:
+    """Late, from what an instructor typed; WorkbenchError for what is no time or no percentage."""
+    moment = parse_time(due)
+    if moment is None:
+        raise WorkbenchError(f"{due!r} is not a time; write it like 2026-11-30T23:59+01:00")
+    return Late(moment, check_between("the percentage for being late", percent_per_day, 0, 100))
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two runs into one gradebook would overwrite each other's rows."""
+    import fcntl
+
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise WorkbenchError(
+                f"another `workbench grade` is writing to {folder.parent}; wait for its end"
+            ) from None
+        yield
+
+
+# --- Running them ---
+
+
+@contextlib.contextmanager
+def _running(
+    jobs: Sequence[_Job], waiting: Sequence[int], out: Path, workers: int | None, executor: Executor | None
+) -> Iterator[Iterator[tuple[int, dict]]]:
+    """Yields (number of the job, its outcome) as they arrive. Leaving early stops what still runs on this machine."""
+    units = {number: {"task": jobs[number].task} for number in waiting}
+    if executor is not None:
+        futures = {executor.submit(grade_anywhere, unit): number for number, unit in units.items()}
+        try:
+            yield _arriving(futures)
+        finally:
+            for future in futures:
+                future.cancel()
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    keeper = WarmKeeper()
+    pool = ThreadPoolExecutor(max_workers=max(1, min(workers or cores, len(units) or 1)))
+    try:
+        futures = {
+            pool.submit(grade_unit, unit, keeper, out / WORK_FOLDER / jobs[number].folder): number
+            for number, unit in units.items()
+        }
+        yield _arriving(futures)
+    finally:
+        for future in futures:
+            future.cancel()
+        keeper.close()  # what still runs ends with it
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _arriving(futures: dict[Future, int]) -> Iterator[tuple[int, dict]]:
+    for future in as_completed(futures):
+        try:
+            outcome = future.result()
+        except Exception as error:  # of the executor: a worker that is gone, a network that is down
+            outcome = {
+                "broken": f"{type(error).__name__}: {error}",
+                "results": {},
+                "confirmed": {},
+                "confinement": {},
+            }
+        yield futures[future], {"seconds": 0.0} | outcome
+
+
+# --- What came of it ---
+
+
+def _graded(job: _Job, outcome: dict) -> Graded:
+    """The marks that nbval and the desk agree on."""
+    if outcome["broken"]:
+        why = f"could not be graded, for no fault of the submission: {outcome['broken']}"
+        return replace(job.graded, error=why)
+    results = tuple(
+        result_of(e, outcome["results"].get(e.grade_id), set(outcome["confirmed"].get(e.grade_id, ())))
+        for e in job.exercises.exercises
     )
-    return replace(one, results=results), outcome["confinement"]
+    return replace(job.graded, results=results, seconds=outcome["seconds"])
+
+
+def _keep(out: Path, job: _Job, outcome: dict) -> None:
+    folder = out / WORK_FOLDER / job.folder
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    write_whole(folder / "graded.json", json.dumps({"fingerprint": job.fingerprint, "outcome": outcome}))
+
+
+def _kept(out: Path, job: _Job) -> dict | None:
+    """The outcome that an earlier run wrote for the same answers, checks, seed and limits."""
+    try:
+        kept = json.loads((out / WORK_FOLDER / job.folder / "graded.json").read_text(encoding="utf-8"))
+        return kept["outcome"] if kept["fingerprint"] == job.fingerprint else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class _Gradebook:
+    """Rows in the order of the submissions, whichever is graded first."""
+
+    def __init__(self, out: Path, expected: Sequence[Graded], late: Late | None, progress) -> None:
+        self.out, self.late, self.progress = out, late, progress
+        self.rows: list[Graded | None] = [None] * len(expected)
+
+    def put(self, number: int, graded: Graded, folder: str) -> None:
+        """Write one student's files and note the row."""
+        if self.late is not None:
+            graded = self.late.applied(graded)
+        place = self.out / folder
+        place.mkdir(parents=True, exist_ok=True)
+        write_whole(place / "results.json", json.dumps(gradescope(graded), indent=1) + "\n")
+        write_whole(place / "feedback.html", feedback_html(graded))
+        self.rows[number] = graded
+        if self.progress is not None:
+            self.write()
+            self.progress(graded)
+
+    def write(self) -> None:
+        write_whole(self.out / "grades.csv", csv_text([row for row in self.rows if row is not None]))
+
+    def finish(self) -> tuple[Graded, ...]:
+        graded = tuple(row for row in self.rows if row is not None)
+        self.write()
+        write_whole(self.out / "junit.xml", junit_xml(graded))
+        write_whole(self.out / "summary.html", summary_html(graded))
+        return graded
 
 
 def _read(
     submission: Submission, sets: Mapping[str, ExerciseSet]
 ) -> tuple[ExerciseSet | None, Answers | None, str | None]:
     """The set, the answers and the error of one submission: whichever there is."""
-    path, root = submission.path, submission.trusted_root
     only = next(iter(sets.values())) if len(sets) == 1 else None
     try:
-        if path.is_dir():
-            raise WorkbenchError(
-                "the folder holds no notebook (.ipynb)" if path == root else f"{path.name} is a folder"
-            )
-        if root is not None and not path.resolve().is_relative_to(root.resolve()):
-            raise WorkbenchError(f"{path.name} is a link that leads out of the student's folder")
-        return (*set_of(path, sets), None)
+        return (*set_of(submission.told_as, sets, submission.cells()), None)
     except (WorkbenchError, OSError, ValueError) as error:
-        return set_named_like(path, sets) or only, None, str(error)
+        return set_named_like(submission.told_as, sets) or only, None, str(error)
 
 
 def _names(submissions: Sequence[Submission], read: Sequence[tuple]) -> list[tuple]:
     """Each submission as (Graded so far, set, answers, folder): no two with one student_id and lab, or one folder."""
-    result, ids, folders = [], set(), {WORK_FOLDER, "grades.csv"}
+    result, ids, folders = [], set(), {WORK_FOLDER, *OURS}
     labs: dict[str, set[str]] = {}
     for submission, (exercises, _, _) in zip(submissions, read):
         labs.setdefault(submission.student_id, set()).add(exercises.name if exercises else "")
@@ -241,12 +447,8 @@ def _names(submissions: Sequence[Submission], read: Sequence[tuple]) -> list[tup
         wanted = _folder_name(student) + (f"/{_folder_name(lab or 'unknown')}" if several else "")
         folder = _unused(wanted, lambda name: name.casefold() in folders)
         folders.add(folder.casefold())
-        try:
-            modified = submission.path.stat().st_mtime
-            timestamp = datetime.fromtimestamp(modified, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        except (OSError, ValueError, OverflowError):
-            timestamp = ""
-        one = Graded(student, lab, submission.path.name, timestamp, error=error)
+        about = {key: getattr(submission, key) for key in ("first_name", "last_name", "email")}
+        one = Graded(student, lab, submission.name, submission.when(), error=error, **about)
         result.append((one, exercises, answers, folder))
     return result
 
@@ -262,4 +464,8 @@ def _unused(name: str, used) -> str:
 def _folder_name(name: str) -> str:
     """A student's name as the name of a folder: no separators, nothing hidden, nothing unprintable."""
     name = re.sub(r'[/\\:*?"<>|\s]', "_", inert(name))[:80].strip()
-    return "_" + name if not name or name.startswith(".") or name.endswith((".csv", ".")) else name
+    return (
+        "_" + name
+        if not name or name.startswith(".") or name.endswith((".csv", ".xml", ".html", "."))
+        else name
+    )

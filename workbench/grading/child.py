@@ -27,6 +27,7 @@ import types
 import zlib
 
 RESULT_FD, COMMAND_FD = 3, 4
+WITHIN = "WORKBENCH_GRADING_WITHIN"  # in the environment: what this process was started in
 HELLO, READY, LOADED = -2, -1, 0  # numbers of the first lines; cases count from 1
 
 
@@ -42,14 +43,9 @@ def serve(control: socket.socket, preload: list[str], import_paths: list[str]) -
     os.set_blocking(wake_read, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    resident = _resident_bytes()
-    tell(
-        control,
-        {
-            "ready": apart | {"files": confine.landlock_version() > 0, "calls": confine.can_refuse_calls()},
-            "resident_bytes": resident,
-        },
-    )
+    files = confine.landlock_version() > 0 or os.environ.get(WITHIN) == "bubblewrap"
+    held = apart | {"files": files, "calls": confine.can_refuse_calls()}
+    tell(control, {"ready": held, "resident_bytes": _resident_bytes()})
     while True:
         text, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
         if not text:

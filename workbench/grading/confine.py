@@ -1,4 +1,4 @@
-"""What a child process gives up before a student's code runs in it: limits, the network, files, other processes.
+"""What a child process gives up before a student's code runs in it: limits, the network, files, other processes, system calls.
 
 Everything here is Linux system calls through ctypes, each used where the system has it; what is missing is told, never
 silently assumed. Resource limits work everywhere but on Windows. This makes accidents harmless and cheating hard; it is
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,9 +79,10 @@ def leave_network() -> dict[str, bool]:
 def new_process_namespace() -> None:
     """The next child of this process is the first of a new process namespace: when it ends, all it started ends with it.
 
-    It sees no process outside. OSError where `leave_network` did not give "processes".
+    It sees no process outside, and shared memory and message queues of its own, which end with it, too. OSError where
+    `leave_network` did not give "processes".
     """
-    _call(_libc.unshare(_CLONE_NEWPID))
+    _call(_libc.unshare(_CLONE_NEWPID | _CLONE_NEWIPC))
 
 
 def end_with_parent() -> None:
@@ -183,6 +185,66 @@ def confine_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
     _call(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _call(_libc.syscall(446, ruleset, ctypes.c_uint32(0)))
     os.close(ruleset)
+    return True
+
+
+# --- System calls ---
+
+# What no exercise needs, and what reaches around the rest: keys that outlive a session, other processes' memory, new
+# namespaces with rights of their own, mounts, and parts of the kernel with a history of holes. x86-64, ARM64.
+_REFUSED_CALLS = {
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "ptrace": (101, 117),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "unshare": (272, 97), "setns": (308, 268),
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428),
+    "move_mount": (429, 429), "fsopen": (430, 430), "bpf": (321, 280), "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282), "io_uring_setup": (425, 425), "kexec_load": (246, 104), "init_module": (175, 105),
+    "finit_module": (313, 273), "delete_module": (176, 106), "pidfd_getfd": (438, 438), "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264), "quotactl": (179, 60), "swapon": (167, 224), "reboot": (169, 142),
+}  # fmt: skip
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
+_NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW… of clone's first argument
+_SOCKETS = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; AF_VSOCK would lead out of a virtual machine
+_LOAD, _EQUAL, _SET, _ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06  # of the kernel's packet filter
+_ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_PR_SET_SECCOMP, _PR_GET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 21, 2
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.c_char_p))
+
+
+def can_refuse_calls() -> bool:
+    """Whether `refuse_calls` works here: Linux with seccomp, on a processor whose calls are known."""
+    known = sys.platform == "linux" and os.uname().machine in _ARCHITECTURES
+    return known and _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
+
+
+def refuse_calls() -> bool:
+    """Have the system refuse calls that no exercise needs, to this process and all it starts. Cannot be undone."""
+    if not can_refuse_calls():
+        return False
+    column, architecture = _ARCHITECTURES[os.uname().machine]
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+    if column == 0:  # the same calls by other numbers
+        program += [(_ABOVE, 0, 1, 0x40000000), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
+    for numbers in _REFUSED_CALLS.values():
+        program += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERROR | _EPERM)]
+    program += [
+        (_EQUAL, 0, 1, _CLONE3[column]),
+        (_RETURN, 0, 0, _ERROR | _ENOSYS),
+    ]  # libc falls back to clone
+    program += [(_EQUAL, 0, 4, _CLONE[column]), (_LOAD, 0, 0, 16), (_SET, 0, 1, _NEW_NAMESPACES)]
+    program += [(_RETURN, 0, 0, _ERROR | _EPERM), (_RETURN, 0, 0, _ALLOW)]
+    program += [(_EQUAL, 0, 5, _SOCKET[column]), (_LOAD, 0, 0, 16)]
+    program += [(_EQUAL, 3 - i, 0, family) for i, family in enumerate(_SOCKETS)]
+    program += [(_RETURN, 0, 0, _ERROR | _EAFNOSUPPORT), (_RETURN, 0, 0, _ALLOW)]
+    packed = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+    _call(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _call(
+        _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Filter(len(program), packed)), 0, 0)
+    )
     return True
 
 

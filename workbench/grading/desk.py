@@ -8,6 +8,7 @@ was skipped, timed out or never ran has not passed. A check counts when nbval's 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -20,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import BinaryIO
 from xml.etree import ElementTree
 
 from workbench.errors import WorkbenchError
@@ -27,6 +29,7 @@ from workbench.grading.check import Check, CheckResult, Exercise, ExerciseSet, R
 from workbench.grading.confine import Limits
 from workbench.grading.runner import Runner, preload_of
 from workbench.grading.session import START_SECONDS
+from workbench.grading.warm import Forked, Warm, order
 
 _CONFTEST = '''"""Name each cell by its grade_id in the JUnit report; cell numbers mean nothing."""
 
@@ -57,7 +60,18 @@ def load_sets(reference: str, import_paths: Sequence[str | Path] = ()) -> dict[s
 
 def load_hidden(files: Sequence[str | Path]) -> dict[str, tuple[Check, ...]]:
     """grade_id -> hidden checks, from the HIDDEN of each Python file; the instructor's own files, which are executed."""
+    return load_instructors(files)[0]
+
+
+def load_instructors(
+    files: Sequence[str | Path],
+) -> tuple[dict[str, tuple[Check, ...]], dict[str, tuple[str, ...]]]:
+    """What only the instructor has: grade_id -> hidden checks, and grade_id -> names that an answer may not use.
+
+    Each file defines HIDDEN or FORBIDDEN, or both. They are the instructor's own, and are executed.
+    """
     hidden: dict[str, tuple[Check, ...]] = {}
+    forbidden: dict[str, tuple[str, ...]] = {}
     for number, file in enumerate(map(Path, files)):
         spec = importlib.util.spec_from_file_location(f"_hidden_checks_{number}", file)
         if spec is None or not file.is_file():
@@ -65,12 +79,15 @@ def load_hidden(files: Sequence[str | Path]) -> dict[str, tuple[Check, ...]]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # dataclasses look their module up
         spec.loader.exec_module(module)
-        if not isinstance(getattr(module, "HIDDEN", None), dict):
+        given = {name: getattr(module, name, None) for name in ("HIDDEN", "FORBIDDEN")}
+        if not any(isinstance(value, dict) for value in given.values()):
             raise WorkbenchError(f"hidden checks: {file} defines no dict HIDDEN (grade_id -> checks)")
-        for grade_id, checks in module.HIDDEN.items():
+        for grade_id, checks in (given["HIDDEN"] or {}).items():
             marked = tuple(replace(check, hidden=True) for check in checks)
             hidden[grade_id] = (*hidden.get(grade_id, ()), *marked)
-    return hidden
+        for grade_id, names in (given["FORBIDDEN"] or {}).items():
+            forbidden[grade_id] = (*forbidden.get(grade_id, ()), *names)
+    return hidden, forbidden
 
 
 # --- In the notebook's kernel ---
@@ -82,7 +99,7 @@ class Desk:
     def __init__(self, task_file: str | Path = "task.json") -> None:
         task = json.loads(Path(task_file).read_text(encoding="utf-8"))
         sets = load_sets(task["sets"], task["import_paths"])
-        self.exercises = sets[task["assignment"]].with_hidden(load_hidden(task["hidden"]))
+        self.exercises = sets[task["assignment"]].with_hidden(*load_instructors(task["hidden"]))
         self.answers, self.problems, self.seed = task["answers"], task["problems"], task["seed"]
         limits = Limits(**task["limits"])
         self.deadline = time.monotonic() + limits.submission_seconds
@@ -199,29 +216,24 @@ def write_task(folder: Path, exercises: ExerciseSet, task: Mapping) -> None:
     write_whole(folder / "pytest.ini", "[pytest]\n")
 
 
-def run_task(folder: Path, limits: Limits) -> dict:
+def run_task(folder: Path, limits: Limits, warm_process: Warm | None = None) -> dict:
     """Run the grading notebook of `folder` under nbval. Returns what its desk noted, and under "confirmed" the checks
 
-    (grade_id -> set of indices) whose cells nbval saw pass. "broken" says why, if our own side failed.
+    (grade_id -> set of indices) whose cells nbval saw pass. "broken" says why, if our own side failed. With a
+    `warm_process`, pytest and the kernel are forked from it; without one, or should that fail, started from nothing.
     """
     folder = Path(folder).resolve()
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "grading.ipynb",
+    arguments = ["grading.ipynb", "-p", "nbval.plugin", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    arguments += [
         "-p",
-        "nbval.plugin",
+        "no:unraisableexception",
         "-p",
-        "no:cacheprovider",
-    ]
-    command += [
-        "--nbval-lax",
-        "--nbval-current-env",
-        f"--nbval-cell-timeout={int(limits.check_seconds + START_SECONDS) + 30}",
-    ]
-    command += ["--nbval-kernel-startup-timeout=120", "-c", "pytest.ini", "--rootdir=.", "--confcutdir=."]
-    command += ["--junitxml=junit.xml", "-q", "--color=no"]
+        "no:threadexception",
+    ]  # five collections of garbage at the end
+    arguments += ["--nbval-lax", "--nbval-current-env"]
+    arguments += [f"--nbval-cell-timeout={int(limits.check_seconds + START_SECONDS) + 30}"]
+    arguments += ["--nbval-kernel-startup-timeout=120", "-c", "pytest.ini", "--rootdir=.", "--confcutdir=."]
+    arguments += ["--junitxml=junit.xml", "-q", "--color=no"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "IPYTHON"))}
     env = kept | {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -234,23 +246,34 @@ def run_task(folder: Path, limits: Limits) -> dict:
         os.chmod(
             scratch, 0o711
         )  # sessions work below it, as another user; what a killed kernel leaves goes with it
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=env | {"TMPDIR": scratch},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        process = _start_pytest(arguments, folder, env | {"TMPDIR": scratch}, log, warm_process)
         try:
             process.wait(limits.submission_seconds + 3 * START_SECONDS)
         except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
     return _read_outcome(folder)
+
+
+def _start_pytest(
+    arguments: list[str], folder: Path, env: dict, log: BinaryIO, warm_process: Warm | None
+) -> subprocess.Popen | Forked:
+    if warm_process is not None:
+        with contextlib.suppress(OSError):
+            details = {"arguments": arguments, "cwd": str(folder), "env": env}
+            return order(warm_process.control, "pytest", details, [log.fileno()])
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
 
 
 def _read_outcome(folder: Path) -> dict:

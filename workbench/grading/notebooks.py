@@ -50,26 +50,31 @@ def read_cells(path: str | Path) -> list[dict]:
         raise WorkbenchError(f"{path.name} is a folder; a notebook (.ipynb) was expected") from None
     except OSError as error:
         raise WorkbenchError(f"{path} cannot be read: {error.strerror or error}") from None
+    return cells_of(data, path.name)
+
+
+def cells_of(data: bytes, name: str) -> list[dict]:
+    """The cells of the format-4 notebook `data`; WorkbenchError, which says `name`, for anything else."""
     if not data.strip():
-        raise WorkbenchError(f"{path.name} is empty; save the notebook and hand it in again")
+        raise WorkbenchError(f"{name} is empty; save the notebook and hand it in again")
     try:
         notebook = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise WorkbenchError(f"{path.name} is not UTF-8 text, so not a notebook") from None
+        raise WorkbenchError(f"{name} is not UTF-8 text, so not a notebook") from None
     except RecursionError:
-        raise WorkbenchError(f"{path.name} is not a notebook: its JSON is nested too deeply") from None
+        raise WorkbenchError(f"{name} is not a notebook: its JSON is nested too deeply") from None
     except ValueError as error:
-        raise WorkbenchError(f"{path.name} is not a notebook: it is not JSON ({error})") from None
+        raise WorkbenchError(f"{name} is not a notebook: it is not JSON ({error})") from None
     if not isinstance(notebook, dict):
-        raise WorkbenchError(f"{path.name} is JSON but not a notebook: it holds no cells")
+        raise WorkbenchError(f"{name} is JSON but not a notebook: it holds no cells")
     version = notebook.get("nbformat")
     if version != 4 or "worksheets" in notebook:
         raise WorkbenchError(
-            f"{path.name} has notebook format {version!r}; format 4 was expected. Open it in JupyterLab and save it again"
+            f"{name} has notebook format {version!r}; format 4 was expected. Open it in JupyterLab and save it again"
         )
     cells = notebook.get("cells")
     if not isinstance(cells, list):
-        raise WorkbenchError(f"{path.name} is JSON but not a notebook: it holds no list of cells")
+        raise WorkbenchError(f"{name} is JSON but not a notebook: it holds no list of cells")
     return [cell for cell in cells if isinstance(cell, dict)]
 
 
@@ -83,8 +88,13 @@ def grade_id_of(cell: dict) -> str | None:
 
 def read_answers(path: str | Path, grade_ids: Iterable[str]) -> Answers:
     """The answers to these exercises in the notebook at `path`. Raises WorkbenchError when it cannot be read at all."""
+    return answers_in(read_cells(path), grade_ids)
+
+
+def answers_in(notebook: Iterable[dict], grade_ids: Iterable[str]) -> Answers:
+    """The answers to these exercises among the cells of a notebook."""
     wanted, cells = set(grade_ids), {}
-    for cell in read_cells(path):
+    for cell in notebook:
         if (name := grade_id_of(cell)) in wanted:
             cells.setdefault(name, []).append(cell)
     answers = Answers()
@@ -112,10 +122,15 @@ def _source(cell: dict) -> str | None:
     return source if isinstance(source, str) else None
 
 
-def set_of(path: str | Path, sets: Mapping[str, ExerciseSet]) -> tuple[ExerciseSet, Answers]:
-    """Which lab's notebook this is, by the grade_ids found in it, and its answers; WorkbenchError if it is none's."""
+def set_of(
+    path: str | Path, sets: Mapping[str, ExerciseSet], cells: Iterable[dict] | None = None
+) -> tuple[ExerciseSet, Answers]:
+    """Which lab's notebook this is, by the grade_ids found in it, and its answers; WorkbenchError if it is none's.
+
+    cells: those of the notebook, where they were read already; `path` is its name then.
+    """
     every = {e.grade_id for s in sets.values() for e in s.exercises}
-    answers = read_answers(path, every)
+    answers = answers_in(read_cells(path) if cells is None else cells, every)
 
     def common(exercises: ExerciseSet) -> int:
         return len(answers.found & {e.grade_id for e in exercises.exercises})

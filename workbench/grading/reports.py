@@ -1,8 +1,8 @@
-"""What a graded class gets: nbgrader's CSV, Gradescope's results.json, and one page of feedback for each student.
+"""What a graded class gets: nbgrader's CSV, JUnit's XML, Gradescope's results.json, and a page of feedback for each student.
 
 Every text in them may come from a student's code. In the page it is inert: HTML is escaped, terminal codes are dropped,
-control and direction-changing characters are shown by number. No page holds an input, an output or a message of a
-hidden check.
+control and direction-changing characters are shown by number. Nothing here that a student gets holds an input, an
+output or a message of a hidden check.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from xml.etree import ElementTree
 
 from workbench.grading.check import CheckResult, Result, Verdict
 
@@ -30,7 +31,11 @@ _UNSEEN = re.compile(
 
 @dataclass(frozen=True)
 class Graded:
-    """One submission after grading. `error`: why it could not be read or graded; then there are no results."""
+    """One submission after grading. `error`: why it could not be read or graded; then there are no results.
+
+    notes: what its teacher should know, such as missing exercises. penalty: points taken off for being late. seconds: how
+    long grading took; it is in no student's report, so that these are the same whenever they are made.
+    """
 
     student_id: str
     assignment: str
@@ -40,10 +45,21 @@ class Graded:
     max_score: int = 0
     error: str | None = None
     titles: tuple[tuple[str, str], ...] = ()
+    first_name: str = ""
+    last_name: str = ""
+    email: str = ""
+    duedate: str = ""
+    penalty: float = 0
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
 
     @property
-    def score(self) -> int:
+    def raw_score(self) -> int:
         return sum(result.points for result in self.results)
+
+    @property
+    def score(self) -> int | float:
+        return max(0, self.raw_score - self.penalty) if self.penalty else self.raw_score
 
 
 def inert(text: str) -> str:
@@ -60,8 +76,11 @@ def csv_text(graded: Sequence[Graded]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for one in graded:
-        texts = [one.assignment, "", one.timestamp, one.student_id, "", "", ""]
-        writer.writerow([*map(_csv_cell, texts), one.score, 0, one.score, one.max_score])
+        texts = [one.assignment, one.duedate, one.timestamp, one.student_id]
+        texts += [one.last_name, one.first_name, one.email]
+        writer.writerow(
+            [*map(_csv_cell, texts), one.raw_score, f"{one.penalty:g}", f"{one.score:g}", one.max_score]
+        )
     return out.getvalue()
 
 
@@ -110,6 +129,40 @@ def shown_message(result: Result, check: CheckResult) -> str:
     return inert(check.message + printed)
 
 
+# --- junit.xml ---
+
+
+def junit_xml(graded: Sequence[Graded]) -> str:
+    """A suite for each submission, a case for each check: for what reads test reports. For the instructor's eyes: it
+    names no input and no message of a hidden check, but whose it is."""
+    suites = ElementTree.Element("testsuites", name="grades")
+    for one in graded:
+        suite = ElementTree.SubElement(suites, "testsuite", name=inert(f"{one.student_id}: {one.assignment}"))
+        cases = [(result, check) for result in one.results for check in result.checks]
+        failed = sum(not check.passed for _, check in cases)
+        counts = {
+            "tests": max(1, len(cases)),
+            "failures": failed,
+            "errors": int(bool(one.error)),
+            "skipped": 0,
+        }
+        suite.attrib |= {key: str(value) for key, value in counts.items()}
+        if one.error:
+            case = ElementTree.SubElement(suite, "testcase", classname="submission", name="read and graded")
+            ElementTree.SubElement(case, "error", message=inert(one.error)[:2_000])
+        for result, check in cases:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=result.grade_id, name=inert(check.name)
+            )
+            properties = ElementTree.SubElement(case, "properties")
+            for name in ("points", "max_points"):
+                ElementTree.SubElement(properties, "property", name=name, value=str(getattr(check, name)))
+            if not check.passed:
+                ElementTree.SubElement(case, "failure", message=shown_message(result, check)[:2_000])
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
 # --- feedback.html ---
 
 _WORDS = {
@@ -127,7 +180,7 @@ _STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 3rem; max-width: 52rem; background: var(--page); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 0; }
+h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 0; } h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
 .dim { color: var(--dim); } .score { font-size: 1.25rem; margin: 1rem 0 .35rem; }
 meter { width: 100%; height: 1rem; }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0 1.5rem; }
@@ -146,7 +199,8 @@ bdi { unicode-bidi: isolate; overflow-wrap: anywhere; }
 """
 
 
-def _text(text: str) -> str:
+def text_in_html(text: str) -> str:
+    """`text` as HTML that shows it and does nothing."""
     return html.escape(inert(text), quote=True)
 
 
@@ -155,17 +209,22 @@ def feedback_html(graded: Graded) -> str:
     titles = dict(graded.titles)
     share = f'<meter min="0" max="{max(graded.max_score, 1)}" value="{graded.score}">{graded.score}</meter>'
     body = [
-        f"<h1>{_text(graded.assignment or 'Unknown assignment')}</h1>",
-        f'<p class="dim">Feedback for <bdi>{_text(graded.student_id)}</bdi>, file <bdi>{_text(graded.file)}</bdi></p>',
-        f'<p class="score"><strong>{graded.score}</strong> of {graded.max_score} points</p>{share}',
+        f"<h1>{text_in_html(graded.assignment or 'Unknown assignment')}</h1>",
+        f'<p class="dim">Feedback for <bdi>{text_in_html(graded.student_id)}</bdi>, file <bdi>{text_in_html(graded.file)}</bdi></p>',
+        f'<p class="score"><strong>{graded.score:g}</strong> of {graded.max_score} points</p>{share}',
     ]
+    if graded.penalty:
+        body.append(
+            f"<p>{graded.raw_score} points, less {graded.penalty:g}: handed in {text_in_html(graded.timestamp)}, due "
+            f"{text_in_html(graded.duedate)} (UTC).</p>"
+        )
     if graded.error:
         body.append(
-            f'<section><h2 class="failed">This submission could not be graded</h2><pre>{_text(graded.error)}</pre></section>'
+            f'<section><h2 class="failed">This submission could not be graded</h2><pre>{text_in_html(graded.error)}</pre></section>'
         )
     else:
         rows = "".join(
-            f'<tr><td>{_text(titles.get(r.grade_id, r.grade_id))}</td><td class="{r.verdict}">{" ".join(_WORDS[r.verdict])}</td>'
+            f'<tr><td>{text_in_html(titles.get(r.grade_id, r.grade_id))}</td><td class="{r.verdict}">{" ".join(_WORDS[r.verdict])}</td>'
             f'<td class="n">{r.points} / {r.max_points}</td></tr>'
             for r in graded.results
         )
@@ -173,11 +232,16 @@ def feedback_html(graded: Graded) -> str:
             f'<table><thead><tr><th>Exercise</th><th>Verdict</th><th class="n">Points</th></tr></thead><tbody>{rows}</tbody></table>'
         )
     body += [_section(result, titles.get(result.grade_id, result.grade_id)) for result in graded.results]
+    return page(f"{graded.assignment}: {graded.student_id}", body)
+
+
+def page(title: str, body: Sequence[str]) -> str:
+    """A page that loads nothing and runs nothing. `body` is HTML; `title` is text."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{_text(graded.assignment)}: {_text(graded.student_id)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        f"<title>{text_in_html(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )
@@ -186,20 +250,20 @@ def feedback_html(graded: Graded) -> str:
 def _section(result: Result, title: str) -> str:
     sign, word = _WORDS[result.verdict]
     head = (
-        f'<header><h2>{_text(title)} <span class="dim">({_text(result.grade_id)})</span></h2>'
+        f'<header><h2>{text_in_html(title)} <span class="dim">({text_in_html(result.grade_id)})</span></h2>'
         f'<span class="verdict {result.verdict}">{sign} {word}, {result.points} of {result.max_points}</span></header>'
     )
     if result.verdict == Verdict.NOT_ATTEMPTED:
-        return f'<section>{head}<p class="dim">{_text(result.message)}</p></section>'
+        return f'<section>{head}<p class="dim">{text_in_html(result.message)}</p></section>'
     items, said = [], set()
     for check in result.checks:
         mark, kind = ("✓", "passed") if check.passed else ("✗", "failed")
         text = "" if check.passed and not check.hidden else shown_message(result, check)
-        note = "" if not text or text in said else f"<pre>{_text(text)}</pre>"
-        note = f' <span class="dim">{_text(text)}</span>' if check.hidden else note
+        note = "" if not text or text in said else f"<pre>{text_in_html(text)}</pre>"
+        note = f' <span class="dim">{text_in_html(text)}</span>' if check.hidden else note
         said.add(text)
         items.append(
-            f'<li><div class="row"><span><span class="{kind}">{mark} {kind}</span> {_text(check.name)}'
+            f'<li><div class="row"><span><span class="{kind}">{mark} {kind}</span> {text_in_html(check.name)}'
             f'{note if check.hidden else ""}</span><span class="n">{check.points} / {check.max_points}</span></div>'
             f"{'' if check.hidden else note}</li>"
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.grading import child
+from workbench.grading import child, confine, warm
 from workbench.grading.check import (
     Check,
     CheckResult,
@@ -35,7 +36,8 @@ from workbench.grading.check import (
     judge_check,
 )
 from workbench.grading.confine import Limits
-from workbench.grading.session import START_SECONDS, Session, SessionEnded
+from workbench.grading.reference import uses
+from workbench.grading.session import START_SECONDS, Session, SessionEnded, remove_tree
 
 MISSING = "the answer's cell is missing from the notebook"
 UNTOUCHED = "the answer's cell is as it was handed out"
@@ -50,7 +52,9 @@ def preload_of(*sets: ExerciseSet) -> tuple[str, ...]:
 class Runner:
     """The parent of all sessions; a context manager. `confinement` tells what this system allows, by name:
 
-    "network" (off), "processes" (nothing outlives a session), "files" (nothing else can be read). Limits always hold.
+    "network" (off), "processes" (nothing outlives a session), "files" (nothing else can be read), "calls" (system calls that no exercise needs are refused). Limits always hold.
+
+    bubblewrap: use it where it is installed even if Landlock keeps answers from our files, as it does when there is none.
     """
 
     def __init__(
@@ -58,16 +62,22 @@ class Runner:
         preload: Sequence[str] = ("torch",),
         import_paths: Sequence[str | Path] = (),
         limits: Limits | None = None,
+        *,
+        bubblewrap: bool = False,
     ) -> None:
         if not hasattr(os, "fork"):
             raise WorkbenchError("checking a notebook needs Linux or macOS; on Windows, use WSL")
         self.limits = limits or Limits()
         self.confinement: dict[str, bool] = {}
+        self.bubblewrap, self.folder = (
+            bubblewrap,
+            None,
+        )  # folder: where sessions work, if not where all temporary files are
         self._settings = {
             "preload": list(preload),
             "import_paths": [*map(str, import_paths)],
         }
-        self._server: subprocess.Popen | None = None
+        self._server: subprocess.Popen | warm.Forked | None = None
 
     def __enter__(self) -> Runner:
         return self
@@ -81,6 +91,12 @@ class Runner:
         self.close()
 
     def close(self) -> None:
+        self._stop()
+        if self.folder is not None:
+            remove_tree(self.folder)
+            self.folder = None
+
+    def _stop(self) -> None:
         if self._server is not None:
             self.control.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -122,6 +138,8 @@ class Runner:
             load_error = {"not_attempted": MISSING}
         elif starter is not None and source.strip() == starter.strip():
             load_error = {"not_attempted": UNTOUCHED}
+        elif used := uses(source, exercises.prelude, exercise.forbidden):
+            load_error = {"reason": f"the answer uses {', '.join(used)}; this exercise is to write it"}
         try:
             for check in exercise.checks:
                 cases, observations, output = cases_of(exercise, check, seed), [], ""
@@ -129,6 +147,7 @@ class Runner:
                     observations = [{"reason": "not run: the time for the whole submission was used up"}]
                 elif load_error is None:
                     if session is None:
+                        self.start()
                         session = Session(self, exercises, exercise)
                         session.prepare(source)
                     until = min(time.monotonic() + self.limits.check_seconds, deadline or float("inf"))
@@ -147,35 +166,84 @@ class Runner:
     # --- The server ---
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+        """Fork the server from a warm process where there is one, else start it from nothing."""
+        told = "no message"
+        for start in (self._in_bubblewrap, self._forked, self._from_nothing):
+            ours, theirs = socket.socketpair()
+            self._server = start(theirs)
+            theirs.close()
+            if self._server is None:
+                ours.close()
+                continue
+            self.control, self._received = ours, b""
+            ours.settimeout(START_SECONDS)
+            try:
+                hello = self.hear()
+            except (OSError, EOFError):
+                told = self._last_words() or told
+                self._stop()
+                continue
+            if self._server.stderr is not None:
+                self._server.stderr.close()
+            self.confinement = hello["ready"]
+            self.server_resident_bytes = hello["resident_bytes"]
+            return
+        raise WorkbenchError(f"the process that runs answers did not start: {told}")
+
+    def _last_words(self) -> str:
+        self._server.kill()
+        if self._server.stderr is None:
+            return ""
+        return self._server.communicate()[1].decode(errors="replace").strip()[-1500:]
+
+    def _forked(self, control: socket.socket) -> warm.Forked | None:
+        orders = warm.orders()
+        if orders is None:
+            return None
+        try:
+            with orders:
+                return warm.order(orders, "server", self._settings, [control.fileno()])
+        except OSError:
+            return None
+
+    def _in_bubblewrap(self, control: socket.socket) -> subprocess.Popen | None:
+        """Where Landlock is missing and bubblewrap is not: a view of the file system with nothing of ours in it."""
+        program = shutil.which("bwrap")
+        if program is None or (confine.landlock_version() and not self.bubblewrap):
+            return None
+        if self.folder is None:
+            self.folder = tempfile.mkdtemp(prefix="sessions-")
+            os.chmod(self.folder, 0o711)
+        binds: list[str] = []
+        for path in sorted(confine.readable_paths(self._settings["import_paths"])):
+            inside = any(Path(path).is_relative_to(other) for other in ("/proc", "/dev", *binds[1::3]))
+            binds += [] if inside else ["--ro-bind-try", path, path]
+        command = [program, "--die-with-parent", *binds, "--ro-bind", "/proc", "/proc", "--dev", "/dev"]
+        command += [
+            "--bind",
+            self.folder,
+            self.folder,
+            "--chdir",
+            "/",
+            "--setenv",
+            child.WITHIN,
+            "bubblewrap",
+        ]
+        command += ["--cap-add", "ALL"] if os.getuid() == 0 else []
+        return self._from_nothing(control, command)
+
+    def _from_nothing(self, control: socket.socket, within: Sequence[str] = ()) -> subprocess.Popen:
         script = str(Path(child.__file__).resolve())
-        arguments = [sys.executable, "-s", "-P", script, str(theirs.fileno()), json.dumps(self._settings)]
-        self._server = subprocess.Popen(
-            arguments,
+        command = [sys.executable, "-s", "-P", script, str(control.fileno()), json.dumps(self._settings)]
+        return subprocess.Popen(
+            [*within, *command],
             env=scrubbed_environment(),
             cwd=tempfile.gettempdir(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(control.fileno(),),
         )
-        theirs.close()
-        self.control, self._received = ours, b""
-        ours.settimeout(START_SECONDS)
-        try:
-            hello = self.hear()
-        except (OSError, EOFError):
-            self._server.kill()
-            told = self._server.communicate()[1].decode(errors="replace").strip()
-            self.close()
-            raise WorkbenchError(
-                f"the process that runs answers did not start: {told[-1500:] or 'no message'}"
-            ) from None
-        finally:
-            if self._server is not None:
-                self._server.stderr.close()
-        self.confinement = hello["ready"]
-        self.server_resident_bytes = hello["resident_bytes"]
 
     @property
     def heard(self) -> bool:
@@ -197,12 +265,12 @@ class Runner:
         for attempt in (1, 2):
             try:
                 if self._server is None or self._server.poll() is not None:
-                    self.close()
+                    self._stop()
                     self._start()
                 socket.send_fds(self.control, [json.dumps(request).encode()], fds)
                 return self.hear()["pid"]
             except (OSError, EOFError) as error:
-                self.close()
+                self._stop()
                 if attempt == 2:
                     raise WorkbenchError(f"the process that runs answers stopped: {error}") from error
         raise AssertionError

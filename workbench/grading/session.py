@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import tempfile
 import time
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 START_SECONDS = 120.0
 SHOWN_OUTPUT_CHARS = 4_000
 MAX_WORK_FILES = 10_000
+MAX_WORK_DEPTH = 100
 
 
 class SessionEnded(Exception):
@@ -40,7 +40,7 @@ class Session:
         self.loaded, self.over, self.exit_code = False, False, None
         self._results, self._output, self._output_bytes = b"", b"", 0
         self._watched, self._asked = 0.0, 0
-        self.folder = tempfile.mkdtemp(prefix="answer-")
+        self.folder = tempfile.mkdtemp(prefix="answer-", dir=runner.folder)
         command_read, self._commands = os.pipe()
         self._result_read, result_write = os.pipe()
         self._output_read, output_write = os.pipe()
@@ -51,7 +51,7 @@ class Session:
             "folder": self.folder,
             "limits": asdict(self.limits),
             "cpu_seconds": self.limits.check_seconds * (len(exercise.checks) + 1),
-            "user": 60_000 + os.getpid() % 5_000,
+            "user": 60_000 + secrets.randbelow(5_000),  # a new one, so that nothing is left for the next
         }
         try:
             self.pid = runner.fork(request, theirs)
@@ -70,6 +70,7 @@ class Session:
             "prelude": self.exercises.prelude,
             "source": source,
             "entry": self.exercise.entry,
+            "forbidden": self.exercise.forbidden,
         }
         try:
             self._ask(json.dumps(setup), child.HELLO, time.monotonic() + START_SECONDS)
@@ -239,17 +240,27 @@ class Session:
         if grown > self.limits.memory_bytes:
             raise self._stop(f"stopped: more than {self.limits.memory_bytes / 2**30:.3g} GiB of memory")
         written, files = 0, 0
-        for folder, _, names in os.walk(self.folder):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    status = os.lstat(os.path.join(folder, name))
-                    # blocks of a sparse file, size of one whose last block is half full
-                    written += min(status.st_blocks * 512, status.st_size)
-            files += len(names) + 1
-            if written > self.limits.file_bytes:
-                raise self._stop(f"stopped: wrote more than {self.limits.file_bytes / 1e6:g} MB of files")
-            if files > MAX_WORK_FILES:
-                raise self._stop(f"stopped: made more than {MAX_WORK_FILES:,} files")
+        folders = [(self.folder, 0)]
+        while folders:
+            folder, depth = folders.pop()
+            if depth > MAX_WORK_DEPTH:
+                raise self._stop(f"stopped: made folders more than {MAX_WORK_DEPTH} deep")
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    files += 1
+                    with contextlib.suppress(OSError):
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append((entry.path, depth + 1))
+                            continue
+                        status = entry.stat(follow_symlinks=False)
+                        # blocks of a sparse file, size of one whose last block is half full
+                        written += min(status.st_blocks * 512, status.st_size)
+                    if written > self.limits.file_bytes:
+                        raise self._stop(
+                            f"stopped: wrote more than {self.limits.file_bytes / 1e6:g} MB of files"
+                        )
+                    if files > MAX_WORK_FILES:
+                        raise self._stop(f"stopped: made more than {MAX_WORK_FILES:,} files")
 
 
 def _reason(exit_code: int) -> str:
@@ -279,11 +290,60 @@ def grown_bytes(pid: int, resident_at_fork: int) -> int:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a folder an answer may have made hard to remove. Changes nothing outside it; it may be gone already."""
-    for inside, folders, _ in os.walk(folder):  # folders that were closed to their owner
-        for name in folders:
-            path = os.path.join(inside, name)
-            if not os.path.islink(path):
-                with contextlib.suppress(OSError):
-                    os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder an answer may have made hard to remove. Changes nothing outside it; it may be gone already.
+
+    It goes down and up one step at a time, by open folders and not by paths: neither length nor depth matters.
+    """
+    here = _opened(folder)
+    if here is None:
+        return
+    names: list[str] = []
+    below = [_unlink_files(here)]
+    while below:
+        if below[-1]:
+            name = below[-1].pop()
+            if (deeper := _opened(name, here)) is not None:
+                os.close(here)
+                here = deeper
+                names.append(name)
+                below.append(_unlink_files(here))
+            continue
+        below.pop()
+        if names:
+            above = os.open("..", os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here = above
+            with contextlib.suppress(OSError):
+                os.rmdir(names.pop(), dir_fd=here)
+    os.close(here)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
+def _opened(name: str, within: int | None = None) -> int | None:
+    """A folder, opened to its owner where need be; None for what is none, or is a link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    for _ in range(2):
+        try:
+            return os.open(name, flags, dir_fd=within)
+        except PermissionError:
+            with contextlib.suppress(OSError):
+                os.chmod(name, 0o700, dir_fd=within)
+        except OSError:
+            break
+    return None
+
+
+def _unlink_files(folder: int) -> list[str]:
+    """Unlink what is no folder in an open folder; the names of those that are."""
+    folders = []
+    with contextlib.suppress(OSError):
+        os.fchmod(folder, 0o700)
+        with os.scandir(folder) as entries:
+            for entry in list(entries):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.name, dir_fd=folder)
+    return folders

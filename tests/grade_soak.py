@@ -1,0 +1,227 @@
+"""A long run of the grader: `python tests/grade_soak.py`. Numbers on standard output, 1 when a claim does not hold.
+
+1. A class of synthetic submissions (right answers of the labs, listed wrong ones, hostile ones): throughput, overhead over
+   the checks' own time, peak memory, and marks: right answers get all, hostile ones nothing.
+2. The same submission many times, handed over in shuffled orders: identical results.
+3. A batch that is killed at random moments, again and again: in the end the gradebook of a run that was left alone.
+
+Not among the tests: with its defaults it takes half an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import runpy
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+sys.path.insert(0, str(TESTS))
+
+import hostile_submissions as hostile  # noqa: E402
+
+from workbench.grading import Limits, grade  # noqa: E402
+
+LABS = ("01_naive_generation", "02_where_time_goes", "06_speculative_sampling", "09_paged_attention")
+QUICK = Limits(check_seconds=5.0, submission_seconds=60.0, memory_bytes=512 << 20, processes=64)
+
+
+def submission(lab: str, rng: random.Random, kind: str, host: Path) -> bytes:
+    """A notebook of a lab: its right answers, or one of them wrong, or one hostile."""
+    book = json.loads((ROOT / "solutions" / f"{lab}.ipynb").read_text("utf-8"))
+    answers = [c for c in book["cells"] if c["metadata"].get("nbgrader", {}).get("solution")]
+    if kind == "wrong":
+        wrong = runpy.run_path(str(ROOT / "solutions" / f"{lab}_wrong.py"))["WRONG"]
+        cell = rng.choice(answers)
+        cell["source"] = rng.choice(wrong[cell["metadata"]["nbgrader"]["grade_id"]]).source
+    if kind == "hostile":
+        body = rng.choice(list(hostile.BODIES.values())).replace("HOST", str(host))
+        for cell in answers:
+            cell["source"] = "raise KeyboardInterrupt"
+        name = next(line for line in cell["source"].splitlines())
+        cell["source"] = (
+            f"{name}\ndef answer(x):\n    {body}\n".removeprefix("raise KeyboardInterrupt\n") + "answer(7)\n"
+        )
+    return json.dumps(book).encode()
+
+
+def memory_of_family() -> int:
+    """Proportional bytes (a page that n processes share counts as 1/n to each) of this process and all below it."""
+    total = 0
+    for process in (me := psutil.Process(), *me.children(recursive=True)):
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.Error, AttributeError):
+            continue
+    return total
+
+
+def a_class(folder: Path, count: int, workers: int, seed: int) -> bool:
+    rng, kinds = random.Random(seed), {}
+    for number in range(count):
+        kind = ("right", "wrong", "hostile")[number % 3]
+        lab = LABS[number // 3 % len(LABS)]
+        place = folder / "submitted" / f"{kind}-{number:03}"
+        place.mkdir(parents=True)
+        (place / f"{lab}.ipynb").write_bytes(submission(lab, rng, kind, folder))
+        kinds[place.name] = kind
+    peak, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            peak[0] = max(peak[0], memory_of_family())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    hidden = [ROOT / "solutions" / f"{lab}_hidden.py" for lab in LABS] + [ROOT / "solutions" / "forbidden.py"]
+    start = time.monotonic()
+    summary = grade(
+        [folder / "submitted"], folder / "out", sets="workbench.checks:exercise_sets", hidden=hidden, limits=QUICK,
+        workers=workers, seed="soak",
+    )  # fmt: skip
+    seconds = time.monotonic() - start
+    over.set()
+    watcher.join()
+    bad = [
+        one.student_id
+        for one in summary.graded
+        if one.error or (kinds[one.student_id], one.score) not in (("right", one.max_score), ("hostile", 0))
+        if kinds[one.student_id] != "wrong" or one.error or one.score >= one.max_score
+    ]
+    took = {
+        k: [one.seconds for one in summary.graded if kinds[one.student_id] == k] for k in set(kinds.values())
+    }
+    print(
+        f"class: {count} submissions in {seconds:.0f} s with {workers} at a time, {3600 * count / seconds:.0f} an hour"
+    )
+    for kind, times in sorted(took.items()):
+        print(f"    {kind}: median {statistics.median(times):.1f} s, longest {max(times):.1f} s")
+    print(
+        f"    peak memory, shared pages counted once: {peak[0] / 2**30:.2f} GiB; not as expected: {bad or 'none'}"
+    )
+    return not bad
+
+
+def toy(folder: Path, count: int) -> dict[str, bytes]:
+    answers = (
+        hostile.RIGHT,
+        hostile.WRONG,
+        "import os\nos._exit(3)\n",
+        "def double(x):\n    raise ValueError(x)\n",
+    )
+    return {
+        f"s{n:03}": hostile.notebook(hostile.cell("toy-double", answers[n % len(answers)]))
+        for n in range(count)
+    }
+
+
+def write(folder: Path, books: dict[str, bytes]) -> list[Path]:
+    paths = []
+    for name, book in books.items():
+        paths.append(folder / "submitted" / name / "91_hostile.ipynb")
+        paths[-1].parent.mkdir(parents=True)
+        paths[-1].write_bytes(book)
+        os.utime(paths[-1], (1_700_000_000, 1_700_000_000))
+    (folder / "hidden.py").write_text("from hostile_submissions import HIDDEN\n")
+    return paths
+
+
+def options(folder: Path) -> dict:
+    sets = "hostile_submissions:exercise_sets"
+    return {
+        "sets": sets,
+        "hidden": [folder / "hidden.py"],
+        "import_paths": [TESTS],
+        "limits": QUICK,
+        "seed": "soak",
+    }
+
+
+def gradebook(out: Path) -> dict[str, str]:
+    files = [
+        p for p in out.rglob("*") if p.is_file() and ".grading" not in p.parts and p.name != "summary.html"
+    ]
+    return {str(p.relative_to(out)): p.read_text("utf-8") for p in files}
+
+
+def shuffles(folder: Path, count: int, workers: int) -> bool:
+    answer = (
+        "import random\ndef double(x):\n    print(random.random())\n    return 2 * x if x < 10_000 else 0\n"
+    )
+    book = hostile.notebook(hostile.cell("toy-double", answer))
+    paths = write(folder, {f"s{n:03}": book for n in range(count)})
+    random.Random(1).shuffle(paths)
+    summary = grade([p.parent.parent for p in paths[:1]], folder / "out", **options(folder), workers=workers)
+    results = {json.dumps([r.to_dict() for r in one.results]) for one in summary.graded}
+    print(f"shuffled: {count} times the same submission, {len(results)} different result(s)")
+    return len(results) == 1 and len(summary.graded) == count
+
+
+def kills(folder: Path, count: int, submissions: int, workers: int, seed: int) -> bool:
+    rng = random.Random(seed)
+    write(folder, toy(folder, submissions))
+    script = (
+        f"import sys; sys.path.insert(0, {str(TESTS)!r})\nfrom pathlib import Path\nimport grade_soak as g\n"
+        f"f = Path({str(folder)!r})\ng.grade([f / 'submitted'], f / 'out', workers={workers}, **g.options(f))\n"
+    )
+    killed, started = 0, time.monotonic()
+    while killed < count:
+        run = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True)
+        try:
+            run.wait(rng.uniform(0.5, 12.0))
+            break  # done before all kills were spent
+        except subprocess.TimeoutExpired:
+            family = psutil.Process(run.pid).children(recursive=True)
+            run.send_signal(signal.SIGKILL)
+            run.wait()
+            killed += 1
+            _, alive = psutil.wait_procs(family, timeout=60)
+            if alive:
+                print(f"kills: {len(alive)} processes outlived their grader: {alive}")
+                return False
+    grade([folder / "submitted"], folder / "out", **options(folder), workers=workers)
+    grade([folder / "submitted"], folder / "alone", **options(folder), workers=workers)
+    same = gradebook(folder / "out") == gradebook(folder / "alone")
+    print(
+        f"killed {killed} times in a batch of {submissions} ({time.monotonic() - started:.0f} s): gradebook "
+        f"{'the same as' if same else 'NOT that of'} a run left alone"
+    )
+    return same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--submissions", type=int, default=300)
+    parser.add_argument("--shuffles", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=100, help="submissions of the batch that is killed")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    good = True
+    for number, part in enumerate((
+        lambda f: a_class(f, args.submissions, args.workers, args.seed),
+        lambda f: shuffles(f, args.shuffles, args.workers),
+        lambda f: kills(f, args.kills, args.batch, args.workers, args.seed),
+    )):  # fmt: skip
+        if (args.submissions, args.shuffles, args.kills)[number]:
+            with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+                os.chmod(folder, 0o755)
+                good = part(Path(folder)) and good
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

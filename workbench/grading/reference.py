@@ -1,0 +1,167 @@
+"""An answer that calls the workbench's own part instead of writing it: seen in its text, and refused when it runs.
+
+An exercise may forbid names, and FORBIDDEN of the instructor's files (grade_id -> names) adds to them:
+
+    "workbench.decoding.loop:token_loop"   this function, or every method of this class, under whatever name
+    "workbench"                            all of a package, but for what the setup cell imports by name
+
+In the text (`uses`), imports and attributes are followed to the object they mean. At run time (`disarm`) a forbidden
+function's code is replaced before the answer is loaded, so that finding it in another way, by `sys.modules` or among all
+objects, finds nothing that works. An answer that reads our source files and runs a copy of them is not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import types
+from collections.abc import Iterator, Sequence
+
+from workbench.errors import WorkbenchError
+
+OPEN = ("workbench.errors",)  # what every answer may import
+
+
+def resolve(name: str) -> object:
+    """The object behind `module` or `module:name.name`; WorkbenchError when there is none."""
+    module, _, path = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in filter(None, path.split(".")):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise WorkbenchError(f"a forbidden name {name!r} does not exist: {error}") from None
+    return found
+
+
+# --- In the text of the answer ---
+
+
+def uses(source: str, prelude: str, forbidden: Sequence[str]) -> list[str]:
+    """The forbidden names that this answer's text leads to, each once; [] for text that is not Python."""
+    try:
+        tree, setup = ast.parse(source), ast.parse(prelude)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    objects = {name: resolve(name) for name in forbidden if ":" in name}
+    packages = [name for name in forbidden if ":" not in name]
+    given = dict(_imported(setup))
+    whole_modules = {name for name, dotted in given.items() if _is_module(dotted)}
+    own = dict(_imported(tree))
+    names = given | own
+    found: dict[str, None] = {}
+
+    def note(dotted: str, through_setup: bool) -> None:
+        meant = _object(dotted)
+        if meant is dotted:  # nothing of ours: a local name, say, that the setup cell has for something else
+            return
+        for name, thing in objects.items():
+            if meant is thing or _lies_in(dotted, name.replace(":", ".")):
+                found.setdefault(name)
+        for package in packages:
+            if _lies_in(dotted, package) and not through_setup and not any(_lies_in(dotted, o) for o in OPEN):
+                found.setdefault(dotted)
+
+    for dotted in own.values():
+        note(dotted, dotted in given.values())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            chain = _chain(node)
+            if chain and chain[0] in names and (len(chain) > 1 or chain[0] not in whole_modules):
+                by_name = chain[0] in given and chain[0] not in own and chain[0] not in whole_modules
+                note(".".join((names[chain[0]], *chain[1:])), by_name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for name in (*objects, *packages):  # importlib, sys.modules, getattr
+                module = name.partition(":")[0]
+                if node.value == module or node.value.startswith((module + ".", module + ":")):
+                    found.setdefault(name)
+    return list(found)
+
+
+def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Local name -> dotted name, of the imports of something of ours."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if _lies_in(alias.name, "workbench"):
+                    yield (alias.asname, alias.name) if alias.asname else ("workbench", "workbench")
+                    yield f"import {alias.name}", alias.name
+        elif isinstance(node, ast.ImportFrom) and _lies_in(node.module or "", "workbench"):
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def _lies_in(dotted: str, package: str) -> bool:
+    return dotted == package or dotted.startswith(package + ".")
+
+
+def _is_module(dotted: str) -> bool:
+    return isinstance(_object(dotted), types.ModuleType)
+
+
+def _chain(node: ast.AST) -> tuple[str, ...]:
+    """("wb", "kv", "blocks") of wb.kv.blocks; () for what does not begin with a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(parts)) if isinstance(node, ast.Name) else ()
+
+
+def _object(dotted: str) -> object:
+    """What a dotted name of ours means; the name itself where it means nothing."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+            for part in parts[length:]:
+                found = getattr(found, part)
+            return found
+        except (ImportError, AttributeError):
+            continue
+    return dotted
+
+
+# --- In the process that runs the answer ---
+
+
+def _refuse(*args, _forbidden, **settings):
+    raise RuntimeError(_forbidden)
+
+
+def _refuse_with_cell():
+    cell = None
+
+    def refuse(*args, _forbidden, **settings):
+        raise RuntimeError(_forbidden, cell)
+
+    return refuse
+
+
+def disarm(forbidden: Sequence[str]) -> None:
+    """Have every forbidden function, and every method of a forbidden class, raise RuntimeError when it is called."""
+    for name in forbidden:
+        if ":" not in name:
+            continue
+        thing = resolve(name)
+        for function in _functions(thing):
+            size = len(function.__code__.co_freevars)
+            if size > 1:
+                raise WorkbenchError(
+                    f"{name} cannot be forbidden: {function.__qualname__} holds {size} cells"
+                )
+            said = f"{name.replace(':', '.')} is the workbench's own; this exercise is to write it"
+            function.__code__ = (_refuse_with_cell() if size else _refuse).__code__
+            function.__defaults__, function.__kwdefaults__ = None, {"_forbidden": said}
+
+
+def _functions(thing: object) -> Iterator[types.FunctionType]:
+    if isinstance(thing, types.FunctionType):
+        yield thing
+    elif isinstance(thing, type):
+        for member in vars(thing).values():
+            inner = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+            if isinstance(inner, types.FunctionType):
+                yield inner
+    else:
+        raise WorkbenchError(f"{thing!r} cannot be forbidden; name a function or a class")

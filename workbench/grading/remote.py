@@ -1,0 +1,38 @@
+"""Workers on other machines, behind the interface that concurrent.futures has: here, those of a dask cluster.
+
+The cluster is the instructor's: dask sends code and data between its machines as pickles, so its scheduler and workers
+belong on a network that no student reaches. What comes from students stays text on the way; it is run on a worker as it
+would be run here. A worker that dies takes its submission along, which dask gives to another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Executor
+
+from workbench.errors import WorkbenchError
+
+CONNECT_SECONDS = 30
+RETRIES = 3
+
+
+@contextlib.contextmanager
+def dask_executor(scheduler: str) -> Iterator[Executor]:
+    """An Executor whose work is done by the workers of the dask scheduler at this address, which have this package."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise WorkbenchError(
+            'grading on a cluster needs dask: pip install "inference-workbench[dask]"'
+        ) from error
+    try:
+        client = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise WorkbenchError(f"no dask scheduler answers at {scheduler}: {error}") from error
+    with client:
+        if not client.scheduler_info()["workers"]:
+            raise WorkbenchError(
+                f"the scheduler at {scheduler} has no workers; start some: dask worker {scheduler}"
+            )
+        yield client.get_executor(retries=RETRIES, pure=False)

@@ -1,0 +1,123 @@
+"""The class at a glance: one page of plots for the instructor. It names students; it is not to be handed out.
+
+The plots are SVG that is written here, bars with their numbers beside them in a table: no script, nothing loaded, the
+same bytes for the same marks (but for the times, which are measured).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from workbench.grading.check import Verdict
+from workbench.grading.reports import Graded, page, text_in_html
+
+BAR_WIDTH, ROW_HEIGHT, SCORE_BINS, TIME_BINS, MOST = 320, 18, 10, 8, 10
+
+
+def summary_html(graded: Sequence[Graded]) -> str:
+    """Scores, points by exercise, the checks that fail most, time taken, and what has to be looked at."""
+    body = ["<h1>Class summary</h1>"]
+    for lab in sorted({one.assignment for one in graded}):
+        body += _lab(lab, [one for one in graded if one.assignment == lab])
+    wrong = [(one.student_id, one.error) for one in graded if one.error]
+    wrong += [(one.student_id, note) for one in graded for note in one.notes]
+    if wrong:
+        body.append("<h2>To be looked at</h2>" + _table(("Student", "What"), wrong, numbers=()))
+    return page("Class summary", body)
+
+
+def _lab(lab: str, graded: Sequence[Graded]) -> list[str]:
+    marked = [one for one in graded if not one.error]
+    head = f"<h2>{text_in_html(lab or 'Unknown lab')}</h2><p>{len(graded)} submissions, {len(marked)} graded"
+    if not marked:
+        return [head + ".</p>"]
+    scores = sorted(one.score for one in marked)
+    full = max(one.max_score for one in marked)
+    median = scores[(len(scores) - 1) // 2]
+    seconds = [one.seconds for one in marked if one.seconds]
+    parts = [
+        f"{head}; of {full} points: lowest {scores[0]:g}, median {median:g}, highest {scores[-1]:g}.</p>",
+        "<h3>Submissions by score</h3>",
+        _bars(_binned(scores, full, SCORE_BINS), "submissions"),
+        "<h3>Points by exercise, mean share of what it is worth</h3>",
+        _bars(list(_shares(marked)), "% of its points"),
+        "<h3>Verdicts</h3>",
+        _table(
+            ("Exercise", *(v.replace("_", " ") for v in Verdict)),
+            list(_verdicts(marked)),
+            numbers=range(1, 5),
+        ),
+    ]
+    if failing := _failing(marked):
+        parts += [
+            "<h3>Checks that fail most, where the exercise was attempted</h3>",
+            _bars(failing, "submissions"),
+        ]
+    if seconds:
+        parts += ["<h3>Time to grade one submission, seconds</h3>"]
+        parts.append(_bars(_binned(seconds, max(seconds), TIME_BINS), "submissions"))
+    return parts
+
+
+def _binned(values: Sequence[float], top: float, bins: int) -> list[tuple[str, float]]:
+    """Counts of values from 0 to `top` in equal parts; the last one has its upper end, too."""
+    width = top / bins or 1.0
+    counts = Counter(min(bins - 1, int(value / width)) for value in values)
+    return [(f"{i * width:.3g} to {(i + 1) * width:.3g}", counts[i]) for i in range(bins)]
+
+
+def _shares(marked: Sequence[Graded]) -> Iterable[tuple[str, float]]:
+    for number, (_, title) in enumerate(marked[0].titles):
+        results = [one.results[number] for one in marked]
+        shares = [result.points / result.max_points for result in results if result.max_points]
+        yield title, 100 * sum(shares) / max(1, len(shares))
+
+
+def _verdicts(marked: Sequence[Graded]) -> Iterable[tuple]:
+    for number, (_, title) in enumerate(marked[0].titles):
+        counts = Counter(one.results[number].verdict for one in marked)
+        yield (title, *(counts[verdict] for verdict in Verdict))
+
+
+def _failing(marked: Sequence[Graded]) -> list[tuple[str, float]]:
+    failed: Counter[str] = Counter()
+    for one in marked:
+        for result in one.results:
+            if result.verdict != Verdict.NOT_ATTEMPTED:
+                failed.update(f"{result.grade_id}: {c.name}" for c in result.checks if not c.passed)
+    return sorted(failed.items(), key=lambda item: (-item[1], item[0]))[:MOST]
+
+
+def _bars(rows: Sequence[tuple[str, float]], unit: str) -> str:
+    """Horizontal bars with their labels and numbers, and what they say in words for those who do not see them."""
+    longest = max([value for _, value in rows] + [1e-9])
+    height = ROW_HEIGHT * len(rows) + 4
+    words = "; ".join(f"{label}: {value:.3g} {unit}" for label, value in rows)
+    parts = [f'<svg viewBox="0 0 760 {height}" width="100%" role="img" aria-label="{text_in_html(words)}">']
+    for number, (label, value) in enumerate(rows):
+        y = ROW_HEIGHT * number + 2
+        width = BAR_WIDTH * value / longest
+        shown = label if len(label) <= 48 else label[:47] + "…"
+        parts.append(
+            f'<text x="350" y="{y + 13}" text-anchor="end" font-size="12" fill="currentColor">{text_in_html(shown)}</text>'
+            f'<rect x="358" y="{y + 2}" width="{width:.1f}" height="{ROW_HEIGHT - 5}" fill="#4878a8"/>'
+            f'<text x="{364 + width:.1f}" y="{y + 13}" font-size="12" fill="currentColor">{value:.3g}</text>'
+        )
+    return "".join(parts) + "</svg>"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence], numbers: Iterable[int]) -> str:
+    numbers = set(numbers)
+
+    def line(cells: Sequence, tag: str) -> str:
+        made = [
+            f'<{tag} class="n">{text_in_html(cell)}</{tag}>'
+            if i in numbers
+            else f"<{tag}>{text_in_html(cell)}</{tag}>"
+            for i, cell in enumerate(cells)
+        ]
+        return f"<tr>{''.join(made)}</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,287 @@
+"""A process that has imported everything once, and forks what grading a submission needs: nbval, its kernel, the server.
+
+Importing pytest, Jupyter, torch and the probes takes seconds, three times a submission; a copy of a process that has
+them takes milliseconds. So each process that grades keeps one of these:
+
+    grader ── Warm ── pytest with nbval ── the notebook's kernel ── the server (`child`) ── sessions with answers
+
+All but the sessions are forked by Warm itself, each by order of the one on its left, over a socket that it was given
+at birth. Warm knows no submission, no hidden check and no seed, so no session inherits any. Who dies takes along what
+it ordered: Warm sees the socket close and kills it; the kernel of the operating system does when Warm itself dies.
+
+Where this cannot be (no SEQPACKET sockets: macOS), `Warm.start` gives None and every process is started from nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+MAX_ORDER_BYTES = 1 << 16
+JUPYTER = ("pytest", "nbval.plugin", "ipykernel.kernelapp", "ipykernel.zmqshell", "jupyter_client.manager")
+
+
+# --- On the side of those who order ---
+
+
+class Forked:
+    """A process that Warm forked for us, in the form that subprocess.Popen has; it says its id first, then nothing."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, life: int) -> None:
+        self._life, self.returncode = life, None
+        ready, _, _ = select.select([life], [], [], 60.0)
+        told = os.read(life, 64) if ready else b""
+        if not told.strip().isdigit():
+            os.close(life)
+            raise OSError("the warm process did not fork")
+        self.pid = int(told)
+
+    def poll(self) -> int | None:
+        """None while it runs; 0 when it is over. How it ended is told by what it wrote."""
+        if self.returncode is None and select.select([self._life], [], [], 0)[0]:
+            os.close(self._life)
+            self.returncode = 0
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; subprocess.TimeoutExpired after `timeout` seconds."""
+        if self.returncode is None and not select.select([self._life], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a forked process", timeout)
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+def order(warm: socket.socket, job: str, details: dict, fds: Sequence[int] = ()) -> Forked:
+    """Have the warm process fork `job` (a name in JOBS), which gets copies of `fds`. OSError when it cannot."""
+    life, theirs = os.pipe()
+    try:
+        text = json.dumps({"job": job} | details).encode()
+        if len(text) > MAX_ORDER_BYTES:
+            raise OSError(f"an order of {len(text):,} bytes")
+        socket.send_fds(warm, [text], [theirs, *fds])
+    except OSError:
+        os.close(life)
+        raise
+    finally:
+        os.close(theirs)
+    return Forked(life)
+
+
+class Warm:
+    """The warm process as its grader holds it. It ends when `close` is called, or when the grader ends."""
+
+    def __init__(self, process: subprocess.Popen, control: socket.socket) -> None:
+        self.process, self.control = process, control
+
+    @classmethod
+    def start(cls, preload: Sequence[str], import_paths: Sequence[str], environment: dict) -> Warm | None:
+        """A warm process that has imported `preload`; None where there can be none."""
+        if sys.platform != "linux":
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = {"preload": [*JUPYTER, *preload], "import_paths": list(import_paths)}
+        command = [sys.executable, "-s", "-P", str(Path(__file__).resolve()), str(theirs.fileno())]
+        try:
+            process = subprocess.Popen(
+                [*command, json.dumps(settings)],
+                env=environment,
+                cwd=tempfile.gettempdir(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            return None
+        finally:
+            theirs.close()
+        ours.settimeout(120.0)
+        try:
+            ready = ours.recv(64) == b"ready"
+        except OSError:
+            ready = False
+        warm = cls(process, ours)
+        if not ready:
+            warm.close()
+        return warm if ready else None
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        self.control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        self.process.kill()
+        self.process.wait()
+
+
+# --- In the warm process ---
+
+
+def serve(control: socket.socket) -> None:
+    """Fork what is ordered, kill what was ordered by one that is gone, end with the grader."""
+    gc.collect()
+    gc.freeze()  # no collection in a forked process looks at, and so copies, what was imported here
+    control.send(b"ready")
+    ordered: dict[int, socket.socket] = {}  # process -> the socket over which it was ordered
+    sockets = {control: 0}  # socket -> the process at its other end
+    while True:
+        ready, _, _ = select.select(list(sockets), [], [], 1.0)
+        for one in ready:
+            try:
+                text, fds, _, _ = socket.recv_fds(one, MAX_ORDER_BYTES, 8)
+            except OSError:
+                text, fds = b"", []
+            if not text:
+                _end(one, ordered)
+                if one is control:
+                    return
+                one.close()
+                del sockets[one]
+                continue
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                pid = os.fork()
+                if pid == 0:
+                    ours.close()
+                    for other in sockets:
+                        other.close()
+                    _become(json.loads(text), fds, theirs)
+                theirs.close()
+                ordered[pid], sockets[ours] = one, pid
+            finally:
+                for fd in fds:
+                    os.close(fd)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                ordered.pop(ended, None)
+
+
+def _end(one: socket.socket, ordered: dict[int, socket.socket]) -> None:
+    for pid, owner in ordered.items():
+        if owner is one:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def _become(wanted: dict, fds: list[int], warm: socket.socket) -> None:
+    """In the forked process: say our id, run the job, end. Never returns."""
+    from workbench.grading import confine
+
+    code = 70
+    try:
+        os.setsid()
+        confine.end_with_parent()
+        tempfile.tempdir = None
+        os.write(fds[0], f"{os.getpid()}\n".encode())
+        code = JOBS[wanted.pop("job")](warm, *fds[1:], **wanted)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code or 0)
+
+
+def _environment(env: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+
+
+def run_pytest(warm: socket.socket, log: int, *, arguments: list[str], cwd: str, env: dict) -> int:
+    """pytest, whose notebooks get kernels that are forked, too."""
+    for target in (1, 2):
+        os.dup2(log, target)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
+    _environment(env)
+    os.chdir(cwd)
+    import pytest
+    from jupyter_client.provisioning import local_provisioner
+
+    def launch(command: list[str], **options) -> Forked:
+        details = {
+            "arguments": command[3:],  # after: python -m ipykernel_launcher
+            "cwd": str(options.get("cwd") or cwd),
+            "env": dict(options.get("env") or env),
+        }
+        return order(warm, "kernel", details)
+
+    if hasattr(local_provisioner, "launch_kernel"):  # else it starts a kernel from nothing
+        local_provisioner.launch_kernel = launch
+    return int(pytest.main(arguments))
+
+
+def run_kernel(warm: socket.socket, *, arguments: list[str], cwd: str, env: dict) -> int:
+    """A notebook's kernel. What it may order (a server for answers) is known by the number of the socket."""
+    _environment(env | {ORDERS: str(warm.fileno())})
+    os.chdir(cwd)
+    null = os.open(os.devnull, os.O_RDWR)
+    for target in (0, 1, 2):
+        os.dup2(null, target)
+    from ipykernel.kernelapp import IPKernelApp
+
+    sys.argv = ["ipykernel_launcher", *arguments]
+    IPKernelApp.launch_instance(argv=arguments)
+    return 0
+
+
+def run_server(warm: socket.socket, control: int, *, preload: list[str], import_paths: list[str]) -> int:
+    """The server of `child`; nothing of ours stays open in it."""
+    from workbench.grading import child
+
+    warm.close()
+    null = os.open(os.devnull, os.O_RDWR)
+    for target in (0, 1, 2):
+        os.dup2(null, target)
+    child.serve(socket.socket(fileno=control), preload, import_paths)
+    return 0
+
+
+JOBS: dict[str, Callable[..., int]] = {"pytest": run_pytest, "kernel": run_kernel, "server": run_server}
+ORDERS = "WORKBENCH_GRADING_ORDERS"
+
+
+def orders() -> socket.socket | None:
+    """In a forked kernel: the socket to the warm process."""
+    number = os.environ.get(ORDERS, "")
+    return socket.socket(fileno=os.dup(int(number))) if number.isdigit() else None
+
+
+if __name__ == "__main__":
+    import importlib
+
+    settings = json.loads(sys.argv[2])
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path += [path for path in (*settings["import_paths"], own) if path not in sys.path]
+    os.environ["TRITON_INTERPRET"] = "1"  # as in `child`
+    own_control = socket.socket(fileno=int(sys.argv[1]))
+    for module_name in settings["preload"]:
+        importlib.import_module(module_name)
+    importlib.import_module("workbench.grading.warm").serve(own_control)
+    os._exit(0)
