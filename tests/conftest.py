@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 
@@ -11,7 +12,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
-from workbench.models import evaluation
+from workbench.models import corpus, evaluation
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.recipes import shipped_tokenizer
@@ -61,8 +62,10 @@ def random_decoder(config: ModelConfig, *, seed: int = 0, tokenizer=None, name: 
 
 @pytest.fixture(scope="session", autouse=True)
 def what_stays_the_same_is_read_once():
-    """Many tests ask for the tokens of the same held-out text."""
+    """Many tests ask for the tokens of the same held-out text, and for the modules that it is taken from."""
     read, known = evaluation.token_stream, {}
+    read_library = corpus.standard_library
+    whole_library = functools.cache(read_library)
 
     def token_stream(files, tokenizer, order=None) -> torch.Tensor:
         if not isinstance(tokenizer, Tokenizer) or order is not None:
@@ -72,8 +75,12 @@ def what_stays_the_same_is_read_once():
             known[asked] = read(files, tokenizer)
         return known[asked].clone()
 
+    def standard_library(root=None) -> list[corpus.SourceFile]:
+        return read_library(root) if root is not None else list(whole_library())
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluation, "token_stream", token_stream)
+        patch.setattr(corpus, "standard_library", standard_library)
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from workbench.kernels import launch
 
 INTERPRETER = pytest.param(

@@ -63,13 +63,14 @@ def theirs(model: Decoder) -> LlamaForCausalLM:
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 def test_the_best_hypotheses_are_transformers_token_for_token(model, theirs, eos_token_ids, early_stopping):
     endings = set()
-    for length_penalty, num_beams, seed in itertools.product((-1.0, 0.0, 1.0, 2.0), (2, 4), range(2)):
-        prompt = torch.randint(0, VOCABULARY, (6,), generator=torch.Generator().manual_seed(seed)).tolist()
+    prompts = [
+        torch.randint(0, VOCABULARY, (6,), generator=torch.Generator().manual_seed(seed)).tolist()
+        for seed in range(2)
+    ]
+    for length_penalty, num_beams in itertools.product((-1.0, 0.0, 1.0, 2.0), (2, 4)):
         expected = theirs.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(
-                1, len(prompt)
-            ),  # or it takes the padding token in a prompt for padding
+            torch.tensor(prompts),
+            attention_mask=torch.ones(2, 6),  # or it takes the padding token in a prompt for padding
             num_beams=num_beams,
             num_return_sequences=num_beams,
             max_new_tokens=12,
@@ -81,24 +82,28 @@ def test_the_best_hypotheses_are_transformers_token_for_token(model, theirs, eos
             return_dict_in_generate=True,
             output_scores=True,
         )
-        found = generate_beam(
-            model,
-            prompt,
-            num_beams=num_beams,
-            num_return=num_beams,
-            max_new_tokens=12,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            stop_token_ids=eos_token_ids,
-        )
-        case = f"length_penalty {length_penalty}, num_beams {num_beams}, prompt {seed}"
-        for ours, sequence in zip(found, expected.sequences[:, len(prompt) :].tolist(), strict=True):
-            assert ours.tokens == sequence[: len(ours.tokens)], case
-            assert set(sequence[len(ours.tokens) :]) <= {VOCABULARY - 1, *eos_token_ids}, case  # padding
-            endings.add(ours.finish_reason)
-        scores = torch.tensor([generation.score for generation in found])
-        # theirs are float32, whose steps at the largest scores here (−179 with penalty −1) are 1.5e-5 already
-        torch.testing.assert_close(scores, expected.sequences_scores, rtol=1e-6, atol=1e-5, msg=case)
+        sequences = expected.sequences[:, 6:].reshape(2, num_beams, -1).tolist()
+        for prompt, texts, their_scores in zip(
+            prompts, sequences, expected.sequences_scores.reshape(2, num_beams), strict=True
+        ):
+            found = generate_beam(
+                model,
+                prompt,
+                num_beams=num_beams,
+                num_return=num_beams,
+                max_new_tokens=12,
+                length_penalty=length_penalty,
+                early_stopping=early_stopping,
+                stop_token_ids=eos_token_ids,
+            )
+            case = f"length_penalty {length_penalty}, num_beams {num_beams}, prompt {prompt}"
+            for ours, sequence in zip(found, texts, strict=True):
+                assert ours.tokens == sequence[: len(ours.tokens)], case
+                assert set(sequence[len(ours.tokens) :]) <= {VOCABULARY - 1, *eos_token_ids}, case  # padding
+                endings.add(ours.finish_reason)
+            scores = torch.tensor([generation.score for generation in found])
+            # theirs are float32, whose steps at the largest scores here (−179 with penalty −1) are 1.5e-5 already
+            torch.testing.assert_close(scores, their_scores, rtol=1e-6, atol=1e-5, msg=case)
     assert ("stop_token" in endings) == bool(eos_token_ids)  # the cases do reach both ways to end
 
 

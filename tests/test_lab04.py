@@ -25,7 +25,7 @@ from workbench.instruments.device import PUBLISHED
 from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped
 from workbench.kv import KINDS, Contiguous, Latent, Window
-from workbench.models import PUBLIC_SHAPES, public_shape
+from workbench.models import PUBLIC_SHAPES, corpus, public_shape
 from workbench.models.decoder import Decoder
 from workbench.models.latent import UpProjections, absorbing_pays
 from workbench.models.recipes import CACHE_VARIANTS, initialize, shipped_tokenizer
@@ -76,6 +76,16 @@ class VariantBench(Bench):
 @pytest.fixture
 def bench() -> VariantBench:
     return VariantBench()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_library():
+    """Two training modules, so that nothing is tokenized for seconds; the held-out ones stay."""
+    held_out = corpus.held_out_files()
+    some = [corpus.SourceFile(f"{n}.py", f"def f{n}(x):\n    return x + {n}\n" * 60) for n in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "standard_library", lambda root=None: [*held_out, *some])
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -28,10 +28,25 @@ from urllib.request import Request, urlopen
 
 import nbformat
 from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / "artifacts"
 WORKBENCH = Path(sys.executable).parent / "workbench"
+
+
+# True after three quiet looks in a row, and at once when a dialog is open; `wait` tells one waiting from the next.
+QUIET = """wait => {
+    const all = (where, selector) => [...where.querySelectorAll(selector)];
+    if (all(document, '.jp-Dialog, .Toastify__toast').some(e => e.checkVisibility())) return true;
+    const book = document.querySelector('.jp-NotebookPanel:not(.lm-mod-hidden)');
+    const indicator = book && book.querySelector('.jp-Notebook-ExecutionIndicator');
+    const waiting = book && all(book, '.jp-CodeCell .jp-InputPrompt').some(e => e.textContent.includes('[*]'));
+    if (!window.quiet || window.quiet.wait !== wait) window.quiet = {wait, looks: 0};
+    const idle = indicator && indicator.dataset.status === 'idle' && !waiting;
+    window.quiet.looks = idle ? window.quiet.looks + 1 : 0;
+    return window.quiet.looks >= 3;
+}"""
 
 
 def free_port() -> int:
@@ -156,18 +171,15 @@ class LabPage:
         return self.book.locator(".jp-KernelName").inner_text().strip()
 
     def wait_idle(self, timeout_s: float) -> None:
-        """Until the kernel is idle and no cell waits its turn, twice in a row."""
-        deadline, quiet = time.monotonic() + timeout_s, 0
-        indicator = self.book.locator(".jp-Notebook-ExecutionIndicator")
-        while quiet < 3:
+        """Until the kernel is idle and no cell waits its turn, three times in a row. The page looks itself: asking it
+        from here, several questions five times a second, would take a tenth of a core from what is waited for."""
+        with contextlib.suppress(PlaywrightTimeout):
+            self.page.wait_for_function(
+                QUIET, arg=time.monotonic(), polling=200, timeout=max(1.0, timeout_s * 1000)
+            )
             assert self.dialogs() == [], "a dialog came up"
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"kernel not idle after {timeout_s} s: {self.waiting_cells()} cells to run"
-                )
-            idle = indicator.count() and indicator.get_attribute("data-status") == "idle"
-            quiet = quiet + 1 if idle and not self.waiting_cells() else 0
-            self.page.wait_for_timeout(200)
+            return
+        raise TimeoutError(f"kernel not idle after {timeout_s} s: {self.waiting_cells()} cells to run")
 
     def waiting_cells(self) -> int:
         return self.book.locator(".jp-CodeCell .jp-InputPrompt", has_text="[*]").count()
@@ -314,7 +326,7 @@ class PanelOnPage:
         deadline = time.monotonic() + timeout_s
         while (now := read()) == before:
             assert time.monotonic() < deadline, f"nothing changed in {timeout_s} s: {before!r}"[:500]
-            self.page.wait_for_timeout(50)
+            self.page.wait_for_timeout(150)  # a picture is a long text to read
         return now
 
     def screenshot(self, name: str) -> Path:

@@ -1,7 +1,9 @@
-"""Fixtures for the browser tests: one browser and one JupyterLab a test module, on a copy of the course as a student gets it.
+"""Fixtures for the browser tests: one JupyterLab for all of them, on a copy of the course as a student gets it, and a browser
+a test module.
 
 A test module asks for them with `pytest_plugins = ["lab_fixtures"]`. (A conftest.py here would hide the one above, from which
-other tests import. And not for the session: while Playwright is running, nothing else in the process can use asyncio.)
+other tests import. And the browser not for the session: while Playwright is running, nothing else in the process can use
+asyncio.)
 """
 
 import os
@@ -25,23 +27,29 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def browser():
+@pytest.fixture(scope="session")
+def chromium() -> str:
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         reason = "no Chromium on this machine: on Debian and Ubuntu, apt-get install chromium (or set CHROMIUM=path)"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    return chromium
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def lab(browser, tmp_path_factory):
-    """JupyterLab as `workbench lab` starts it, on a fresh `workbench copy` of the course.
+@pytest.fixture(scope="session")
+def lab(chromium, tmp_path_factory):
+    """JupyterLab as `workbench lab` starts it, on a fresh `workbench copy` of the course, for all test modules of a worker:
+    each page opens its own notebooks there, with kernels of their own that end with it.
 
-    The ceilings of the machine are measured by the first lecture that asks, and kept for all modules of this run.
+    The ceilings of the machine are measured by the first lecture that asks, and kept for all workers of this run.
     """
     missing = [path for path in installed_paths() if not path.exists()]
     assert not missing, f"set up first (make setup, or python -m workbench.jupyter): no {missing}"

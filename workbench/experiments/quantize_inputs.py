@@ -25,7 +25,7 @@ from workbench.quantization.pipeline import copy_of
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
 
-SEQUENCES = Setting("sequences", 8, "int", 1, 128, brief=2,
+SEQUENCES = Setting("sequences", 8, "int", 1, 128,
                     help="calibration text: pieces of the training modules, one a module, the same for every method")  # fmt: skip
 LENGTH = Setting("length", 256, "choice", choices=(16, 32, 64, 128, 256, 512, 1024), unit="tokens",
                  help="of each piece of calibration text")  # fmt: skip

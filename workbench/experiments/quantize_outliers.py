@@ -239,7 +239,7 @@ OUTLIERS = Experiment(
         Setting("group", 64, "choice", choices=(8, 16, 32, 64, 128), help="inputs that share a scale, in RTN, GPTQ, AWQ"),
         Setting("threshold", 6.0, "float", 0.5, 1000, step=0.5, help="of LLM.int8(): a larger input makes an outlier column"),
         Setting("alpha", 0.5, "float", 0.0, 1.0, step=0.05, help="of SmoothQuant: how much goes into the weights"),
-        Setting("sequences", 4, "int", 1, 64, brief=2, help="pieces of calibration text, from training modules"),
+        Setting("sequences", 4, "int", 1, 64, help="pieces of calibration text, from training modules"),
         Setting("length", 128, "choice", choices=(16, 32, 64, 128, 256, 512), unit="tokens", help="of each of them"),
         Setting("context", 256, "choice", choices=(32, 64, 128, 256, 512, 1024), unit="tokens", help="tokens of a passage"),
         Setting("passages", 6, "int", 2, 100, brief=4, help="passages of the held-out modules, the same for all"),

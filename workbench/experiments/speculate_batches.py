@@ -165,7 +165,7 @@ BATCHES_EXPERIMENT = Experiment(
         DRAFT,
         Setting("largest_batch", 16, "choice", choices=BATCHES, unit="texts", help="B goes up to here"),
         Setting("draft_length", 4, "int", 1, 16, unit="tokens", help="K"),
-        Setting("new_tokens", 24, "int", 4, 128, unit="tokens", brief=12, help="to write in each text"),
+        Setting("new_tokens", 24, "int", 4, 128, unit="tokens", help="to write in each text"),
         Setting("repeats", 2, "int", 1, 20, brief=1, help="turns of writing with and without a draft"),
     ),
     run=run_batches,

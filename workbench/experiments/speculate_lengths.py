@@ -226,7 +226,7 @@ LENGTHS_EXPERIMENT = Experiment(
         DRAFT,
         Setting("prompts", "code", "choice", choices=tuple(PROMPT_SETS), help="held-out text to go on from"),
         Setting("texts", 2, "int", 1, 16, brief=1, help="requests, one after the other"),
-        Setting("new_tokens", 64, "int", 8, 256, unit="tokens", brief=32, help="to write in each"),
+        Setting("new_tokens", 64, "int", 8, 256, unit="tokens", help="to write in each"),
         Setting("temperature", 0.0, "float", 0.0, 2.0, step=0.1, help="0: greedy, and every token is compared"),
         Setting("longest", 8, "choice", choices=LENGTHS[2:], unit="tokens", help="K goes up to here"),
         Setting("repeats", 3, "int", 1, 20, brief=1, help="turns of all requests with every K"),
