@@ -52,6 +52,7 @@ def test_of_a_run_that_failed_nothing_is_kept_and_nothing_is_raised():
     assert (taken.measurements, taken.trouble) == ((), "ZeroDivisionError: x")
     taken = recorder.take(a_run(error=WorkbenchError("no such model")), Bench())
     assert (taken.measurements, taken.trouble) == ((), "no such model")
+    assert recorder.take(a_run(error=WorkbenchError()), Bench()).trouble == "WorkbenchError: "
 
 
 def test_shares_follow_what_is_left():

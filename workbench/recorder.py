@@ -88,7 +88,8 @@ def take(run: Run, bench: Bench, within_s: float | None = None) -> Taken:
     except Stopped:
         trouble = f"stopped after {within_s:.0f} s, its share of the time"
     except Exception as error:
-        trouble = f"{'' if isinstance(error, WorkbenchError) else f'{type(error).__name__}: '}{error}"
+        told = isinstance(error, WorkbenchError) and str(error)
+        trouble = str(error) if told else f"{type(error).__name__}: {error}"
         found.clear()  # what failed may be the check of all of it
     finally:
         if clock is not None:
