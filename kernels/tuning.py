@@ -1,7 +1,8 @@
 """Block sizes, warps and stages of a kernel: a default in the source, a better one where somebody has measured.
 
 A launch only looks (`choose`): the table of this device, read once from a small JSON file, or else the default. Measuring
-is `tune`, called by name (`workbench kernels tune`, `workbench record`), bounded in time, and never inside a timed region.
+is `tune`, called by name (`workbench record --lab 10 --device cuda` does, before it times), bounded in time, and never inside a
+timed region.
 """
 
 from __future__ import annotations

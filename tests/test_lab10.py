@@ -23,6 +23,7 @@ from workbench.experiments import (
     experiment,
     kernel_attention,
     kernel_bounds,
+    kernel_case,
     kernel_cases,
     kernel_crossover,
     kernel_decode,
@@ -38,7 +39,7 @@ from workbench.instruments.bench import Bench
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped
-from workbench.kernels import launch
+from workbench.kernels import launch, tuning
 from workbench.models.attention import eager_attention
 from workbench.models.recipes import shipped_tokenizer
 from workbench.panels.base import Panel
@@ -581,3 +582,17 @@ def test_a_record_of_a_gpu_is_drawn_hollow_and_named(make, as_on_a_gpu, found, m
         and "recorded on A far card, 2030-01-02" in panel.words.value
     )
     assert NOT_MEASURED not in view.words
+
+
+def test_block_sizes_are_measured_by_name_and_kept_for_the_device(monkeypatch, tmp_path):
+    """On a GPU before a kernel is timed; here through the interpreter, whose times mean nothing: the way is the same."""
+    monkeypatch.setenv(tuning.FOLDER, str(tmp_path))
+    monkeypatch.setattr(kernel_case, "TUNING_S", 0.01)
+    tuned = [one for one in map(case, MAKERS) if one.tune is not None]
+    assert len(tuned) >= 14
+    for one in tuned:
+        inputs = one.make(kernel_case.Maker("cpu", torch.float16, 0), one.sizes[kernel_case.TINY])
+        config = one.tune(inputs)
+        assert config in tuning.table_for("cpu").configs.values()
+    kept = tuning.Table.read(tuning.table_for("cpu").path)
+    assert len(kept.configs) == len(tuned)

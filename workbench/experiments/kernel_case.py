@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 Inputs = dict[str, Any]
 Sizes = dict[str, int]
+TUNING_S = 6.0  # of one kernel
 TINY, HERE, FULL = "tiny", "here", "full"  # for the interpreter, for PyTorch on a CPU, for a GPU
 
 
@@ -65,7 +67,8 @@ class Case:
 
     make(maker, sizes) -> inputs; run(inputs) -> outputs; truth(inputs in float64) -> outputs; work(inputs) -> Work;
     torch(inputs) -> what PyTorch does for it, named by torch_name. chosen: outputs are tokens, which must be the same but for
-    those that lie within rounding, one in a hundred at most. words(sizes): the size, for people.
+    those that lie within rounding, one in a hundred at most. words(sizes): the size, for people. tune(inputs): time the
+    kernel's block sizes for such a call, and keep the best for this device; None where there is one size only.
     """
 
     kernel: str
@@ -78,6 +81,12 @@ class Case:
     sizes: dict[str, Sizes]
     words: Callable[[Sizes], str]
     chosen: bool = False
+    tune: Callable[[Inputs], object] | None = None
+
+
+def bounded(tune: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel's own `tune_…`, for TUNING_S seconds at most and a candidate more."""
+    return functools.partial(tune, budget_s=TUNING_S)
 
 
 def wide(inputs: Inputs) -> Inputs:

@@ -144,6 +144,9 @@ def _on_gpu(
     bench.report(f"{one.kernel}: {one.words(sizes)}")
     sets = [one.make(maker, sizes)]
     work = one.work(sets[0])
+    if one.tune is not None and bench.device.startswith("cuda"):
+        bench.report(f"{one.kernel}: block sizes")
+        one.tune(sets[0])  # before anything is timed
     while len(sets) < 2 or (len(sets) * work.bytes < LEAST_SETS_BYTES and len(sets) < 64):
         sets.append(one.make(maker, sizes))
     held = held_to_float64(bench, one, sets[0], dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from workbench.experiments.kernel_case import FULL, HERE, TINY, Case, Inputs, Maker, Sizes, module
+from workbench.experiments.kernel_case import FULL, HERE, TINY, Case, Inputs, Maker, Sizes, bounded, module
 
 DECODE_SIZES = {
     TINY: {"texts": 2, "tokens": 70, "heads": 4, "kv_heads": 2, "d": 32, "block": 16},
@@ -61,6 +61,7 @@ def _flash_attention() -> Case:
         {TINY: {**DECODE_SIZES[TINY], "tokens": 40}, HERE: {**DECODE_SIZES[HERE], "texts": 1, "tokens": 512},
          FULL: {**DECODE_SIZES[FULL], "texts": 4, "tokens": 4096}},
         _of_texts,
+        tune=lambda i: call(bounded(m.tune_flash_attention), i),
     )  # fmt: skip
 
 
@@ -79,6 +80,7 @@ def _flash_decode() -> Case:
         "flash_decode", make, lambda i: call(m.flash_decode, i), lambda i: call(m.flash_decode_reference, i),
         lambda i: call(m.flash_decode_work, i), lambda i: _over(i["q"][:, None], i["k"], i["v"]),
         "scaled_dot_product_attention", DECODE_SIZES, _of_texts,
+        tune=lambda i: call(bounded(m.tune_flash_decode), i),
     )  # fmt: skip
 
 
@@ -113,6 +115,7 @@ def _paged_decode() -> Case:
     return Case(
         "paged_decode", make, lambda i: call(m.paged_decode, i), lambda i: call(m.paged_decode_reference, i),
         lambda i: call(m.paged_decode_work, i), by_torch, "gather, then scaled_dot_product_attention", DECODE_SIZES, _of_texts,
+        tune=lambda i: call(bounded(m.tune_paged_decode), i),
     )  # fmt: skip
 
 
@@ -141,6 +144,7 @@ def _paged_prefill() -> Case:
         {TINY: {**DECODE_SIZES[TINY], "new": 20}, HERE: {**DECODE_SIZES[HERE], "texts": 2, "new": 128},
          FULL: {**DECODE_SIZES[FULL], "texts": 32, "tokens": 4096, "new": 256}},
         lambda s: f"the last {s['new']} of {_of_texts(s)}",
+        tune=lambda i: call(bounded(m.tune_paged_prefill), i),
     )  # fmt: skip
 
 
@@ -177,6 +181,7 @@ def _latent_decode() -> Case:
          HERE: {"texts": 4, "tokens": 512, "heads": 16, "rank": 512, "rotary": 64, "block": 16},
          FULL: {"texts": 64, "tokens": 8192, "heads": 16, "rank": 512, "rotary": 64, "block": 64}},
         lambda s: f"{s['texts']} texts of {s['tokens']:,}, {s['heads']} heads over {s['rank']} + {s['rotary']}",
+        tune=lambda i: call(bounded(m.tune_latent_decode), i),
     )  # fmt: skip
 
 
@@ -217,6 +222,7 @@ def _paged_quantized() -> Case:
         lambda i: m.paged_decode_quantized_work(i["q"], i["k"], i["v"], i["lengths"].tolist(), block_size=i["block_size"]),
         by_torch, "gather, dequantize, then scaled_dot_product_attention",
         {**DECODE_SIZES, FULL: {**DECODE_SIZES[FULL], "tokens": 4096}}, lambda s: f"int8, {_of_texts(s)}",
+        tune=lambda i: call(bounded(m.tune_paged_quantized), i),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from workbench.experiments.kernel_case import FULL, HERE, TINY, Case, Inputs, Maker, Sizes, module
+from workbench.experiments.kernel_case import FULL, HERE, TINY, Case, Inputs, Maker, Sizes, bounded, module
 
 MATVEC_SIZES = {TINY: {"rows": 3, "out": 96, "in": 128}, HERE: {"rows": 1, "out": 4096, "in": 4096},
                 FULL: {"rows": 1, "out": 65_536, "in": 4096}}  # fmt: skip
@@ -22,6 +22,7 @@ def _read_sum() -> Case:
         lambda i: m.read_sum(i["x"]), lambda i: i["x"].sum(), lambda i: m.read_sum_work(i["x"]),
         lambda i: i["x"].sum(dtype=torch.float32), "sum",
         {TINY: {"n": 40_000}, HERE: {"n": 1 << 24}, FULL: {"n": 1 << 29}}, lambda s: f"{s['n']:,} numbers",
+        tune=lambda i: bounded(m.tune_read_sum)(i["x"]),
     )  # fmt: skip
 
 
@@ -32,6 +33,7 @@ def _copy() -> Case:
         lambda i: m.copy(i["x"], i["out"]), lambda i: i["x"], lambda i: m.copy_work(i["x"]),
         lambda i: i["out"].copy_(i["x"]), "copy_",
         {TINY: {"n": 40_000}, HERE: {"n": 1 << 23}, FULL: {"n": 1 << 28}}, lambda s: f"{s['n']:,} numbers",
+        tune=lambda i: bounded(m.tune_copy)(i["x"]),
     )  # fmt: skip
 
 
@@ -43,6 +45,7 @@ def _softmax() -> Case:
         lambda i: i["x"].softmax(-1), "softmax",
         {TINY: {"rows": 5, "n": 300}, HERE: {"rows": 1024, "n": 8192}, FULL: {"rows": 16_384, "n": 16_384}},
         lambda s: f"{s['rows']:,} rows of {s['n']:,}",
+        tune=lambda i: bounded(m.tune_softmax)(i["x"]),
     )  # fmt: skip
 
 
@@ -68,6 +71,7 @@ def _rms_norm() -> Case:
         lambda i: m.rms_norm_work(i["x"], i["weight"], i["residual"]), by_torch, "add, then rms_norm",
         {TINY: {"rows": 6, "d": 200}, HERE: {"rows": 1024, "d": 4096}, FULL: {"rows": 32_768, "d": 4096}},
         lambda s: f"{s['rows']:,} rows of {s['d']:,}, and a residual",
+        tune=lambda i: bounded(m.tune_rms_norm)(i["x"], i["weight"]),
     )  # fmt: skip
 
 
@@ -101,6 +105,7 @@ def _swiglu() -> Case:
         lambda i: m.swiglu(i["gate_up"]), by_torch, lambda i: m.swiglu_work(i["gate_up"]), by_torch, "silu, then product",
         {TINY: {"rows": 4, "f": 300}, HERE: {"rows": 512, "f": 14_336}, FULL: {"rows": 8192, "f": 14_336}},
         lambda s: f"{s['rows']:,} rows, F = {s['f']:,}",
+        tune=lambda i: bounded(m.tune_swiglu)(i["gate_up"]),
     )  # fmt: skip
 
 
@@ -155,6 +160,7 @@ def _matvec() -> Case:
         "matvec", make, lambda i: m.matvec(i["x"], i["weight"]), lambda i: F.linear(i["x"], i["weight"]),
         lambda i: m.matvec_work(i["x"], i["weight"]), lambda i: F.linear(i["x"], i["weight"]), "linear (cuBLAS on a GPU)",
         MATVEC_SIZES, _of_matrix,
+        tune=lambda i: bounded(m.tune_matvec)(i["x"], i["weight"]),
     )  # fmt: skip
 
 
@@ -178,6 +184,7 @@ def _matvec_int8() -> Case:
         "matvec_int8", make, lambda i: call(m.matvec_int8, i), lambda i: call(m.matvec_int8_reference, i),
         lambda i: call(m.matvec_int8_work, i), lambda i: F.linear(i["x"], i["dense"]), "linear, not quantized",
         MATVEC_SIZES, _of_matrix,
+        tune=lambda i: call(bounded(m.tune_matvec_int8), i),
     )  # fmt: skip
 
 
@@ -208,6 +215,7 @@ def _matvec_int4() -> Case:
         "matvec_int4", make, lambda i: call(m.matvec_int4, i), lambda i: call(m.matvec_int4_reference, i),
         lambda i: call(m.matvec_int4_work, i), lambda i: F.linear(i["x"], i["dense"]), "linear, not quantized",
         {**MATVEC_SIZES, TINY: {"rows": 3, "out": 40, "in": 256}, FULL: {"rows": 1, "out": 131_072, "in": 4096}}, _of_matrix,
+        tune=lambda i: call(bounded(m.tune_matvec_int4), i),
     )  # fmt: skip
 
 
