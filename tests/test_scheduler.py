@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
@@ -205,6 +205,7 @@ def test_swapped_texts_come_back_before_anyone_new_and_compute_nothing_twice():
     chunk=st.sampled_from([None, 1, 7]),
     samples=st.integers(1, 3),
 )
+@example(33, 8, 2, "deadline", "swap", None, 6, 1, 2)  # a text gives way when its sample has ended already
 @settings(max_examples=120, deadline=None, derandomize=True)
 def test_every_workload_ends_with_every_token_within_every_limit(
     seed, num_blocks, block_size, policy, preemption, prefix, budget, chunk, samples

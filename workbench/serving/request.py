@@ -103,6 +103,7 @@ class Track:
     token_times_s: list[float] = field(default_factory=list)  # of each written token
     preemptions: int = 0
     hit_tokens: int = 0  # found in the pool when it was admitted, last time
+    forked: bool = False  # the other texts of its request have begun, and may have ended
     sequence: Hashable = field(init=False)  # its name in the kv
 
     def __post_init__(self) -> None:

@@ -289,7 +289,7 @@ class Scheduler:
 
     def _chunk(self, track: Track, budget: int) -> int:
         count = min(track.unsent, budget, self.settings.chunk or budget)
-        if track.request.n > 1 and track.sample == 0 and track.written == 0 and count == track.unsent:
+        if count == track.unsent and self._samples_to_come(track):
             count -= 1  # the last token of the prompt is sent by each text on its own
         return count
 
@@ -365,8 +365,7 @@ class Scheduler:
 
     def _samples_to_come(self, track: Track) -> int:
         """Texts that will be forked from this one."""
-        alone = track.request.n > 1 and not track.sample and len(self._alive[track.request.id]) == 1
-        return track.request.n - 1 if alone and not track.written else 0
+        return track.request.n - 1 if not track.sample and not track.forked else 0
 
     def _spared(self) -> int:
         """Blocks kept free at an admission; none where nothing runs that could need them."""
@@ -384,7 +383,7 @@ class Scheduler:
         for track in list(self.running):
             if track.request.n == 1 or track.unsent != 1 or not self._samples_to_come(track):
                 continue
-            tracks = self._alive[track.request.id]
+            tracks, track.forked = self._alive[track.request.id], True
             for sample in range(1, track.request.n):
                 new = self._track(track.request, sample, list(track.token_ids))
                 new.status, new.computed, new.hit_tokens = Status.RUNNING, track.computed, track.hit_tokens
