@@ -147,9 +147,8 @@ def at_work(num_blocks: int, budget: int, *texts: tuple[int, int]) -> Scheduler:
 
 
 def test_what_one_that_gave_way_would_have_computed_is_left_to_others():
-    made = at_work(
-        14, 6, (8, 3), (9, 4), (3, 2)
-    )  # 5 blocks are left, and the last one's next token is planned first
+    # 5 blocks are left, and the last one's next token is planned first
+    made = at_work(14, 6, (8, 3), (9, 4), (3, 2))
     plan = made.schedule(0.0)
     assert [track.request.id for track in plan.preempted] == [2]
     assert {work.track.request.id: work.count for work in plan.work} == {0: 5, 1: 1}
@@ -157,9 +156,8 @@ def test_what_one_that_gave_way_would_have_computed_is_left_to_others():
 
 def test_the_room_of_one_that_gave_way_is_not_taken_any_more():
     made = at_work(9, 6, (8, 4), (1, 0))
-    made.memory.grow(
-        {"someone else": 1}
-    )  # so 4 are left: for the prompt, or for the next token that is planned first
+    # so 4 are left: for the prompt, or for the next token that is planned first
+    made.memory.grow({"someone else": 1})
     plan = made.schedule(0.0)
     assert [track.request.id for track in plan.preempted] == [1]
     assert {work.track.request.id: work.count for work in plan.work} == {0: 4}

@@ -231,10 +231,8 @@ def refuse_calls() -> bool:
         program += [(_ABOVE, 0, 1, 0x40000000), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
     for numbers in _REFUSED_CALLS.values():
         program += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERROR | _EPERM)]
-    program += [
-        (_EQUAL, 0, 1, _CLONE3[column]),
-        (_RETURN, 0, 0, _ERROR | _ENOSYS),
-    ]  # libc falls back to clone
+    # libc falls back to clone
+    program += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
     program += [(_EQUAL, 0, 4, _CLONE[column]), (_LOAD, 0, 0, 16), (_SET, 0, 1, _NEW_NAMESPACES)]
     program += [(_RETURN, 0, 0, _ERROR | _EPERM), (_RETURN, 0, 0, _ALLOW)]
     program += [(_EQUAL, 0, 5, _SOCKET[column]), (_LOAD, 0, 0, 16)]

@@ -69,10 +69,8 @@ class Runner:
             raise WorkbenchError("checking a notebook needs Linux or macOS; on Windows, use WSL")
         self.limits = limits or Limits()
         self.confinement: dict[str, bool] = {}
-        self.bubblewrap, self.folder = (
-            bubblewrap,
-            None,
-        )  # folder: where sessions work, if not where all temporary files are
+        self.bubblewrap = bubblewrap
+        self.folder = None  # where sessions work, if not where all temporary files are
         self._settings = {
             "preload": list(preload),
             "import_paths": [*map(str, import_paths)],

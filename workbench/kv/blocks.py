@@ -84,9 +84,8 @@ class BlockTables:
         self._tables: dict[Hashable, list[int]] = {}
         self._lengths: dict[Hashable, int] = {}
         self._swapped: dict[Hashable, int] = {}  # lengths of those whose blocks lie elsewhere
-        self._cut: set[int] = (
-            set()
-        )  # blocks that may be known as full ones, and are not full to who holds them
+        # blocks that may be known as full ones, and are not full to who holds them
+        self._cut: set[int] = set()
         self.prompt_tokens = self.hit_tokens = self.evictions = self.copies = 0  # so far
 
     # -- reading ---------------------------------------------------------------------------------------------

@@ -43,9 +43,8 @@ class AheadScheduler(Scheduler):
 
     def __init__(self, memory: Memory, settings: SchedulerSettings | None = None) -> None:
         super().__init__(memory, settings)
-        self._leaving: set[Track] = (
-            set()
-        )  # their last token is under way: not among the running, and without blocks
+        # their last token is under way: not among the running, and without blocks
+        self._leaving: set[Track] = set()
 
     def expect(self, plan: Plan, writers: Sequence[Track]) -> None:
         """The plan is under way, and each of the writers will have one token more. All tokens before are known."""
@@ -61,9 +60,8 @@ class AheadScheduler(Scheduler):
             if track.finished:
                 continue
             track.token_ids.append(PENDING)
-            if (
-                not track.remaining
-            ):  # that was the last by count: its blocks serve others from the next step on
+            if not track.remaining:
+                # that was the last by count: its blocks serve others from the next step on
                 self.running.remove(track)
                 self._leaving.add(track)
                 self.memory.release(track.sequence)
