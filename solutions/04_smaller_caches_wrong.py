@@ -621,6 +621,16 @@ SMALLER_LATENT = [
         "absorbed-chunk-cost",
         "absorbed for single tokens alone; every query of a chunk expands all latents anew",
     ),
+    WrongAnswer(
+        "absorbed token by token",
+        latent(('    scores = torch.einsum("nhr,sr->hns", q, latents) * scale\n',
+                "    scores = torch.stack([q @ latent for latent in latents], dim=-1).transpose(0, 1) * scale\n"),
+               ('    mixed = torch.einsum("hns,sr->nhr", scores.softmax(dim=-1), latents[:, :rank])\n',
+                "    mixed = 0\n    for s, weights in enumerate(scores.softmax(dim=-1).unbind(-1)):\n"
+                "        mixed = mixed + weights.T[..., None] * latents[s, :rank]\n")),
+        "absorbed-speed",
+        "right, with no more FLOPs than it takes, and an operation or two a token",
+    ),
 ]  # fmt: skip
 
 # --- smaller-int8 ---

@@ -52,6 +52,9 @@ prompt = 'def read_lines(path):\n    """Return the lines of a file."""\n    with
 # - A block that nobody holds cannot be shared or given back, nor can one be given back more often than it is held, nor is a
 #   number outside 0 … num_blocks − 1 a block: `WorkbenchError`.
 # - A call that is refused changes nothing: look at everything first.
+# - A GPU has many thousand blocks. One point is for speed, once the rest is right: a call may cost what it asks for, not what
+#   the pool is large. Timed on 8,000 blocks beside a pool that looks through all of them, pair by pair with fresh inputs; at
+#   least **4 times** as fast in the median, of processor time.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "paged-pool"}
@@ -224,6 +227,8 @@ checks.check("paged-cow", MyTables)
 # - What lies behind a text's end is not to be read, and not in the blocks of others either. It may be NaN, and then a weight
 #   of 0 does not help: 0 · NaN is NaN.
 # - torch's own attention may be used. Change none of the inputs.
+# - One point is for speed, once the rest is right: timed beside one that fetches its keys token by token, pair by pair with
+#   fresh inputs. At least **2.5 times** as fast in the median, of processor time.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "paged-attention"}

@@ -17,7 +17,7 @@ def hidden(name, probe, judge, cases, points=1) -> Check:
 
 HIDDEN: dict[str, tuple[Check, ...]] = {
     "paged-pool": (
-        hidden("whole", probes.run_pool, pool.judge_pool, pool.refused_cases, points=3),
+        hidden("whole", probes.run_pool, pool.judge_pool, pool.refused_cases, points=2),
         hidden("edges", probes.run_pool, pool.judge_pool, pool.edge_cases),
     ),
     "paged-cow": (
@@ -26,7 +26,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         hidden("churn", probes.run_tables, cow.judge_tables, cow.churn_cases),
     ),
     "paged-attention": (
-        hidden("several", probes.run_attention, attention.judge_attention, attention.several_cases, points=3),
+        hidden("several", probes.run_attention, attention.judge_attention, attention.several_cases, points=2),
         hidden("other-sizes", probes.run_attention, attention.judge_attention, attention.size_cases),
     ),
     "paged-prefix": (

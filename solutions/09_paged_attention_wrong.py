@@ -45,6 +45,39 @@ class MyPool(Blocks):
 POOL_ALTERNATIVE = """
 class MyPool(Blocks):
     def take(self, count):
+        if len(self.free) < count:
+            raise NoRoom(count, len(self.free), "taking blocks")
+        cut = len(self.free) - count
+        taken, self.free[cut:] = self.free[cut:], []
+        self._change(taken, 1)
+        return taken
+
+    def share(self, blocks):
+        self._all_held(dict.fromkeys(blocks, 1))
+        self._change(blocks, 1)
+
+    def give_back(self, blocks):
+        often = {}
+        for block in blocks:
+            often[block] = often.get(block, 0) + 1
+        self._all_held(often)
+        self._change(blocks, -1)
+        self.free.extend(block for block in often if self.references[block] == 0)
+
+    def _change(self, blocks, by):
+        for block in blocks:
+            self.references[block] += by
+
+    def _all_held(self, often):
+        for block, times in often.items():
+            if block not in range(self.num_blocks) or self.references[block] < times:
+                raise WorkbenchError(f"block {block} is not held {times} times")
+"""
+
+# Right, and every call looks at every block.
+SEARCHING_POOL = """
+class MyPool(Blocks):
+    def take(self, count):
         free = [block for block, holders in enumerate(self.references) if holders == 0]
         if len(free) < count:
             raise NoRoom(count, len(free), "taking blocks")
@@ -106,6 +139,8 @@ PAGED_POOL = [
     WrongAnswer("given back once too often", pool((RETURNABLE, RETURNABLE.replace("self.references[block] < blocks.count(block)", "not self.references[block]"))), "whole", "a list may name a block twice"),
     WrongAnswer("a list without repetitions", pool(("        for block in blocks:\n" + FREED, "        for block in set(blocks):\n" + FREED)), "edges", "it counts as often as it stands there"),
     WrongAnswer("negative numbers", pool((RETURNABLE, RETURNABLE.replace("not 0 <= block < self.num_blocks or ", "")), (SHAREABLE, SHAREABLE.replace("not 0 <= block < self.num_blocks or ", ""))), "edges", "−1 is the last one of a list, and no block"),
+    WrongAnswer("all blocks looked at", SEARCHING_POOL, "large", "a call costs what it asks for, however large the pool is"),
+    WrongAnswer("free ones sorted", pool((TAKEN, "self.free.sort(reverse=True)\n        " + TAKEN), (FREED, FREED.replace("self.free.append(block)", "self.free.insert(0, block)\n            self.free = sorted(self.free)"))), "large", "no order was asked for"),
     WrongAnswer("nothing is an error", pool((ENOUGH, "        if not count:\n            raise WorkbenchError(\"take at least one\")\n" + ENOUGH)), "edges", "0 blocks are taken easily"),
 ]  # fmt: skip
 
@@ -292,7 +327,26 @@ VALUES = "v = values[blocks].flatten(0, 1)[:length].repeat_interleave(group, dim
 SCORES = 'scores = torch.einsum("hd,shd->hs", query, k) / q.shape[2] ** 0.5'
 MIXED = 'torch.einsum("hs,shd->hd", scores.softmax(dim=-1), v)'
 WHOLE = ((KEYS, KEYS.replace("[:length]", "")), (VALUES, VALUES.replace("[:length]", "")))
+# Right, and each token is fetched by itself.
+TOKEN_BY_TOKEN = """
+def paged_attention(q, keys, values, tables, lengths):
+    out = torch.zeros(*q.shape[:2], values.shape[-1])
+    size, group = keys.shape[1], q.shape[1] // keys.shape[2]
+    for b in range(len(q)):
+        k, v = [], []
+        for t in range(int(lengths[b])):
+            block = tables[b, t // size]
+            k.append(keys[block, t % size])
+            v.append(values[block, t % size])
+        k = torch.stack(k).repeat_interleave(group, dim=1)
+        v = torch.stack(v).repeat_interleave(group, dim=1)
+        weights = ((k * q[b]).sum(-1) / q.shape[-1] ** 0.5).softmax(dim=0)
+        out[b] = (weights[..., None] * v).sum(0)
+    return out
+"""
+
 PAGED_ATTENTION = [
+    WrongAnswer("token by token", TOKEN_BY_TOKEN, "block-by-block", "a gather of whole blocks is one operation"),
     WrongAnswer("whole last block", attend(*WHOLE), "scattered", "what lies behind the end is not the text's"),
     WrongAnswer("from the first block on", attend((BLOCKS, "blocks = torch.arange(-(-length // block_size))")), "scattered", "the table says where"),
     WrongAnswer("in one piece", attend((BLOCKS, "blocks = (table[0] + torch.arange(-(-length // block_size))) % len(keys)")), "scattered", "blocks lie anywhere"),

@@ -34,8 +34,8 @@ import hostile_submissions as hostile  # noqa: E402
 
 from workbench.grading import Limits, grade  # noqa: E402
 
-LABS = ("01_naive_generation", "02_where_time_goes", "06_speculative_sampling", "09_paged_attention")
-QUICK = Limits(check_seconds=5.0, submission_seconds=60.0, memory_bytes=512 << 20, processes=64)
+LABS = tuple(sorted(p.stem for p in (ROOT / "solutions").glob("[01][0-9]_*.ipynb")))
+QUICK = Limits(check_seconds=10.0, submission_seconds=90.0, memory_bytes=512 << 20, processes=64)
 
 
 def submission(lab: str, rng: random.Random, kind: str, host: Path) -> bytes:

@@ -115,6 +115,13 @@ EXERCISES = ExerciseSet(
                     latent.latent_cases(("absorbed",), (1, 300, 8, 24, 8, 24, 32)),
                     points=2,
                 ),
+                claim(
+                    "absorbed-speed",
+                    probes.run_latent_steps,
+                    latent.judge_steps,
+                    latent.step_cases,
+                    speedup=latent.OVER_EXPANDED,
+                ),
             ),
         ),
         Exercise(

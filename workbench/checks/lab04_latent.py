@@ -11,6 +11,7 @@ import torch
 from workbench.checks.arithmetic import shown
 from workbench.checks.lab04_attention import SEEING, attention, explained, first_wrong, same, seen_tensor
 from workbench.checks.probes_lab04 import latent_inputs
+from workbench.grading.check import Speedup
 
 FORMS = ("expanded", "absorbed")
 
@@ -208,3 +209,53 @@ def _judge_largest(case: dict, form: str, largest: dict) -> str | None:
         f"{largest['by'].strip('_')}; the {tokens} latents have {tokens * (case['rank'] + case['rotary']):,} in all, and "
         "no head has keys or values of its own here"
     )
+
+
+# --- How fast: steps of decode, beside the expanded form ---
+
+EXPANDED = """\
+import torch
+
+
+def expanded(q, latents, k_up, v_up):
+    heads, content, rank = k_up.shape
+    c, r = latents[:, :rank], latents[:, rank:]
+    k = torch.cat((torch.einsum("sr,hcr->shc", c, k_up), r[:, None].expand(-1, heads, -1)), dim=-1)
+    v = torch.einsum("sr,hvr->shv", c, v_up)
+    scores = torch.einsum("nhd,shd->hns", q, k) / q.shape[-1] ** 0.5
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(latents) - len(q) + 1)
+    return torch.einsum("hns,shv->nhv", scores.masked_fill(hidden, -torch.inf).softmax(dim=-1), v)
+
+
+latent_attention = {"expanded": expanded, "absorbed": expanded}
+"""
+OVER_EXPANDED = Speedup(EXPANDED, "the expanded form", at_least=2.0, plausible=60.0)
+
+
+def step_cases(draw: random.Random) -> list[dict]:
+    """Decode over about a thousand latents: the keys and values of 8 heads would be six times as much to make as to read."""
+    return [
+        {"steps": 16, "seed": draw.randrange(10**6), "tokens": draw.randint(960, 1100), "heads": 8, "content": 64,
+         "rotary": 32, "value": 32, "rank": 128}
+        for _ in range(16)
+    ]  # fmt: skip
+
+
+def judge_steps(case: dict, seen: dict) -> str | None:
+    """Every step's output, as it is defined."""
+    sizes = {name: value for name, value in case.items() if name not in ("steps", "seed")} | {
+        "n": case["steps"]
+    }
+    if "missing" in seen:
+        return f"a dict with the key {seen['missing']!r} was expected; got {seen['returned']} without it"
+    if "returned" in seen:
+        return f"absorbed gave {seen['returned']}, expected a tensor [n, H, value]"
+    came = torch.tensor(seen["out"])
+    q, latents, k_up, v_up = (x.double() for x in latent_inputs(seed=case["seed"], **sizes))
+    c, r = latents.split((case["rank"], case["rotary"]), dim=-1)
+    content = torch.einsum("nhc,hcs->nhs", q[..., : case["content"]], k_up @ c.T)
+    scores = (content + q[..., case["content"] :] @ r.T) / q.shape[-1] ** 0.5
+    right = torch.einsum("nhs,shv->nhv", scores.softmax(dim=-1), RIGHT.value(c, r, v_up))
+    if came.shape != right.shape or not same(came, right):
+        return f"decode over {case['tokens']} latents, timed: not what the definition gives, though it was right before"
+    return None

@@ -35,6 +35,13 @@ EXERCISES = ExerciseSet(
             (
                 claim("one-holder", probes.run_pool, pool.judge_pool, pool.alone_cases),
                 claim("shared", probes.run_pool, pool.judge_pool, pool.shared_cases, points=3),
+                claim(
+                    "large",
+                    probes.run_large_pool,
+                    pool.judge_large,
+                    pool.large_cases,
+                    speedup=pool.OVER_SEARCHING,
+                ),
             ),
         ),
         Exercise(
@@ -68,6 +75,13 @@ EXERCISES = ExerciseSet(
                     attention.judge_attention,
                     attention.half_full_cases,
                     points=2,
+                ),
+                claim(
+                    "block-by-block",
+                    probes.run_attention_steps,
+                    attention.judge_steps,
+                    attention.step_cases,
+                    speedup=attention.OVER_TOKENS,
                 ),
             ),
         ),

@@ -9,6 +9,7 @@ import torch
 
 from workbench.checks.lab05_tensors import numbers, read, same
 from workbench.checks.probes_lab09 import paged_memory
+from workbench.grading.check import Speedup
 
 TOLERANCE = 2e-5  # float32 attention over a few dozen keys
 
@@ -191,3 +192,56 @@ def judge_attention(case: dict, seen: dict) -> str | None:
                 behind=behind, first=table[0], table=table, length=length, group=query_heads // kv_heads
             )
     return told + f"attention of its query over the {length} tokens in the order of the text"
+
+
+# --- How fast: steps of decode, beside one that fetches token by token ---
+
+TOKEN_BY_TOKEN = """\
+import torch
+
+
+def paged_attention(q, keys, values, tables, lengths):
+    block_size, group, rows = keys.shape[1], q.shape[1] // keys.shape[2], []
+    for query, table, length in zip(q, tables.tolist(), lengths.tolist()):
+        places = [(table[token // block_size], token % block_size) for token in range(length)]
+        k = torch.stack([keys[block, place] for block, place in places]).repeat_interleave(group, dim=1)
+        v = torch.stack([values[block, place] for block, place in places]).repeat_interleave(group, dim=1)
+        scores = torch.einsum("hd,shd->hs", query, k) / q.shape[2] ** 0.5
+        rows.append(torch.einsum("hs,shd->hd", scores.softmax(dim=-1), v))
+    return torch.stack(rows)
+"""
+OVER_TOKENS = Speedup(TOKEN_BY_TOKEN, "fetching token by token", at_least=2.5, plausible=100.0)
+
+
+def step_cases(draw: random.Random) -> list[dict]:
+    """Four texts of about 250 tokens in blocks of 16."""
+    return [
+        attention_case(
+            draw, *(draw.randint(200, 300) for _ in range(4)), block_size=16, heads=(4, 2), sizes=(16, 16)
+        )
+        | {"steps": 20}
+        for _ in range(16)
+    ]
+
+
+def judge_steps(case: dict, seen: dict) -> str | None:
+    """Every step's output, as it is defined."""
+    if "returned" in seen:
+        return f"{seen['returned']} came back, expected a tensor [B, H_q, D_v]"
+    about = {name: value for name, value in case.items() if name != "steps"}
+    q, keys, values, _, _ = (t.double() for t in paged_memory(**about))
+    came = torch.tensor(seen["out"], dtype=torch.float64)
+    group = case["heads"][0] // case["heads"][1]
+    if came.shape != (case["steps"], *q.shape[:2], values.shape[-1]):
+        return f"a tensor of shape {list(came.shape[1:])} came back, expected [B, H_q, D_v]"
+    for i, (table, length) in enumerate(zip(case["tables"], case["lengths"])):
+        places = _places("text", case["tables"], table, length, case["block_size"], case["num_blocks"])
+        k = keys.flatten(0, 1)[places].repeat_interleave(group, dim=1)
+        v = values.flatten(0, 1)[places].repeat_interleave(group, dim=1)
+        queries = torch.stack([torch.roll(q[i], step, dims=-1) for step in range(case["steps"])])
+        weights = (torch.einsum("nhd,shd->nhs", queries, k) * q.shape[-1] ** -0.5).softmax(dim=-1)
+        if not same(came[:, i], torch.einsum("nhs,shd->nhd", weights, v), TOLERANCE):
+            return (
+                f"sequence {i} of {length} tokens, timed: not what the definition gives, though it was before"
+            )
+    return None

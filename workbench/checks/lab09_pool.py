@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from workbench.grading.check import Speedup
+
 Name = list[int] | int  # [k, i]: block i of those that the k-th take gave; a number: that block
 
 
@@ -175,4 +177,71 @@ def _judge_counts(now: dict, held: list[int], before: list[int], reason: str | N
         return f"free is {now['free']} afterwards, expected {free}{hint}"
     if now["num_free"] != len(free):
         return f"num_free is {now['num_free']} afterwards, expected {len(free)}"
+    return None
+
+
+# --- How fast: a pool as large as a GPU's ---
+
+SEARCHING = """\
+from workbench.checks.lab09_parts import Blocks
+from workbench.kv.blocks import NoRoom
+
+
+class MyPool(Blocks):
+    def take(self, count):
+        free = [block for block, holders in enumerate(self.references) if not holders]
+        if count > len(free):
+            raise NoRoom(count, len(free), "this call")
+        for block in free[:count]:
+            self.references[block] = 1
+        self._look()
+        return free[:count]
+
+    def give_back(self, blocks):
+        for block in blocks:
+            self.references[block] -= 1
+        self._look()
+
+    def _look(self):
+        self.free = [block for block, holders in enumerate(self.references) if not holders]
+"""
+OVER_SEARCHING = Speedup(
+    SEARCHING, "a pool that looks through all of its blocks in every call", at_least=4.0, plausible=400.0
+)
+
+
+def large_cases(draw: random.Random) -> list[dict]:
+    """Eight thousand blocks, 100 texts of a few blocks each that come and go."""
+    return [_large_case(draw) for _ in range(16)]
+
+
+def _large_case(draw: random.Random) -> dict:
+    turns, held = [], []
+    for take in range(100):
+        held.append(take)
+        ended = held.pop(draw.randrange(len(held))) if len(held) > 40 else -1
+        turns.append([draw.randint(1, 40), ended])
+    return {"num_blocks": draw.randint(7_900, 8_100), "turns": turns}
+
+
+def judge_large(case: dict, seen: dict) -> str | None:
+    """No block twice at a time, as many as were asked for, and the counts in the end."""
+    held: set[int] = set()
+    for turn, (count, ended) in enumerate(case["turns"]):
+        if turn >= len(seen["takes"]):
+            return f"turn {turn}, timed: take({count}) is missing"
+        taken = seen["takes"][turn]
+        if len(taken) != count or len(set(taken)) != count or held & set(taken):
+            return f"turn {turn}, timed: take({count}) gave {len(taken)} blocks, expected {count} that nobody held"
+        if not all(0 <= block < case["num_blocks"] for block in taken):
+            return f"turn {turn}, timed: take({count}) gave a number that is no block"
+        held |= set(taken)
+        if ended >= 0:
+            held -= set(seen["takes"][ended])
+    if seen["num_free"] != case["num_blocks"] - len(held):
+        return (
+            f"timed: {seen['num_free']} blocks are free in the end, expected {case['num_blocks'] - len(held)}"
+        )
+    if [block for block, holders in enumerate(seen["references"]) if holders] != sorted(held):
+        return "timed: references in the end are not those of the blocks that are held"
     return None

@@ -192,6 +192,17 @@ def run_latent(answer: Any, forms: list[str], **sizes: int) -> dict:
     return {form: watched(answer[form], *latent_inputs(**sizes)) for form in forms}
 
 
+def run_latent_steps(answer: Any, steps: int, **sizes: int) -> dict:
+    """Absorbed, so many steps of decode over the same latents, a query each: [steps, H, value]."""
+    if not hasattr(answer, "keys") or "absorbed" not in answer:
+        return {"missing": "absorbed", "returned": type(answer).__name__}
+    q, *remembered = latent_inputs(**(sizes | {"n": steps}))
+    outputs = [answer["absorbed"](one[None], *remembered) for one in q]
+    if not all(isinstance(out, torch.Tensor) and out.shape[:1] == (1,) for out in outputs):
+        return {"returned": type(outputs[0]).__name__}
+    return {"out": torch.cat(outputs)}
+
+
 # --- smaller-int8 ---
 
 

@@ -66,6 +66,19 @@ def _needed_of(error: WorkbenchError) -> list[int] | None:
     return [error.needed, error.available] if hasattr(error, "needed") else None
 
 
+def run_large_pool(answer: Any, num_blocks: int, turns: list[list[int]]) -> dict:
+    """A pool whose texts come and go: [count, k] takes so many blocks, then gives back all of take k (−1: of none).
+
+    What every take gave, and the counts in the end.
+    """
+    pool, takes = answer(num_blocks), []
+    for count, ended in turns:
+        takes.append(list(pool.take(count)))
+        if ended >= 0:
+            pool.give_back(takes[ended])
+    return {"takes": takes, "references": [int(n) for n in pool.references], "num_free": int(pool.num_free)}
+
+
 # --- paged-cow ---
 
 
@@ -149,8 +162,8 @@ def paged_memory(
     pools = [made(num_blocks, block_size, kv_heads, n) for n in (size, value_size)]
     live = torch.zeros(num_blocks, block_size, dtype=torch.bool)
     for table, length in zip(tables, lengths):
-        for place in range(length):
-            live[table[place // block_size], place % block_size] = True
+        places = torch.tensor(table)[:, None] * block_size + torch.arange(block_size)
+        live.view(-1)[places.flatten()[:length]] = True
     for pool in pools:
         pool[~live] = {"numbers": 1.0, "nan": torch.nan}[garbage] * (1.5 * pool[~live] + 1.0)
     most = max(map(len, tables))
@@ -165,6 +178,15 @@ def run_attention(answer: Any, **case: Any) -> dict:
     out = answer(*given)
     same = all(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)) for a, b in zip(given, fresh))
     return {"out": shown(out), "changed": not same}
+
+
+def run_attention_steps(answer: Any, steps: int, **case: Any) -> dict:
+    """So many steps over the same pool, with other queries in each: [steps, B, H_q, D_v]."""
+    q, *memory = paged_memory(**case)
+    outputs = [answer(torch.roll(q, step, dims=-1), *memory) for step in range(steps)]
+    if not all(isinstance(out, torch.Tensor) and out.dim() == 3 for out in outputs):
+        return {"returned": type(outputs[0]).__name__}
+    return {"out": torch.stack(outputs)}
 
 
 # --- paged-prefix ---

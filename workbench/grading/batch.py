@@ -269,7 +269,12 @@ def _what_grades(exercises: ExerciseSet, settings: dict) -> list:
         if file and os.path.isfile(file)
     }
     listed = [
-        [e.grade_id, e.entry, *e.forbidden, *[(c.name, c.points, c.hidden) for c in e.checks]]
+        [
+            e.grade_id,
+            e.entry,
+            *e.forbidden,
+            *[(c.name, c.points, c.hidden, repr(c.speedup)) for c in e.checks],
+        ]
         for e in exercises.exercises
     ]
     return [settings, exercises.prelude, exercises.starters, listed, sources]
@@ -373,7 +378,15 @@ def _graded(job: _Job, outcome: dict) -> Graded:
         result_of(e, outcome["results"].get(e.grade_id), set(outcome["confirmed"].get(e.grade_id, ())))
         for e in job.exercises.exercises
     )
-    return replace(job.graded, results=results, seconds=outcome["seconds"])
+    marks = [f"{r.grade_id}, {c.name}: {c.mark}" for r in results for c in r.checks if c.mark]
+    checks_seconds = sum(noted.get("seconds", 0.0) for noted in outcome["results"].values())
+    return replace(
+        job.graded,
+        results=results,
+        notes=(*job.graded.notes, *marks),
+        seconds=outcome["seconds"],
+        checks_seconds=round(checks_seconds, 3),
+    )
 
 
 def _keep(out: Path, job: _Job, outcome: dict) -> None:

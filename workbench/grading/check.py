@@ -12,6 +12,8 @@ import json
 import math
 import random
 import re
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -35,6 +37,26 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
+class Speedup:
+    """How fast an answer has to be: at least so many times as fast as a right and slow one, timed beside it.
+
+    baseline: the source of that answer's cell, with its own imports. named: what it is called in a message. plausible: a measured ratio above it
+    is believed and marked, for the instructor to look at.
+    """
+
+    baseline: str
+    named: str
+    at_least: float
+    plausible: float
+
+    def __post_init__(self) -> None:
+        if not 1 < self.at_least < self.plausible:
+            raise WorkbenchError(
+                f"a speedup of at least {self.at_least:g}, plausible up to {self.plausible:g}: both above 1, in this order"
+            )
+
+
+@dataclass(frozen=True)
 class Check:
     """One claim about an answer, worth `points`: all of its cases or nothing.
 
@@ -42,6 +64,9 @@ class Check:
     probe(answer, **case) -> an observation `encode` accepts; a module-level function, imported by name in the child.
     judge(case, observation) -> None when right, else what was seen, what was expected, where to look. Both arguments
     went through JSON: tuples and tensors arrive as lists, inf and nan as floats.
+
+    speedup: the answer is timed, too, once all checks before this one have passed: the first case warms up, each further
+    one is a pair, and what came back is judged every time.
     """
 
     name: str
@@ -50,6 +75,7 @@ class Check:
     probe: Callable[..., Any]
     judge: Callable[[dict, Any], str | None]
     hidden: bool = False
+    speedup: Speedup | None = None
 
     def __post_init__(self) -> None:
         if not self.name or type(self.points) is not int or self.points < 0:
@@ -65,9 +91,16 @@ class Check:
         return f"{self.probe.__module__}:{self.probe.__qualname__}"
 
 
-def claim(name: str, probe: Callable, judge: Callable, cases: Callable, points: int = 1) -> Check:
+def claim(
+    name: str,
+    probe: Callable,
+    judge: Callable,
+    cases: Callable,
+    points: int = 1,
+    speedup: Speedup | None = None,
+) -> Check:
     """A Check in the order in which a list of them reads well."""
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge)
+    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, speedup=speedup)
 
 
 @dataclass(frozen=True)
@@ -135,7 +168,7 @@ class ExerciseSet:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """`message` of a hidden check may quote its inputs: it is for the instructor only."""
+    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what he has to look at."""
 
     name: str
     passed: bool
@@ -144,6 +177,7 @@ class CheckResult:
     message: str
     hidden: bool = False
     output: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -352,6 +386,74 @@ def judge_check(check: Check, cases: list[dict], observations: Iterator[dict] | 
     return None
 
 
+# --- Speed: counted first, then timed as paired ratios, by whoever judges ---
+
+FEWEST_PAIRS, HOPELESS_PAIRS = 5, 7
+COUNTS_FIRST = "not timed: the checks before this one have to pass first"
+
+Turn = Callable[
+    [dict], tuple[dict, float]
+]  # a case -> what was seen, and the seconds of processor time that it took
+
+
+def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple[str | None, str]:
+    """(None when right and fast enough, else the message; a mark when it is faster than can be believed, else "").
+
+    Each case but the first is a pair: the same fresh inputs for both, who is first alternates, and what the answer gave
+    is judged. Its speed is the median of the pairs' ratios, so what slows a machine down for a while slows both. It ends
+    after five pairs if that is enough, after seven if not one of them was, and else with the last case: noise is given
+    more chances to pass, none to fail.
+    """
+    wanted, ratios = check.speedup, []
+    for number, case in enumerate(cases):
+        turns = (answer, baseline) if number % 2 else (baseline, answer)
+        took = {}
+        for turn in turns:
+            seen, took[turn] = turn(case)
+            if turn is answer and (message := judge_check(check, [case], [seen])) is not None:
+                return message, ""
+            if turn is baseline and "value" not in seen:
+                raise WorkbenchError(
+                    f"check {check.name!r}: what answers are timed against failed: {brief(seen)}"
+                )
+        if number:
+            ratios.append(took[baseline] / max(took[answer], 1e-9))
+        if len(ratios) >= FEWEST_PAIRS and statistics.median(ratios) >= wanted.at_least:
+            break
+        if len(ratios) >= HOPELESS_PAIRS and max(ratios) < wanted.at_least:
+            break
+    if len(ratios) < FEWEST_PAIRS:
+        raise WorkbenchError(
+            f"check {check.name!r} has {len(cases)} cases; {FEWEST_PAIRS + 1} or more are needed to time"
+        )
+    ratio = statistics.median(ratios)
+    told = f"{_times(ratio)} as fast as {wanted.named}"
+    spread = f"the median of {len(ratios)} pairs, {min(ratios):.2g} to {max(ratios):.2g}"
+    if ratio < wanted.at_least:
+        return f"right, and {told}; expected at least {_times(wanted.at_least)} ({spread})", ""
+    if ratio > wanted.plausible:
+        return (
+            None,
+            f"{told}, where more than {_times(wanted.plausible)} is not plausible ({spread}): look at the answer",
+        )
+    return None, ""
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times"
+
+
+def _turn(grade_id: str, probe: Callable, answer: Any) -> Turn:
+    """A turn in this process, on its clock of processor time."""
+
+    def turn(case: dict) -> tuple[dict, float]:
+        start = time.process_time()
+        seen = observe(grade_id, probe, answer, case)
+        return seen, time.process_time() - start
+
+    return turn
+
+
 def conclude(exercise: Exercise, checks: list[CheckResult], untouched: bool = False) -> Result:
     """The verdict from the checks. `untouched`: every check met the stub, or there was no answer to run."""
     points = sum(check.points for check in checks)
@@ -375,12 +477,31 @@ def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:
     """Judge `answer` in this process, without limits: for a learner's own notebook and for tests, not for grading."""
     results, met_stub = [], 0
     for check in exercise.checks:
-        cases = cases_of(exercise, check, seed)
-        observations = [observe(exercise.grade_id, check.probe, answer, case) for case in cases]
-        met_stub += "not_attempted" in observations[0]
-        message = judge_check(check, cases, observations)
-        passed = message is None
+        cases, mark = cases_of(exercise, check, seed), ""
+        if check.speedup is None:
+            observations = [observe(exercise.grade_id, check.probe, answer, case) for case in cases]
+            met_stub += "not_attempted" in observations[0]
+            message = judge_check(check, cases, observations)
+        elif not all(result.passed for result in results):
+            met_stub += met_stub == len(results)
+            message = COUNTS_FIRST
+        else:
+            slow = _defined(check.speedup.baseline, exercise.entry)
+            turns = [_turn(exercise.grade_id, check.probe, one) for one in (answer, slow)]
+            message, mark = race(check, cases, *turns)
+        points = check.points * (message is None)
         results.append(
-            CheckResult(check.name, passed, check.points * passed, check.points, message or "", check.hidden)
+            CheckResult(
+                check.name, message is None, points, check.points, message or "", check.hidden, mark=mark
+            )
         )
     return conclude(exercise, results, untouched=met_stub == len(exercise.checks))
+
+
+def _defined(source: str, entry: str) -> Any:
+    """What a cell of our own defines."""
+    from workbench.grading.child import run_cell
+
+    names: dict = {"__name__": "__main__"}
+    run_cell(source, names)
+    return names[entry]

@@ -117,9 +117,10 @@ class Desk:
     def check(self, grade_id: str, index: int) -> None:
         """Run the next check of an exercise, note its result, and print its line; raises CheckNotPassed."""
         exercise = self._exercise(grade_id)
-        noted = self.results.setdefault(grade_id, {"checks": [], "stubs": 0})
+        noted = self.results.setdefault(grade_id, {"checks": [], "stubs": 0, "seconds": 0.0})
         if index != len(noted["checks"]):
             raise WorkbenchError(f"checks run in order: number {len(noted['checks'])} is next, not {index}")
+        before = self.runner.answer_seconds
         try:
             if grade_id not in self._streams:
                 self._streams[grade_id] = self._stream(exercise)
@@ -129,6 +130,7 @@ class Desk:
             raise
         noted["checks"].append(asdict(result))
         noted["stubs"] += met_stub
+        noted["seconds"] = round(noted["seconds"] + self.runner.answer_seconds - before, 4)
         self._write()
         if not result.passed:
             raise CheckNotPassed(f"{grade_id}, {result.name}: {result.message}")

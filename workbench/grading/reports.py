@@ -34,7 +34,8 @@ class Graded:
     """One submission after grading. `error`: why it could not be read or graded; then there are no results.
 
     notes: what its teacher should know, such as missing exercises. penalty: points taken off for being late. seconds: how
-    long grading took; it is in no student's report, so that these are the same whenever they are made.
+    long grading took, checks_seconds: how long of it answers ran; in no student's report, so that these are the same
+    whenever they are made.
     """
 
     student_id: str
@@ -52,6 +53,7 @@ class Graded:
     penalty: float = 0
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    checks_seconds: float = 0.0
 
     @property
     def raw_score(self) -> int:

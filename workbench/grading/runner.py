@@ -21,11 +21,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
 from workbench.grading import child, confine, warm
 from workbench.grading.check import (
+    COUNTS_FIRST,
     Check,
     CheckResult,
     Exercise,
@@ -34,6 +36,7 @@ from workbench.grading.check import (
     cases_of,
     conclude,
     judge_check,
+    race,
 )
 from workbench.grading.confine import Limits
 from workbench.grading.reference import uses
@@ -71,6 +74,8 @@ class Runner:
         self.confinement: dict[str, bool] = {}
         self.bubblewrap = bubblewrap
         self.folder = None  # where sessions work, if not where all temporary files are
+        self.answer_seconds = 0.0  # spent in answers and probes so far, on the wall
+        self._beside: Runner | None = None  # runs what answers are timed against
         self._settings = {
             "preload": list(preload),
             "import_paths": [*map(str, import_paths)],
@@ -89,6 +94,9 @@ class Runner:
         self.close()
 
     def close(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
         self._stop()
         if self.folder is not None:
             remove_tree(self.folder)
@@ -138,28 +146,73 @@ class Runner:
             load_error = {"not_attempted": UNTOUCHED}
         elif used := uses(source, exercises.prelude, exercise.forbidden):
             load_error = {"reason": f"the answer uses {', '.join(used)}; this exercise is to write it"}
+        passed = True
         try:
             for check in exercise.checks:
-                cases, observations, output = cases_of(exercise, check, seed), [], ""
+                cases, observations, output, mark = cases_of(exercise, check, seed), [], "", None
                 if load_error is None and deadline is not None and time.monotonic() >= deadline:
                     observations = [{"reason": "not run: the time for the whole submission was used up"}]
+                elif load_error is None and check.speedup is not None and not passed:
+                    observations = [{"reason": COUNTS_FIRST}]
                 elif load_error is None:
                     if session is None:
                         self.start()
                         session = Session(self, exercises, exercise)
                         session.prepare(source)
                     until = min(time.monotonic() + self.limits.check_seconds, deadline or float("inf"))
-                    observations, load_error = _observe_all(session, check, cases, until)
+                    if check.speedup is None:
+                        observations, load_error = _observe_all(session, check, cases, until)
+                    else:
+                        observations, load_error, mark = self._race(session, check, cases, until)
                     output = session.take_output()
-                    if session.over or load_error or check is exercise.checks[-1]:
+                    raced = check.speedup is not None  # its process is stopped, and can start no other
+                    if session.over or load_error or raced or check is exercise.checks[-1]:
                         session.end()
                         session = None
                 if load_error:
                     observations = [load_error]
-                yield _result(check, cases, observations, output)
+                result, stub = _result(check, cases, observations, output, mark)
+                passed = passed and result.passed
+                yield result, stub
         finally:
             if session is not None:
                 session.end()
+
+    def _race(
+        self, session: Session, check: Check, cases: list[dict], until: float
+    ) -> tuple[list[dict], dict | None, str | None]:
+        """(what was seen if the answer is not right and fast enough, what stands for every check, the mark if it is).
+
+        What it is timed against runs in a process of ours that no answer shares, and in which the answer cannot reach.
+        """
+        if self._beside is None:
+            self._beside = Runner(self._settings["preload"], self._settings["import_paths"], self.limits)
+        exercise = replace(session.exercise, forbidden=())
+        self._beside.start()
+        beside = Session(self._beside, session.exercises, exercise)
+        try:
+            beside.prepare(check.speedup.baseline)
+            if failed := beside.load(time.monotonic() + START_SECONDS):
+                raise WorkbenchError(f"check {check.name!r}: what answers are timed against failed: {failed}")
+            if not session.loaded and (failed := session.load(until)):
+                return [], failed, None
+            message, mark = race(
+                check,
+                cases,
+                lambda case: session.timed(check, case, until),
+                lambda case: beside.timed(check, case, time.monotonic() + self.limits.check_seconds),
+            )
+        except SessionEnded as ended:
+            if beside.over:
+                raise WorkbenchError(
+                    f"check {check.name!r}: what answers are timed against: {ended}"
+                ) from ended
+            if not session.loaded:
+                return [], {"reason": str(ended)}, None
+            return [{"error": str(ended)}], None, None
+        finally:
+            beside.end()
+        return ([], None, mark) if message is None else ([{"reason": message}], None, None)
 
     # --- The server ---
 
@@ -309,12 +362,20 @@ def _observe_all(
 
 
 def _result(
-    check: Check, cases: list[dict], observations: list[dict], output: str
+    check: Check, cases: list[dict], observations: list[dict], output: str, mark: str | None
 ) -> tuple[CheckResult, bool]:
-    message = judge_check(check, cases, observations)
+    """mark: not None where a race has judged already, and the answer has won it."""
+    message = None if mark is not None else judge_check(check, cases, observations)
     passed = message is None
     stub = bool(observations) and "not_attempted" in observations[0]
     result = CheckResult(
-        check.name, passed, check.points * passed, check.points, message or "", check.hidden, output
+        check.name,
+        passed,
+        check.points * passed,
+        check.points,
+        message or "",
+        check.hidden,
+        output,
+        mark or "",
     )
     return result, stub

@@ -8,6 +8,7 @@ import os
 import secrets
 import selectors
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -39,7 +40,7 @@ class Session:
         self.nonce = secrets.token_hex(16)
         self.loaded, self.over, self.exit_code = False, False, None
         self._results, self._output, self._output_bytes = b"", b"", 0
-        self._watched, self._asked = 0.0, 0
+        self._watched, self._asked, self.wall_seconds = 0.0, 0, 0.0
         self.folder = tempfile.mkdtemp(prefix="answer-", dir=runner.folder)
         command_read, self._commands = os.pipe()
         self._result_read, result_write = os.pipe()
@@ -98,6 +99,32 @@ class Session:
         command = {"number": self._asked, "probe": check.probe_name, "case": encode(case)}
         return self._ask(pack(command), self._asked, until)
 
+    def timed(self, check: Check, case: dict, until: float) -> tuple[dict, float]:
+        """What `observe` gives, and the seconds that it took on the system's clock of this process's processor time.
+
+        All threads count, so more of them gain nothing, and waiting for a neighbour costs nothing. Where there is no such
+        clock (macOS), it is the time on the wall. Around its turn the process is stopped, so that it cannot slow down
+        what runs beside it; and from the end of its first turn on it can start no thread and no process. Raises
+        SessionEnded for one that has started a process already.
+        """
+        self._signal(signal.SIGCONT)
+        started = processor_seconds(self.pid)
+        seen = self.observe(check, case, until)
+        ended = processor_seconds(self.pid)
+        seconds = self.wall_seconds if started is None or ended is None else ended - started
+        with contextlib.suppress(AttributeError, ImportError, OSError, ValueError):
+            import resource
+
+            resource.prlimit(self.pid, resource.RLIMIT_NPROC, (0, 0))
+        self._signal(signal.SIGSTOP)
+        if len(family_of(self.pid)) > 1:
+            raise self._stop("stopped: the answer has started processes; what is timed works in one")
+        return seen, seconds
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, number)
+
     def take_output(self) -> str:
         """What the answer printed since last asked, cut; bytes that are not UTF-8 are shown as such."""
         if self.over is False:
@@ -140,7 +167,20 @@ class Session:
         return SessionEnded(reason)
 
     def _ask(self, line: str, number: int, until: float) -> dict:
-        """Send a line (unless empty), read output and results until the reply with that number is there."""
+        """Send a line (unless empty) and wait for the reply with that number; `wall_seconds` is what that took."""
+        started = time.monotonic()
+        try:
+            reply = self._hear(line, number, until)
+        finally:
+            self.wall_seconds = time.monotonic() - started
+            if number >= child.LOADED:
+                self.runner.answer_seconds += self.wall_seconds
+        if not self.over:
+            self._look()  # an answer may be done with its flood before anybody looked
+        return reply
+
+    def _hear(self, line: str, number: int, until: float) -> dict:
+        """Write the line, read output and results as they come, until the reply is there."""
         if self.over:
             raise SessionEnded(_reason(self.exit_code))
         unsent = memoryview(line.encode() + b"\n" if line else b"")
@@ -180,8 +220,6 @@ class Session:
                         break
                     self._read_output()
                     raise SessionEnded(_reason(self.exit_code))
-        if not self.over:
-            self._look()  # an answer may be done with its flood before anybody looked
         return reply
 
     def _heard_exit(self) -> bool:
@@ -277,16 +315,34 @@ def grown_bytes(pid: int, resident_at_fork: int) -> int:
     """Resident memory of a process and its descendants beyond what each shared with the server when it was forked."""
     import psutil
 
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return 0
     total = 0
-    for member in family:
+    for member in family_of(pid):
         with contextlib.suppress(psutil.Error):
             total += max(0, member.memory_info().rss - resident_at_fork)
     return total
+
+
+def family_of(pid: int) -> list:
+    """A process and its descendants as psutil has them; none when it is gone."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Processor time of all threads of a process so far, to the nanosecond; None where the system does not tell.
+
+    Linux has such a clock for every process (clock_getcpuclockid(3)).
+    """
+    if sys.platform != "linux":
+        return None
+    with contextlib.suppress(OSError):
+        return time.clock_gettime(~pid << 3 | 2)
+    return None
 
 
 def remove_tree(folder: str) -> None:
