@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import runpy
 import shutil
 import sys
 import tempfile
@@ -180,6 +181,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="P",
         help="of the points, for each day begun after --due",
     )
+
+    exercises = command("exercises", run_exercises, "list the exercises, time their checks, and prove them")
+    exercises.add_argument(
+        "--lab", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
+    )
+    exercises.add_argument("--time", action="store_true", help="run two right answers of each, as graded")
+    exercises.add_argument(
+        "--prove", action="store_true", help="and every wrong answer: is it caught by the check meant for it?"
+    )
+    exercises.add_argument("--json", action="store_true")
 
     soak = command("soak", None, "try random histories of a part, for as long as you like")
     parts = soak.add_subparsers(metavar="PART", required=True)
@@ -706,6 +717,56 @@ def run_grade(args: argparse.Namespace) -> int:
     with _grade_options(args) as options:
         print(grade(args.paths, args.out, sets=sets, hidden=hidden, progress=progress, **options))
     return 0
+
+
+def run_exercises(args: argparse.Namespace) -> int:
+    """1 when a right answer does not get all points, or a wrong one is not caught; from a clone, which has the answers."""
+    from dataclasses import asdict
+
+    from workbench.checks import exercise_sets
+    from workbench.errors import unknown
+    from workbench.grading.desk import load_instructors
+    from workbench.grading.notebooks import read_answers
+    from workbench.grading.prove import prove
+    from workbench.instruments.doctor import package_folder
+
+    known = exercise_sets()
+    for name in args.lab:
+        if name not in known:
+            raise unknown("lab", name, known)
+    names, rows = args.lab or list(known), []
+    files, missing = _instructors_files(names)
+    if missing:
+        raise WorkbenchError(f"solutions/ lacks {', '.join(missing)}; run this in a clone")
+    instructors, folder = load_instructors(files), package_folder().parent / "solutions"
+    for name in names:
+        exercises = known[name].with_hidden(*instructors)
+        listed = runpy.run_path(str(folder / f"{name}_wrong.py"))
+        ids = [exercise.grade_id for exercise in exercises.exercises]
+        reference = read_answers(folder / f"{name}.ipynb", ids).sources
+        right = [reference, listed["ALTERNATIVE"]] if args.time or args.prove else []
+        for proof in prove(exercises, right, listed["WRONG"] if args.prove else {}):
+            wrong = len(listed["WRONG"].get(proof.grade_id, ()))
+            rows.append({"lab": name} | asdict(proof) | {"wrong": wrong})
+            if not args.json:
+                _print_proof(rows, args)
+    if args.json:
+        _print_json(rows)
+    return int(any(row["faults"] for row in rows))
+
+
+def _print_proof(rows: list[dict], args: argparse.Namespace) -> None:
+    """The last of the rows, as soon as it is there."""
+    row = rows[-1]
+    if len(rows) == 1 or rows[-2]["lab"] != row["lab"]:
+        print(f"{row['lab']}\n    {'exercise':24} points   checks  wrong answers   seconds of its checks")
+    checks = f"{row['visible']} + {row['hidden']}"
+    wrong = f"{row['caught']} of {row['wrong']} caught" if args.prove else str(row["wrong"])
+    seconds = f"{row['seconds']:.2f}" if args.time or args.prove else ""
+    print(f"    {row['grade_id']:24} {row['points']:6} {checks:>8}  {wrong:15}   {seconds:>7}".rstrip())
+    for fault in row["faults"]:
+        print(f"        NOT AS IT SHOULD BE: {fault}")
+    sys.stdout.flush()
 
 
 @contextlib.contextmanager
