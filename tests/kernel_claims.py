@@ -22,6 +22,16 @@ GPU = pytest.param(
         ),
     ],
 )
+GPU_ALONE = pytest.param(  # what has no twin in the interpreter
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(
+            launch.INTERPRETED,
+            reason="needs a CUDA device: what it shows (CUDA graphs, streams, the choice made there) has no twin",
+        ),
+    ],
+)
 on_each_device = pytest.mark.parametrize("device", [INTERPRETER, GPU])
 
 # relative to the largest value of the reference; bfloat16 only where kernels are compiled

@@ -11,7 +11,7 @@ import torch
 from conftest import random_decoder, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_claims import GPU
+from kernel_claims import GPU_ALONE
 
 from workbench.decoding import SamplingSettings
 from workbench.decoding.law import SamplingLaw
@@ -413,7 +413,7 @@ def test_planted_a_step_that_reads_the_tokens_of_other_rows(monkeypatch):
 # -- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("device", [GPU_ALONE])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_on_a_gpu_the_tokens_are_the_same(device, graphs):
     """In float64, where the order of a sum does not decide about a token."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import random_decoder
-from kernel_claims import GPU, INTERPRETER
+from kernel_claims import GPU, GPU_ALONE, INTERPRETER
 from test_fast import SHAPES, logits_of, text
 from test_parity import relative_difference
 
@@ -142,7 +142,7 @@ def test_on_a_cpu_auto_is_torch():
     assert kernels == "torch" and "torch.compile" in because
 
 
-@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("device", [GPU_ALONE])
 def test_on_a_gpu_auto_is_triton(device):
     fast = prepare(random_decoder(SHAPES["llama GQA, tied"]).to(device))
     assert fast.kernels == "triton" and "Triton" in fast.kernels_because

@@ -10,7 +10,7 @@ import torch
 from conftest import random_decoder, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_claims import GPU
+from kernel_claims import GPU, GPU_ALONE
 
 from workbench.decoding import SamplingSettings
 from workbench.errors import WorkbenchError
@@ -461,7 +461,7 @@ def test_planted_a_step_that_is_checked_again_and_again(monkeypatch):
 # -- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("device", [GPU_ALONE])
 @pytest.mark.parametrize("attention", ["sdpa", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_graphs_through_both_kinds_of_attention(device, attention, dtype):
@@ -484,7 +484,7 @@ def test_cuda_graphs_through_both_kinds_of_attention(device, attention, dtype):
     assert not steps.failed and steps.replayed.total() == 40
 
 
-@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("device", [GPU_ALONE])
 def test_auto_on_a_gpu_records_where_kernels_attend(device):
     it = engine(wider(device, torch.bfloat16), graphs=None)
     assert it.graphs is not None and it.why_no_graphs == ""
