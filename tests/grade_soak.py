@@ -222,7 +222,7 @@ def kills(folder: Path, count: int, submissions: int, workers: int, seed: int) -
     while killed < count:
         run = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True)
         try:
-            run.wait(rng.uniform(0.5, 12.0))
+            run.wait(rng.uniform(0.5, 6.0))
             break  # done before all kills were spent
         except subprocess.TimeoutExpired:
             family = psutil.Process(run.pid).children(recursive=True)

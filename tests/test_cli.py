@@ -428,8 +428,8 @@ def test_grade_hands_over_paths_and_hidden_checks_and_succeeds_whatever_the_mark
 
     def grade(paths, out, *, sets, hidden, progress):
         asked.update(paths=paths, out=out, sets=sets, hidden=[f.name for f in hidden])
-        progress(SimpleNamespace(student_id="ada", error="", score=0, max_score=9))
-        progress(SimpleNamespace(student_id="bob", error="not JSON", score=0, max_score=9))
+        progress(SimpleNamespace(student_id="ada", assignment="", error="", score=0, max_score=9))
+        progress(SimpleNamespace(student_id="bob", assignment="", error="not JSON", score=0, max_score=9))
         return "1 of 2 submissions graded"
 
     monkeypatch.setattr("workbench.grading.grade", grade)

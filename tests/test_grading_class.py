@@ -222,7 +222,7 @@ def test_duplicates_missing_exercises_and_unreadable_files_are_told_by_name(grad
 
 
 def test_who_is_late_loses_what_was_said_and_no_more(graded):
-    folder, _ = graded
+    folder, summary = graded
     row = rows(folder / "out")["zipped"]
     assert (row["raw_score"], row["late_submission_penalty"], row["score"]) == (
         "2",
@@ -231,6 +231,9 @@ def test_who_is_late_loses_what_was_said_and_no_more(graded):
     )  # two days begun
     assert (row["duedate"], row["timestamp"]) == ("2026-02-28 00:00:00", "2026-03-01 12:00:00")
     assert rows(folder / "out")["right"]["late_submission_penalty"] == "0"
+    page = (folder / "out" / "summary.html").read_text("utf-8")
+    assert "1 handed in late" in str(summary) and "Handed in late" in page
+    assert '<td>zipped</td><td>91_hostile</td><td class="n">2</td><td class="n">2</td>' in page
     assert "handed in 2026-03-01" in (folder / "out" / "zipped" / "feedback.html").read_text("utf-8")
     assert late_after("2026-02-28T01:00+01:00", 50) == Late(datetime(2026, 2, 28, tzinfo=UTC), 50.0)
     for due, percent in (("soon", 0), ("2026-02-28", 101), ("2026-02-28", -1)):

@@ -708,10 +708,9 @@ def run_grade(args: argparse.Namespace) -> int:
         print("workbench: solutions/ is not here, so only the visible checks count", file=sys.stderr)
 
     def progress(graded) -> None:
-        print(
-            f"{graded.student_id}: {graded.error or f'{graded.score:g} of {graded.max_score:g}'}",
-            file=sys.stderr,
-        )
+        of = f" ({graded.assignment})" if graded.assignment and not args.lab else ""
+        told = graded.error or f"{graded.score:g} of {graded.max_score:g}"
+        print(f"{graded.student_id}{of}: {told}", file=sys.stderr)
 
     sets = "workbench.checks:exercise_sets"
     with _grade_options(args) as options:

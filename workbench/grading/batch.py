@@ -90,6 +90,8 @@ class Summary:
             f"{len(scores)} of {len(self.graded)} submissions graded{kept}; see {self.out / 'grades.csv'}",
             *map(inert, (*self.errors, *self.notes)),
         ]
+        if late := [one for one in scores if one.days_late]:
+            lines.append(f"{len(late)} handed in late; grades.csv says what that costs, summary.html who")
         names = {
             "network": "network off",
             "processes": "own processes",
@@ -116,10 +118,7 @@ class Late:
         days = math.ceil((handed_in - self.due).total_seconds() / 86_400) if handed_in else 0
         penalty = min(graded.raw_score, graded.raw_score * self.percent_per_day / 100 * max(0, days))
         due = self.due.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-        notes = (
-            (*graded.notes, f"late by {days} {'day' if days == 1 else 'days'}") if days > 0 else graded.notes
-        )
-        return replace(graded, duedate=due, penalty=round(penalty, 2), notes=notes)
+        return replace(graded, duedate=due, penalty=round(penalty, 2), days_late=max(0, days))
 
 
 def grade(

@@ -33,7 +33,8 @@ _UNSEEN = re.compile(
 class Graded:
     """One submission after grading. `error`: why it could not be read or graded; then there are no results.
 
-    notes: what its teacher should know, such as missing exercises. penalty: points taken off for being late. seconds: how
+    notes: what its teacher should know, such as missing exercises. penalty: points taken off for being late, by `days_late`
+    days, of which one that has begun counts. seconds: how
     long grading took, checks_seconds: how long of it answers ran; in no student's report, so that these are the same
     whenever they are made.
     """
@@ -51,6 +52,7 @@ class Graded:
     email: str = ""
     duedate: str = ""
     penalty: float = 0
+    days_late: int = 0
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     checks_seconds: float = 0.0

@@ -103,15 +103,17 @@ class Session:
         """What `observe` gives, and the seconds that it took on the system's clock of this process's processor time.
 
         All threads count, so more of them gain nothing, and waiting for a neighbour costs nothing. Where there is no such
-        clock (macOS), it is the time on the wall. Around its turn the process is stopped, so that it cannot slow down
-        what runs beside it; and from the end of its first turn on it can start no thread and no process. Raises
-        SessionEnded for one that has started a process already.
+        clock (macOS), or where processes of the answer could hide from it (no process namespace), it is the time on the
+        wall. Around its turn the process is stopped, so that it cannot slow down what runs beside it; and from the end of
+        its first turn on it can start no thread and no process. Raises SessionEnded for one that has started a process
+        already.
         """
         self._signal(signal.SIGCONT)
         started = processor_seconds(self.pid)
         seen = self.observe(check, case, until)
         ended = processor_seconds(self.pid)
-        seconds = self.wall_seconds if started is None or ended is None else ended - started
+        charged = None not in (started, ended) and self.runner.confinement.get("processes")
+        seconds = ended - started if charged else self.wall_seconds
         with contextlib.suppress(AttributeError, ImportError, OSError, ValueError):
             import resource
 

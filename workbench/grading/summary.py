@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from workbench.grading.check import Verdict
+from workbench.grading.check import COUNTS_FIRST, Verdict
 from workbench.grading.reports import Graded, page, text_in_html
 
 BAR_WIDTH, ROW_HEIGHT, SCORE_BINS, TIME_BINS, MOST = 320, 18, 10, 8, 10
@@ -24,6 +24,10 @@ def summary_html(graded: Sequence[Graded]) -> str:
     wrong += [(one.student_id, note) for one in graded for note in one.notes]
     if wrong:
         body.append("<h2>To be looked at</h2>" + _table(("Student", "What"), wrong, numbers=()))
+    if late := [one for one in graded if one.days_late and not one.error]:
+        rows = [(one.student_id, one.assignment, one.days_late, f"{one.penalty:g}") for one in late]
+        head = ("Student", "Lab", "Days begun", "Points taken off")
+        body.append("<h2>Handed in late</h2>" + _table(head, rows, numbers=(2, 3)))
     return page("Class summary", body)
 
 
@@ -55,8 +59,12 @@ def _lab(lab: str, graded: Sequence[Graded]) -> list[str]:
             _bars(failing, "submissions"),
         ]
     if seconds:
-        parts += ["<h3>Time to grade one submission, seconds</h3>"]
-        parts.append(_bars(_binned(seconds, max(seconds), TIME_BINS), "submissions"))
+        answers = sum(one.checks_seconds for one in marked) / max(1e-9, sum(seconds))
+        parts += [
+            "<h3>Time to grade one submission, seconds</h3>",
+            _bars(_binned(seconds, max(seconds), TIME_BINS), "submissions"),
+            f"<p>Answers ran for {answers:.0%} of it.</p>",
+        ]
     return parts
 
 
@@ -85,7 +93,8 @@ def _failing(marked: Sequence[Graded]) -> list[tuple[str, float]]:
     for one in marked:
         for result in one.results:
             if result.verdict != Verdict.NOT_ATTEMPTED:
-                failed.update(f"{result.grade_id}: {c.name}" for c in result.checks if not c.passed)
+                missed = [c for c in result.checks if not c.passed and c.message != COUNTS_FIRST]
+                failed.update(f"{result.grade_id}: {c.name}" for c in missed)
     return sorted(failed.items(), key=lambda item: (-item[1], item[0]))[:MOST]
 
 
