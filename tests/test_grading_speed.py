@@ -6,9 +6,11 @@ import json
 import multiprocessing
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import hostile_submissions as hostile
+import psutil
 import pytest
 import speed_toy as toy
 
@@ -16,7 +18,7 @@ from workbench.errors import WorkbenchError
 from workbench.grading import Limits, grade
 from workbench.grading.check import COUNTS_FIRST, Check, Speedup, evaluate, race
 from workbench.grading.runner import Runner, preload_of
-from workbench.grading.session import processor_seconds
+from workbench.grading.session import Session, processor_seconds
 
 SET = toy.exercise_sets()["92_speed"]
 FAST_ENOUGH = {"small": True, "fast": True, "after": True}
@@ -116,6 +118,8 @@ def test_who_is_first_alternates():
 def test_a_right_answer_is_timed_in_a_process_of_its_own_and_passes(runner):
     assert passed(runner.run(SET, SET.exercises[0], toy.RIGHT)) == FAST_ENOUGH
     assert passed(runner.run(SET, SET.exercises[0], toy.SLOW)) == TOO_SLOW
+    wrong = runner.run(SET, SET.exercises[0], "def pairs(numbers):\n    return 0\n")
+    assert not any(passed(wrong).values()) and said(wrong) == COUNTS_FIRST
 
 
 CLOCKS = """
@@ -188,6 +192,16 @@ def test_no_trick_makes_a_slow_answer_fast(runner, trick):
     assert passed(result)["small"] and ("times as fast" in said(result) or "pairs, expected" in said(result))
 
 
+def test_from_its_second_turn_on_an_answer_can_start_no_process_and_no_thread(runner):
+    for start in ("os.waitpid(os.fork() or os._exit(0), 0)", "threading.Thread(target=int).start()"):
+        source = f"import os, threading\n{toy.RIGHT}\nright = pairs\n" + (
+            "def pairs(numbers):\n    try:\n        " + start + "\n        print('started')\n"
+            "    except (OSError, RuntimeError):\n        print('refused')\n    return right(numbers)\n"
+        )  # fmt: skip
+        output = next(c.output for c in runner.run(SET, SET.exercises[0], source).checks if c.name == "fast")
+        assert output.count("started") == 1 and output.count("refused") >= 5, output
+
+
 def test_an_answer_that_keeps_a_process_is_not_timed(runner):
     source = "import subprocess\nsubprocess.Popen(['sleep', '60'])\n" + toy.RIGHT
     result = runner.run(SET, SET.exercises[0], source)
@@ -223,6 +237,29 @@ def test_neighbours_who_take_the_processor_cost_no_point(runner):
         for process in burning:
             process.kill()
             process.wait()
+
+
+def test_between_its_turns_an_answer_stands_still_and_where_its_processes_could_hide_the_wall_counts(
+    runner, monkeypatch
+):
+    runner.start()
+    exercise = SET.exercises[0]
+    session = Session(runner, SET, exercise)
+    try:
+        session.prepare("import time\ndef pairs(numbers):\n    time.sleep(0.2)\n    return 0\n")
+        assert session.load(time.monotonic() + 20) is None
+        seen, seconds = session.timed(exercise.checks[1], {"numbers": [1]}, time.monotonic() + 20)
+        assert seen == {"value": 0}
+        stopped_by = time.monotonic() + 10
+        while psutil.Process(session.pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < stopped_by
+            time.sleep(0.01)
+        assert seconds < 0.15 or not runner.confinement["processes"]
+        monkeypatch.setitem(runner.confinement, "processes", False)
+        _, seconds = session.timed(exercise.checks[1], {"numbers": [1]}, time.monotonic() + 20)
+        assert 0.2 <= seconds < 5
+    finally:
+        session.end()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the processor time of another process")

@@ -256,6 +256,7 @@ def judge_steps(case: dict, seen: dict) -> str | None:
     content = torch.einsum("nhc,hcs->nhs", q[..., : case["content"]], k_up @ c.T)
     scores = (content + q[..., case["content"] :] @ r.T) / q.shape[-1] ** 0.5
     right = torch.einsum("nhs,shv->nhv", scores.softmax(dim=-1), RIGHT.value(c, r, v_up))
+    right = torch.stack([out[step % case["heads"]] for step, out in enumerate(right)])
     if came.shape != right.shape or not same(came, right):
         return f"decode over {case['tokens']} latents, timed: not what the definition gives, though it was right before"
     return None

@@ -232,15 +232,16 @@ def judge_steps(case: dict, seen: dict) -> str | None:
     q, keys, values, _, _ = (t.double() for t in paged_memory(**about))
     came = torch.tensor(seen["out"], dtype=torch.float64)
     group = case["heads"][0] // case["heads"][1]
-    if came.shape != (case["steps"], *q.shape[:2], values.shape[-1]):
-        return f"a tensor of shape {list(came.shape[1:])} came back, expected [B, H_q, D_v]"
+    if came.shape != (case["steps"], q.shape[1], values.shape[-1]):
+        return f"[{', '.join(map(str, came.shape[1:]))}] came back for each sequence, expected [H_q, D_v]"
     for i, (table, length) in enumerate(zip(case["tables"], case["lengths"])):
         places = _places("text", case["tables"], table, length, case["block_size"], case["num_blocks"])
         k = keys.flatten(0, 1)[places].repeat_interleave(group, dim=1)
         v = values.flatten(0, 1)[places].repeat_interleave(group, dim=1)
-        queries = torch.stack([torch.roll(q[i], step, dims=-1) for step in range(case["steps"])])
+        steps = range(i, case["steps"], len(q))
+        queries = torch.stack([torch.roll(q[i], step, dims=-1) for step in steps])
         weights = (torch.einsum("nhd,shd->nhs", queries, k) * q.shape[-1] ** -0.5).softmax(dim=-1)
-        if not same(came[:, i], torch.einsum("nhs,shd->nhd", weights, v), TOLERANCE):
+        if not same(came[steps], torch.einsum("nhs,shd->nhd", weights, v), TOLERANCE):
             return (
                 f"sequence {i} of {length} tokens, timed: not what the definition gives, though it was before"
             )

@@ -193,14 +193,14 @@ def run_latent(answer: Any, forms: list[str], **sizes: int) -> dict:
 
 
 def run_latent_steps(answer: Any, steps: int, **sizes: int) -> dict:
-    """Absorbed, so many steps of decode over the same latents, a query each: [steps, H, value]."""
+    """Absorbed, so many steps of decode over the same latents, a query each; of step i head i mod H: [steps, value]."""
     if not hasattr(answer, "keys") or "absorbed" not in answer:
         return {"missing": "absorbed", "returned": type(answer).__name__}
     q, *remembered = latent_inputs(**(sizes | {"n": steps}))
     outputs = [answer["absorbed"](one[None], *remembered) for one in q]
-    if not all(isinstance(out, torch.Tensor) and out.shape[:1] == (1,) for out in outputs):
+    if not all(isinstance(out, torch.Tensor) and out.dim() == 3 and out.numel() for out in outputs):
         return {"returned": type(outputs[0]).__name__}
-    return {"out": torch.cat(outputs)}
+    return {"out": torch.stack([out[0, step % out.shape[1]] for step, out in enumerate(outputs)])}
 
 
 # --- smaller-int8 ---

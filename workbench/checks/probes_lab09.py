@@ -181,12 +181,12 @@ def run_attention(answer: Any, **case: Any) -> dict:
 
 
 def run_attention_steps(answer: Any, steps: int, **case: Any) -> dict:
-    """So many steps over the same pool, with other queries in each: [steps, B, H_q, D_v]."""
+    """So many steps over the same pool, with other queries in each; of step i sequence i mod B: [steps, H_q, D_v]."""
     q, *memory = paged_memory(**case)
     outputs = [answer(torch.roll(q, step, dims=-1), *memory) for step in range(steps)]
-    if not all(isinstance(out, torch.Tensor) and out.dim() == 3 for out in outputs):
+    if not all(isinstance(out, torch.Tensor) and out.dim() == 3 and out.numel() for out in outputs):
         return {"returned": type(outputs[0]).__name__}
-    return {"out": torch.stack(outputs)}
+    return {"out": torch.stack([out[step % len(out)] for step, out in enumerate(outputs)])}
 
 
 # --- paged-prefix ---
