@@ -347,7 +347,7 @@ def test_the_working_folder_is_new_for_each_answer_and_gone_afterwards(runner):
 import os
 def double(x):
     assert os.getcwd() == os.environ["HOME"]
-    os.makedirs("a/b"); open("a/b/kept", "w").write("x"); os.chmod("a/b", 0); os.chmod("a", 0)
+    os.makedirs("a/b"); open("a/b/kept", "w").write("x"); os.mkdir("a/closed", 0)
     raise ValueError(os.getcwd())
 """
     result = run(runner, source)

@@ -4,20 +4,28 @@ about the grader for Gradescope, which runs where nothing of ours is but what it
 from __future__ import annotations
 
 import ast
+import csv
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
+from workbench.grading import Verdict
+from workbench.grading.check import CheckResult, Result
+from workbench.grading.gradescope import run as run_as_gradescope
 from workbench.grading.release import autograder, checksum, release, released
+from workbench.grading.reports import Graded, csv_text
 
 ROOT = Path(__file__).parents[1]
 LABS = sorted(path.stem for path in (ROOT / "exercises").glob("*.ipynb"))
@@ -212,10 +220,13 @@ def test_the_zip_grades_a_submission_in_a_clean_folder(tmp_path):
     (root / "submission" / "my work.ipynb").write_text(json.dumps(book))
     (root / "submission" / "notes.txt").write_text("nothing")
     (root / "submission_metadata.json").write_text('{"users": [{"email": "ann@example.org"}]}')
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {
-        "PYTHONPATH": str(root / "source" / "package")
-    }
-    command = [sys.executable, "-P", "-m", "workbench.grading.gradescope", str(root)]
+    interpreter = root / "venv" / "bin" / "python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text(f'#!/bin/sh\nPYTHONPATH={root}/source/package exec {sys.executable} -P "$@"\n')
+    interpreter.chmod(0o755)
+    shutil.copy(root / "source" / "run_autograder", root)
+    environment = os.environ | {"AUTOGRADER_ROOT": str(root)}
+    command = ["bash", str(root / "run_autograder")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     report = json.loads((root / "results" / "results.json").read_text("utf-8"))
@@ -233,3 +244,186 @@ def test_the_zip_grades_a_submission_in_a_clean_folder(tmp_path):
     )
     assert {t["visibility"] for t in report["tests"]} == {"visible", "after_published"}
     assert os.stat(root / "results").st_mode & 0o777 == 0o700
+    assert done.stdout.startswith("Confinement of students' code") and done.stdout.count("\n") == 1
+
+
+METADATA = {  # as Gradescope writes it
+    "id": 123456, "created_at": "2026-11-20T14:22:32.365935-07:00", "submission_method": "upload",
+    "assignment": {"id": 25828, "title": "Lab 1", "total_points": "36.0", "group_submission": True, "late_due_date": None},
+    "users": [{"email": "ann@example.org", "id": 1234, "name": "Ann Lee"}, {"email": "bob@example.org", "id": 5}],
+    "previous_submissions": [{"submission_time": "2026-11-19T14:22:32-07:00", "score": 0.0, "results": {}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([], "No notebook was handed in"),
+        (["notes/answer.txt", "lab.pdf"], "No notebook was handed in"),
+        (["lab.ipynb"], "lab.ipynb is not a notebook"),
+        (["lab.rar"], "hand in a zip"),
+    ],
+)
+def test_what_holds_no_answers_gets_no_points_and_is_told_why(tmp_path, files, said):
+    (tmp_path / "source" / "hidden").mkdir(parents=True)
+    settings = {
+        "assignment": "02_where_time_goes",
+        "seed": "a seed for this test",
+        "sets": "workbench.checks:exercise_sets",
+    }
+    (tmp_path / "source" / "settings.json").write_text(json.dumps(settings))
+    (tmp_path / "submission_metadata.json").write_text(json.dumps(METADATA))
+    (tmp_path / "submission").mkdir()
+    for name in files:
+        (tmp_path / "submission" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "submission" / name).write_text("{")
+    report = run_as_gradescope(tmp_path)
+    assert (report["score"], report["tests"]) == (0, []) and said in report["output"]
+    assert json.loads((tmp_path / "results" / "results.json").read_text("utf-8")) == report
+
+
+def test_setup_installs_the_package_under_the_root_and_closes_what_is_secret(tmp_path):
+    """With stand-ins for the installers: what `setup.sh` asks of them, and what it leaves."""
+    root, log = tmp_path / "autograder", tmp_path / "log"
+    hidden = [ROOT / "solutions" / f"{LABS[0]}_hidden.py"]
+    autograder(ROOT, tmp_path / "grader.zip", LABS[0], hidden, "a seed for this test")
+    with zipfile.ZipFile(tmp_path / "grader.zip") as archive:
+        archive.extractall(root / "source")
+    (tmp_path / "bin").mkdir()
+    for name in ("apt-get", "python3"):
+        made = tmp_path / "bin" / name
+        pip = 'case "$*" in "-m venv"*) mkdir -p "$3/bin"; cp "$0" "$3/bin/pip";; esac\n'
+        made.write_text(f'#!/bin/sh\necho "$(basename "$0") $*" >> {log}\n{pip}')
+        made.chmod(0o755)
+    environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "AUTOGRADER_ROOT": str(root)}
+    subprocess.run(["bash", str(root / "source" / "setup.sh")], check=True, env=environment, cwd=tmp_path)
+    asked = log.read_text().splitlines()
+    assert asked[0] == "apt-get update" and "python3-venv" in asked[1]
+    assert f"python3 -m venv {root}/venv" in asked
+    assert asked[-1].startswith("pip install") and asked[-1].endswith(f"{root}/source/package")
+    for secret in (
+        root / "source" / "settings.json",
+        root / "source" / "hidden",
+        *(root / "source" / "hidden").iterdir(),
+    ):
+        assert secret.stat().st_mode & 0o077 == 0
+    assert (root / "source" / "package" / "pyproject.toml").stat().st_mode & 0o044
+
+
+# --- nbgrader's own commands on what is released ---
+
+LAB = "02_where_time_goes"
+
+
+@pytest.fixture(scope="module")
+def nbgrader(tmp_path_factory):
+    """nbgrader in a folder, as an instructor or a student types it, with our kernel and nothing of this user's settings."""
+    pytest.importorskip("nbgrader")
+    home = tmp_path_factory.mktemp("home")
+    kernel = home / "jupyter" / "kernels" / "workbench"
+    kernel.mkdir(parents=True)
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "x", "language": "python"}))
+    told = {
+        "HOME": home,
+        "JUPYTER_PATH": home / "jupyter",
+        "JUPYTER_CONFIG_DIR": home,
+        "IPYTHONDIR": home / "ipython",
+    }
+    told["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]  # it calls alembic by name
+    environment = os.environ | {name: str(value) for name, value in told.items()}
+
+    def run(folder: Path, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "nbgrader", *arguments], cwd=folder, env=environment, capture_output=True, text=True,
+            timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+def cells_of(path: Path) -> list[tuple]:
+    return [
+        (c["id"], c["metadata"], "".join(c["source"])) for c in json.loads(path.read_text("utf-8"))["cells"]
+    ]
+
+
+def with_answers(exercise: Path, solved: Path) -> dict:
+    """The released notebook, with the answer cells of the solutions pasted in."""
+    book = json.loads(exercise.read_text("utf-8"))
+    answers = {
+        about["grade_id"]: source
+        for _, metadata, source in cells_of(solved)
+        if (about := metadata.get("nbgrader"))
+    }
+    for cell in book["cells"]:
+        about = cell["metadata"].get("nbgrader")
+        if about and about["solution"]:
+            cell["source"] = answers[about["grade_id"]]
+    return book
+
+
+def test_nbgrader_validate_fails_every_check_of_the_starter_and_changes_nothing(course, nbgrader):
+    before = digests(course)
+    told = nbgrader(course / "exercises", "validate", f"{LAB}.ipynb")
+    checks = sum(
+        bool(m.get("nbgrader", {}).get("grade"))
+        for _, m, _ in cells_of(course / "exercises" / f"{LAB}.ipynb")
+    )
+    assert f"VALIDATION FAILED ON {checks} CELL(S)" in told and told.count("not attempted 0/") == checks > 4
+    assert digests(course) == before
+
+
+def test_nbgrader_validate_passes_the_right_answers_and_tells_of_a_changed_check(course, nbgrader, tmp_path):
+    book = with_answers(course / "exercises" / f"{LAB}.ipynb", ROOT / "solutions" / f"{LAB}.ipynb")
+    (tmp_path / "right.ipynb").write_text(json.dumps(book))
+    assert "Success! Your notebook passes all the tests" in nbgrader(tmp_path, "validate", "right.ipynb")
+    check = next(c for c in book["cells"] if c["metadata"].get("nbgrader", {}).get("grade"))
+    check["source"] = "pass"
+    (tmp_path / "changed.ipynb").write_text(json.dumps(book))
+    assert "THE CONTENTS OF 1 TEST CELL(S) HAVE CHANGED" in nbgrader(tmp_path, "validate", "changed.ipynb")
+
+
+def test_nbgraders_pipeline_takes_a_released_exercise_as_its_source(course, nbgrader, tmp_path):
+    """As docs/instructor.md says: without the step that puts nbgrader's own stub in place of ours."""
+    source, made = (tmp_path / step / LAB / f"{LAB}.ipynb" for step in ("source", "release"))
+    source.parent.mkdir(parents=True)
+    shutil.copy(course / "exercises" / f"{LAB}.ipynb", source)
+    (tmp_path / "nbgrader_config.py").touch()
+    nbgrader(tmp_path, "generate_assignment", LAB, "--create", "--ClearSolutions.enabled=False")
+    assert cells_of(made) == cells_of(source)
+    about = [metadata["nbgrader"] for _, metadata, _ in cells_of(made) if "nbgrader" in metadata]
+    assert {(a["grade"], a["solution"], a["locked"]) for a in about} == {
+        (False, False, True),  # what is only read
+        (False, True, False),  # answers
+        (True, False, True),  # checks
+    }
+    assert sum(a["points"] for a in about if a["grade"]) > 0
+
+
+def test_the_gradebook_reads_as_nbgraders_own_export(tmp_path):
+    """The same columns in the same order, and in them the same values, as its exporter writes for the same grades."""
+    exporting = pytest.importorskip("nbgrader.plugins.export")
+    handed_in = datetime(2026, 3, 1, 12, 0)
+    ann = SimpleNamespace(id="ann", last_name="Lee", first_name="Ann", email="ann@example.org")
+    lab = SimpleNamespace(name=LAB, duedate=datetime(2026, 2, 28), max_score=8.0)
+    graded = SimpleNamespace(late_submission_penalty=2.0, timestamp=handed_in, score=5.0)
+    gradebook = SimpleNamespace(assignments=[lab], students=[ann], find_submission=lambda *names: graded)
+    exporting.CsvExportPlugin(to=str(tmp_path / "theirs.csv")).export(gradebook)
+    check = CheckResult("c", True, 5, 8, "", False)
+    one = Graded(
+        "ann", LAB, "f.ipynb", str(handed_in), (Result("e", Verdict.FAILED, 5, 8, "", (check,)),), 8, first_name="Ann",
+        last_name="Lee", email="ann@example.org", duedate=str(lab.duedate), penalty=2.0,
+    )  # fmt: skip
+    texts = [
+        list(csv.reader(text.splitlines()))
+        for text in ((tmp_path / "theirs.csv").read_text(), csv_text([one]))
+    ]
+    theirs, ours = ([[_number(cell) for cell in row] for row in rows] for rows in texts)
+    assert ours == theirs and len(ours) == 2 and ours[0][-1] == "max_score"
+
+
+def _number(cell: str) -> float | str:
+    return float(cell) if cell.replace(".", "", 1).isdigit() else cell

@@ -168,7 +168,10 @@ def grade(
             "no notebooks found; give notebooks, zips, or a folder with one folder for each student"
         )
     out = Path(out)
-    (out / WORK_FOLDER).mkdir(parents=True, mode=0o700, exist_ok=True)
+    try:
+        (out / WORK_FOLDER).mkdir(parents=True, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise WorkbenchError(f"cannot write to {out}: {error.strerror or error}") from None
     with _alone_in(out / WORK_FOLDER):
         settings = {
             "sets": sets,
@@ -308,7 +311,11 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Two runs into one gradebook would overwrite each other's rows."""
     import fcntl
 
-    with open(folder / "lock", "w") as lock:
+    try:
+        opened = open(folder / "lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise WorkbenchError(f"cannot write to {folder}: {error.strerror or error}") from None
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -44,7 +44,10 @@ def serve(control: socket.socket, preload: list[str], import_paths: list[str]) -
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     files = confine.landlock_version() > 0 or os.environ.get(WITHIN) == "bubblewrap"
-    held = apart | {"files": files, "calls": confine.can_refuse_calls()}
+    calls = confine.can_refuse_calls()
+    held = apart | {"network": apart["network"] or calls, "files": files, "calls": calls}
+    if not apart["processes"]:
+        confine.adopt_orphans()
     tell(control, {"ready": held, "resident_bytes": _resident_bytes()})
     while True:
         text, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
@@ -58,11 +61,13 @@ def serve(control: socket.socket, preload: list[str], import_paths: list[str]) -
                 request["user"] = 0
         pid, waited_for, report = _fork(apart["processes"])
         if pid == 0:
-            _become_session(control, fds, request, import_paths)
+            _become_session(control, fds, request | {"alone": apart["processes"]}, import_paths)
         for fd in fds:
             os.close(fd)
         tell(control, {"pid": pid})
         status = _wait(waited_for, pid, control, wake_read)
+        if not apart["processes"] and sys.platform == "linux":
+            confine.end_children()
         if status is None:
             return
         with report:
@@ -159,8 +164,8 @@ def _become_session(control: socket.socket, fds: list[int], request: dict, impor
         readable = confine.readable_paths(import_paths)
         confine.limit_resources(limits, request["cpu_seconds"])
         confine.confine_files(readable, [request["folder"], "/dev/null"])
-        confine.become_nobody(request["user"], [*readable, request["folder"]])
-        confine.refuse_calls()
+        confine.become_nobody(request["user"], [*readable, os.path.dirname(request["folder"])])
+        confine.refuse_calls(alone=request["alone"])
         session()
     except BaseException as error:
         os.write(2, f"the session could not start: {type(error).__name__}: {error}\n".encode())

@@ -95,6 +95,8 @@ def find_submissions(paths: Sequence[str | Path], set_names: Sequence[str] = ())
     loose: list[Path] = []
     found: list[Submission] = []
     for path in map(Path, paths):
+        if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            raise WorkbenchError(f"{path} cannot be read: permission denied")
         if not path.exists():
             raise WorkbenchError(
                 f"{path} does not exist; give notebooks, zips, or a folder with one folder for each student"
@@ -152,6 +154,9 @@ def _of_student(folder: Path) -> list[Submission]:
             found += _in_zip(file, folder.name, one_student=True)
         elif file.suffix.lower() in OTHER_ARCHIVES and file.is_file():
             found.append(_unread(file, folder.name, "is an archive of another kind; hand in a zip"))
+    for path in (folder, *folder.glob("[!.]*")):
+        if path.is_dir() and not path.is_symlink() and not os.access(path, os.R_OK | os.X_OK):
+            found.append(_unread(path, folder.name, "cannot be read: permission denied"))
     return found or [Submission(folder.name, folder, folder)]
 
 

@@ -7,24 +7,29 @@ not a virtual machine: a class of strangers is graded in a container, with this 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import struct
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_NO_NEW_PRIVS = 1, 8, 38
+_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 8, 36, 38
 _CAP_DAC_READ_SEARCH = 1 << 2
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform != "win32" else None
 
 
 @dataclass(frozen=True)
 class Limits:
-    """On by default. Memory, files and processes count what the student's code adds, not what torch itself maps."""
+    """On by default. Memory, files and processes count what the student's code adds, not what torch itself maps.
+
+    processes: threads count as such; 0: it can start neither.
+    """
 
     check_seconds: float = 30.0
     submission_seconds: float = 600.0
@@ -54,26 +59,32 @@ def leave_network() -> dict[str, bool]:
     got = {"network": False, "processes": False}
     if sys.platform != "linux":
         return got
+    if _works(_own_network):  # else not at all: without the right to name its user, a process is half in
+        _own_network()
+        got["network"], got["processes"] = True, _works(new_process_namespace)
+    return got
+
+
+def _own_network() -> None:
     uid, gid = os.getuid(), os.getgid()
     user = 0 if uid == 0 else _CLONE_NEWUSER
-    try:
-        _call(_libc.unshare(user | _CLONE_NEWNET | _CLONE_NEWIPC))
-        got["network"] = True
-        if user:
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-            Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-    except OSError:
-        return got
+    _call(_libc.unshare(user | _CLONE_NEWNET | _CLONE_NEWIPC))
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def _works(deed: Callable[[], None]) -> bool:
+    """Whether `deed` raises nothing, tried in a copy of this process."""
     trial = os.fork()
     if trial == 0:
         try:
-            new_process_namespace()
+            deed()
             os._exit(0)
         finally:
             os._exit(1)
-    got["processes"] = os.waitpid(trial, 0)[1] == 0
-    return got
+    return os.waitpid(trial, 0)[1] == 0
 
 
 def new_process_namespace() -> None:
@@ -83,6 +94,31 @@ def new_process_namespace() -> None:
     `leave_network` did not give "processes".
     """
     _call(_libc.unshare(_CLONE_NEWPID | _CLONE_NEWIPC))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (Linux), so that `end_children` finds it."""
+    if sys.platform == "linux":
+        _call(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+
+
+def end_children(seconds: float = 5.0) -> None:
+    """Kill every descendant of this process, those of a fork bomb, too: stopped first, so that there are no new ones."""
+    import psutil
+
+    until, stopped = time.monotonic() + seconds, set()
+    while time.monotonic() < until:
+        family = {child.pid for child in psutil.Process().children(recursive=True)}
+        if not family:
+            return
+        new = family - stopped
+        for pid in new or family:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP if new else signal.SIGKILL)
+        stopped |= new
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def end_with_parent() -> None:
@@ -106,7 +142,7 @@ def limit_resources(limits: Limits, cpu_seconds: float) -> None:
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_DATA": data + limits.memory_bytes,
         "RLIMIT_AS": mapped + 2 * limits.memory_bytes,
-        "RLIMIT_NPROC": _threads_of_user() + limits.processes,
+        "RLIMIT_NPROC": _threads_of_user() + limits.processes if limits.processes else 0,
     }
     for name, value in wanted.items():
         kind = getattr(resource, name, None)
@@ -190,8 +226,10 @@ def confine_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
 
 # --- System calls ---
 
-# What no exercise needs, and what reaches around the rest: keys that outlive a session, other processes' memory, new
-# namespaces with rights of their own, mounts, and parts of the kernel with a history of holes. x86-64, ARM64.
+# What no exercise needs, and what reaches around the rest: keys and shared memory that outlive a session, other
+# processes' memory, new namespaces with rights of their own, mounts, parts of the kernel with a history of holes;
+# sockets, by whose names Landlock and namespaces let a process reach others of its user; and what Landlock lets pass
+# of changes to files that are not to be opened, which an answer that runs as the grader's user owns. x86-64, ARM64.
 _REFUSED_CALLS = {
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "ptrace": (101, 117),
     "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "unshare": (272, 97), "setns": (308, 268),
@@ -200,15 +238,37 @@ _REFUSED_CALLS = {
     "userfaultfd": (323, 282), "io_uring_setup": (425, 425), "kexec_load": (246, 104), "init_module": (175, 105),
     "finit_module": (313, 273), "delete_module": (176, 106), "pidfd_getfd": (438, 438), "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264), "quotactl": (179, 60), "swapon": (167, 224), "reboot": (169, 142),
+    "shmget": (29, 194), "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
+    "socket": (41, 198), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None),
+    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "truncate": (76, 45),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
 }  # fmt: skip
+# On other processes of the same user, where a session has no process namespace: signals, limits, priorities, pages.
+_REFUSED_AMONG_OTHERS = {
+    "tkill": (200, 130), "pidfd_send_signal": (424, 424), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274), "sched_setaffinity": (203, 122), "migrate_pages": (256, 238), "move_pages": (279, 239),
+    "process_madvise": (440, 440),
+}  # fmt: skip
+_ON_ITSELF_ONLY = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}
+_OWNERS = {
+    "fcntl": ((72, 25), (8, 10, 15)),
+    "ioctl": ((16, 29), (0x8901, 0x8902)),
+}  # who is sent a file's signals
+_OPENS = (((257, 56), 32), ((2, None), 24))  # openat, open, and where their flags stand
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-_CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
+_CLONE, _ABSENT = (56, 220), ((435, 435), (437, 437))  # clone3 and openat2, without which libc makes do
 _NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW… of clone's first argument
-_SOCKETS = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; AF_VSOCK would lead out of a virtual machine
-_LOAD, _EQUAL, _SET, _ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06  # of the kernel's packet filter
+_ACCESS, _TRUNCATING = 0o1003, 0o1000  # O_TRUNC with or without O_ACCMODE's bits
+_FIRST, _SECOND = 16, 24  # where a call's arguments stand
+# Of the kernel's packet filter.
+_LOAD, _EQUAL, _SET, _ABOVE, _AND, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x54, 0x06
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _PR_SET_SECCOMP, _PR_GET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 21, 2
-_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+_EPERM, _ENOSYS = 1, 38
 
 
 class _Filter(ctypes.Structure):
@@ -221,29 +281,54 @@ def can_refuse_calls() -> bool:
     return known and _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
-def refuse_calls() -> bool:
-    """Have the system refuse calls that no exercise needs, to this process and all it starts. Cannot be undone."""
+def refuse_calls(*, alone: bool = True) -> bool:
+    """Have the system refuse calls that no exercise needs, to this process and all it starts. Cannot be undone.
+
+    alone: it has a process namespace of its own. Where not, this process may send signals to itself and its group only,
+    and what it starts to the group only.
+    """
     if not can_refuse_calls():
         return False
     column, architecture = _ARCHITECTURES[os.uname().machine]
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if column == 0:  # the same calls by other numbers
         program += [(_ABOVE, 0, 1, 0x40000000), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
-    for numbers in _REFUSED_CALLS.values():
-        program += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERROR | _EPERM)]
-    # libc falls back to clone
-    program += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
-    program += [(_EQUAL, 0, 4, _CLONE[column]), (_LOAD, 0, 0, 16), (_SET, 0, 1, _NEW_NAMESPACES)]
-    program += [(_RETURN, 0, 0, _ERROR | _EPERM), (_RETURN, 0, 0, _ALLOW)]
-    program += [(_EQUAL, 0, 5, _SOCKET[column]), (_LOAD, 0, 0, 16)]
-    program += [(_EQUAL, 3 - i, 0, family) for i, family in enumerate(_SOCKETS)]
-    program += [(_RETURN, 0, 0, _ERROR | _EAFNOSUPPORT), (_RETURN, 0, 0, _ALLOW)]
+    refused = _REFUSED_CALLS if alone else _REFUSED_CALLS | _REFUSED_AMONG_OTHERS
+    for numbers in refused.values():
+        if numbers[column] is not None:
+            program += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERROR | _EPERM)]
+    for numbers in _ABSENT:
+        program += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
+    refuse = [(_RETURN, 0, 0, _ERROR | _EPERM), (_RETURN, 0, 0, _ALLOW)]
+
+    def looked_into(numbers: Sequence[int | None], tests: list[tuple]) -> list[tuple]:
+        rest = [*tests, *refuse]
+        return [(_EQUAL, 0, len(rest), numbers[column]), *rest] if numbers[column] is not None else []
+
+    program += looked_into(_CLONE, [(_LOAD, 0, 0, _FIRST), (_SET, 0, 1, _NEW_NAMESPACES)])
+    for numbers, flags in _OPENS:  # to empty a file that is opened for reading, Landlock before 6.2 lets pass
+        tests = [(_LOAD, 0, 0, flags), (_AND, 0, 0, _ACCESS), (_EQUAL, 0, 1, _TRUNCATING)]
+        program += looked_into(numbers, tests)
+    if not alone:
+        for numbers in _ON_ITSELF_ONLY.values():
+            program += looked_into(
+                numbers, [(_LOAD, 0, 0, _FIRST), (_EQUAL, 2, 0, os.getpid()), (_EQUAL, 1, 0, 0)]
+            )
+        for numbers, wanted in _OWNERS.values():
+            tests = [(_EQUAL, len(wanted) - 1 - i, i == len(wanted) - 1, one) for i, one in enumerate(wanted)]
+            program += looked_into(numbers, [(_LOAD, 0, 0, _SECOND), *tests])
+    program.append((_RETURN, 0, 0, _ALLOW))
+    install_filter(program)
+    return True
+
+
+def install_filter(program: Sequence[tuple[int, int, int, int]]) -> None:
+    """Have every system call of this process and all it starts go through `program`, in the kernel's packet filter."""
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     _call(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _call(
         _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Filter(len(program), packed)), 0, 0)
     )
-    return True
 
 
 def readable_paths(import_paths: Sequence[str]) -> list[str]:

@@ -16,10 +16,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
 from workbench.grading.batch import WORK_FOLDER, grade
+from workbench.grading.collect import OTHER_ARCHIVES
 from workbench.grading.desk import load_instructors, load_sets, result_of, write_whole
 from workbench.grading.notebooks import MAX_NOTEBOOK_BYTES
 from workbench.grading.reports import Graded, gradescope
@@ -49,6 +51,10 @@ def run(root: Path) -> dict:
         watcher = threading.Thread(target=_watch, args=(Path(out), settings, hidden, student, write, over))
         watcher.start()
         try:
+            if not any(
+                path.suffix in (".ipynb", *OTHER_ARCHIVES, ".zip") for path in _files(root / "submission")
+            ):
+                raise WorkbenchError("No notebook was handed in: none of the files is an .ipynb or a .zip.")
             summary = grade(
                 [root / "submission"],
                 out,
@@ -61,6 +67,9 @@ def run(root: Path) -> dict:
                 only_student=student,
             )
             graded, told = _chosen(summary.graded, settings["assignment"])
+            print(
+                str(summary).splitlines()[-1]
+            )  # what the container allowed, for the instructor: stdout is hidden
         except WorkbenchError as error:
             graded, told = Graded(student, settings["assignment"], "", "", error=str(error)), ""
         finally:
@@ -78,6 +87,11 @@ def _chosen(graded: tuple[Graded, ...], assignment: str) -> tuple[Graded, str]:
     )
     told = f"{len(graded)} notebooks were handed in; {ranked[0].file} counts" if len(graded) > 1 else ""
     return ranked[0], told
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for where, _, names in os.walk(folder):
+        yield from (Path(where, name) for name in names)
 
 
 def _student(metadata: Path) -> str:

@@ -186,18 +186,20 @@ def checksum(cell_type: str, source: str, about: dict) -> str:
 SETUP = """#!/usr/bin/env bash
 # Gradescope runs this once, when it builds the image: an Ubuntu with Python 3.11 or newer.
 set -euo pipefail
+root=${AUTOGRADER_ROOT:-/autograder}
 apt-get update
 apt-get install -y python3 python3-venv bubblewrap
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }
-python3 -m venv /autograder/venv
-/autograder/venv/bin/pip install --no-cache-dir -c /autograder/source/package/constraints.txt \\
-  --extra-index-url https://download.pytorch.org/whl/cpu /autograder/source/package
-chmod -R go-rwx /autograder/source/hidden /autograder/source/settings.json
+python3 -m venv "$root/venv"
+"$root/venv/bin/pip" install --no-cache-dir -c "$root/source/package/constraints.txt" \\
+  --extra-index-url https://download.pytorch.org/whl/cpu "$root/source/package"
+chmod -R go-rwx "$root/source/hidden" "$root/source/settings.json"
 """
 RUN = """#!/usr/bin/env bash
 # Gradescope runs this for every submission.
+root=${AUTOGRADER_ROOT:-/autograder}
 cd /
-/autograder/venv/bin/python -m workbench.grading.gradescope /autograder
+"$root/venv/bin/python" -m workbench.grading.gradescope "$root"
 """
 
 

@@ -155,17 +155,20 @@ class Runner:
                 elif load_error is None and check.speedup is not None and not passed:
                     observations = [{"reason": COUNTS_FIRST}]
                 elif load_error is None:
+                    raced = check.speedup is not None
+                    if raced and session is not None:
+                        session.end()
+                        session = None
                     if session is None:
                         self.start()
-                        session = Session(self, exercises, exercise)
+                        session = Session(self, exercises, exercise, single=raced)
                         session.prepare(source)
                     until = min(time.monotonic() + self.limits.check_seconds, deadline or float("inf"))
-                    if check.speedup is None:
+                    if not raced:
                         observations, load_error = _observe_all(session, check, cases, until)
                     else:
                         observations, load_error, mark = self._race(session, check, cases, until)
                     output = session.take_output()
-                    raced = check.speedup is not None  # its process is stopped, and can start no other
                     if session.over or load_error or raced or check is exercise.checks[-1]:
                         session.end()
                         session = None
@@ -189,7 +192,7 @@ class Runner:
             self._beside = Runner(self._settings["preload"], self._settings["import_paths"], self.limits)
         exercise = replace(session.exercise, forbidden=())
         self._beside.start()
-        beside = Session(self._beside, session.exercises, exercise)
+        beside = Session(self._beside, session.exercises, exercise, single=True)
         try:
             beside.prepare(check.speedup.baseline)
             if failed := beside.load(time.monotonic() + START_SECONDS):

@@ -34,7 +34,10 @@ class SessionEnded(Exception):
 class Session:
     """One forked child with one answer loaded; its pipes, its folder, its limits, its end."""
 
-    def __init__(self, runner: Runner, exercises: ExerciseSet, exercise: Exercise) -> None:
+    def __init__(
+        self, runner: Runner, exercises: ExerciseSet, exercise: Exercise, *, single: bool = False
+    ) -> None:
+        """single: it can start no thread and no process, as long as it lives; for what is timed."""
         self.limits, self.runner = runner.limits, runner
         self.exercises, self.exercise = exercises, exercise
         self.nonce = secrets.token_hex(16)
@@ -50,7 +53,7 @@ class Session:
             os.set_blocking(fd, False)
         request = {
             "folder": self.folder,
-            "limits": asdict(self.limits),
+            "limits": asdict(self.limits) | ({"processes": 0} if single else {}),
             "cpu_seconds": self.limits.check_seconds * (len(exercise.checks) + 1),
             "user": 60_000 + secrets.randbelow(5_000),  # a new one, so that nothing is left for the next
         }
@@ -104,9 +107,8 @@ class Session:
 
         All threads count, so more of them gain nothing, and waiting for a neighbour costs nothing. Where there is no such
         clock (macOS), or where processes of the answer could hide from it (no process namespace), it is the time on the
-        wall. Around its turn the process is stopped, so that it cannot slow down what runs beside it; and from the end of
-        its first turn on it can start no thread and no process. Raises SessionEnded for one that has started a process
-        already.
+        wall. After its turn the process is stopped, so that it cannot slow down what runs beside it. Raises SessionEnded
+        for one that has started others all the same.
         """
         self._signal(signal.SIGCONT)
         started = processor_seconds(self.pid)
@@ -114,10 +116,6 @@ class Session:
         ended = processor_seconds(self.pid)
         charged = None not in (started, ended) and self.runner.confinement.get("processes")
         seconds = ended - started if charged else self.wall_seconds
-        with contextlib.suppress(AttributeError, ImportError, OSError, ValueError):
-            import resource
-
-            resource.prlimit(self.pid, resource.RLIMIT_NPROC, (0, 0))
         self._signal(signal.SIGSTOP)
         if len(family_of(self.pid)) > 1:
             raise self._stop("stopped: the answer has started processes; what is timed works in one")
