@@ -13,6 +13,7 @@ import hostile_submissions as hostile
 import psutil
 import pytest
 import speed_toy as toy
+import torch
 
 from workbench.errors import WorkbenchError
 from workbench.grading import Limits, grade
@@ -110,6 +111,20 @@ def test_who_is_first_alternates():
     check = Check("fast", 1, toy.cases(3, 7), toy.probe, lambda case, seen: None, speedup=toy.SPEEDUP)
     race(check, [{"numbers": []}] * 7, turn("answer"), turn("baseline"))
     assert order[2:8] == ["answer", "baseline", "baseline", "answer", "answer", "baseline"]
+
+
+def test_in_a_notebook_torch_has_one_thread_while_it_is_timed_as_where_it_is_graded():
+    threads, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    right = defined(toy.RIGHT)
+    try:
+        result = evaluate(
+            SET.exercises[0], lambda n: seen.append((len(n) > 100, torch.get_num_threads())) or right(n)
+        )
+        assert torch.get_num_threads() == 2 and passed(result) == FAST_ENOUGH
+    finally:
+        torch.set_num_threads(threads)
+    assert set(seen) == {(False, 2), (True, 1)}
 
 
 # --- Where it is graded ---
