@@ -43,6 +43,8 @@ lab: setup
 test: export HF_HUB_OFFLINE = 1
 # Two files run at a time: threads of one would only wait for those of the other.
 test: export OMP_NUM_THREADS = 1
+# A hundred processes import the same modules: they are compiled once, whatever the shell around says.
+test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	@failed=; part() { echo "== $$1"; shift; "$$@" || failed="$$failed, $$name"; }; \
 	name=lint;          part "ruff check" $(BIN)/ruff check .; \

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 
@@ -12,11 +11,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 import torch
 
-from workbench.models import corpus, evaluation
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.recipes import shipped_tokenizer
-from workbench.models.tokenizer import Tokenizer
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits, 40 times slower on a busy machine
 
@@ -58,30 +55,6 @@ def random_decoder(config: ModelConfig, *, seed: int = 0, tokenizer=None, name: 
             is_norm = parameter.dim() == 1 and weight_name.endswith("weight")
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator) + is_norm)
     return model.eval().requires_grad_(False)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def what_stays_the_same_is_read_once():
-    """Many tests ask for the tokens of the same held-out text, and for the modules that it is taken from."""
-    read, known = evaluation.token_stream, {}
-    read_library = corpus.standard_library
-    whole_library = functools.cache(read_library)
-
-    def token_stream(files, tokenizer, order=None) -> torch.Tensor:
-        if not isinstance(tokenizer, Tokenizer) or order is not None:
-            return read(files, tokenizer, order)
-        asked = (tuple(files), tokenizer.backend.to_str(), tokenizer.end_of_text)
-        if asked not in known:
-            known[asked] = read(files, tokenizer)
-        return known[asked].clone()
-
-    def standard_library(root=None) -> list[corpus.SourceFile]:
-        return read_library(root) if root is not None else list(whole_library())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "token_stream", token_stream)
-        patch.setattr(corpus, "standard_library", standard_library)
-        yield
 
 
 @pytest.fixture(scope="session")

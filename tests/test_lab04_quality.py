@@ -84,7 +84,7 @@ def test_a_cache_that_loses_nothing_gives_the_loss_without_one_in_chunks_of_any_
 
 def test_it_is_the_held_out_loss_of_the_cards(model, monkeypatch):
     few = [dataclasses.replace(f, text=f.text[:600]) for f in held_out_files()[:4]]
-    for module, name in ((recipes, "held_out_files"), (evaluation, "_held_out_files")):
+    for module, name in ((recipes, "held_out_files"), (evaluation, "held_out_files")):
         monkeypatch.setattr(module, name, lambda: few)
     card = recipes.held_out_loss(model, model.tokenizer, context=64)
     found = loss(model, context=64, count=None)

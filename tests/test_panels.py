@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html as python_html
 import re
 import time
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import matplotlib as mpl
 import pytest
@@ -259,6 +261,33 @@ def test_nothing_is_drawn_while_something_is_timed(waiting):
         time.sleep(0.1)
         assert len(waiting.drawn) == seen
     assert waiting.wait(30) and waiting.drawn[-1] == 5
+
+
+def test_a_run_is_seen_to_move_and_little_of_its_time_is_spent_on_drawing(waiting, monkeypatch):
+    """Drawings that take 50 ms and longer are at least 200 ms apart; the last one shows all there is."""
+
+    def quick(bench, *, n):
+        for i in range(n):
+            time.sleep(0.01)
+            yield bench.measurement(name="test.wait", settings={"n": n}, samples=[float(i)], unit="s")
+
+    drawings, view = [], Wait.view
+
+    def slow(panel, settings):
+        began = time.monotonic()
+        time.sleep(0.05)
+        drawings.append((len(panel.measurements), began, time.monotonic()))
+        return view(panel, settings)
+
+    monkeypatch.setattr("workbench.panels.base.DRAW_EVERY_S", 0.0)
+    monkeypatch.setattr(style, "png", lambda figure: PNG)
+    monkeypatch.setattr(Wait, "view", slow)
+    monkeypatch.setattr(waiting, "experiment", dataclasses.replace(waiting.experiment, run=quick))
+    waiting.run(n=150)
+    assert drawings[-1][0] == 150
+    live = [drawing for drawing in drawings if 0 < drawing[0] < 150]
+    assert len(live) >= 2
+    assert all(later[1] - former[2] >= 0.2 for former, later in pairwise(live))
 
 
 def test_the_text_of_a_run_in_progress_is_shown_inert_and_moves_the_bar(waiting):

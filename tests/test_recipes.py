@@ -286,6 +286,26 @@ def test_held_out_files_are_there_and_never_trained_on():
     assert len(trained) > 400
 
 
+def test_held_out_files_are_those_of_the_whole_library_and_no_other_is_read(monkeypatch, tmp_path):
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "encoder.py").write_text("x = 1\n")
+    (tmp_path / "bisect.py").write_text("x = 2\n")
+    (tmp_path / "csv.py").write_text(" \n")
+    (tmp_path / "queue.py").write_bytes(b"# caf\xe9")
+    (tmp_path / "other.py").write_text("x = 3\n")
+    read, read_text = [], Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **kw: (read.append(path), read_text(path, **kw))[1])
+    for root in (None, tmp_path):
+        whole = corpus.standard_library(root)
+        read.clear()
+        assert corpus.held_out_files(root) == [f for f in whole if f.path in HELD_OUT]
+        assert not {path.name for path in read} - {Path(name).name for name in HELD_OUT}
+    assert [f.path for f in corpus.held_out_files(tmp_path)] == ["bisect.py", "json/encoder.py"]
+    for name in ("json/encoder.py", "bisect.py"):
+        (tmp_path / name).unlink()
+    assert corpus.held_out_files(tmp_path) == []
+
+
 def test_tests_tables_and_installed_packages_are_no_corpus():
     for file in training_files():
         assert not {"test", "tests", "site-packages", "idle_test"} & set(file.path.split("/"))
@@ -309,6 +329,8 @@ def test_a_python_without_its_source_is_told_so(tmp_path):
     (tmp_path / "empty.py").write_text(" \n")
     with pytest.raises(WorkbenchError, match=r"ships without its .py files"):
         corpus.standard_library(tmp_path)
+    with pytest.raises(WorkbenchError, match=r"ships without its .py files"):
+        corpus.held_out_files(tmp_path)
 
 
 def test_the_held_out_loss_is_the_mean_over_scored_tokens(small_corpus):

@@ -220,7 +220,7 @@ EXPERIMENTS = (
                 "lengths", "both", "text", help="fixed, dynamic (measured; off where it would lose), or both"
             ),
             Setting("prompts", 3, "int", low=1, high=16, brief=1, help="of each kind of text"),
-            Setting("new_tokens", 96, "int", low=8, high=512, brief=32, help="written after each prompt"),
+            Setting("new_tokens", 96, "int", low=8, high=512, brief=24, help="written after each prompt"),
             Setting(
                 "temperature",
                 0.0,

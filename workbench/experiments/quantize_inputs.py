@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SEQUENCES = Setting("sequences", 8, "int", 1, 128,
                     help="calibration text: pieces of the training modules, one a module, the same for every method")  # fmt: skip
-LENGTH = Setting("length", 256, "choice", choices=(16, 32, 64, 128, 256, 512, 1024), unit="tokens",
+LENGTH = Setting("length", 256, "choice", choices=(16, 32, 64, 128, 256, 512, 1024), unit="tokens", brief=128,
                  help="of each piece of calibration text")  # fmt: skip
 LAYER = Setting("layer", 2, "int", 0, 200, help="whose linears are looked at")
 

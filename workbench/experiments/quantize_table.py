@@ -257,7 +257,7 @@ TABLE = Experiment(
         SEQUENCES,
         LENGTH,
         Setting("context", 256, "choice", choices=(32, 64, 128, 256, 512, 1024), unit="tokens",
-                help="tokens of a passage"),
+                brief=128, help="tokens of a passage"),
         Setting("passages", 12, "int", 2, 100, brief=8, help="passages of the held-out modules, the same for every recipe"),
         Setting("repeats", 8, "int", 1, 100, brief=2, help="timed decode steps of every model"),
     ),

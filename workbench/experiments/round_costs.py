@@ -65,10 +65,11 @@ class InStep(NamedTuple):
 
 
 def written_in_step(
-    bench: Bench, model: Decoder, prompt: Sequence[int], *, draft: object, draft_length: object, **how
-) -> InStep:
+    bench: Bench, model: Decoder, prompt: Sequence[int], *,
+    draft: object, draft_length: object, tokens: int | None = None, **how,
+) -> InStep:  # fmt: skip
     """The same request without a draft and with one, on a machine of their own. how: of both, see `generate`; nothing but
-    their length ends them, and `bench.stop` between two tokens."""
+    their length ends them, and `bench.stop` between two tokens. tokens: read no more of them than that."""
     seconds: list[list[float]] = [[], []]
     with exclusive(bench.check_stop):
         both = [
@@ -76,7 +77,7 @@ def written_in_step(
             for drafting in ({}, {"draft": draft, "draft_length": draft_length})
         ]
         try:
-            for _ in range(how["max_new_tokens"]):
+            for _ in range(min(tokens or how["max_new_tokens"], how["max_new_tokens"])):
                 bench.check_stop()
                 for one, taken in zip(both, seconds):
                     started = time.perf_counter()
@@ -133,6 +134,7 @@ def _rounds(
     both = written_in_step(
         bench, target, prompt, draft=Guesses(target, rows - 1, chain=chain), draft_length=rows - 1 if chain else 1,
         max_new_tokens=min(target.config.context_length - len(prompt), WARMUP + ROUNDS + rows),
+        tokens=1 + WARMUP + ROUNDS,  # with room after the last for a whole round
         temperature=temperature, seed=0,
     )  # fmt: skip
     first = [

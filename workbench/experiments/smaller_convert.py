@@ -12,7 +12,7 @@ from workbench.experiments.cache_memory import no_times
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import plain
 from workbench.experiments.smaller_inputs import (
-    CONTEXT,
+    CUT_CONTEXT,
     PASSAGES,
     VARIANTS,
     allocated,
@@ -184,7 +184,7 @@ CONVERT = Experiment(
         Setting("sequence_length", 256, "choice", choices=(32, 64, 128, 256, 512, 1024), unit="tokens",
                 help="tokens of each"),
         Setting("peak_learning_rate", 2e-3, "float", 1e-6, 0.1, help="the rate before it falls"),
-        CONTEXT,
+        CUT_CONTEXT,
         PASSAGES,
         Setting("evaluations", 6, "int", 1, 100, brief=3, help="how often the held-out loss is taken on the way"),
         Setting("seed", 1, "int", 0, 10_000, help="of the order in which the modules are read"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,7 @@ ROUNDING = 1e-3  # nats a token may differ when only the order of additions diff
 
 CONTEXT = Setting("context", 1024, "choice", choices=(32, 64, 128, 256, 512, 1024), unit="tokens",
                   help="tokens of a passage")  # fmt: skip
+CUT_CONTEXT = replace(CONTEXT, brief=512)  # where no lecture looks at one length
 PASSAGES = Setting("passages", 16, "int", 2, 100, brief=4, help="passages of the held-out modules, the same for every kind")  # fmt: skip
 CHUNK = Setting("chunk", 64, "choice", choices=(1, 2, 4, 8, 16, 32, 64, 128, 256), unit="tokens",
                 help="the text goes through the kv in pieces of so many tokens; all before them is read from it")  # fmt: skip

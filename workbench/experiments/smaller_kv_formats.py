@@ -374,7 +374,7 @@ FORMATS_OF_KV = Experiment(
                 help="tokens that share the scale of a channel"),
         Setting("layer", 2, "int", 0, 200, help="whose channels are shown"),
         Setting("format", "int4", "choice", choices=SHOWN_FORMATS, help="in which the error of every channel is shown"),
-        Setting("context", CONTEXT.default, "choice", choices=(128, 256, 512, 1024), unit="tokens", brief=512,
+        Setting("context", CONTEXT.default, "choice", choices=(128, 256, 512, 1024), unit="tokens", brief=256,
                 help=CONTEXT.help),
         Setting("passages", 8, "int", 2, 100, brief=4, help="passages of the held-out modules, the same for every format"),
         Setting("chunk", 16, "choice", choices=(1, 2, 4, 8, 16, 32, 64), unit="tokens",

@@ -16,7 +16,7 @@ from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import plain
 from workbench.experiments.smaller_inputs import (
     CHUNK,
-    CONTEXT,
+    CUT_CONTEXT,
     PASSAGES,
     allocated,
     check_lossless,
@@ -282,7 +282,7 @@ WINDOWS = Experiment(
                 help="tokens that are remembered, sinks included"),
         Setting("sinks", 4, "int", 0, 64, unit="tokens", help="first tokens that stay"),
         Setting("variants", True, "flag", help="also the variant trained with windows, and its twin without"),
-        CONTEXT,
+        CUT_CONTEXT,
         PASSAGES,
         CHUNK,
     ),

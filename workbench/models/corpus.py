@@ -7,7 +7,9 @@ version belongs beside every number.
 
 from __future__ import annotations
 
+import functools
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +66,30 @@ def _is_table(path: Path) -> bool:
 
 
 def standard_library(root: Path | None = None) -> list[SourceFile]:
-    """Every source file of the installed standard library that is text worth learning, sorted by path."""
-    root = root or Path(sysconfig.get_path("stdlib"))
+    """Every source file of the installed standard library that is text worth learning, sorted by path. Read once."""
+    root = root or _library_folder()
+    files = list(_whole_library(root))
+    if not files:
+        raise WorkbenchError(
+            f"no standard library source found under {root}: this Python ships without its .py files; "
+            "use a Python from python.org, Debian, conda or pyenv"
+        )
+    return files
+
+
+@functools.cache
+def _whole_library(root: Path) -> tuple[SourceFile, ...]:
+    return tuple(_read(root, sorted(root.rglob("*.py"))))
+
+
+def _library_folder() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _read(root: Path, paths: Iterable[Path]) -> list[SourceFile]:
+    """Those of the paths that are text worth learning."""
     files = []
-    for path in sorted(root.rglob("*.py")):
+    for path in paths:
         relative = path.relative_to(root)
         name = relative.as_posix()
         if (
@@ -82,11 +104,6 @@ def standard_library(root: Path | None = None) -> list[SourceFile]:
             continue
         if text.strip():
             files.append(SourceFile(name, text))
-    if not files:
-        raise WorkbenchError(
-            f"no standard library source found under {root}: this Python ships without its .py files; "
-            "use a Python from python.org, Debian, conda or pyenv"
-        )
     return files
 
 
@@ -95,8 +112,12 @@ def training_files(root: Path | None = None) -> list[SourceFile]:
 
 
 def held_out_files(root: Path | None = None) -> list[SourceFile]:
-    """The held-out modules that this Python has (all of them, from 3.11 on)."""
-    return [f for f in standard_library(root) if f.path in HELD_OUT]
+    """The held-out modules that this Python has (all of them, from 3.11 on). No other file is read."""
+    root = root or _library_folder()
+    files = _read(root, sorted(root / name for name in HELD_OUT))
+    if not files:
+        standard_library(root)  # raises where there is no source at all
+    return files
 
 
 def token_stream(files: list[SourceFile], tokenizer, order: list[int] | None = None) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import codeop
-import functools
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -61,7 +60,7 @@ def held_out_passages(tokenizer: Tokenizer | None, context: int, count: int | No
     """
     if tokenizer is None:
         raise WorkbenchError("held-out text needs a tokenizer, and this model has none (random weights?)")
-    stream = token_stream(_held_out_files(), tokenizer)
+    stream = held_out_stream(tokenizer)
     there = len(stream) // context
     count = there if count is None else count
     if not 1 <= count <= there:
@@ -81,10 +80,16 @@ class Remembers(Attends, Protocol):
     def release(self, sequence: Hashable) -> None: ...
 
 
-@functools.cache
-def _held_out_files() -> list[SourceFile]:
-    """Reading the library takes a while, so it is read once."""
-    return held_out_files()
+def held_out_stream(tokenizer: Tokenizer) -> torch.Tensor:
+    """[T] int64: the tokens of all held-out modules. They are made once for all tokenizers that are equal, in a
+    third of a second; so what comes is shared, and never written to."""
+    same = (tuple(held_out_files()), tokenizer.backend.to_str(), tokenizer.end_of_text)
+    if same not in _STREAMS:
+        _STREAMS[same] = token_stream(held_out_files(), tokenizer)
+    return _STREAMS[same]
+
+
+_STREAMS: dict[tuple[tuple[SourceFile, ...], str, int | None], torch.Tensor] = {}
 
 
 @torch.inference_mode()
@@ -164,7 +169,7 @@ def acceptance_rate(
             f"{target.name} has a vocabulary of {target.config.vocab_size} tokens, {draft.name} of "
             f"{draft.config.vocab_size}; a draft must share its target's"
         )
-    stream = token_stream(held_out_files(), target.tokenizer).to(target.device)
+    stream = held_out_stream(target.tokenizer).to(target.device)
     windows = stream[: len(stream) // context * context].view(-1, context)
     if max_tokens is not None:
         windows = windows[: max(1, max_tokens // context)]

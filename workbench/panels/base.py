@@ -35,7 +35,8 @@ from workbench.panels.words import recorded_label
 from workbench.records import Record, records_of
 
 SHOW_EVERY_S = 0.1  # texts of a run in progress are shown this often; more would slow what is measured
-DRAW_EVERY_S = 0.25  # so often at most a run in progress is drawn
+DRAW_EVERY_S = 0.25  # so often at most a run in progress is drawn,
+DRAW_SHARE = 4  # and after so many times as long as the last drawing took: most of the time is for measuring
 DRAW_WITHIN_S = 10.0  # how long a snapshot waits for a run or a drawing in progress
 COUNTED = re.compile(r"(\d+) of (?:at most )?(\d+)")
 
@@ -82,6 +83,7 @@ class Panel:
         self._closed = False
         self._ceilings: Ceilings | None = None
         self._said_at = self._drawn_at = 0.0  # time.monotonic()
+        self._drawing_s = 0.0  # how long the last drawing took
         self._drawing_failed = False
         self._worker: threading.Thread | None = None
         self._painter: threading.Thread | None = None
@@ -305,7 +307,7 @@ class Panel:
                 if measurement is None:
                     return
                 self.measurements.append(measurement)
-                if time.monotonic() - self._drawn_at > DRAW_EVERY_S:
+                if time.monotonic() - self._drawn_at > max(DRAW_EVERY_S, DRAW_SHARE * self._drawing_s):
                     self._paint_quietly()
             time.sleep(0.002)  # long enough for whoever waits to draw
 
@@ -374,6 +376,7 @@ class Panel:
     def paint(self) -> None:
         """Draw the present state into the widgets, on the calling thread."""
         with self._paint_lock:
+            began = time.monotonic()
             view = self.view(self.settings)
             hollow = f"Drawn hollow: {recorded_label(self.record)}; not measured here." if self.record else ""
             self._picture = (style.png(view.figure), f"{view.alt} {hollow}".rstrip())
@@ -382,6 +385,7 @@ class Panel:
             self.image.value = html.image(*self._picture)
             self.words.value = html.paragraph(f"{view.words}\n{hollow}".rstrip())
             self._drawn_at = time.monotonic()
+            self._drawing_s = self._drawn_at - began
             self.extra.value = view.extra
             self.table.value = html.table(view.header, view.rows, view.caption) if view.rows else ""
 
