@@ -342,11 +342,12 @@ def _matvec_int4(version: int, rows: int, dtype: torch.dtype) -> None:
 
 
 SIZES = (64, 80, 96, 128, 256)
+# brief in every type
 IN_FLOAT32 = (
     ("flash_decode", "v2 D=128"),
     ("softmax", "v3 n=4096"),
     ("matvec", "v3 N=32"),
-)  # brief in every type
+)
 
 
 def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]:

@@ -75,9 +75,8 @@ def _paged_prefill_kernel(
     """Grid (tiles of ROWS rows · SPLITS · G, B), neighbours in G. SKIP: versions 2 and 3."""
     program, sequence = tl.program_id(0), tl.program_id(1)
     of_keys, split = program % groups, program // groups % SPLITS
-    tile = (
-        tl.num_programs(0) // groups // SPLITS - 1 - program // groups // SPLITS
-    )  # those with most keys first
+    # those with most keys first
+    tile = tl.num_programs(0) // groups // SPLITS - 1 - program // groups // SPLITS
     start_token = tl.load(query_starts + sequence)
     new = tl.load(query_starts + sequence + 1) - start_token
     if tile * ROWS < new * GROUP:

@@ -103,9 +103,8 @@ def test_a_sequence_takes_its_right_buddy_and_moves_where_that_is_not_free():
     assert (buddy.ranges("a"), buddy.ranges("b")) == ([(0, 4)], [(4, 4)])
     assert buddy.grow("a") and buddy.ranges("a") == [(8, 8)] and buddy.moved == 4
     assert buddy.free_ranges == [(0, 4)]
-    assert not buddy.grow("b") and buddy.ranges("b") == [
-        (4, 4)
-    ]  # 8 are not free, and the left buddy is no help
+    # 8 are not free, and the left buddy is no help
+    assert not buddy.grow("b") and buddy.ranges("b") == [(4, 4)]
     assert buddy.lengths == {"a": 5, "b": 4} and buddy.free_ranges == [(0, 4)]
     buddy.leave("a")
     assert buddy.free_ranges == [(0, 4), (8, 8)]
@@ -213,9 +212,8 @@ def test_every_workload_comes_to_its_end_with_every_place_accounted_for(capacity
         fit = [demand for demand in demands if demand.end <= longest[name]]
         assert (served.finished, served.refused) == (len(fit), len(demands) - len(fit))
         assert all(a.capacity == capacity and min(vars(a).values()) >= 0 for a in served.accounts)
-        assert sum(served.running) == sum(
-            demand.output_tokens for demand in fit
-        )  # a token for each, in each step
+        # a token for each, in each step
+        assert sum(served.running) == sum(demand.output_tokens for demand in fit)
 
 
 def test_paged_memory_is_useful_where_a_reservation_is_mostly_waste():

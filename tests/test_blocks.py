@@ -770,10 +770,11 @@ def test_when_a_beginning_goes_the_tree_forgets_what_follows_and_the_chain_keeps
     kind, free, found_again
 ):
     pool = pool_of(4, 2, kind)
+    # the beginning is computed twice, and the end of b outlives it
     texts = {
         "a": [0, 0, 1, 1],
         "b": [0, 0, 2, 2],
-    }  # the beginning is computed twice, and the end of b outlives it
+    }
     for name, text in texts.items():
         compute(pool, name, text, remember=False)
     for name, text in texts.items():

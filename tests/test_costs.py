@@ -87,9 +87,8 @@ class Watch(TorchDispatchMode):
         elif name.startswith("aten.embedding") and not self.written:
             self.written += made[0].numel()  # the row of the token; GPT-2's of the position is added to it
         elif works and not name.startswith(("aten.copy_", "aten.cat")):
-            looks_up = name.startswith(
-                ("aten.index", "aten.embedding")
-            )  # reads the rows it gives, not the table
+            # reads the rows it gives, not the table
+            looks_up = name.startswith(("aten.index", "aten.embedding"))
             self.elementwise += sum(t.numel() for t in (*(made if looks_up else ours), *made))
         return out
 
@@ -253,9 +252,8 @@ def test_every_weight_is_read_once_but_of_the_embedding_only_the_rows_looked_up(
     tables = [model.embed, *([model.embed_positions] if config.is_gpt2 else [])]
     of_tables = {id(t.weight) for t in tables}
     others = sum(p.numel() for p in model.parameters() if id(p) not in of_tables)
-    head = (
-        model.head.weight.numel() if config.tie_embeddings else 0
-    )  # a tied head is read though not a parameter
+    # a tied head is read though not a parameter
+    head = model.head.weight.numel() if config.tie_embeddings else 0
     assert weights_read(config, rows, 1) == others + head + len(tables) * rows * config.hidden_size
     assert weights_read(config, rows, 1) - weights_read(config, rows, 0) == model.head.weight.numel()
 

@@ -266,9 +266,8 @@ def test_kv_bytes_are_what_a_real_kv_holds(name, kind, kv_settings):
 
 
 def test_a_rolling_buffer_is_read_whole_and_no_further():
-    config = SHAPES[
-        "windows, a global layer, sinks"
-    ]  # two layers of W 4 and 2 sinks, one global; H_kv 2, D 8
+    # two layers of W 4 and 2 sinks, one global; H_kv 2, D 8
+    config = SHAPES["windows, a global layer, sinks"]
     ring = 2 + (4 - 1) + 16  # sinks, window, rewind
     for context, rolled in ((9, 10), (ring - 1, ring), (100, ring)):
         costs = decode_costs(config, batch=3, context=context, weight_bytes_per_element=4, kv="window")
@@ -309,9 +308,8 @@ def test_both_forms_of_latent_attention_by_hand():
         assert costs.bytes_by_part["weights"] == 16 * 4 * (8 + 8) * 4
     assert [o.name for o in absorbed.operations] == ["absorb", "attention", "restore"]
     assert [o.name for o in expanded.operations] == ["expand", "attention"]
-    keys = (
-        every * 4 * (12 + 8)
-    )  # of every head, read by attention; before that written, the content part twice
+    # of every head, read by attention; before that written, the content part twice
+    keys = every * 4 * (12 + 8)
     assert expanded.operation("attention").activation_bytes == 4 * (
         new * 4 * 12 + new * 20 + keys + new * 4 * 8
     )

@@ -153,9 +153,8 @@ def test_with_arrivals_and_aborts_at_any_moment(
 def test_a_stop_token_is_seen_one_step_late_and_leaves_nothing():
     """The text's row in the step after it is computed for nothing: no token, no block, nothing to be found of it."""
     [whole] = engine(asynchronous=False).run([Request("x", tuple(tokens(5, 1)), 12)])
-    count = max(
-        whole.token_ids.index(token) for token in whole.token_ids[:-1]
-    )  # tokens before one that is new
+    # tokens before one that is new
+    count = max(whole.token_ids.index(token) for token in whole.token_ids[:-1])
     stop = whole.token_ids[count]
     assert count >= 4
     request = Request("x", tuple(tokens(5, 1)), 12, stop_token_ids=(stop,))
@@ -402,9 +401,8 @@ def test_planted_a_step_that_reads_the_tokens_of_other_rows(monkeypatch):
 
     def shifted(self, works, writers, before):
         made, sources = batch(self, works, writers, before)
-        return made, [
-            at if source >= 0 else -1 for at, source in enumerate(sources)
-        ]  # as if nobody ever left
+        # as if nobody ever left
+        return made, [at if source >= 0 else -1 for at, source in enumerate(sources)]
 
     monkeypatch.setattr(Launcher, "_batch", shifted)
     assert texts(engine().run(requests)) != expected

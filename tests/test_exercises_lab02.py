@@ -26,9 +26,8 @@ class TestExercises(ExerciseClaims):
 
     def printed(self, lines: list[str]) -> None:
         counted = next(line for line in lines if line.startswith("a prompt of 512"))
-        assert (
-            counted.split()[6] == counted.split()[-1]
-        )  # the workbench counts attention's FLOPs as the learner does
+        # the workbench counts attention's FLOPs as the learner does
+        assert counted.split()[6] == counted.split()[-1]
         assert any(line.startswith("1 graph, of") for line in lines)
 
 

@@ -422,9 +422,8 @@ def test_a_compiled_whole_step_keeps_the_contract_of_the_kv():
         for at, token in enumerate(ids):  # its newest tokens are as they came
             got = fast(Batch.of([[token]], first_positions=[at]), other)
             assert relative_difference(got, whole[at : at + 1]) < TOLERANCE
-        shallow = dataclasses.replace(
-            config, num_layers=1
-        )  # its cache has no place for the last layer's keys
+        # its cache has no place for the last layer's keys
+        shallow = dataclasses.replace(config, num_layers=1)
         cache = Contiguous(shallow)
         random_decoder(shallow)(Batch.of([ids[:4]]), cache)
         with pytest.raises(WorkbenchError, match="layer 1"):

@@ -58,6 +58,7 @@ def test_symmetric_codes_count_from_zero_to_both_sides():
 def test_fp8_keeps_four_significant_bits():
     q = quantize_tensor(torch.tensor([448.0, 17.0, 19.0, -1.0625, 2.0**-9, 0.4 * 2.0**-9]), "fp8_e4m3")
     assert q.scale.item() == 1.0
+    # a tie goes to the even fraction
     assert q.dequantize().tolist() == [
         448.0,
         16.0,
@@ -65,7 +66,7 @@ def test_fp8_keeps_four_significant_bits():
         -1.0,
         2.0**-9,
         0.0,
-    ]  # a tie goes to the even fraction
+    ]
 
 
 def test_two_codes_share_a_byte_the_first_half_in_the_low_bits():

@@ -224,11 +224,12 @@ def test_duplicates_missing_exercises_and_unreadable_files_are_told_by_name(grad
 def test_who_is_late_loses_what_was_said_and_no_more(graded):
     folder, summary = graded
     row = rows(folder / "out")["zipped"]
+    # two days begun
     assert (row["raw_score"], row["late_submission_penalty"], row["score"]) == (
         "2",
         "2",
         "0",
-    )  # two days begun
+    )
     assert (row["duedate"], row["timestamp"]) == ("2026-02-28 00:00:00", "2026-03-01 12:00:00")
     assert rows(folder / "out")["right"]["late_submission_penalty"] == "0"
     page = (folder / "out" / "summary.html").read_text("utf-8")

@@ -185,9 +185,8 @@ def test_a_replay_writes_where_its_texts_are_and_to_the_scratch_place(device):
         for old, new in zip(before, static._store.tensors):
             same = torch.eq(old, new) | (old.isnan() & new.isnan())
             changed = set((~same).flatten(2).any(-1).any(0).nonzero()[:, 0].tolist())
-            scratch = (
-                {static.scratch} if round == 0 else set()
-            )  # the padding row's numbers are the same each time
+            # the padding row's numbers are the same each time
+            scratch = {static.scratch} if round == 0 else set()
             assert changed == written | scratch
     assert steps.replayed == {4: 4} and steps.padding_rows == 4
 

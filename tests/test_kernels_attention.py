@@ -132,9 +132,8 @@ def test_great_scores_do_not_overflow(device):
     at = starts([20], device)
     for version in fa.VERSIONS:
         got = fa.flash_attention(q, k, v, at, at, max_queries=20, scale=1.0, version=version)
-        assert_near(
-            got, fa.flash_attention_reference(*wide(q, k, v), at, at, scale=1.0), 1e-3
-        )  # scores of 10⁵
+        # scores of 10⁵
+        assert_near(got, fa.flash_attention_reference(*wide(q, k, v), at, at, scale=1.0), 1e-3)
 
 
 # -- Flash-Decoding ----------------------------------------------------------------------------------------------------
@@ -347,10 +346,11 @@ def test_work_is_what_a_hand_counts():
     assert (work.bytes_written, work.flops, work.launches) == (2 * 2 * 2 * 4, 7 * 2 * 2 * 12, 1)
     assert pd.paged_decode_work(q[:2], k, v, tables, lengths, block_size=4, splits=3).launches == 2
     twin = fd.flash_decode_work(q[:2], k[None, :5].expand(2, -1, -1, -1), v[None, :5], lengths)
+    # the table's three entries
     assert (twin.flops, work.bytes_read - twin.bytes_read) == (
         work.flops,
         4 * 3,
-    )  # the table's three entries
+    )
     # and 2 + 1 new tokens of the same texts: pairs 4 + 5 and 2
     work = pp.paged_prefill_work(q, k, v, tables, starts([2, 1]), lengths, max_queries=2, block_size=4)
     assert work.bytes_read == 2 * (3 * 2 * 8 + 7 * 12) + 4 * (3 + 3 + 2)

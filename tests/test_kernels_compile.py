@@ -165,8 +165,9 @@ def test_an_older_gpu_takes_its_own_instructions_and_has_less_shared_memory():
     found = [
         one for kernels in compiling.table("matvec", brief=True, capability="8.0").values() for one in kernels
     ]
+    # 16 bits, 32 bits
     assert {one["tensor_cores"] for one in found if one["kernel"] == "matvec_many_rows"} == {
         "mma",
         "",
-    }  # 16 bits, 32 bits
+    }
     assert max(one["shared"] for one in found) <= compiling.DEVICES["8.0"].shared_memory_per_block_optin

@@ -295,9 +295,8 @@ def test_every_kind_with_every_kind_of_heads(kind, heads):
     ids, prompt, wide = text(64), text(20), model_for(kind, heads).double()
     expected, tokens = oracle(model, ids), greedy(wide, Recompute(wide.config, attention="eager"), prompt, 64)
     assert len(set(tokens)) > 5
-    whole = (
-        {"group": 42} if kind == "quantized" else {}
-    )  # 84 tokens are two groups: none of them quantized yet
+    # 84 tokens are two groups: none of them quantized yet
+    whole = {"group": 42} if kind == "quantized" else {}
     for chunk in [None] if kind == "recompute" else CHUNKS:
         assert greedy(wide, kv_for(kind, wide, **whole), prompt, 64, chunk) == tokens
         if kind == "quantized":
@@ -573,9 +572,8 @@ def test_steps_and_chunks_take_no_more_than_a_window(everywhere):
                     kv.attend(layer, *inputs, batch)
             taken[length, count] = peak.bytes
             kv.truncate("s", length)
-    a_token = (
-        everywhere.config.kv_values_per_token() * 4
-    )  # 180 more of them would be seen; what the last step left is less
+    # 180 more of them would be seen; what the last step left is less
+    a_token = everywhere.config.kv_values_per_token() * 4
     assert all(abs(taken[60, count] - taken[240, count]) < a_token for count in (1, 4))
     assert taken[60, 1] < kv.bytes_reserved
 

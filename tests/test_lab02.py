@@ -172,9 +172,8 @@ def test_intensities_of_a_decode_step_equal_hand_counts(tiny_model, batch):
     flops, moved = 2 * batch * 64 * 32, 4 * (batch * 64 + 64 * 32 + batch * 32)
     assert point(found, "down").intensity == flops / moved
     attention = point(found, "attention")
-    values = (
-        17 * 2 * 16 + 2 * 16 + (32 + 2 * 16 + 32)
-    )  # keys and values read, new ones written, q, k, v and result
+    # keys and values read, new ones written, q, k, v and result
+    values = 17 * 2 * 16 + 2 * 16 + (32 + 2 * 16 + 32)
     assert attention.intensity == pytest.approx(4 * 32 * 17 / (4 * values), rel=1e-12)
 
 
@@ -564,9 +563,8 @@ def test_a_knob_redraws_promptly_and_loads_no_model(make, name, monkeypatch):
         start = time.process_time()
         panel.paint()
         taken.append(time.process_time() - start)
-    assert (
-        min(taken) < 1.0 * machine_slowness()
-    )  # a model or a measurement in the way would take longer; 0.1 s is the aim
+    # a model or a measurement in the way would take longer; 0.1 s is the aim
+    assert min(taken) < 1.0 * machine_slowness()
 
 
 @functools.cache

@@ -171,9 +171,8 @@ def test_ways_belong_to_variants_and_kinds_that_exist():
         assert way.variant in decoding.VARIANTS and way.kv in KINDS
         assert way.name in COLOURS and way.name in MARKS
     assert {n for names in decoding.COMPARISONS.values() for n in names} == set(decoding.WAYS)
-    assert all(
-        names[0] == "mha" for names in decoding.COMPARISONS.values()
-    )  # what the others are compared with
+    # what the others are compared with
+    assert all(names[0] == "mha" for names in decoding.COMPARISONS.values())
 
 
 def test_contexts_end_with_the_largest():
@@ -240,9 +239,8 @@ def test_the_settings_of_a_way_reach_the_cost_model(bench):
         flops[name], kept[name] = costs.flops, costs.bytes_by_part["kv"]
     assert flops["mla re-expanded"] > 2 * flops["mla"] and kept["mla kept expanded"] > 10 * kept["mla"]
     assert kept["mha"] > kept["int8"] > kept["int4"]
-    assert kept["mha"] == kept["shared"] + (
-        kept["mha"] - kept["shared"]
-    )  # both read; the shared store half as often
+    # both read; the shared store half as often
+    assert kept["mha"] == kept["shared"] + (kept["mha"] - kept["shared"])
     assert kept["hybrid"] < 0.7 * kept["mha"] and kept["mqa"] == pytest.approx(kept["mha"] / 12)
 
 
@@ -561,9 +559,8 @@ def test_the_table_of_variants_says_what_the_plot_draws(make):
 
 
 def test_regimes_are_named_in_words(make):
-    assert (
-        "No gain in time to speak of" in make("variants").words.value
-    )  # a small model on an H100's data sheet
+    # a small model on an H100's data sheet
+    assert "No gain in time to speak of" in make("variants").words.value
     assert "launch-bound" in make("latent").words.value
     panel = make("variants", size="random-1b", largest_context=32_000)
     assert "bandwidth-bound" in panel.words.value and "No gain" not in panel.words.value
@@ -640,9 +637,8 @@ def test_the_best_of_what_fits_is_named_and_what_does_not_fit_is_not(make):
     panel.measurements = [loss_of(model, loss) for model, loss in losses.items()]
     panel.refresh()
     assert panel.wait(30)
-    assert (
-        "the lowest held-out loss is that of MLA, 2.8100" in panel.words.value
-    )  # MHA is better and does not fit
+    # MHA is better and does not fit
+    assert "the lowest held-out loss is that of MLA, 2.8100" in panel.words.value
     panel.configure(memory=1024)
     assert panel.wait(30) and "the lowest held-out loss is that of MHA, 2.8000" in panel.words.value
     panel.configure(memory=16)

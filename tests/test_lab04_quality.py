@@ -270,9 +270,8 @@ def test_every_variant_and_the_target_have_bytes_as_allocated_and_a_loss_through
             )
         for m in losses:
             assert m.unit == "nats/token" and 7 < m.median < 9 and "equal those without a cache" in m.check
-    by_name = {
-        m.settings["model"]: m for m in found if m.settings["measured"] == "bytes"
-    }  # the last: 256 tokens
+    # the last: 256 tokens
+    by_name = {m.settings["model"]: m for m in found if m.settings["measured"] == "bytes"}
     assert by_name["stdlib-3m-mha"].median == 2 * 6 * 6 * 32 * 4
     assert (
         by_name["stdlib-3m-mqa"].median
@@ -346,9 +345,8 @@ def test_every_format_reports_perplexity_bytes_as_allocated_and_errors_within_th
     for m in others:
         assert m.counts["bytes_reserved"] == m.counts["bytes_by_formula"] < full.counts["bytes_reserved"]
         assert 0.9 < m.counts["largest_share_of_bound"] <= 1
-        assert (
-            "the newest 64 tokens as they came" in m.check
-        )  # of 128 in groups of 32, two groups are in codes
+        # of 128 in groups of 32, two groups are in codes
+        assert "the newest 64 tokens as they came" in m.check
         nats = math.log(m.median / full.median)
         assert m.counts["excess"] == pytest.approx(math.expm1(nats), abs=1e-6)
     int8, _, int4 = others

@@ -330,9 +330,8 @@ def test_the_toy_comes_out_the_same_with_a_third_weight_and_a_stored_scale():
     assert toy.in_a_group() == 0.0
     assert toy.in_a_group(4) == pytest.approx(2.5, rel=1e-3)
     assert toy.in_a_group(40) == pytest.approx(3.0, rel=1e-3)  # the scaled weight now sets the step itself
-    assert toy.in_a_group(largest=0.03) == pytest.approx(
-        3.03, rel=1e-3
-    )  # nobody else's step: nothing is lost
+    # nobody else's step: nothing is lost
+    assert toy.in_a_group(largest=0.03) == pytest.approx(3.03, rel=1e-3)
 
 
 def test_a_toy_that_makes_no_sense_is_refused():

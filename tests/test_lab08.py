@@ -263,9 +263,8 @@ def test_what_is_shown_keeps_every_limit_and_says_truly_who_is_held_back():
         written = [request for frame in frames for request in frame.written]
         assert [written.count(r) for r in range(len(asked))] == [a.new_tokens for a in asked]
         assert sorted(r for frame in frames for r in frame.finished) == list(range(len(asked)))
-        assert (
-            frames[-1].used_after == 0 or given["batching"] == "static"
-        )  # there the group goes in the step after
+        # there the group goes in the step after
+        assert frames[-1].used_after == 0 or given["batching"] == "static"
         for frame in frames:
             texts = {r for r, *_ in frame.work} | {r for r, _ in frame.padding}
             assert len(texts) <= given["slots"] and sum(frame.blocks.values()) <= given["blocks"]
@@ -435,9 +434,8 @@ def test_the_table_of_the_timelines_has_the_numbers_of_the_run(make, found):
     for row, m in zip(panel.view(panel.settings).rows, found["serving.timelines"]):
         assert row[:3] == [m.settings["measured"], f"{m.counts['steps']:.0f}", f"{m.counts['rows']:,.0f}"]
         assert row[3] == f"{m.counts['padding_rows'] / m.counts['rows']:.0%}"
-        assert (
-            row[4] == f"{m.counts['busy_share']:.0%}" or row[0] == "static"
-        )  # there a padded prompt is part of a step
+        # there a padded prompt is part of a step
+        assert row[4] == f"{m.counts['busy_share']:.0%}" or row[0] == "static"
         assert row[7] == f"{m.counts['tokens_per_s']:,.0f}"
     ratio = found["serving.timelines"][2]
     assert f"{ratio.median:.2f} times as fast" in panel.view(panel.settings).words

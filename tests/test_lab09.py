@@ -113,9 +113,8 @@ def test_an_experiment_that_is_told_to_stop_stops(model, name):
 
 def test_the_scene_shares_copies_finds_and_evicts():
     steps = scene(**SCENE)
-    assert (
-        sum(len(step.copies) for step in steps) == 2
-    )  # of three holders of a half full block the last may keep it
+    # of three holders of a half full block the last may keep it
+    assert sum(len(step.copies) for step in steps) == 2
     assert any(step.shared == 2 and step.found == {"B": 8} for step in steps)
     assert sum(len(step.evicted) for step in steps) >= 3
     last = next(step for step in steps if "D" in step.found)

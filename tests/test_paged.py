@@ -211,9 +211,8 @@ def test_what_does_not_fit_does_not_come_back_and_nothing_changes(gqa):
 def test_in_few_bits_the_bytes_are_as_counted_and_the_error_within_its_bound(gqa, format, bits):
     kv, whole = paged(gqa, format=format), paged(gqa)
     c = gqa.config
-    scales = (
-        2 * (1 + ("int" in format)) * 2
-    )  # a scale of 2 bytes, and for integers a zero, of key and of value
+    # a scale of 2 bytes, and for integers a zero, of key and of value
+    scales = 2 * (1 + ("int" in format)) * 2
     assert kv.bytes_per_token == c.num_layers * c.num_kv_heads * (2 * c.head_dim * bits // 8 + scales)
     assert kv.bytes_reserved == kv.num_blocks * kv.block_size * kv.bytes_per_token
     start = text(14)

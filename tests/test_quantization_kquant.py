@@ -58,9 +58,8 @@ def test_numbers_come_back_from_their_bytes_and_bytes_from_their_numbers(bits, d
 
     codes = whole(0, 2**bits - 1, layout.blocks, layout.block).to(torch.uint8)
     scales = whole(*layout.scale_range, layout.blocks)
-    d = (
-        whole(-(2**15), 2**15 - 1).to(torch.int16).view(torch.float16)
-    )  # any pattern, infinity and NaN among them
+    # any pattern, infinity and NaN among them
+    d = whole(-(2**15), 2**15 - 1).to(torch.int16).view(torch.float16)
     minima = whole(*layout.scale_range, layout.blocks) if layout.has_minimum else None
     d_min = d.flip(0) if layout.has_minimum else None
     raw = to_bytes(SuperBlocks(codes, scales, minima, d, d_min), layout)

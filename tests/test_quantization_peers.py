@@ -73,9 +73,8 @@ def test_symmetric_integers_are_equal_but_for_ties(name, bits, group):
     codes = quantize_affine(weight, block, scale, zero, *ends)
     ours = quantize_tensor(weight, f"int{bits}_symmetric", over=1, group=group, scale_dtype=torch.float32)
     mine = ours.codes if bits == 8 else unpack(ours.codes, bits=bits).int() - most
-    away = (
-        (ours.scale.flatten() / scale.flatten() - 1).abs().max()
-    )  # ours is rounded up, so that the largest fits
+    # ours is rounded up, so that the largest fits
+    away = (ours.scale.flatten() / scale.flatten() - 1).abs().max()
     assert away <= torch.finfo(torch.float32).eps
     same = mine.flatten(1).int() == codes.int()
     place = (weight.view(len(weight), -1, group).double() / ours.scale).flatten(1)[~same]
@@ -137,9 +136,8 @@ def test_nf4_levels_and_codes_and_values_are_those_of_its_authors(name):
     ours = NormalFloat.rounded(weight, 64, double=False)
     assert torch.equal(state.code, torch.tensor(NF4_LEVELS))
     assert torch.equal(state.absmax.view(ours.scale.shape), ours.scale)
-    theirs = torch.stack((codes >> 4, codes & 15), -1).view(
-        len(weight), -1, 64
-    )  # neighbours share a byte there
+    # neighbours share a byte there
+    theirs = torch.stack((codes >> 4, codes & 15), -1).view(len(weight), -1, 64)
     assert torch.equal(unpack(ours.codes), theirs)
     assert torch.equal(ours.dequantize(), bnb.dequantize_4bit(codes, state))
 

@@ -87,9 +87,8 @@ def test_nbgrader_itself_finds_it_valid(course):
     from nbgrader.utils import compute_checksum
 
     for path in sorted((course / "exercises").iterdir()):
-        book = nbgraderformat.read(
-            str(path), as_version=nbgraderformat.SCHEMA_VERSION + 1
-        )  # raises when not valid
+        # raises when not valid
+        book = nbgraderformat.read(str(path), as_version=nbgraderformat.SCHEMA_VERSION + 1)
         graded = [cell for cell in book.cells if "nbgrader" in cell.metadata]
         assert len(graded) > 5
         for cell in graded:

@@ -62,11 +62,12 @@ def random_logits(rows: int = 64, vocabulary: int = 500, seed: int = 0) -> torch
         ("top_p", 0.49, [F(0), F(1), F(0), F(0), F(0), F(0)]),
         ("top_p", 0.51, [F(0), F(2, 3), F(0), F(1, 3), F(0), F(0)]),
         ("top_p", 0.8, [F(8, 56), F(32, 56), F(0), F(16, 56), F(0), F(0)]),
+        # of two equals the first
         (
             "top_p",
             0.95,
             [F(8, 62), F(32, 62), F(2, 62), F(16, 62), F(4, 62), F(0)],
-        ),  # of two equals the first
+        ),
         ("top_p", 1.0, PROBABILITIES),
         ("min_p", 0.0, PROBABILITIES),
         ("min_p", 0.1, [F(8, 60), F(32, 60), F(0), F(16, 60), F(4, 60), F(0)]),  # threshold 3.2/64

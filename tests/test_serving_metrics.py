@@ -411,9 +411,8 @@ STEP_TIMES = {
 def test_no_schedule_is_faster_than_the_bound(lengths, batch, budget, name, seed):
     requests, step_time_s = sized(*lengths), STEP_TIMES[name]
     steps = some_schedule(requests, batch, budget, Random(seed))
-    assert sum(steps) == sum(
-        s + n - 1 for s, n in lengths
-    )  # the schedule computes the useful rows and no others
+    # the schedule computes the useful rows and no others
+    assert sum(steps) == sum(s + n - 1 for s, n in lengths)
     bound = least_time_s(requests, batch, step_time_s, token_budget=budget)
     assert bound <= sum(map(step_time_s, steps)) * (1 + 1e-12)
 
@@ -429,13 +428,11 @@ def test_the_bound_on_time_is_exact_where_it_can_be():
     )
     many = sized(*[(1, 8)] * 64)  # 512 rows, 8 a step are free
     assert least_time_s(many, 64, lambda rows: max(8.0, float(rows)), token_budget=64) == 512
-    assert (
-        least_time_s(many, 64, STEP_TIMES["cliff"], token_budget=64) == 512
-    )  # more steps than the fewest are faster
+    # more steps than the fewest are faster
+    assert least_time_s(many, 64, STEP_TIMES["cliff"], token_budget=64) == 512
     assert least_time_s(sized((1, 5)), 4, lambda rows: 2.0, token_budget=1) == 10
-    assert (
-        least_time_s(sized((6, 1)), 4, lambda rows: 2.0, token_budget=3) == 4
-    )  # the budget alone asks for two steps
+    # the budget alone asks for two steps
+    assert least_time_s(sized((6, 1)), 4, lambda rows: 2.0, token_budget=3) == 4
 
 
 def test_the_gain_of_continuous_batching_is_bounded_by_the_lengths():

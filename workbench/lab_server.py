@@ -81,9 +81,8 @@ def _port(wanted: int | None) -> int:
 
 def _free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # one just left behind is free, as for the server
+        # one just left behind is free, as for the server
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:

@@ -66,9 +66,8 @@ def test_run_measures_and_shows_it_beside_the_prediction(lab_01):
     panel.set("repeats", "2")
     panel.press("Run")
     panel.wait_status("^done: 4 measurements", timeout_s=90)  # three lengths, and the rows of a generation
-    panel.wait_for_change(
-        lambda: len(panel.table()), 7, timeout_s=20
-    )  # the six lengths from the notebook's own run
+    # the six lengths from the notebook's own run
+    panel.wait_for_change(lambda: len(panel.table()), 7, timeout_s=20)
     head, *rows = panel.table()
     assert head[:3] == ["tokens", "measured (p10 to p90)", "predicted"]
     assert (len(rows), rows[-1][0]) == (3, length)

@@ -41,9 +41,8 @@ def test_play_grows_tree_after_tree(page):
 def test_run_counts_the_calls_that_a_grammar_saves(page):
     panel = page.panel(GRAMMAR)
     panel.run()
-    panel.wait_for_change(
-        lambda: len(panel.table()) == 4, False
-    )  # the page may still be drawing the last rows
+    # the page may still be drawing the last rows
+    panel.wait_for_change(lambda: len(panel.table()) == 4, False)
     _, *rows = panel.table()
     asked = [int(row[3]) for row in rows]
     assert len(rows) == 3 and asked[0] > asked[1] > asked[2]

@@ -10,6 +10,7 @@ import random
 
 from workbench.checks.arithmetic import close, shown, softmax
 
+# token -> probability, by hand, in no order of tokens
 TABLE = {
     2: 0.5,
     5: 0.2,
@@ -17,7 +18,7 @@ TABLE = {
     3: 0.1,
     1: 0.04,
     4: 0.01,
-}  # token -> probability, by hand, in no order of tokens
+}
 
 
 def table_logits() -> list[float]:

@@ -7,10 +7,11 @@ import random
 from workbench.checks.lab02_counts import H100, TERA, hint_for, near, values_refused
 
 HELP = {"bandwidth": "fewer bytes", "compute": "more FLOP/s"}
+# ridge 150
 A100 = {
     "read_bytes_per_s": 2.0 * TERA,
     "flop_per_s": {"float32": 20 * TERA, "bfloat16": 300 * TERA},
-}  # ridge 150
+}
 
 
 # --- roofline-reading ---

@@ -67,9 +67,8 @@ def _judge_numbers(where: str, blocks: torch.Tensor, bits: int, codes, scale, ze
             f"{where}a group whose weights are all {blocks[at]:g} came back as {back[at]:g}: its range is 0, so code 0 "
             "and the zero alone have to give it back, and nothing may be divided by 0"
         )
-    slack = HALF * (
-        right + low.abs() / most
-    )  # the scale may be taken from the smallest or from the stored zero
+    # the scale may be taken from the smallest or from the stored zero
+    slack = HALF * (right + low.abs() / most)
     far = ~constant & ~((scale - right).abs() <= slack)
     if far.any():
         at = tuple(far.nonzero()[0].tolist())

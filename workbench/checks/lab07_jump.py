@@ -9,13 +9,14 @@ from workbench.checks.lab07_parts import Grammar
 from workbench.checks.probes_lab07 import chosen
 
 CHARACTERS = list('{}":, 0123456789abcdefghijklmnopqrstuvwxyz')
+# none begins with another
 RECORD = [
     '{"name": "',
     ["ada", "bob", "eve"],
     '", "age": ',
     ["1", "2", "30"],
     "}",
-]  # none begins with another
+]
 END = ""  # token 0
 
 

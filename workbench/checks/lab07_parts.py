@@ -126,10 +126,11 @@ class GuideOf:
         if not self._vocabulary:
             end = self.tokenizer.end_of_text
             texts = vocabulary_of(self.tokenizer)
+            # the end is token 0 of yours
             self._order = [
                 end,
                 *(token for token, text in enumerate(texts) if text),
-            ]  # the end is token 0 of yours
+            ]
             self._vocabulary = ["", *(texts[token] for token in self._order[1:])]
         return self
 

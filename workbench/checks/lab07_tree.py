@@ -9,6 +9,7 @@ import torch
 from workbench.checks.lab05_tensors import read
 from workbench.grading.check import not_refused
 
+# the lecture's kind: two after the first, one after one of those, two after the other
 FORKED = [
     -1,
     0,
@@ -16,7 +17,7 @@ FORKED = [
     1,
     2,
     2,
-]  # the lecture's kind: two after the first, one after one of those, two after the other
+]
 
 
 def tree_case(parents: list[int], cached: int) -> dict:

@@ -63,9 +63,8 @@ def gap_cases(draw: random.Random) -> list[dict]:
         account_case(some, [16, 64, 8], waits, "contiguous"),  # the second is just large enough
         account_case(some, [16, 8, 4], waits, "buddy"),  # as above, and rounded up
         account_case(some, [16, 4, 32], waits, "buddy"),
-        account_case(
-            some, [n - 9, 8], waits, "contiguous"
-        ),  # one slot too few altogether: free, if of no use to him
+        # one slot too few altogether: free, if of no use to him
+        account_case(some, [n - 9, 8], waits, "contiguous"),
         account_case(some, [8, 4], waits, "buddy"),
         account_case(some, [48, 40], None, "contiguous"),  # nobody waits
         account_case(some, [16, 16, 16, 16], waits, "paged", 16),  # any block will do

@@ -30,9 +30,8 @@ class SpeculationStats:
 
     rounds: int  # forwards of the target after the prompt's own
     plain_rounds: int  # of them without a draft
-    drafted: tuple[
-        int, ...
-    ]  # [depth] tokens proposed at each position of the first branch and deeper, by depth
+    # [depth] tokens proposed at each position of the first branch and deeper, by depth
+    drafted: tuple[int, ...]
     accepted: tuple[int, ...]  # [depth] of those rounds, how many accepted a token at this position
     reached: tuple[int, ...]  # [depth] how many rounds proposed a token there and accepted all before it
     tokens_per_round: tuple[int, ...]  # the histogram's raw numbers, one each round

@@ -197,9 +197,8 @@ def _matvec_int4() -> Case:
             _group_by_group(t.normal(s["out"], groups, dtype=torch.float16, scale=size * s["in"] ** -0.5))
             for size in (0.2, 1.0)
         )
-        words = t.whole(
-            -(2**31), 2**31, s["out"], 16 * groups, dtype=torch.int32
-        )  # every word is eight codes
+        # every word is eight codes
+        words = t.whole(-(2**31), 2**31, s["out"], 16 * groups, dtype=torch.int32)
         return {
             "x": t.normal(s["rows"], s["in"]),
             "words": words,

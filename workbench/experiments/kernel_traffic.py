@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 STANDARD, TILES, LEAST = "whole matrices", "tiles", "the least there is"
 ALGORITHMS = (STANDARD, TILES, LEAST)
+# what is measured, and which algorithm it is
 CONTENDERS = {
     "eager": STANDARD,
     "sdpa": TILES,
     "kernel": TILES,
-}  # what is measured, and which algorithm it is
+}
 BLOCK_QUERIES = (16, 32, 64, 128, 256)
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest output: eager and fused may differ by
 

@@ -59,9 +59,8 @@ class State:
     """The matrix after so many columns."""
 
     done: int
-    weight: (
-        torch.Tensor
-    )  # [out, n]: columns done are what their codes stand for, the others as they were moved
+    # [out, n]: columns done are what their codes stand for, the others as they were moved
+    weight: torch.Tensor
     without: torch.Tensor  # [out, n]: the same where every column is rounded for itself
     paid: float  # Σ (w_j − q_j)² / [H⁻¹]_jj so far: what theory says the outputs have lost
 

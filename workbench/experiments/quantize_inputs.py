@@ -157,9 +157,8 @@ def saved(model: Decoder) -> Saved:
     memo = {} if model.tokenizer is None else {id(model.tokenizer): None}  # not in the file of tensors
     shipped = copy.deepcopy(model, memo).to(torch.bfloat16)
     linears = list(linears_of(shipped).values())
-    counted = sum(p.nbytes for p in shipped.parameters()) + sum(
-        linear.nbytes for linear in linears
-    )  # codes: buffers
+    # codes: buffers
+    counted = sum(p.nbytes for p in shipped.parameters()) + sum(linear.nbytes for linear in linears)
     with tempfile.TemporaryDirectory() as folder:
         path = save_quantized(shipped, Path(folder) / "model") / TENSORS
         with path.open("rb") as file:

@@ -26,13 +26,14 @@ FORMAT_NAMES = tuple(BIT_FORMATS)
 LONGEST_NUMBER = 200  # characters
 EVERY_PATTERN = 16  # bits up to which every pattern is looked at; of wider formats so many drawn ones:
 DRAWN = 1_000
+# the integers that hold the bits, and what they are
 TORCH_TYPES = {
     "fp32": (torch.int32, torch.float32),
     "bf16": (torch.int16, torch.bfloat16),
     "fp16": (torch.int16, torch.float16),
     "fp8_e4m3": (torch.int8, torch.float8_e4m3fn),
     "fp8_e5m2": (torch.int8, torch.float8_e5m2),
-}  # the integers that hold the bits, and what they are
+}
 
 
 # -- numbers as text -------------------------------------------------------------------------------------------

@@ -52,10 +52,11 @@ if TYPE_CHECKING:
 LOOKED_AT = 4  # passages on which the outputs of layers are compared, the first tokens of each
 LOOKED_AT_TOKENS = 256
 CONTEXT_TIMED = 32  # tokens before those that are timed
+# of the largest logit, what an arrangement for inference may change
 SAME = {
     torch.float32: 0.02,
     torch.float16: 0.1,
-}  # of the largest logit, what an arrangement for inference may change
+}
 
 
 def run_table(

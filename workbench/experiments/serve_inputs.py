@@ -168,9 +168,8 @@ def _held_back(scheduler: Scheduler, plan: Plan) -> str:
 # -- who sat in which slot --------------------------------------------------------------------------------------------
 
 
-Cells = dict[
-    int, tuple[str, int, int]
-]  # request: "prompt", "decode" or "padding", its rows, and rows that pad it
+# request: "prompt", "decode" or "padding", its rows, and rows that pad it
+Cells = dict[int, tuple[str, int, int]]
 
 
 def cells_of(

@@ -33,10 +33,11 @@ SHAPES = ("deepseek-v3", "deepseek-v2-lite", "stdlib-3m-mla")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NEW_TOKENS = (1, 4, 16, 64, 96, 128, 192, 256, 512)  # that are measured
 DRAWN = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 256, 384, 512)  # that are predicted
+# largest difference of the two forms, of the largest value
 EQUAL = {
     torch.float32: 1e-4,
     torch.bfloat16: 3e-2,
-}  # largest difference of the two forms, of the largest value
+}
 CHUNK = 64
 LONGEST_RUN_S = 300  # a run that would take longer is refused
 LONGEST = 1 << 18  # tokens

@@ -40,15 +40,17 @@ if TYPE_CHECKING:
     from workbench.models.config import ModelConfig
 
 REFERENCE = "full precision"
+# what shares a scale: a channel over a group of tokens, or a token's channels
 SCHEMES = (
     "per channel",
     "per token",
-)  # what shares a scale: a channel over a group of tokens, or a token's channels
+)
 SHOWN_FORMATS = ("int8", "fp8", "int4", "int3", "int2")  # the last two in no kv
+# in which the two schemes are held against each other: where they begin to differ
 SCHEME_FORMATS = (
     "int4",
     "int3",
-)  # in which the two schemes are held against each other: where they begin to differ
+)
 
 
 def run_kv_formats(
@@ -346,9 +348,8 @@ def _perplexity(
     bench: Bench, found: HeldOutLoss, full: HeldOutLoss, settings: dict[str, Any], counts: dict, check: str
 ) -> Measurement:
     end = settings["context"]
-    above, error = mean_and_error(
-        found.between(1, end) - full.between(1, end)
-    )  # nats a token, passage by passage
+    # nats a token, passage by passage
+    above, error = mean_and_error(found.between(1, end) - full.between(1, end))
     return bench.measurement(
         name="smaller.kv_formats",
         settings=settings,

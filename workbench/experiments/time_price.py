@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     from workbench.instruments.records import Measurement
     from workbench.models.config import ModelConfig
 
+# as the data sheets say, in GB of 10⁹
 CARD_MEMORY_BYTES = {
     "a100-80gb": 80e9,
     "h100-sxm": 80e9,
     "h200": 141e9,
-}  # as the data sheets say, in GB of 10⁹
+}
 SHAPES = (*(name for name, shape in PUBLIC_SHAPES.items() if shape.runnable), *zoo_names())
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 

@@ -393,9 +393,8 @@ def judge_check(check: Check, cases: list[dict], observations: Iterator[dict] | 
 FEWEST_PAIRS, HOPELESS_PAIRS = 5, 7
 COUNTS_FIRST = "not timed: the checks before this one have to pass first"
 
-Turn = Callable[
-    [dict], tuple[dict, float]
-]  # a case -> what was seen, and the seconds of processor time that it took
+# a case -> what was seen, and the seconds of processor time that it took
+Turn = Callable[[dict], tuple[dict, float]]
 
 
 def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple[str | None, str]:

@@ -190,12 +190,13 @@ def session() -> None:
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     commands, me = os.fdopen(COMMAND_FD, "rb"), os.getpid()
     setup = json.loads(commands.readline())
+    # before anybody patches them
     nonce, answer, to_text, from_text = (
         setup["nonce"],
         None,
         json.dumps,
         json.loads,
-    )  # before anybody patches them
+    )
 
     def send(number: int, message: dict) -> None:
         if os.getpid() != me:  # a copy that the answer forked comes back out of the probe, too

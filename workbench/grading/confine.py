@@ -254,10 +254,11 @@ _REFUSED_AMONG_OTHERS = {
     "process_madvise": (440, 440),
 }  # fmt: skip
 _ON_ITSELF_ONLY = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}
+# who is sent a file's signals
 _OWNERS = {
     "fcntl": ((72, 25), (8, 10, 15)),
     "ioctl": ((16, 29), (0x8901, 0x8902)),
-}  # who is sent a file's signals
+}
 _OPENS = (((257, 56), 32), ((2, None), 24))  # openat, open, and where their flags stand
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _CLONE, _ABSENT = (56, 220), ((435, 435), (437, 437))  # clone3 and openat2, without which libc makes do

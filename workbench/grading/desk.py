@@ -226,12 +226,13 @@ def run_task(folder: Path, limits: Limits, warm_process: Warm | None = None) -> 
     """
     folder = Path(folder).resolve()
     arguments = ["grading.ipynb", "-p", "nbval.plugin", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    # five collections of garbage at the end
     arguments += [
         "-p",
         "no:unraisableexception",
         "-p",
         "no:threadexception",
-    ]  # five collections of garbage at the end
+    ]
     arguments += ["--nbval-lax", "--nbval-current-env"]
     arguments += [f"--nbval-cell-timeout={int(limits.check_seconds + START_SECONDS) + 30}"]
     arguments += ["--nbval-kernel-startup-timeout=120", "-c", "pytest.ini", "--rootdir=.", "--confcutdir=."]
@@ -245,9 +246,8 @@ def run_task(folder: Path, limits: Limits, warm_process: Warm | None = None) -> 
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
     with tempfile.TemporaryDirectory(prefix="grading-") as scratch, open(folder / "log.txt", "wb") as log:
-        os.chmod(
-            scratch, 0o711
-        )  # sessions work below it, as another user; what a killed kernel leaves goes with it
+        # sessions work below it, as another user; what a killed kernel leaves goes with it
+        os.chmod(scratch, 0o711)
         process = _start_pytest(arguments, folder, env | {"TMPDIR": scratch}, log, warm_process)
         try:
             process.wait(limits.submission_seconds + 3 * START_SECONDS)

@@ -67,9 +67,8 @@ def run(root: Path) -> dict:
                 only_student=student,
             )
             graded, told = _chosen(summary.graded, settings["assignment"])
-            print(
-                str(summary).splitlines()[-1]
-            )  # what the container allowed, for the instructor: stdout is hidden
+            # what the container allowed, for the instructor: stdout is hidden
+            print(str(summary).splitlines()[-1])
         except WorkbenchError as error:
             graded, told = Graded(student, settings["assignment"], "", "", error=str(error)), ""
         finally:

@@ -322,9 +322,8 @@ class _Layer:
         expanded_read = sum(map(sum, expanded)) * heads * (self.key + self.value)
         result = rows * heads * shape.kv_rank + others * heads * self.value
         fresh = self.rows * shape.cached_dim
-        steps = (
-            8 + 8 + (8 if masked else 0) + narrow * 2 * (4 + self.stored)
-        )  # scale, softmax, mask: read and written
+        # scale, softmax, mask: read and written
+        steps = 8 + 8 + (8 if masked else 0) + narrow * 2 * (4 + self.stored)
         half = 4 + 4 + (4 if masked else 0) + narrow * (4 + self.stored)
         return OperationCosts(
             "attention",

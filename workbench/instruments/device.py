@@ -273,9 +273,8 @@ def _bandwidth_rates(device: str, stop: CheckStop | None) -> tuple[dict[str, lis
     """
     size = max(256 << 20, 4 * last_cache_bytes(device))
     size = min(size, available_bytes(device) // 8) // 32 * 32
-    source = torch.ones(
-        size // 4, device=device
-    )  # written: of a page never written Linux keeps one copy for all
+    # written: of a page never written Linux keeps one copy for all
+    source = torch.ones(size // 4, device=device)
     target, whole = torch.ones_like(source), source.view(torch.int64)
     sums = {"float32": _timed(source.sum, device, stop), "int64": _timed(whole.sum, device, stop)}
     best = min(sums, key=lambda name: quantile(sums[name], 0.1))

@@ -171,9 +171,8 @@ class Buddy(Allocator):
         super().__init__(capacity)
         self.largest = 1 << (capacity.bit_length() - 1)
         self._ranges: dict[Hashable, tuple[int, int]] = {}
-        self._free: dict[int, set[int]] = {
-            1 << k: set() for k in range(capacity.bit_length())
-        }  # size -> starts
+        # size -> starts
+        self._free: dict[int, set[int]] = {1 << k: set() for k in range(capacity.bit_length())}
         start = 0
         for size in sorted(self._free, reverse=True):  # 24 places are a range of 16 and one of 8
             if capacity & size:

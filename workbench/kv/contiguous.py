@@ -53,9 +53,8 @@ class Contiguous(Slots):
             config, max_sequences=max_sequences, max_tokens=self.max_tokens, dtype=self.dtype
         )
         require_room("KV cache", needed, max_sequences, self.max_tokens, dtype_name(self.dtype), device)
-        self._place = {
-            layer: place for place, layer in enumerate(config.kv_layers)
-        }  # of a layer in the tensors
+        # of a layer in the tensors
+        self._place = {layer: place for place, layer in enumerate(config.kv_layers)}
         shape = (len(self._place), max_sequences, config.num_kv_heads, self.max_tokens)
         self._keys = torch.zeros((*shape, config.head_dim), dtype=self.dtype, device=device)
         self._values = torch.zeros((*shape, config.value_head_dim), dtype=self.dtype, device=device)

@@ -20,9 +20,8 @@ from workbench.models.latent import UpProjections
 from workbench.models.layers import GELUMLP, GeGLU, RMSNorm, Rotary, SwiGLU, ZeroCenteredRMSNorm, rotate
 
 Turn = tuple[torch.Tensor, torch.Tensor] | None
-Turns = tuple[
-    Turn, Turn
-]  # of layers that turn as usual, and of windowed ones with a rotary base of their own
+# of layers that turn as usual, and of windowed ones with a rotary base of their own
+Turns = tuple[Turn, Turn]
 LATENT_NORM_EPS = 1e-6  # of the norms inside latent attention, whatever norm_eps is (DeepSeek's own code)
 
 

@@ -174,9 +174,8 @@ class FastLatentLayer(FastLayer):
             q = self.q_up(self.q_norm(q))
         q = q.view(x.shape[0], self.heads, -1)
         content, q_rotary = torch.split_with_sizes(q, self._key_parts, -1)
-        rotary = turned(
-            torch.cat((q_rotary, k_rotary[:, None]), dim=1), turns[self.local]
-        )  # [N, H_q + 1, rotary]
+        # [N, H_q + 1, rotary]
+        rotary = turned(torch.cat((q_rotary, k_rotary[:, None]), dim=1), turns[self.local])
         q = torch.cat((content, rotary[:, :-1]), dim=-1)
         return q, torch.cat((self.kv_norm(latent)[:, None], rotary[:, -1:]), dim=-1), None
 

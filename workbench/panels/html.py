@@ -59,9 +59,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str)
     """A table that a screen reader can walk: caption, column heads, a head for each row."""
     cell = "padding:.15em .8em .15em 0;text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
     line = "border-bottom:1px solid rgba(128,128,128,.35)"
-    wraps = (
-        cell.replace("nowrap", "normal") + ";vertical-align:bottom;max-width:9em"
-    )  # long heads make no wide table
+    # long heads make no wide table
+    wraps = cell.replace("nowrap", "normal") + ";vertical-align:bottom;max-width:9em"
     head = "".join(f'<th scope="col" style="{wraps};{line};font-weight:600">{escape(h)}</th>' for h in header)
     body = "".join(
         f'<tr><th scope="row" style="{cell};font-weight:400">{escape(row[0])}</th>'

@@ -108,9 +108,8 @@ class FloatBits:
         if math.isinf(size):
             return sign | most
         exponent = max(math.frexp(size)[1] - 1, 1 - self.bias) if size else 1 - self.bias
-        steps = round(
-            math.ldexp(size, self.fraction_bits - exponent)
-        )  # whole steps of this exponent, ties to even
+        # whole steps of this exponent, ties to even
+        steps = round(math.ldexp(size, self.fraction_bits - exponent))
         pattern = (
             (exponent + self.bias - 1) << self.fraction_bits
         ) + steps  # one step too many: the next exponent

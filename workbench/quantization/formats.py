@@ -193,9 +193,8 @@ def quantize_tensor(
             raise WorkbenchError(
                 f"group must be a whole number that divides the {size} elements of axis {axes[0] + x.dim()}, got {group!r}"
             )
-        blocks = x.unflatten(
-            axes[0], (size // group, group)
-        )  # the axis, from the end, is now the inner of two
+        # the axis, from the end, is now the inner of two
+        blocks = x.unflatten(axes[0], (size // group, group))
     packed = max(axes)
     scale, zero = fit(blocks, format, axes, scale_dtype)
     codes = encode(blocks, scale, zero, format, packed=packed)
@@ -302,9 +301,8 @@ def error_bound(
     """
     size, step = decoded.double().abs(), scale.double()
     if isinstance(format, FloatFormat):
-        relative = (
-            2.0 ** -(format.fraction_bits + 1) * size
-        )  # holds for |x| and for |x̂|, a power of two apart
+        # holds for |x| and for |x̂|, a power of two apart
+        relative = 2.0 ** -(format.fraction_bits + 1) * size
         bound = torch.maximum(relative, format.least_step / 2 * step) * (1 + 2.0**-19)
     else:
         offset = 0 if zero is None else zero.double().abs()

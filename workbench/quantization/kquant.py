@@ -137,10 +137,11 @@ def fit_blocks(x: torch.Tensor, weight: torch.Tensor, layout: Layout) -> tuple[t
         low, top = x.amin(-1, keepdim=True).clamp(max=0), 2**layout.bits - 1
         reach = x.amax(-1, keepdim=True).clamp(min=0) - low
     else:
+        # what is furthest from 0 gets the code that is
         low, top = (
             torch.zeros_like(x[..., :1]),
             -layout.middle,
-        )  # what is furthest from 0 gets the code that is
+        )
         reach = furthest(x, -1)
     best: list[torch.Tensor] = []
     for more in torch.linspace(-1, 1, CANDIDATES).tolist():

@@ -37,9 +37,8 @@ class Layout:
     scale_bits: int
     has_minimum: bool
     fields: tuple[tuple[str, int], ...]  # name and bytes, in order
-    stretches: tuple[
-        tuple[str, int, int], ...
-    ]  # of the code, lowest first: field, bits, codes packed together
+    # of the code, lowest first: field, bits, codes packed together
+    stretches: tuple[tuple[str, int, int], ...]
 
     @property
     def name(self) -> str:

@@ -29,12 +29,13 @@ from workbench.quantization.pipeline import copy_of
 
 CHANNELS = 6
 FACTOR = 64.0  # a power of two scales without rounding
+# first of a stage that reads a residual norm
 BEHIND_NORMS = (
     "attention.q",
     "attention.q_down",
     "mlp.gate",
     "mlp.up",
-)  # first of a stage that reads a residual norm
+)
 
 
 @torch.no_grad()

@@ -183,9 +183,8 @@ class StepSummary:
     rows_per_step: float  # over the steps, not over time
     padding_share: float | None  # of all computed rows
     occupancy: float | None  # reserved blocks of all blocks
-    useful_kv_share: (
-        float | None
-    )  # token-seconds kept, of the token-seconds that the reserved blocks have room for
+    # token-seconds kept, of the token-seconds that the reserved blocks have room for
+    useful_kv_share: float | None
     internal_waste_share: float | None  # room in used blocks that holds no token, of the same
     unused_share: float | None  # room in blocks reserved and not used yet, of the same
     preemptions: int

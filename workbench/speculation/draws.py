@@ -24,9 +24,8 @@ class RandomDraws:
         token = int(torch.searchsorted(cumulative, self.uniform(), right=True))
         if token < len(row):
             return token
-        return int(
-            cumulative.argmax()
-        )  # rounding left the sum below the number: the last token of any probability
+        # rounding left the sum below the number: the last token of any probability
+        return int(cumulative.argmax())
 
 
 class BestDraws:

@@ -52,9 +52,8 @@ class Writing:
     guide: Forces | None = None
     prompt_tokens: int = 0
     begun: bool = False  # the prompt went through the target
-    features: list[torch.Tensor] = field(
-        default_factory=list
-    )  # of cached tokens, that the draft has not seen
+    # of cached tokens, that the draft has not seen
+    features: list[torch.Tensor] = field(default_factory=list)
     featured: int = 0  # how many tokens had their features taken
     most_drafted: int | None = (
         None  # tokens that a round may draft, where someone else counts them; None: as many as fit
@@ -377,9 +376,8 @@ class Speculator:
         elif len(rows) == 1:
             log_probs = [rows[0].log_softmax(dim=-1)[verdict.token].item()]
         else:
-            judged = rows[
-                [0, *(node + 1 for node in verdict.path)]
-            ]  # each token by the row of the one before it
+            # each token by the row of the one before it
+            judged = rows[[0, *(node + 1 for node in verdict.path)]]
             log_probs = judged.log_softmax(dim=-1)[range(len(tokens)), tokens].tolist()
         last = "plain" if not len(proposal) else "bonus" if verdict.bonus else "correction"
         emitted = []

@@ -130,9 +130,8 @@ class MedusaDraft(Draft):
         if count < 1:
             return []
         with torch.inference_mode():
-            guesses = self._fast(ask.features[-1 - count : -1], 1)[
-                0
-            ]  # a feature guesses the token two places on
+            # a feature guesses the token two places on
+            guesses = self._fast(ask.features[-1 - count : -1], 1)[0]
             best = self._fast.logits_of(guesses).argmax(dim=-1).tolist()
         self.model_calls += 1
         self.rows_processed += count

@@ -18,9 +18,8 @@ import numpy as np
 
 from workbench.errors import WorkbenchError, check_whole
 
-Context = tuple[
-    np.ndarray, np.ndarray, int
-]  # (tokens that followed, how often each, how often the context was seen)
+# (tokens that followed, how often each, how often the context was seen)
+Context = tuple[np.ndarray, np.ndarray, int]
 
 
 class NGramTable:
@@ -28,14 +27,14 @@ class NGramTable:
 
     def __init__(self, vocab_size: int, keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> None:
         self.vocab_size, self.order = vocab_size, len(keys)
+        # level k at k − 1: [n] int64 ascending, [n] int32
         self._keys, self._counts = (
             list(keys),
             list(counts),
-        )  # level k at k − 1: [n] int64 ascending, [n] int32
+        )
         alike = np.full(vocab_size, 1 / vocab_size)
-        self.shortest = witten_bell(
-            alike, [(*self.followers(0, 0), self.tokens_seen)]
-        )  # [V] of the empty context
+        # [V] of the empty context
+        self.shortest = witten_bell(alike, [(*self.followers(0, 0), self.tokens_seen)])
 
     @classmethod
     def of(
@@ -62,9 +61,8 @@ class NGramTable:
                 f"token ids lie in 0 … {vocab_size - 1}, got {tokens.min()} … {tokens.max()}; "
                 "count the streams of the target's own tokenizer"
             )
-        place = np.concatenate(
-            [np.zeros(0, np.int64), *(np.arange(len(one)) for one in lists)]
-        )  # in its stream
+        # in its stream
+        place = np.concatenate([np.zeros(0, np.int64), *(np.arange(len(one)) for one in lists)])
         node = np.zeros(len(tokens), np.int64)  # of the k tokens that end here; −1 where there is none
         keys, counts = [], []
         for k in range(1, order + 1):

@@ -20,12 +20,13 @@ from workbench.speculation.drafts.picked import picked_chain
 from workbench.speculation.proposal import NOTHING, Proposal
 
 Phrases = dict[tuple[int, ...], tuple[int, ...]]  # trigger -> continuation
+# what may stand before a trigger and make other tokens of its first characters
 BEFORE = (
     "",
     " ",
     "\n",
     "\n    ",
-)  # what may stand before a trigger and make other tokens of its first characters
+)
 
 
 def phrases_of(texts: Mapping[str, str], tokenizer: Tokenizer) -> Phrases:

@@ -117,9 +117,8 @@ class _Drafted:
         nodes = (-1, *done.verdict.path)  # the row of each token is that of the one before it
         for token, node in zip(done.emitted, nodes):
             law = None if done.p is None else done.p[node + 1]
-            confidence = (
-                math.exp(token.log_prob) if law is None else law[token.token_id]
-            )  # greedy: unfiltered
+            # greedy: unfiltered
+            confidence = math.exp(token.log_prob) if law is None else law[token.token_id]
             self.tokens.append(token.token_id)
             self.laws.append(law)
             self.origins.append(self._model_name if token.kind != "draft" else token.origin)
