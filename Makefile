@@ -41,7 +41,7 @@ lab: setup
 	@$(BIN)/workbench lab$(if $(PORT), --port $(PORT))$(if $(filter no,$(BROWSER)), --no-browser)
 
 test: export HF_HUB_OFFLINE = 1
-# Two files run at a time: threads of one would only wait for those of the other.
+# Three files run at a time, as some wait; threads of one would only wait for those of the others.
 test: export OMP_NUM_THREADS = 1
 # A hundred processes import the same modules: they are compiled once, whatever the shell around says.
 test: export PYTHONDONTWRITEBYTECODE =
@@ -50,10 +50,10 @@ test: setup
 	name=lint;          part "ruff check" $(BIN)/ruff check .; \
 	name=format;        part "ruff format --check" $(BIN)/ruff format --check .; \
 	name="built files"; part "workbench build --check" $(BIN)/workbench build --check; \
-	name=tests;         part "pytest: claims about the code, two files at a time" $(BIN)/python -m pytest --durations=5 \
-	  -n 2 --dist loadfile --ignore=tests/browser tests; \
-	name=notebooks;     part "pytest: every cell of every notebook (measurements cut short), JupyterLab in a real browser, two files at a time" \
-	  env WORKBENCH_BRIEF=1 $(BIN)/python -m pytest --durations=5 -n 2 --dist loadfile --no-loadscope-reorder \
+	name=tests;         part "pytest: claims about the code, three files at a time" $(BIN)/python -m pytest --durations=5 \
+	  -n 3 --dist loadfile --ignore=tests/browser tests; \
+	name=notebooks;     part "pytest: every cell of every notebook (measurements cut short), JupyterLab in a real browser, three files at a time" \
+	  env WORKBENCH_BRIEF=1 $(BIN)/python -m pytest --durations=5 -n 3 --dist loadfile --no-loadscope-reorder \
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=180 tests/browser $(LECTURES) solutions; \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }"; exit 1; fi; \
 	echo "make test: everything passed"

@@ -53,7 +53,7 @@ prompt = 'def read_lines(path):\n    """Return the lines of a file."""\n    with
 #   number outside 0 … num_blocks − 1 a block: `WorkbenchError`.
 # - A call that is refused changes nothing: look at everything first.
 # - A GPU has many thousand blocks. One point is for speed, once the rest is right: a call may cost what it asks for, not what
-#   the pool is large. Timed on 8,000 blocks beside a pool that looks through all of them, pair by pair with fresh inputs; at
+#   the pool is large. Timed on 4,000 blocks beside a pool that looks through all of them, pair by pair with fresh inputs; at
 #   least **4 times** as fast in the median, of processor time.
 
 

@@ -114,7 +114,7 @@ def test_the_compiler_works_in_the_confined_child_and_the_marks_are_the_same_the
         assert right.verdict == Verdict.PASSED, failures(right)
         for name in ("as it was", "where in a loop over rows"):
             there = runner.run(visible, exercise, LAB.wrong_answer("one-graph", name).source)
-            here = LAB.judged("one-graph", name, 0)
+            here = LAB.judged_at("one-graph", name, 0)
             assert [c.passed for c in there.checks] == [c.passed for c in here.checks], failures(there)
         stub = runner.run(visible, exercise, LAB.sources(starter=True)["one-graph"])
         assert (stub.verdict, stub.points) == (Verdict.NOT_ATTEMPTED, 0)

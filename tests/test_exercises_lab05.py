@@ -353,7 +353,7 @@ def test_a_diagnosis_says_what_was_seen_and_where_to_look(grade_id, name, said):
     ("grade_id", "name", "check", "said"), HIDDEN_DIAGNOSES, ids=[f"{g}-{n}" for g, n, *_ in HIDDEN_DIAGNOSES]
 )
 def test_a_hidden_checks_message_to_the_instructor_names_the_mistake(grade_id, name, check, said):
-    result = LAB.judged(grade_id, name, 0)
+    result = LAB.judged_at(grade_id, name, 0)
     message = next(c.message for c in result.checks if c.name == check)
     assert said in message, message
 

@@ -279,7 +279,10 @@ def _alive() -> list[str]:
 
 @pytest.mark.parametrize("calls", [[], ["unshare"]], ids=["as-it-is", "without-namespaces"])
 def test_answers_of_the_graders_own_user_gain_learn_and_break_nothing(python, calls):
-    found = graded_as_user(python, calls)
+    names = [*CHOSEN, *MORE]
+    if calls:  # what namespaces would have kept in
+        names = ["kills its parent", "kills everybody", "calls home", "a process that outlives", *MORE]
+    found = graded_as_user(python, calls, names=names)
     held = found["confinement"]
     if not held["files"]:
         pytest.skip(
@@ -288,7 +291,7 @@ def test_answers_of_the_graders_own_user_gain_learn_and_break_nothing(python, ca
     assert {n: score for n, score in found["scores"].items() if score} == {
         n: p for n, p in EARNED.items() if p
     }
-    assert len(found["scores"]) - len(EARNED) == len(CHOSEN) + len(MORE) >= 20
+    assert len(found["scores"]) - len(EARNED) == len(names) >= (9 if calls else 20)
     assert found["left alone"] == {"files": True, "process": True, "socket": True}
     assert (found["leaks"], found["left"], found["alive"]) == ([], [], [])
     assert held["calls"] and held["network"]

@@ -311,7 +311,7 @@ def test_setup_installs_the_package_under_the_root_and_closes_what_is_secret(tmp
 
 # --- nbgrader's own commands on what is released ---
 
-LAB = "02_where_time_goes"
+LAB = "08_continuous_batching"
 
 
 @pytest.fixture(scope="module")

@@ -190,6 +190,9 @@ def make_parser() -> argparse.ArgumentParser:
     exercises.add_argument(
         "--prove", action="store_true", help="and every wrong answer: is it caught by the check meant for it?"
     )
+    exercises.add_argument(
+        "--seed", default="0", metavar="TEXT", help="what inputs are drawn from (default: 0)"
+    )
     exercises.add_argument("--json", action="store_true")
 
     soak = command("soak", None, "try random histories of a part, for as long as you like")
@@ -744,7 +747,7 @@ def run_exercises(args: argparse.Namespace) -> int:
         ids = [exercise.grade_id for exercise in exercises.exercises]
         reference = read_answers(folder / f"{name}.ipynb", ids).sources
         right = [reference, listed["ALTERNATIVE"]] if args.time or args.prove else []
-        for proof in prove(exercises, right, listed["WRONG"] if args.prove else {}):
+        for proof in prove(exercises, right, listed["WRONG"] if args.prove else {}, seed=args.seed):
             wrong = len(listed["WRONG"].get(proof.grade_id, ()))
             rows.append({"lab": name} | asdict(proof) | {"wrong": wrong})
             if not args.json:

@@ -219,7 +219,7 @@ def step_cases(draw: random.Random) -> list[dict]:
         attention_case(
             draw, *(draw.randint(200, 300) for _ in range(4)), block_size=16, heads=(4, 2), sizes=(16, 16)
         )
-        | {"steps": 20}
+        | {"steps": 10}
         for _ in range(16)
     ]
 

@@ -69,14 +69,15 @@ def _needed_of(error: WorkbenchError) -> list[int] | None:
 def run_large_pool(answer: Any, num_blocks: int, turns: list[list[int]]) -> dict:
     """A pool whose texts come and go: [count, k] takes so many blocks, then gives back all of take k (−1: of none).
 
-    What every take gave, and the counts in the end.
+    What every take gave, and in the end the blocks that are held and the counts.
     """
     pool, takes = answer(num_blocks), []
     for count, ended in turns:
         takes.append(list(pool.take(count)))
         if ended >= 0:
             pool.give_back(takes[ended])
-    return {"takes": takes, "references": [int(n) for n in pool.references], "num_free": int(pool.num_free)}
+    held = [[block, int(holders)] for block, holders in enumerate(pool.references) if holders]
+    return {"takes": takes, "held": held, "num_free": int(pool.num_free)}
 
 
 # --- paged-cow ---
