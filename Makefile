@@ -51,7 +51,7 @@ test: setup
 	name=format;        part "ruff format --check" $(BIN)/ruff format --check .; \
 	name="built files"; part "workbench build --check" $(BIN)/workbench build --check; \
 	name=tests;         part "pytest: claims about the code, three files at a time" $(BIN)/python -m pytest --durations=5 \
-	  -n 3 --dist loadfile --ignore=tests/browser tests; \
+	  -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/browser tests; \
 	name=notebooks;     part "pytest: every cell of every notebook (measurements cut short), JupyterLab in a real browser, three files at a time" \
 	  env WORKBENCH_BRIEF=1 $(BIN)/python -m pytest --durations=5 -n 3 --dist loadfile --no-loadscope-reorder \
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=180 tests/browser $(LECTURES) solutions; \
