@@ -214,16 +214,17 @@ def shuffles(folder: Path, count: int, workers: int) -> bool:
 def kills(folder: Path, count: int, submissions: int, workers: int, seed: int) -> bool:
     rng = random.Random(seed)
     write(folder, toy(folder, submissions))
-    script = (
-        f"import sys; sys.path.insert(0, {str(TESTS)!r})\nfrom pathlib import Path\nimport grade_soak as g\n"
-        f"f = Path({str(folder)!r})\ng.grade([f / 'submitted'], f / 'out', workers={workers}, **g.options(f))\n"
-    )
-    killed, started = 0, time.monotonic()
+    killed, finished, started = 0, 0, time.monotonic()
     while killed < count:
+        out = folder / f"out-{finished}"
+        script = (
+            f"import sys; sys.path.insert(0, {str(TESTS)!r})\nfrom pathlib import Path\nimport grade_soak as g\n"
+            f"f = Path({str(folder)!r})\ng.grade([f / 'submitted'], {str(out)!r}, workers={workers}, **g.options(f))\n"
+        )
         run = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True)
         try:
             run.wait(rng.uniform(0.5, 6.0))
-            break  # done before all kills were spent
+            finished += 1  # the next kills are of another gradebook
         except subprocess.TimeoutExpired:
             family = psutil.Process(run.pid).children(recursive=True)
             run.send_signal(signal.SIGKILL)
@@ -233,11 +234,13 @@ def kills(folder: Path, count: int, submissions: int, workers: int, seed: int) -
             if alive:
                 print(f"kills: {len(alive)} processes outlived their grader: {alive}")
                 return False
-    grade([folder / "submitted"], folder / "out", **options(folder), workers=workers)
-    grade([folder / "submitted"], folder / "alone", **options(folder), workers=workers)
-    same = gradebook(folder / "out") == gradebook(folder / "alone")
+    last = folder / f"out-{finished}"
+    for out in (last, folder / "alone"):
+        grade([folder / "submitted"], out, **options(folder), workers=workers)
+    alone = gradebook(folder / "alone")
+    same = all(gradebook(folder / f"out-{number}") == alone for number in range(finished + 1))
     print(
-        f"killed {killed} times in a batch of {submissions} ({time.monotonic() - started:.0f} s): gradebook "
+        f"killed {killed} times in a batch of {submissions}, {finished + 1} gradebook(s) ({time.monotonic() - started:.0f} s): "
         f"{'the same as' if same else 'NOT that of'} a run left alone"
     )
     return same
