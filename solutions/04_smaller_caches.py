@@ -208,7 +208,7 @@ checks.check("smaller-window", RollingBuffer)
 #   2·H·(S·kv_rank·(content + value) + n·S·(content + rotary + value)). A multiply-add is 2 FLOPs.
 # - One point is for speed: when everything before is right, decode steps of `absorbed` over about a thousand latents are
 #   timed beside an expanded form, pair by pair with fresh inputs. At least **2 times** as fast in the median; good ones
-#   reach 5 to 10. What counts is processor time, so a busy machine does not matter.
+#   reach 4 to 9. What counts is processor time, so a busy machine does not matter.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "smaller-latent"}

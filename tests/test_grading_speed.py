@@ -17,7 +17,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.grading import Limits, grade
-from workbench.grading.check import COUNTS_FIRST, Check, Speedup, evaluate, race
+from workbench.grading.check import COUNTS_FIRST, Check, Exercise, Speedup, Verdict, evaluate, race
 from workbench.grading.runner import Runner, preload_of
 from workbench.grading.session import Session, processor_seconds
 
@@ -66,6 +66,18 @@ def test_nothing_is_timed_before_everything_else_is_right():
 def test_an_answer_that_is_right_where_it_is_small_only_is_not_fast_but_wrong():
     quick = evaluate(SET.exercises[0], lambda n: defined(toy.RIGHT)(n) if len(n) < 100 else 0)
     assert not passed(quick)["fast"] and "0 pairs, expected" in said(quick)
+
+
+def test_a_stub_is_not_attempted_wherever_it_is_judged(runner):
+    stub = "# later\ndef pairs(numbers):\n    raise NotImplementedError('toy-pairs: count them')\n"
+    for result in (evaluate(SET.exercises[0], defined(stub)), runner.run(SET, SET.exercises[0], stub)):
+        assert (result.verdict, result.points) == (Verdict.NOT_ATTEMPTED, 0)
+
+
+def test_a_timed_check_is_never_the_first():
+    timed = SET.exercises[0].checks[1]
+    with pytest.raises(WorkbenchError, match="its first check, 'fast', is timed; what is right comes first"):
+        Exercise("toy", "Toy", "pairs", (timed,))
 
 
 def test_a_speedup_says_what_it_asks_for_in_the_right_order():

@@ -42,8 +42,8 @@ class Verdict(StrEnum):
 class Speedup:
     """How fast an answer has to be: at least so many times as fast as a right and slow one, timed beside it.
 
-    baseline: the source of that answer's cell, with its own imports. named: what it is called in a message. plausible: a measured ratio above it
-    is believed and marked, for the instructor to look at.
+    baseline: the source of that answer's cell, with its own imports. named: what it is called in a message. plausible: a
+    measured ratio above it is believed and marked, for the instructor to look at.
     """
 
     baseline: str
@@ -124,6 +124,10 @@ class Exercise:
         names = [check.name for check in self.checks]
         if len(set(names)) < len(names):
             raise WorkbenchError(f"{self.grade_id}: two checks share a name among {', '.join(names)}")
+        if self.checks and self.checks[0].speedup is not None:
+            raise WorkbenchError(
+                f"{self.grade_id}: its first check, {names[0]!r}, is timed; what is right comes first"
+            )
 
     @property
     def max_points(self) -> int:
@@ -170,7 +174,7 @@ class ExerciseSet:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what he has to look at."""
+    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what to look at."""
 
     name: str
     passed: bool

@@ -146,14 +146,14 @@ class Runner:
             load_error = {"not_attempted": UNTOUCHED}
         elif used := uses(source, exercises.prelude, exercise.forbidden):
             load_error = {"reason": f"the answer uses {', '.join(used)}; this exercise is to write it"}
-        passed = True
+        passed, only_stubs = True, True
         try:
             for check in exercise.checks:
                 cases, observations, output, mark = cases_of(exercise, check, seed), [], "", None
                 if load_error is None and deadline is not None and time.monotonic() >= deadline:
                     observations = [{"reason": "not run: the time for the whole submission was used up"}]
                 elif load_error is None and check.speedup is not None and not passed:
-                    observations = [{"reason": COUNTS_FIRST}]
+                    observations = [{"not_attempted" if only_stubs else "reason": COUNTS_FIRST}]
                 elif load_error is None:
                     raced = check.speedup is not None
                     if raced and session is not None:
@@ -175,7 +175,7 @@ class Runner:
                 if load_error:
                     observations = [load_error]
                 result, stub = _result(check, cases, observations, output, mark)
-                passed = passed and result.passed
+                passed, only_stubs = passed and result.passed, only_stubs and stub
                 yield result, stub
         finally:
             if session is not None:

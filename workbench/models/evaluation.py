@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import codeop
+import functools
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import tokenizers
 import torch
 import torch.nn.functional as F
 
@@ -81,15 +83,15 @@ class Remembers(Attends, Protocol):
 
 
 def held_out_stream(tokenizer: Tokenizer) -> torch.Tensor:
-    """[T] int64: the tokens of all held-out modules. They are made once for all tokenizers that are equal, in a
-    third of a second; so what comes is shared, and never written to."""
-    same = (tuple(held_out_files()), tokenizer.backend.to_str(), tokenizer.end_of_text)
-    if same not in _STREAMS:
-        _STREAMS[same] = token_stream(held_out_files(), tokenizer)
-    return _STREAMS[same]
+    """[T] int64: the tokens of all held-out modules, which take a third of a second to make. What comes is shared among
+    all tokenizers that are equal, and never written to."""
+    return _stream_of(tuple(held_out_files()), tokenizer.backend.to_str(), tokenizer.end_of_text)
 
 
-_STREAMS: dict[tuple[tuple[SourceFile, ...], str, int | None], torch.Tensor] = {}
+@functools.lru_cache(maxsize=4)
+def _stream_of(files: tuple[SourceFile, ...], backend: str, end_of_text: int | None) -> torch.Tensor:
+    """token_stream of a tokenizer that is told by its JSON."""
+    return token_stream(files, Tokenizer(tokenizers.Tokenizer.from_str(backend), end_of_text=end_of_text))
 
 
 @torch.inference_mode()
