@@ -17,6 +17,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.grading import Limits, grade
+from workbench.grading.batch import _what_grades
 from workbench.grading.check import COUNTS_FIRST, Check, Exercise, Speedup, Verdict, evaluate, race
 from workbench.grading.runner import Runner, preload_of
 from workbench.grading.session import Session, processor_seconds
@@ -340,6 +341,11 @@ def test_what_is_too_fast_to_be_true_keeps_its_points_and_is_marked_for_the_inst
         test["status"] == "passed"
         for test in json.loads((tmp_path / "out/ann/results.json").read_text())["tests"]
     )
+
+
+def test_another_speed_asked_for_is_another_check_and_grades_anew():
+    about = {name: _what_grades(sets, {}) for name, sets in toy.exercise_sets().items()}
+    assert about["92_speed"] != about["93_marked"] and about["92_speed"] == _what_grades(SET, {})
 
 
 def test_how_long_answers_ran_is_known_apart_from_grading_them(tmp_path):
