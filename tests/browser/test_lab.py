@@ -97,7 +97,7 @@ def test_the_page_logged_no_errors(lab_01):
 def test_stop_works_while_a_cell_is_running(lab_page):
     """JupyterLab hands widget messages to a thread beside the cell; Stop must not wait for the cell to end.
 
-    It does wait with ipykernel 7.4.0, which constraints.txt therefore leaves out.
+    ipykernel from 7.4 on hands them to the cell's own thread; the panels ask for the other.
     """
     lab_page.open(
         put_notebook(

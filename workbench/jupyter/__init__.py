@@ -10,8 +10,9 @@ The settings (overrides.json) are defaults; what a user chose in JupyterLab's se
 - `windowingMode: defer`: every cell stays in the page, so that long lectures keep their pictures and panels while scrolling.
 
 `commsOverSubshells` is left alone on purpose: with it JupyterLab sends a panel's messages to a thread of the kernel's, so that
-Stop works while a cell runs. ipykernel before 7.0 has no such threads, and 7.4.0 does not use them for a widget that a cell
-made: there a click waits for the cell. The panels work on threads of their own and are right both ways.
+Stop works while a cell runs. ipykernel before 7.0 has no such threads, and from 7.4 on it uses them for a widget that a cell
+made only when asked to (`let_the_page_choose`, workbench/panels/controls.py): without them a click waits for the cell. The
+panels work on threads of their own and are right both ways.
 """
 
 import shutil

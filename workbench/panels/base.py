@@ -29,7 +29,7 @@ from workbench.instruments.device import Ceilings
 from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped, exclusive
 from workbench.panels import html, style
-from workbench.panels.controls import DESCRIPTION, control, every_widget, put
+from workbench.panels.controls import DESCRIPTION, control, every_widget, let_the_page_choose, put
 from workbench.panels.view import Snapshot, View
 from workbench.panels.words import recorded_label
 from workbench.records import Record, records_of
@@ -90,6 +90,7 @@ class Panel:
         self._paint_lock = threading.Lock()
         self._picture = (b"", "")
         self._build(values)
+        let_the_page_choose(self.root)
         self._register(key)
         self.refresh()
 

@@ -73,3 +73,18 @@ def every_widget(root: widgets.Widget) -> set[widgets.Widget]:
             held = value if isinstance(value, list | tuple) else (value,)
             left.extend(w for w in held if isinstance(w, widgets.Widget))
     return found
+
+
+def let_the_page_choose(root: widgets.Widget) -> None:
+    """Messages for these widgets are handled by the kernel's thread to which the page sent them.
+
+    From ipykernel 7.4 on they go to the shell from which the widget was last changed: to the main one for what a cell
+    made, where a click on Stop waits for the running cell. JupyterLab asks for a thread beside it.
+    """
+    for widget in every_widget(root):
+        if hasattr(widget.comm, "_reply_subshell_for"):
+            widget.comm._reply_subshell_for = _as_the_page_asked
+
+
+def _as_the_page_asked(_data: Any, asked: str | None) -> str | None:
+    return asked
