@@ -90,9 +90,8 @@ def described(capability: str) -> Iterator[None]:
     answers = {
         "is_available": lambda: True,
         "get_device_capability": lambda _=None: (major, minor),
-        "get_device_name": lambda _=None: (
-            f"{device.name} that is only compiled for"
-        ),  # no table of block sizes
+        # for this name there is no table of block sizes
+        "get_device_name": lambda _=None: f"{device.name} that is only compiled for",
         "get_device_properties": lambda _=None: device,
     }
     with mock.patch.multiple(torch.cuda, **answers):

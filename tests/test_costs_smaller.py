@@ -490,9 +490,8 @@ def test_a_longer_context_never_costs_less(config, texts, more, arrangement, dat
             )
         short, long = (of(shape, t, kind, arrangement) for t in (texts, longer))
         assert long.flops >= short.flops
-        if all(
-            n == 1 for n, _ in texts
-        ):  # a chunk is written over a full ring with copies, so that more may be less
+        # a chunk is written over a full ring with copies, so that more may be less
+        if all(n == 1 for n, _ in texts):
             assert long.bytes >= short.bytes and long.bytes_by_part["kv"] >= short.bytes_by_part["kv"]
 
 

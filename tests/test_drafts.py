@@ -98,9 +98,8 @@ def test_greedy_text_is_the_targets_own_with_every_draft_and_length(kind, K):
     found = write(target, DRAFT_KINDS[kind](target), K)
     assert found.tokens == write(TARGET, None).tokens
     assert max(found.speculation.lengths) <= K
-    if (
-        kind.startswith("identical") and K > 2
-    ):  # the prompt's own token, then rounds in which nothing is rejected
+    # the prompt's own token, then rounds in which nothing is rejected
+    if kind.startswith("identical") and K > 2:
         assert found.speculation.acceptance_rate == 1
     if K >= 5 and "random" not in kind:
         assert found.kinds.count("draft") > 0, "the draft had no token accepted, so nothing was tested"

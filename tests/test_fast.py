@@ -430,9 +430,8 @@ def test_a_compiled_whole_step_keeps_the_contract_of_the_kv():
             fast(Batch.of([[ids[4]]], first_positions=[4]), cache)
 
 
-@pytest.mark.parametrize(
-    "size", (1, 1e-6, 300, -300)
-)  # of the new token's key: its score far above all others, or below
+# size: of the new token's key; its score is far above all others, or below
+@pytest.mark.parametrize("size", (1, 1e-6, 300, -300))
 def test_one_query_as_sums_is_attention(size):
     torch.manual_seed(0)
     q, k, v = torch.randn(6, 8), size * torch.randn(2, 8), torch.randn(2, 8)

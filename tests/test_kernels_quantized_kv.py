@@ -141,10 +141,8 @@ def test_what_the_paged_store_writes_is_what_the_kernel_reads(name):
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", PAGED_FORMATS)
 def test_every_version_is_the_definition(device, version, name):
-    for dtype in {
-        *dtypes(device),
-        torch.bfloat16,
-    }:  # bfloat16 too in the interpreter: products are in float16
+    # bfloat16 too in the interpreter: products are in float16
+    for dtype in {*dtypes(device), torch.bfloat16}:
         tensors, sizes = paged([19, 0, 37], formats=(name, name), dtype=dtype, device=device)
         out = poisoned(3, 6, 32, dtype=dtype, device=device)
         assert paged_decode_quantized(*tensors, **sizes, version=version, out=out) is out

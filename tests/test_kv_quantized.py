@@ -138,10 +138,8 @@ class Beside:
             start = self.groups.get(name, 0) * self.group
             block = slice(start, start + self.group)
             for layer in self.config.kv_layers:
-                for which, over in (
-                    (0, 0),
-                    (1, -1),
-                ):  # keys: a channel over the tokens; values: a token's channels
+                # keys: a channel over the tokens; values: a token's channels
+                for which, over in ((0, 0), (1, -1)):
                     x = self.read[name][layer][which][block]
                     q = quantize_tensor(x, FORMAT[self.format], over=over)
                     self.read[name][layer][which][block] = q.dequantize()

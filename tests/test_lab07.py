@@ -154,9 +154,8 @@ def test_the_pieces_of_an_origin_are_its_text_and_its_rounds_add_up(model, small
     assert [sum(n == number for *_, n in pieces) for number in range(1, len(emitted) + 1)] == emitted
     kinds = [kind for _, _, kind, _ in pieces]
     assert m.counts["kept"] == kinds.count("draft") and m.counts["calls_saved"] == 11 - m.counts["rounds"]
-    for number in range(
-        1, len(emitted) + 1
-    ):  # one token of the target's own ends a round, but where the text ended
+    # one token of the target's own ends a round, but where the text ended
+    for number in range(1, len(emitted) + 1):
         assert [k for *_, k, n in pieces if n == number][:-1] == ["draft"] * (emitted[number - 1] - 1)
 
 

@@ -231,6 +231,16 @@ def test_shapes_can_be_read_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_loading_and_writing_leave_the_compiler_alone():
+    """torch imports it for some calls on the meta device, where a model is put together: a second and more in every
+    process that loads one."""
+    code = (
+        "import sys\nimport workbench as wb\nmodel = wb.load('stdlib-1m')\nwb.generate(model, 'def', max_new_tokens=2)\n"
+        "assert not {'torch._dynamo', 'sympy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_exported_name_is_there():
     for name in models.__all__:
         assert getattr(models, name) is not None

@@ -227,12 +227,8 @@ def test_on_every_linear_of_the_shipped_models_nothing_has_to_be_filled(name):
 @every_layout
 def test_zeros_stay_zeros_and_one_number_stays_as_far_as_float16_goes(bits):
     assert torch.equal(KQuantized.rounded(torch.zeros(2, 256), bits).dequantize(), torch.zeros(2, 256))
-    for value, off in (
-        (0.37, 2**-10),
-        (-0.37, 2**-10),
-        (20.0, 2**-10),
-        (1e-3, 2**-8),
-    ):  # d = 1e-3/4096: subnormal
+    # for 1e-3 the step d is 1e-3/4096, which float16 has only as a subnormal
+    for value, off in ((0.37, 2**-10), (-0.37, 2**-10), (20.0, 2**-10), (1e-3, 2**-8)):
         back = KQuantized.rounded(torch.full((2, 256), value), bits).dequantize()
         assert (back - value).abs().max() <= off * abs(value)
     weight = weights(2, 256)

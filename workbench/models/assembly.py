@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from workbench.errors import WorkbenchError
 from workbench.models.config import ModelConfig
@@ -75,8 +77,21 @@ def check_fits(name: str, config: ModelConfig, dtype: torch.dtype, device: torch
 
 def hollow_decoder(config: ModelConfig, *, name: str, tokenizer: Tokenizer | None = None) -> Decoder:
     """A Decoder whose parameters have shapes and no memory (torch's meta device)."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInitialization():
         return Decoder(config, tokenizer=tokenizer, name=name)
+
+
+class _NoInitialization(TorchFunctionMode):
+    """Skips the functions of torch.nn.init. To draw no values on the meta device torch would import its compiler first,
+    for a second and more."""
+
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
 
 
 def fill(model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device) -> Decoder:
@@ -88,7 +103,7 @@ def fill(model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: to
         model.head.weight = model.embed.weight
     for rotary in (model.rotary, model.local_rotary):
         if rotary is not None:
-            rotary.to_empty(device=device)
+            rotary.put_on(device)
     assert not any(p.is_meta for p in model.parameters()), "a parameter was left without values"
     return model.eval()
 

@@ -132,11 +132,20 @@ class Rotary(nn.Module):
     def __init__(self, config: ModelConfig, *, local: bool = False) -> None:
         super().__init__()
         self.config, self.local = config, local
-        self.register_buffer("frequencies", rotary_frequencies(config, local=local), persistent=False)
+        self.register_buffer("frequencies", None, persistent=False)
+        self.put_on(torch.get_default_device())
+
+    def put_on(self, device: torch.device) -> None:
+        """Compute the frequencies anew, on `device`: for a model that has had none so far (on the meta device), too."""
+        with torch.device(
+            "cpu"
+        ):  # on the meta device torch would first import its compiler, for a second and more
+            frequencies = rotary_frequencies(self.config, local=self.local)
+        self.frequencies = frequencies.to(device)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)  # every .to(...) comes through here
-        self.frequencies = rotary_frequencies(self.config, local=self.local).to(self.frequencies.device)
+        self.put_on(self.frequencies.device)
         return self
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -116,12 +116,12 @@ CACHE_VARIANTS: dict[str, ModelConfig] = {  # values a token leaves in the cache
     "stdlib-3m-mha": _cache_variant(288),  # 384
     "stdlib-3m-gqa": _cache_variant(376, kv_heads=2),  # 128
     "stdlib-3m-mqa": _cache_variant(392, kv_heads=1),  # 64
+    # 64
     "stdlib-3m-mla": _cache_variant(
         328, family="deepseek_v3", head_dim=48, qk_norm=False, latent_attention=_LATENT
-    ),  # 64
-    "stdlib-3m-hybrid": _cache_variant(
-        288, sliding_window=128, global_layers=(2, 5)
-    ),  # 384, of the last 128 tokens
+    ),
+    # 384, of the last 128 tokens
+    "stdlib-3m-hybrid": _cache_variant(288, sliding_window=128, global_layers=(2, 5)),
     "stdlib-3m-shared": _cache_variant(352, kv_sources=(0, 0, 2, 2, 4, 4)),  # 384, in every second layer
 }
 

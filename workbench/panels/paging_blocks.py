@@ -133,10 +133,8 @@ def _draw_table(axes: Axes, y: float, name: str, table, step: Step, marked: set[
     style.write(axes, -0.2, y + 0.3, name, ha="right", va="center", fontsize=10.5)
     for at, block in enumerate(table):
         x, shared = wide * at, step.references[block] > 1
-        for face, alpha in (
-            ("#FFFFFF", 1),
-            (STATES[state_of(step, block)], 0.5),
-        ):  # lines of others pass behind it
+        # white first, so that lines of others pass behind it
+        for face, alpha in (("#FFFFFF", 1), (STATES[state_of(step, block)], 0.5)):
             axes.add_patch(
                 Rectangle((x, y), 0.94 * wide, 0.6, facecolor=face, alpha=alpha, linewidth=0, zorder=5)
             )

@@ -136,7 +136,7 @@ def _build(
         model.head.weight = model.embed.weight
     for rotary in (model.rotary, model.local_rotary):
         if rotary is not None:
-            rotary.to_empty(device=device)
+            rotary.put_on(device)
     model.quantization = QuantizationReport(recipe)
     return model.eval()
 

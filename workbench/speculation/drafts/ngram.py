@@ -167,9 +167,8 @@ def training_texts(characters: int = CHARACTERS) -> list[str]:
     return [file.text for file in files[::step]]
 
 
-@functools.lru_cache(
-    maxsize=2
-)  # a table never changes; making one takes seconds, nearly all of it tokenizing
+# a table never changes; making one takes seconds, nearly all of it tokenizing
+@functools.lru_cache(maxsize=2)
 def standard_library_table(
     tokenizer: Tokenizer, vocab_size: int, order: int = 5, characters: int = CHARACTERS
 ) -> NGramTable:
