@@ -381,5 +381,5 @@ def test_only_how_often_and_on_how_much_is_cut_and_within_what_is_allowed():
         assert setting.check(setting.brief) == setting.brief < setting.default, setting.name
     assert {s.name for s in cut} <= {
         "repeats", "points", "passages", "prompts", "texts", "draws", "seconds", "evaluations", "requests",
-        "context", "largest_context", "length", "new_tokens",
+        "context", "largest_context", "max_context", "max_batch", "length", "new_tokens",
     }  # fmt: skip

@@ -147,8 +147,8 @@ PREDICTION = Experiment(
     settings=(
         Setting("model", "random-110m", "model", help="random weights will do: times do not depend on them"),
         Setting("dtype", "float32", "choice", choices=("float32", "bfloat16"), help="of the weights"),
-        Setting("max_batch", 32, "choice", choices=BATCHES, help="largest number of sequences"),
-        Setting("max_context", 1024, "choice", choices=CONTEXTS, unit="tokens", help="longest context"),
+        Setting("max_batch", 32, "choice", choices=BATCHES, brief=8, help="largest number of sequences"),
+        Setting("max_context", 1024, "choice", choices=CONTEXTS, unit="tokens", brief=256, help="longest context"),
         Setting("repeats", 9, "int", 1, 100, brief=2, help="timed steps at each point"),
     ),
     run=run_grid,

@@ -136,12 +136,12 @@ class Rotary(nn.Module):
         self.put_on(torch.get_default_device())
 
     def put_on(self, device: torch.device) -> None:
-        """Compute the frequencies anew, on `device`: for a model that has had none so far (on the meta device), too."""
-        with torch.device(
-            "cpu"
-        ):  # on the meta device torch would first import its compiler, for a second and more
-            frequencies = rotary_frequencies(self.config, local=self.local)
-        self.frequencies = frequencies.to(device)
+        """Compute the frequencies anew, on `device`. On the meta device they only get their shape: to compute nothing there
+        torch would first import its compiler, for a second and more."""
+        if device.type == "meta":
+            self.frequencies = torch.empty((self.config.rotary_head_dim + 1) // 2, device=device)
+        else:
+            self.frequencies = rotary_frequencies(self.config, local=self.local).to(device)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)  # every .to(...) comes through here
