@@ -39,23 +39,26 @@ MOST_OVERHEAD_S = 5.0
 QUICK = Limits(check_seconds=10.0, submission_seconds=90.0, memory_bytes=512 << 20, processes=64)
 
 
-def submission(lab: str, rng: random.Random, kind: str, host: Path) -> bytes:
-    """A notebook of a lab: its right answers, or one of them wrong, or one hostile."""
+def submission(lab: str, rng: random.Random, kind: str, host: Path) -> tuple[bytes, str]:
+    """A notebook of a lab: its right answers, or one of them wrong, or one hostile; and what it is, in words."""
+    words = kind
     book = json.loads((ROOT / "solutions" / f"{lab}.ipynb").read_text("utf-8"))
     answers = [c for c in book["cells"] if c["metadata"].get("nbgrader", {}).get("solution")]
     if kind == "wrong":
         wrong = runpy.run_path(str(ROOT / "solutions" / f"{lab}_wrong.py"))["WRONG"]
         cell = rng.choice(answers)
-        cell["source"] = rng.choice(wrong[cell["metadata"]["nbgrader"]["grade_id"]]).source
+        chosen = rng.choice(wrong[cell["metadata"]["nbgrader"]["grade_id"]])
+        cell["source"], words = chosen.source, f"wrong: {chosen.name}"
     if kind == "hostile":
-        body = rng.choice(list(hostile.BODIES.values())).replace("HOST", str(host))
+        chosen = rng.choice(list(hostile.BODIES))
+        body, words = hostile.BODIES[chosen].replace("HOST", str(host)), f"hostile: {chosen}"
         for cell in answers:
             cell["source"] = "raise KeyboardInterrupt"
         name = next(line for line in cell["source"].splitlines())
         cell["source"] = (
             f"{name}\ndef answer(x):\n    {body}\n".removeprefix("raise KeyboardInterrupt\n") + "answer(7)\n"
         )
-    return json.dumps(book).encode()
+    return json.dumps(book).encode(), words
 
 
 def memory_of_family() -> int:
@@ -70,13 +73,14 @@ def memory_of_family() -> int:
 
 
 def a_class(folder: Path, count: int, workers: int, seed: int) -> bool:
-    rng, kinds = random.Random(seed), {}
+    rng, kinds, words = random.Random(seed), {}, {}
     for number in range(count):
         kind = ("right", "wrong", "hostile")[number % 3]
         lab = LABS[number // 3 % len(LABS)]
         place = folder / "submitted" / f"{kind}-{number:03}"
         place.mkdir(parents=True)
-        (place / f"{lab}.ipynb").write_bytes(submission(lab, rng, kind, folder))
+        book, words[place.name] = submission(lab, rng, kind, folder)
+        (place / f"{lab}.ipynb").write_bytes(book)
         kinds[place.name] = kind
     peak, over = [0], threading.Event()
 
@@ -112,6 +116,9 @@ def a_class(folder: Path, count: int, workers: int, seed: int) -> bool:
         )
     over_checks = [one.seconds - one.checks_seconds for one in summary.graded]
     print(f"    overhead over the time in which answers ran: {spread(over_checks)} s")
+    for one, over_s in zip(summary.graded, over_checks):
+        if over_s > MOST_OVERHEAD_S:
+            print(f"        {over_s:.1f} s: {one.assignment}, {words[one.student_id]}")
     print(f"    peak memory, shared pages counted once: {peak[0] / 2**30:.2f} GiB")
     print(f"    not as expected: {', '.join(bad) or 'none'}")
     for one in summary.graded:

@@ -34,7 +34,7 @@ from workbench.grading.desk import _read_outcome, load_hidden, result_of
 from workbench.grading.notebooks import read_answers, read_cells, set_of
 from workbench.grading.reports import CSV_COLUMNS, Graded, csv_text, feedback_html, gradescope, inert
 from workbench.grading.runner import Runner, preload_of
-from workbench.grading.session import remove_tree
+from workbench.grading.session import Session, SessionEnded, remove_tree
 
 TESTS = Path(__file__).parent
 SET = toy.exercise_sets()["90_toy"].with_hidden(toy.HIDDEN)
@@ -379,6 +379,23 @@ def test_our_own_failures_are_not_the_students(runner):
 def test_a_server_that_was_killed_is_started_again(runner):
     runner._server.kill()
     assert run(runner, RIGHT).points == 6
+
+
+def test_an_answer_starts_when_our_own_start_is_over(runner):
+    """So that nothing it does, however fast, can look as if the setup cell had failed, for no fault of the submission."""
+    source = "import os\nfor _ in range(150):\n    os.mkdir('a')\n    os.chdir('a')\ndef double(x):\n    return 2 * x\n"
+    runner.start()
+    session = Session(runner, SET, DOUBLE, source)
+    try:
+        session.prepare()
+        time.sleep(0.5)
+        assert os.listdir(session.folder) == []
+        with pytest.raises(SessionEnded, match="more than 100 deep"):
+            session.load(time.monotonic() + 20)
+            session.observe(DOUBLE.checks[0], {"x": 1}, time.monotonic() + 20)
+    finally:
+        session.end()
+    assert [c.message.split(":")[0] for c in runner.run(SET, DOUBLE, source).checks] == ["stopped"] * 3
 
 
 # --- Reading notebooks ---

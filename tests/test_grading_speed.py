@@ -277,9 +277,11 @@ def test_between_its_turns_an_answer_stands_still_and_where_its_processes_could_
 ):
     runner.start()
     exercise = SET.exercises[0]
-    session = Session(runner, SET, exercise)
+    session = Session(
+        runner, SET, exercise, "import time\ndef pairs(numbers):\n    time.sleep(0.2)\n    return 0\n"
+    )
     try:
-        session.prepare("import time\ndef pairs(numbers):\n    time.sleep(0.2)\n    return 0\n")
+        session.prepare()
         assert session.load(time.monotonic() + 20) is None
         seen, seconds = session.timed(exercise.checks[1], {"numbers": [1]}, time.monotonic() + 20)
         assert seen == {"value": 0}

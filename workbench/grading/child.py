@@ -219,8 +219,9 @@ def session() -> None:
         send(READY, {"broken": describe_error(error)})
         return
     send(READY, {})
+    source = from_text(commands.readline())
     try:
-        answer = load_answer(module, setup["source"], setup["entry"])
+        answer = load_answer(module, source, setup["entry"])
         send(LOADED, {})
     except BaseException as error:
         stub = isinstance(error, NotImplementedError) and str(error).startswith(setup["grade_id"])

@@ -161,8 +161,8 @@ class Runner:
                         session = None
                     if session is None:
                         self.start()
-                        session = Session(self, exercises, exercise, single=raced)
-                        session.prepare(source)
+                        session = Session(self, exercises, exercise, source, single=raced)
+                        session.prepare()
                     until = min(time.monotonic() + self.limits.check_seconds, deadline or float("inf"))
                     if not raced:
                         observations, load_error = _observe_all(session, check, cases, until)
@@ -192,9 +192,9 @@ class Runner:
             self._beside = Runner(self._settings["preload"], self._settings["import_paths"], self.limits)
         exercise = replace(session.exercise, forbidden=())
         self._beside.start()
-        beside = Session(self._beside, session.exercises, exercise, single=True)
+        beside = Session(self._beside, session.exercises, exercise, check.speedup.baseline, single=True)
         try:
-            beside.prepare(check.speedup.baseline)
+            beside.prepare()
             if failed := beside.load(time.monotonic() + START_SECONDS):
                 raise WorkbenchError(f"check {check.name!r}: what answers are timed against failed: {failed}")
             if not session.loaded and (failed := session.load(until)):

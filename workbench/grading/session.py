@@ -35,11 +35,12 @@ class Session:
     """One forked child with one answer loaded; its pipes, its folder, its limits, its end."""
 
     def __init__(
-        self, runner: Runner, exercises: ExerciseSet, exercise: Exercise, *, single: bool = False
+        self, runner: Runner, exercises: ExerciseSet, exercise: Exercise, source: str, *, single: bool = False
     ) -> None:
-        """single: it can start no thread and no process, as long as it lives; for what is timed."""
+        """source: of the answer's cell. single: it can start no thread and no process, as long as it lives; for what is
+        timed."""
         self.limits, self.runner = runner.limits, runner
-        self.exercises, self.exercise = exercises, exercise
+        self.exercises, self.exercise, self.source = exercises, exercise, source
         self.nonce = secrets.token_hex(16)
         self.loaded, self.over, self.exit_code = False, False, None
         self._results, self._output, self._output_bytes = b"", b"", 0
@@ -66,13 +67,13 @@ class Session:
             for fd in theirs:
                 os.close(fd)
 
-    def prepare(self, source: str) -> None:
-        """Send everything and wait until the prelude, which is ours, has run. WorkbenchError when our side fails."""
+    def prepare(self) -> None:
+        """Wait until the prelude, which is ours, has run. WorkbenchError when our side fails: nothing that is seen up to
+        here can be the answer's doing, which the process has not got yet."""
         setup = {
             "nonce": self.nonce,
             "grade_id": self.exercise.grade_id,
             "prelude": self.exercises.prelude,
-            "source": source,
             "entry": self.exercise.entry,
             "forbidden": self.exercise.forbidden,
         }
@@ -92,7 +93,7 @@ class Session:
 
     def load(self, until: float) -> dict | None:
         """Execute the answer's cell. None, or the observation that stands for every check of this exercise."""
-        seen = self._ask("", child.LOADED, until)
+        seen = self._ask(json.dumps(self.source), child.LOADED, until)
         self.loaded = "reason" not in seen and "not_attempted" not in seen
         return None if self.loaded else seen
 
