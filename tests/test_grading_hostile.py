@@ -278,3 +278,29 @@ def test_in_bubblewrap_our_files_are_not_even_there(host):
         assert within.run(SET, SET.exercises[1], hostile.RIGHT).points == 1
         folder = within.folder
     assert not os.path.exists(folder)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="one core (or a system that does not tell) is shared by all",
+)
+def test_a_neighbour_with_many_processes_takes_no_time_from_a_right_answer(tmp_path):
+    """Every one in a session of its own, so that no scheduler counts them as one. Without cores of its own the right
+    answer, half a second of work, needs ten times its limit."""
+    limits = Limits(check_seconds=6, submission_seconds=60, memory_bytes=1 << 30, processes=64)
+    worker = (
+        "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\n"
+        + hostile.RIGHT
+    )
+    bomb = f"def double(x):\n    {hostile.BODIES['fork bomb, every one on its own']}\n"
+    for name, answer in {"a-bomb": bomb, "b-right": worker, "c-right": worker, "d-right": worker}.items():
+        place = tmp_path / "submitted" / name
+        place.mkdir(parents=True)
+        (place / "91_hostile.ipynb").write_bytes(hostile.notebook(hostile.cell("toy-double", answer)))
+    summary = grade(
+        [tmp_path / "submitted"], tmp_path / "out", sets="hostile_submissions:exercise_sets", import_paths=[TESTS],
+        limits=limits, workers=2,
+    )  # fmt: skip
+    scores = {one.student_id: one.score for one in summary.graded}
+    bombed, *right = [one.results[0].points for one in sorted(summary.graded, key=lambda one: one.student_id)]
+    assert not bombed and all(right), scores

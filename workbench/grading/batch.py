@@ -16,6 +16,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import SimpleQueue
 
 from workbench.errors import WorkbenchError, check_between, unknown
 from workbench.grading.check import ExerciseSet, Verdict
@@ -342,12 +343,23 @@ def _running(
             for future in futures:
                 future.cancel()
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = max(1, min(workers or len(_cores()) or os.cpu_count() or 1, len(units) or 1))
+    free: SimpleQueue[list[int]] = SimpleQueue()
+    for share in _core_shares(workers):
+        free.put(share)
     keeper = WarmKeeper()
-    pool = ThreadPoolExecutor(max_workers=max(1, min(workers or cores, len(units) or 1)))
+
+    def graded(unit: dict, folder: Path) -> dict:
+        share = free.get()
+        try:
+            return grade_unit({"task": unit["task"] | {"cores": share}}, keeper, folder)
+        finally:
+            free.put(share)
+
+    pool = ThreadPoolExecutor(max_workers=workers)
     try:
         futures = {
-            pool.submit(grade_unit, unit, keeper, out / WORK_FOLDER / jobs[number].folder): number
+            pool.submit(graded, unit, out / WORK_FOLDER / jobs[number].folder): number
             for number, unit in units.items()
         }
         yield _arriving(futures)
@@ -356,6 +368,18 @@ def _running(
             future.cancel()
         keeper.close()  # what still runs ends with it
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _cores() -> list[int]:
+    """The cores that this process may use; [] where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def _core_shares(workers: int) -> list[list[int]]:
+    """For each of the submissions graded at a time, the cores on which its answers run: nobody else's answers do, so that
+    the hundred processes of a neighbour take no time from them. [], all cores, where there are too few for that."""
+    cores = _cores()
+    return [cores[number::workers] if workers <= len(cores) else [] for number in range(workers)]
 
 
 def _arriving(futures: dict[Future, int]) -> Iterator[tuple[int, dict]]:

@@ -13,6 +13,7 @@ to write the right one, which is what a right answer does anyway.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import io
 import json
@@ -158,6 +159,9 @@ def _become_session(control: socket.socket, fds: list[int], request: dict, impor
             os.dup2(source, target, inheritable=target < 3)
         os.closerange(5, 1 << 12)
         os.setsid()
+        if request["cores"]:
+            with contextlib.suppress(OSError):  # cores that were taken from this process meanwhile
+                os.sched_setaffinity(0, request["cores"])
         os.chdir(request["folder"])
         os.environ |= {"HOME": request["folder"], "TMPDIR": request["folder"]}
         limits = confine.Limits(**request["limits"])

@@ -107,7 +107,9 @@ class Desk:
         self.results: dict[str, dict] = {}
         self._streams: dict = {}
         try:
-            self.runner = Runner(preload_of(self.exercises), task["import_paths"], limits)
+            self.runner = Runner(
+                preload_of(self.exercises), task["import_paths"], limits, cores=task.get("cores", ())
+            )
             self.runner.start()
         except WorkbenchError as error:
             self._write(broken=str(error))

@@ -58,6 +58,7 @@ class Runner:
     "network" (off), "processes" (nothing outlives a session), "files" (nothing else can be read), "calls" (system calls that no exercise needs are refused). Limits always hold.
 
     bubblewrap: use it where it is installed even if Landlock keeps answers from our files, as it does when there is none.
+    cores: on which answers run; default all of this process's.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class Runner:
         limits: Limits | None = None,
         *,
         bubblewrap: bool = False,
+        cores: Sequence[int] = (),
     ) -> None:
         if not hasattr(os, "fork"):
             raise WorkbenchError("checking a notebook needs Linux or macOS; on Windows, use WSL")
         self.limits = limits or Limits()
         self.confinement: dict[str, bool] = {}
         self.bubblewrap = bubblewrap
+        self.cores = list(cores)
         self.folder = None  # where sessions work, if not where all temporary files are
         self.answer_seconds = 0.0  # spent in answers and probes so far, on the wall
         self._beside: Runner | None = None  # runs what answers are timed against
@@ -189,7 +192,8 @@ class Runner:
         What it is timed against runs in a process of ours that no answer shares, and in which the answer cannot reach.
         """
         if self._beside is None:
-            self._beside = Runner(self._settings["preload"], self._settings["import_paths"], self.limits)
+            paths = self._settings["import_paths"]
+            self._beside = Runner(self._settings["preload"], paths, self.limits, cores=self.cores)
         exercise = replace(session.exercise, forbidden=())
         self._beside.start()
         beside = Session(self._beside, session.exercises, exercise, check.speedup.baseline, single=True)

@@ -56,6 +56,7 @@ class Session:
             "folder": self.folder,
             "limits": asdict(self.limits) | ({"processes": 0} if single else {}),
             "cpu_seconds": self.limits.check_seconds * (len(exercise.checks) + 1),
+            "cores": runner.cores,
             "user": 60_000 + secrets.randbelow(5_000),  # a new one, so that nothing is left for the next
         }
         try:
