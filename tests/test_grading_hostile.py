@@ -24,6 +24,7 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.grading import Limits, grade
+from workbench.grading.batch import _core_shares
 from workbench.grading.collect import Submission
 from workbench.grading.notebooks import answers_in, cells_of
 from workbench.grading.reports import Graded, feedback_html, gradescope
@@ -294,14 +295,17 @@ def two_cores():
     reason="one core (or a system that does not tell) is shared by all",
 )
 def test_a_neighbour_with_many_processes_takes_no_time_from_a_right_answer(tmp_path, two_cores):
-    """Every one in a session of its own, so that no scheduler counts them as one. Without cores of its own the right
-    answer, half a second of work, needs ten times its limit."""
+    """Every one in a session of its own, so that no scheduler counts them as one, and each asks for all cores. Without
+    cores of its own the right answer, half a second of work, runs into its limit of six."""
     limits = Limits(check_seconds=6, submission_seconds=60, memory_bytes=1 << 30, processes=64)
     worker = (
         "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\n"
         + hostile.RIGHT
     )
     bomb = f"def double(x):\n    {hostile.BODIES['fork bomb, every one on its own']}\n"
+    every = f"os.setsid(); os.sched_setaffinity(0, {os.sched_getaffinity(0)})"
+    assert "os.setsid()" in bomb
+    bomb = bomb.replace("os.setsid()", every)
     for name, answer in {"a-bomb": bomb, "b-right": worker, "c-right": worker, "d-right": worker}.items():
         place = tmp_path / "submitted" / name
         place.mkdir(parents=True)
@@ -313,3 +317,10 @@ def test_a_neighbour_with_many_processes_takes_no_time_from_a_right_answer(tmp_p
     scores = {one.student_id: one.score for one in summary.graded}
     bombed, *right = [one.results[0].points for one in sorted(summary.graded, key=lambda one: one.student_id)]
     assert not bombed and all(right), scores
+
+
+def test_each_worker_has_cores_of_its_own_while_there_are_enough(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 1, 4, 2, 9}, raising=False)
+    assert _core_shares(2) == [[1, 4, 9], [2, 7]]
+    assert _core_shares(1) == [[1, 2, 4, 7, 9]] and _core_shares(5) == [[1], [2], [4], [7], [9]]
+    assert _core_shares(6) == [[]] * 6

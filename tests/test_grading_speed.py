@@ -70,7 +70,7 @@ def test_an_answer_that_is_right_where_it_is_small_only_is_not_fast_but_wrong():
 
 
 def test_a_stub_is_not_attempted_wherever_it_is_judged(runner):
-    stub = "# later\ndef pairs(numbers):\n    raise NotImplementedError('toy-pairs: count them')\n"
+    stub = "# my notes\ndef pairs(numbers):\n    raise NotImplementedError('toy-pairs: count them')\n"
     for result in (evaluate(SET.exercises[0], defined(stub)), runner.run(SET, SET.exercises[0], stub)):
         assert (result.verdict, result.points) == (Verdict.NOT_ATTEMPTED, 0)
 
