@@ -1,5 +1,7 @@
 # make lab     set up what is missing, then open JupyterLab on the course     make lab PORT=9999 BROWSER=no   only serve it
-# make test    lint, built files, unit tests, every notebook, JupyterLab in a real browser
+# make test    lint, types, built files, unit tests, every notebook, JupyterLab in a real browser
+# make test LAB=05   what concerns one lab (2 minutes)     make test FAST=1   what the engine claims (3 minutes)
+# make test COVERAGE=1   any of these, slower, and then what no test ran: shares by folder, lines by file
 # make setup   only set up .venv: pinned packages, kernel, JupyterLab settings (again when a pin or a dependency changes)
 # make build   rebuild the notebooks and exercises whose sources changed
 # make clean   remove .venv and everything else that make made
@@ -11,6 +13,40 @@ READY   := .venv/ready
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser)
 LECTURES := $(if $(CHROMIUM),notebooks/00_start_here.ipynb,notebooks)
 export HERE := $(CURDIR)
+
+# Measurements in notebooks are cut short: WORKBENCH_BRIEF=1 (claims about the code choose their own settings).
+PYTEST   := env WORKBENCH_BRIEF=1 $(BIN)/python $(if $(COVERAGE),-m coverage run )-m pytest --durations=5 -n 3 --dist loadfile --no-loadscope-reorder \
+            --nbval-lax --nbval-current-env --nbval-cell-timeout=180
+LINT     := name=lint;   part "ruff check" $(BIN)/ruff check .; \
+            name=format; part "ruff format --check" $(BIN)/ruff format --check .;
+TYPES    := name=types;  part "mypy" $(BIN)/python tests/tools/type_check.py;
+# What `make test` runs: everything, one lab, or the engine alone. One pool of files, the longest first.
+ifdef LAB
+LABS     := $(foreach f,$(wildcard notebooks/source/*.py),$(firstword $(subst _, ,$(notdir $f))))
+TWO      := $(filter $(LAB) 0$(LAB),$(LABS))
+ifneq ($(words $(TWO)),1)
+$(error make test LAB=$(LAB): there is no such lab. The labs are $(LABS))
+endif
+NAME     := $(notdir $(basename $(wildcard notebooks/source/$(TWO)_*.py)))
+PARTS     = $(LINT) \
+	name="built files"; part "workbench build --check $(NAME)" $(BIN)/workbench build --check $(NAME); \
+	name=tests;         part "pytest: what lab $(TWO) lacks; its experiments, panels, checks, exercises and notebooks" \
+	  $(PYTEST) tests/house/test_rooms.py $(wildcard tests/labs/lab$(TWO)) \
+	  notebooks/$(NAME).ipynb $(wildcard solutions/$(NAME).ipynb);
+else ifneq ($(filter-out 0 no,$(FAST)),)
+PARTS     = $(LINT) \
+	name=tests;         part "pytest: claims about the engine that take little time" \
+	  $(PYTEST) -m "not slow" tests/engine;
+else
+PARTS     = $(LINT) $(TYPES) \
+	name="built files"; part "workbench build --check" $(BIN)/workbench build --check; \
+	name=tests;         part "pytest: claims about the code, every cell of every notebook, JupyterLab in a real browser" \
+	  $(PYTEST) tests $(LECTURES) solutions;
+endif
+
+ifdef COVERAGE
+override PARTS += name=coverage; part "coverage: what no test ran" $(BIN)/python tests/tools/coverage_report.py;
+endif
 
 .PHONY: help setup lab test build clean
 .DEFAULT_GOAL := help
@@ -47,20 +83,13 @@ test: export OMP_NUM_THREADS = 1
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	@failed=; part() { echo "== $$1"; shift; "$$@" || failed="$$failed, $$name"; }; \
-	name=lint;          part "ruff check" $(BIN)/ruff check .; \
-	name=format;        part "ruff format --check" $(BIN)/ruff format --check .; \
-	name="built files"; part "workbench build --check" $(BIN)/workbench build --check; \
-	name=tests;         part "pytest: claims about the code, three files at a time" $(BIN)/python -m pytest --durations=5 \
-	  -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/browser tests; \
-	name=notebooks;     part "pytest: every cell of every notebook (measurements cut short), JupyterLab in a real browser, three files at a time" \
-	  env WORKBENCH_BRIEF=1 $(BIN)/python -m pytest --durations=5 -n 3 --dist loadfile --no-loadscope-reorder \
-	  --nbval-lax --nbval-current-env --nbval-cell-timeout=180 tests/browser $(LECTURES) solutions; \
+	$(PARTS) \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }"; exit 1; fi; \
-	echo "make test: everything passed"
+	echo "make test: everything$(if $(LAB), of lab $(TWO),$(if $(FAST), that FAST=1 runs)) passed"
 
 build: setup
 	@$(BIN)/workbench build
 
 clean:
-	rm -rf .venv artifacts build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv artifacts build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .coverage .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
-"""Reading and copying memory, and nothing else: how fast it can be done here, the ceiling of all kernels that move bytes.
+"""Reading and copying memory, and nothing else: how fast it can be done here, the ceiling of all kernels that move
+bytes.
 
-    read_sum    s = Σ xᵢ          n·b bytes read, 4 written, n FLOPs (b bytes an element)
+    read_sum    s = Σ xᵢ          n·b bytes read, 4 written, n FLOPs (b bytes per element)
     copy        outᵢ = xᵢ         n·b bytes read, n·b written, no FLOPs
 
 A sum is the least that can be done with what was read and still needs all of it. One FLOP an element is far below what
@@ -109,9 +110,7 @@ def copy(x: torch.Tensor, out: torch.Tensor, config: tuning.Config | None = None
     """`out` with the values of x: bit for bit, both contiguous, of one dtype and shape. They must not overlap."""
     check_tensors("copy", dtypes=COPIES, x=x, out=out)
     if out.shape != x.shape or out.dtype != x.dtype:
-        raise Unsupported(
-            f"copy: out must be like x, {list(x.shape)} {x.dtype}; got {list(out.shape)} {out.dtype}"
-        )
+        raise Unsupported(f"copy: out must be like x, {list(x.shape)} {x.dtype}; got {list(out.shape)} {out.dtype}")
     config = config or tuning.choose("copy", x.element_size(), DEFAULT, x.device)
     launch(_copy, (cdiv(x.numel(), config["BLOCK"]),), x, out, x.numel(), **config.options)
     return out

@@ -4,16 +4,17 @@ $ python -m workbench.kernels.compiling                              # every cas
 $ python -m workbench.kernels.compiling paged_decode latent_decode --capability 8.0
 $ python -m workbench.kernels.compiling --brief --json               # what the tests look at
 
-Triton compiles for a GPU that is not there when it is told which one, and ptxas comes with it. So the operations are called
-as they always are, with tensors that have a shape, a type, strides and an alignment but no memory (`Described`), on a GPU
-that is described (`DEVICES`); what they would launch is compiled instead, exactly as it would be launched there: types,
-strides divisible by 16, blocks, warps, stages. What is right about a kernel is for the interpreter to say, and how fast it
-is only for a GPU.
+Triton compiles for a GPU that is not there when it is told which one, and ptxas comes with it. So the operations are
+called as they always are, with tensors that have a shape, a type, strides and an alignment but no memory (`Described`),
+on a GPU that is described (`DEVICES`); what they would launch is compiled instead, exactly as it would be launched
+there: types, strides divisible by 16, blocks, warps, stages. What is right about a kernel is for the interpreter to
+say, and how fast it is only for a GPU.
 
-What the columns tell. registers: of a thread; with num_warps they say how many programs fit a multiprocessor, whose 65,536
-are shared. spilled: bytes of a thread that did not fit its at most 255 registers and go through memory, each time. shared: bytes of a
-program; those for tiles that are under way (cp.async) with stages. tensor cores: wgmma, the instruction of four warps that
-only Hopper has, for 64 rows or more; mma, of one warp, for 16. load: bytes of the widest load of a thread, 16 at best.
+What the columns tell. registers: of a thread; with num_warps they say how many programs fit a multiprocessor, whose
+65,536 are shared. spilled: bytes of a thread that did not fit its at most 255 registers and go through memory, each
+time. shared: bytes of a program; those for tiles that are under way (cp.async) with stages. tensor cores: wgmma, the
+instruction of four warps that only Hopper has, for 64 rows or more; mma, of one warp, for 16. load: bytes of the widest
+load of a thread, 16 at best.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -82,12 +84,13 @@ class Described(TorchFunctionMode):
 
 @contextmanager
 def described(capability: str) -> Iterator[None]:
-    """Inside, torch and Triton answer as on a GPU of this capability. For a process of its own: what asks once remembers."""
+    """Inside, torch and Triton answer as on a GPU of this capability. For a process of its own: what asks once
+    remembers."""
     if capability not in DEVICES:
         raise unknown("compute capability", capability, DEVICES)
     major, minor = map(int, capability.split("."))
     device = DEVICES[capability]
-    answers = {
+    answers: dict[str, Any] = {
         "is_available": lambda: True,
         "get_device_capability": lambda _=None: (major, minor),
         # for this name there is no table of block sizes
@@ -101,9 +104,7 @@ def described(capability: str) -> Iterator[None]:
         target = GPUTarget("cuda", 10 * major + minor, 32)
         driver.set_active(
             SimpleNamespace(
-                get_current_target=lambda: target,
-                get_current_device=lambda: 0,
-                get_current_stream=lambda _=None: 0,
+                get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda _=None: 0
             )
         )
         with Described():
@@ -231,9 +232,9 @@ def _rotary(version: int, size: int, norms: bool, dtype: torch.dtype) -> None:
     from workbench.kernels import rotary
 
     x, table = _empty(64, 48, size, dtype=dtype), _floats(8192, 2, size)
-    weights = {"norm_weights": _floats(40, size), "eps": 1e-6} if norms else {}
+    weights: dict[str, Any] = {"norm_weights": _floats(40, size), "eps": 1e-6} if norms else {}
     rotary.rotate_rows(x, _empty(64, dtype=torch.int64), table, 40, version=version, **weights)
-    rotary.rotate(x, *(_floats(64, 1, size) for _ in range(2)), version)
+    rotary.rotate(x, _floats(64, 1, size), _floats(64, 1, size), version)
 
 
 def _swiglu(version: int, activation: str, dtype: torch.dtype) -> None:
@@ -251,9 +252,7 @@ def _argmax(version: int, dtype: torch.dtype) -> None:
 def _sample(version: int, dtype: torch.dtype) -> None:
     from workbench.kernels import sampling
 
-    sampling.sample(
-        _empty(64, 128_256, dtype=dtype), _floats(64), _floats(64), _ints(64), _floats(64), version
-    )
+    sampling.sample(_empty(64, 128_256, dtype=dtype), _floats(64), _floats(64), _ints(64), _floats(64), version)
 
 
 def _flash_attention(version: int, size: int, dtype: torch.dtype, **look) -> None:
@@ -291,7 +290,7 @@ def _latent_decode(version: int, heads: int, dtype: torch.dtype) -> None:
     from workbench.kernels import latent_decode
 
     q, latents = _empty(8, heads, 576, dtype=dtype), _empty(1 << 16, 1, 576, dtype=dtype)
-    look = {"kv_rank": 512, "block_size": 16, "scale": 0.1, "version": version}
+    look: dict[str, Any] = {"kv_rank": 512, "block_size": 16, "scale": 0.1, "version": version}
     latent_decode.latent_decode(q, latents, _ints(8, 256), _ints(8), **look)
 
 
@@ -302,11 +301,9 @@ def _paged_quantized(version: int, size: int, format: str, dtype: torch.dtype) -
         bits, of_codes = CODES[format]
         codes = _empty(1 << 16, 8, size * bits // 8, dtype=of_codes)
         scale = _empty(1 << 16, 8, 1, dtype=torch.float16)
-        return paged_quantized.Coded(
-            codes, scale, None if format == "fp8" else torch.empty_like(scale), format
-        )
+        return paged_quantized.Coded(codes, scale, None if format == "fp8" else torch.empty_like(scale), format)
 
-    look = {"block_size": 16, "scale": 0.1, "version": version}
+    look: dict[str, Any] = {"block_size": 16, "scale": 0.1, "version": version}
     q = _empty(8, 32, size, dtype=dtype)
     paged_quantized.paged_decode_quantized(q, coded(), coded(), _ints(8, 256), _ints(8), **look)
 
@@ -342,11 +339,7 @@ def _matvec_int4(version: int, rows: int, dtype: torch.dtype) -> None:
 
 SIZES = (64, 80, 96, 128, 256)
 # brief in every type
-IN_FLOAT32 = (
-    ("flash_decode", "v2 D=128"),
-    ("softmax", "v3 n=4096"),
-    ("matvec", "v3 N=32"),
-)
+IN_FLOAT32 = (("flash_decode", "v2 D=128"), ("softmax", "v3 n=4096"), ("matvec", "v3 N=32"))
 
 
 def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]:
@@ -357,12 +350,7 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
         yield "softmax", f"v{version} n={n}", n == 4096, partial(_softmax, version, n)
     for version, d, adds in product((1, 2, 3), (896, 4096, 18_432), (False, True)):
         brief = d == 4096 and adds
-        yield (
-            "norm",
-            f"v{version} d={d}{' +residual' if adds else ''}",
-            brief,
-            partial(_norm, version, d, adds),
-        )
+        yield ("norm", f"v{version} d={d}{' +residual' if adds else ''}", brief, partial(_norm, version, d, adds))
     for version, size, norms in product((1, 2), SIZES, (False, True)):
         brief = version == 2 and size == 128 and norms
         yield (
@@ -372,12 +360,7 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
             partial(_rotary, version, size, norms),
         )
     for version, activation in product((1, 2), ("silu", "gelu_tanh")):
-        yield (
-            "swiglu",
-            f"v{version} {activation}",
-            activation == "silu",
-            partial(_swiglu, version, activation),
-        )
+        yield ("swiglu", f"v{version} {activation}", activation == "silu", partial(_swiglu, version, activation))
     for version in (1, 2):
         yield "argmax", f"v{version}", True, partial(_argmax, version)
     for version in (1, 2):
@@ -389,7 +372,12 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
         yield "flash_decode", f"v{version} D={size}", brief, partial(_flash_decode, version, size)
         yield "paged_decode", f"v{version} D={size}", brief, partial(_paged_decode, version, size)
         for queries in (4, 1024):
-            yield "paged_prefill", f"v{version} D={size} n={queries}", brief and queries > 4, partial(_paged_prefill, version, size, queries)  # fmt: skip
+            yield (
+                "paged_prefill",
+                f"v{version} D={size} n={queries}",
+                brief and queries > 4,
+                partial(_paged_prefill, version, size, queries),
+            )
     for name, call in (
         ("flash_attention", partial(_flash_attention, 3, 128, with_lse=True)),
         ("flash_decode", partial(_flash_decode, 3, 128)),
@@ -426,13 +414,7 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
 
 def cases() -> list[Case]:
     return [
-        Case(
-            operation,
-            detail,
-            dtype,
-            call,
-            brief and (dtype == "bfloat16" or (operation, detail) in IN_FLOAT32),
-        )
+        Case(operation, detail, dtype, call, brief and (dtype == "bfloat16" or (operation, detail) in IN_FLOAT32))
         for operation, detail, brief, call in _calls()
         for dtype in TYPES
     ]
@@ -451,7 +433,8 @@ def rows(chosen: Sequence[Case], capability: str = "9.0") -> Iterator[tuple[Case
 
 
 def table(*names: str, brief: bool = False, capability: str = "9.0") -> dict[str, list[dict] | str]:
-    """Name of a case -> its kernels as `Compiled` in plain data, or an error's words. Compiled in a process of its own."""
+    """Name of a case -> its kernels as `Compiled` in plain data, or an error's words. Compiled in a process of its
+    own."""
     command = [sys.executable, "-m", __name__, "--json", "--capability", capability, *names]
     answer = subprocess.run([*command, *["--brief"] * brief], capture_output=True, text=True)
     if answer.returncode:
@@ -460,13 +443,9 @@ def table(*names: str, brief: bool = False, capability: str = "9.0") -> dict[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m workbench.kernels.compiling", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m workbench.kernels.compiling", description=__doc__.split("\n")[0])
     known = sorted({case.operation for case in cases()})
-    parser.add_argument(
-        "operations", nargs="*", metavar="OPERATION", help=f"of {', '.join(known)}; default: all"
-    )
+    parser.add_argument("operations", nargs="*", metavar="OPERATION", help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--capability", default="9.0", choices=DEVICES)
     parser.add_argument("--brief", action="store_true", help="a few cases of each")
     parser.add_argument("--json", action="store_true")
@@ -480,13 +459,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (not given.operations or case.operation in given.operations) and (case.brief or not given.brief)
     ]
     if given.json:
-        made = rows(chosen, given.capability)
-        print(json.dumps({c.name: r if isinstance(r, str) else [asdict(one) for one in r] for c, r in made}))
+        every = rows(chosen, given.capability)
+        print(json.dumps({c.name: r if isinstance(r, str) else [asdict(one) for one in r] for c, r in every}))
         return 0
     failed = 0
-    print(
-        f"{'case':48} {'kernel':28} {'warps':>5} {'regs':>4} {'spilled':>7} {'shared':>7} {'cores':5} {'load':>4}"
-    )
+    print(f"{'case':48} {'kernel':28} {'warps':>5} {'regs':>4} {'spilled':>7} {'shared':>7} {'cores':5} {'load':>4}")
     for case, made in rows(chosen, given.capability):
         if isinstance(made, str):
             failed += 1

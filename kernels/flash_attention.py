@@ -2,25 +2,27 @@
 
     out_i = Σ_j softmax_j(scale · q_i·k_j) · v_j        lse_i = log Σ_j exp(scale · q_i·k_j)
 
-over the keys j that query i may see: those up to its own position, with a window W the last W of them and the first `sinks`
-of the text. Sequences of any lengths lie one after the other (ragged, "varlen"); H query heads share G key-value heads.
+over the keys j that query i may see: those up to its own position, with a window W the last W of them and the first
+`sinks` of the text. Sequences of any lengths lie one after the other (ragged, "varlen"); H query heads share G
+key-value heads.
 
     must read and write    q, k, v once, out once: (N·H·(D + Dv) + S·G·(D + Dv)) · bytes
     must compute           2·(D + Dv) FLOPs for each query head and each key it sees
     does not write         N·S·H scores, which the definition writes and reads twice
 
-How: keys come in tiles. Of what was seen so far each query row keeps the largest score m, l = Σ exp(s − m), and Σ exp(s − m)·v.
-A tile with a larger score makes both sums smaller by exp(m_old − m_new): the online softmax, `fold` below, which all attention
-kernels share. Powers are of 2, with log2 e inside the scale: the hardware has exp2 and not exp.
+How: keys come in tiles. Of what was seen so far each query row keeps the largest score m, l = Σ exp(s − m), and Σ exp(s
+− m)·v. A tile with a larger score makes both sums smaller by exp(m_old − m_new): the online softmax, `fold` below,
+which all attention kernels share. Powers are of 2, with log2 e inside the scale: the hardware has exp2 and not exp.
 
     version 1    a program is a tile of queries of one head, and goes over all keys; what may not be seen is masked
     version 2    goes from the window's first key to the diagonal; masks only in tiles that a border crosses
-    version 3    the query heads of a key-value head are rows of one tile, so keys are loaded once for all of them (row r is
-                 token r // group, head r % group); the longest tiles begin first
+    version 3    the query heads of a key-value head are rows of one tile, so keys are loaded once for all of them (row
+                 r is token r // group, head r % group); the longest tiles begin first
 
-FlashAttention: Dao et al., arXiv 2205.14135 §3.1; FlashAttention-2: arXiv 2307.08691 §3.1 (causal skipping, late division).
-Sinks: Xiao et al., arXiv 2309.17453. Heads of up to 256 values, padded to a power of two. The block sizes are defaults that
-nobody has measured yet; `tune_flash_attention` does.
+FlashAttention: Dao et al., arXiv 2205.14135 §3.1; FlashAttention-2: arXiv 2307.08691 §3.1 (causal skipping, late
+division).
+Sinks: Xiao et al., arXiv 2309.17453. Heads of up to 256 values, padded to a power of two. The block sizes are defaults
+that nobody has measured yet; `tune_flash_attention` does.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import triton
@@ -53,8 +56,9 @@ LOG2_E = math.log2(math.e)
 def fold(q, k, v, seen, best, total, mixed, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
     """One step of the online softmax: rows q [M, D] look at a tile of keys k [n, D], values v [n, Dv].
 
-    scale: with log2 e inside. seen: [M, n], or [1, n] for all rows, looked at where MASKED. best [M]: the largest score so
-    far (−∞ at first), total [M]: Σ 2^(s − best), mixed [M, Dv]: Σ 2^(s − best) · v. Returns the three after the tile.
+    scale: with log2 e inside. seen: [M, n], or [1, n] for all rows, looked at where MASKED. best [M]: the largest score
+    so far (−∞ at first), total [M]: Σ 2^(s − best), mixed [M, Dv]: Σ 2^(s − best) · v. Returns the three after the
+    tile.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if MASKED:
@@ -85,7 +89,8 @@ def load_rows(base, offsets, inside, columns, SIZE: tl.constexpr, PADDED: tl.con
             return tl.load(at, mask=(columns < SIZE)[None, :], other=0.0)
 
 
-# -- what they share: on the host ---------------------------------------------------------------------------------------
+# -- what they share: on the host
+# ---------------------------------------------------------------------------------------
 
 
 def padded(size: int) -> int:
@@ -102,17 +107,13 @@ def check_heads(operation: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
     """H / G, from q [..., H, D], k [..., G, D], v [..., G, Dv]. Raises Unsupported."""
     heads, size, groups = q.shape[-2], q.shape[-1], k.shape[-2]
     if k.shape[-1] != size:
-        raise Unsupported(
-            f"{operation}: q has heads of {size} values and k of {k.shape[-1]}; they must be equal"
-        )
+        raise Unsupported(f"{operation}: q has heads of {size} values and k of {k.shape[-1]}; they must be equal")
     if v.shape[:-1] != k.shape[:-1]:
         raise Unsupported(
             f"{operation}: k and v must agree but for the head size, got {list(k.shape)} and {list(v.shape)}"
         )
     if groups < 1 or heads < 1 or heads % groups:
-        raise Unsupported(
-            f"{operation}: the {heads} query heads must be a multiple of the {groups} key-value heads"
-        )
+        raise Unsupported(f"{operation}: the {heads} query heads must be a multiple of the {groups} key-value heads")
     for name, of in (("D", size), ("Dv", v.shape[-1])):
         if not 1 <= of <= LARGEST_HEAD:
             raise Unsupported(
@@ -141,9 +142,7 @@ def check_indices(operation: str, device: torch.device, **tensors: torch.Tensor)
     """Raise Unsupported unless these are int32, contiguous in the last axis, on the device of q."""
     for name, tensor in tensors.items():
         if tensor.dtype != torch.int32 or tensor.device != device:
-            raise Unsupported(
-                f"{operation}: {name} must be int32 on {device}, got {tensor.dtype} on {tensor.device}"
-            )
+            raise Unsupported(f"{operation}: {name} must be int32 on {device}, got {tensor.dtype} on {tensor.device}")
         if tensor.ndim and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise Unsupported(f"{operation}: {name} must be contiguous in its last axis")
 
@@ -154,17 +153,39 @@ def seen_keys(position: int, window: int | None, sinks: int) -> int:
     return position + 1 - first + min(sinks, first)
 
 
-# -- the kernels --------------------------------------------------------------------------------------------------------
+# -- the kernels -------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _flash_all_keys_kernel(
-    q, k, v, out, lse, query_starts, key_starts, scale,
-    q_token, q_head, k_token, k_head, v_token, v_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, VALUE: tl.constexpr,
-    PADDED: tl.constexpr, PADDED_VALUE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    WITH_LSE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    out,
+    lse,
+    query_starts,
+    key_starts,
+    scale,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Version 1. Grid (tiles of ROWS queries, H, B)."""
     head, sequence = tl.program_id(1), tl.program_id(2)
     first_query, first_key = tl.load(query_starts + sequence), tl.load(key_starts + sequence)
@@ -199,20 +220,41 @@ def _flash_all_keys_kernel(
         inside = (row < queries)[:, None] & (value_column < VALUE)[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=inside)
         if WITH_LSE:
-            of_rows = (
-                best + tl.log2(divisor)
-            ) * 0.6931471805599453  # of a row that sees nothing −∞, as best is
+            of_rows = (best + tl.log2(divisor)) * 0.6931471805599453  # of a row that sees nothing −∞, as best is
             tl.store(lse + token * HEADS + head, of_rows, mask=row < queries)
 
 
 @triton.jit
 def _flash_kernel(
-    q, k, v, out, lse, query_starts, key_starts, scale, heads,
-    q_token, q_head, k_token, k_head, v_token, v_head,
-    SHARE: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, VALUE: tl.constexpr,
-    PADDED: tl.constexpr, PADDED_VALUE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    WITH_LSE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    out,
+    lse,
+    query_starts,
+    key_starts,
+    scale,
+    heads,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    SHARE: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Versions 2 (SHARE = 1) and 3 (SHARE = GROUP): SHARE heads in a tile. Grid (tiles of ROWS rows, H / SHARE, B)."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most keys first
     sequence = tl.program_id(2)
@@ -267,17 +309,13 @@ def _flash_kernel(
         divisor = tl.where(total == 0.0, 1.0, total)
         result = mixed / divisor[:, None]
         target = out + (token * heads + head)[:, None] * VALUE + value_column[None, :]
-        tl.store(
-            target, result.to(out.dtype.element_ty), mask=inside[:, None] & (value_column < VALUE)[None, :]
-        )
+        tl.store(target, result.to(out.dtype.element_ty), mask=inside[:, None] & (value_column < VALUE)[None, :])
         if WITH_LSE:
-            of_rows = (
-                best + tl.log2(divisor)
-            ) * 0.6931471805599453  # of a row that sees nothing −∞, as best is
+            of_rows = (best + tl.log2(divisor)) * 0.6931471805599453  # of a row that sees nothing −∞, as best is
             tl.store(lse + token * heads + head, of_rows, mask=inside)
 
 
-# -- the call -------------------------------------------------------------------------------------------------------------
+# -- the call ----------------------------------------------------------------------------------------------------------
 
 
 def flash_attention(
@@ -298,10 +336,10 @@ def flash_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """q [N, H, D], k [S, G, D], v [S, G, Dv], starts [B+1] int32 -> out [N, H, Dv], with_lse: and lse [N, H] float32.
 
-    Sequence b has the queries query_starts[b] … query_starts[b+1] − 1 and the keys key_starts[b] … key_starts[b+1] − 1; its
-    queries are the last of its keys. max_queries: at least as many as any sequence has (more only cost empty programs); the
-    starts themselves stay on the device and are not read here. A row that sees nothing gives zeros and an lse of −∞.
-    q, k, v: contiguous in their last axis. One launch. Raises Unsupported.
+    Sequence b has the queries query_starts[b] … query_starts[b+1] − 1 and the keys key_starts[b] … key_starts[b+1] − 1;
+    its queries are the last of its keys. max_queries: at least as many as any sequence has (more only cost empty
+    programs); the starts themselves stay on the device and are not read here. A row that sees nothing gives zeros and
+    an lse of −∞. q, k, v: contiguous in their last axis. One launch. Raises Unsupported.
     """
     name = "flash_attention"
     launch.check_version(name, version, VERSIONS)
@@ -324,9 +362,18 @@ def flash_attention(
     if config is None:
         config = rows_config(name, q, value, max_queries * share)
     options = {
-        "GROUP": group, "SIZE": size, "VALUE": value, "PADDED": padded(size), "PADDED_VALUE": padded(value), "CAUSAL": causal,
-        "WINDOW": window or 0, "SINKS": sinks, "WITH_LSE": with_lse, "PRECISION": precision(q.dtype), **config.options,
-    }  # fmt: skip
+        "GROUP": group,
+        "SIZE": size,
+        "VALUE": value,
+        "PADDED": padded(size),
+        "PADDED_VALUE": padded(value),
+        "CAUSAL": causal,
+        "WINDOW": window or 0,
+        "SINKS": sinks,
+        "WITH_LSE": with_lse,
+        "PRECISION": precision(q.dtype),
+        **config.options,
+    }
     strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     batch, tiles = max(0, len(query_starts) - 1), cdiv(max_queries * share, config["ROWS"])
     starts = query_starts, key_starts
@@ -336,12 +383,12 @@ def flash_attention(
         grid = (tiles, heads, batch)
         launch.launch(
             _flash_all_keys_kernel, grid, q, k, v, out, lse, *starts, scale * LOG2_E, *strides, HEADS=heads, **options
-        )  # fmt: skip
+        )
     else:
         grid = (tiles, heads // share, batch)
         launch.launch(
             _flash_kernel, grid, q, k, v, out, lse, *starts, scale * LOG2_E, heads, *strides, SHARE=share, **options
-        )  # fmt: skip
+        )
     return (out, lse) if with_lse else out
 
 
@@ -370,7 +417,8 @@ def _default(size: int, rows: int, dtype: torch.dtype, paged: bool) -> tuning.Co
 
 
 def candidates(size: int, rows: int, dtype: torch.dtype, paged: bool = False) -> list[tuning.Config]:
-    """What `tune_flash_attention` and `tune_paged_prefill` (paged) try, the default first. size: padded; rows: `tile_rows`."""
+    """What `tune_flash_attention` and `tune_paged_prefill` (paged) try, the default first. size: padded; rows:
+    `tile_rows`."""
     found = [_default(size, rows, dtype, paged)]
     few, more = (3, 5) if paged else (2, 3)
     for tile in (128, 64, 32, 16):
@@ -382,29 +430,46 @@ def candidates(size: int, rows: int, dtype: torch.dtype, paged: bool = False) ->
 
 
 def tune_flash_attention(
-    q, k, v, query_starts, key_starts, *, max_queries: int, scale: float, window: int | None = None, sinks: int = 0,
-    causal: bool = True, budget_s: float = 20.0,
-) -> tuning.Config:  # fmt: skip
+    q,
+    k,
+    v,
+    query_starts,
+    key_starts,
+    *,
+    max_queries: int,
+    scale: float,
+    window: int | None = None,
+    sinks: int = 0,
+    causal: bool = True,
+    budget_s: float = 20.0,
+) -> tuning.Config:
     """Measure on such a call, and keep the fastest for all of its head size, number of rows and dtype."""
     size = max(padded(q.shape[-1]), padded(v.shape[-1]))
     rows = tile_rows(max_queries * (q.shape[1] // k.shape[1]))
 
     def run(config: tuning.Config) -> None:
-        look = {"scale": scale, "window": window, "sinks": sinks, "causal": causal}
+        look: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "causal": causal}
         flash_attention(q, k, v, query_starts, key_starts, max_queries=max_queries, **look, config=config)
 
     return tuning.tune(
         "flash_attention", (size, rows, q.dtype), candidates(size, rows, q.dtype), run, q.device, budget_s=budget_s
-    )  # fmt: skip
+    )
 
 
-# -- the twin, and what cannot be done without ----------------------------------------------------------------------------
+# -- the twin, and what cannot be done without
+# ----------------------------------------------------------------------------
 
 
 def attend_reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool = True, window: int | None = None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int | None = None,
     sinks: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One sequence by the definition: q [n, H, D], k [S, G, D], v [S, G, Dv] -> out [n, H, Dv], lse [n, H].
 
     Computes in float64 where that came, else in float32, and returns that.
@@ -426,11 +491,21 @@ def attend_reference(
 
 
 def flash_attention_reference(
-    q, k, v, query_starts, key_starts, *, max_queries: int | None = None, scale: float, causal: bool = True,
-    window: int | None = None, sinks: int = 0, with_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q,
+    k,
+    v,
+    query_starts,
+    key_starts,
+    *,
+    max_queries: int | None = None,
+    scale: float,
+    causal: bool = True,
+    window: int | None = None,
+    sinks: int = 0,
+    with_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The plain twin, a sequence at a time. In float64 where that came, else in float32."""
-    look = {"scale": scale, "causal": causal, "window": window, "sinks": sinks}
+    look: dict[str, Any] = {"scale": scale, "causal": causal, "window": window, "sinks": sinks}
     wide = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros((len(q), q.shape[1], v.shape[-1]), dtype=wide, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=wide, device=q.device)
@@ -440,9 +515,19 @@ def flash_attention_reference(
 
 
 def flash_attention_work(
-    q, k, v, query_starts, key_starts, *, max_queries: int | None = None, scale: float = 1.0, causal: bool = True,
-    window: int | None = None, sinks: int = 0, with_lse: bool = False,
-) -> Work:  # fmt: skip
+    q,
+    k,
+    v,
+    query_starts,
+    key_starts,
+    *,
+    max_queries: int | None = None,
+    scale: float = 1.0,
+    causal: bool = True,
+    window: int | None = None,
+    sinks: int = 0,
+    with_lse: bool = False,
+) -> Work:
     """Reads the starts: not for a timed region. Keys count once a sequence, and all of them."""
     pairs = 0
     for (a, b), (c, d) in zip(pairwise(_numbers(query_starts)), pairwise(_numbers(key_starts))):

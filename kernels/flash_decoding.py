@@ -3,26 +3,30 @@
     part_s = Σ_{j in s} softmax_{j in s}(scale · q·k_j) · v_j        lse_s = log Σ_{j in s} exp(scale · q·k_j)
     out    = Σ_s exp(lse_s − lse) · part_s                           lse   = log Σ_s exp(lse_s)
 
-q [B, H, D], keys [B, S, G, D], values [B, S, G, Dv], each sequence with a length of its own, on the device. With a window W
-the new token sees the last W keys and the first `sinks`.
+q [B, H, D], keys [B, S, G, D], values [B, S, G, Dv], each sequence with a length of its own, on the device. With a
+window W the new token sees the last W keys and the first `sinks`.
 
-    must read    the keys and values that are seen, G·(D + Dv)·bytes a token: decode is as fast as memory is
-    must compute 2·(D + Dv) FLOPs for each query head and key: H/G FLOPs a byte in 16 bits, far below any device's balance
+    must read    the keys and values that are seen, G·(D + Dv)·bytes per token: decode is as fast as memory is
+    must compute 2·(D + Dv) FLOPs for each query head and key: H/G FLOPs per byte in 16 bits, far below any device's
+    balance
 
-So nothing counts but to keep the memory busy, and that takes many programs with loads under way. A sequence and key-value head
-alone are B·G of them: 8 for one text of Llama's shape, and a GPU of 132 processors idles. Keys can be split because softmax over
-a union is a weighted mean of softmaxes, the weights given by the log-sum-exp of each part.
+So nothing counts but to keep the memory busy, and that takes many programs with loads under way. A sequence and
+key-value head alone are B·G of them: 8 for one text of Llama's shape, and a GPU of 132 processors idles. Keys can be
+split because softmax over a union is a weighted mean of softmaxes, the weights given by the log-sum-exp of each part.
 
     version 1    a program is a sequence and query head: q is one row, products are sums; each key is read H/G times
-    version 2    the query heads of a key-value head are the rows of a tile (16 at least, for `tl.dot`): each key is read once
-    version 3    the keys of a sequence are split among `splits` programs; `merge` (kernels/merge.py), a launch of its own, puts
-                 them together
+    version 2    the query heads of a key-value head are the rows of a tile (16 at least, for `tl.dot`): each key is
+                 read once
+    version 3    the keys of a sequence are split among `splits` programs; `merge` (kernels/merge.py), a launch of its
+                 own, puts them together
 
-Flash-Decoding: Dao, Haziza, Massa, Sizov, 2023. Heads of up to 256 values, padded to a power of two. Block sizes and the number
-of splits are defaults that nobody has measured yet; `tune_flash_decode` measures the first.
+Flash-Decoding: Dao, Haziza, Massa, Sizov, 2023. Heads of up to 256 values, padded to a power of two. Block sizes and
+the number of splits are defaults that nobody has measured yet; `tune_flash_decode` measures the first.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -41,18 +45,11 @@ from workbench.kernels.flash_attention import (
     padded,
     precision,
     seen_keys,
-)  # fmt: skip
+)
 from workbench.kernels.launch import Unsupported, Work, cdiv, next_power_of_2
 from workbench.kernels.merge import merge, merge_reference, merge_work
 
-__all__ = [
-    "flash_decode",
-    "flash_decode_reference",
-    "flash_decode_work",
-    "merge",
-    "merge_reference",
-    "merge_work",
-]
+__all__ = ["flash_decode", "flash_decode_reference", "flash_decode_work", "merge", "merge_reference", "merge_work"]
 
 VERSIONS: dict[int, str] = {
     1: "a program a query head, no matrix product",
@@ -61,16 +58,17 @@ VERSIONS: dict[int, str] = {
 }
 LARGEST_TILE = 64  # query heads in a tile; a larger group takes several
 PROGRAMS_PER_PROCESSOR = 4
-LEAST_KEYS = 256  # a program with fewer has done nothing but begin
-MOST_SPLITS = 128
+MIN_KEYS = 256  # a program with fewer has done nothing but begin
+MAX_SPLITS = 128
 
 
-# -- on the device --------------------------------------------------------------------------------------------------------
+# -- on the device -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def seen_range(length, WINDOW: tl.constexpr, SINKS: tl.constexpr):
-    """(count, sunk, skipped): the new token of a text sees `count` keys; key i of them stands at i, from `sunk` on at i + skipped."""
+    """(count, sunk, skipped): the new token of a text sees `count` keys; key i of them stands at i, from `sunk` on at i
+    + skipped."""
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
         sunk = tl.minimum(first, SINKS)
@@ -105,11 +103,30 @@ def store_part(out, lse, at, best, total, mixed, inside, column, VALUE: tl.const
 
 @triton.jit
 def _decode_head_kernel(
-    q, k, v, lengths, out, scale, heads,
-    q_sequence, q_head, k_sequence, k_token, k_head, v_sequence, v_token, v_head,
-    GROUP: tl.constexpr, SIZE: tl.constexpr, VALUE: tl.constexpr, PADDED: tl.constexpr, PADDED_VALUE: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    lengths,
+    out,
+    scale,
+    heads,
+    q_sequence,
+    q_head,
+    k_sequence,
+    k_token,
+    k_head,
+    v_sequence,
+    v_token,
+    v_head,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Version 1. Grid (H, B)."""
     head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column, value_column = tl.arange(0, PADDED), tl.arange(0, PADDED_VALUE)
@@ -140,12 +157,35 @@ def _decode_head_kernel(
 
 @triton.jit
 def _decode_kernel(
-    q, k, v, lengths, out, lse, scale, heads,
-    q_sequence, q_head, k_sequence, k_token, k_head, v_sequence, v_token, v_head,
-    GROUP: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr, VALUE: tl.constexpr,
-    PADDED: tl.constexpr, PADDED_VALUE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    lengths,
+    out,
+    lse,
+    scale,
+    heads,
+    q_sequence,
+    q_head,
+    k_sequence,
+    k_token,
+    k_head,
+    v_sequence,
+    v_token,
+    v_head,
+    GROUP: tl.constexpr,
+    TILES: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Versions 2 and 3. Grid (G · TILES, SPLITS, B): neighbours read neighbouring heads of the same keys."""
     of_keys, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     split, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -167,14 +207,12 @@ def _decode_kernel(
         place = (index + tl.where(index < sunk, 0, skipped)).to(tl.int64)
         key = load_rows(key_base, place * k_token, there, column, SIZE, PADDED, True)
         value = load_rows(value_base, place * v_token, there, value_column, VALUE, PADDED_VALUE, True)
-        best, total, mixed = fold(
-            query, key, value, there[None, :], best, total, mixed, scale, True, PRECISION
-        )
+        best, total, mixed = fold(query, key, value, there[None, :], best, total, mixed, scale, True, PRECISION)
     at = (split * tl.num_programs(2) + sequence) * heads + head
     store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, SPLITS)
 
 
-# -- splits -------------------------------------------------------------------------------------------------------------------
+# -- splits ------------------------------------------------------------------------------------------------------------
 
 
 def processors(device: torch.device) -> int:
@@ -185,19 +223,19 @@ def processors(device: torch.device) -> int:
 def choose_splits(programs: int, longest: int, device: torch.device) -> int:
     """Into how many parts the keys are split, where there would be so many programs without.
 
-    Enough to give every processor four programs, none with fewer than 256 keys of the longest text that may come. Only sizes
-    that the host knows go in, so the same choice holds for every replay of a captured graph.
+    Enough to give every processor four programs, none with fewer than 256 keys of the longest text that may come. Only
+    sizes that the host knows go in, so the same choice holds for every replay of a captured graph.
     """
     wanted = cdiv(PROGRAMS_PER_PROCESSOR * processors(device), max(programs, 1))
-    return max(1, min(wanted, cdiv(longest, LEAST_KEYS), MOST_SPLITS))
+    return max(1, min(wanted, cdiv(longest, MIN_KEYS), MAX_SPLITS))
 
 
 def check_splits(operation: str, splits: int | None) -> None:
-    if splits is not None and (not is_whole(splits) or not 1 <= splits <= MOST_SPLITS):
-        raise Unsupported(f"{operation}: splits must be None or from 1 to {MOST_SPLITS}, got {splits!r}")
+    if splits is not None and (not is_whole(splits) or not 1 <= splits <= MAX_SPLITS):
+        raise Unsupported(f"{operation}: splits must be None or from 1 to {MAX_SPLITS}, got {splits!r}")
 
 
-def most_seen(longest: int, window: int | None, sinks: int) -> int:
+def max_seen(longest: int, window: int | None, sinks: int) -> int:
     """Keys that a new token of a text of at most `longest` tokens sees at most."""
     return longest if window is None else min(longest, window + sinks)
 
@@ -207,7 +245,7 @@ def rows_of(group: int) -> int:
     return max(16, min(LARGEST_TILE, next_power_of_2(group)))
 
 
-# -- the call -----------------------------------------------------------------------------------------------------------------
+# -- the call ----------------------------------------------------------------------------------------------------------
 
 
 def flash_decode(
@@ -225,7 +263,8 @@ def flash_decode(
 ) -> torch.Tensor:
     """q [B, H, D], k [B, S, G, D], v [B, S, G, Dv], lengths [B] int32 ≤ S -> [B, H, Dv].
 
-    What lies beyond a length is not read. q, k, v may be strided views whose last axis is contiguous. A length of 0 gives zeros.
+    What lies beyond a length is not read. q, k, v may be strided views whose last axis is contiguous. A length of 0
+    gives zeros.
     splits: None for `choose_splits`. One launch, and one more to merge where splits > 1. Raises Unsupported.
     """
     name = "flash_decode"
@@ -245,35 +284,67 @@ def flash_decode(
     if config is None:
         config = decode_config("flash_decode", q, value, group)
     common = {
-        "GROUP": group, "SIZE": size, "VALUE": value, "PADDED": padded(size), "PADDED_VALUE": padded(value),
-        "WINDOW": window or 0, "SINKS": sinks,
-    }  # fmt: skip
+        "GROUP": group,
+        "SIZE": size,
+        "VALUE": value,
+        "PADDED": padded(size),
+        "PADDED_VALUE": padded(value),
+        "WINDOW": window or 0,
+        "SINKS": sinks,
+    }
     strides = (*q.stride()[:2], *k.stride()[:3], *v.stride()[:3])
     if version == 1:
         launch.launch(
-            _decode_head_kernel, (heads, batch), q, k, v, lengths, out, scale * LOG2_E, heads, *strides, **common,
-            KEYS=config["KEYS"], num_warps=config.num_warps,
-        )  # fmt: skip
+            _decode_head_kernel,
+            (heads, batch),
+            q,
+            k,
+            v,
+            lengths,
+            out,
+            scale * LOG2_E,
+            heads,
+            *strides,
+            **common,
+            KEYS=config["KEYS"],
+            num_warps=config.num_warps,
+        )
         return out
     rows = rows_of(group)
     tiles = cdiv(group, rows)
     if version == 2:
         splits = 1
     elif splits is None:
-        seen = most_seen(longest, window, sinks)
+        seen = max_seen(longest, window, sinks)
         splits = choose_splits(batch * groups * tiles, seen, q.device)
     parts, lse = part_tensors(out, splits)
     launch.launch(
-        _decode_kernel, (groups * tiles, splits, batch), q, k, v, lengths, parts, lse, scale * LOG2_E, heads, *strides,
-        **common, TILES=tiles, SPLITS=splits, PRECISION=precision(q.dtype), ROWS=rows, **config.options,
-    )  # fmt: skip
+        _decode_kernel,
+        (groups * tiles, splits, batch),
+        q,
+        k,
+        v,
+        lengths,
+        parts,
+        lse,
+        scale * LOG2_E,
+        heads,
+        *strides,
+        **common,
+        TILES=tiles,
+        SPLITS=splits,
+        PRECISION=precision(q.dtype),
+        ROWS=rows,
+        **config.options,
+    )
     if splits > 1:
         merge(parts, lse, out=out)
     return out
 
 
 def part_tensors(out: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the splits write: parts [splits, *out] and lse [splits, *out without Dv], float32; for one split `out` itself."""
+    """Where the splits write: parts [splits, *out] and lse [splits, *out without Dv], float32; for one split `out`
+    itself."""
     if splits == 1:
         return out, out
     shape = (splits, *out.shape)
@@ -289,9 +360,9 @@ def decode_config(kernel: str, q: torch.Tensor, value: int, group: int) -> tunin
 
 
 def _default(size: int, dtype: torch.dtype, paged: bool) -> tuning.Config:
-    """Of three stages the compiler makes two steps of keys under way. Where their addresses come out of a table it spends
-    stages on that: of three it makes one step, which is loaded while nothing computes, of five again two (seen in what it
-    makes of them for compute capability 9.0)."""
+    """Of three stages the compiler makes two steps of keys under way. Where their addresses come out of a table it
+    spends stages on that: of three it makes one step, which is loaded while nothing computes, of five again two (seen
+    in what it makes of them for compute capability 9.0)."""
     keys = max(16, min(128, 16_384 // (size * dtype.itemsize)))
     return tuning.Config.of(num_warps=4, num_stages=5 if paged else 3, KEYS=keys)
 
@@ -308,29 +379,38 @@ def candidates(size: int, dtype: torch.dtype, paged: bool = False) -> list[tunin
 
 
 def tune_flash_decode(
-    q, k, v, lengths, *, scale: float, window: int | None = None, sinks: int = 0, splits: int | None = None,
+    q,
+    k,
+    v,
+    lengths,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: int = 0,
+    splits: int | None = None,
     budget_s: float = 20.0,
-) -> tuning.Config:  # fmt: skip
+) -> tuning.Config:
     """Measure on such a call, and keep the fastest for all of its head size, group and dtype."""
     size = max(padded(q.shape[-1]), padded(v.shape[-1]))
     key = size, rows_of(q.shape[1] // k.shape[2]), q.dtype
 
     def run(config: tuning.Config) -> None:
-        look = {"scale": scale, "window": window, "sinks": sinks, "splits": splits}
+        look: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "splits": splits}
         flash_decode(q, k, v, lengths, **look, config=config)
 
     found = candidates(size, q.dtype)
     return tuning.tune("flash_decode", key, found, run, q.device, budget_s=budget_s)
 
 
-# -- the twin, and what cannot be done without ------------------------------------------------------------------------------
+# -- the twin, and what cannot be done without
+# ------------------------------------------------------------------------------
 
 
 def flash_decode_reference(
     q, k, v, lengths, *, scale: float, splits: int | None = None, window: int | None = None, sinks: int = 0
 ) -> torch.Tensor:
     """The plain twin, a sequence at a time. In float64 where that came, else in float32."""
-    look = {"scale": scale, "window": window, "sinks": sinks}
+    look: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks}
     rows = [
         attend_reference(q[i : i + 1], k[i, :length], v[i, :length], **look)[0]
         for i, length in enumerate(lengths.tolist())
@@ -340,32 +420,21 @@ def flash_decode_reference(
 
 
 def flash_decode_work(
-    q,
-    k,
-    v,
-    lengths,
-    *,
-    scale: float = 1.0,
-    splits: int | None = None,
-    window: int | None = None,
-    sinks: int = 0,
+    q, k, v, lengths, *, scale: float = 1.0, splits: int | None = None, window: int | None = None, sinks: int = 0
 ) -> Work:
-    """Reads the lengths: not for a timed region. Keys that are seen count once; what splits pass on to `merge` does not."""
+    """Reads the lengths: not for a timed region. Keys that are seen count once; what splits pass on to `merge` does
+    not."""
     if splits is None:
         programs = len(q) * k.shape[2] * cdiv(q.shape[1] // k.shape[2], rows_of(q.shape[1] // k.shape[2]))
-        splits = choose_splits(programs, most_seen(k.shape[1], window, sinks), q.device)
+        splits = choose_splits(programs, max_seen(k.shape[1], window, sinks), q.device)
     return decode_work(q, v.shape[-1], k.shape[2], lengths.tolist(), window, sinks, splits)
 
 
-def decode_work(
-    q, value: int, groups: int, lengths: list[int], window, sinks, splits: int, blocks: int = 0
-) -> Work:
+def decode_work(q, value: int, groups: int, lengths: list[int], window, sinks, splits: int, blocks: int = 0) -> Work:
     """Of one new token a sequence. blocks: entries of block tables that are read."""
     batch, heads, size = q.shape
     seen = sum(seen_keys(length - 1, window, sinks) for length in lengths if length)
     of_queries = batch * heads * size * q.element_size() + 4 * (batch + blocks)
     of_keys = seen * groups * (size + value) * q.element_size()
     written = batch * heads * value * q.element_size()
-    return Work(
-        of_queries + of_keys, written, 2 * seen * heads * (size + value), launches=1 if splits == 1 else 2
-    )
+    return Work(of_queries + of_keys, written, 2 * seen * heads * (size + value), launches=1 if splits == 1 else 2)

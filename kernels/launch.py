@@ -32,7 +32,7 @@ import triton  # noqa: E402
 
 INTERPRETED = os.environ.get(INTERPRET) == "1"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-LEAST_CAPABILITY = (8, 0)  # Ampere: bfloat16, asynchronous copies
+MIN_CAPABILITY = (8, 0)  # Ampere: bfloat16, asynchronous copies
 
 
 class Unsupported(WorkbenchError):
@@ -42,7 +42,7 @@ class Unsupported(WorkbenchError):
 # -- what a kernel accepts -------------------------------------------------------------------------------------------
 
 
-def why_not(device: torch.device | str, least: tuple[int, int] = LEAST_CAPABILITY) -> str:
+def why_not(device: torch.device | str, least: tuple[int, int] = MIN_CAPABILITY) -> str:
     """Why kernels do not run on this device; "" where they do."""
     device = torch.device(device)
     if device.type == "cpu":
@@ -51,7 +51,10 @@ def why_not(device: torch.device | str, least: tuple[int, int] = LEAST_CAPABILIT
         return f"Triton kernels are for CUDA devices, or the CPU through the interpreter; the tensors are on {device}"
     if torch.cuda.get_device_capability(device) < least:
         has = ".".join(map(str, torch.cuda.get_device_capability(device)))
-        return f"compute capability {least[0]}.{least[1]} or newer is needed; {torch.cuda.get_device_name(device)} has {has}"
+        return (
+            f"compute capability {least[0]}.{least[1]} or newer is needed; {torch.cuda.get_device_name(device)} has"
+            f" {has}"
+        )
     return ""
 
 
@@ -65,8 +68,8 @@ def check_tensors(
 ) -> None:
     """Raise Unsupported unless all tensors lie on one device that runs kernels, in one of the dtypes, contiguous.
 
-    multiplies: the kernel has a `tl.dot` over them, which the interpreter gets wrong in bfloat16. contiguous=False: only
-    the last axis must be. A tensor that is None is passed over.
+    multiplies: the kernel has a `tl.dot` over them, which the interpreter gets wrong in bfloat16. contiguous=False:
+    only the last axis must be. A tensor that is None is passed over.
     """
     allowed, first = tuple(dtypes), None
     for name, tensor in tensors.items():
@@ -84,7 +87,8 @@ def check_tensors(
             )
         if multiplies and INTERPRETED and tensor.dtype == torch.bfloat16:
             raise Unsupported(
-                f"{operation}: Triton's interpreter multiplies bfloat16 wrongly; take float16 or float32 on this machine"
+                f"{operation}: Triton's interpreter multiplies bfloat16 wrongly; take float16 or float32 on this"
+                " machine"
             )
         straight = (
             tensor.is_contiguous()
@@ -191,7 +195,7 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
+        """FLOPs per byte."""
         return self.flops / self.bytes
 
     def bound_s(self, bytes_per_s: float, flops_per_s: float, launch_s: float = 0.0) -> float:

@@ -3,25 +3,26 @@
     bytes   out · in · b for the weight (b bytes a number), N · in · b for x, N · out · b for y
     FLOPs   2 · N · out · in
 
-So N FLOPs a byte in 16 bits, where an H200 has about 200 to spend: up to 32 rows the time is that of reading the weight
-once, and a kernel is as good as its share of the memory's bandwidth. By Little's law 4.8 TB/s times some 0.7 µs of
-latency are 3.4 MB under way at any moment, 25 KB a multiprocessor: many programs, each with several loads of 16 bytes a
-thread before the first is used.
+So N FLOPs per byte in 16 bits, where an H200 has about 200 to spend: up to 32 rows the time is that of reading the
+weight once, and a kernel is as good as its share of the memory's bandwidth. By Little's law 4.8 TB/s times some 0.7 µs
+of latency are 3.4 MB under way at any moment, 25 KB a multiprocessor: many programs, each with several loads of 16
+bytes a thread before the first is used.
 
-    version  what a program does                                                    what it changes
-    1        BLOCK_OUT outputs of one row; a tile at a time, multiplied and summed  the plain loop; N rows read W N times
-    2        the same for up to 4 rows; sums stay with the thread that made them,   W is read once for 4 rows, and threads
-             and are added up once, at the end                                      wait for each other once, not each tile
-    3        3 rows and more are a product of matrices on tensor cores, the rows    W is read once for 32 rows; small
-             padded to 16; `in` is divided among `splits` programs where `out`      matrices fill the device too
-             alone gives too few, whose sums a second small kernel adds in order
+  version  what a program does                                                    what it changes
+  1        BLOCK_OUT outputs of one row; a tile at a time, multiplied and summed  the plain loop; N rows read W N times
+  2        the same for up to 4 rows; sums stay with the thread that made them,   W is read once for 4 rows, and threads
+           and are added up once, at the end                                      wait for each other once, not per tile
+  3        3 rows and more are a product of matrices on tensor cores, the rows    W is read once for 32 rows; small
+           padded to 16; `in` is divided among `splits` programs where `out`      matrices fill the device too
+           alone gives too few, whose sums a second small kernel adds in order
 
 Split-K is deterministic: partial sums are written and added in a fixed order, no atomics. It costs a launch, so it is
 used only where the programs would leave multiprocessors idle.
 
-Weights are float32, float16 or bfloat16, x of the same type; sums are float32 throughout. In float32 tensor cores are not
-used (`input_precision="ieee"`), and 4 rows go through version 2. Reference: Williams, Waterman and Patterson, "Roofline", CACM 52(4) 2009; split-K, Osama
-et al., "Stream-K", arXiv 2301.03598 §2. No time has been measured on a GPU yet; block sizes are reasoned, not tuned.
+Weights are float32, float16 or bfloat16, x of the same type; sums are float32 throughout. In float32 tensor cores are
+not used (`input_precision="ieee"`), and 4 rows go through version 2. Reference: Williams, Waterman and Patterson,
+"Roofline", CACM 52(4) 2009; split-K, Osama et al., "Stream-K", arXiv 2301.03598 §2. No time has been measured on a GPU
+yet; block sizes are reasoned, not tuned.
 """
 
 from __future__ import annotations
@@ -41,20 +42,28 @@ VERSIONS: dict[int, str] = {
     2: "four rows a program, one sum at the end",
     3: "tensor cores from 3 rows on, and `in` divided among programs",
 }
-MOST_ROWS = 32
+MAX_ROWS = 32
 FEW_ROWS = 4  # that one program multiplies and adds without tensor cores, at most
-FEWEST_ON_TENSOR_CORES = (
-    3  # rows of 16 bits; below, multiplying and adding takes fewer instructions than it may
-)
-MOST_SPLITS = 64
+MIN_ON_TENSOR_CORES = 3  # rows of 16 bits; below, multiplying and adding takes fewer instructions than it may
+MAX_SPLITS = 64
 PROGRAMS_A_MULTIPROCESSOR = 4  # below that, `in` is divided
 
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_one_row(
-    x, weight, bias, y, N, OUT, IN, stride_x, stride_w,
-    HAS_BIAS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    y,
+    N,
+    OUT,
+    IN,
+    stride_x,
+    stride_w,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
     """Version 1: program (o, n) makes BLOCK_OUT outputs of row n."""
     rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.program_id(1).to(tl.int64)
     total = tl.zeros([BLOCK_OUT], tl.float32)
@@ -88,10 +97,23 @@ def store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_few_rows(
-    x, weight, bias, y, N, OUT, IN, stride_x, stride_w, blocks_a_split,
-    HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    y,
+    N,
+    OUT,
+    IN,
+    stride_x,
+    stride_w,
+    blocks_a_split,
+    HAS_BIAS: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Program (o, c, s): BLOCK_OUT outputs of rows ROWS·c … for the s-th part of `in`.
 
     Outputs beyond the last are computed as the last again, which needs no mask at the loads, and not stored.
@@ -128,10 +150,23 @@ def matvec_few_rows(
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_many_rows(
-    x, weight, bias, y, N, OUT, IN, stride_x, stride_w, blocks_a_split,
-    HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    y,
+    N,
+    OUT,
+    IN,
+    stride_x,
+    stride_w,
+    blocks_a_split,
+    HAS_BIAS: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """The same with all rows, padded to ROWS (16 or 32): [BLOCK_OUT, BLOCK_IN] · [BLOCK_IN, ROWS] on tensor cores."""
     rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.arange(0, ROWS)
     tile_of = weight + tl.minimum(rows, OUT - 1).to(tl.int64)[:, None] * stride_w
@@ -176,7 +211,7 @@ def sum_of_splits(parts, bias, y, SIZE, OUT, SPLITS, HAS_BIAS: tl.constexpr, BLO
 
 
 def on_tensor_cores(rows: int, dtype: torch.dtype, version: int) -> bool:
-    return version >= 3 and rows >= (FEW_ROWS + 1 if dtype == torch.float32 else FEWEST_ON_TENSOR_CORES)
+    return version >= 3 and rows >= (FEW_ROWS + 1 if dtype == torch.float32 else MIN_ON_TENSOR_CORES)
 
 
 def padded_rows(rows: int, dtype: torch.dtype, version: int = 3) -> int:
@@ -187,10 +222,10 @@ def padded_rows(rows: int, dtype: torch.dtype, version: int = 3) -> int:
 
 
 def splits_for(programs: int, blocks: int, device: torch.device | str, least: int = 2) -> int:
-    """Into how many parts `in` is divided: 1 if the programs are enough for this device, else doubled until they are, while
-    a part has `least` blocks or more."""
+    """Into how many parts `in` is divided: 1 if the programs are enough for this device, else doubled until they are,
+    while a part has `least` blocks or more."""
     wanted, splits = PROGRAMS_A_MULTIPROCESSOR * multiprocessors(torch.device(device)), 1
-    while programs * splits < wanted and 2 * splits <= MOST_SPLITS and blocks // (2 * splits) >= least:
+    while programs * splits < wanted and 2 * splits <= MAX_SPLITS and blocks // (2 * splits) >= least:
         splits *= 2
     return splits
 
@@ -203,9 +238,9 @@ def multiprocessors(device: torch.device) -> int:
 
 def check_rows(operation: str, x: torch.Tensor) -> int:
     launch.check_shape(operation, "x", x, (None, None))
-    if x.shape[0] > MOST_ROWS:
+    if x.shape[0] > MAX_ROWS:
         raise launch.Unsupported(
-            f"{operation}: x has 0 to {MOST_ROWS} rows, got {x.shape[0]}; more rows are a matter of arithmetic: F.linear"
+            f"{operation}: x has 0 to {MAX_ROWS} rows, got {x.shape[0]}; more rows are a matter of arithmetic: F.linear"
         )
     return x.shape[0]
 
@@ -213,21 +248,28 @@ def check_rows(operation: str, x: torch.Tensor) -> int:
 def check_splits(operation: str, splits: int | None, version: int) -> None:
     if splits is None:
         return
-    if not is_whole(splits) or not 1 <= splits <= MOST_SPLITS:
-        raise launch.Unsupported(f"{operation}: splits is None or 1 to {MOST_SPLITS}, got {splits!r}")
+    if not is_whole(splits) or not 1 <= splits <= MAX_SPLITS:
+        raise launch.Unsupported(f"{operation}: splits is None or 1 to {MAX_SPLITS}, got {splits!r}")
     if splits > 1 and version < 3:
-        raise launch.Unsupported(
-            f"{operation}: version {version} does not divide `in`; take version 3 or splits=1"
-        )
+        raise launch.Unsupported(f"{operation}: version {version} does not divide `in`; take version 3 or splits=1")
 
 
 def add_parts(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
     """y [N, out] = the sum of parts [splits, N, out], and the bias."""
     size, block = y.numel(), 256
     launch.launch(
-        sum_of_splits, (launch.cdiv(size, block),), parts, y if bias is None else bias, y, size, y.shape[1],
-        parts.shape[0], HAS_BIAS=bias is not None, BLOCK=block, num_warps=2,
-    )  # fmt: skip
+        sum_of_splits,
+        (launch.cdiv(size, block),),
+        parts,
+        y if bias is None else bias,
+        y,
+        size,
+        y.shape[1],
+        parts.shape[0],
+        HAS_BIAS=bias is not None,
+        BLOCK=block,
+        num_warps=2,
+    )
 
 
 # -- the operation ---------------------------------------------------------------------------------------------------
@@ -258,9 +300,7 @@ def matvec(
     tensor_cores = on_tensor_cores(rows, x.dtype, version)
     launch.check_tensors(name, multiplies=tensor_cores, contiguous=False, x=x, weight=weight, bias=bias)
     if {x.dtype, weight.dtype} != {x.dtype} or (bias is not None and bias.dtype != x.dtype):
-        raise launch.Unsupported(
-            f"{name}: x, weight and bias must have one type, got {x.dtype} and {weight.dtype}"
-        )
+        raise launch.Unsupported(f"{name}: x, weight and bias must have one type, got {x.dtype} and {weight.dtype}")
     check_splits(name, splits, version)
     y = x.new_empty(rows, out_features)
     if not y.numel():
@@ -272,9 +312,21 @@ def matvec(
     given = y if bias is None else bias  # a pointer that nothing is read from
     if version == 1:
         launch.launch(
-            matvec_one_row, (programs, rows), x, weight, given, y, rows, out_features, in_features, *strides,
-            HAS_BIAS=bias is not None, BLOCK_OUT=block_out, BLOCK_IN=block_in, num_warps=config.num_warps,
-        )  # fmt: skip
+            matvec_one_row,
+            (programs, rows),
+            x,
+            weight,
+            given,
+            y,
+            rows,
+            out_features,
+            in_features,
+            *strides,
+            HAS_BIAS=bias is not None,
+            BLOCK_OUT=block_out,
+            BLOCK_IN=block_in,
+            num_warps=config.num_warps,
+        )
         return y
     padded = padded_rows(rows, x.dtype, version)
     chunks = 1 if tensor_cores else launch.cdiv(rows, padded)
@@ -282,11 +334,25 @@ def matvec(
     splits = _splits(splits, version, programs * chunks, blocks, x.device)
     parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
     launch.launch(
-        matvec_many_rows if tensor_cores else matvec_few_rows, (programs, chunks, splits),
-        x, weight, given, parts, rows, out_features, in_features, *strides, launch.cdiv(blocks, splits),
-        HAS_BIAS=bias is not None and splits == 1, EVEN=in_features % block_in == 0, ROWS=padded,
-        BLOCK_OUT=block_out, BLOCK_IN=block_in, STAGES=config.num_stages, num_warps=config.num_warps,
-    )  # fmt: skip
+        matvec_many_rows if tensor_cores else matvec_few_rows,
+        (programs, chunks, splits),
+        x,
+        weight,
+        given,
+        parts,
+        rows,
+        out_features,
+        in_features,
+        *strides,
+        launch.cdiv(blocks, splits),
+        HAS_BIAS=bias is not None and splits == 1,
+        EVEN=in_features % block_in == 0,
+        ROWS=padded,
+        BLOCK_OUT=block_out,
+        BLOCK_IN=block_in,
+        STAGES=config.num_stages,
+        num_warps=config.num_warps,
+    )
     if splits > 1:
         add_parts(parts, y, bias)
     return y
@@ -323,14 +389,7 @@ def matvec_work(
 
 
 def launches_of(
-    rows: int,
-    out_features: int,
-    in_features: int,
-    config: Config,
-    splits: int | None,
-    dtype,
-    device,
-    version: int,
+    rows: int, out_features: int, in_features: int, config: Config, splits: int | None, dtype, device, version: int
 ) -> int:
     """1, and one more where `in` is divided; 0 where there is nothing to do."""
     if rows == 0 or out_features == 0:
@@ -353,20 +412,18 @@ def candidates(rows: int, in_features: int, dtype: torch.dtype, version: int = 3
     """
     numbers = 16 // dtype.itemsize  # in a load of 16 bytes
     if on_tensor_cores(rows, dtype, version):
-        sizes = [
-            (64, 16, 4, 4),
-            (64, 8, 4, 5),
-            (64, 32, 4, 3),
-            (128, 16, 4, 3),
-            (128, 8, 8, 4),
-            (32, 32, 4, 4),
-        ]
-        return [
-            Config.of(warps, stages, BLOCK_OUT=out, BLOCK_IN=numbers * wide)
-            for out, wide, warps, stages in sizes
-        ]
+        sizes = [(64, 16, 4, 4), (64, 8, 4, 5), (64, 32, 4, 3), (128, 16, 4, 3), (128, 8, 8, 4), (32, 32, 4, 4)]
+        return [Config.of(warps, stages, BLOCK_OUT=out, BLOCK_IN=numbers * wide) for out, wide, warps, stages in sizes]
     most = max(32, launch.next_power_of_2(in_features))
-    sizes = [(4, 128, 4, 1), (8, 64, 4, 1), (8, 128, 4, 1), (2, 128, 4, 1), (4, 256, 8, 1), (4, 128, 4, 3), (16, 32, 4, 1)]  # fmt: skip
+    sizes = [
+        (4, 128, 4, 1),
+        (8, 64, 4, 1),
+        (8, 128, 4, 1),
+        (2, 128, 4, 1),
+        (4, 256, 8, 1),
+        (4, 128, 4, 3),
+        (16, 32, 4, 1),
+    ]
     if version == 1:
         sizes = [(4, 128, 4, 1), (16, 32, 4, 1)]
     found = [
@@ -378,13 +435,7 @@ def candidates(rows: int, in_features: int, dtype: torch.dtype, version: int = 3
 
 def key_of(rows: int, out_features: int, in_features: int, dtype: torch.dtype, version: int) -> tuple:
     """What the best blocks depend on."""
-    return (
-        padded_rows(rows, dtype, version),
-        out_features,
-        in_features,
-        str(dtype).removeprefix("torch."),
-        version,
-    )
+    return (padded_rows(rows, dtype, version), out_features, in_features, str(dtype).removeprefix("torch."), version)
 
 
 def chosen(
@@ -398,9 +449,13 @@ def tune_matvec(
     x: torch.Tensor, weight: torch.Tensor, *, version: int = 3, budget_s: float = 5.0, repeats: int = 5
 ) -> Config:
     """Time the candidates for tensors like these and keep the fastest in this device's table."""
-    key = key_of(x.shape[0], *weight.shape, x.dtype, version)
+    key = key_of(x.shape[0], weight.shape[0], weight.shape[1], x.dtype, version)
     return tuning.tune(
-        "matvec", key, candidates(x.shape[0], x.shape[1], x.dtype, version),
+        "matvec",
+        key,
+        candidates(x.shape[0], x.shape[1], x.dtype, version),
         lambda config: matvec(x, weight, version=version, config=config),
-        x.device, budget_s=budget_s, repeats=repeats,
-    )  # fmt: skip
+        x.device,
+        budget_s=budget_s,
+        repeats=repeats,
+    )

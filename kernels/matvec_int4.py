@@ -3,46 +3,47 @@
     bytes   out · in / 2 for the codes, 2 · out · in / group for each of scale and zero; x and y as in 16 bits
     FLOPs   2 · N · out · in, and before each of them a nibble becomes a number
 
-A quarter of the bytes, so four times the weights a second: at 4.8 TB/s an H200 gets 9.6 · 10¹² codes a second, and starts
-some 30 · 10¹² instructions (132 multiprocessors · 128 lanes · 1.75 GHz). Three for each code is all there is. That is why
-codes are multiplied as they are, and scale and zero wait for the sum over their group:
+A quarter of the bytes, so four times the weights a second: at 4.8 TB/s an H200 gets 9.6 · 10¹² codes a second, and
+starts some 30 · 10¹² instructions (132 multiprocessors · 128 lanes · 1.75 GHz). Three for each code is all there is.
+That is why codes are multiplied as they are, and scale and zero wait for the sum over their group:
 
     y = Σ_g  scale_g · Σ_{k in g} code_k·x_k  +  (zero_g + added · scale_g) · Σ_{k in g} x_k
 
 and why the layout below lets a whole word of 8 codes be taken apart by masks.
 
     version  what it does                                                         what it changes
-    1        a nibble is shifted out, converted, scaled and multiplied            the formula, as it stands
-    2        scale and zero are applied to sums; up to 4 rows at a time;          from 8 instructions a code to about 3½
-             for x of 16 bits a nibble becomes a number by its place in a float
-    3        tensor cores, the rows padded to 16; two nibbles become two numbers  about 2½ instructions a code, for 1 row
-             by one instruction; `in` divided among programs                      as for 16; codes read once for 32 rows
+  1        a nibble is shifted out, converted, scaled and multiplied            the formula, as it stands
+  2        scale and zero are applied to sums; up to 4 rows at a time;          from 8 instructions a code to about 3½
+           for x of 16 bits a nibble becomes a number by its place in a float
+  3        tensor cores, the rows padded to 16; two nibbles become two numbers  about 2½ instructions a code, for 1 row
+           by one instruction; `in` divided among programs                      as for 16; codes read once for 32 rows
 
-Version 2: a nibble in the upper bits of a float's fraction, with the bits of 1.0 beside it, is the number 1 + code/16, made
-by one instruction. One nibble lower it is 1 + code/256, and three of a word's nibbles share a shift. x is multiplied by 16,
-256 or 4096 instead, and the ones are taken away again with the group's sum, in float32: that adds at most 4096 times its
-rounding of 2⁻²⁴, less than x's own in float16. Float32 x goes through plain conversions.
+Version 2: a nibble in the upper bits of a float's fraction, with the bits of 1.0 beside it, is the number 1 + code/16,
+made by one instruction. One nibble lower it is 1 + code/256, and three of a word's nibbles share a shift. x is
+multiplied by 16, 256 or 4096 instead, and the ones are taken away again with the group's sum, in float32: that adds at
+most 4096 times its rounding of 2⁻²⁴, less than x's own in float16. Float32 x goes through plain conversions.
 
-Version 3: 0x4300 over a nibble is 128 + code in bfloat16, 0x6400 is 1024 + code in float16, and two such numbers are one
-register. Products of them with x are exact in float32; the 128 goes to the offset. In float32 there are no tensor cores, and
-up to 4 rows go through version 2.
+Version 3: 0x4300 over a nibble is 128 + code in bfloat16, 0x6400 is 1024 + code in float16, and two such numbers are
+one register. Products of them with x are exact in float32; the 128 goes to the offset. In float32 there are no tensor
+cores, and up to 4 rows go through version 2.
 
-Layout (`interleaved`, made once when a model is prepared). A unit of 128 inputs is 16 words of 32 bits. The nibble at bits
-4·i + 16·h of word 4·l + j (i, l, j in 0 … 3, h in 0, 1) is the code of input 32·j + 8·i + 2·l + h of the unit. A thread loads
-the four words of one l, 16 bytes. Taken apart by i and h they are what tensor cores expect of lane l in a product over
-k = 32·j + 8·i + 2·l + h: pairs 2·l, 2·l + 1 of eight, eight after eight. So the numbers never leave their thread, x lies in its
-own order, and 32 neighbouring inputs, the smallest group, are one j. The same for outputs: version 3 takes the rows of
-a tile in the order in which they lie in threads (`order_of_rows`).
+Layout (`interleaved`, made once when a model is prepared). A unit of 128 inputs is 16 words of 32 bits. The nibble at
+bits 4·i + 16·h of word 4·l + j (i, l, j in 0 … 3, h in 0, 1) is the code of input 32·j + 8·i + 2·l + h of the unit. A
+thread loads the four words of one l, 16 bytes. Taken apart by i and h they are what tensor cores expect of lane l in a
+product over k = 32·j + 8·i + 2·l + h: pairs 2·l, 2·l + 1 of eight, eight after eight. So the numbers never leave their
+thread, x lies in its own order, and 32 neighbouring inputs, the smallest group, are one j. The same for outputs:
+version 3 takes the rows of a tile in the order in which they lie in threads (`order_of_rows`).
 
-Reference: Lin et al., AWQ, arXiv 2306.00978 §4.2; Frantar et al., MARLIN, arXiv 2408.11743 §3.4 (codes lie as tensor cores
-take them); Kim et al., arXiv 2211.10017 §3.2 (numbers by masks). Groups of any multiple of 32, or the whole row; groups below
-128 take 2 or 4 times the products. Scales and zeros in any float type. Instructions were counted in the code compiled for
-compute capability 9.0; no time has been measured on a GPU yet.
+Reference: Lin et al., AWQ, arXiv 2306.00978 §4.2; Frantar et al., MARLIN, arXiv 2408.11743 §3.4 (codes lie as tensor
+cores take them); Kim et al., arXiv 2211.10017 §3.2 (numbers by masks). Groups of any multiple of 32, or the whole row;
+groups below 128 take 2 or 4 times the products. Scales and zeros in any float type. Instructions were counted in the
+code compiled for compute capability 9.0; no time has been measured on a GPU yet.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +76,8 @@ UNIT = 128  # inputs that are interleaved together
 
 
 def interleaved(codes: torch.Tensor) -> torch.Tensor:
-    """codes [out, in] of 0 to 15, a byte each -> words [out, 16 · ⌈in/128⌉] int32. A last unit is filled up with zeros."""
+    """codes [out, in] of 0 to 15, a byte each -> words [out, 16 · ⌈in/128⌉] int32. A last unit is filled up with
+    zeros."""
     launch.check_shape("matvec_int4", "codes", codes, (None, None))
     whole = F.pad(codes.to(torch.int32) & 15, (0, -codes.shape[1] % UNIT))
     parts = whole.view(len(codes), -1, 4, 4, 4, 2)  # [out, units, j, i, l, h]
@@ -110,9 +112,25 @@ def step_and_offset(scale, zero, rows, group, stride_row, stride_group, less, HA
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_int4_one_row(
-    x, words, scale, zero, y, N, OUT, IN, WORDS, GROUP, GROUPS, stride_x, stride_row, stride_group, added,
-    HAS_ZERO: tl.constexpr, BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
+    x,
+    words,
+    scale,
+    zero,
+    y,
+    N,
+    OUT,
+    IN,
+    WORDS,
+    GROUP,
+    GROUPS,
+    stride_x,
+    stride_row,
+    stride_group,
+    added,
+    HAS_ZERO: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    UNITS: tl.constexpr,
+):
     """Version 1: program (o, n) makes BLOCK_OUT outputs of row n, in a tile of words nibble after nibble."""
     rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.program_id(1).to(tl.int64)
     safe = tl.minimum(rows, OUT - 1).to(tl.int64)[:, None]
@@ -149,8 +167,8 @@ def pair_of(x, n, N, k, stride_x, IN, PAIRED: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def number_of(tile, one, PLACE: tl.constexpr, BY_MASK: tl.constexpr):
-    """The nibble at bits PLACE … of each word in float32; BY_MASK: as 1 + code / weight_of(PLACE). one: the bits of 1.0,
-    an argument of the kernel, so that mask and bits are one instruction (with two constants they are two)."""
+    """The nibble at bits PLACE … of each word in float32; BY_MASK: as 1 + code / weight_of(PLACE). one: the bits of
+    1.0, an argument of the kernel, so that mask and bits are one instruction (with two constants they are two)."""
     if BY_MASK:
         # nibbles 5, 6, 7 by one shift, 2, 3, 4 by another, 0 and 1 by a third: to bits 19, 15 or 11 of the float
         if PLACE >= 20:
@@ -186,10 +204,31 @@ def sums_of_32(sums, BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_int4_few_rows(
-    x, words, scale, zero, y, N, OUT, IN, WORDS, GROUP, GROUPS, stride_x, stride_row, stride_group, added, base,
-    blocks_a_split, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    words,
+    scale,
+    zero,
+    y,
+    N,
+    OUT,
+    IN,
+    WORDS,
+    GROUP,
+    GROUPS,
+    stride_x,
+    stride_row,
+    stride_group,
+    added,
+    base,
+    blocks_a_split,
+    HAS_ZERO: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRED: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    UNITS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Program (o, c, s): BLOCK_OUT outputs of rows ROWS·c … for the s-th part of `in`; a tile is UNITS · 128 inputs.
 
     EVEN: tiles divide `in`. PAIRED: x has 16 bits, and pairs of it are loaded as one word.
@@ -213,8 +252,16 @@ def matvec_int4_few_rows(
         sums0 = tl.zeros([BLOCK_OUT, UNITS * 16], tl.float32)
         ones0, all0 = tl.zeros([1, UNITS * 16], tl.float32), tl.zeros([1, UNITS * 16], tl.float32)
         sums1, sums2, sums3, ones1, ones2, ones3, all1, all2, all3 = (
-            sums0, sums0, sums0, ones0, ones0, ones0, all0, all0, all0,
-        )  # fmt: skip
+            sums0,
+            sums0,
+            sums0,
+            ones0,
+            ones0,
+            ones0,
+            all0,
+            all0,
+            all0,
+        )
         for i in tl.static_range(4):
             low, high = number_of(tile, base, 4 * i, PAIRED), number_of(tile, base, 4 * i + 16, PAIRED)
             low_weight, high_weight = weight_of(4 * i, PAIRED), weight_of(4 * i + 16, PAIRED)
@@ -258,9 +305,7 @@ def matvec_int4_few_rows(
 
 
 @triton.jit
-def scaled(
-    sums, ones, every, step, offset, BY_MASK: tl.constexpr, BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr
-):
+def scaled(sums, ones, every, step, offset, BY_MASK: tl.constexpr, BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr):
     """scale · Σ code·x + offset · Σ x of each 32 inputs, [BLOCK_OUT, UNITS · 4]. ones: what the masks' 1 + … added."""
     codes = sums_of_32(sums, BLOCK_OUT, UNITS)
     if BY_MASK:
@@ -270,10 +315,31 @@ def scaled(
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_int4_many_rows(
-    x, words, scale, zero, y, N, OUT, IN, WORDS, GROUP, GROUPS, stride_x, stride_row, stride_group, added, base,
-    blocks_a_split, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    words,
+    scale,
+    zero,
+    y,
+    N,
+    OUT,
+    IN,
+    WORDS,
+    GROUP,
+    GROUPS,
+    stride_x,
+    stride_row,
+    stride_group,
+    added,
+    base,
+    blocks_a_split,
+    HAS_ZERO: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Version 3: all rows, padded to ROWS, on tensor cores; 128 inputs a step. PARTS: groups in a step."""
     m, n, k = tl.arange(0, BLOCK_OUT), tl.arange(0, ROWS), tl.arange(0, 128)
     first_row = tl.program_id(0) * BLOCK_OUT
@@ -367,8 +433,8 @@ def matvec_int4(
     """x [N ≤ 32, in] · Ŵᵀ -> [N, out] in x's type, with ŵ = scale · (code + added) + zero.
 
     words [out, 16 · ⌈in/128⌉] int32: `interleaved` codes. scale, zero [out, in/group], best laid out group after group
-    (`scale.T.contiguous().T`). group: inputs that share a scale, None for the whole row. added: what symmetric codes are
-    stored above, negative. splits, config: as of `matvec`.
+    (`scale.T.contiguous().T`). group: inputs that share a scale, None for the whole row. added: what symmetric codes
+    are stored above, negative. splits, config: as of `matvec`.
     Raises Unsupported for more rows, other types and groups, and shapes that do not fit.
     """
     name = "matvec_int4"
@@ -385,47 +451,73 @@ def matvec_int4(
     config = config or chosen(rows, out_features, in_features, group, x.dtype, x.device, version)
     programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
     arguments = (
-        x, words, scale, zero_at, y, rows, out_features, in_features, words.shape[1], group, scale.shape[1],
-        x.stride(0), *scale.stride(), float(added),
-    )  # fmt: skip
+        x,
+        words,
+        scale,
+        zero_at,
+        y,
+        rows,
+        out_features,
+        in_features,
+        words.shape[1],
+        group,
+        scale.shape[1],
+        x.stride(0),
+        *scale.stride(),
+        float(added),
+    )
     has = {"HAS_ZERO": zero is not None, "num_warps": config.num_warps}
     if version == 1:
         launch.launch(
-            matvec_int4_one_row, (programs, rows), *arguments, **has,
-            BLOCK_OUT=config["BLOCK_OUT"], UNITS=config["UNITS"],
-        )  # fmt: skip
+            matvec_int4_one_row,
+            (programs, rows),
+            *arguments,
+            **has,
+            BLOCK_OUT=config["BLOCK_OUT"],
+            UNITS=config["UNITS"],
+        )
         return y
     splits = _splits(splits, version, programs * chunks, blocks, x.device)
     parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
     arguments = (*arguments[:4], parts, *arguments[5:])
     shared = {
-        "EVEN": in_features % (128 * config["UNITS"]) == 0, "ROWS": padded(rows, x.dtype, version),
-        "BLOCK_OUT": config["BLOCK_OUT"], "STAGES": config.num_stages,
-    }  # fmt: skip
+        "EVEN": in_features % (128 * config["UNITS"]) == 0,
+        "ROWS": padded(rows, x.dtype, version),
+        "BLOCK_OUT": config["BLOCK_OUT"],
+        "STAGES": config.num_stages,
+    }
     each = launch.cdiv(blocks, splits)
     if tensor_cores:
         launch.launch(
-            matvec_int4_many_rows, (programs, 1, splits), *arguments, PAIRED_BASE[x.dtype], each, **has, **shared,
-            PARTS=128 // math.gcd(group, 128) if scale.shape[1] > 1 else 1, WARPS=config.num_warps,
-        )  # fmt: skip
+            matvec_int4_many_rows,
+            (programs, 1, splits),
+            *arguments,
+            PAIRED_BASE[x.dtype],
+            each,
+            **has,
+            **shared,
+            PARTS=128 // math.gcd(group, 128) if scale.shape[1] > 1 else 1,
+            WARPS=config.num_warps,
+        )
     else:
         launch.launch(
-            matvec_int4_few_rows, (programs, chunks, splits), *arguments, ONE, each, **has, **shared,
-            PAIRED=in_pairs(x), UNITS=config["UNITS"],
-        )  # fmt: skip
+            matvec_int4_few_rows,
+            (programs, chunks, splits),
+            *arguments,
+            ONE,
+            each,
+            **has,
+            **shared,
+            PAIRED=in_pairs(x),
+            UNITS=config["UNITS"],
+        )
     if splits > 1:
         add_parts(parts, y, None)
     return y
 
 
 def _checked(
-    name: str,
-    x: torch.Tensor,
-    words: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    group,
-    added,
+    name: str, x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, group, added
 ) -> tuple[int, int, torch.Tensor]:
     """(rows, group, a zero to point at). Raises Unsupported."""
     rows, in_features = check_rows(name, x), x.shape[1]
@@ -450,7 +542,8 @@ def check_group(name: str, group: int | None, in_features: int) -> int:
         return in_features
     if not is_whole(group) or group < 32 or group % 32 or in_features % group:
         raise launch.Unsupported(
-            f"{name}: a group is a multiple of 32 inputs that divides `in`, or the whole row; got {group!r} of {in_features}"
+            f"{name}: a group is a multiple of 32 inputs that divides `in`, or the whole row; got {group!r} of"
+            f" {in_features}"
         )
     return group
 
@@ -459,7 +552,8 @@ def check_scales(name: str, x: torch.Tensor, scale: torch.Tensor, zero: torch.Te
     """Raise Unsupported unless they are floats on x's device. They may lie in any order."""
     for what, one in (("scale", scale), ("zero", zero)):
         if one is not None:
-            launch.check_tensors(name, **{what: one.as_strided((1,), (1,))}, x=x[:0])
+            given: dict[str, Any] = {what: one.as_strided((1,), (1,)), "x": x[:0]}
+            launch.check_tensors(name, **given)
 
 
 def in_pairs(x: torch.Tensor) -> bool:
@@ -527,14 +621,8 @@ def matvec_int4_work(
     read = sum(one.numel() * one.element_size() for one in (x, words, scale, zero) if one is not None)
     config = chosen(rows, out_features, in_features, group or in_features, x.dtype, x.device, version)
     programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
-    count = (
-        1 + (_splits(splits, version, programs * chunks, blocks, x.device) > 1)
-        if rows and out_features
-        else 0
-    )
-    return launch.Work(
-        read, rows * out_features * x.element_size(), 2 * rows * out_features * in_features, count
-    )
+    count = 1 + (_splits(splits, version, programs * chunks, blocks, x.device) > 1) if rows and out_features else 0
+    return launch.Work(read, rows * out_features * x.element_size(), 2 * rows * out_features * in_features, count)
 
 
 # -- block sizes -----------------------------------------------------------------------------------------------------
@@ -545,13 +633,11 @@ def candidates(rows: int, in_features: int, dtype: torch.dtype, version: int = 3
     if on_tensor_cores(rows, dtype, version):
         sizes = [(128, 4, 4), (64, 4, 4), (128, 4, 6), (64, 4, 6), (128, 8, 4), (256, 8, 4), (128, 4, 1)]
         return [Config.of(warps, stages, BLOCK_OUT=out, UNITS=1) for out, warps, stages in sizes]
-    most = launch.next_power_of_2(launch.cdiv(in_features, UNIT))
-    sizes = [(64, 4, 4, 1), (32, 4, 4, 1), (64, 2, 4, 1), (32, 8, 4, 1), (64, 4, 4, 3)]
+    max_units = launch.next_power_of_2(launch.cdiv(in_features, UNIT))
+    wide = [(64, 4, 4, 1), (32, 4, 4, 1), (64, 2, 4, 1), (32, 8, 4, 1), (64, 4, 4, 3)]
     if version == 1:
-        sizes = [(16, 4, 4, 1), (32, 4, 4, 1)]
-    found = [
-        Config.of(warps, stages, BLOCK_OUT=out, UNITS=min(units, most)) for out, units, warps, stages in sizes
-    ]
+        wide = [(16, 4, 4, 1), (32, 4, 4, 1)]
+    found = [Config.of(warps, stages, BLOCK_OUT=out, UNITS=min(units, max_units)) for out, units, warps, stages in wide]
     return list(dict.fromkeys(found))
 
 
@@ -568,9 +654,7 @@ def chosen(
     return tuning.choose("matvec_int4", key, candidates(rows, in_features, dtype, version)[0], device)
 
 
-def key_of(
-    rows: int, out_features: int, in_features: int, group: int, dtype: torch.dtype, version: int
-) -> tuple:
+def key_of(rows: int, out_features: int, in_features: int, group: int, dtype: torch.dtype, version: int) -> tuple:
     """What the best blocks depend on."""
     short = str(dtype).removeprefix("torch.")
     return (padded(rows, dtype, version), out_features, in_features, group, short, version)
@@ -591,9 +675,11 @@ def tune_matvec_int4(
     """Time the candidates for tensors like these and keep the fastest in this device's table."""
     key = key_of(x.shape[0], len(words), x.shape[1], group or x.shape[1], x.dtype, version)
     return tuning.tune(
-        "matvec_int4", key, candidates(x.shape[0], x.shape[1], x.dtype, version),
-        lambda config: matvec_int4(
-            x, words, scale, zero, group=group, added=added, version=version, config=config
-        ),
-        x.device, budget_s=budget_s, repeats=repeats,
-    )  # fmt: skip
+        "matvec_int4",
+        key,
+        candidates(x.shape[0], x.shape[1], x.dtype, version),
+        lambda config: matvec_int4(x, words, scale, zero, group=group, added=added, version=version, config=config),
+        x.device,
+        budget_s=budget_s,
+        repeats=repeats,
+    )

@@ -3,29 +3,29 @@
     bytes   out · in for the codes, 2 · out · in / group for each of scale and zero; x and y as in 16 bits
     FLOPs   2 · N · out · in, and a conversion for each code
 
-Half the bytes of 16 bits, so twice the weights a second: 4.8 · 10¹² on an H200, which leaves some six instructions each.
-Codes are multiplied as they are; scale and zero wait for the sum over their group:
+Half the bytes of 16 bits, so twice the weights a second: 4.8 · 10¹² on an H200, which leaves some six instructions
+each. Codes are multiplied as they are; scale and zero wait for the sum over their group:
 
     y = Σ_g  scale_g · Σ_{k in g} code_k·x_k  +  (zero_g + added · scale_g) · Σ_{k in g} x_k
 
-    version  what it does                                                        what it changes
-    1        each code is converted, scaled and multiplied                       the formula, as it stands
-    2        scale and zero are applied to sums; up to 4 rows at a time          from 4 operations a code to 2; codes are
-                                                                                 read once for 4 rows
-    3        tensor cores, the rows padded to 16; `in` divided among programs    codes are read once for 32 rows
-    4        the same with codes interleaved as tensor cores take them           from 8 instructions a code to 4: no code
-                                                                                 goes through shared memory as a number
+  version  what it does                                                        what it changes
+  1        each code is converted, scaled and multiplied                       the formula, as it stands
+  2        scale and zero are applied to sums; up to 4 rows at a time          from 4 operations a code to 2; codes are
+                                                                               read once for 4 rows
+  3        tensor cores, the rows padded to 16; `in` divided among programs    codes are read once for 32 rows
+  4        the same with codes interleaved as tensor cores take them           from 8 instructions a code to 4: no code
+                                                                               goes through shared memory as a number
 
-A code of 8 bits is exact in float16 and bfloat16, and so are its products with x in float32: nothing is rounded but sums. In
-float32 there are no tensor cores, and up to 4 rows go through version 2.
+A code of 8 bits is exact in float16 and bfloat16, and so are its products with x in float32: nothing is rounded but
+sums. In float32 there are no tensor cores, and up to 4 rows go through version 2.
 
 Versions 1 to 3 take codes [out, in] int8 or uint8 as `workbench.quantization` keeps them. Version 4 takes words
 [out, 16 · ⌈in/64⌉] int32 (`interleaved`, made once; codes of 0 to 255 go in less 128, which `added` gives back): byte
-2·i + h of word 4·l + j (l, j in 0 … 3, i, h in 0, 1) is the code of input 16·j + 8·i + 2·l + h of a unit of 64. It is the
-layout of `matvec_int4` with bytes for nibbles; why is said there. Groups of any multiple of 32, or the whole row; groups
-below a step (128, in version 4: 64) take several times the products. Scales and zeros in any float type. Reference: Dettmers et al.,
-arXiv 2208.07339 §2.1 (a scale a row); Xiao et al., arXiv 2211.10438 (weights of 8 bits). Instructions were counted in
-the code compiled for compute capability 9.0; no time has been measured on a GPU yet.
+2·i + h of word 4·l + j (l, j in 0 … 3, i, h in 0, 1) is the code of input 16·j + 8·i + 2·l + h of a unit of 64. It is
+the layout of `matvec_int4` with bytes for nibbles; why is said there. Groups of any multiple of 32, or the whole row;
+groups below a step (128, in version 4: 64) take several times the products. Scales and zeros in any float type.
+Reference: Dettmers et al., arXiv 2208.07339 §2.1 (a scale a row); Xiao et al., arXiv 2211.10438 (weights of 8 bits).
+Instructions were counted in the code compiled for compute capability 9.0; no time has been measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -48,13 +48,7 @@ from workbench.kernels.matvec import (
     store_outputs,
     store_product,
 )
-from workbench.kernels.matvec_int4 import (
-    check_group,
-    check_scales,
-    on_tensor_cores,
-    order_of_rows,
-    step_and_offset,
-)
+from workbench.kernels.matvec_int4 import check_group, check_scales, on_tensor_cores, order_of_rows, step_and_offset
 from workbench.kernels.matvec_int4 import padded as padded_to
 from workbench.kernels.tuning import Config
 
@@ -85,9 +79,24 @@ def deinterleaved(words: torch.Tensor, in_features: int) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_int8_one_row(
-    x, codes, scale, zero, y, N, OUT, IN, GROUP, GROUPS, stride_x, stride_row, stride_group, added,
-    HAS_ZERO: tl.constexpr, BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes,
+    scale,
+    zero,
+    y,
+    N,
+    OUT,
+    IN,
+    GROUP,
+    GROUPS,
+    stride_x,
+    stride_row,
+    stride_group,
+    added,
+    HAS_ZERO: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    UNITS: tl.constexpr,
+):
     """Version 1: program (o, n) makes BLOCK_OUT outputs of row n."""
     rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.program_id(1).to(tl.int64)
     safe = tl.minimum(rows, OUT - 1).to(tl.int64)[:, None]
@@ -104,17 +113,37 @@ def matvec_int8_one_row(
 
 @triton.jit
 def scaled_sums(tile, value, step, offset, BLOCK_OUT: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr):
-    """scale · Σ code·x + offset · Σ x of each part, [BLOCK_OUT, PARTS]; tile [BLOCK_OUT, PARTS · PART], value [1, …]."""
+    """scale · Σ code·x + offset · Σ x of each part, [BLOCK_OUT, PARTS]; tile [BLOCK_OUT, PARTS · PART], value [1,
+    …]."""
     sums = tl.sum(tl.reshape(tile * value, (BLOCK_OUT, PARTS, PART)), 2)
     return step * sums + offset * tl.sum(tl.reshape(value, (1, PARTS, PART)), 2)
 
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_int8_few_rows(
-    x, codes, scale, zero, y, N, OUT, IN, GROUP, GROUPS, stride_x, stride_row, stride_group, added,
-    blocks_a_split, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes,
+    scale,
+    zero,
+    y,
+    N,
+    OUT,
+    IN,
+    GROUP,
+    GROUPS,
+    stride_x,
+    stride_row,
+    stride_group,
+    added,
+    blocks_a_split,
+    HAS_ZERO: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    UNITS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Program (o, c, s): BLOCK_OUT outputs of rows ROWS·c … for the s-th part of `in`; a tile is UNITS · 128 inputs, in
     parts of one group each."""
     PARTS: tl.constexpr = UNITS * 128 // PART
@@ -155,10 +184,29 @@ def matvec_int8_few_rows(
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_int8_many_rows(
-    x, codes, scale, zero, y, N, OUT, IN, GROUP, GROUPS, stride_x, stride_row, stride_group, added,
-    blocks_a_split, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes,
+    scale,
+    zero,
+    y,
+    N,
+    OUT,
+    IN,
+    GROUP,
+    GROUPS,
+    stride_x,
+    stride_row,
+    stride_group,
+    added,
+    blocks_a_split,
+    HAS_ZERO: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    UNITS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Version 3: all rows, padded to ROWS, on tensor cores; 128 inputs a step, in parts of one group each."""
     rows, n, k = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.arange(0, ROWS), tl.arange(0, 128)
     safe = tl.minimum(rows, OUT - 1).to(tl.int64)
@@ -182,19 +230,37 @@ def matvec_int8_many_rows(
                 inside = tl.where((k // PART == part)[None, :], values, 0.0).to(values.dtype)
             sums = tl.dot(numbers, tl.trans(inside), input_precision="ieee")
             group = tl.minimum((unit * 128 + part * PART) // GROUP, GROUPS - 1)
-            step, offset = step_and_offset(
-                scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO
-            )
+            step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO)
             total += step[:, None] * sums + offset[:, None] * tl.sum(inside.to(tl.float32), 1)[None, :]
     store_product(y, total, n, N, rows, OUT)
 
 
 @triton.jit(do_not_specialize=["N"])
 def matvec_int8_interleaved(
-    x, words, scale, zero, y, N, OUT, IN, GROUP, GROUPS, stride_x, stride_row, stride_group, added,
-    blocks_a_split, HAS_ZERO: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
+    x,
+    words,
+    scale,
+    zero,
+    y,
+    N,
+    OUT,
+    IN,
+    GROUP,
+    GROUPS,
+    stride_x,
+    stride_row,
+    stride_group,
+    added,
+    blocks_a_split,
+    HAS_ZERO: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    UNITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    WARPS: tl.constexpr,
+):
     """Version 4: 64 inputs a step, four codes a word."""
     m, n, k = tl.arange(0, BLOCK_OUT), tl.arange(0, ROWS), tl.arange(0, 64)
     first_row, units = tl.program_id(0) * BLOCK_OUT, tl.cdiv(IN, 64)
@@ -219,9 +285,7 @@ def matvec_int8_interleaved(
                 inside = tl.where((k // PART == part)[None, :], values, 0.0).to(values.dtype)
             sums = tl.dot(numbers, tl.trans(inside), input_precision="ieee")
             group = tl.minimum((unit * 64 + part * PART) // GROUP, GROUPS - 1)
-            step, offset = step_and_offset(
-                scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO
-            )
+            step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO)
             total += step[:, None] * sums + offset[:, None] * tl.sum(inside.to(tl.float32), 1)[None, :]
     store_product(y, total, n, N, rows, OUT)
 
@@ -260,8 +324,8 @@ def matvec_int8(
 ) -> torch.Tensor:
     """x [N ≤ 32, in] · Ŵᵀ -> [N, out] in x's type, with ŵ = scale · (code + added) + zero.
 
-    codes [out, in] int8 or uint8, or for version 4 `interleaved` words [out, 16 · ⌈in/64⌉] int32; version None: the latest
-    for them. scale, zero [out, in/group], best laid out group after group
+    codes [out, in] int8 or uint8, or for version 4 `interleaved` words [out, 16 · ⌈in/64⌉] int32; version None: the
+    latest for them. scale, zero [out, in/group], best laid out group after group
     (`scale.T.contiguous().T`). group: inputs that share a scale, None for the whole row. added: what symmetric codes of
     fewer bits are stored above, negative. splits, config: as of `matvec`.
     Raises Unsupported for more rows, other types and groups, and shapes that do not fit.
@@ -283,13 +347,26 @@ def matvec_int8(
     config = config or chosen(rows, out_features, in_features, group, x.dtype, x.device, version)
     programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
     arguments = (
-        x, codes, scale, scale if zero is None else zero, y, rows, out_features, in_features, group, scale.shape[1],
-        x.stride(0), *scale.stride(), float(added),
-    )  # fmt: skip
+        x,
+        codes,
+        scale,
+        scale if zero is None else zero,
+        y,
+        rows,
+        out_features,
+        in_features,
+        group,
+        scale.shape[1],
+        x.stride(0),
+        *scale.stride(),
+        float(added),
+    )
     shared = {
-        "HAS_ZERO": zero is not None, "BLOCK_OUT": config["BLOCK_OUT"], "UNITS": config["UNITS"],
+        "HAS_ZERO": zero is not None,
+        "BLOCK_OUT": config["BLOCK_OUT"],
+        "UNITS": config["UNITS"],
         "num_warps": config.num_warps,
-    }  # fmt: skip
+    }
     if version == 1:
         launch.launch(matvec_int8_one_row, (programs, rows), *arguments, **shared)
         return y
@@ -297,15 +374,17 @@ def matvec_int8(
     parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
     unit = INTERLEAVED_UNIT if version == 4 else UNIT
     shared |= {
-        "EVEN": in_features % (unit * config["UNITS"]) == 0, "ROWS": padded_to(rows, x.dtype, version),
-        "PART": math.gcd(group, unit) if scale.shape[1] > 1 else unit, "STAGES": config.num_stages,
-    }  # fmt: skip
+        "EVEN": in_features % (unit * config["UNITS"]) == 0,
+        "ROWS": padded_to(rows, x.dtype, version),
+        "PART": math.gcd(group, unit) if scale.shape[1] > 1 else unit,
+        "STAGES": config.num_stages,
+    }
     kernel = matvec_int8_many_rows if tensor_cores else matvec_int8_few_rows
     if version == 4:
         kernel, shared["WARPS"] = matvec_int8_interleaved, config.num_warps
     launch.launch(
         kernel, (programs, chunks, splits), *arguments[:4], parts, *arguments[5:], launch.cdiv(blocks, splits), **shared
-    )  # fmt: skip
+    )
     if splits > 1:
         add_parts(parts, y, None)
     return y
@@ -317,15 +396,14 @@ def version_for(codes: torch.Tensor, version: int | None) -> int:
     version = launch.check_version("matvec_int8", latest if version is None else version, VERSIONS)
     if (version == 4) != (latest == 4):
         raise launch.Unsupported(
-            f"matvec_int8: version {version} takes {'interleaved words, int32' if version == 4 else 'codes, int8 or uint8'}; "
-            f"got {str(codes.dtype).removeprefix('torch.')}"
+            f"matvec_int8: version {version} takes"
+            f" {'interleaved words, int32' if version == 4 else 'codes, int8 or uint8'}; got"
+            f" {str(codes.dtype).removeprefix('torch.')}"
         )
     return version
 
 
-def _check(
-    name: str, x, codes, scale: torch.Tensor, zero: torch.Tensor | None, group: int, added: int
-) -> None:
+def _check(name: str, x, codes, scale: torch.Tensor, zero: torch.Tensor | None, group: int, added: int) -> None:
     launch.check_tensors(name, dtypes=(torch.int8, torch.uint8, torch.int32), codes=codes)
     launch.check_shape(name, "scale", scale, (len(codes), x.shape[1] // group))
     if zero is not None:
@@ -346,9 +424,7 @@ def _cut(
     programs = launch.cdiv(out_features, config["BLOCK_OUT"])
     if version == 4:
         return programs, 1, launch.cdiv(in_features, INTERLEAVED_UNIT)
-    chunks = (
-        1 if on_tensor_cores(rows, dtype, version) else launch.cdiv(rows, padded_to(rows, dtype, version))
-    )
+    chunks = 1 if on_tensor_cores(rows, dtype, version) else launch.cdiv(rows, padded_to(rows, dtype, version))
     return programs, chunks, launch.cdiv(in_features, UNIT * config["UNITS"])
 
 
@@ -393,14 +469,8 @@ def matvec_int8_work(
     read = sum(one.numel() * one.element_size() for one in (x, codes, scale, zero) if one is not None)
     config = chosen(rows, out_features, in_features, group or in_features, x.dtype, x.device, version)
     programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
-    count = (
-        1 + (_splits(splits, version, programs * chunks, blocks, x.device) > 1)
-        if rows and out_features
-        else 0
-    )
-    return launch.Work(
-        read, rows * out_features * x.element_size(), 2 * rows * out_features * in_features, count
-    )
+    count = 1 + (_splits(splits, version, programs * chunks, blocks, x.device) > 1) if rows and out_features else 0
+    return launch.Work(read, rows * out_features * x.element_size(), 2 * rows * out_features * in_features, count)
 
 
 # -- block sizes -----------------------------------------------------------------------------------------------------
@@ -414,11 +484,9 @@ def candidates(rows: int, in_features: int, dtype: torch.dtype, version: int = 3
     if on_tensor_cores(rows, dtype, version):
         sizes = [(64, 4, 4), (128, 4, 4), (64, 4, 6), (128, 8, 4), (32, 2, 4), (64, 4, 3)]
         return [Config.of(warps, stages, BLOCK_OUT=out, UNITS=1) for out, warps, stages in sizes]
-    most = launch.next_power_of_2(launch.cdiv(in_features, UNIT))
-    sizes = [(16, 4, 4, 1), (8, 4, 4, 1), (32, 2, 4, 1), (8, 8, 4, 1), (16, 4, 4, 3)]
-    found = [
-        Config.of(warps, stages, BLOCK_OUT=out, UNITS=min(units, most)) for out, units, warps, stages in sizes
-    ]
+    max_units = launch.next_power_of_2(launch.cdiv(in_features, UNIT))
+    wide = [(16, 4, 4, 1), (8, 4, 4, 1), (32, 2, 4, 1), (8, 8, 4, 1), (16, 4, 4, 3)]
+    found = [Config.of(warps, stages, BLOCK_OUT=out, UNITS=min(units, max_units)) for out, units, warps, stages in wide]
     return list(dict.fromkeys(found))
 
 
@@ -435,9 +503,7 @@ def chosen(
     return tuning.choose("matvec_int8", key, candidates(rows, in_features, dtype, version)[0], device)
 
 
-def key_of(
-    rows: int, out_features: int, in_features: int, group: int, dtype: torch.dtype, version: int
-) -> tuple:
+def key_of(rows: int, out_features: int, in_features: int, group: int, dtype: torch.dtype, version: int) -> tuple:
     """What the best blocks depend on."""
     short = str(dtype).removeprefix("torch.")
     return (padded_to(rows, dtype, version), out_features, in_features, group, short, version)
@@ -459,9 +525,11 @@ def tune_matvec_int8(
     version = version_for(codes, version)
     key = key_of(x.shape[0], len(codes), x.shape[1], group or x.shape[1], x.dtype, version)
     return tuning.tune(
-        "matvec_int8", key, candidates(x.shape[0], x.shape[1], x.dtype, version),
-        lambda config: matvec_int8(
-            x, codes, scale, zero, group=group, added=added, version=version, config=config
-        ),
-        x.device, budget_s=budget_s, repeats=repeats,
-    )  # fmt: skip
+        "matvec_int8",
+        key,
+        candidates(x.shape[0], x.shape[1], x.dtype, version),
+        lambda config: matvec_int8(x, codes, scale, zero, group=group, added=added, version=version, config=config),
+        x.device,
+        budget_s=budget_s,
+        repeats=repeats,
+    )

@@ -14,7 +14,8 @@ arXiv 1805.02867 §3.1.
     version 1  one part after the other, rescaling the sum whenever a greater lse comes (online softmax)
     version 2  all lse first: then every part has its final weight, and blocks of parts are in flight at once
 
-A part of no keys has lse −∞ and weighs nothing, whatever lies in its place. Where all are empty: zeros, lse −∞. NaN stays.
+A part of no keys has lse −∞ and weighs nothing, whatever lies in its place. Where all are empty: zeros, lse −∞. NaN
+stays.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from workbench.kernels.launch import (
 from workbench.kernels.tuning import Config, choose
 
 VERSIONS = {1: "one part after the other, rescaled", 2: "all lse first, then blocks of parts"}
-MOST_PARTS = 4096
+MAX_PARTS = 4096
 DEFAULT = Config.of(num_warps=4, num_stages=1, COLUMNS=128, PARTS=16)
 
 
@@ -44,37 +45,37 @@ DEFAULT = Config.of(num_warps=4, num_stages=1, COLUMNS=128, PARTS=16)
 def _merge_online(parts, lse, out, merged, rows, splits, width, COLUMNS: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width
-    most, total = -float("inf"), 0.0
+    maximum, total = -float("inf"), 0.0
     acc = tl.zeros([COLUMNS], tl.float32)
     for i in range(splits):
         one = tl.load(lse + i * rows + row)
         wide = tl.where(one == -float("inf"), 0, width)  # NaN is not passed over
-        new = tl.maximum(most, one, propagate_nan=tl.PropagateNan.ALL)
+        new = tl.maximum(maximum, one, propagate_nan=tl.PropagateNan.ALL)
         safe = tl.where(new == -float("inf"), 0.0, new)
-        old, weight = tl.exp(most - safe), tl.exp(one - safe)
+        old, weight = tl.exp(maximum - safe), tl.exp(one - safe)
         part = tl.load(parts + (i * rows + row) * width + column, mask=column < wide, other=0.0)
         acc = acc * old + part * weight
         total = total * old + weight
-        most = new
+        maximum = new
     empty = total == 0.0
     acc = tl.where(empty, 0.0, acc / tl.where(empty, 1.0, total))
     tl.store(out + row * width + column, acc.to(out.dtype.element_ty), mask=inside)
     if tl.program_id(1) == 0:
-        tl.store(merged + row, tl.where(empty, -float("inf"), most + tl.log(tl.where(empty, 1.0, total))))
+        tl.store(merged + row, tl.where(empty, -float("inf"), maximum + tl.log(tl.where(empty, 1.0, total))))
 
 
 @triton.jit
 def _merge_blocks(
     parts, lse, out, merged, rows, splits, width, ALL: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
+):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     every = tl.arange(0, ALL)
     all_lse = tl.load(lse + every * rows + row, mask=every < splits, other=-float("inf"))
-    most = tl.max(all_lse, 0)
-    most = tl.where(most == -float("inf"), 0.0, most)
-    total = tl.sum(tl.exp(all_lse - most), 0)
+    maximum = tl.max(all_lse, 0)
+    maximum = tl.where(maximum == -float("inf"), 0.0, maximum)
+    total = tl.sum(tl.exp(all_lse - maximum), 0)
     empty = total == 0.0
-    whole = most + tl.log(tl.where(empty, 1.0, total))
+    whole = maximum + tl.log(tl.where(empty, 1.0, total))
     acc = tl.zeros([COLUMNS], tl.float32)
     for first in range(0, splits, PARTS):
         i = first + tl.arange(0, PARTS)
@@ -82,9 +83,7 @@ def _merge_blocks(
         wide = tl.where(one == -float("inf"), 0, width)  # NaN is not passed over
         at = (i * rows + row)[:, None] * width + column[None, :]
         acc += tl.sum(
-            tl.load(parts + at, mask=column[None, :] < wide[:, None], other=0.0)
-            * tl.exp(one - whole)[:, None],
-            0,
+            tl.load(parts + at, mask=column[None, :] < wide[:, None], other=0.0) * tl.exp(one - whole)[:, None], 0
         )
     tl.store(out + row * width + column, acc.to(out.dtype.element_ty), mask=column < width)
     if tl.program_id(1) == 0:
@@ -104,8 +103,8 @@ def merge(
     check_shape("merge", "lse", lse, tuple(parts.shape[:-1]))
     check_tensors("merge", dtypes=(torch.float32,), parts=parts, lse=lse)
     splits, batch, heads, width = parts.shape
-    if not 1 <= splits <= MOST_PARTS:
-        raise Unsupported(f"merge: 1 to {MOST_PARTS:,} parts, got {splits:,}; merge groups of them first")
+    if not 1 <= splits <= MAX_PARTS:
+        raise Unsupported(f"merge: 1 to {MAX_PARTS:,} parts, got {splits:,}; merge groups of them first")
     if width < 1:
         raise Unsupported("merge: values have at least one element, got parts of width 0")
     if out is None:

@@ -63,9 +63,22 @@ def _norm_two_passes(x, weight, y, d, x_stride, y_stride, eps, BLOCK: tl.constex
 
 @triton.jit
 def _norm_one_pass(
-    x, residual, weight, y, total, rows, d, x_stride, residual_stride, y_stride, total_stride, eps,
-    ADDS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    weight,
+    y,
+    total,
+    rows,
+    d,
+    x_stride,
+    residual_stride,
+    y_stride,
+    total_stride,
+    eps,
+    ADDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < d)
@@ -125,22 +138,36 @@ def rms_norm(
         total = residual if in_place else torch.empty((rows, d), dtype=residual.dtype, device=x.device)
     if d == 0:
         return out if total is None else (out, total)
-    if total is not None and (version < 3 or d > LONGEST):
-        strides = x.stride(0), residual.stride(0), total.stride(0)
-        launch(_add, (rows, cdiv(d, TILE)), x, residual, total, d, *strides, BLOCK=TILE)
+    if residual is not None and total is not None and (version < 3 or d > LONGEST):
+        of_add = x.stride(0), residual.stride(0), total.stride(0)
+        launch(_add, (rows, cdiv(d, TILE)), x, residual, total, d, *of_add, BLOCK=TILE)
         x, residual = total, None
     if version == 1 or d > LONGEST:
         block = min(next_power_of_2(d), 4096)
-        launch(_norm_two_passes, (rows,), x, weight, out, d, x.stride(0), out.stride(0), eps, BLOCK=block, num_warps=8)  # fmt: skip
+        launch(_norm_two_passes, (rows,), x, weight, out, d, x.stride(0), out.stride(0), eps, BLOCK=block, num_warps=8)
     else:
         config = config or _config(x)
         adds = residual is not None
-        other, summed = (residual, total) if adds else (x, x)  # not looked at where nothing is added
+        other, summed = (
+            (x, x) if residual is None or total is None else (residual, total)
+        )  # not looked at where nothing is added
         strides = x.stride(0), other.stride(0), out.stride(0), summed.stride(0)
         launch(
-            _norm_one_pass, (cdiv(rows, config["ROWS"]),), x, other, weight, out, summed, rows, d, *strides, eps,
-            ADDS=adds, BLOCK=next_power_of_2(d), **config.options,
-        )  # fmt: skip
+            _norm_one_pass,
+            (cdiv(rows, config["ROWS"]),),
+            x,
+            other,
+            weight,
+            out,
+            summed,
+            rows,
+            d,
+            *strides,
+            eps,
+            ADDS=adds,
+            BLOCK=next_power_of_2(d),
+            **config.options,
+        )
     return out if total is None else (out, total)
 
 

@@ -1,28 +1,35 @@
 """Attention of one new token a sequence over keys that lie in blocks anywhere, found through a table.
 
-    out_b = Σ_t softmax_t(scale · q_b·K[place(b, t)]) · V[place(b, t)]     place(b, t) = table_b[t // block] · block + t % block
+    out_b = Σ_t softmax_t(scale · q_b·K[place(b, t)]) · V[place(b, t)]
+    place(b, t) = table_b[t // block] · block + t % block
 
-The same as `flash_decoding`, whose header has the bounds and the reason for splits; here the keys are not copied together first.
+The same as `flash_decoding`, whose header has the bounds and the reason for splits; here the keys are not copied
+together first.
 
-    must read    the keys and values that are seen, G·(D + Dv)·bytes a token, and 4 bytes a block of the table
+    must read    the keys and values that are seen, G·(D + Dv)·bytes per token, and 4 bytes a block of the table
     must compute 2·(D + Dv) FLOPs for each query head and key
 
-A key is G·D values in a row, so where it lies costs nothing as long as a row is long: 256 bytes of a head are two whole cache
-lines. What the table costs is that the address of a key comes out of memory itself: it has to be asked for one step ahead. The
-table is small and read by all heads, so it stays in the cache; the compiler's pipeline asks for it first (stages below).
+A key is G·D values in a row, so where it lies costs nothing as long as a row is long: 256 bytes of a head are two whole
+cache lines. What the table costs is that the address of a key comes out of memory itself: it has to be asked for one
+step ahead. The table is small and read by all heads, so it stays in the cache; the compiler's pipeline asks for it
+first (stages below).
 
     version 1    a program is a sequence and key-value head and goes from block to block: small blocks make small steps
-    version 2    steps of many keys, each looked up: a step may begin and end within a block, and blocks may have any size
+    version 2    steps of many keys, each looked up: a step may begin and end within a block, and blocks may have any
+                 size
     version 3    the keys split among programs, merged by a launch of its own (`flash_decoding.merge`)
 
-The query heads of a key-value head are the rows of one tile (16 at least), so keys are read once for all of them. Lengths and
-tables are read on the device alone, and the grid follows from shapes: a captured CUDA graph can replay it with others.
+The query heads of a key-value head are the rows of one tile (16 at least), so keys are read once for all of them.
+Lengths and tables are read on the device alone, and the grid follows from shapes: a captured CUDA graph can replay it
+with others.
 
-PagedAttention: Kwon et al., arXiv 2309.06180 §4.3 (version 1 but for the tile). Heads of up to 256 values, any block size. Block
-sizes and splits are defaults that nobody has measured yet; `tune_paged_decode` measures the first.
+PagedAttention: Kwon et al., arXiv 2309.06180 §4.3 (version 1 but for the tile). Heads of up to 256 values, any block
+size. Block sizes and splits are defaults that nobody has measured yet; `tune_paged_decode` measures the first.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -40,21 +47,21 @@ from workbench.kernels.flash_attention import (
     load_rows,
     padded,
     precision,
-)  # fmt: skip
+)
 from workbench.kernels.flash_decoding import (
     candidates,
     check_splits,
     choose_splits,
     decode_config,
     decode_work,
+    max_seen,
     merge,
-    most_seen,
     part_tensors,
     rows_of,
     seen_range,
     split_range,
     store_part,
-)  # fmt: skip
+)
 from workbench.kernels.launch import Unsupported, Work, cdiv
 
 VERSIONS: dict[int, str] = {
@@ -76,11 +83,34 @@ def places(table, at, there, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr):
 
 @triton.jit
 def _by_block_kernel(
-    q, k, v, tables, lengths, out, scale, heads, table_row, q_sequence, q_head, k_place, k_head, v_place, v_head,
-    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr, VALUE: tl.constexpr,
-    PADDED: tl.constexpr, PADDED_VALUE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    tables,
+    lengths,
+    out,
+    scale,
+    heads,
+    table_row,
+    q_sequence,
+    q_head,
+    k_place,
+    k_head,
+    v_place,
+    v_head,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILES: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Version 1. Grid (G · TILES, B). KEYS: a block, padded to a power of two of 16 at least."""
     of_keys, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     sequence = tl.program_id(1).to(tl.int64)
@@ -107,23 +137,44 @@ def _by_block_kernel(
             seen = seen & ((at >= first) | (at < SINKS))
         place = block * BLOCK_SIZE + inner
         key = load_rows(k + of_keys * k_head, place * k_place, seen, column, SIZE, PADDED, True)
-        value = load_rows(
-            v + of_keys * v_head, place * v_place, seen, value_column, VALUE, PADDED_VALUE, True
-        )
-        best, total, mixed = fold(
-            query, key, value, seen[None, :], best, total, mixed, scale, True, PRECISION
-        )
+        value = load_rows(v + of_keys * v_head, place * v_place, seen, value_column, VALUE, PADDED_VALUE, True)
+        best, total, mixed = fold(query, key, value, seen[None, :], best, total, mixed, scale, True, PRECISION)
     at = sequence * heads + head
     store_part(out, out, at, best, total, mixed, inside, value_column, VALUE, 1)
 
 
 @triton.jit
 def _paged_decode_kernel(
-    q, k, v, tables, lengths, out, lse, scale, heads, table_row, q_sequence, q_head, k_place, k_head, v_place, v_head,
-    BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr, VALUE: tl.constexpr,
-    PADDED: tl.constexpr, PADDED_VALUE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    tables,
+    lengths,
+    out,
+    lse,
+    scale,
+    heads,
+    table_row,
+    q_sequence,
+    q_head,
+    k_place,
+    k_head,
+    v_place,
+    v_head,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILES: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Versions 2 and 3. Grid (G · TILES, SPLITS, B): neighbours read neighbouring heads of the same keys."""
     of_keys, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     split, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -143,17 +194,13 @@ def _paged_decode_kernel(
         there = index < end
         place = places(table, index + tl.where(index < sunk, 0, skipped), there, BLOCK_SIZE, True)
         key = load_rows(k + of_keys * k_head, place * k_place, there, column, SIZE, PADDED, True)
-        value = load_rows(
-            v + of_keys * v_head, place * v_place, there, value_column, VALUE, PADDED_VALUE, True
-        )
-        best, total, mixed = fold(
-            query, key, value, there[None, :], best, total, mixed, scale, True, PRECISION
-        )
+        value = load_rows(v + of_keys * v_head, place * v_place, there, value_column, VALUE, PADDED_VALUE, True)
+        best, total, mixed = fold(query, key, value, there[None, :], best, total, mixed, scale, True, PRECISION)
     at = (split * tl.num_programs(2) + sequence) * heads + head
     store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, SPLITS)
 
 
-# -- the call ---------------------------------------------------------------------------------------------------------------
+# -- the call ----------------------------------------------------------------------------------------------------------
 
 
 def check_paged(operation: str, q, k, v, tables, lengths, *, block_size: int) -> None:
@@ -196,11 +243,11 @@ def paged_decode(
 ) -> torch.Tensor:
     """q [B, H, D], k [places, G, D], v [places, G, Dv], tables [B, blocks] int32, lengths [B] int32 -> [B, H, Dv].
 
-    Of a row of `tables` the first ⌈length / block_size⌉ entries are read, what stands beyond may be anything; each must be one of
-    the blocks, and block_size · blocks at least the longest length: they lie on the device, so nothing here checks it. k and v may
-    be strided views whose last axis is contiguous. A length of 0 gives zeros.
-    splits: None for `choose_splits`, from the width of `tables`. out: written and returned. One launch, and one more to merge
-    where splits > 1. Raises Unsupported.
+    Of a row of `tables` the first ⌈length / block_size⌉ entries are read, what stands beyond may be anything; each must
+    be one of the blocks, and block_size · blocks at least the longest length: they lie on the device, so nothing here
+    checks it. k and v may be strided views whose last axis is contiguous. A length of 0 gives zeros.
+    splits: None for `choose_splits`, from the width of `tables`. out: written and returned. One launch, and one more to
+    merge where splits > 1. Raises Unsupported.
     """
     name = "paged_decode"
     launch.check_version(name, version, VERSIONS)
@@ -219,16 +266,36 @@ def paged_decode(
     if config is None:
         config = decode_config("paged_decode", q, value, group)
     options = {
-        "BLOCK_SIZE": block_size, "GROUP": group, "TILES": tiles, "SIZE": size, "VALUE": value, "PADDED": padded(size),
-        "PADDED_VALUE": padded(value), "WINDOW": window or 0, "SINKS": sinks, "PRECISION": precision(q.dtype), "ROWS": rows,
+        "BLOCK_SIZE": block_size,
+        "GROUP": group,
+        "TILES": tiles,
+        "SIZE": size,
+        "VALUE": value,
+        "PADDED": padded(size),
+        "PADDED_VALUE": padded(value),
+        "WINDOW": window or 0,
+        "SINKS": sinks,
+        "PRECISION": precision(q.dtype),
+        "ROWS": rows,
         **config.options,
-    }  # fmt: skip
+    }
     strides = (tables.stride(0), *q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     if version == 1:
         options["KEYS"] = padded(block_size)
         launch.launch(
-            _by_block_kernel, (groups * tiles, batch), q, k, v, tables, lengths, out, scale * LOG2_E, heads, *strides, **options
-        )  # fmt: skip
+            _by_block_kernel,
+            (groups * tiles, batch),
+            q,
+            k,
+            v,
+            tables,
+            lengths,
+            out,
+            scale * LOG2_E,
+            heads,
+            *strides,
+            **options,
+        )
         return out
     if version == 2:
         splits = 1
@@ -236,46 +303,62 @@ def paged_decode(
         splits = default_splits(q, k, tables, block_size, window, sinks)
     parts, lse = part_tensors(out, splits)
     launch.launch(
-        _paged_decode_kernel, (groups * tiles, splits, batch), q, k, v, tables, lengths, parts, lse, scale * LOG2_E, heads,
-        *strides, **options, SPLITS=splits,
-    )  # fmt: skip
+        _paged_decode_kernel,
+        (groups * tiles, splits, batch),
+        q,
+        k,
+        v,
+        tables,
+        lengths,
+        parts,
+        lse,
+        scale * LOG2_E,
+        heads,
+        *strides,
+        **options,
+        SPLITS=splits,
+    )
     if splits > 1:
         merge(parts, lse, out=out)
     return out
 
 
 def default_splits(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    tables: torch.Tensor,
-    block_size: int,
-    window: int | None = None,
-    sinks: int = 0,
+    q: torch.Tensor, k: torch.Tensor, tables: torch.Tensor, block_size: int, window: int | None = None, sinks: int = 0
 ) -> int:
     """The splits that `paged_decode` takes when it is not told."""
     group = q.shape[1] // k.shape[1]
     programs = len(q) * k.shape[1] * cdiv(group, rows_of(group))
-    return choose_splits(programs, most_seen(tables.shape[1] * block_size, window, sinks), q.device)
+    return choose_splits(programs, max_seen(tables.shape[1] * block_size, window, sinks), q.device)
 
 
 def tune_paged_decode(
-    q, k, v, tables, lengths, *, block_size: int, scale: float, window: int | None = None, sinks: int = 0,
-    splits: int | None = None, budget_s: float = 20.0,
-) -> tuning.Config:  # fmt: skip
+    q,
+    k,
+    v,
+    tables,
+    lengths,
+    *,
+    block_size: int,
+    scale: float,
+    window: int | None = None,
+    sinks: int = 0,
+    splits: int | None = None,
+    budget_s: float = 20.0,
+) -> tuning.Config:
     """Measure on such a call, and keep the fastest for all of its head size, group and dtype."""
     size = max(padded(q.shape[-1]), padded(v.shape[-1]))
     key = size, rows_of(q.shape[1] // k.shape[1]), q.dtype
 
     def run(config: tuning.Config) -> None:
-        look = {"scale": scale, "window": window, "sinks": sinks, "splits": splits}
+        look: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "splits": splits}
         paged_decode(q, k, v, tables, lengths, block_size=block_size, **look, config=config)
 
-    return tuning.tune(
-        "paged_decode", key, candidates(size, q.dtype, paged=True), run, q.device, budget_s=budget_s
-    )
+    return tuning.tune("paged_decode", key, candidates(size, q.dtype, paged=True), run, q.device, budget_s=budget_s)
 
 
-# -- the twin, and what cannot be done without ------------------------------------------------------------------------------
+# -- the twin, and what cannot be done without
+# ------------------------------------------------------------------------------
 
 
 def gather(stored: torch.Tensor, table: torch.Tensor, length: int, block_size: int) -> torch.Tensor:
@@ -285,24 +368,43 @@ def gather(stored: torch.Tensor, table: torch.Tensor, length: int, block_size: i
 
 
 def paged_decode_reference(
-    q, k, v, tables, lengths, *, block_size: int, scale: float, splits: int | None = None, window: int | None = None,
+    q,
+    k,
+    v,
+    tables,
+    lengths,
+    *,
+    block_size: int,
+    scale: float,
+    splits: int | None = None,
+    window: int | None = None,
     sinks: int = 0,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The plain twin: gather, then attend, a sequence at a time. In float64 where that came, else in float32."""
     wide = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros((*q.shape[:2], v.shape[-1]), dtype=wide, device=q.device)
     for i, length in enumerate(lengths.tolist()):
         keys, values = (gather(stored, tables[i], length, block_size) for stored in (k, v))
-        look = {"scale": scale, "window": window, "sinks": sinks}
+        look: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks}
         out[i] = attend_reference(q[i : i + 1], keys, values, **look)[0][0]
     return out
 
 
 def paged_decode_work(
-    q, k, v, tables, lengths, *, block_size: int, scale: float = 1.0, splits: int | None = None,
-    window: int | None = None, sinks: int = 0,
-) -> Work:  # fmt: skip
-    """Reads the lengths: not for a timed region. Keys that are seen count once; what splits pass on to `merge` does not."""
+    q,
+    k,
+    v,
+    tables,
+    lengths,
+    *,
+    block_size: int,
+    scale: float = 1.0,
+    splits: int | None = None,
+    window: int | None = None,
+    sinks: int = 0,
+) -> Work:
+    """Reads the lengths: not for a timed region. Keys that are seen count once; what splits pass on to `merge` does
+    not."""
     if splits is None:
         splits = default_splits(q, k, tables, block_size, window, sinks)
     texts = lengths.tolist()

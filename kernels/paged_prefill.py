@@ -1,30 +1,37 @@
-"""Attention of any number of new tokens a sequence over keys in blocks: prompts, parts of prompts, drafts, decodes beside them.
+"""Attention of any number of new tokens per sequence over keys in blocks: prompts, parts of prompts, drafts, decodes
+beside them.
 
-    query i of a sequence with n new tokens and `length` in all stands at length − n + i, and sees the keys up to its own, with a
-    window the last W of them and the first `sinks`; key t lies at table[t // block] · block + t % block
+    query i of a sequence with n new tokens and `length` in all stands at length − n + i, and sees the keys up to its
+    own, with a window the last W of them and the first `sinks`; key t lies at table[t // block] · block + t % block
 
-    must read and write    q, out, and once the keys and values that are seen, G·(D + Dv)·bytes a token, 4 bytes a block of table
+    must read and write    q, out, and once the keys and values that are seen, G·(D + Dv)·bytes per token, 4 bytes a
+    block
+                           of table
     must compute           2·(D + Dv) FLOPs for each query head and each key it sees
 
-One kernel for everything, because a row of a tile does not care whose token it is: row r of a sequence and key-value head is
-token r // group, query head r % group. A decode is a tile of `group` rows, eight drafted tokens are 8·group rows, a prompt is
-many tiles. The keys were written before; that a prompt's own keys come through the table too is what a part of a prompt needs.
+One kernel for everything, because a row of a tile does not care whose token it is: row r of a sequence and key-value
+head is token r // group, query head r % group. A decode is a tile of `group` rows, eight drafted tokens are 8·group
+rows, a prompt is many tiles. The keys were written before; that a prompt's own keys come through the table too is what
+a part of a prompt needs.
 
     version 1    all keys of the text masked in every tile
-    version 2    from the window's first key to the diagonal, masks only in tiles that a border crosses, the longest tiles first
-    version 3    few rows over long texts (drafts to verify): the keys split among programs, merged as in `flash_decoding`
+    version 2    from the window's first key to the diagonal, masks only in tiles that a border crosses, the longest
+                 tiles first
+    version 3    few rows over long texts (drafts to verify): the keys split among programs, merged as in
+                 `flash_decoding`
 
-Online softmax: `flash_attention.fold`. FlashAttention-2: Dao, arXiv 2307.08691; PagedAttention: Kwon et al., arXiv 2309.06180;
-parts of prompts beside decodes: Sarathi-Serve, arXiv 2403.02310. Heads of up to 256 values, any block size. The block sizes are
-defaults that nobody has measured yet; `tune_paged_prefill` does.
+Online softmax: `flash_attention.fold`. FlashAttention-2: Dao, arXiv 2307.08691; PagedAttention: Kwon et al., arXiv
+2309.06180; parts of prompts beside decodes: Sarathi-Serve, arXiv 2403.02310. Heads of up to 256 values, any block size.
+The block sizes are defaults that nobody has measured yet; `tune_paged_prefill` does.
 
-A batch with one long part of a prompt has programs enough and is not split: beside it a decode over a very long text is one
-program a key-value head, and the last to end.
+A batch with one long part of a prompt has programs enough and is not split: beside it a decode over a very long text is
+one program a key-value head, and the last to end.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import triton
@@ -45,15 +52,8 @@ from workbench.kernels.flash_attention import (
     rows_config,
     seen_keys,
     tile_rows,
-)  # fmt: skip
-from workbench.kernels.flash_decoding import (
-    check_splits,
-    choose_splits,
-    merge,
-    part_tensors,
-    split_range,
-    store_part,
 )
+from workbench.kernels.flash_decoding import check_splits, choose_splits, merge, part_tensors, split_range, store_part
 from workbench.kernels.launch import Unsupported, Work, cdiv
 from workbench.kernels.paged_decode import check_out, check_paged, gather, places, seen_blocks
 
@@ -66,12 +66,39 @@ VERSIONS: dict[int, str] = {
 
 @triton.jit
 def _paged_prefill_kernel(
-    q, k, v, tables, query_starts, lengths, out, lse, scale, tokens, heads, groups, table_row,
-    q_token, q_head, k_place, k_head, v_place, v_head,
-    SKIP: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, VALUE: tl.constexpr,
-    PADDED: tl.constexpr, PADDED_VALUE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    tables,
+    query_starts,
+    lengths,
+    out,
+    lse,
+    scale,
+    tokens,
+    heads,
+    groups,
+    table_row,
+    q_token,
+    q_head,
+    k_place,
+    k_head,
+    v_place,
+    v_head,
+    SKIP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    PADDED: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
     """Grid (tiles of ROWS rows · SPLITS · G, B), neighbours in G. SKIP: versions 2 and 3."""
     program, sequence = tl.program_id(0), tl.program_id(1)
     of_keys, split = program % groups, program // groups % SPLITS
@@ -127,7 +154,7 @@ def _paged_prefill_kernel(
         store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, SPLITS)
 
 
-# -- the call ---------------------------------------------------------------------------------------------------------------
+# -- the call ----------------------------------------------------------------------------------------------------------
 
 
 def paged_prefill(
@@ -148,12 +175,13 @@ def paged_prefill(
     version: int = 3,
     config: tuning.Config | None = None,
 ) -> torch.Tensor:
-    """q [N, H, D], k [places, G, D], v [places, G, Dv], tables [B, blocks], query_starts [B+1], lengths [B] -> [N, H, Dv].
+    """q [N, H, D], k [places, G, D], v [places, G, Dv], tables [B, blocks], query_starts [B+1], lengths [B] -> [N, H,
+    Dv].
 
-    tables, query_starts and lengths: int32, on the device, not read here. lengths count the new tokens too, whose keys are
-    written already. max_queries: at least as many new tokens as any sequence has; more only cost empty programs. What a row of
-    `tables` must hold is as in `paged_decode`. splits: None for a choice from max_queries and the width of `tables`. out: written
-    and returned. One launch, and one more to merge where splits > 1. Raises Unsupported.
+    tables, query_starts and lengths: int32, on the device, not read here. lengths count the new tokens too, whose keys
+    are written already. max_queries: at least as many new tokens as any sequence has; more only cost empty programs.
+    What a row of `tables` must hold is as in `paged_decode`. splits: None for a choice from max_queries and the width
+    of `tables`. out: written and returned. One launch, and one more to merge where splits > 1. Raises Unsupported.
     """
     name = "paged_prefill"
     launch.check_version(name, version, VERSIONS)
@@ -176,50 +204,98 @@ def paged_prefill(
     if version < 3:
         splits = 1
     elif splits is None:
-        splits = choose_splits(batch * tiles * groups, _most_keys(tables, block_size, max_queries, window, sinks), q.device)  # fmt: skip
+        splits = choose_splits(
+            batch * tiles * groups, _max_keys(tables, block_size, max_queries, window, sinks), q.device
+        )
     parts, lse = part_tensors(out, splits)
     launch.launch(
-        _paged_prefill_kernel, (tiles * splits * groups, batch), q, k, v, tables, query_starts, lengths, parts, lse,
-        scale * LOG2_E, tokens, heads, groups, tables.stride(0), *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-        SKIP=version > 1, BLOCK_SIZE=block_size, GROUP=group, SIZE=size, VALUE=value, PADDED=padded(size),
-        PADDED_VALUE=padded(value), WINDOW=window or 0, SINKS=sinks, SPLITS=splits, PRECISION=precision(q.dtype),
+        _paged_prefill_kernel,
+        (tiles * splits * groups, batch),
+        q,
+        k,
+        v,
+        tables,
+        query_starts,
+        lengths,
+        parts,
+        lse,
+        scale * LOG2_E,
+        tokens,
+        heads,
+        groups,
+        tables.stride(0),
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        SKIP=version > 1,
+        BLOCK_SIZE=block_size,
+        GROUP=group,
+        SIZE=size,
+        VALUE=value,
+        PADDED=padded(size),
+        PADDED_VALUE=padded(value),
+        WINDOW=window or 0,
+        SINKS=sinks,
+        SPLITS=splits,
+        PRECISION=precision(q.dtype),
         **config.options,
-    )  # fmt: skip
+    )
     if splits > 1:
         merge(parts, lse, out=out)
     return out
 
 
-def _most_keys(
-    tables: torch.Tensor, block_size: int, max_queries: int, window: int | None, sinks: int
-) -> int:
+def _max_keys(tables: torch.Tensor, block_size: int, max_queries: int, window: int | None, sinks: int) -> int:
     longest = tables.shape[1] * block_size
     return longest if window is None else min(longest, window + max_queries - 1 + sinks)
 
 
 def tune_paged_prefill(
-    q, k, v, tables, query_starts, lengths, *, max_queries: int, block_size: int, scale: float, window: int | None = None,
-    sinks: int = 0, budget_s: float = 20.0,
-) -> tuning.Config:  # fmt: skip
+    q,
+    k,
+    v,
+    tables,
+    query_starts,
+    lengths,
+    *,
+    max_queries: int,
+    block_size: int,
+    scale: float,
+    window: int | None = None,
+    sinks: int = 0,
+    budget_s: float = 20.0,
+) -> tuning.Config:
     """Measure on such a call, and keep the fastest for all of its head size, number of rows and dtype."""
     size = max(padded(q.shape[-1]), padded(v.shape[-1]))
     rows = tile_rows(max_queries * (q.shape[1] // k.shape[1]))
 
     def run(config: tuning.Config) -> None:
-        look = {"max_queries": max_queries, "block_size": block_size, "scale": scale, "window": window}
+        look: dict[str, Any] = {"max_queries": max_queries, "block_size": block_size, "scale": scale, "window": window}
         paged_prefill(q, k, v, tables, query_starts, lengths, **look, sinks=sinks, config=config)
 
     found = candidates(size, rows, q.dtype, paged=True)
     return tuning.tune("paged_prefill", (size, rows, q.dtype), found, run, q.device, budget_s=budget_s)
 
 
-# -- the twin, and what cannot be done without ------------------------------------------------------------------------------
+# -- the twin, and what cannot be done without
+# ------------------------------------------------------------------------------
 
 
 def paged_prefill_reference(
-    q, k, v, tables, query_starts, lengths, *, max_queries: int | None = None, block_size: int, scale: float,
-    window: int | None = None, sinks: int = 0, splits: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+    q,
+    k,
+    v,
+    tables,
+    query_starts,
+    lengths,
+    *,
+    max_queries: int | None = None,
+    block_size: int,
+    scale: float,
+    window: int | None = None,
+    sinks: int = 0,
+    splits: int | None = None,
+) -> torch.Tensor:
     """The plain twin: gather, then attend, a sequence at a time. In float64 where that came, else in float32."""
     wide = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros((*q.shape[:2], v.shape[-1]), dtype=wide, device=q.device)
@@ -230,9 +306,20 @@ def paged_prefill_reference(
 
 
 def paged_prefill_work(
-    q, k, v, tables, query_starts, lengths, *, max_queries: int, block_size: int, scale: float = 1.0,
-    window: int | None = None, sinks: int = 0, splits: int = 1,
-) -> Work:  # fmt: skip
+    q,
+    k,
+    v,
+    tables,
+    query_starts,
+    lengths,
+    *,
+    max_queries: int,
+    block_size: int,
+    scale: float = 1.0,
+    window: int | None = None,
+    sinks: int = 0,
+    splits: int = 1,
+) -> Work:
     """Reads starts and lengths: not for a timed region. A key that some new token sees counts once a sequence."""
     (tokens, heads, size), groups, value = q.shape, k.shape[1], v.shape[-1]
     pairs, keys, blocks = 0, 0, 0

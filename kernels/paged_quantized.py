@@ -8,10 +8,10 @@ Scales and zeros leave the products: codes are whole numbers (or fp8), exact in 
     q · k̂_j    = s_j · (q · c_j) + z_j · Σ_d q_d
     Σ_j w_j v̂_j = Σ_j (w_j · s_j) · c_j + Σ_j w_j · z_j
 
-Bytes a token and kv head: (D + D_v)·bits/8 and 2 for each scale and zero: with D = D_v = 128, of 512 in bfloat16 "int8" reads
-264, "fp8" 260, "int4" 136. FLOPs: 2·H_q·(D + D_v) a token, as without codes; turning codes into numbers comes on top,
-2 to 4 instructions an element. So it is memory, and close behind it the instructions: at 4.8 TB/s an H200's multiprocessor
-has some 6 instructions a lane and byte.
+Bytes a token and kv head: (D + D_v)·bits/8 and 2 for each scale and zero: with D = D_v = 128, of 512 in bfloat16 "int8"
+reads 264, "fp8" 260, "int4" 136. FLOPs: 2·H_q·(D + D_v) a token, as without codes; turning codes into numbers comes on
+top, 2 to 4 instructions an element. So it is memory, and close behind it the instructions: at 4.8 TB/s an H200's
+multiprocessor has some 6 instructions a lane and byte.
 
     version 1  a program for each query head; every element becomes s·c + z in float32, without tensor cores
     version 2  a program for each kv head: its query heads share the codes; scales leave the products, tensor cores
@@ -23,15 +23,15 @@ Codes become float16 by moving bits, exactly, for all 256 bytes, on any device:
     int4   the same with c − 8; the low halves of a row's bytes are its first D/2 elements, the high halves the rest
     fp8    e4m3  s eeee fff  ->  s 0eeee fff0000000 is c / 256 in float16
 
-16-bit queries are multiplied in float16, after a power of two has been taken out of each row, so that bfloat16 loses nothing.
-Weights times scales are taken relative to the tile's greatest scale: small values do not vanish in float16.
+16-bit queries are multiplied in float16, after a power of two has been taken out of each row, so that bfloat16 loses
+nothing. Weights times scales are taken relative to the tile's greatest scale: small values do not vanish in float16.
 A block whose scale is NaN gives NaN, as its `decode` does.
 
 From version 2 on scales are read one tile ahead and the table two: neither is waited for in the turn that needs it.
 
 Formats are those of `workbench.kv.paged_store`: int8 and int4 affine in uint8 (`pack`), fp8 e4m3 without zero; scales
-float16. Supported: queries in float16, bfloat16 and float32, D and D_v to 256, even ones for int4, windows and sinks, any
-block size and strides between rows. Not yet measured on a GPU.
+float16. Supported: queries in float16, bfloat16 and float32, D and D_v to 256, even ones for int4, windows and sinks,
+any block size and strides between rows. Not yet measured on a GPU.
 Sources: scales outside the product, KIVI, arXiv 2402.02750 §3; moving bits, FasterTransformer's converter and Marlin,
 arXiv 2408.11743 §3; splits: Dao et al., "Flash-Decoding" (2023).
 """
@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -78,12 +78,13 @@ VERSIONS = {
     2: "a kv head's queries share the codes; scales leave the products",
     3: "splits, merged by log-sum-exp",
 }
-MOST_SIZE = 256
+MAX_SIZE = 256
 LOG2_E = math.log2(math.e)
 
 
 class Kind(NamedTuple):
-    """What the kernels know of a format. A code c stands for `factor` · n in units of its scale, n the number they make."""
+    """What the kernels know of a format. A code c stands for `factor` · n in units of its scale, n the number they
+    make."""
 
     number: int
     bits: int
@@ -170,11 +171,41 @@ def scales_of(s, z, FORMAT: tl.constexpr):
 
 @triton.jit
 def _paged_quantized_heads(
-    q, k_codes, k_scale, k_zero, v_codes, v_scale, v_zero, tables, lengths, out, scale, window, sinks, group,
-    q_row, q_head, k_place, k_head, ks_place, ks_head, v_place, v_head, vs_place, vs_head, table_row, heads,
-    K_BYTES: tl.constexpr, V_BYTES: tl.constexpr, K_FORMAT: tl.constexpr, V_FORMAT: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, ALL_K: tl.constexpr, ALL_V: tl.constexpr,
-):  # fmt: skip
+    q,
+    k_codes,
+    k_scale,
+    k_zero,
+    v_codes,
+    v_scale,
+    v_zero,
+    tables,
+    lengths,
+    out,
+    scale,
+    window,
+    sinks,
+    group,
+    q_row,
+    q_head,
+    k_place,
+    k_head,
+    ks_place,
+    ks_head,
+    v_place,
+    v_head,
+    vs_place,
+    vs_head,
+    table_row,
+    heads,
+    K_BYTES: tl.constexpr,
+    V_BYTES: tl.constexpr,
+    K_FORMAT: tl.constexpr,
+    V_FORMAT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ALL_K: tl.constexpr,
+    ALL_V: tl.constexpr,
+):
     """Version 1. scale: times log2 e."""
     head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kv_head, k_at, v_at = head // group, tl.arange(0, ALL_K), tl.arange(0, ALL_V)
@@ -183,7 +214,7 @@ def _paged_quantized_heads(
     if K_FORMAT == INT4:
         q_1 = tl.load(query + K_BYTES + k_at, mask=k_at < K_BYTES, other=0.0).to(tl.float32)
     number, kept, gap = seen_tokens(tl.load(lengths + sequence), window, sinks)
-    most, total = -float("inf"), 0.0
+    maximum, total = -float("inf"), 0.0
     acc_0, acc_1 = tl.zeros([ALL_V], tl.float32), tl.zeros([ALL_V], tl.float32)
     for first in range(0, number, TOKENS):
         i = first + tl.arange(0, TOKENS)
@@ -199,8 +230,8 @@ def _paged_quantized_heads(
             k = numbers_of(codes, True, K_FORMAT).to(tl.float32) * s[:, None] + z[:, None]
             scores += tl.sum(k * q_1[None, :], 1)
         scores = tl.where(inside, scores * scale, -float("inf"))
-        new = tl.maximum(most, tl.max(scores, 0))
-        weights, old = tl.exp2(scores - new), tl.exp2(most - new)
+        new = tl.maximum(maximum, tl.max(scores, 0))
+        weights, old = tl.exp2(scores - new), tl.exp2(maximum - new)
         at = v_codes + (place * v_place)[:, None] + kv_head * v_head + v_at[None, :]
         codes = tl.load(at, mask=inside[:, None] & (v_at < V_BYTES)[None, :], other=0)
         s, z = stored_scales(v_scale, v_zero, place * vs_place + kv_head * vs_head, inside, V_FORMAT)
@@ -211,7 +242,7 @@ def _paged_quantized_heads(
             v = numbers_of(codes, True, V_FORMAT).to(tl.float32) * s[:, None] + z[:, None]
             acc_1 = acc_1 * old + tl.sum(weights[:, None] * v, 0)
         total = total * old + tl.sum(weights, 0)
-        most = new
+        maximum = new
     total = tl.where(total == 0.0, 1.0, total)
     parts: tl.constexpr = 2 if V_FORMAT == INT4 else 1
     target = out + (sequence * heads + head) * V_BYTES * parts + v_at
@@ -222,12 +253,46 @@ def _paged_quantized_heads(
 
 @triton.jit
 def _paged_quantized_tiles(
-    q, k_codes, k_scale, k_zero, v_codes, v_scale, v_zero, tables, lengths, out, lse, scale, window, sinks, group,
-    q_row, q_head, k_place, k_head, ks_place, ks_head, v_place, v_head, vs_place, vs_head, table_row, heads, tiles,
-    K_BYTES: tl.constexpr, V_BYTES: tl.constexpr, K_FORMAT: tl.constexpr, V_FORMAT: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, ALL_K: tl.constexpr, ALL_V: tl.constexpr,
-    TYPE: tl.constexpr, WITH_LSE: tl.constexpr,
-):  # fmt: skip
+    q,
+    k_codes,
+    k_scale,
+    k_zero,
+    v_codes,
+    v_scale,
+    v_zero,
+    tables,
+    lengths,
+    out,
+    lse,
+    scale,
+    window,
+    sinks,
+    group,
+    q_row,
+    q_head,
+    k_place,
+    k_head,
+    ks_place,
+    ks_head,
+    v_place,
+    v_head,
+    vs_place,
+    vs_head,
+    table_row,
+    heads,
+    tiles,
+    K_BYTES: tl.constexpr,
+    V_BYTES: tl.constexpr,
+    K_FORMAT: tl.constexpr,
+    V_FORMAT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALL_K: tl.constexpr,
+    ALL_V: tl.constexpr,
+    TYPE: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+):
     """Versions 2 and 3. out [splits, B, H, D_v], lse [splits, B, H]. TYPE: of the products. scale: times log2 e."""
     kv_head, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     split, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -250,7 +315,7 @@ def _paged_quantized_tiles(
     power *= scale
     number, kept, gap = seen_tokens(tl.load(lengths + sequence), window, sinks)
     begin, end = split_bounds(number, split, tl.num_programs(1), TOKENS)
-    most = tl.full([ROWS], -float("inf"), tl.float32)
+    maximum = tl.full([ROWS], -float("inf"), tl.float32)
     total, zeros = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     acc_0 = tl.zeros([ROWS, ALL_V], tl.float32)
     if V_FORMAT == INT4:
@@ -282,8 +347,8 @@ def _paged_quantized_tiles(
             scores = tl.dot(q_1, tl.trans(high), scores, input_precision="ieee")
         scores = (scores * s[None, :] + q_sum[:, None] * z[None, :]) * power[:, None]
         scores = tl.where(inside[None, :], scores, -float("inf"))
-        new = tl.maximum(most, tl.max(scores, 1))
-        weights, old = tl.exp2(scores - new[:, None]), tl.exp2(most - new)
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        weights, old = tl.exp2(scores - new[:, None]), tl.exp2(maximum - new)
         total = total * old + tl.sum(weights, 1)
         zeros = zeros * old + tl.sum(weights * v_z[None, :], 1)
         unit = tl.max(v_s, 0)
@@ -295,7 +360,7 @@ def _paged_quantized_tiles(
         if V_FORMAT == INT4:
             high = numbers_of(codes, True, V_FORMAT).to(TYPE)
             acc_1 = acc_1 * old[:, None] + tl.dot(weights, high, input_precision="ieee") * unit
-        most = new
+        maximum = new
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     target = (split * tl.num_programs(2) + sequence) * heads + head
@@ -307,7 +372,7 @@ def _paged_quantized_tiles(
         result = (acc_1 + zeros[:, None]) / total[:, None]
         tl.store(at + V_BYTES, result.to(out.dtype.element_ty), mask=mask)
     if WITH_LSE:
-        whole = (most + tl.log2(total)) * 0.6931471805599453
+        whole = (maximum + tl.log2(total)) * 0.6931471805599453
         tl.store(lse + target, tl.where(empty, -float("inf"), whole), mask=here)
 
 
@@ -344,8 +409,8 @@ def _check_coded(name: str, coded: Coded, like: torch.Tensor) -> None:
     kind = _kind(coded.format)
     operation = "paged_decode_quantized"
     check_shape(operation, f"codes of {name}", coded.codes, (None, None, None))
-    if not 1 <= coded.size <= MOST_SIZE:
-        raise Unsupported(f"{operation}: head sizes from 1 to {MOST_SIZE}, got {coded.size} of {name}")
+    if not 1 <= coded.size <= MAX_SIZE:
+        raise Unsupported(f"{operation}: head sizes from 1 to {MAX_SIZE}, got {coded.size} of {name}")
     if coded.codes.dtype != kind.dtype:
         raise Unsupported(
             f"{operation}: codes of {name} in format {coded.format!r} are {kind.dtype}, got {coded.codes.dtype}"
@@ -353,20 +418,24 @@ def _check_coded(name: str, coded: Coded, like: torch.Tensor) -> None:
     if kind.has_zero != (coded.zero is not None):
         wanted = "a zero for each scale" if kind.has_zero else "no zeros"
         raise Unsupported(f"{operation}: format {coded.format!r} has {wanted}; check {name}")
-    parts = {"scale": coded.scale} | ({"zero": coded.zero} if kind.has_zero else {})
+    parts = {"scale": coded.scale}
+    if coded.zero is not None:
+        parts["zero"] = coded.zero
     for part, tensor in parts.items():
         check_shape(operation, f"{part} of {name}", tensor, (*coded.codes.shape[:2], 1))
-        check_tensors(operation, dtypes=(torch.float16,), contiguous=False, **{f"{part} of {name}": tensor})
-    if kind.has_zero and coded.zero.stride() != coded.scale.stride():
+        check_tensors(operation, dtypes=(torch.float16,), contiguous=False, **_named(f"{part} of {name}", tensor))
+    if coded.zero is not None and coded.zero.stride() != coded.scale.stride():
         raise Unsupported(
             f"{operation}: scales and zeros of {name} must lie alike, got strides {coded.scale.stride()} and "
             f"{coded.zero.stride()}"
         )
-    check_tensors(operation, dtypes=(kind.dtype,), contiguous=False, **{f"codes of {name}": coded.codes})
+    check_tensors(operation, dtypes=(kind.dtype,), contiguous=False, **_named(f"codes of {name}", coded.codes))
     if {t.device for t in (coded.codes, *parts.values())} != {like.device}:
-        raise Unsupported(
-            f"{operation}: all tensors must be on one device; q is on {like.device}, {name} is not"
-        )
+        raise Unsupported(f"{operation}: all tensors must be on one device; q is on {like.device}, {name} is not")
+
+
+def _named(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+    return {name: tensor}
 
 
 def paged_decode_quantized(
@@ -388,11 +457,11 @@ def paged_decode_quantized(
     """q [B, H, D], k and v in codes, tables [B, blocks] int32, lengths [B] int32 -> [B, H, D_v], of q's type.
 
     H is a multiple of the G heads of k and v, which may have different formats. Block b of a text lies at the places
-    tables[·, b]·block_size and after; entries beyond a text's blocks may be anything. A length of 0 gives zeros. window: only
-    the last so many tokens are seen, and the first `sinks`. splits: default from the device and the table's width, 1 before
-    version 3. out: contiguous, of q's type, is written to and returned. Nothing waits for the device, and nothing but the
-    contents of `tables` and `lengths` changes between steps: a CUDA graph can replay the call.
-    Raises Unsupported for what the module does not list.
+    tables[·, b]·block_size and after; entries beyond a text's blocks may be anything. A length of 0 gives zeros.
+    window: only the last so many tokens are seen, and the first `sinks`. splits: default from the device and the
+    table's width, 1 before version 3. out: contiguous, of q's type, is written to and returned. Nothing waits for the
+    device, and nothing but the contents of `tables` and `lengths` changes between steps: a CUDA graph can replay the
+    call. Raises Unsupported for what the module does not list.
     """
     operation = "paged_decode_quantized"
     check_version(operation, version, VERSIONS)
@@ -406,8 +475,9 @@ def paged_decode_quantized(
     places, kv_heads = k.codes.shape[:2]
     if size != k.size or v.codes.shape[:2] != (places, kv_heads) or not kv_heads or heads % kv_heads:
         raise Unsupported(
-            f"{operation}: q [B, H, D] with H a multiple of G, k [places, G, D], v [places, G, D_v]; got q {list(q.shape)}, "
-            f"k [{places}, {kv_heads}, {k.size}], v [{v.codes.shape[0]}, {v.codes.shape[1]}, {v.size}]"
+            f"{operation}: q [B, H, D] with H a multiple of G, k [places, G, D], v [places, G, D_v]; got q"
+            f" {list(q.shape)}, k [{places}, {kv_heads}, {k.size}], v [{v.codes.shape[0]}, {v.codes.shape[1]},"
+            f" {v.size}]"
         )
     check_shape(operation, "tables", tables, (batch, None))
     check_shape(operation, "lengths", lengths, (batch,))
@@ -438,9 +508,7 @@ def paged_decode_quantized(
         splits = 1
     elif splits is None:
         seen = min(tables.shape[1] * block_size, reach + sinks)
-        splits = choose_splits(
-            kv_heads * tiles * batch, seen, q.device, resident=4, multiple=config["TOKENS"]
-        )
+        splits = choose_splits(kv_heads * tiles * batch, seen, q.device, resident=4, multiple=config["TOKENS"])
     check_splits(operation, splits)
     parts, lse = out, None
     if splits > 1:
@@ -449,7 +517,7 @@ def paged_decode_quantized(
     sizes |= {"TYPE": tl.float32 if q.dtype == torch.float32 else tl.float16, "WITH_LSE": splits > 1}
     grid = (kv_heads * tiles, splits, batch)
     launch(_paged_quantized_tiles, grid, *tensors, parts, lse, *look, *strides, tiles, **sizes)
-    if splits > 1:
+    if lse is not None:
         merge(parts, lse, out)
     return out
 
@@ -483,6 +551,7 @@ def decoded(coded: Coded, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     codes = coded.codes
     if coded.format == "int4":
         codes = torch.cat((codes & 15, codes >> 4), -1)
+    assert coded.zero is not None, "a format with zeros"
     return codes.to(dtype) * coded.scale.to(dtype) + coded.zero.to(dtype)
 
 
@@ -505,9 +574,7 @@ def paged_decode_quantized_reference(
         at = seen_places(tables[b], length, block_size, window, sinks)
         if len(at):
             keys, values = (
-                decoded(
-                    Coded(c.codes[at], c.scale[at], None if c.zero is None else c.zero[at], c.format), q.dtype
-                )
+                decoded(Coded(c.codes[at], c.scale[at], None if c.zero is None else c.zero[at], c.format), q.dtype)
                 for c in (k, v)
             )
             keys, values = (x.repeat_interleave(group, 1).transpose(0, 1) for x in (keys, values))
@@ -527,13 +594,11 @@ def paged_decode_quantized_work(
     sinks: int = 0,
     splits: int = 1,
 ) -> Work:
-    """Codes, scales and zeros of the seen tokens once, q, the used entries of the tables, the lengths; out. Partial results of
-    splits are not in it."""
+    """Codes, scales and zeros of the seen tokens once, q, the used entries of the tables, the lengths; out. Partial
+    results of splits are not in it."""
     tokens = sum(seen_count(length, window, sinks) for length in lengths)
     blocks = sum(seen_blocks(length, block_size, window, sinks) for length in lengths)
     batch, heads, size = q.shape
-    read = (
-        tokens * (k.bytes_per_token + v.bytes_per_token) + q.numel() * q.element_size() + 4 * (blocks + batch)
-    )
+    read = tokens * (k.bytes_per_token + v.bytes_per_token) + q.numel() * q.element_size() + 4 * (blocks + batch)
     written = batch * heads * v.size * q.element_size()
     return Work(read, written, 2 * heads * tokens * (size + v.size), launches=1 + (splits > 1))

@@ -1,4 +1,5 @@
-"""Which tokens a decode step reads, where they lie, and how they are cut into splits. Shared by kernels over paged caches.
+"""Which tokens a decode step reads, where they lie, and how they are cut into splits. Shared by kernels over paged
+caches.
 
 The query of a decode step is a text's last token. It sees every token, or with a window the last `window` and the first
 `sinks`; those two stretches are numbered through without a gap:
@@ -6,8 +7,8 @@ The query of a decode step is a text's last token. It sees every token, or with 
     tokens   0 … kept−1 | kept … start−1 | start … length−1        start = max(length − window, 0)
     number   0 … kept−1 |   not seen     | kept … number−1         kept = min(sinks, start), gap = start − kept
 
-Numbers are cut into `splits` stretches of whole tiles, each for a program of its own. Only the number of splits is decided
-by the host; where they begin follows on the device from `length`, so that a CUDA graph can replay the launch.
+Numbers are cut into `splits` stretches of whole tiles, each for a program of its own. Only the number of splits is
+decided by the host; where they begin follows on the device from `length`, so that a CUDA graph can replay the launch.
 """
 
 from __future__ import annotations
@@ -22,10 +23,8 @@ from workbench.errors import is_whole
 from workbench.kernels.launch import Unsupported, cdiv
 
 NO_WINDOW = 2**31 - 1
-MOST_SPLITS = 256
-LEAST_TOKENS = (
-    256  # a split: below, writing and merging its result costs more than it reads. Not yet measured
-)
+MAX_SPLITS = 256
+MIN_TOKENS = 256  # a split: below, writing and merging its result costs more than it reads. Not yet measured
 INTERPRETED_PROCESSORS = 8  # what the interpreter pretends to have
 
 
@@ -66,21 +65,19 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def choose_splits(
-    programs: int, tokens: int, device: torch.device, *, resident: int = 2, multiple: int = 16
-) -> int:
-    """As many splits as fill the device with `resident` programs a multiprocessor in one wave, none below LEAST_TOKENS.
+def choose_splits(programs: int, tokens: int, device: torch.device, *, resident: int = 2, multiple: int = 16) -> int:
+    """As many splits as fill the device with `resident` programs a multiprocessor in one wave, none below MIN_TOKENS.
 
     programs: without splitting. tokens: the most that a text can have, from the table's width: nothing is read from the
     device. multiple: tokens of a tile.
     """
     room = resident * _processors(device) // max(1, programs)
-    return max(1, min(room, tokens // max(LEAST_TOKENS, multiple), MOST_SPLITS))
+    return max(1, min(room, tokens // max(MIN_TOKENS, multiple), MAX_SPLITS))
 
 
 def check_splits(operation: str, splits: int) -> int:
-    if not is_whole(splits) or not 1 <= splits <= MOST_SPLITS:
-        raise Unsupported(f"{operation}: splits must be 1 to {MOST_SPLITS}, got {splits!r}")
+    if not is_whole(splits) or not 1 <= splits <= MAX_SPLITS:
+        raise Unsupported(f"{operation}: splits must be 1 to {MAX_SPLITS}, got {splits!r}")
     return splits
 
 
@@ -104,9 +101,7 @@ def seen_count(length: int, window: int | None = None, sinks: int = 0) -> int:
     return length - start + min(sinks, start)
 
 
-def seen_places(
-    table: torch.Tensor, length: int, block_size: int, window: int | None, sinks: int
-) -> torch.Tensor:
+def seen_places(table: torch.Tensor, length: int, block_size: int, window: int | None, sinks: int) -> torch.Tensor:
     """Their places, in order, in plain PyTorch: what the references read."""
     tokens = torch.arange(length, device=table.device)
     if window is not None:

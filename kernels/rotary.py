@@ -14,7 +14,7 @@ References: Su et al., RoFormer, arXiv 2104.09864; the pairing of two halves is 
 
     rotate        the operation alone, cos and sin given for each row.
     rotate_rows   what a layer needs, in one launch over the joined q, k and v as the product left them: the table is
-                  looked up inside, the first `turned_heads` heads turn, the rest (the values) are copied, or not even
+                  looked up inside, the first `rotary_heads` heads turn, the rest (the values) are copied, or not even
                   touched when the output is x itself; q and k are normed on the way where the model does that.
 
 Versions of both:
@@ -50,10 +50,28 @@ TILE = 1024  # values of a program of version 2: some heads of one token
 
 @triton.jit
 def _turn(
-    x, cos, sin, positions, table_rows, weights, out, heads, turned, half, eps,
-    x_token, x_head, out_token, out_head, cos_row, sin_row,
-    LOOKS_UP: tl.constexpr, NORMS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
-):  # fmt: skip
+    x,
+    cos,
+    sin,
+    positions,
+    table_rows,
+    weights,
+    out,
+    heads,
+    rotary_heads,
+    half,
+    eps,
+    x_token,
+    x_head,
+    out_token,
+    out_head,
+    cos_row,
+    sin_row,
+    LOOKS_UP: tl.constexpr,
+    NORMS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     pair = tl.arange(0, HALF)[None, :]
@@ -70,41 +88,45 @@ def _turn(
     cos_second = tl.load(cos + row * cos_row + half + pair, mask=known, other=nothing).to(tl.float32)
     sin_first = tl.load(sin + row * sin_row + pair, mask=known, other=nothing).to(tl.float32)
     sin_second = tl.load(sin + row * sin_row + half + pair, mask=known, other=nothing).to(tl.float32)
-    turns = head < turned
+    rotates = head < rotary_heads
     a, b = first, second
     if NORMS:
-        scale = 1.0 / tl.sqrt(
-            (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * half) + eps
-        )
-        weighed = inside & turns
+        scale = 1.0 / tl.sqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * half) + eps)
+        weighed = inside & rotates
         w = weights + head * (2 * half) + pair
         a = first * scale[:, None] * tl.load(w, mask=weighed, other=0.0)
         b = second * scale[:, None] * tl.load(w + half, mask=weighed, other=0.0)
-    out_first = tl.where(turns, a * cos_first + b * sin_first, first)
-    out_second = tl.where(turns, b * cos_second + a * sin_second, second)
+    out_first = tl.where(rotates, a * cos_first + b * sin_first, first)
+    out_second = tl.where(rotates, b * cos_second + a * sin_second, second)
     to = out + token * out_token + head * out_head + pair
     tl.store(to, out_first.to(out.dtype.element_ty), mask=inside)
     tl.store(to + half, out_second.to(out.dtype.element_ty), mask=inside)
 
 
 def rotate(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    signed_sin: torch.Tensor,
-    version: int = 2,
-    *,
-    out: torch.Tensor | None = None,
+    x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, version: int = 2, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [N, H, D] turned by cos and signed sin, [N, 1, D] each: a new tensor, or `out`, which may be x itself."""
+    """x [N, H, D] rotated by cos and signed sin, [N, 1, D] each: a new tensor, or `out`, which may be x itself."""
     check_version("rotate", version, VERSIONS)
     out = _checked("rotate", x, out)
     for name, tensor in (("cos", cos), ("signed_sin", signed_sin)):
         check_shape("rotate", name, tensor, (x.shape[0], 1, x.shape[2]))
     check_tensors("rotate", contiguous=False, x=x, cos=cos, signed_sin=signed_sin, out=out)
     _launch(
-        x, cos, signed_sin, None, 0, None, out, x.shape[1], x.shape[1], version, 0.0,
-        cos.stride(0), signed_sin.stride(0),
-    )  # fmt: skip
+        x,
+        cos,
+        signed_sin,
+        None,
+        0,
+        None,
+        out,
+        x.shape[1],
+        x.shape[1],
+        version,
+        0.0,
+        cos.stride(0),
+        signed_sin.stride(0),
+    )
     return out
 
 
@@ -112,56 +134,85 @@ def rotate_rows(
     x: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
-    turned_heads: int | None = None,
+    rotary_heads: int | None = None,
     out: torch.Tensor | None = None,
     version: int = 2,
     *,
     norm_weights: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """x [N, heads, D] with the first `turned_heads` heads turned by the table's row of their position, the rest copied.
+    """x [N, heads, D] with the first `rotary_heads` heads rotated by the table's row of their position, the rest
+    copied.
 
     positions: [N] int64. table: [P, 2, D] of cos and signed sin. out: a new tensor unless given; x itself is allowed,
-    and then what does not turn is not touched. norm_weights: [turned_heads, D] float32, by which each of the heads
+    and then what is not rotated is not touched. norm_weights: [rotary_heads, D] float32, by which each of the heads
     that turn is normed before, v / √(mean(v²) + eps) · weight. A position outside the table gives NaN.
     """
     check_version("rotate_rows", version, VERSIONS)
     out = _checked("rotate_rows", x, out)
     tokens, heads, size = x.shape
-    turned = heads if turned_heads is None else turned_heads
-    if not 0 <= turned <= heads:
-        raise Unsupported(f"rotate_rows: turned_heads must be 0 … {heads}, the heads of x; got {turned}")
+    rotary_heads = heads if rotary_heads is None else rotary_heads
+    if not 0 <= rotary_heads <= heads:
+        raise Unsupported(f"rotate_rows: rotary_heads must be 0 … {heads}, the heads of x; got {rotary_heads}")
     check_shape("rotate_rows", "positions", positions, (tokens,))
     check_shape("rotate_rows", "table", table, (None, 2, size))
     check_tensors("rotate_rows", contiguous=False, x=x, table=table, out=out)
     check_tensors("rotate_rows", dtypes=(torch.int64,), positions=positions)
     if norm_weights is not None:
         check_tensors("rotate_rows", dtypes=(torch.float32,), norm_weights=norm_weights)
-        check_shape("rotate_rows", "norm_weights", norm_weights, (turned, size))
+        check_shape("rotate_rows", "norm_weights", norm_weights, (rotary_heads, size))
     _same_device("rotate_rows", x, positions=positions, norm_weights=norm_weights)
-    in_place = (
-        out.data_ptr() == x.data_ptr() and out.stride() == x.stride() and out.dtype == x.dtype and out.numel()
-    )
+    in_place = out.data_ptr() == x.data_ptr() and out.stride() == x.stride() and out.dtype == x.dtype and out.numel()
     _launch(
-        x, table, table[:, 1], positions, len(table), norm_weights, out, turned if in_place else heads, turned, version,
-        eps, table.stride(0), table.stride(0),
-    )  # fmt: skip
+        x,
+        table,
+        table[:, 1],
+        positions,
+        len(table),
+        norm_weights,
+        out,
+        rotary_heads if in_place else heads,
+        rotary_heads,
+        version,
+        eps,
+        table.stride(0),
+        table.stride(0),
+    )
     return out
 
 
 def _launch(
-    x, cos, sin, positions, table_rows, weights, out, heads, turned, version, eps, cos_row, sin_row
+    x, cos, sin, positions, table_rows, weights, out, heads, rotary_heads, version, eps, cos_row, sin_row
 ) -> None:
     half = x.shape[2] // 2
     block = next_power_of_2(max(half, 1))
     together = 1 if version == 1 else min(next_power_of_2(max(heads, 1)), max(1, TILE // (2 * block)))
     launch(
-        _turn, (x.shape[0] if half else 0, cdiv(heads, together)), x, cos, sin, cos if positions is None else positions,
-        table_rows, cos if weights is None else weights, out, heads, turned, half, eps,
-        x.stride(0), x.stride(1), out.stride(0), out.stride(1), cos_row, sin_row,
-        LOOKS_UP=positions is not None, NORMS=weights is not None, HEADS=together, HALF=block,
+        _turn,
+        (x.shape[0] if half else 0, cdiv(heads, together)),
+        x,
+        cos,
+        sin,
+        cos if positions is None else positions,
+        table_rows,
+        cos if weights is None else weights,
+        out,
+        heads,
+        rotary_heads,
+        half,
+        eps,
+        x.stride(0),
+        x.stride(1),
+        out.stride(0),
+        out.stride(1),
+        cos_row,
+        sin_row,
+        LOOKS_UP=positions is not None,
+        NORMS=weights is not None,
+        HEADS=together,
+        HALF=block,
         num_warps=1 if 2 * block * together <= 256 else 4,
-    )  # fmt: skip
+    )
 
 
 def _checked(operation: str, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -190,25 +241,25 @@ def _same_device(operation: str, x: torch.Tensor, **tensors: torch.Tensor | None
 def rotate_reference(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """In at least float32, rounded once; float64 in, float64 out."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    turned = x.to(wide) * cos.to(wide) + torch.roll(x.to(wide), x.shape[-1] // 2, -1) * signed_sin.to(wide)
-    return turned.to(x.dtype)
+    rotated = x.to(wide) * cos.to(wide) + torch.roll(x.to(wide), x.shape[-1] // 2, -1) * signed_sin.to(wide)
+    return rotated.to(x.dtype)
 
 
 def rotate_rows_reference(
     x: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
-    turned_heads: int | None = None,
+    rotary_heads: int | None = None,
     *,
     norm_weights: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    turned = x.shape[1] if turned_heads is None else turned_heads
-    turning = x[:, :turned].to(torch.promote_types(x.dtype, torch.float32))
+    rotary_heads = x.shape[1] if rotary_heads is None else rotary_heads
+    turning = x[:, :rotary_heads].to(torch.promote_types(x.dtype, torch.float32))
     if norm_weights is not None:
         turning = turning * torch.rsqrt(turning.square().mean(-1, keepdim=True) + eps) * norm_weights
     rows = table[positions]
-    return torch.cat((rotate_reference(turning, rows[:, :1], rows[:, 1:]).to(x.dtype), x[:, turned:]), dim=1)
+    return torch.cat((rotate_reference(turning, rows[:, :1], rows[:, 1:]).to(x.dtype), x[:, rotary_heads:]), dim=1)
 
 
 def rotate_work(x: torch.Tensor, cos: torch.Tensor) -> Work:
@@ -218,16 +269,16 @@ def rotate_work(x: torch.Tensor, cos: torch.Tensor) -> Work:
 def rotate_rows_work(
     x: torch.Tensor,
     table: torch.Tensor,
-    turned_heads: int | None = None,
+    rotary_heads: int | None = None,
     *,
     in_place: bool = False,
     norm_weights: torch.Tensor | None = None,
 ) -> Work:
     """The rows of the table as if each token had a position of its own; in place the rest of the heads is not moved."""
     tokens, heads, size = x.shape
-    turned = heads if turned_heads is None else turned_heads
-    moved = tokens * (turned if in_place else heads) * size * x.element_size()
+    rotary_heads = heads if rotary_heads is None else rotary_heads
+    moved = tokens * (rotary_heads if in_place else heads) * size * x.element_size()
     looked_up = tokens * (2 * size * table.element_size() + 8)
     weights = 0 if norm_weights is None else norm_weights.nbytes
-    flops = (3 if norm_weights is None else 7) * tokens * turned * size
+    flops = (3 if norm_weights is None else 7) * tokens * rotary_heads * size
     return Work(moved + looked_up + weights, moved, flops, 1 if moved else 0)

@@ -1,9 +1,9 @@
 """The next token from the logits, on the device: the best one, or one drawn after temperature, top-k and top-p.
 
     argmax    the largest of V logits; of equals the smallest id.
-    sample    softmax(logits / T), the k best (and all that equal the k-th), of those the fewest best whose share reaches
-              p (of equals at the edge the smaller ids), and of what is left the first token whose cumulative share, in
-              the order of ids, exceeds a uniform number.
+    sample    softmax(logits / T), the k best (and all that equal the k-th), of those the fewest best whose share
+              reaches p (of equals at the edge the smaller ids), and of what is left the first token whose cumulative
+              share, in the order of ids, exceeds a uniform number.
 
 Cannot do without: the logits read once, N·V·b bytes. What is usually done reads and writes them many times: top-k and
 top-p are about an order, so they sort, and 128K logits that are sorted are moved tens of times. But what the two ask
@@ -11,15 +11,16 @@ for is no order, only its edge: the largest value u for which what lies at u and
 
     top-k   #{x ≥ u} ≥ k            top-p   Σ{w(x): x ≥ u} ≥ p · Σ{w of the k best}
 
-and an edge is found by bisection. Both sums only grow as u falls, and the order-preserving bits of a float32 are a number
-of 32 bits, so 32 questions find u exactly, whatever the logits are.
+and an edge is found by bisection. Both sums only grow as u falls, and the order-preserving bits of a float32 are a
+number of 32 bits, so 32 questions find u exactly, whatever the logits are.
 
 Shares are whole numbers: w(x) = ⌊2⁴⁰·exp((x − max)) + ½⌋, exp in float32, sums in int64. Whole numbers have the same
 sum in any order, so the token does not depend on how the work is split, and where shares are exact, so is the edge. A
 token less than 2⁻⁴¹ times as probable as the best has no share and is never drawn.
 
-References: radix selection as in Alabi et al., Fast k-selection algorithms for GPUs, 2012; FlashInfer's sampling without
-sorting (arXiv 2501.01005, and its documentation), which draws by rejection instead; the nucleus, arXiv 1904.09751.
+References: radix selection as in Alabi et al., Fast k-selection algorithms for GPUs, 2012; FlashInfer's sampling
+without sorting (arXiv 2501.01005, and its documentation), which draws by rejection instead; the nucleus, arXiv
+1904.09751.
 
 Versions of argmax:   1  a program a text.    2  a text in parts, then the best of the parts: two launches.
 Versions of sample:   1  a program a text, one bit of the edge a pass over the logits, all in one launch.
@@ -27,11 +28,13 @@ Versions of sample:   1  a program a text, one bit of the edge a pass over the l
 One SM cannot read as fast as all of them, so with few texts version 2 is the one; not measured yet.
 
 Supports float32, float16 and bfloat16 (widened to float32 before the temperature), V up to 2²², rows with any stride. A
-text whose logits are no distribution (a NaN, +inf, or nothing but −inf after the temperature) gets the token −1: to raise
-would be to wait for the device. min-p and penalties are not here.
+text whose logits are no distribution (a NaN, +inf, or nothing but −inf after the temperature) gets the token −1: to
+raise would be to wait for the device. min-p and penalties are not here.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -172,18 +175,25 @@ def argmax(logits: torch.Tensor, version: int = 2) -> torch.Tensor:
 
 @triton.jit
 def _sample_whole(
-    logits, uniform, temperature, top_k, top_p, tokens, size, stride,
-    HAS_K: tl.constexpr, HAS_P: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits,
+    uniform,
+    temperature,
+    top_k,
+    top_p,
+    tokens,
+    size,
+    stride,
+    HAS_K: tl.constexpr,
+    HAS_P: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     logits += row * stride
     heat = tl.load(temperature + row)
 
     running = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, size, BLOCK):
-        values = tl.load(logits + start + lanes, mask=start + lanes < size, other=float("-inf")).to(
-            tl.float32
-        )
+        values = tl.load(logits + start + lanes, mask=start + lanes < size, other=float("-inf")).to(tl.float32)
         running = tl.maximum(running, tl.where(values != values, float("inf"), values))
     best = tl.max(running, axis=0)
     top = _divided(best, best, heat)
@@ -224,9 +234,7 @@ def _sample_whole(
                 for start in range(0, size, BLOCK):
                     inside = start + lanes < size
                     values = _divided(
-                        tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32),
-                        best,
-                        heat,
+                        tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32), best, heat
                     )
                     mass += tl.where(inside & (_ordered(values) >= candidate), _shares(values, top), 0)
                 edge = tl.where(tl.sum(mass, axis=0) >= target, candidate, edge)
@@ -238,9 +246,7 @@ def _sample_whole(
     each = tl.zeros([BLOCK], tl.int64)
     for start in range(0, size, BLOCK):
         inside = start + lanes < size
-        values = _divided(
-            tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32), best, heat
-        )
+        values = _divided(tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32), best, heat)
         key, shares = _ordered(values), _shares(values, top)
         above += tl.where(inside & (key > edge), shares, 0)
         equal += (inside & (key == edge)).to(tl.int64)
@@ -259,9 +265,7 @@ def _sample_whole(
     token = tl.full([], 0, tl.int64)
     for start in range(0, size, BLOCK):
         inside = start + lanes < size
-        values = _divided(
-            tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32), best, heat
-        )
+        values = _divided(tl.load(logits + start + lanes, mask=inside, other=float("-inf")).to(tl.float32), best, heat)
         key, shares = _ordered(values), _shares(values, top)
         same = (inside & (key == edge)).to(tl.int64)
         stays = inside & ((key > edge) | ((same > 0) & (seen + tl.cumsum(same, axis=0) <= kept)))
@@ -286,7 +290,8 @@ def _best_of_parts(logits, bests, size, stride, PARTS: tl.constexpr, PART: tl.co
 
 @triton.jit
 def _best_and_top(bests, row, heat, PARTS: tl.constexpr, LANES: tl.constexpr):
-    """The best logit and what it is after the temperature, 0 and 0 for what is no distribution; and whether it is one."""
+    """The best logit and what it is after the temperature, 0 and 0 for what is no distribution; and whether it is
+    one."""
     lanes = tl.arange(0, LANES)
     best = tl.max(tl.load(bests + row * PARTS + lanes, mask=lanes < PARTS, other=float("-inf")), axis=0)
     top = _divided(best, best, heat)
@@ -332,10 +337,27 @@ def _first_target(
 
 @triton.jit(do_not_specialize=["digit"])
 def _tally(
-    logits, bests, temperature, top_k, top_p, tallies, states, size, stride, tally_stride, state_stride, digit,
-    BY_SHARE: tl.constexpr, AFTER_K: tl.constexpr, SLOT: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    PARTS: tl.constexpr, LANES: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
+    logits,
+    bests,
+    temperature,
+    top_k,
+    top_p,
+    tallies,
+    states,
+    size,
+    stride,
+    tally_stride,
+    state_stride,
+    digit,
+    BY_SHARE: tl.constexpr,
+    AFTER_K: tl.constexpr,
+    SLOT: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+    PART: tl.constexpr,
+):
     """One launch of the search: settle the digit that the last launch has counted, count the next one.
 
     tallies [N, searches, 8 digits, 2, 16]: counts and shares. states [N, searches, 9, 5]: edge so far, count and share
@@ -367,9 +389,7 @@ def _tally(
         best, top, _ = _best_and_top(bests, row, heat, PARTS, LANES)
         at = which * PART + tl.arange(0, PART)
         values = _divided(
-            tl.load(logits + row * stride + at, mask=at < size, other=float("-inf")).to(tl.float32),
-            best,
-            heat,
+            tl.load(logits + row * stride + at, mask=at < size, other=float("-inf")).to(tl.float32), best, heat
         )
         key = _ordered(values)
         shift = (28 - 4 * digit).to(tl.int64)
@@ -399,9 +419,21 @@ def _edge_of(states, top_p, top, heat, row, state_stride, HAS_K: tl.constexpr, H
 
 @triton.jit
 def _sums_of_parts(
-    logits, bests, temperature, top_p, states, sums, size, stride, state_stride,
-    HAS_K: tl.constexpr, HAS_P: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
+    logits,
+    bests,
+    temperature,
+    top_p,
+    states,
+    sums,
+    size,
+    stride,
+    state_stride,
+    HAS_K: tl.constexpr,
+    HAS_P: tl.constexpr,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+    PART: tl.constexpr,
+):
     """sums [N, 3, parts]: the share above the edge, how many equal it, the share of one of those."""
     row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heat = tl.load(temperature + row)
@@ -409,9 +441,7 @@ def _sums_of_parts(
     edge, _ = _edge_of(states, top_p, top, heat, row, state_stride, HAS_K, HAS_P)
     at = which * PART + tl.arange(0, PART)
     inside = at < size
-    values = _divided(
-        tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32), best, heat
-    )
+    values = _divided(tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32), best, heat)
     key, shares = _ordered(values), _shares(values, top)
     same = inside & (key == edge)
     to = sums + row * (3 * PARTS) + which
@@ -422,9 +452,23 @@ def _sums_of_parts(
 
 @triton.jit
 def _draw(
-    logits, bests, uniform, temperature, top_p, states, sums, tokens, size, stride, state_stride,
-    HAS_K: tl.constexpr, HAS_P: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
+    logits,
+    bests,
+    uniform,
+    temperature,
+    top_p,
+    states,
+    sums,
+    tokens,
+    size,
+    stride,
+    state_stride,
+    HAS_K: tl.constexpr,
+    HAS_P: tl.constexpr,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+    PART: tl.constexpr,
+):
     """Which part the place is in, then which token of it."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
     heat = tl.load(temperature + row)
@@ -448,9 +492,7 @@ def _draw(
 
     at = part * PART + tl.arange(0, PART)
     inside = at < size
-    values = _divided(
-        tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32), best, heat
-    )
+    values = _divided(tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32), best, heat)
     key, shares = _ordered(values), _shares(values, top)
     same = (inside & (key == edge)).to(tl.int64)
     stays_here = inside & ((key > edge) | ((same > 0) & (before + tl.cumsum(same, axis=0) <= kept)))
@@ -470,8 +512,8 @@ def sample(
     """[N] int64: a token for each row of logits [N, V], by the uniform number of that row.
 
     uniform: [N] float32 in [0, 1). temperature: [N] float32, 0 takes the best. top_k: [N] int32, 0 keeps all.
-    top_p: [N] float32 in (0, 1], 1 keeps all. None is off for all rows, and its launches are saved. All on one device, and
-    nothing in a launch depends on their values. Raises Unsupported for other shapes, types, devices.
+    top_p: [N] float32 in (0, 1], 1 keeps all. None is off for all rows, and its launches are saved. All on one device,
+    and nothing in a launch depends on their values. Raises Unsupported for other shapes, types, devices.
     """
     check_version("sample", version, VERSIONS)
     rows, size = _checked("sample", logits)
@@ -483,7 +525,8 @@ def sample(
     ):
         if tensor is not None:
             check_shape("sample", name, tensor, (rows,))
-            check_tensors("sample", dtypes=(dtype,), **{name: tensor})
+            given: dict[str, Any] = {name: tensor}
+            check_tensors("sample", dtypes=(dtype,), **given)
             if tensor.device != logits.device:
                 raise Unsupported(
                     f"sample: {name} must be where the logits are, on {logits.device}; got {tensor.device}"
@@ -494,8 +537,21 @@ def sample(
     stride = logits.stride(0)
     if version == 1:
         block = min(BLOCK, next_power_of_2(size))
-        launch(_sample_whole, (rows,), logits, uniform, temperature, top_k, top_p, tokens, size, stride,
-               BLOCK=block, num_warps=8, **has)  # fmt: skip
+        launch(
+            _sample_whole,
+            (rows,),
+            logits,
+            uniform,
+            temperature,
+            top_k,
+            top_p,
+            tokens,
+            size,
+            stride,
+            BLOCK=block,
+            num_warps=8,
+            **has,
+        )
         return tokens
     parts, device = cdiv(size, PART), logits.device
     block = min(PART, next_power_of_2(size))
@@ -511,14 +567,59 @@ def sample(
         for digit in range(DIGITS + 1):
             last = digit == DIGITS
             launch(
-                _tally, (rows, 1 if last else parts), logits, bests, temperature, top_k, top_p, tallies, states, size,
-                stride, *strides, digit, BY_SHARE=by_share, AFTER_K=has["HAS_K"], SLOT=slot, FIRST=digit == 0,
-                LAST=last, **cut, num_warps=1 if last else 8,
-            )  # fmt: skip
-    launch(_sums_of_parts, (rows, parts), logits, bests, temperature, top_p, states, sums, size, stride, strides[1],
-           **has, **cut)  # fmt: skip
-    launch(_draw, (rows,), logits, bests, uniform, temperature, top_p, states, sums, tokens, size, stride, strides[1],
-           **has, **cut)  # fmt: skip
+                _tally,
+                (rows, 1 if last else parts),
+                logits,
+                bests,
+                temperature,
+                top_k,
+                top_p,
+                tallies,
+                states,
+                size,
+                stride,
+                *strides,
+                digit,
+                BY_SHARE=by_share,
+                AFTER_K=has["HAS_K"],
+                SLOT=slot,
+                FIRST=digit == 0,
+                LAST=last,
+                **cut,
+                num_warps=1 if last else 8,
+            )
+    launch(
+        _sums_of_parts,
+        (rows, parts),
+        logits,
+        bests,
+        temperature,
+        top_p,
+        states,
+        sums,
+        size,
+        stride,
+        strides[1],
+        **has,
+        **cut,
+    )
+    launch(
+        _draw,
+        (rows,),
+        logits,
+        bests,
+        uniform,
+        temperature,
+        top_p,
+        states,
+        sums,
+        tokens,
+        size,
+        stride,
+        strides[1],
+        **has,
+        **cut,
+    )
     return tokens
 
 
@@ -579,12 +680,10 @@ def argmax_work(logits: torch.Tensor, version: int = 2) -> Work:
 
 
 def sample_work(
-    logits: torch.Tensor,
-    top_k: torch.Tensor | None = None,
-    top_p: torch.Tensor | None = None,
-    version: int = 2,
+    logits: torch.Tensor, top_k: torch.Tensor | None = None, top_p: torch.Tensor | None = None, version: int = 2
 ) -> Work:
-    """The logits once, and 8 to 16 bytes of settings a row. FLOPs: division, difference, exponential and sum of a logit.
+    """The logits once, and 8 to 16 bytes of settings a row. FLOPs: division, difference, exponential and sum of a
+    logit.
 
     Version 2 also sets its tallies to zero, a launch of torch's that is not counted here.
     """
@@ -595,9 +694,7 @@ def sample_work(
     return Work(logits.nbytes + settings * rows, 8 * rows, 4 * logits.numel(), launches if rows else 0)
 
 
-def sample_bytes(
-    logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None, version: int
-) -> int:
+def sample_bytes(logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None, version: int) -> int:
     """Bytes of logits that the version asks for; after the first time most come from the L2 cache."""
     check_version("sample", version, VERSIONS)
     has_k, has_p = top_k is not None, top_p is not None

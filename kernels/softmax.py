@@ -24,15 +24,7 @@ import triton
 import triton.language as tl
 
 from workbench.kernels import tuning
-from workbench.kernels.launch import (
-    Work,
-    cdiv,
-    check_shape,
-    check_tensors,
-    check_version,
-    launch,
-    next_power_of_2,
-)
+from workbench.kernels.launch import Work, cdiv, check_shape, check_tensors, check_version, launch, next_power_of_2
 
 VERSIONS = {1: "three passes", 2: "online: two passes", 3: "one pass, the row in registers"}
 LONGEST = 16_384  # values of a row that version 3 holds: 64 KiB in float32, a quarter of an SM's registers
@@ -118,7 +110,7 @@ def softmax(x: torch.Tensor, version: int = 3, *, out: torch.Tensor | None = Non
         default = tuning.Config.of(ROWS=together, num_warps=4 if block <= 4096 else 8)
         config = tuning.choose("softmax", (block, x.element_size()), default, x.device)
         grid = (cdiv(rows, config["ROWS"]),)
-        launch(_softmax_one_pass, grid, x, out, rows, n, x.stride(0), out.stride(0), BLOCK=block, **config.options)  # fmt: skip
+        launch(_softmax_one_pass, grid, x, out, rows, n, x.stride(0), out.stride(0), BLOCK=block, **config.options)
         return out
     kernel = _softmax_three_passes if version == 1 else _softmax_online
     block = min(next_power_of_2(n), 4096)
@@ -166,6 +158,6 @@ def tune_softmax(x: torch.Tensor, **limits) -> tuning.Config:
 
     def run(config: tuning.Config) -> None:
         grid = (cdiv(len(x), config["ROWS"]),)
-        launch(_softmax_one_pass, grid, x, out, len(x), n, x.stride(0), out.stride(0), BLOCK=block, **config.options)  # fmt: skip
+        launch(_softmax_one_pass, grid, x, out, len(x), n, x.stride(0), out.stride(0), BLOCK=block, **config.options)
 
     return tuning.tune("softmax", (block, x.element_size()), candidates(n), run, x.device, **limits)

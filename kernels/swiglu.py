@@ -1,4 +1,5 @@
-"""The gated feed-forward between its matrices: y = act(gate) · up, with gate and up side by side as one product gave them.
+"""The gated feed-forward between its matrices: y = act(gate) · up, with gate and up side by side as one product gave
+them.
 
     SwiGLU   act(x) = x · σ(x)                                    Llama, Qwen, Mistral, DeepSeek
     GeGLU    act(x) = x · σ(2·√(2/π)·(x + 0.044715·x³))            Gemma: GELU in its form with tanh
@@ -12,8 +13,8 @@ Reference: Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202.
     1   two launches, as the formula is written: act(gate) into memory, then the product. 5·N·F·b bytes.
     2   one launch, 3·N·F·b bytes.
 
-Supports float32, float16 and bfloat16, computed in float32; version 2 rounds once, version 1 after each launch, as torch
-does. Rows with any stride, their values side by side.
+Supports float32, float16 and bfloat16, computed in float32; version 2 rounds once, version 1 after each launch, as
+torch does. Rows with any stride, their values side by side.
 """
 
 from __future__ import annotations
@@ -23,15 +24,7 @@ import triton
 import triton.language as tl
 
 from workbench.kernels import tuning
-from workbench.kernels.launch import (
-    Unsupported,
-    Work,
-    cdiv,
-    check_shape,
-    check_tensors,
-    check_version,
-    launch,
-)
+from workbench.kernels.launch import Unsupported, Work, cdiv, check_shape, check_tensors, check_version, launch
 
 VERSIONS = {1: "activation, then product", 2: "one launch"}
 ACTIVATIONS = {"silu": 5, "gelu_tanh": 11}  # FLOPs a value that is written
@@ -93,9 +86,7 @@ def swiglu(
     check_shape("swiglu", "gate_up", gate_up, (None, None))
     rows, both = gate_up.shape
     if both % 2:
-        raise Unsupported(
-            f"swiglu: a row of gate_up is a gate and as many values of up, an even number; got {both}"
-        )
+        raise Unsupported(f"swiglu: a row of gate_up is a gate and as many values of up, an even number; got {both}")
     size = both // 2
     if out is None:
         out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
@@ -131,11 +122,7 @@ def swiglu_work(gate_up: torch.Tensor, version: int = 2, *, activation: str = "s
 
 
 def candidates() -> list[tuning.Config]:
-    return [
-        tuning.Config.of(BLOCK=block, num_warps=warps)
-        for block in (512, 1024, 2048, 4096)
-        for warps in (2, 4, 8)
-    ]
+    return [tuning.Config.of(BLOCK=block, num_warps=warps) for block in (512, 1024, 2048, 4096) for warps in (2, 4, 8)]
 
 
 def tune_swiglu(gate_up: torch.Tensor, **limits) -> tuning.Config:

@@ -1,19 +1,20 @@
 """Bytes that attention moves to and from device memory, algorithm by algorithm. Counted from the loops, nothing is run.
 
-What a program loads it keeps until it ends; what two programs load counts twice, since nothing here is a cache between them.
-An L2 cache can only make it less. Sizes in elements, B sequences, H query heads, G key-value heads, D and D_v:
+What a program loads it keeps until it ends; what two programs load counts twice, since nothing here is a cache between
+them. An L2 cache can only make it less. Sizes in elements, B sequences, H query heads, G key-value heads, D and D_v:
 
     standard          q + k + v + out, and the n × S scores written, read, written as weights, read:   4·B·H·n·S more
     tiled             a program per head and M queries: q and out once, k and v again for each of the ⌈n / M⌉ tiles
-    split decode      a program per kv head and split: k and v once; q for each split; 4·B·H·(D_v + 1) bytes of partial result
-                      a split, written and read
+    split decode      a program per kv head and split: k and v once; q for each split; 4·B·H·(D_v + 1) bytes of partial
+                      result a split, written and read
     paged             the same, and 4 bytes of table for each block that a program reads from
-    in few bits       the same, with D·bits/8 bytes a token and head, and 2 for each scale and zero
-    latent, absorbed  R + rot elements a token for each tile of heads, H·R·(content + value) of weights, two small tensors
+    in few bits       the same, with D·bits/8 bytes per token and head, and 2 for each scale and zero
+    latent, absorbed  R + rot elements a token for each tile of heads, H·R·(content + value) of weights, two small
+                      tensors
     latent, expanded  R + rot elements a token once, the same weights, keys and values of every head written and read
 
-Sources: Dao et al., arXiv 2205.14135 §3 and theorem 2 (standard, tiled); Dao et al., "Flash-Decoding" (2023); Kwon et al.,
-arXiv 2309.06180 (paged); DeepSeek-V2, arXiv 2405.04434 §2.1.2 (latent).
+Sources: Dao et al., arXiv 2205.14135 §3 and theorem 2 (standard, tiled); Dao et al., "Flash-Decoding" (2023); Kwon et
+al., arXiv 2309.06180 (paged); DeepSeek-V2, arXiv 2405.04434 §2.1.2 (latent).
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class Shape:
         _positive(**sizes, **{name: getattr(self, name) for name in names})
         if self.queries > self.keys or self.heads % self.kv_heads:
             raise WorkbenchError(
-                f"queries are the last of the keys and heads a multiple of kv_heads; got {self.queries} queries, {self.keys} "
-                f"keys, {self.heads} heads, {self.kv_heads} kv_heads"
+                f"queries are the last of the keys and heads a multiple of kv_heads; got {self.queries} queries,"
+                f" {self.keys} keys, {self.heads} heads, {self.kv_heads} kv_heads"
             )
 
     @property
@@ -145,8 +146,8 @@ def tiled(
 ) -> Traffic:
     """FlashAttention: a program for each sequence, `heads_together` query heads of one kv head, and tile of queries.
 
-    Tile t of the queries ends at query e = min((t + 1)·M, n), which sees the first S − n + e keys; causal: the program loads
-    tiles of keys as far as that, ⌈(S − n + e) / N⌉·N rows (never more than S), of k and of v. Otherwise all S.
+    Tile t of the queries ends at query e = min((t + 1)·M, n), which sees the first S − n + e keys; causal: the program
+    loads tiles of keys as far as that, ⌈(S − n + e) / N⌉·N rows (never more than S), of k and of v. Otherwise all S.
     """
     _positive(query_tile=query_tile, key_tile=key_tile, heads_together=heads_together)
     if (shape.heads // shape.kv_heads) % heads_together:
@@ -161,8 +162,7 @@ def tiled(
     rows = shape.batch * shape.heads // heads_together * loaded * shape.element
     lse = shape.batch * shape.queries * shape.heads * FLOAT32 * with_lse
     return Traffic(
-        {"q": shape.q_bytes, "k": rows * shape.size, "v": rows * shape.values},
-        {"out": shape.out_bytes, "lse": lse},
+        {"q": shape.q_bytes, "k": rows * shape.size, "v": rows * shape.values}, {"out": shape.out_bytes, "lse": lse}
     )
 
 
@@ -193,17 +193,16 @@ def split_decode(
 ) -> Traffic:
     """One new token for each text: a program for each text, kv head (of whose query heads it takes `rows`) and split.
 
-    Every program reads its length and its queries, and of its stretch of the seen tokens the keys and values, as they are
-    `stored`. With more than one split each writes its result in float32 with its log-sum-exp, and a second launch reads
-    all of them and writes out. rows: default all query heads of a kv head; fewer read the keys again. block_size: the keys
-    lie in blocks, and a program reads an entry of the table for each block that it meets. element: bytes of q and out.
+    Every program reads its length and its queries, and of its stretch of the seen tokens the keys and values, as they
+    are `stored`. With more than one split each writes its result in float32 with its log-sum-exp, and a second launch
+    reads all of them and writes out. rows: default all query heads of a kv head; fewer read the keys again. block_size:
+    the keys lie in blocks, and a program reads an entry of the table for each block that it meets. element: bytes of q
+    and out.
     """
     values = size if value_size is None else value_size
     group = heads // kv_heads if kv_heads else 0
     rows = group if rows is None else rows
-    _positive(
-        heads=heads, kv_heads=kv_heads, size=size, value_size=values, splits=splits, tile=tile, rows=rows
-    )
+    _positive(heads=heads, kv_heads=kv_heads, size=size, value_size=values, splits=splits, tile=tile, rows=rows)
     if heads % kv_heads:
         raise WorkbenchError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
     batch, tiles = len(lengths), kv_heads * -(-group // rows)
@@ -226,7 +225,8 @@ def split_decode(
 
 
 def _blocks(first: int, end: int, kept: int, start: int, block_size: int) -> int:
-    """Blocks that hold the numbered tokens first … end − 1: below `kept` a token is its number, from there it follows `start`."""
+    """Blocks that hold the numbered tokens first … end − 1: below `kept` a token is its number, from there it follows
+    `start`."""
     before = (first, min(end, kept))
     after = (max(first, kept) - kept + start, end - kept + start)
     spans = [(a // block_size, (b - 1) // block_size) for a, b in (before, after) if a < b]
@@ -287,14 +287,23 @@ def latent_absorbed(
 ) -> Traffic:
     """One new token for each text; the maps go into the query and the result.
 
-    Three operations: q and half of the maps give the folded queries [B, H, R + rot]; a program for each text, tile of heads
-    and split reads those and the rows of its tokens; the mixed latents [B, H, R] and the other half of the maps give out.
+    Three operations: q and half of the maps give the folded queries [B, H, R + rot]; a program for each text, tile of
+    heads and split reads those and the rows of its tokens; the mixed latents [B, H, R] and the other half of the maps
+    give out.
     """
     heads_tile = shape.heads if heads_tile is None else heads_tile
     inner = split_decode(
-        lengths, heads=shape.heads, kv_heads=1, size=shape.kv_rank + shape.rotary, value_size=shape.kv_rank,
-        element=shape.element, splits=splits, tile=tile, rows=heads_tile, block_size=block_size,
-    )  # fmt: skip
+        lengths,
+        heads=shape.heads,
+        kv_heads=1,
+        size=shape.kv_rank + shape.rotary,
+        value_size=shape.kv_rank,
+        element=shape.element,
+        splits=splits,
+        tile=tile,
+        rows=heads_tile,
+        block_size=block_size,
+    )
     batch, tiles = len(lengths), -(-shape.heads // heads_tile)
     folded, mixed = batch * shape.heads * shape.row_bytes, inner.written["out"]
     read = {"q": batch * shape.q_bytes, "maps": shape.up_bytes, "folded queries": inner.read["q"]}
@@ -305,7 +314,8 @@ def latent_absorbed(
 
 
 def latent_expanded(lengths: Sequence[int], shape: LatentShape, *, splits: int = 1) -> Traffic:
-    """One new token for each text; keys and values of every head are made from the latents anew, written, and attended over.
+    """One new token for each text; keys and values of every head are made from the latents anew, written, and attended
+    over.
 
     The rotary part is the same for all heads, but lies in the key of each.
     """

@@ -1,8 +1,8 @@
 """Block sizes, warps and stages of a kernel: a default in the source, a better one where somebody has measured.
 
-A launch only looks (`choose`): the table of this device, read once from a small JSON file, or else the default. Measuring
-is `tune`, called by name (`workbench record --lab 10 --device cuda` does, before it times), bounded in time, and never inside a
-timed region.
+A launch only looks (`choose`): the table of this device, read once from a small JSON file, or else the default.
+Measuring is `tune`, called by name (`workbench record --lab 10 --device cuda` does, before it times), bounded in time,
+and never inside a timed region.
 """
 
 from __future__ import annotations
@@ -73,9 +73,15 @@ class Table:
     def write(self) -> None:
         """Whole or not at all."""
         rows = [
-            {"kernel": kernel, "key": key, "blocks": dict(one.blocks), "num_warps": one.num_warps, "num_stages": one.num_stages}
+            {
+                "kernel": kernel,
+                "key": key,
+                "blocks": dict(one.blocks),
+                "num_warps": one.num_warps,
+                "num_stages": one.num_stages,
+            }
             for (kernel, key), one in sorted(self.configs.items())
-        ]  # fmt: skip
+        ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_suffix(f".{os.getpid()}.tmp")
         draft.write_text(json.dumps({"format": FORMAT, "configs": rows}, indent=1), encoding="utf-8")
@@ -149,9 +155,7 @@ def tune(
                 run(config)
                 synchronize()
                 samples.append(time.perf_counter() - began)
-        except (
-            Exception
-        ) as error:  # out of registers, of shared memory: Triton has a kind of its own for each
+        except Exception as error:  # out of registers, of shared memory: Triton has a kind of its own for each
             last = error
             continue
         if statistics.median(samples) < best_s:

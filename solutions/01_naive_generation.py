@@ -1,14 +1,14 @@
 # %% [markdown]
 # # Exercises of lab 01: naive generation
 #
-# Five functions, and you have written a text generator: the loop, the filters, the penalty, the search, and
-# the count of what it all costs. Each one has the signature of the real part it stands for, so a real model
-# can run on *your* code.
+# With five functions you write a complete text generator: the loop, the filters, the penalty, the search, and
+# the count of what it all costs. Each function has the signature of the real part that it replaces, so a real
+# model can run on *your* code.
 #
-# Each exercise has three cells: one for **your answer**, one to **try it**, and one that **checks** it. A
-# check that fails tells what it saw, what it expected, and where to look. When all pass, it prints a single
-# line. The grader runs the same checks and a few more, on other inputs and at the edges; the points of both
-# are on the check cell.
+# Each exercise has three cells: one for **your answer**, one to **try it**, and one that **checks** it. A check
+# that fails says what it saw, what it expected, and where to look. When all pass, it prints a single line. The
+# grader runs the same checks and a few more, on other inputs and edge cases; the points for both are on the
+# check cell.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
 import torch
@@ -23,18 +23,18 @@ prompt = "def read_lines(path):"
 # %% [markdown]
 # ## 1. The loop
 #
-# *Lab 01, from "Forward" to "The whole loop".* Write a generator that turns a model into text, one token at a
-# time.
+# *Lab 01, from "Forward" to "The whole loop".* Write a generator function that uses a model to produce text,
+# one token at a time.
 #
-# - `forward(text)` takes the whole text so far, a list of M token ids, and gives logits `[M, V]`. Row i is
-#   the prediction of what follows token i. It may also give fewer rows, even one (a model with a cache does),
-#   but its last row always predicts the next token.
-# - `choose(logits, text)` takes *one* row `[V]` and the text so far, and gives the next token.
+# - `forward(text)` takes the whole text so far, a list of M token ids, and returns logits `[M, V]`. Row i
+#   predicts the token after token i. It may also return fewer rows, even one (a model with a cache does), but
+#   its last row always predicts the next token.
+# - `choose(logits, text)` takes *one* row `[V]` and the text so far, and returns the next token.
 # - Yield every new token as soon as it is chosen, at most `max_new_tokens` of them. A token in
 #   `stop_token_ids` is yielded too, and is the last.
 #
-# The caller's list of prompt tokens stays as it is. *Hint: seven lines are enough; `yield` makes it lazy by
-# itself.*
+# Do not change the caller's list of prompt tokens. *Hint: seven lines are enough; `yield` makes the function
+# lazy.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "naive-loop"}
@@ -65,20 +65,20 @@ checks.check("naive-loop", token_loop)
 # %% [markdown]
 # ## 2. From logits to fewer tokens
 #
-# *Lab 01, from "Temperature" to "Min-p".* Four filters. Each takes logits `[..., V]` (any number of rows) and
-# gives new logits of the same shape and dtype; a token that is removed gets `-inf`, and the input is never
+# *Lab 01, from "Temperature" to "Min-p: relative to the best".* Four filters. Each takes logits `[..., V]` (any number of rows) and
+# returns new logits of the same shape and dtype. A token that is removed gets `-inf`, and the input is never
 # changed. With p = softmax(logits):
 #
 # | filter | what is left |
 # |---|---|
 # | temperature T > 0 | every token; probabilities become softmax(logits / T) |
 # | top-k | the k most likely tokens; all of them where k ≥ V |
-# | top-p | the *smallest* set of most likely tokens that holds at least `p` of the probability: the one that reaches it stays |
+# | top-p | the *smallest* set of most likely tokens that holds at least `p` of the probability; the token that reaches `p` stays |
 # | min-p | tokens at least `p` times as likely as the most likely one; p = 0 keeps all |
 #
-# Where several tokens tie for the last place of top-k, keep one or keep all, as you like. *Hint: top-p is
-# easy on sorted probabilities and their running sum; the work is in putting the mask back into the tokens'
-# own order (`scatter`).*
+# Where several tokens tie for the last place of top-k, you may keep one or all of them. *Hint: top-p is easy on
+# sorted probabilities and their cumulative sum; the harder part is to put the mask back into the original order
+# of the tokens (`scatter`).*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "sampling-filters"}
@@ -117,12 +117,7 @@ def keep_min_p(logits, p):
     ### END SOLUTION
 
 
-sampling_filters = {
-    "temperature": apply_temperature,
-    "top_k": keep_top_k,
-    "top_p": keep_top_p,
-    "min_p": keep_min_p,
-}
+sampling_filters = {"temperature": apply_temperature, "top_k": keep_top_k, "top_p": keep_top_p, "min_p": keep_min_p}
 
 # %%
 with checks.trying("sampling-filters"):
@@ -139,12 +134,12 @@ checks.check("sampling-filters", sampling_filters)
 # %% [markdown]
 # ## 3. Not again
 #
-# *Lab 01, "Penalties".* Make the tokens already in the text less likely. `logits` is one row `[V]`,
-# `token_ids` the prompt and everything generated so far, and the penalty positive, mostly above 1:
+# *Lab 01, "Penalties".* Make the tokens already in the text less likely. `logits` is one row `[V]`; `token_ids`
+# holds the prompt and everything generated so far; the penalty is positive, usually above 1:
 #
 # - a *positive* logit of a token in the text is divided by the penalty, a *negative* one is multiplied by it;
-# - every other logit stays, and so does the input;
-# - a token that stands in the text ten times is penalized once.
+# - every other logit is unchanged, and the input is not modified;
+# - a token that occurs ten times in the text is penalized once.
 #
 # *Why two cases? Try what dividing does to −2.*
 
@@ -177,21 +172,22 @@ checks.check("repetition-penalty", penalize_repetition)
 # %% [markdown]
 # ## 4. The best of several paths
 #
-# *Lab 01, "Beam search" and "The length penalty".* Greedy takes the best step, and so may miss the best path.
-# Beam search keeps the `num_beams` best unfinished texts alive and ranks their extensions together.
+# *Lab 01, "Beam search" and "The length penalty".* Greedy takes the best token at each step, and so may miss
+# the best sequence. Beam search keeps the `num_beams` best unfinished texts ("live" texts) and ranks their
+# extensions together.
 #
-# - `forward_many(texts)` takes a list of B texts (prompt and new tokens) and gives logits `[B, V]`, one row a
-#   text. Call it once a step. Start from the prompt alone: B = 1 at first.
-# - Each step, rank *all* extensions of all live texts by their summed log-probabilities (`log_softmax`) and
-#   go down the list: one that ends in a token of `eos_token_ids` is finished, and is put aside; the others
-#   live on, until `num_beams` do.
-# - After `max_new_tokens` steps, the live ones count as finished too. Every finished text is scored by
-#   `log_probability / number_of_new_tokens ** length_penalty`, the final eos token included in both.
-#   A negative length penalty is allowed: it favours the short.
+# - `forward_many(texts)` takes a list of B texts (prompt and new tokens) and returns logits `[B, V]`, one row
+#   for each text. Call it once per step. Start from the prompt alone: B = 1 at first.
+# - In each step, rank *all* extensions of all live texts by their summed log-probabilities (`log_softmax`) and
+#   go down the list. An extension that ends in a token of `eos_token_ids` is finished and is put aside. The
+#   others stay live, until there are `num_beams` of them.
+# - After `max_new_tokens` steps, the live texts count as finished too. Every finished text is scored by
+#   `log_probability / number_of_new_tokens ** length_penalty`; both include the final eos token. A negative
+#   length penalty is allowed: it favours short texts.
 # - Return `(tokens, score)` pairs, best first, without the prompt.
 #
-# *Hint: a Python list of `(tokens, log_probability)` pairs does for the live texts. Take enough from `topk`
-# that unfinished ones are left even where every text could end, and never more than there are.*
+# *Hint: a Python list of `(tokens, log_probability)` pairs is enough for the live texts. Take enough candidates
+# from `topk` that enough unfinished ones remain even if every text could end, but never more than there are.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "beam-search"}
@@ -246,9 +242,9 @@ checks.check("beam-search", beam_search)
 # ## 5. What it costs
 #
 # *Lab 01, "What a token costs" and "Check a printed number".* Without a cache, every new token runs the model
-# over the whole text before it. How many rows (tokens pushed through the model) does it take to generate
-# `new_tokens` after a prompt of `prompt_tokens`? Give an `int`. Nothing runs over the last new token: nobody
-# asks what would follow it.
+# over the whole text before it. How many rows (tokens processed by the model) does it take to generate
+# `new_tokens` after a prompt of `prompt_tokens`? Return an `int`. The model does not run over the last new
+# token, because nothing has to be predicted after it.
 #
 # *Hint: write down the lengths of the first text the model runs over and of the last.*
 
@@ -275,7 +271,7 @@ checks.check("count-rows", count_rows)
 
 # %% [markdown]
 # Was it 2,499,500? The 2,500,500 sometimes printed for 1,000 tokens after 2,000 is 2,001 + … + 3,000: every
-# pass one token too long, which the same texts get right for 100 after 10.
+# pass is one token too long. The same texts get it right for 100 after 10.
 #
-# That is the naive generator, whole, and it is yours. Its loop asks the model the same questions about the
-# same text over and over again; what to remember instead is the subject of lab 03.
+# You have now written the whole naive generator. Its loop processes the same text again in every step; lab 03
+# shows what to remember instead.

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from workbench.checks import lab01_beam as beam
-from workbench.checks import lab01_loop as loop
-from workbench.checks import lab01_sampling as sampling
-from workbench.checks import probes
 from workbench.grading.check import Check
+from workbench.labs.lab01_naive_generation.checks import beam, loop, probes, sampling
 
 STAGES = {"temperature": 0.7, "top_k": 3, "top_p": 0.8, "min_p": 0.2}
 
@@ -62,9 +59,7 @@ def batch_cases(draw: random.Random) -> list[dict]:
     cases = []
     for stage, setting in STAGES.items():
         rows = [sampling.random_logits(draw, 8) for _ in range(6)]
-        rows = [
-            [x * scale + shift for x in row] for row, scale, shift in zip(rows, (1, 0.2, 3) * 2, range(6))
-        ]
+        rows = [[x * scale + shift for x in row] for row, scale, shift in zip(rows, (1, 0.2, 3) * 2, range(6))]
         cases.append({"stage": stage, "logits": [rows[:3], rows[3:]], "setting": setting})
     return cases
 
@@ -143,7 +138,10 @@ def judge_calls(case: dict, seen: dict) -> str | None:
     if seen["prompt_after"] != case["prompt_ids"]:
         return f"the prompt's list went from {case['prompt_ids']} to {seen['prompt_after']}: work on a copy"
     if len(seen["calls"]) > case["max_new_tokens"]:
-        return f"forward_many was called {len(seen['calls'])} times for {case['max_new_tokens']} tokens: once a step, with all live texts"
+        return (
+            f"forward_many was called {len(seen['calls'])} times for {case['max_new_tokens']} tokens: once a step, with"
+            " all live texts"
+        )
     start = len(case["prompt_ids"])
     for step, texts in enumerate(seen["calls"], 1):
         if len(texts) > case["num_beams"]:
@@ -152,9 +150,7 @@ def judge_calls(case: dict, seen: dict) -> str | None:
             return f"step {step} ran the model on the same text twice: {texts}"
         for text in texts:
             if text[:start] != case["prompt_ids"] or set(text[start:]) & set(case["eos_token_ids"]):
-                return (
-                    f"step {step} ran the model on {text}: expected the prompt and an unfinished hypothesis"
-                )
+                return f"step {step} ran the model on {text}: expected the prompt and an unfinished hypothesis"
     return None
 
 
@@ -218,12 +214,7 @@ def judge_exact(case: dict, seen: dict) -> str | None:
 HIDDEN: dict[str, tuple[Check, ...]] = {
     "naive-loop": (
         hidden("lazy", probes.run_loop, judge_lazy, lazy_cases),
-        hidden(
-            "prompt-untouched",
-            probes.run_loop,
-            judge_prompt_untouched,
-            lambda draw: [loop.loop_case(draw, 3, 4)],
-        ),
+        hidden("prompt-untouched", probes.run_loop, judge_prompt_untouched, lambda draw: [loop.loop_case(draw, 3, 4)]),
         hidden("one-row", probes.run_loop, loop.judge_choices, one_row_cases),
         hidden(
             "stop-in-prompt",
@@ -241,9 +232,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
     "repetition-penalty": (
         hidden("once-per-token", probes.run_penalty, sampling.judge_penalty, repeated_cases),
         hidden("edges", probes.run_penalty, sampling.judge_penalty, penalty_edge_cases),
-        hidden(
-            "input-untouched", probes.run_penalty, sampling.judge_input_untouched, penalty_untouched_cases
-        ),
+        hidden("input-untouched", probes.run_penalty, sampling.judge_input_untouched, penalty_untouched_cases),
     ),
     "beam-search": (
         hidden("finished-aside", probes.run_beam, beam.judge_beam, finished_cases, points=2),

@@ -2,22 +2,405 @@
 
 from __future__ import annotations
 
-from workbench.checks import WrongAnswer
+from workbench.checks.mistakes import read_mistakes
 
-# --- naive-loop ---
+NAIVE_LOOP = """
+# last-row
+first row
+-        token = choose(forward(text)[-1], text)
++        token = choose(forward(text)[0], text)
 
-LOOP = """
-def token_loop(forward, prompt_ids, choose, max_new_tokens, stop_token_ids=()):
-    text = list(prompt_ids)
-    for _ in range(max_new_tokens):
-        token = choose(forward(text)[-1], text)
-        yield token
-        if token in stop_token_ids:
-            return
-        text.append(token)
+row of the prompt's end: the row moves on with the text: after each token it is again the last one
+-        token = choose(forward(text)[-1], text)
++        token = choose(forward(text)[len(prompt_ids) - 1], text)
+
+all rows
+-        token = choose(forward(text)[-1], text)
++        token = choose(forward(text), text)
+
+prompt to choose: a repetition penalty would never see the generated tokens
+-        token = choose(forward(text)[-1], text)
++        token = choose(forward(text)[-1], prompt_ids)
+
+# one-row
+row by number: take the last row, logits[-1], however many there are: with a cache, forward gives the last one only
+-        token = choose(forward(text)[-1], text)
++        token = choose(forward(text)[len(text) - 1], text)
+
+# whole-text
+only the new token: append the token to the text: without a cache the model forgets the rest
+-        text.append(token)
++        text = [token]
+
+never appended: append each token to the text
+-        text.append(token)
++        pass
+
+one token too many
+-    for _ in range(max_new_tokens):
++    for _ in range(max_new_tokens + 1):
+
+prompt counted in: max_new_tokens counts the new tokens alone, without the prompt
+-    for _ in range(max_new_tokens):
++    for _ in range(max_new_tokens - len(prompt_ids)):
+
+a pass after the last token
+     text = list(prompt_ids)
++    logits = forward(text)
+@@
+-        token = choose(forward(text)[-1], text)
++        token = choose(logits[-1], text)
+@@
+         text.append(token)
++        logits = forward(text)
+
+# stop-token
+stop token kept back
+-        yield token
+@@
+             return
++        yield token
+
+never stops
+-        if token in stop_token_ids:
+-            return
+
+first stop token only: there may be several stop tokens, and each of them ends the text
+-        if token in stop_token_ids:
++        if token in stop_token_ids[:1]:
+
+# stop-in-prompt
+stop anywhere in the text: a stop token in the prompt ends nothing
+-        if token in stop_token_ids:
++        if set([*text, token]) & set(stop_token_ids):
+
+# lazy
+all at once
++def token_loop(forward, prompt_ids, choose, max_new_tokens, stop_token_ids=()):
++    text, new = list(prompt_ids), []
++    for _ in range(max_new_tokens):
++        new.append(choose(forward(text)[-1], text))
++        text.append(new[-1])
++        if new[-1] in stop_token_ids:
++            break
++    return iter(new)
+
+# prompt-untouched
+prompt appended to
+-    text = list(prompt_ids)
++    text = prompt_ids
 """
 
-LOOP_ALTERNATIVE = """
+SAMPLING_FILTERS = """
+# temperature
+temperature multiplies: the logits were multiplied by T; divide them: a high temperature flattens
+-    return logits / temperature
++    return logits * temperature
+
+softmax before temperature: that is softmax before the temperature; divide the logits by T, and leave softmax to
+choose
+-    return logits / temperature
++    return logits.softmax(dim=-1) / temperature
+
+probabilities from temperature
+-    return logits / temperature
++    return (logits / temperature).softmax(dim=-1)
+
+# input-untouched
+temperature in place
+-    return logits / temperature
++    return logits.div_(temperature)
+
+# top-k
+removed tokens get 0: to softmax a logit of 0 is a weight of e⁰ = 1; the logit of a removed token is -inf
+-    return logits.masked_fill(logits < kth, -torch.inf)
++    return logits.masked_fill(logits < kth, 0.0)
+
+the first k: after sorting, put the mask back into the tokens' own order
+-    return logits.masked_fill(logits < kth, -torch.inf)
++    return logits.masked_fill(torch.arange(logits.shape[-1]) >= k, -torch.inf)
+
+k smallest: the k largest logits stay, not the smallest
+-    return logits.masked_fill(logits < kth, -torch.inf)
++    return logits.masked_fill(logits > kth, -torch.inf)
+
+loses the k-th: the k-th largest stays, too
+-    return logits.masked_fill(logits < kth, -torch.inf)
++    return logits.masked_fill(logits <= kth, -torch.inf)
+
+keeps k + 1: that is one token more than k
+-    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
++    kth = logits.topk(min(k + 1, logits.shape[-1]), dim=-1).values[..., -1:]
+
+# edges
+k beyond the vocabulary: where k is larger than the vocabulary, all tokens stay
+-    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
++    kth = logits.topk(k, dim=-1).values[..., -1:]
+
+k distinct values: equal logits count one by one: k tokens stay, not k different values
+-    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
++    kth = logits.unique()[-min(k, logits.unique().numel())]
+
+# top-p
+nucleus without the token that crosses p: the token that carries the sum to p or past it belongs to the nucleus
+-    removed = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, held_before >= p)
++    removed = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, held_before + probabilities > p)
+
+one more than the nucleus: the nucleus ends with the token that carries the sum to p or past it
+-    held_before = probabilities.cumsum(dim=-1) - probabilities
++    held_before = probabilities.cumsum(dim=-1) - probabilities - probabilities.roll(1, -1)
+
+mask left in sorted order: after sorting, put the mask back into the tokens' own order
+-    removed = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, held_before >= p)
++    removed = held_before >= p
+
+outside the nucleus 0: to softmax a logit of 0 is a weight of e⁰ = 1; the logit of a removed token is -inf
+-    return logits.masked_fill(removed, -torch.inf)
++    return logits.masked_fill(removed, 0.0)
+
+# edges
+nucleus at exactly p: where the sum reaches p exactly, the nucleus is complete
+-    removed = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, held_before >= p)
++    removed = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, held_before > p)
+
+# input-untouched
+nucleus in place
+-    return logits.masked_fill(removed, -torch.inf)
++    return logits.masked_fill_(removed, -torch.inf)
+
+# min-p
+min-p as an absolute border: the border follows each row's most likely token: p times its probability
+-    border = p * probabilities.amax(dim=-1, keepdim=True)
++    border = p
+
+min-p on logits: p times a logit means nothing; compare probabilities
+-    probabilities = logits.softmax(dim=-1)
++    probabilities = logits
+
+below the border 0: to softmax a logit of 0 is a weight of e⁰ = 1; the logit of a removed token is -inf
+-    return logits.masked_fill(probabilities < border, -torch.inf)
++    return logits.masked_fill(probabilities < border, 0.0)
+
+# batches
+one maximum for all rows: the border follows each row's most likely token: p times its probability
+-    border = p * probabilities.amax(dim=-1, keepdim=True)
++    border = p * probabilities.max()
+
+# already-removed
+nan where -inf came in: -inf times 0 is nan: choose with torch.where or masked_fill
+-    return logits.masked_fill(probabilities < border, -torch.inf)
++    return logits * (probabilities >= border) + torch.where(probabilities >= border, 0.0, -torch.inf)
+"""
+
+REPETITION_PENALTY = """
+# multiplies-negative
+divides all: dividing a negative logit makes the token *more* likely; multiply it
+-    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
++    penalized = logits / penalty
+
+# divides-positive
+multiplies all: multiplying a positive logit makes the token *more* likely; divide it
+-    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
++    penalized = logits * penalty
+
+subtracts: the presence penalty is subtracted; this one divides or multiplies
+-    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
++    penalized = logits - penalty
+
+# multiplies-negative
+the wrong way round: dividing a negative logit makes the token *more* likely; multiply it
+-    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
++    penalized = torch.where(logits < 0, logits / penalty, logits * penalty)
+
+# leaves-others
+every token
+-    return torch.where(seen, penalized, logits)
++    return penalized
+
+# divides-positive
+the last token only: every token of token_ids is penalized, not the last one alone
+-    seen[list(token_ids)] = True
++    seen[list(token_ids)[-1:]] = True
+
+# once-per-token
+once for each time: a token that stands in the text several times is penalized once
++def penalize_repetition(logits, token_ids, penalty):
++    new = logits.clone()
++    for token in token_ids:
++        new[token] = new[token] / penalty if new[token] > 0 else new[token] * penalty
++    return new
+
+# input-untouched
+in place
++def penalize_repetition(logits, token_ids, penalty):
++    for token in set(token_ids):
++        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
++    return logits
+
+# edges
+fails on an empty text: token_ids may be empty; torch.tensor([]) holds floats, which cannot index
+-    seen[list(token_ids)] = True
++    seen[torch.tensor(token_ids)] = True
+"""
+
+BEAM_SEARCH = """
+# one-beam
+sums logits: logits themselves are no log-probabilities: take log_softmax
+-        totals = (before + logits.log_softmax(dim=-1)).flatten()  # [B * V]
++        totals = (before + logits).flatten()
+
+sums probabilities: probabilities multiply, and their logarithms add: take log_softmax
+-        totals = (before + logits.log_softmax(dim=-1)).flatten()  # [B * V]
++        totals = (before + logits.softmax(dim=-1)).flatten()
+
+with the prompt: give the new tokens only, without the prompt
+-    finished += [(tokens, total / max_new_tokens**length_penalty) for tokens, total in live]
++    finished += [([*prompt_ids, *tokens], total / max_new_tokens**length_penalty) for tokens, total in live]
+
+# better-path
+identical beams: num_beams copies of the prompt all have the same best extension. Begin with one: the extensions of
+*all* live hypotheses are ranked together, and the best num_beams go on
+-    live, finished = [([], 0.0)], []
++    live, finished = [([], 0.0)] * num_beams, []
+
+each beam for itself: each beam went its own greedy way; the extensions of *all* live hypotheses are ranked together,
+and the best num_beams go on
+-        totals = (before + logits.log_softmax(dim=-1)).flatten()  # [B * V]
++        totals = before + logits.log_softmax(dim=-1)
++        if length > 1:
++            totals = totals.masked_fill(totals < totals.amax(-1, keepdim=True), -torch.inf)
++        totals = totals.flatten()
+
+worst first: the highest score comes first
+-    return sorted(finished, key=lambda hypothesis: hypothesis[1], reverse=True)[:num_beams]
++    return sorted(finished, key=lambda hypothesis: hypothesis[1])[:num_beams]
+
+# length-penalty
+length penalty forgotten: that is the plain sum; divide the sum by len(tokens) ** length_penalty
+-                finished.append((tokens, total / length**length_penalty))
++                finished.append((tokens, total))
+@@
+-    finished += [(tokens, total / max_new_tokens**length_penalty) for tokens, total in live]
++    finished += [(tokens, total) for tokens, total in live]
+
+length penalty multiplied: the sum was multiplied by len(tokens) ** length_penalty; divide it
+-                finished.append((tokens, total / length**length_penalty))
++                finished.append((tokens, total * length**length_penalty))
+@@
+-    finished += [(tokens, total / max_new_tokens**length_penalty) for tokens, total in live]
++    finished += [(tokens, total * max_new_tokens**length_penalty) for tokens, total in live]
+
+prompt counted in the length: the length counts the new tokens, not the prompt's
+-                finished.append((tokens, total / length**length_penalty))
++                finished.append((tokens, total / (length + len(prompt_ids)) ** length_penalty))
+@@
+-    finished += [(tokens, total / max_new_tokens**length_penalty) for tokens, total in live]
++    finished += [(tokens, total / (max_new_tokens + len(prompt_ids)) ** length_penalty) for tokens, total in live]
+
+# finished-aside
+only the unfinished are normalized: a finished hypothesis is compared at the end with those still live, under the same
+length penalty
+-                finished.append((tokens, total / length**length_penalty))
++                finished.append((tokens, total))
+
+finished ones dropped: a finished hypothesis is compared at the end with those still live, under the same length
+penalty
+-                finished.append((tokens, total / length**length_penalty))
++                pass
+
+finished ones extended: a hypothesis that ends in one of eos_token_ids is finished: put it aside and never extend it
+-            if token in eos_token_ids:
++            if False:
+
+ends with the first finished: the search goes on after the first hypothesis has finished: a later one may be better
+-        if not live:
++        if finished or not live:
+
+# full-beam
+finished ones keep their place: a finished hypothesis gives its place to a live one: num_beams live ones go on
+-            if len(extended) == num_beams:
++            if len(extended) + len(finished) >= num_beams:
+
+# more-beams-than-tokens
+more beams than extensions: there may be fewer extensions than num_beams: topk takes at most as many as there are
+-        best = totals.topk(min(len(totals), num_beams * (1 + len(eos_token_ids))))
++        best = totals.topk(num_beams * (1 + len(eos_token_ids)))
+
+# short-wins
+no penalty below zero: a negative length_penalty is allowed, and favours short hypotheses
+-                finished.append((tokens, total / length**length_penalty))
++                finished.append((tokens, total / length ** max(length_penalty, 0)))
+@@
+-    finished += [(tokens, total / max_new_tokens**length_penalty) for tokens, total in live]
++    finished += [(tokens, total / max_new_tokens ** max(length_penalty, 0)) for tokens, total in live]
+
+# calls
+one call for each text
+-        logits = forward_many([[*prompt_ids, *tokens] for tokens, _ in live])
++        logits = torch.cat([forward_many([[*prompt_ids, *tokens]]) for tokens, _ in live])
+"""
+
+COUNT_ROWS = """
+# by-hand
+no growth: the text grows by one token with each pass
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return prompt_tokens * new_tokens
+
+one token too long: the first pass runs over the prompt alone, and nothing runs over the last token
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return sum(prompt_tokens + i for i in range(1, new_tokens + 1))
+
+# 100-after-10
+new tokens only: every pass runs over the whole text, not over the new token alone
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return new_tokens
+
+as with a cache: that is the count with a cache; here every pass starts from the first token
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return prompt_tokens + new_tokens - 1 if new_tokens else 0
+
+the finished text: so long is the finished text, but the model goes over the text again for every new token
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return prompt_tokens + new_tokens
+
+# by-hand
+every pass the longest: only the last pass is nearly that long; the first runs over the prompt alone
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return (prompt_tokens + new_tokens) * new_tokens
+
+# 1000-after-2000
+only the passes over new tokens: every pass runs over the prompt, too
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return new_tokens * (new_tokens - 1) // 2
+
+# exact
+a float
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return new_tokens * (2 * prompt_tokens + new_tokens - 1) / 2
+
+halved too early: halve the product of both factors: an odd number, halved before that, is rounded down
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return new_tokens * prompt_tokens + (new_tokens // 2) * (new_tokens - 1)
+
+# nothing-new
+at least the prompt: no new token, no pass
+-    return new_tokens * prompt_tokens + new_tokens * (new_tokens - 1) // 2
++    return max(prompt_tokens, sum(range(prompt_tokens, prompt_tokens + new_tokens)))
+"""
+
+WRONG = read_mistakes(
+    __file__,
+    {
+        "naive-loop": NAIVE_LOOP,
+        "sampling-filters": SAMPLING_FILTERS,
+        "repetition-penalty": REPETITION_PENALTY,
+        "beam-search": BEAM_SEARCH,
+        "count-rows": COUNT_ROWS,
+    },
+)
+
+ALTERNATIVE: dict[str, str] = {
+    "naive-loop": """
 def token_loop(forward, prompt_ids, choose, max_new_tokens, stop_token_ids=()):
     new = []
     while len(new) < max_new_tokens and not (new and new[-1] in set(stop_token_ids)):
@@ -25,186 +408,8 @@ def token_loop(forward, prompt_ids, choose, max_new_tokens, stop_token_ids=()):
         logits = forward(so_far)
         new.append(choose(logits[logits.shape[0] - 1, :], so_far))
         yield new[-1]
-"""
-
-
-def loop(old: str, new: str) -> str:
-    assert LOOP.count(old) == 1, old
-    return LOOP.replace(old, new)
-
-
-NAIVE_LOOP = [
-    WrongAnswer(
-        "first row",
-        loop("forward(text)[-1]", "forward(text)[0]"),
-        "last-row",
-        "row 0 predicts what follows the first token",
-    ),
-    WrongAnswer(
-        "row of the prompt's end",
-        loop("forward(text)[-1]", "forward(text)[len(prompt_ids) - 1]"),
-        "last-row",
-        "right for the first token only: the row does not move with the text",
-    ),
-    WrongAnswer(
-        "all rows",
-        loop("forward(text)[-1]", "forward(text)"),
-        "last-row",
-        "choose is given [M, V] instead of one row",
-    ),
-    WrongAnswer(
-        "prompt to choose",
-        loop("[-1], text)", "[-1], prompt_ids)"),
-        "last-row",
-        "a repetition penalty would never see the generated tokens",
-    ),
-    WrongAnswer(
-        "row by number",
-        loop("forward(text)[-1]", "forward(text)[len(text) - 1]"),
-        "one-row",
-        "fails with a cache, where forward gives the last row only",
-    ),
-    WrongAnswer(
-        "only the new token",
-        loop("        text.append(token)", "        text = [token]"),
-        "whole-text",
-        "without a cache the model forgets the rest of the text",
-    ),
-    WrongAnswer(
-        "never appended",
-        loop("        text.append(token)", "        pass"),
-        "whole-text",
-        "every step asks the same question again",
-    ),
-    WrongAnswer(
-        "one token too many",
-        loop("range(max_new_tokens)", "range(max_new_tokens + 1)"),
-        "whole-text",
-        "off by one",
-    ),
-    WrongAnswer(
-        "prompt counted in",
-        loop("range(max_new_tokens)", "range(max_new_tokens - len(prompt_ids))"),
-        "whole-text",
-        "max_new_tokens counts the new tokens, not the text",
-    ),
-    WrongAnswer(
-        "a pass after the last token",
-        """
-def token_loop(forward, prompt_ids, choose, max_new_tokens, stop_token_ids=()):
-    text = list(prompt_ids)
-    logits = forward(text)
-    for _ in range(max_new_tokens):
-        token = choose(logits[-1], text)
-        yield token
-        if token in stop_token_ids:
-            return
-        text.append(token)
-        logits = forward(text)
 """,
-        "whole-text",
-        "the pass after the last token is work for nothing",
-    ),
-    WrongAnswer(
-        "stop token kept back",
-        """
-def token_loop(forward, prompt_ids, choose, max_new_tokens, stop_token_ids=()):
-    text = list(prompt_ids)
-    for _ in range(max_new_tokens):
-        token = choose(forward(text)[-1], text)
-        if token in stop_token_ids:
-            return
-        yield token
-        text.append(token)
-""",
-        "stop-token",
-        "the caller cannot tell a stop from the length limit",
-    ),
-    WrongAnswer(
-        "never stops",
-        loop("        if token in stop_token_ids:\n            return\n", ""),
-        "stop-token",
-        "stop tokens are ignored",
-    ),
-    WrongAnswer(
-        "first stop token only",
-        loop("token in stop_token_ids", "token in stop_token_ids[:1]"),
-        "stop-token",
-        "a model may have several",
-    ),
-    WrongAnswer(
-        "stop anywhere in the text",
-        loop("if token in stop_token_ids", "if set([*text, token]) & set(stop_token_ids)"),
-        "stop-in-prompt",
-        "a stop token in the prompt ends the text after one token",
-    ),
-    WrongAnswer(
-        "all at once",
-        """
-def token_loop(forward, prompt_ids, choose, max_new_tokens, stop_token_ids=()):
-    text, new = list(prompt_ids), []
-    for _ in range(max_new_tokens):
-        new.append(choose(forward(text)[-1], text))
-        text.append(new[-1])
-        if new[-1] in stop_token_ids:
-            break
-    return iter(new)
-""",
-        "lazy",
-        "nothing can be streamed, and a cancelled request runs to its end",
-    ),
-    WrongAnswer(
-        "prompt appended to",
-        loop("list(prompt_ids)", "prompt_ids"),
-        "prompt-untouched",
-        "the caller's list grows",
-    ),
-]
-
-# --- sampling-filters ---
-
-TEMPERATURE = """
-def apply_temperature(logits, temperature):
-    return logits / temperature
-"""
-TOP_K = """
-def keep_top_k(logits, k):
-    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
-    return logits.masked_fill(logits < kth, -torch.inf)
-"""
-TOP_P = """
-def keep_top_p(logits, p):
-    sorted_logits, order = logits.sort(dim=-1, descending=True)
-    probabilities = sorted_logits.softmax(dim=-1)
-    held_before = probabilities.cumsum(dim=-1) - probabilities
-    removed = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, held_before >= p)
-    return logits.masked_fill(removed, -torch.inf)
-"""
-MIN_P = """
-def keep_min_p(logits, p):
-    probabilities = logits.softmax(dim=-1)
-    border = p * probabilities.amax(dim=-1, keepdim=True)
-    return logits.masked_fill(probabilities < border, -torch.inf)
-"""
-NAMES = """
-sampling_filters = {
-    "temperature": apply_temperature,
-    "top_k": keep_top_k,
-    "top_p": keep_top_p,
-    "min_p": keep_min_p,
-}
-"""
-
-
-def filters(part: str, old: str, new: str) -> str:
-    assert part.count(old) == 1, old
-    return (
-        "".join(p.replace(old, new) if p is part else p for p in (TEMPERATURE, TOP_K, TOP_P, MIN_P)) + NAMES
-    )
-
-
-FILTERS_ALTERNATIVE = (
-    """
+    "sampling-filters": """
 def by_rows(one_row):
     def whole(logits, setting):
         rows = [one_row(row, setting) for row in logits.reshape(-1, logits.shape[-1])]
@@ -242,150 +447,15 @@ def keep_min_p(logits, p):
         return logits.clone()
     far = torch.log(torch.tensor(p, dtype=logits.dtype))  # a ratio of probabilities is a difference of logits
     return torch.where(logits >= logits.max(-1, keepdim=True).values + far, logits, -torch.inf)
-"""
-    + NAMES
-)
 
-SAMPLING_FILTERS = [
-    WrongAnswer(
-        "temperature multiplies",
-        filters(TEMPERATURE, "logits / temperature", "logits * temperature"),
-        "temperature",
-        "high temperatures would sharpen",
-    ),
-    WrongAnswer(
-        "softmax before temperature",
-        filters(TEMPERATURE, "logits / temperature", "logits.softmax(dim=-1) / temperature"),
-        "temperature",
-        "probabilities divided by T are not the distribution at T",
-    ),
-    WrongAnswer(
-        "probabilities from temperature",
-        filters(TEMPERATURE, "logits / temperature", "(logits / temperature).softmax(dim=-1)"),
-        "temperature",
-        "the next filter would take the softmax of a softmax",
-    ),
-    WrongAnswer(
-        "temperature in place",
-        filters(TEMPERATURE, "logits / temperature", "logits.div_(temperature)"),
-        "input-untouched",
-        "the caller's logits change",
-    ),
-    WrongAnswer(
-        "removed tokens get 0",
-        filters(TOP_K, "-torch.inf", "0.0"),
-        "top-k",
-        "to softmax, 0 is a weight of 1",
-    ),
-    WrongAnswer(
-        "k smallest",
-        filters(TOP_K, "logits < kth", "logits > kth"),
-        "top-k",
-        "keeps the wrong end",
-    ),
-    WrongAnswer(
-        "loses the k-th",
-        filters(TOP_K, "logits < kth", "logits <= kth"),
-        "top-k",
-        "keeps k − 1",
-    ),
-    WrongAnswer(
-        "keeps k + 1",
-        filters(TOP_K, "min(k,", "min(k + 1,"),
-        "top-k",
-        "off by one",
-    ),
-    WrongAnswer(
-        "k beyond the vocabulary",
-        filters(TOP_K, "min(k, logits.shape[-1])", "k"),
-        "edges",
-        "topk raises where k > V",
-    ),
-    WrongAnswer(
-        "k distinct values",
-        filters(
-            TOP_K,
-            "logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]",
-            "logits.unique()[-min(k, logits.unique().numel())]",
-        ),
-        "edges",
-        "with ties above the border, too many stay",
-    ),
-    WrongAnswer(
-        "nucleus without the token that crosses p",
-        filters(TOP_P, "held_before >= p", "held_before + probabilities > p"),
-        "top-p",
-        "less than p is left, and nothing at all for a small p",
-    ),
-    WrongAnswer(
-        "one more than the nucleus",
-        filters(TOP_P, "held_before >= p", "held_before - probabilities.roll(1, -1) >= p"),
-        "top-p",
-        "the set is not the smallest",
-    ),
-    WrongAnswer(
-        "mask left in sorted order",
-        filters(
-            TOP_P,
-            "torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, held_before >= p)",
-            "held_before >= p",
-        ),
-        "top-p",
-        "the mask belongs to other tokens",
-    ),
-    WrongAnswer(
-        "nucleus at exactly p",
-        filters(TOP_P, "held_before >= p", "held_before > p"),
-        "edges",
-        "where p is reached exactly, one token too many stays",
-    ),
-    WrongAnswer(
-        "nucleus in place",
-        filters(TOP_P, "logits.masked_fill(", "logits.masked_fill_("),
-        "input-untouched",
-        "the caller's logits change",
-    ),
-    WrongAnswer(
-        "min-p as an absolute border",
-        filters(MIN_P, "p * probabilities.amax(dim=-1, keepdim=True)", "p"),
-        "min-p",
-        "the border follows the most likely token",
-    ),
-    WrongAnswer(
-        "min-p on logits",
-        filters(MIN_P, "logits.softmax(dim=-1)", "logits"),
-        "min-p",
-        "p times a logit means nothing; probabilities have ratios",
-    ),
-    WrongAnswer(
-        "one maximum for all rows",
-        filters(MIN_P, "probabilities.amax(dim=-1, keepdim=True)", "probabilities.max()"),
-        "batches",
-        "each row has its own most likely token",
-    ),
-    WrongAnswer(
-        "nan where -inf came in",
-        filters(
-            MIN_P,
-            "logits.masked_fill(probabilities < border, -torch.inf)",
-            "logits * (probabilities >= border) + torch.where(probabilities >= border, 0.0, -torch.inf)",
-        ),
-        "already-removed",
-        "-inf times 0 is nan",
-    ),
-]
-
-# --- repetition-penalty ---
-
-PENALTY = """
-def penalize_repetition(logits, token_ids, penalty):
-    seen = torch.zeros_like(logits, dtype=torch.bool)
-    seen[list(token_ids)] = True
-    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-    return torch.where(seen, penalized, logits)
-"""
-
-PENALTY_ALTERNATIVE = """
+sampling_filters = {
+    "temperature": apply_temperature,
+    "top_k": keep_top_k,
+    "top_p": keep_top_p,
+    "min_p": keep_min_p,
+}
+""",
+    "repetition-penalty": """
 def penalize_repetition(logits, token_ids, penalty):
     new = logits.clone()
     for token in set(token_ids):
@@ -394,112 +464,8 @@ def penalize_repetition(logits, token_ids, penalty):
         else:
             new[token] /= penalty
     return new
-"""
-
-
-def penalty(old: str, new: str) -> str:
-    assert PENALTY.count(old) == 1, old
-    return PENALTY.replace(old, new)
-
-
-WHERE = "torch.where(logits > 0, logits / penalty, logits * penalty)"
-
-REPETITION_PENALTY = [
-    WrongAnswer(
-        "divides all",
-        penalty(WHERE, "logits / penalty"),
-        "multiplies-negative",
-        "the first published form: negative logits become more likely",
-    ),
-    WrongAnswer(
-        "multiplies all",
-        penalty(WHERE, "logits * penalty"),
-        "divides-positive",
-        "positive logits become more likely",
-    ),
-    WrongAnswer(
-        "subtracts",
-        penalty(WHERE, "logits - penalty"),
-        "divides-positive",
-        "that is the presence penalty",
-    ),
-    WrongAnswer(
-        "the wrong way round",
-        penalty("logits > 0", "logits < 0"),
-        "multiplies-negative",
-        "every seen token becomes more likely",
-    ),
-    WrongAnswer(
-        "every token",
-        penalty("torch.where(seen, penalized, logits)", "penalized"),
-        "leaves-others",
-        "not only those in the text",
-    ),
-    WrongAnswer(
-        "the last token only",
-        penalty("list(token_ids)", "list(token_ids)[-1:]"),
-        "divides-positive",
-        "the rest of the text counts too",
-    ),
-    WrongAnswer(
-        "once for each time",
-        """
-def penalize_repetition(logits, token_ids, penalty):
-    new = logits.clone()
-    for token in token_ids:
-        new[token] = new[token] / penalty if new[token] > 0 else new[token] * penalty
-    return new
 """,
-        "once-per-token",
-        "a common word would be gone after a page",
-    ),
-    WrongAnswer(
-        "in place",
-        """
-def penalize_repetition(logits, token_ids, penalty):
-    for token in set(token_ids):
-        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-    return logits
-""",
-        "input-untouched",
-        "the caller's logits change",
-    ),
-    WrongAnswer(
-        "fails on an empty text",
-        penalty("seen[list(token_ids)] = True", "seen[torch.tensor(token_ids)] = True"),
-        "edges",
-        "torch.tensor([]) holds floats, which cannot index",
-    ),
-]
-
-# --- beam-search ---
-
-BEAM = """
-def beam_search(forward_many, prompt_ids, *, num_beams, max_new_tokens, length_penalty=1.0, eos_token_ids=()):
-    live, finished = [([], 0.0)], []
-    for length in range(1, max_new_tokens + 1):
-        logits = forward_many([[*prompt_ids, *tokens] for tokens, _ in live])
-        before = torch.tensor([[total] for _, total in live])
-        totals = (before + logits.log_softmax(dim=-1)).flatten()
-        best = totals.topk(min(len(totals), num_beams * (1 + len(eos_token_ids))))
-        extended = []
-        for total, index in zip(best.values.tolist(), best.indices.tolist()):
-            if len(extended) == num_beams:
-                break
-            text, token = divmod(index, logits.shape[-1])
-            tokens = [*live[text][0], token]
-            if token in eos_token_ids:
-                finished.append((tokens, total / length**length_penalty))
-            else:
-                extended.append((tokens, total))
-        live = extended
-        if not live:
-            break
-    finished += [(tokens, total / max_new_tokens**length_penalty) for tokens, total in live]
-    return sorted(finished, key=lambda hypothesis: hypothesis[1], reverse=True)[:num_beams]
-"""
-
-BEAM_ALTERNATIVE = """
+    "beam-search": """
 from collections import namedtuple
 from heapq import nlargest
 
@@ -537,222 +503,8 @@ def beam_search(
             break
     done += [(score(total, tokens), tokens) for tokens, total in live.items()]
     return [Hypothesis(list(tokens), s) for s, tokens in nlargest(num_beams, done)]
-"""
-
-
-def beam(*changes: tuple[str, str]) -> str:
-    source = BEAM
-    for old, new in changes:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
-
-
-BEAM_SEARCH = [
-    WrongAnswer(
-        "sums logits",
-        beam(("logits.log_softmax(dim=-1)", "logits")),
-        "one-beam",
-        "logits of different texts have different zeros",
-    ),
-    WrongAnswer(
-        "sums probabilities",
-        beam(("logits.log_softmax(dim=-1)", "logits.softmax(dim=-1)")),
-        "one-beam",
-        "probabilities multiply",
-    ),
-    WrongAnswer(
-        "with the prompt",
-        beam(("(tokens, total / max_new_tokens", "([*prompt_ids, *tokens], total / max_new_tokens")),
-        "one-beam",
-        "hypotheses hold the new tokens only",
-    ),
-    WrongAnswer(
-        "identical beams",
-        beam(("live, finished = [([], 0.0)], []", "live, finished = [([], 0.0)] * num_beams, []")),
-        "better-path",
-        "num_beams copies of the prompt have the same best extension, so that all beams stay the same",
-    ),
-    WrongAnswer(
-        "each beam for itself",
-        beam(
-            (
-                "        totals = (before + logits.log_softmax(dim=-1)).flatten()",
-                "        totals = before + logits.log_softmax(dim=-1)\n"
-                "        if length > 1:\n"
-                "            totals = totals.masked_fill(totals < totals.amax(-1, keepdim=True), -torch.inf)\n"
-                "        totals = totals.flatten()",
-            )
-        ),
-        "better-path",
-        "greedy from num_beams starts: extensions are not ranked together",
-    ),
-    WrongAnswer(
-        "worst first",
-        beam((", reverse=True", "")),
-        "better-path",
-        "sorted the wrong way",
-    ),
-    WrongAnswer(
-        "length penalty forgotten",
-        beam(
-            ("total / length**length_penalty", "total"), ("total / max_new_tokens**length_penalty", "total")
-        ),
-        "length-penalty",
-        "sums favour the short",
-    ),
-    WrongAnswer(
-        "length penalty multiplied",
-        beam(
-            ("total / length**length_penalty", "total * length**length_penalty"),
-            ("total / max_new_tokens**length_penalty", "total * max_new_tokens**length_penalty"),
-        ),
-        "length-penalty",
-        "the wrong sign of the exponent",
-    ),
-    WrongAnswer(
-        "prompt counted in the length",
-        beam(
-            ("total / length**length_penalty", "total / (length + len(prompt_ids)) ** length_penalty"),
-            (
-                "total / max_new_tokens**length_penalty",
-                "total / (max_new_tokens + len(prompt_ids)) ** length_penalty",
-            ),
-        ),
-        "length-penalty",
-        "the length is that of the new tokens",
-    ),
-    WrongAnswer(
-        "only the unfinished are normalized",
-        beam(("total / length**length_penalty", "total")),
-        "finished-aside",
-        "finished and live hypotheses are compared in different units",
-    ),
-    WrongAnswer(
-        "finished ones dropped",
-        beam(("finished.append((tokens, total / length**length_penalty))", "pass")),
-        "finished-aside",
-        "only what is still live at the end is returned",
-    ),
-    WrongAnswer(
-        "finished ones extended",
-        beam(("if token in eos_token_ids:", "if False:")),
-        "finished-aside",
-        "text goes on after its end",
-    ),
-    WrongAnswer(
-        "ends with the first finished",
-        beam(("        if not live:", "        if finished or not live:")),
-        "finished-aside",
-        "a later ending may be better",
-    ),
-    WrongAnswer(
-        "finished ones keep their place",
-        beam(
-            (
-                "            if len(extended) == num_beams:",
-                "            if len(extended) + len(finished) >= num_beams:",
-            )
-        ),
-        "full-beam",
-        "the beam narrows with every finished hypothesis",
-    ),
-    WrongAnswer(
-        "more beams than extensions",
-        beam(
-            ("min(len(totals), num_beams * (1 + len(eos_token_ids)))", "num_beams * (1 + len(eos_token_ids))")
-        ),
-        "more-beams-than-tokens",
-        "topk raises where num_beams > V",
-    ),
-    WrongAnswer(
-        "no penalty below zero",
-        beam(
-            ("total / length**length_penalty", "total / length ** max(length_penalty, 0)"),
-            ("total / max_new_tokens**length_penalty", "total / max_new_tokens ** max(length_penalty, 0)"),
-        ),
-        "short-wins",
-        "a negative length penalty is allowed and favours the short",
-    ),
-    WrongAnswer(
-        "one call for each text",
-        beam(
-            (
-                "forward_many([[*prompt_ids, *tokens] for tokens, _ in live])",
-                "torch.cat([forward_many([[*prompt_ids, *tokens]]) for tokens, _ in live])",
-            )
-        ),
-        "calls",
-        "the texts of a step share one pass over the weights",
-    ),
-]
-
-# --- count-rows ---
-
-
-def rows(expression: str) -> str:
-    return f"def count_rows(prompt_tokens, new_tokens):\n    return {expression}\n"
-
-
-COUNT_ROWS = [
-    WrongAnswer("no growth", rows("prompt_tokens * new_tokens"), "by-hand", "the text grows"),
-    WrongAnswer(
-        "one token too long",
-        rows("sum(prompt_tokens + i for i in range(1, new_tokens + 1))"),
-        "by-hand",
-        "the printed 2,500,500: each pass counted with the token it is about to produce",
-    ),
-    WrongAnswer("new tokens only", rows("new_tokens"), "100-after-10", "that is the number of passes"),
-    WrongAnswer(
-        "as with a cache",
-        rows("prompt_tokens + new_tokens - 1 if new_tokens else 0"),
-        "100-after-10",
-        "a cache would make it so",
-    ),
-    WrongAnswer(
-        "every pass the longest",
-        rows("(prompt_tokens + new_tokens) * new_tokens"),
-        "by-hand",
-        "only the last pass is nearly that long",
-    ),
-    WrongAnswer(
-        "only the passes over new tokens",
-        rows("new_tokens * (new_tokens - 1) // 2"),
-        "1000-after-2000",
-        "the prompt is run over again with every token",
-    ),
-    WrongAnswer(
-        "a float",
-        rows("new_tokens * (2 * prompt_tokens + new_tokens - 1) / 2"),
-        "exact",
-        "right, but / leaves the integers, and with them exactness",
-    ),
-    WrongAnswer(
-        "halved too early",
-        rows("new_tokens * prompt_tokens + (new_tokens // 2) * (new_tokens - 1)"),
-        "exact",
-        "wrong for odd numbers of new tokens",
-    ),
-    WrongAnswer(
-        "at least the prompt",
-        rows("max(prompt_tokens, sum(range(prompt_tokens, prompt_tokens + new_tokens)))"),
-        "nothing-new",
-        "no new token, no pass",
-    ),
-]
-
-WRONG: dict[str, list[WrongAnswer]] = {
-    "naive-loop": NAIVE_LOOP,
-    "sampling-filters": SAMPLING_FILTERS,
-    "repetition-penalty": REPETITION_PENALTY,
-    "beam-search": BEAM_SEARCH,
-    "count-rows": COUNT_ROWS,
-}
-
-ALTERNATIVE: dict[str, str] = {
-    "naive-loop": LOOP_ALTERNATIVE,
-    "sampling-filters": FILTERS_ALTERNATIVE,
-    "repetition-penalty": PENALTY_ALTERNATIVE,
-    "beam-search": BEAM_ALTERNATIVE,
-    "count-rows": rows("sum(range(prompt_tokens, prompt_tokens + new_tokens))"),
+""",
+    "count-rows": """def count_rows(prompt_tokens, new_tokens):
+    return sum(range(prompt_tokens, prompt_tokens + new_tokens))
+""",
 }

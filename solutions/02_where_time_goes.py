@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Exercises of lab 02: where the time goes
 #
-# Six functions that say how long a step takes before it runs: what each layer computes and moves, the time of
-# a step, how many sequences pay and how many fit, what a roofline plot says, what a million tokens cost, and,
-# last, one function rewritten so that a compiler can take it whole.
+# Six functions, most of which predict what a step costs before it runs: what each layer computes and moves, the
+# time of a step, how many sequences are worth batching and how many fit, what a roofline plot says, what a
+# million tokens cost. The last one is a function to rewrite so that it compiles to a single graph.
 #
-# Symbols: N tokens of a step, B sequences, S context, L layers, H_q and H_kv heads, D head size, d width,
-# F feed-forward width, V vocabulary, b bytes an element. Where a formula could be counted in two ways, the
-# text says which is meant; whole numbers are compared exactly, others to 1 part in 10⁹.
+# Symbols: N tokens of a step, B sequences, S context, L layers, H_q and H_kv heads, D head size, d width, F
+# feed-forward width, V vocabulary, b bytes per element. Where a formula could be counted in two ways, the text
+# says which one is meant. Whole numbers are compared exactly, others to 1 part in 10⁹.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
 import math
@@ -25,9 +25,9 @@ h100 = PUBLISHED["h100-sxm"]
 llama_3_8b, llama_2_7b = public_shape("llama-3-8b"), public_shape("llama-2-7b")  # H_kv = 8, H_kv = H_q = 32
 
 # %% [markdown]
-# ## 1. FLOPs a byte
+# ## 1. FLOPs per byte
 #
-# *Lab 02, "FLOPs a byte, layer by layer".* Three functions, one for each kind of layer. Each gives a tuple
+# *Lab 02, "FLOPs per byte, layer by layer".* Three functions, one for each kind of layer. Each returns a tuple
 # `(FLOPs, bytes, FLOPs / bytes)`, the first two as exact `int`s (use `//` where you divide).
 #
 # | layer | FLOPs | values that are read or written, b bytes each |
@@ -36,21 +36,21 @@ llama_3_8b, llama_2_7b = public_shape("llama-3-8b"), public_shape("llama-2-7b") 
 # | MLP, N rows | 6·N·d·F | the sum of its three linears: gate and up (d → F), down (F → d) |
 # | attention | 4·D for each query head and each pair of a query and a key it sees | q and result: B·T·H_q·D each; keys and values: B·S·H_kv·D each |
 #
-# - The MLP's products are counted one by one: each reads its rows and writes its result. Its activation is
-#   not counted. With `matrices=2` (GPT-2) there is no gate: up and down only.
-# - In attention, each of B sequences brings T new queries, and S keys *in all*, the T new tokens' own among
-#   them. A query sees the keys up to its own token's and no later one: the first of the new queries sees
-#   S − T + 1 keys, the last one S. (The lecture's S·T / (S + T) counts all T·S pairs; here, as in the
-#   workbench, only those that are seen.) Scores are neither written nor read, and softmax is not counted.
+# - The MLP's products are counted one by one: each reads its input rows and writes its result. Its activation
+#   is not counted. With `matrices=2` (GPT-2) there is no gate: only up and down.
+# - In attention, each of B sequences has T new queries and S keys *in all*, including those of the T new
+#   tokens. A query sees the keys up to its own token's, and no later one: the first new query sees S − T + 1
+#   keys, the last one S. (The lecture's S·T / (S + T) counts all T·S pairs; here, as in the workbench, only the
+#   visible pairs count.) Scores are neither written nor read, and softmax is not counted.
 #
-# *By hand: a linear of 4 → 6 over 1 row with b = 2 does 48 FLOPs on 2·(4 + 24 + 6) = 68 bytes. Attention with
-# T = 2, S = 3, one head of D = 4 and one sequence sees 2 + 3 = 5 pairs: 80 FLOPs on 2·(8 + 8 + 12 + 12) = 80
-# bytes.*
+# *By hand: a linear of 4 → 6 over 1 row with b = 2 does 48 FLOPs on 2·(4 + 24 + 6) = 68 bytes. Attention with T
+# = 2, S = 3, one head of D = 4 and one sequence has 2 + 3 = 5 visible pairs: 80 FLOPs on 2·(8 + 8 + 12 + 12) =
+# 80 bytes.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "roofline-intensity"}
 def linear_costs(rows, d_in, d_out, bytes_per_element):
-    """(FLOPs, bytes, FLOPs a byte) of y = x·W for x [rows, d_in]."""
+    """(FLOPs, bytes, FLOPs per byte) of y = x·W for x [rows, d_in]."""
     ### STUB: a multiply and an add for each row and each weight; x, W and y cross the bus once
     ### BEGIN SOLUTION
     flops = 2 * rows * d_in * d_out
@@ -63,7 +63,9 @@ def mlp_costs(rows, d, f, bytes_per_element, matrices=3):
     """The same for a feed-forward of `matrices` linears: gate, up, down; or, with 2, up and down."""
     ### STUB: the sum of its linears
     ### BEGIN SOLUTION
-    flops, moved = matrices * 2 * rows * d * f, bytes_per_element * matrices * (rows * d + d * f + rows * f)
+    shapes = [(d, f)] * (matrices - 1) + [(f, d)]
+    each = [linear_costs(rows, d_in, d_out, bytes_per_element) for d_in, d_out in shapes]
+    flops, moved = sum(costs[0] for costs in each), sum(costs[1] for costs in each)
     return flops, moved, flops / moved
     ### END SOLUTION
 
@@ -84,7 +86,7 @@ layer_costs = {"linear": linear_costs, "mlp": mlp_costs, "attention": attention_
 
 # %%
 with checks.trying("roofline-intensity"):
-    print("FLOPs a byte in one decode step of Llama-3-8B's layers, 2,048 keys, bfloat16")
+    print("FLOPs per byte in one decode step of Llama-3-8B's layers, 2,048 keys, bfloat16")
     print(f"{'batch':>6} {'linear':>8} {'MLP':>8} {'attention':>10} {'with H_kv = H_q':>16}")
     for batch in (1, 8, 64, 512):
         linear = linear_costs(batch, 4096, 4096, 2)[2]
@@ -93,23 +95,21 @@ with checks.trying("roofline-intensity"):
         print(f"{batch:>6} {linear:>8.1f} {mlp:>8.1f} {grouped:>10.4f} {plain:>16.4f}")
     yours = attention_costs(4, 512, 512, 32, 8, 128, 2)[0] * llama_3_8b.num_layers
     ours = prefill_costs(llama_3_8b, batch=4, prompt=512, weight_bytes_per_element=2).operation("attention")
-    print(
-        f"\na prompt of 512, 4 sequences: {yours:,} FLOPs in attention; the workbench counts {ours.flops:,}"
-    )
+    print(f"\na prompt of 512, 4 sequences: {yours:,} FLOPs in attention; the workbench counts {ours.flops:,}")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-intensity-check", "points": 8}
 checks.check("roofline-intensity", layer_costs)
 
 # %% [markdown]
-# Each column but the last two grows with the batch, because its weights are shared. In attention nothing is
-# shared: the batch changes nothing, with as many key-value heads as query heads it stays below 1 FLOP a byte,
-# and only sharing keys among query heads (H_q / H_kv of them) lifts it.
+# Each column but the last two grows with the batch, because the weights are shared. In attention nothing is
+# shared, so the batch changes nothing. With as many key-value heads as query heads, attention stays below 1
+# FLOP per byte; only sharing keys among query heads (H_q / H_kv of them) raises it.
 #
 # ## 2. The time of a step
 #
-# *Lab 02, "Three things take time" and "The formula".* Predict the time per output token (TPOT) of one decode step: B
-# sequences that remember `context` tokens each, and one new token for each of them. So each reads or writes
-# S = context + 1 keys and values, the new token's own among them.
+# *Lab 02, "Three things take time" and "The formula".* Predict the time per output token (TPOT) of one decode
+# step: B sequences with `context` cached tokens each, and one new token for each of them. So each sequence
+# reads or writes S = context + 1 keys and values, including those of the new token.
 #
 # - P, the weights that a step multiplies by: L·(2·d·H_q·D + 2·d·H_kv·D + 3·d·F) + d·V. GPT-2
 #   (`config.is_gpt2`) has 2·d·F in place of 3·d·F. Norms, biases and tables that are only looked up are left out.
@@ -118,9 +118,9 @@ checks.check("roofline-intensity", layer_costs)
 # - Three terms: *launch* = `launches` × `ceilings.launch_s`, *bandwidth* = bytes /
 #   `ceilings.read_bytes_per_s`, *compute* = FLOPs / `ceilings.flop_per_s[dtype]`.
 #
-# The three go on at the same time, so the largest is the TPOT. Give `(limit, seconds)`: the name of the
-# largest term, `"launch"`, `"bandwidth"` or `"compute"`, and its seconds. The names in the config are
-# `num_layers`, `hidden_size`, `num_heads`, `num_kv_heads`, `head_dim`, `intermediate_size`, `vocab_size`.
+# The three overlap, so the largest is the TPOT. Return `(limit, seconds)`: the name of the largest term,
+# `"launch"`, `"bandwidth"` or `"compute"`, and its seconds. The names in the config are `num_layers`,
+# `hidden_size`, `num_heads`, `num_kv_heads`, `head_dim`, `intermediate_size`, `vocab_size`.
 #
 # *By hand: L = 1, d = 4, two heads of D = 2 (H_kv = H_q), F = 8, V = 12: P = 32 + 32 + 96 + 48 = 208. With
 # B = 1, context 4, b = 2: 2·(208 + 40) = 496 bytes; at 100 bytes/s that is 4.96 s.*
@@ -166,22 +166,21 @@ checks.check("roofline-tpot", predict_tpot)
 # %% [markdown]
 # ## 3. The knee and the wall
 #
-# *Lab 02, "The knee".* A larger batch shares the weights among more sequences, up to two limits.
-# Give both, `(knee, largest)`, for the decode step of exercise 2 (the same P, FLOPs, bytes, and
-# S = context + 1):
+# *Lab 02, "The knee".* A larger batch shares the weights among more sequences, up to two limits. Return both,
+# `(knee, largest)`, for the decode step of exercise 2 (the same P, FLOPs, bytes, and S = context + 1):
 #
 # - **knee**: the smallest batch B ≥ 1 for which the compute term takes *at least as long* as the bandwidth
-#   term; exactly as long is enough. The launch term plays no part. Where each further sequence adds at least
-#   as much time in bytes as in FLOPs, compute never catches up: give `None`. (The lecture's table looks at
-#   the products alone; this is the whole step, attention and caches with it.)
+#   term; exactly as long is enough. Ignore the launch term. If each further sequence adds at least as much time
+#   in bytes as in FLOPs, the compute term never catches up: return `None`. (The lecture's table looks at the
+#   matrix products alone; this is the whole step, with attention and caches.)
 # - **largest**: how many sequences fit in `memory_bytes` beside the weights. Here the weights are *all*
-#   parameters, tables and norms too, `config.num_parameters()` of them, and each sequence holds S tokens, all
-#   at b bytes. A sequence that fills memory to the last byte fits. Give 0 where none does.
+#   parameters, including tables and norms: `config.num_parameters()` of them. Each sequence holds S tokens, all
+#   at b bytes. A sequence that fills memory to the last byte fits. Return 0 if none fits.
 #
 # Both are `int`s. *Hint: B·x ≥ y + B·z, in seconds: what are x, y and z, and when has it no solution?*
 #
-# *By hand: a step computes 3 ms a sequence, and moves weights for 10 ms and 1 ms of cache a sequence. At 5
-# sequences that is 15 against 15: the knee. If the cache took 3 ms, there would be none.*
+# *By hand: each sequence computes for 3 ms; reading the weights takes 10 ms, and each sequence's cache takes 1
+# ms more. At 5 sequences that is 15 against 15: the knee. If the cache took 3 ms, there would be none.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "roofline-knee"}
@@ -210,12 +209,7 @@ with checks.trying("roofline-knee"):
     for name, shape in (("Llama-3-8B", llama_3_8b), ("Llama-2-7B", llama_2_7b)):
         for context in (0, 32, 128, 512, 4096):
             knee, largest = batch_limits(
-                shape,
-                context=context,
-                bytes_per_element=2,
-                memory_bytes=80 * 10**9,
-                ceilings=h100,
-                dtype="bfloat16",
+                shape, context=context, bytes_per_element=2, memory_bytes=80 * 10**9, ceilings=h100, dtype="bfloat16"
             )
             print(f"{name}, context {context:>5,}: knee {knee or 'never':>6}, largest {largest:>9,}")
 
@@ -225,20 +219,20 @@ checks.check("roofline-knee", batch_limits)
 # %% [markdown]
 # ## 4. Reading a roofline
 #
-# *Lab 02, "The roofline".* `points` is a list of measured operations, each a pair (FLOPs a byte, FLOP/s
+# *Lab 02, "The roofline".* `points` is a list of measured operations, each a pair (FLOPs per byte, FLOP/s
 # attained). The roof at intensity I is the lower of I × `ceilings.read_bytes_per_s` and
-# `ceilings.flop_per_s[dtype]`. For each point, in order, give `(roof, fraction, helps)`:
+# `ceilings.flop_per_s[dtype]`. For each point, in order, return `(roof, fraction, helps)`:
 #
-# - **roof**: `"bandwidth"` where the slope, I × bandwidth, is *below* the peak; `"compute"` elsewhere, so
-#   at the ridge too, where both are equal.
-# - **fraction**: attained FLOP/s divided by the roof. Above 1 stays above 1: it happens, when data comes from
-#   a cache and not from memory, and is worth seeing.
-# - **helps**: `"fewer launches"` where the fraction is below 0.5: the time goes neither to bytes nor to FLOPs,
-#   but between them. (In real life, also to a poor kernel.) At exactly 0.5 and above, the roof is what holds
-#   the point: `"fewer bytes"` under the bandwidth roof, `"more FLOP/s"` under the compute roof.
+# - **roof**: `"bandwidth"` where I × bandwidth is *below* the peak; `"compute"` otherwise, so also at the
+#   ridge, where both are equal.
+# - **fraction**: attained FLOP/s divided by the roof. Do not clip values above 1: they happen when data comes
+#   from a cache instead of memory, and should be seen.
+# - **helps**: `"fewer launches"` where the fraction is below 0.5: most of the time goes neither to bytes nor to
+#   FLOPs, but to launches between them. (In practice, also to a poor kernel.) At exactly 0.5 and above, the
+#   roof is the limit: `"fewer bytes"` under the bandwidth roof, `"more FLOP/s"` under the compute roof.
 #
 # *By hand, with 2 TB/s and 300 TFLOP/s, whose ridge is at 150: at 1 FLOP a byte and 1.6 TFLOP/s it is
-# `("bandwidth", 0.8, "fewer bytes")`; at 300 FLOPs a byte and 30 TFLOP/s, `("compute", 0.1, "fewer launches")`.*
+# `("bandwidth", 0.8, "fewer bytes")`; at 300 FLOPs per byte and 30 TFLOP/s, `("compute", 0.1, "fewer launches")`.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "roofline-reading"}
@@ -259,7 +253,7 @@ def read_roofline(points, ceilings, dtype):
 
 # %%
 with checks.trying("roofline-reading"):
-    measured = {  # made up, but not unusual: (FLOPs a byte, FLOP/s)
+    measured = {  # made up, but not unusual: (FLOPs per byte, FLOP/s)
         "decode, batch 1, 8B": (1.0, 2.9e12),
         "decode, batch 1, 0.5B": (1.0, 0.4e12),
         "decode, batch 64, 8B": (58.0, 150e12),
@@ -275,22 +269,23 @@ checks.check("roofline-reading", read_roofline)
 # %% [markdown]
 # ## 5. What a million tokens cost
 #
-# *Lab 02, "What it costs in dollars" and "A published slip".* A machine is rented by the hour and always busy with batches of B requests,
-# one batch after the other. Each request has `prompt_tokens` and is answered with `output_tokens`.
+# *Lab 02, "What it costs in dollars" and "A published error".* A machine is rented by the hour and is always
+# busy with batches of B requests, one batch after the other. Each request has `prompt_tokens` and gets
+# `output_tokens`.
 #
-# - The prompts are *computed*: 2 FLOPs for each parameter and each prompt token, at
+# - The prompts are compute-bound: 2 FLOPs for each parameter and each prompt token, at
 #   `ceilings.flop_per_s[dtype]`. (Attention is left out, and so are the prompt's bytes.) This pass also gives
 #   every request its *first* output token.
-# - The other output tokens, `output_tokens` − 1 of them, are *read*: each step moves the weights once,
+# - The other output tokens, `output_tokens` − 1 of them, are bandwidth-bound: each step reads the weights once,
 #   `parameters` × `weight_bytes_per_element`, and B caches of `cache_bytes_per_sequence`, at
 #   `ceilings.read_bytes_per_s`, and gives one token to every request.
 #
-# Give three prices in dollars: (1) for a million *prompt* tokens: what the prompts' seconds cost, shared among
-# all prompt tokens; (2) for a million *output* tokens: what the steps' seconds cost, shared among all output
-# tokens, the first ones among them; (3) for a million tokens of *either* kind: all seconds, all tokens.
+# Return three prices in dollars: (1) for a million *prompt* tokens: the cost of the prompts' seconds, divided
+# among all prompt tokens; (2) for a million *output* tokens: the cost of the steps' seconds, divided among all
+# output tokens, including the first ones; (3) for a million tokens of *either* kind: all seconds, all tokens.
 #
-# Beware: in print, one finds FLOPs as 2 × the *bytes* of the weights. What is computed does not depend on how
-# a weight is stored; in bfloat16 that doubles the price of every prompt.
+# Beware: some texts print FLOPs as 2 × the *bytes* of the weights. But the FLOPs do not depend on how a weight
+# is stored. In bfloat16 this error doubles the price of every prompt token.
 #
 # *By hand: 10⁹ parameters of 2 bytes, 10⁶ bytes of cache, B = 1, 100 prompt and 11 output tokens, 10¹² FLOP/s,
 # 10¹⁰ bytes/s, $3.60 an hour ($0.001 a second). Prompts: 0.2 s; $2 a million. Steps: 10 × 0.2001 s = 2.001 s;
@@ -317,11 +312,8 @@ def workload_price(
     moved = parameters * weight_bytes_per_element + batch * cache_bytes_per_sequence
     output_s = (output_tokens - 1) * moved / ceilings.read_bytes_per_s
     dollars_per_s = dollars_per_hour / 3600
-    parts = (
-        (prompt_s, prompt_tokens),
-        (output_s, output_tokens),
-        (prompt_s + output_s, prompt_tokens + output_tokens),
-    )
+    both = (prompt_s + output_s, prompt_tokens + output_tokens)
+    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens), both)
     return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
     ### END SOLUTION
 
@@ -343,10 +335,11 @@ with checks.trying("workload-cost"):
             ceilings=h100,
             dtype="bfloat16",
         )
-        print(f"batch {batch:>2}: a million prompt tokens ${prices[0]:.4f}, output tokens ${prices[1]:.3f}, either ${prices[2]:.3f}")  # fmt: skip
-    print(
-        f"with FLOPs as 2 × the weights' bytes, a million prompt tokens would seem to cost ${2 * prices[0]:.4f}"
-    )
+        print(
+            f"batch {batch:>2}: a million prompt tokens ${prices[0]:.4f}, output tokens ${prices[1]:.3f}, either"
+            f" ${prices[2]:.3f}"
+        )
+    print(f"with FLOPs as 2 × the weights' bytes, a million prompt tokens would seem to cost ${2 * prices[0]:.4f}")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "workload-cost-check", "points": 5}
 checks.check("workload-cost", workload_price)
@@ -354,9 +347,10 @@ checks.check("workload-cost", workload_price)
 # %% [markdown]
 # ## 6. One graph
 #
-# *Lab 02, "What a compiler does".* Between two graphs there is Python, and on a GPU a launch for each operation. This
-# function cannot be compiled into one graph. It caps confident rows: a row of logits whose largest value
-# exceeds `limit` (a positive float) is scaled so that its largest value *is* the limit; the others stay.
+# *Lab 02, "What a compiler does".* Between two graphs Python runs, and on a GPU each operation costs a launch.
+# The function below cannot be compiled into one graph. It caps confident rows: a row of logits whose largest
+# value exceeds `limit` (a positive float) is scaled so that its largest value *is* the limit; the other rows
+# are unchanged.
 #
 # ```python
 # def cap_logits(logits, limit):  # [N, V] -> [N, V]
@@ -368,16 +362,17 @@ checks.check("workload-cost", workload_price)
 #     return torch.stack(rows)
 # ```
 #
-# The `if` asks a tensor for its value, and tracing has no values: a *graph break*. And the loop runs N times,
-# so the graph of 3 rows is not that of 5: the compiler *specializes*, and compiles again for each N. Write it
-# without both. The check compiles your function once, as
-# `torch.compile(cap_logits, fullgraph=True, dynamic=True)`, with a backend that counts the graphs and runs
-# them as they are. It calls it with several N, V and limits, all with N and V of at least 2, and there must
-# be one graph in all.
+# The `if` needs the value of a tensor, and tracing has no values: a *graph break*. And the loop runs N times,
+# so the graph for 3 rows is not the graph for 5: the compiler *specializes*, and compiles again for each N.
+# Write the function without both. The check compiles it once, as
+# `torch.compile(cap_logits, fullgraph=True, dynamic=True)`, with a backend that counts the graphs and runs them
+# unchanged. It calls it with several N, V and limits, all with N and V of at least 2, and there must be one
+# graph in all.
 #
-# The values stay the same as above, for any row (all negative, with a largest value of 0, with tokens removed
-# by −inf), and so do shape, dtype and the input. Leave the function undecorated. *Hint: compute both and
-# choose, `torch.where`; or find the one factor that is right for every row.*
+# The values must be the same as above for any row (all negative, with a largest value of 0, with tokens removed
+# by −inf). Shape and dtype must be the same too, and the input must not be changed. Do not decorate the
+# function. *Hint: compute both and choose with `torch.where`; or find the one factor that is right for every
+# row.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "one-graph"}
@@ -408,8 +403,8 @@ with checks.trying("one-graph"):
 checks.check("one-graph", cap_logits)
 
 # %% [markdown]
-# A counting backend shows what was captured, not how fast it runs. The default backend, `inductor`, makes
-# fused kernels of the one graph, fewer than it has operations; on a CPU it needs a C++ compiler for that.
+# A counting backend shows what was captured, not how fast it runs. The default backend, `inductor`, generates
+# fused kernels from the one graph, fewer than it has operations; on a CPU it needs a C++ compiler for that.
 #
-# You can now say what a step costs before it runs, and what would make it cheaper. Most of what it costs
-# without a cache is work done before; lab 03 stops doing it.
+# You can now predict what a step costs before it runs, and what would make it cheaper. Without a cache, most of
+# the cost is work that was done before; lab 03 removes it.

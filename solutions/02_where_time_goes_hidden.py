@@ -6,11 +6,8 @@ import math
 import random
 from fractions import Fraction
 
-from workbench.checks import lab02_counts as counts
-from workbench.checks import lab02_graph as graph
-from workbench.checks import lab02_reading as reading
-from workbench.checks import probes_lab02 as probes
 from workbench.grading.check import Check
+from workbench.labs.lab02_where_time_goes.checks import counts, graph, probes, reading
 from workbench.models.config import ModelConfig
 
 
@@ -42,17 +39,17 @@ def two_matrix_cases(draw: random.Random) -> list[dict]:
 
 def grouped_cases(draw: random.Random) -> list[dict]:
     return [
-        counts.layer_case("attention", sequences=draw.randrange(2, 20), new_tokens=t, keys=s, q_heads=q, kv_heads=kv, head_dim=d)
+        counts.layer_case(
+            "attention", sequences=draw.randrange(2, 20), new_tokens=t, keys=s, q_heads=q, kv_heads=kv, head_dim=d
+        )
         for t, s, q, kv, d in ((1, 900, 32, 8, 128), (1, 333, 71, 1, 64), (40, 40, 8, 2, 16))
-    ]  # fmt: skip
+    ]
 
 
 def chunk_cases(draw: random.Random) -> list[dict]:
     """A piece of a prompt, after others: more keys than new tokens."""
     return [
-        counts.layer_case(
-            "attention", sequences=b, new_tokens=t, keys=t + past, q_heads=6, kv_heads=3, head_dim=32
-        )
+        counts.layer_case("attention", sequences=b, new_tokens=t, keys=t + past, q_heads=6, kv_heads=3, head_dim=32)
         for b, t, past in ((1, 4, 10), (3, draw.randrange(16, 64), draw.randrange(100, 900)))
     ]
 
@@ -63,8 +60,10 @@ def exact_cases(draw: random.Random) -> list[dict]:
     return [
         counts.layer_case("linear", rows=10**6 + 3, d_in=10**6 + odd, d_out=10**7 + 9),
         counts.layer_case("mlp", rows=10**6 + 3, d=10**5 + odd, f=10**7 + 9),
-        counts.layer_case("attention", sequences=7, new_tokens=10**6 + 1, keys=10**7 + odd, q_heads=33, kv_heads=11, head_dim=77),
-    ]  # fmt: skip
+        counts.layer_case(
+            "attention", sequences=7, new_tokens=10**6 + 1, keys=10**7 + odd, q_heads=33, kv_heads=11, head_dim=77
+        ),
+    ]
 
 
 # --- roofline-tpot ---
@@ -73,10 +72,17 @@ def exact_cases(draw: random.Random) -> list[dict]:
 def grouped_tpot_cases(draw: random.Random) -> list[dict]:
     return [
         counts.tpot_case(counts.known_shape("llama-3-8b"), draw.randrange(2, 65), 4000),
-        counts.tpot_case(counts.made_up_shape(draw, num_heads=8, num_kv_heads=1), 6, 300, counts.made_up_ceilings(draw)),
+        counts.tpot_case(
+            counts.made_up_shape(draw, num_heads=8, num_kv_heads=1), 6, 300, counts.made_up_ceilings(draw)
+        ),
         counts.tpot_case(counts.made_up_shape(draw, groups=4), 900, 3, counts.made_up_ceilings(draw), dtype="float32"),
-        counts.tpot_case(counts.made_up_shape(draw, groups=2), 400, 90, {"read_bytes_per_s": 1e15, "flop_per_s": {"bfloat16": 1e9, "float32": 1e8}}),
-    ]  # fmt: skip
+        counts.tpot_case(
+            counts.made_up_shape(draw, groups=2),
+            400,
+            90,
+            {"read_bytes_per_s": 1e15, "flop_per_s": {"bfloat16": 1e9, "float32": 1e8}},
+        ),
+    ]
 
 
 def gpt2_tpot_cases(draw: random.Random) -> list[dict]:
@@ -177,7 +183,10 @@ def other_machine_cases(draw: random.Random) -> list[dict]:
     }
     fractions = [draw.uniform(0.52, 0.9) for _ in range(4)] + [draw.uniform(0.05, 0.48) for _ in range(4)]
     draw.shuffle(fractions)
-    return [reading.reading_case(reading.points_beside_the_ridge(draw, cpu, dtype, fractions), cpu, dtype) for dtype in ("float32", "bfloat16")]  # fmt: skip
+    return [
+        reading.reading_case(reading.points_beside_the_ridge(draw, cpu, dtype, fractions), cpu, dtype)
+        for dtype in ("float32", "bfloat16")
+    ]
 
 
 # --- workload-cost ---

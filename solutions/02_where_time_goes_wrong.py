@@ -2,52 +2,555 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from workbench.checks.mistakes import read_mistakes
 
-from workbench.checks import WrongAnswer
+ROOFLINE_INTENSITY = """
+# linear
+one FLOP for a multiply and its add: a multiply and its add are 2 FLOPs
+-    flops = 2 * rows * d_in * d_out
++    flops = rows * d_in * d_out
 
+weights alone: that is the weight alone; the N rows are read and N rows are written, too
+-    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
++    moved = bytes_per_element * d_in * d_out
 
-def variant(source: str) -> Callable[..., str]:
-    """Answers that differ from `source` by (old, new) replacements, each of something that stands there once."""
+result not written: the result [N, d_out] is written, too
+-    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
++    moved = bytes_per_element * (rows * d_in + d_in * d_out)
 
-    def changed(*replacements: tuple[str, str]) -> str:
-        text = source
-        for old, new in replacements:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        return text
+weights read for every row: the weight is read once for all rows, not once for each
+-    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
++    moved = bytes_per_element * (rows * (d_in + d_in * d_out + d_out))
 
-    return changed
+values for bytes: those are values; each takes bytes_per_element bytes
+-    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
++    moved = (rows * d_in + d_in * d_out + rows * d_out)
 
+bytes a FLOP: that is bytes per FLOP
+     moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
+-    return flops, moved, flops / moved
++    return flops, moved, moved / flops
 
-# --- roofline-intensity ---
+floats
+-    flops = 2 * rows * d_in * d_out
++    flops = 2.0 * rows * d_in * d_out
 
-LAYERS = """
-def linear_costs(rows, d_in, d_out, bytes_per_element):
-    flops = 2 * rows * d_in * d_out
-    moved = bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)
-    return flops, moved, flops / moved
+# mlp
+two matrices in SwiGLU: gate, up and down are 3 matrices
+-    shapes = [(d, f)] * (matrices - 1) + [(f, d)]
++    shapes = [(d, f)] + [(f, d)]
 
+a fused MLP: what goes from one product to the next is written and read again: sum the products as they stand
+-    flops, moved = sum(costs[0] for costs in each), sum(costs[1] for costs in each)
++    flops, moved = sum(costs[0] for costs in each), bytes_per_element * (matrices * d * f + 2 * rows * d)
 
-def mlp_costs(rows, d, f, bytes_per_element, matrices=3):
-    each = [linear_costs(rows, *shape, bytes_per_element) for shape in [(d, f)] * (matrices - 1) + [(f, d)]]
-    flops, moved = sum(one[0] for one in each), sum(one[1] for one in each)
-    return flops, moved, flops / moved
+the MLP's weights alone: those are the weights alone; each product reads its rows and writes its result
+-    flops, moved = sum(costs[0] for costs in each), sum(costs[1] for costs in each)
++    flops, moved = sum(costs[0] for costs in each), bytes_per_element * matrices * d * f
 
+# two-matrices
+always three matrices: with matrices=2 there is no gate, only up and down
+-    shapes = [(d, f)] * (matrices - 1) + [(f, d)]
++    shapes = [(d, f), (d, f), (f, d)]
 
-def attention_costs(sequences, new_tokens, keys, q_heads, kv_heads, head_dim, bytes_per_element):
-    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
-    flops = 4 * sequences * q_heads * head_dim * pairs
-    queries = sequences * new_tokens * q_heads * head_dim
-    remembered = sequences * keys * kv_heads * head_dim
-    moved = bytes_per_element * (2 * queries + 2 * remembered)
-    return flops, moved, flops / moved
+# attention-decode
+one cache for the batch: every sequence brings keys and values of its own: nothing is shared in the batch
+-    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
+-    moved = bytes_per_element * sequences * head_dim * values
++    values = sequences * 2 * new_tokens * q_heads + 2 * keys * kv_heads
++    moved = bytes_per_element * head_dim * values
 
+keys without values: both keys and values are read
+-    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
++    values = 2 * new_tokens * q_heads + keys * kv_heads
 
-layer_costs = {"linear": linear_costs, "mlp": mlp_costs, "attention": attention_costs}
+the cache alone: the queries are read and the results written, too
+-    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
++    values = 2 * keys * kv_heads
+
+queries without results: both the queries are read and the results are written, [T, H_q, D] each
+-    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
++    values = new_tokens * q_heads + 2 * keys * kv_heads
+
+scores only: a multiply and its add are 2 FLOPs, and values are summed after the scores are computed: 2 + 2
+-    flops = 4 * sequences * q_heads * head_dim * pairs
++    flops = 2 * sequences * q_heads * head_dim * pairs
+
+not its own key: a query sees its own key, too
+-    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
++    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens - 1) // 2
+
+# attention-prompt
+the whole rectangle: that is the whole rectangle T × S; a query sees only the keys up to its own
+-    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
++    pairs = new_tokens * keys
+
+scores through memory: scores stay on the chip: they are neither written nor read
+-    moved = bytes_per_element * sequences * head_dim * values
++    moved = bytes_per_element * sequences * (head_dim * values + 2 * q_heads * new_tokens * keys)
+
+scores written: scores stay on the chip: they are neither written nor read
+-    moved = bytes_per_element * sequences * head_dim * values
++    moved = bytes_per_element * sequences * (head_dim * values + q_heads * new_tokens * keys)
+
+# chunks
+the triangle alone: the S - T keys from before the new tokens are seen as well
+-    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
++    pairs = new_tokens * (new_tokens + 1) // 2
+
+# grouped-heads
+keys for every query head: keys and values are stored for H_kv heads, which several query heads share
+-    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
++    values = 2 * new_tokens * q_heads + 2 * keys * q_heads
+
+queries for key-value heads: queries and results have H_q heads
+-    values = 2 * new_tokens * q_heads + 2 * keys * kv_heads  # of one sequence, in heads
++    values = 2 * new_tokens * kv_heads + 2 * keys * kv_heads
+
+computed by key-value heads: every *query* head computes, H_q of them
+-    flops = 4 * sequences * q_heads * head_dim * pairs
++    flops = 4 * sequences * kv_heads * head_dim * pairs
+
+# exact
+halved as floats
+-    pairs = new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2
+-    flops = 4 * sequences * q_heads * head_dim * pairs
++    pairs = int(new_tokens * (2 * keys - new_tokens + 1) / 2)
++    flops = int(4.0 * sequences * q_heads * head_dim * pairs)
 """
 
-LAYERS_ALTERNATIVE = """
+ROOFLINE_TPOT = """
+# one-sequence
+no cache: the keys and values are read as well as the weights
+-    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv * seen)
++    moved = bytes_per_element * weights
+
+without the new token: the new token's own key and value count, too: context + 1
+-    seen = context + 1
++    seen = context
+
+no head: the output head is a matrix product like the others: d·V weights
+-    weights = config.num_layers * (2 * d * q + 2 * d * kv + mlp) + d * config.vocab_size
++    weights = config.num_layers * (2 * d * q + 2 * d * kv + mlp)
+
+all parameters: P is the matrices' weights alone: no embedding table that is only looked up, no norms, no biases
+-    weights = config.num_layers * (2 * d * q + 2 * d * kv + mlp) + d * config.vocab_size
++    weights = config.num_parameters()
+
+the sum of the terms: the three go on at the same time: the largest counts, not their sum
+-    return limit, terms[limit]
++    return limit, sum(terms.values())
+
+names changed
+-    return limit, terms[limit]
++    return limit.replace("bandwidth", "memory"), terms[limit]
+
+# batch
+weights read for each sequence: the weights are read once a step, whatever the batch
+-    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv * seen)
++    moved = bytes_per_element * batch * (weights + 2 * config.num_layers * kv * seen)
+
+one cache: every sequence of the batch brings a cache of its own
+-    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv * seen)
++    moved = bytes_per_element * (weights + 2 * config.num_layers * kv * seen)
+
+# limits
+the fastest: the *slowest* of the three decides, not the fastest
+-    limit = max(terms, key=terms.get)
++    limit = min(terms, key=terms.get)
+
+never launch-bound: the launches take time, too: launches · launch_s
+-        "launch": launches * ceilings.launch_s,
+
+always bandwidth-bound: that is the bandwidth term; the largest of the three decides
+-    limit = max(terms, key=terms.get)
++    limit = "bandwidth"
+
+FLOPs of weight bytes: FLOPs are 2 a *parameter*, however many bytes a parameter takes
+-    flops = batch * (2 * weights + 4 * config.num_layers * q * seen)
++    flops = batch * (2 * bytes_per_element * weights + 4 * config.num_layers * q * seen)
+
+one FLOP for a multiply and its add: a multiply and its add are 2 FLOPs
+-    flops = batch * (2 * weights + 4 * config.num_layers * q * seen)
++    flops = batch * (weights + 4 * config.num_layers * q * seen)
+
+no attention: attention's FLOPs are missing, 4·L·H_q·D for each key
+-    flops = batch * (2 * weights + 4 * config.num_layers * q * seen)
++    flops = batch * 2 * weights
+
+FLOPs of one sequence: every sequence of the batch computes
+-    flops = batch * (2 * weights + 4 * config.num_layers * q * seen)
++    flops = 2 * weights + 4 * config.num_layers * q * seen
+
+always the peak of bfloat16: the FLOP/s are those of the dtype asked for, ceilings.flop_per_s[dtype]
+-        "compute": flops / ceilings.flop_per_s[dtype],
++        "compute": flops / ceilings.flop_per_s["bfloat16"],
+
+# grouped-heads
+cache for every query head: the cache holds H_kv heads, which several query heads share
+-    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv * seen)
++    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * q * seen)
+
+attention by key-value heads: in attention every *query* head computes
+-    flops = batch * (2 * weights + 4 * config.num_layers * q * seen)
++    flops = batch * (2 * weights + 4 * config.num_layers * kv * seen)
+
+# gpt2
+always three matrices: GPT-2's feed-forward has two matrices, up and down (config.is_gpt2)
+-    mlp = (2 if config.is_gpt2 else 3) * d * config.intermediate_size
++    mlp = 3 * d * config.intermediate_size
+
+# any-step
+always two bytes: an element takes bytes_per_element bytes, here and in the cache
+-    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv * seen)
++    moved = 2 * (weights + batch * 2 * config.num_layers * kv * seen)
+"""
+
+ROOFLINE_KNEE = """
+# knee
+rounded down: with one sequence less the bytes still take longer: round up, not down
+-    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
++    knee = math.floor(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
+
+no cache at the knee: the caches' bytes grow with the batch, and move the knee
+-    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
++    knee = math.ceil(weights_s / compute_s) if compute_s > cache_s else None
+
+no attention: attention computes, too: 4·L·H_q·D FLOPs for each key
+-    compute_s = (2 * weights + 4 * config.num_layers * q * (context + 1)) / ceilings.flop_per_s[dtype]
++    compute_s = 2 * weights / ceilings.flop_per_s[dtype]
+
+all parameters at the knee: P is the matrices' weights alone: no embedding table that is only looked up, no norms, no
+biases
+-    weights = config.num_layers * (2 * d * q + 2 * d * kv + mlp) + d * config.vocab_size
++    weights = config.num_parameters()
+
+never a knee: compute catches up where each further sequence adds more time in FLOPs than in bytes
+-    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
++    knee = math.ceil(weights_s / (cache_s - compute_s)) if compute_s < cache_s else None
+
+a float
+-    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
++    knee = -(-weights_s // (compute_s - cache_s)) if compute_s > cache_s else None
+
+# never
+always a knee: where there is no knee, the answer is None
+-    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
++    knee = math.ceil(weights_s / abs(compute_s - cache_s)) if compute_s != cache_s else None
+
+infinity for none: where there is no knee, the answer is None
+-    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
++    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else math.inf
+
+# tie
+one more than balanced: where the two take exactly as long, that batch is the knee
+-    knee = math.ceil(weights_s / (compute_s - cache_s)) if compute_s > cache_s else None
++    knee = int(weights_s / (compute_s - cache_s)) + 1 if compute_s > cache_s else None
+
+# memory
+weights forgotten in memory: the weights lie in the same memory
+-    free = memory_bytes - bytes_per_element * config.num_parameters()
++    free = memory_bytes
+
+matrices alone in memory: all parameters lie in memory, those of a lookup table and of norms, too:
+config.num_parameters()
+-    free = memory_bytes - bytes_per_element * config.num_parameters()
++    free = memory_bytes - bytes_per_element * weights
+
+without the new token: each sequence holds context + 1 tokens when the step is done, and reads as many
+-    cache_bytes = bytes_per_element * 2 * config.num_layers * kv * (context + 1)
++    tokens = max(context, 1)
++    cache_bytes = bytes_per_element * 2 * config.num_layers * kv * tokens
+@@
+-    compute_s = (2 * weights + 4 * config.num_layers * q * (context + 1)) / ceilings.flop_per_s[dtype]
++    compute_s = (2 * weights + 4 * config.num_layers * q * tokens) / ceilings.flop_per_s[dtype]
+
+# grouped-heads
+cache for every query head: the cache holds H_kv heads, which several query heads share
+-    cache_bytes = bytes_per_element * 2 * config.num_layers * kv * (context + 1)
++    cache_bytes = bytes_per_element * 2 * config.num_layers * q * (context + 1)
+
+# memory-edges
+fewer than none: fewer than no sequences cannot be: the answer is 0
+-    return knee, max(0, free // cache_bytes)
++    return knee, free // cache_bytes
+
+never filled: a sequence that fills memory to the last byte fits
+-    return knee, max(0, free // cache_bytes)
++    return knee, max(0, (free - 1) // cache_bytes)
+
+# gpt2
+always three matrices: GPT-2's feed-forward has two matrices, up and down (config.is_gpt2)
+-    mlp = (2 if config.is_gpt2 else 3) * d * config.intermediate_size
++    mlp = 3 * d * config.intermediate_size
+"""
+
+ROOFLINE_READING = """
+# roof
+the higher roof: that is the higher of the two limits
+-        roof = "bandwidth" if intensity * read < peak else "compute"
++        roof = "bandwidth" if intensity * read > peak else "compute"
+
+intensity against the peak: FLOPs per byte were compared with FLOP/s: multiply them by the bandwidth first
+-        roof = "bandwidth" if intensity * read < peak else "compute"
++        roof = "bandwidth" if intensity < peak else "compute"
+
+# fraction
+a fraction of the peak: that is the part of the peak; under the slope the roof is lower
+-        fraction = attained / min(intensity * read, peak)
++        fraction = attained / peak
+
+a fraction of the slope: that is the part of the slope, which above the ridge no longer is the roof
+-        fraction = attained / min(intensity * read, peak)
++        fraction = attained / (intensity * read)
+
+roof over attained: that is roof over attained
+-        fraction = attained / min(intensity * read, peak)
++        fraction = min(intensity * read, peak) / attained
+
+percent: a fraction, not percent
+-        fraction = attained / min(intensity * read, peak)
++        fraction = 100 * attained / min(intensity * read, peak)
+@@
+-        readings.append((roof, fraction, "fewer launches" if fraction < 0.5 else helps))
++        readings.append((roof, fraction, "fewer launches" if fraction < 50 else helps))
+
+the larger limit: the roof is the lower of the two limits
+-        fraction = attained / min(intensity * read, peak)
++        fraction = attained / max(intensity * read, peak)
+
+# what-helps
+never launches: the fraction decides first: below 0.5 it is 'fewer launches', whatever the roof
+-        readings.append((roof, fraction, "fewer launches" if fraction < 0.5 else helps))
++        readings.append((roof, fraction, helps))
+
+launches wherever there is room: at half of its roof or more, the roof holds a point
+-        readings.append((roof, fraction, "fewer launches" if fraction < 0.5 else helps))
++        readings.append((roof, fraction, "fewer launches" if fraction < 1 else helps))
+
+helps swapped: under the bandwidth roof fewer bytes help, under the compute roof more FLOP/s
+-        helps = {"bandwidth": "fewer bytes", "compute": "more FLOP/s"}[roof]
++        helps = {"compute": "fewer bytes", "bandwidth": "more FLOP/s"}[roof]
+
+# borders
+the ridge to bandwidth: at the ridge, where both limits meet, the roof is 'compute'
+-        roof = "bandwidth" if intensity * read < peak else "compute"
++        roof = "bandwidth" if intensity * read <= peak else "compute"
+
+half counted as launches: at exactly half of its roof, the roof holds a point
+-        readings.append((roof, fraction, "fewer launches" if fraction < 0.5 else helps))
++        readings.append((roof, fraction, "fewer launches" if fraction <= 0.5 else helps))
+
+never above the roof: above the roof is above 1: leave it so, it says that a ceiling is not the true one
+-        fraction = attained / min(intensity * read, peak)
++        fraction = min(1.0, attained / min(intensity * read, peak))
+
+# other-machine
+always the peak of bfloat16: the peak is that of the dtype asked for, ceilings.flop_per_s[dtype]
+-    read, peak = ceilings.read_bytes_per_s, ceilings.flop_per_s[dtype]
++    read, peak = ceilings.read_bytes_per_s, ceilings.flop_per_s["bfloat16"]
+"""
+
+WORKLOAD_COST = """
+# prompt-tokens
+FLOPs of weight bytes: FLOPs are 2 a *parameter*, not 2 a byte of weights: the published error, which doubles them at 2
+bytes
+-    prompt_s = 2 * parameters * batch * prompt_tokens / ceilings.flop_per_s[dtype]
++    prompt_s = 2 * parameters * weight_bytes_per_element * batch * prompt_tokens / ceilings.flop_per_s[dtype]
+
+multiply-accumulates: a multiply and its add are 2 FLOPs
+-    prompt_s = 2 * parameters * batch * prompt_tokens / ceilings.flop_per_s[dtype]
++    prompt_s = parameters * batch * prompt_tokens / ceilings.flop_per_s[dtype]
+
+minutes: an hour has 3,600 seconds
+-    dollars_per_s = dollars_per_hour / 3600
++    dollars_per_s = dollars_per_hour / 60
+
+per thousand tokens: per *million* tokens
+-    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
++    return tuple(1e3 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
+
+no batch among the tokens: one step makes a token for every sequence of the batch: the batch's tokens are batch times
+one sequence's
+-    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
++    return tuple(1e6 * dollars_per_s * seconds / tokens for seconds, tokens in parts)
+
+shared among the output's tokens: the seconds were divided by the other kind's tokens
+-    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens), both)
++    parts = ((prompt_s, output_tokens), (output_s, output_tokens), both)
+
+prices swapped: that is the other kind's price: the prompt's comes first
+-    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
++    prompt, output, either = (1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
++    return output, prompt, either
+
+# output-tokens
+a step for every sequence: one step makes a token for every sequence of the batch: the batch's tokens are batch times
+one sequence's
+-    output_s = (output_tokens - 1) * moved / ceilings.read_bytes_per_s
++    output_s = batch * (output_tokens - 1) * moved / ceilings.read_bytes_per_s
+
+no cache: each step reads the caches as well as the weights
+-    moved = parameters * weight_bytes_per_element + batch * cache_bytes_per_sequence
++    moved = parameters * weight_bytes_per_element
+
+one cache: every sequence of the batch brings a cache of its own
+-    moved = parameters * weight_bytes_per_element + batch * cache_bytes_per_sequence
++    moved = parameters * weight_bytes_per_element + cache_bytes_per_sequence
+
+tokens of one sequence: one step makes a token for every sequence of the batch: the batch's tokens are batch times one
+sequence's
+-    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens), both)
++    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens / batch), both)
+
+shared among the prompt's tokens: the seconds were divided by the other kind's tokens
+-    parts = ((prompt_s, prompt_tokens), (output_s, output_tokens), both)
++    parts = ((prompt_s, prompt_tokens), (output_s, prompt_tokens), both)
+
+# all-tokens
+the mean of two prices: the mean of the two prices is right only where there are as many of either
+-    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
++    prompt, output, either = (1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
++    return prompt, output, (prompt + output) / 2
+
+everything on the output: all tokens are the prompt's and the output's together
+-    both = (prompt_s + output_s, prompt_tokens + output_tokens)
++    both = (prompt_s + output_s, output_tokens)
+
+prices added: the two prices are per token of their own kind: they do not add
+-    return tuple(1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
++    prompt, output, either = (1e6 * dollars_per_s * seconds / (batch * tokens) for seconds, tokens in parts)
++    return prompt, output, prompt + output
+
+# other-weights
+a byte for a FLOP: FLOPs are 2 a *parameter*; bytes only happen to be 2 a parameter in bfloat16
+-    prompt_s = 2 * parameters * batch * prompt_tokens / ceilings.flop_per_s[dtype]
++    prompt_s = parameters * weight_bytes_per_element * batch * prompt_tokens / ceilings.flop_per_s[dtype]
+
+always two bytes: weights take weight_bytes_per_element bytes each
+-    moved = parameters * weight_bytes_per_element + batch * cache_bytes_per_sequence
++    moved = parameters * 2 + batch * cache_bytes_per_sequence
+
+# one-output-token
+a step for the first token: the first output token comes from the prompt's pass: output_tokens - 1 steps
+-    output_s = (output_tokens - 1) * moved / ceilings.read_bytes_per_s
++    output_s = output_tokens * moved / ceilings.read_bytes_per_s
+
+at least one step: the first output token comes from the prompt's pass: output_tokens - 1 steps
+-    output_s = (output_tokens - 1) * moved / ceilings.read_bytes_per_s
++    output_s = max(1, output_tokens - 1) * moved / ceilings.read_bytes_per_s
+"""
+
+ONE_GRAPH = """
+# one-graph
+as it was
++def cap_logits(logits, limit):
++    rows = []
++    for row in logits:
++        if row.max() > limit:
++            row = row * (limit / row.max())
++        rows.append(row)
++    return torch.stack(rows)
+
+item instead of if
++def cap_logits(logits, limit):
++    top = logits.max(dim=-1, keepdim=True).values
++    if (top > limit).any().item():
++        return torch.where(top > limit, logits * (limit / top), logits)
++    return logits.clone()
+
+a list of Python bools
++def cap_logits(logits, limit):
++    over = [bool(row.max() > limit) for row in logits]
++    factors = torch.stack([limit / row.max() if o else torch.ones(()) for o, row in zip(over, logits)])
++    return logits * factors[:, None].to(logits.dtype)
+
+kept away from the compiler
++@torch.compiler.disable
++def cap(logits, limit):
++    return torch.stack([row * (limit / row.max()) if row.max() > limit else row for row in logits])
++
++
++def cap_logits(logits, limit):
++    return cap(logits, limit)
+
+# any-length
+where in a loop over rows
++def cap_logits(logits, limit):
++    rows = []
++    for row in logits:
++        rows.append(torch.where(row.max() > limit, row * (limit / row.max()), row))
++    return torch.stack(rows)
+
+another way for large batches
++def cap_logits(logits, limit):
++    top = logits.max(dim=-1, keepdim=True).values
++    if logits.shape[0] > 4:
++        return logits * (limit / top.clamp(min=limit))
++    return torch.where(top > limit, logits * (limit / top), logits)
+
+# any-limit
+another way for small limits
++def cap_logits(logits, limit):
++    top = logits.max(dim=-1, keepdim=True).values
++    if limit < 1.0:
++        return logits * (limit / top.clamp(min=limit))
++    return torch.where(top > limit, logits * (limit / top), logits)
+
+# same-values
+each logit clipped: each logit was clipped by itself; scale the whole row, so that the order of its tokens stays
++def cap_logits(logits, limit):
++    return logits.clamp(max=limit)
+
+the largest of all rows: the largest logit is that of each row, not of all rows together (dim=-1)
++def cap_logits(logits, limit):
++    top = logits.max()
++    return torch.where(top > limit, logits * (limit / top), logits)
+
+every row scaled: a row that does not exceed the limit stays as it is
++def cap_logits(logits, limit):
++    top = logits.max(dim=-1, keepdim=True).values
++    return logits * (limit / top)
+
+in place
++def cap_logits(logits, limit):
++    return logits.mul_(limit / logits.max(dim=-1, keepdim=True).values.clamp(min=limit))
+
+nothing capped: the rows that exceed the limit are to be scaled down
++def cap_logits(logits, limit):
++    return logits.clone()
+
+# edges
+a factor of at most 1: limit / largest is negative where all logits are, and turns their order around
++def cap_logits(logits, limit):
++    top = logits.max(dim=-1, keepdim=True).values
++    return logits * (limit / top).clamp(max=1.0)
+
+the largest size: the largest logit counts, not the largest size: a very negative one exceeds nothing
++def cap_logits(logits, limit):
++    top = logits.abs().max(dim=-1, keepdim=True).values
++    return torch.where(top > limit, logits * (limit / top), logits)
+
+chosen by multiplying: nan comes of 0/0, 0·inf or inf - inf; multiplying it by 0 does not remove it, torch.where does
++def cap_logits(logits, limit):
++    top = logits.max(dim=-1, keepdim=True).values
++    return logits * (limit / top) * (top > limit) + logits * (top <= limit)
+"""
+
+WRONG = read_mistakes(
+    __file__,
+    {
+        "roofline-intensity": ROOFLINE_INTENSITY,
+        "roofline-tpot": ROOFLINE_TPOT,
+        "roofline-knee": ROOFLINE_KNEE,
+        "roofline-reading": ROOFLINE_READING,
+        "workload-cost": WORKLOAD_COST,
+        "one-graph": ONE_GRAPH,
+    },
+)
+
+ALTERNATIVE: dict[str, str] = {
+    "roofline-intensity": """
 def counted(flops, values, bytes_per_element):
     return flops, values * bytes_per_element, flops / (values * bytes_per_element)
 
@@ -69,177 +572,8 @@ def attention_costs(sequences, new_tokens, keys, q_heads, kv_heads, head_dim, by
 
 
 layer_costs = {"linear": linear_costs, "mlp": mlp_costs, "attention": attention_costs}
-"""
-
-layers = variant(LAYERS)
-
-ROOFLINE_INTENSITY = [
-    WrongAnswer(
-        "one FLOP for a multiply and its add",
-        layers(("flops = 2 * rows * d_in * d_out", "flops = rows * d_in * d_out")),
-        "linear",
-        "multiply-accumulates are counted, which are half the FLOPs",
-    ),
-    WrongAnswer(
-        "weights alone",
-        layers(
-            (
-                "bytes_per_element * (rows * d_in + d_in * d_out + rows * d_out)",
-                "bytes_per_element * d_in * d_out",
-            )
-        ),
-        "linear",
-        "right in the limit of one row; with many rows, rows are most of the bytes",
-    ),
-    WrongAnswer(
-        "weights read for every row",
-        layers(("rows * d_in + d_in * d_out + rows * d_out", "rows * (d_in + d_in * d_out + d_out)")),
-        "linear",
-        "then no batch would ever help",
-    ),
-    WrongAnswer(
-        "values for bytes",
-        layers(("moved = bytes_per_element * (rows", "moved = (rows")),
-        "linear",
-        "a value of bfloat16 is two bytes",
-    ),
-    WrongAnswer(
-        "bytes a FLOP",
-        layers(
-            (
-                "rows * d_out)\n    return flops, moved, flops / moved",
-                "rows * d_out)\n    return flops, moved, moved / flops",
-            )
-        ),
-        "linear",
-        "the intensity is the other way round",
-    ),
-    WrongAnswer(
-        "floats",
-        layers(("flops = 2 * rows * d_in * d_out", "flops = 2.0 * rows * d_in * d_out")),
-        "linear",
-        "counts are whole",
-    ),
-    WrongAnswer(
-        "two matrices in SwiGLU",
-        layers(("[(d, f)] * (matrices - 1) + [(f, d)]", "[(d, f)] + [(f, d)]")),
-        "mlp",
-        "the gate is a third matrix, half as many again",
-    ),
-    WrongAnswer(
-        "a fused MLP",
-        layers(("sum(one[1] for one in each)", "bytes_per_element * (matrices * d * f + 2 * rows * d)")),
-        "mlp",
-        "what goes from product to product is counted here: nothing is fused",
-    ),
-    WrongAnswer(
-        "always three matrices",
-        layers(("[(d, f)] * (matrices - 1) + [(f, d)]", "[(d, f), (d, f), (f, d)]")),
-        "two-matrices",
-        "GPT-2 has no gate",
-    ),
-    WrongAnswer(
-        "one cache for the batch",
-        layers(("remembered = sequences * keys", "remembered = keys")),
-        "attention-decode",
-        "keys and values are not shared among sequences, which is the whole point",
-    ),
-    WrongAnswer(
-        "keys without values",
-        layers(("2 * queries + 2 * remembered", "2 * queries + remembered")),
-        "attention-decode",
-        "values are read as well",
-    ),
-    WrongAnswer(
-        "scores only",
-        layers(("flops = 4 * sequences", "flops = 2 * sequences")),
-        "attention-decode",
-        "the weighted sum of the values computes as much as the scores",
-    ),
-    WrongAnswer(
-        "the whole rectangle",
-        layers(
-            (
-                "new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2",
-                "new_tokens * keys",
-            )
-        ),
-        "attention-prompt",
-        "eager attention computes the pairs that it then masks; what has to be computed is half",
-    ),
-    WrongAnswer(
-        "scores through memory",
-        layers(
-            (
-                "(2 * queries + 2 * remembered)",
-                "(2 * queries + 2 * remembered + 2 * sequences * q_heads * new_tokens * keys)",
-            )
-        ),
-        "attention-prompt",
-        "a fused kernel keeps them on the chip; the statement says so",
-    ),
-    WrongAnswer(
-        "not its own key",
-        layers(("new_tokens * (new_tokens + 1) // 2", "new_tokens * (new_tokens - 1) // 2")),
-        "attention-decode",
-        "a query sees its own token's key",
-    ),
-    WrongAnswer(
-        "the triangle alone",
-        layers(("new_tokens * (keys - new_tokens) + ", "")),
-        "chunks",
-        "right for a whole prompt; a chunk sees what came before it, too",
-    ),
-    WrongAnswer(
-        "keys for every query head",
-        layers(("keys * kv_heads", "keys * q_heads")),
-        "grouped-heads",
-        "groups of query heads share their keys and values",
-    ),
-    WrongAnswer(
-        "computed by key-value heads",
-        layers(("4 * sequences * q_heads", "4 * sequences * kv_heads")),
-        "grouped-heads",
-        "every query head computes",
-    ),
-    WrongAnswer(
-        "halved as floats",
-        layers(
-            (
-                "new_tokens * (keys - new_tokens) + new_tokens * (new_tokens + 1) // 2",
-                "int(new_tokens * (2 * keys - new_tokens + 1) / 2)",
-            ),
-            (
-                "flops = 4 * sequences * q_heads * head_dim * pairs",
-                "flops = int(4.0 * sequences * q_heads * head_dim * pairs)",
-            ),
-        ),
-        "exact",
-        "ints at last, but the floats on the way have lost the low digits",
-    ),
-]
-
-# --- roofline-tpot ---
-
-TPOT = """
-def predict_tpot(config, *, batch, context, bytes_per_element, launches, ceilings, dtype):
-    d, q_width, kv_width = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    matrices = 2 if config.is_gpt2 else 3
-    per_layer = 2 * d * q_width + 2 * d * kv_width + matrices * d * config.intermediate_size
-    weights = config.num_layers * per_layer + d * config.vocab_size
-    keys = context + 1
-    flops = batch * (2 * weights + 4 * config.num_layers * q_width * keys)
-    moved = bytes_per_element * (weights + batch * 2 * config.num_layers * kv_width * keys)
-    terms = {
-        "launch": launches * ceilings.launch_s,
-        "bandwidth": moved / ceilings.read_bytes_per_s,
-        "compute": flops / ceilings.flop_per_s[dtype],
-    }
-    limit = max(terms, key=terms.get)
-    return limit, terms[limit]
-"""
-
-TPOT_ALTERNATIVE = """
+""",
+    "roofline-tpot": """
 def predict_tpot(config, *, batch, context, bytes_per_element, launches, ceilings, dtype):
     d, D, L = config.hidden_size, config.head_dim, config.num_layers
     matrices = [(d, D * config.num_heads), (d, D * config.num_kv_heads), (d, D * config.num_kv_heads)]
@@ -253,147 +587,14 @@ def predict_tpot(config, *, batch, context, bytes_per_element, launches, ceiling
         [(compute, "compute"), (bandwidth, "bandwidth"), (launches * ceilings.launch_s, "launch")]
     )[-1]
     return limit, seconds
-"""
-
-tpot = variant(TPOT)
-
-ROOFLINE_TPOT = [
-    WrongAnswer(
-        "no cache",
-        tpot(("(weights + batch * 2 * config.num_layers * kv_width * keys)", "weights")),
-        "one-sequence",
-        "the weights alone; a long context then costs nothing",
-    ),
-    WrongAnswer(
-        "without the new token",
-        tpot(("keys = context + 1", "keys = context")),
-        "one-sequence",
-        "the new token attends to itself as well",
-    ),
-    WrongAnswer(
-        "no head",
-        tpot((" + d * config.vocab_size", "")),
-        "one-sequence",
-        "the output head is read in every step",
-    ),
-    WrongAnswer(
-        "all parameters",
-        tpot(("config.num_layers * per_layer + d * config.vocab_size", "config.num_parameters()")),
-        "one-sequence",
-        "of the embedding table, a row a token is looked up",
-    ),
-    WrongAnswer(
-        "weights read for each sequence",
-        tpot(("(weights + batch * 2 *", "batch * (weights + 2 *")),
-        "batch",
-        "batching would not help at all",
-    ),
-    WrongAnswer(
-        "one cache",
-        tpot(("(weights + batch * 2 *", "(weights + 2 *")),
-        "batch",
-        "every sequence brings a cache of its own",
-    ),
-    WrongAnswer(
-        "the sum of the terms",
-        tpot(("return limit, terms[limit]", "return limit, sum(terms.values())")),
-        "one-sequence",
-        "the three go on at the same time",
-    ),
-    WrongAnswer(
-        "the fastest",
-        tpot(("max(terms", "min(terms")),
-        "limits",
-        "the slowest decides",
-    ),
-    WrongAnswer(
-        "never launch-bound",
-        tpot(('        "launch": launches * ceilings.launch_s,\n', "")),
-        "limits",
-        "small models on large GPUs are",
-    ),
-    WrongAnswer(
-        "FLOPs of weight bytes",
-        tpot(("(2 * weights + 4", "(2 * bytes_per_element * weights + 4")),
-        "limits",
-        "the published error: FLOPs are 2 a parameter",
-    ),
-    WrongAnswer(
-        "FLOPs of one sequence",
-        tpot(("flops = batch * (2 * weights", "flops = (2 * weights")),
-        "limits",
-        "every sequence computes, and so there is a knee",
-    ),
-    WrongAnswer(
-        "always the peak of bfloat16",
-        tpot(("flop_per_s[dtype]", 'flop_per_s["bfloat16"]')),
-        "limits",
-        "float32 is slower",
-    ),
-    WrongAnswer(
-        "names changed",
-        tpot(
-            (
-                "    return limit, terms[limit]",
-                "    return limit.replace('bandwidth', 'memory'), terms[limit]",
-            )
-        ),
-        "one-sequence",
-        "the limit is called bandwidth",
-    ),
-    WrongAnswer(
-        "cache for every query head",
-        tpot(("config.num_layers * kv_width * keys", "config.num_layers * q_width * keys")),
-        "grouped-heads",
-        "grouped query heads share keys and values",
-    ),
-    WrongAnswer(
-        "attention by key-value heads",
-        tpot(("4 * config.num_layers * q_width", "4 * config.num_layers * kv_width")),
-        "grouped-heads",
-        "every query head computes",
-    ),
-    WrongAnswer(
-        "always three matrices",
-        tpot(("2 if config.is_gpt2 else 3", "3")),
-        "gpt2",
-        "GPT-2 has no gate",
-    ),
-    WrongAnswer(
-        "always two bytes",
-        tpot(("moved = bytes_per_element *", "moved = 2 *")),
-        "any-step",
-        "what an element takes is an argument",
-    ),
-]
-
-# --- roofline-knee ---
-
-KNEE = """
-def batch_limits(config, *, context, bytes_per_element, memory_bytes, ceilings, dtype):
-    d, q_width, kv_width = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    matrices = 2 if config.is_gpt2 else 3
-    per_layer = 2 * d * q_width + 2 * d * kv_width + matrices * d * config.intermediate_size
-    weights = config.num_layers * per_layer + d * config.vocab_size
-    tokens = context + 1
-    one_cache = bytes_per_element * 2 * config.num_layers * kv_width * tokens
-    compute_s = (2 * weights + 4 * config.num_layers * q_width * tokens) / ceilings.flop_per_s[dtype]
-    cache_s = one_cache / ceilings.read_bytes_per_s
-    weights_s = bytes_per_element * weights / ceilings.read_bytes_per_s
-    knee = None
-    if compute_s > cache_s:
-        knee = math.ceil(weights_s / (compute_s - cache_s))
-    free = memory_bytes - bytes_per_element * config.num_parameters()
-    return knee, max(0, free // one_cache)
-"""
-
-KNEE_ALTERNATIVE = """
+""",
+    "roofline-knee": """
 def batch_limits(config, *, context, bytes_per_element, memory_bytes, ceilings, dtype):
     L, D, d = config.num_layers, config.head_dim, config.hidden_size
     P = L * d * (2 * D * (config.num_heads + config.num_kv_heads) + (3 - config.is_gpt2) * config.intermediate_size)
     P += d * config.vocab_size
     cache = config.kv_values_per_token() * (context + 1) * bytes_per_element
-    ridge = ceilings.flop_per_s[dtype] / ceilings.read_bytes_per_s  # FLOPs a byte
+    ridge = ceilings.flop_per_s[dtype] / ceilings.read_bytes_per_s  # FLOPs per byte
 
     def compute_binds(batch):
         flops = batch * (2 * P + 4 * L * config.num_heads * D * (context + 1))
@@ -409,117 +610,8 @@ def batch_limits(config, *, context, bytes_per_element, memory_bytes, ceilings, 
         low, high = (low, middle) if compute_binds(middle) else (middle, high)
     left = memory_bytes - config.num_parameters() * bytes_per_element
     return (high if compute_binds(high) else None), (left // cache if left > 0 else 0)
-"""
-
-knee = variant(KNEE)
-
-ROOFLINE_KNEE = [
-    WrongAnswer(
-        "rounded down",
-        knee(("math.ceil(weights_s", "math.floor(weights_s")),
-        "knee",
-        "there the bytes still take longer",
-    ),
-    WrongAnswer(
-        "no cache at the knee",
-        knee(("(compute_s - cache_s)", "compute_s")),
-        "knee",
-        "the caches' bytes grow with the batch as well",
-    ),
-    WrongAnswer(
-        "no attention",
-        knee(("(2 * weights + 4 * config.num_layers * q_width * tokens)", "2 * weights")),
-        "knee",
-        "attention computes, too",
-    ),
-    WrongAnswer(
-        "a float",
-        knee(("math.ceil(weights_s / (compute_s - cache_s))", "-(-weights_s // (compute_s - cache_s))")),
-        "knee",
-        "the right number, but // of floats is a float",
-    ),
-    WrongAnswer(
-        "always a knee",
-        knee(
-            ("if compute_s > cache_s:", "if compute_s != cache_s:"),
-            ("math.ceil(weights_s / (", "math.ceil(weights_s / abs("),
-        ),
-        "never",
-        "where the caches outgrow the FLOPs, compute never catches up",
-    ),
-    WrongAnswer(
-        "infinity for none",
-        knee(("knee = None", "knee = math.inf")),
-        "never",
-        "None says that there is none",
-    ),
-    WrongAnswer(
-        "one more than balanced",
-        knee(("math.ceil(weights_s / (compute_s - cache_s))", "int(weights_s / (compute_s - cache_s)) + 1")),
-        "tie",
-        "where they balance exactly, that batch is the knee",
-    ),
-    WrongAnswer(
-        "weights forgotten in memory",
-        knee(("memory_bytes - bytes_per_element * config.num_parameters()", "memory_bytes")),
-        "memory",
-        "the caches have only what the weights leave",
-    ),
-    WrongAnswer(
-        "matrices alone in memory",
-        knee(("bytes_per_element * config.num_parameters()", "bytes_per_element * weights")),
-        "memory",
-        "the embedding table lies there, too",
-    ),
-    WrongAnswer(
-        "without the new token",
-        knee(("tokens = context + 1", "tokens = max(context, 1)")),
-        "memory",
-        "each sequence holds one token more when the step is done",
-    ),
-    WrongAnswer(
-        "cache for every query head",
-        knee(("config.num_layers * kv_width * tokens", "config.num_layers * q_width * tokens")),
-        "grouped-heads",
-        "grouped query heads share keys and values",
-    ),
-    WrongAnswer(
-        "fewer than none",
-        knee(("max(0, free // one_cache)", "free // one_cache")),
-        "memory-edges",
-        "weights that do not fit leave a negative rest",
-    ),
-    WrongAnswer(
-        "never filled",
-        knee(("max(0, free // one_cache)", "max(0, (free - 1) // one_cache)")),
-        "memory-edges",
-        "memory may be filled to the last byte",
-    ),
-    WrongAnswer(
-        "always three matrices",
-        knee(("2 if config.is_gpt2 else 3", "3")),
-        "gpt2",
-        "GPT-2 has no gate",
-    ),
-]
-
-# --- roofline-reading ---
-
-READING = """
-def read_roofline(points, ceilings, dtype):
-    read, peak = ceilings.read_bytes_per_s, ceilings.flop_per_s[dtype]
-    readings = []
-    for intensity, attained in points:
-        roof = "bandwidth" if intensity * read < peak else "compute"
-        fraction = attained / min(intensity * read, peak)
-        helps = "fewer bytes" if roof == "bandwidth" else "more FLOP/s"
-        if fraction < 0.5:
-            helps = "fewer launches"
-        readings.append((roof, fraction, helps))
-    return readings
-"""
-
-READING_ALTERNATIVE = """
+""",
+    "roofline-reading": """
 def read_roofline(points, ceilings, dtype):
     def one(intensity, attained):
         slope, peak = intensity * ceilings.read_bytes_per_s, ceilings.flop_per_s[dtype]
@@ -528,382 +620,21 @@ def read_roofline(points, ceilings, dtype):
         return ("bandwidth", attained / slope, "fewer bytes" if attained >= slope / 2 else "fewer launches")
 
     return [one(*point) for point in points]
-"""
-
-reading = variant(READING)
-
-ROOFLINE_READING = [
-    WrongAnswer(
-        "the higher roof",
-        reading(("intensity * read < peak else", "intensity * read > peak else")),
-        "roof",
-        "the lower of the two limits is the roof",
-    ),
-    WrongAnswer(
-        "intensity against the peak",
-        reading(("if intensity * read < peak", "if intensity < peak")),
-        "roof",
-        "FLOPs a byte are compared with FLOP/s",
-    ),
-    WrongAnswer(
-        "a fraction of the peak",
-        reading(("attained / min(intensity * read, peak)", "attained / peak")),
-        "fraction",
-        "under the slope, the peak is out of reach",
-    ),
-    WrongAnswer(
-        "percent",
-        reading(
-            ("attained / min(intensity * read, peak)", "100 * attained / min(intensity * read, peak)"),
-            ("fraction < 0.5", "fraction < 50"),
-        ),
-        "fraction",
-        "a fraction was asked for",
-    ),
-    WrongAnswer(
-        "the larger limit",
-        reading(("min(intensity * read, peak)", "max(intensity * read, peak)")),
-        "fraction",
-        "the lower limit is the roof",
-    ),
-    WrongAnswer(
-        "never launches",
-        reading(("if fraction < 0.5:", "if False:")),
-        "what-helps",
-        "far below its roof, a point is not held by it",
-    ),
-    WrongAnswer(
-        "launches wherever there is room",
-        reading(("if fraction < 0.5:", "if fraction < 1:")),
-        "what-helps",
-        "no point is quite at its roof",
-    ),
-    WrongAnswer(
-        "helps swapped",
-        reading(('roof == "bandwidth"', 'roof == "compute"')),
-        "what-helps",
-        "under the bandwidth roof, bytes are what counts",
-    ),
-    WrongAnswer(
-        "the ridge to bandwidth",
-        reading(("intensity * read < peak else", "intensity * read <= peak else")),
-        "borders",
-        "at the ridge, compute is said",
-    ),
-    WrongAnswer(
-        "half counted as launches",
-        reading(("fraction < 0.5", "fraction <= 0.5")),
-        "borders",
-        "at exactly half, the roof holds it",
-    ),
-    WrongAnswer(
-        "never above the roof",
-        reading(
-            ("attained / min(intensity * read, peak)", "min(1.0, attained / min(intensity * read, peak))")
-        ),
-        "borders",
-        "above the roof is worth seeing",
-    ),
-    WrongAnswer(
-        "always the peak of bfloat16",
-        reading(("flop_per_s[dtype]", 'flop_per_s["bfloat16"]')),
-        "other-machine",
-        "each dtype has its own peak, and so its own ridge",
-    ),
-]
-
-# --- workload-cost ---
-
-PRICE = """
-def workload_price(
-    *, parameters, weight_bytes_per_element, cache_bytes_per_sequence, prompt_tokens, output_tokens, batch,
-    dollars_per_hour, ceilings, dtype,
-):
-    dollars_per_s = dollars_per_hour / 3600
-    prefill_s = batch * prompt_tokens * 2 * parameters / ceilings.flop_per_s[dtype]
-    step_bytes = parameters * weight_bytes_per_element + batch * cache_bytes_per_sequence
-    decode_s = (output_tokens - 1) * step_bytes / ceilings.read_bytes_per_s
-    prompt_price = prefill_s * dollars_per_s / (batch * prompt_tokens) * 1e6
-    output_price = decode_s * dollars_per_s / (batch * output_tokens) * 1e6
-    price = (prefill_s + decode_s) * dollars_per_s / (batch * (prompt_tokens + output_tokens)) * 1e6
-    return prompt_price, output_price, price
-"""
-
-PRICE_ALTERNATIVE = """
+""",
+    "workload-cost": """
 def workload_price(**w):
     machine, batch = w["ceilings"], w["batch"]
-    tpot = (w["weight_bytes_per_element"] * w["parameters"] + batch * w["cache_bytes_per_sequence"]) / machine.read_bytes_per_s
+    moved = w["weight_bytes_per_element"] * w["parameters"] + batch * w["cache_bytes_per_sequence"]
+    tpot = moved / machine.read_bytes_per_s
     per_prompt_token_s = 2 * w["parameters"] / machine.flop_per_s[w["dtype"]]
     per_output_token_s = tpot / batch * (w["output_tokens"] - 1) / w["output_tokens"]
     prompt, output = (s * w["dollars_per_hour"] / 3600e-6 for s in (per_prompt_token_s, per_output_token_s))
     share = w["prompt_tokens"] / (w["prompt_tokens"] + w["output_tokens"])
     return [prompt, output, share * prompt + (1 - share) * output]
-"""
-
-price = variant(PRICE)
-
-WORKLOAD_COST = [
-    WrongAnswer(
-        "FLOPs of weight bytes",
-        price(("2 * parameters / ceilings", "2 * parameters * weight_bytes_per_element / ceilings")),
-        "prompt-tokens",
-        "the published error: at 2 bytes a parameter, twice the FLOPs",
-    ),
-    WrongAnswer(
-        "a byte for a FLOP",
-        price(("2 * parameters / ceilings", "parameters * weight_bytes_per_element / ceilings")),
-        "other-weights",
-        "right in bfloat16, where a parameter happens to be 2 bytes and 2 FLOPs",
-    ),
-    WrongAnswer(
-        "always two bytes",
-        price(("parameters * weight_bytes_per_element + batch", "parameters * 2 + batch")),
-        "other-weights",
-        "quantized weights are read faster",
-    ),
-    WrongAnswer(
-        "multiply-accumulates",
-        price(("2 * parameters / ceilings", "parameters / ceilings")),
-        "prompt-tokens",
-        "a multiply and its add are 2 FLOPs",
-    ),
-    WrongAnswer(
-        "minutes",
-        price(("/ 3600", "/ 60")),
-        "prompt-tokens",
-        "an hour has 3,600 seconds",
-    ),
-    WrongAnswer(
-        "a step for every sequence",
-        price(("decode_s = (output_tokens - 1)", "decode_s = batch * (output_tokens - 1)")),
-        "output-tokens",
-        "one step makes a token for each sequence",
-    ),
-    WrongAnswer(
-        "one cache",
-        price((" + batch * cache_bytes_per_sequence", " + cache_bytes_per_sequence")),
-        "output-tokens",
-        "every sequence brings a cache of its own",
-    ),
-    WrongAnswer(
-        "tokens of one sequence",
-        price(("(batch * output_tokens)", "output_tokens")),
-        "output-tokens",
-        "the batch shares the price of its steps",
-    ),
-    WrongAnswer(
-        "shared among the prompt's tokens",
-        price(("(batch * output_tokens)", "(batch * prompt_tokens)")),
-        "output-tokens",
-        "prompt and output tokens mixed up",
-    ),
-    WrongAnswer(
-        "the mean of two prices",
-        price(("    return prompt_price", "    price = (prompt_price + output_price) / 2\n    return prompt_price")),
-        "all-tokens",
-        "there are more tokens of one kind than of the other",
-    ),
-    WrongAnswer(
-        "everything on the output",
-        price(("(batch * (prompt_tokens + output_tokens))", "(batch * output_tokens)")),
-        "all-tokens",
-        "that is another common price, but not what a million tokens of either kind cost",
-    ),
-    WrongAnswer(
-        "prices added",
-        price(("    return prompt_price", "    price = prompt_price + output_price\n    return prompt_price")),
-        "all-tokens",
-        "they are per token of different kinds",
-    ),
-    WrongAnswer(
-        "a step for the first token",
-        price(("(output_tokens - 1)", "output_tokens")),
-        "one-output-token",
-        "the first token comes from the prompt's pass",
-    ),
-    WrongAnswer(
-        "at least one step",
-        price(("(output_tokens - 1)", "max(1, output_tokens - 1)")),
-        "one-output-token",
-        "with one token out, there is no step",
-    ),
-]  # fmt: skip
-
-# --- one-graph ---
-
-CAP = """
-def cap_logits(logits, limit):
-    top = logits.max(dim=-1, keepdim=True).values
-    return torch.where(top > limit, logits * (limit / top), logits)
-"""
-
-CAP_ALTERNATIVE = """
+""",
+    "one-graph": """
 def cap_logits(logits, limit):
     factor = limit / logits.amax(-1).clamp(min=limit)
     return logits * factor[:, None]
-"""
-
-cap = variant(CAP)
-
-ONE_GRAPH = [
-    WrongAnswer(
-        "as it was",
-        """
-def cap_logits(logits, limit):
-    rows = []
-    for row in logits:
-        if row.max() > limit:
-            row = row * (limit / row.max())
-        rows.append(row)
-    return torch.stack(rows)
 """,
-        "one-graph",
-        "the branch needs the value of a tensor: a graph break",
-    ),
-    WrongAnswer(
-        "item instead of if",
-        """
-def cap_logits(logits, limit):
-    top = logits.max(dim=-1, keepdim=True).values
-    if (top > limit).any().item():
-        return torch.where(top > limit, logits * (limit / top), logits)
-    return logits.clone()
-""",
-        "one-graph",
-        "item() asks for the value just as well",
-    ),
-    WrongAnswer(
-        "a list of Python bools",
-        """
-def cap_logits(logits, limit):
-    over = [bool(row.max() > limit) for row in logits]
-    factors = torch.stack([limit / row.max() if o else torch.ones(()) for o, row in zip(over, logits)])
-    return logits * factors[:, None].to(logits.dtype)
-""",
-        "one-graph",
-        "bool() asks for the value just as well",
-    ),
-    WrongAnswer(
-        "kept away from the compiler",
-        """
-@torch.compiler.disable
-def cap(logits, limit):
-    return torch.stack([row * (limit / row.max()) if row.max() > limit else row for row in logits])
-
-
-def cap_logits(logits, limit):
-    return cap(logits, limit)
-""",
-        "one-graph",
-        "disable is a graph break by request",
-    ),
-    WrongAnswer(
-        "where in a loop over rows",
-        """
-def cap_logits(logits, limit):
-    rows = []
-    for row in logits:
-        rows.append(torch.where(row.max() > limit, row * (limit / row.max()), row))
-    return torch.stack(rows)
-""",
-        "any-length",
-        "one graph, but of N times the operations, and another one for every N",
-    ),
-    WrongAnswer(
-        "another way for large batches",
-        """
-def cap_logits(logits, limit):
-    top = logits.max(dim=-1, keepdim=True).values
-    if logits.shape[0] > 4:
-        return logits * (limit / top.clamp(min=limit))
-    return torch.where(top > limit, logits * (limit / top), logits)
-""",
-        "any-length",
-        "a branch on the shape is a guard: two graphs",
-    ),
-    WrongAnswer(
-        "another way for small limits",
-        """
-def cap_logits(logits, limit):
-    top = logits.max(dim=-1, keepdim=True).values
-    if limit < 1.0:
-        return logits * (limit / top.clamp(min=limit))
-    return torch.where(top > limit, logits * (limit / top), logits)
-""",
-        "any-limit",
-        "a branch on a Python number is a guard: two graphs",
-    ),
-    WrongAnswer(
-        "each logit clipped",
-        "def cap_logits(logits, limit):\n    return logits.clamp(max=limit)\n",
-        "same-values",
-        "clips the tokens above the limit into a tie",
-    ),
-    WrongAnswer(
-        "the largest of all rows",
-        cap(("logits.max(dim=-1, keepdim=True).values", "logits.max()")),
-        "same-values",
-        "one confident row would cap all others",
-    ),
-    WrongAnswer(
-        "every row scaled",
-        cap(("torch.where(top > limit, logits * (limit / top), logits)", "logits * (limit / top)")),
-        "same-values",
-        "rows below the limit are blown up to it",
-    ),
-    WrongAnswer(
-        "in place",
-        """
-def cap_logits(logits, limit):
-    return logits.mul_(limit / logits.max(dim=-1, keepdim=True).values.clamp(min=limit))
-""",
-        "same-values",
-        "the caller's logits are changed",
-    ),
-    WrongAnswer(
-        "a factor of at most 1",
-        cap(
-            (
-                "torch.where(top > limit, logits * (limit / top), logits)",
-                "logits * (limit / top).clamp(max=1.0)",
-            )
-        ),
-        "edges",
-        "limit / top is negative where all logits are",
-    ),
-    WrongAnswer(
-        "the largest size",
-        cap(("logits.max(", "logits.abs().max(")),
-        "edges",
-        "a very negative logit exceeds nothing",
-    ),
-    WrongAnswer(
-        "chosen by multiplying",
-        cap(
-            (
-                "torch.where(top > limit, logits * (limit / top), logits)",
-                "logits * (limit / top) * (top > limit) + logits * (top <= limit)",
-            )
-        ),
-        "edges",
-        "0 · inf is nan: a mask chooses, a product does not",
-    ),
-]
-
-WRONG: dict[str, list[WrongAnswer]] = {
-    "roofline-intensity": ROOFLINE_INTENSITY,
-    "roofline-tpot": ROOFLINE_TPOT,
-    "roofline-knee": ROOFLINE_KNEE,
-    "roofline-reading": ROOFLINE_READING,
-    "workload-cost": WORKLOAD_COST,
-    "one-graph": ONE_GRAPH,
-}
-
-ALTERNATIVE: dict[str, str] = {
-    "roofline-intensity": LAYERS_ALTERNATIVE,
-    "roofline-tpot": TPOT_ALTERNATIVE,
-    "roofline-knee": KNEE_ALTERNATIVE,
-    "roofline-reading": READING_ALTERNATIVE,
-    "workload-cost": PRICE_ALTERNATIVE,
-    "one-graph": CAP_ALTERNATIVE,
 }

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Exercises of lab 03: the KV cache
 #
-# In lab 01 you wrote a generator that asks the model about the whole text at every step. Here you make it
-# remember: store keys and values, send a prompt in pieces, know what a cache takes, cut it back, repair one
-# that is broken, and count what it saves.
+# In lab 01 you wrote a generator that processes the whole text at every step. Here you give it a cache: store
+# keys and values, send a prompt in pieces, compute the size of a cache, truncate it, repair a broken one, and
+# count what it saves.
 #
-# As in lab 01, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it.
-# The grader runs the same checks and a few more, on other shapes and at the edges; the points of both are on
-# the check cell.
+# As in lab 01, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
+# grader runs the same checks and a few more, on other shapes and edge cases; the points for both are on the
+# check cell.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
 import torch
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 
 import workbench as wb
 from workbench import checks
-from workbench.checks.lab03_caches import Chunks, Slots
 from workbench.errors import WorkbenchError
+from workbench.labs.lab03_kv_cache.checks.parts import Chunks, Slots
 from workbench.models.batch import Batch
 
 # %%
@@ -27,30 +27,30 @@ prompt_ids = model.tokenizer.encode_prompt(prompt)
 # %% [markdown]
 # ## 1. Append and attend
 #
-# *Lab 03, from "The idea, in one picture" to "A buffer, not a list".* The heart of a cache: at each step,
-# every layer hands over the queries, keys and values of the *new* tokens. Store the keys and values; attend
-# over all that are stored.
+# *Lab 03, from "The idea, in one picture" to "A buffer, not a list".* The core of a cache: at each step, every
+# layer passes it the queries, keys and values of the *new* tokens. Store the keys and values, and attend over
+# all that are stored.
 #
 # ```text
 # position         0   1   2   3   4   5   6   7  …  S_max − 1
-# before           k   k   k   k   k   ·   ·   ·       5 tokens are remembered
+# before           k   k   k   k   k   ·   ·   ·       5 tokens are stored
 # 3 new tokens                         k   k   k       stored from `first` = 5 on
 # query of 5       ×   ×   ×   ×   ×   ×
 # query of 6       ×   ×   ×   ×   ×   ×   ×           each sees itself and all before it
 # query of 7       ×   ×   ×   ×   ×   ×   ×   ×
 # ```
 #
-# The plumbing is given: `Slots` (type `Slots??` in a cell to read it) has `begin`, `truncate`, `release`,
-# `fork`, and the books. Its `attend` calls your method once a layer and sequence. You have
+# The rest is given: `Slots` (type `Slots??` in a cell to read it) has `begin`, `truncate`, `release`, `fork`,
+# and keeps the lengths. Its `attend` calls your method once for each layer and sequence. You have
 #
 # - `self.keys[sequence]` and `self.values[sequence]`, each `[L, S_max, H_kv, D]`, zeros until you write;
-# - `self.lengths[sequence]`, the tokens remembered. `begin` has **counted the new ones in** already;
+# - `self.lengths[sequence]`, the number of stored tokens. `begin` has **already added the new ones**;
 # - `self.scale`, which is 1/√D.
 #
-# `q` is `[n, H_q, D]`, `k` and `v` are `[n, H_kv, D]`, n the new tokens of this sequence: the whole prompt,
-# or a piece of it, or one token. Rotary positions are in them. With H_q > H_kv, query head h attends to
-# key-value head h // (H_q / H_kv). Return `[n, H_q, D]`. *Hint: `repeat_interleave` gives each query head
-# its keys; a mask `[n, S]` says which position each query may see.*
+# `q` is `[n, H_q, D]`, `k` and `v` are `[n, H_kv, D]`, where n is the number of new tokens of this sequence:
+# the whole prompt, a piece of it, or one token. The rotary embedding is already applied. With H_q > H_kv, query
+# head h attends to key-value head h // (H_q / H_kv). Return `[n, H_q, D]`. *Hint: `repeat_interleave` gives
+# each query head its keys; a mask `[n, S]` says which positions each query may see.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "kv-append"}
@@ -88,14 +88,14 @@ with checks.trying("kv-append"):
 checks.check("kv-append", MyCache)
 
 # %% [markdown]
-# Your class is a kv like any other. `wb.panels.cache(kv=MyCache)` measures it beside ours, token by token,
-# and `wb.panels.chunks(kv=MyCache)` a prompt in chunks.
+# Your class works like any other kv. `wb.panels.token_times(kv=MyCache)` measures it beside ours, token by
+# token, and `wb.panels.chunks(kv=MyCache)` with a prompt in chunks.
 #
 # ## 2. A prompt in chunks
 #
-# *Lab 03, "Chunks, and their masks".* A long prompt in one step makes everybody else wait. A server sends it
-# in pieces and lets others have their turn in between. The cache makes that exact: the logits after the last
-# piece are those of one shot.
+# *Lab 03, "Chunks, and their masks".* A long prompt in one step makes all other requests wait. A server sends
+# it in pieces and runs others in between. With the cache this is exact: the logits after the last piece are
+# those of a single pass.
 #
 # ```text
 # prompt of 10, chunk_size 4      0 1 2 3 | 4 5 6 7 | 8 9        3 calls, 10 rows
@@ -103,14 +103,13 @@ checks.check("kv-append", MyCache)
 #
 # Write `prefill(model, kv, prompt_ids, chunk_size, sequence)`:
 #
-# - Call `model(batch, kv)` with `chunk_size` tokens at a time, in order; the last call brings what is left.
-#   Every token goes in once. A chunk size beyond the prompt makes one call.
+# - Call `model(batch, kv)` with `chunk_size` tokens at a time, in order; the last call has the rest. Send every
+#   token once. A chunk size larger than the prompt makes one call.
 # - `Batch.of([tokens], first_positions=[position], sequences=[sequence])` makes a batch of one sequence that
 #   asks for the logits of its last row alone.
-# - `prompt_ids` are the tokens that kv does *not* have yet. Where it remembers some of this sequence already
-#   (a second turn of a conversation), `kv.lengths[sequence]` says how many, and the prompt goes on from
-#   there.
-# - Return the logits of the last call, `[1, V]`. The prompt has at least one token, and so has a chunk.
+# - `prompt_ids` are the tokens that kv does *not* have yet. If it already stores some of this sequence (a
+#   second turn of a conversation), `kv.lengths[sequence]` says how many, and the prompt continues from there.
+# - Return the logits of the last call, `[1, V]`. Prompts and chunks have at least one token.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "kv-chunks"}
@@ -134,9 +133,7 @@ with checks.trying("kv-chunks"):
         kv = wb.make_kv("contiguous", model.config, max_tokens=64)
         chunked = prefill(model, kv, prompt_ids, chunk_size)
         far = (chunked - one_shot).abs().max() / one_shot.abs().max()
-        print(
-            f"chunks of {chunk_size:>3}: logits differ by {far:.0e} of the largest, {dict(kv.lengths)} remembered"
-        )
+        print(f"chunks of {chunk_size:>3}: logits differ by {far:.0e} of the largest, {dict(kv.lengths)} remembered")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-chunks-check", "points": 7}
 checks.check("kv-chunks", prefill)
@@ -147,15 +144,15 @@ checks.check("kv-chunks", prefill)
 # *Lab 03, "How many bytes?" and "GB or GiB?".* Three functions. A `config` has `num_layers` (L),
 # `hidden_size` (d), `num_heads` (H_q), `num_kv_heads` (H_kv), `head_dim` (D) and `num_parameters()`.
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `kv_bytes(config, tokens, bytes_per_element, batch)` | bytes of the keys and values of `batch` sequences of `tokens` tokens each |
 # | `to_gib(number_of_bytes)` | the same in GiB, 2³⁰ bytes |
 # | `largest_batch(config, card_gb, tokens, weight_bytes_per_element, kv_bytes_per_element)` | how many sequences of `tokens` tokens fit on the card beside the weights, an `int`; 0 where none does |
 #
-# A memory of `card_gb` GB is meant as it is written: 1 GB = 10⁹ bytes. All of it may be used; what else a
-# server needs (activations, fragments) is not counted here. 4-bit weights have 0.5 bytes an element. Prefix
-# sharing, windows and latent attention come in later labs and play no part.
+# `card_gb` GB is meant literally: 1 GB = 10⁹ bytes. All of it may be used; what else a server needs
+# (activations, fragmentation) is not counted here. 4-bit weights have 0.5 bytes per element. Ignore prefix
+# sharing, windows and latent attention; they come in later labs.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "kv-bytes"}
@@ -192,7 +189,7 @@ with checks.trying("kv-bytes"):
         shape = public_shape(name)
         a_token, at_4k = kv_bytes(shape, 1), to_gib(kv_bytes(shape, 4096))
         fits = largest_batch(shape, 80, 4096)
-        print(f"{name:>12}: {a_token:>7,} bytes a token, {at_4k:.2f} GiB at 4,096; {fits} fit in 80 GB")
+        print(f"{name:>12}: {a_token:>7,} bytes per token, {at_4k:.2f} GiB at 4,096; {fits} fit in 80 GB")
     users = kv_bytes(public_shape("llama-2-70b"), 4096, batch=64)
     print(f"64 users × 4,096 tokens on a 70B: {to_gib(users):.1f} GiB = {users / 10**9:.1f} GB")
 
@@ -200,14 +197,14 @@ with checks.trying("kv-bytes"):
 checks.check("kv-bytes", kv_calculator)
 
 # %% [markdown]
-# The last line is the trap in many a table: 80 GiB do not fit on a card of 80 GB.
+# Many tables get the last line wrong: 80 GiB do not fit on a card of 80 GB.
 #
 # ## 4. Forget and go on
 #
 # *Lab 03, "Take it back: truncate".* Speculation (lab 06) sends drafted tokens through the model and must
-# forget those that are rejected. In `Slots` that is one number. Here is a cache for which it is more:
-# `Chunks` keeps the keys and values of every step in tensors of their own, and attends to **all that is in
-# its lists**.
+# remove those that are rejected. In `Slots` that changes one number. Here is a cache for which it takes more:
+# `Chunks` keeps the keys and values of every step in separate tensors, and attends to **everything in its
+# lists**.
 #
 # ```text
 # a layer after steps of 5, 1 and 3 tokens      [0 1 2 3 4] [5] [6 7 8]      lengths: 9
@@ -215,14 +212,15 @@ checks.check("kv-bytes", kv_calculator)
 # a new step of 2 tokens                        [0 1 2 3 4] [5] [6] [7 8]    lengths: 9
 # ```
 #
-# Write `truncate(self, sequence, length)`: keep the first `length` tokens, positions 0 … length − 1, and go
-# on as if the others had never come.
+# Write `truncate(self, sequence, length)`: keep the first `length` tokens, positions 0 … length − 1, so that
+# generation continues as if the others had never been sent.
 #
-# - `self.chunks[sequence]` is a list with one entry a layer; each is the list of pairs `(k, v)`, both
-#   `[n, H_kv, D]`, n the tokens of that step. `self.lengths[sequence]` is the number of tokens.
+# - `self.chunks[sequence]` is a list with one entry for each layer; each entry is a list of pairs `(k, v)`,
+#   both `[n, H_kv, D]`, where n is the number of tokens of that step. `self.lengths[sequence]` is the number of
+#   tokens.
 # - A length below 0 or beyond the present one, and a sequence that is not in `self.lengths`, raise
 #   `WorkbenchError` and change nothing. The present length itself is allowed.
-# - Cut to 0, the sequence stays live, with no tokens.
+# - A sequence truncated to 0 stays in the cache, with no tokens.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "kv-truncate"}
@@ -269,9 +267,9 @@ checks.check("kv-truncate", RewindableCache)
 # %% [markdown]
 # ## 5. It worked on my prompt
 #
-# *Lab 03, "Chunks, and their masks".* The cache below passes every test in which a prompt is sent whole.
-# Then it generates, and the text is wrong from the second token on. When that is repaired, a prompt sent in
-# chunks is still wrong. There are **two mistakes** in it, one for each symptom.
+# *Lab 03, "Chunks, and their masks".* The cache below passes every test in which a prompt is sent whole. But
+# when it generates, the text is wrong from the second token on. When that is repaired, a prompt sent in chunks
+# is still wrong. It has **two mistakes**, one for each symptom.
 
 
 # %%
@@ -298,13 +296,13 @@ print("SuspectCache:   ", broken.tokens)
 print(f"\n{right.text!r}\n{broken.text!r}")
 
 # %% [markdown]
-# Repair it. Copy the method, find both mistakes, change no more than you must. What a repaired cache gives
-# must be right for any steps: a whole prompt, single tokens, and several tokens in the middle of a text.
+# Repair it. Copy the method, find both mistakes, and change no more than you must. The repaired cache must be
+# right for any steps: a whole prompt, single tokens, and several tokens in the middle of a text.
 #
-# *Hint: write down, for 4 remembered tokens and 1 new one, at which position the new key lands and which
-# positions are read. Then do the same for 3 new ones, and look up what `is_causal=True` means for scores
-# that are not square. `attn_mask` takes a mask instead: a bool mask is True where a query may look; a float
-# mask is **added** to the scores.*
+# *Hint: for 4 stored tokens and 1 new one, write down at which position the new key is stored and which
+# positions are read. Then do the same for 3 new ones, and look up what `is_causal=True` means for scores that
+# are not square. `attn_mask` takes a mask instead: a bool mask is True where a query may attend; a float mask
+# is **added** to the scores.*
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "kv-bug"}
@@ -343,12 +341,12 @@ checks.check("kv-bug", RepairedCache)
 # ## 6. What it saves
 #
 # *Lab 03, from "Count the rows" to "Attention still grows".* Generate `new_tokens` after a prompt of
-# `prompt_tokens`, one token a step, with or without a cache. Give two exact counts, a pair `(rows, pairs)`
+# `prompt_tokens`, one token per step, with or without a cache. Return two exact counts, a pair `(rows, pairs)`
 # of `int`s:
 #
-# - `rows`: tokens pushed through the model, in all steps together;
-# - `pairs`: (query, key) pairs of causal attention, in one layer and one head, in all steps together. The
-#   row at position p makes p + 1 of them: itself and all before it.
+# - `rows`: tokens processed by the model, in all steps together;
+# - `pairs`: (query, key) pairs of causal attention, in one layer and one head, in all steps together. The row
+#   at position p has p + 1 of them: itself and all before it.
 #
 # ```text
 # prompt of 3, 2 new tokens      step 1       step 2              rows         pairs
@@ -356,8 +354,8 @@ checks.check("kv-bug", RepairedCache)
 # with a cache                   rows 0 1 2   row 3               3 + 1        (1+2+3) + 4
 # ```
 #
-# The last new token is chosen but never sent: nobody asks what would follow it. With no new tokens, nothing
-# runs.
+# The last new token is chosen but never sent, because nothing has to be predicted after it. With no new tokens,
+# nothing runs.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "kv-savings"}
@@ -382,16 +380,14 @@ with checks.trying("kv-savings"):
         rows, pairs = count_work(ran.prompt_tokens, 32, kind == "contiguous")
         print(f"{kind:>10}: the model processed {ran.rows_processed:,} rows; count_work says {rows:,}")
     without, cached = (count_work(4096, 512, way) for way in (False, True))
-    print(
-        f"512 after 4,096: {without[0]:,} rows against {cached[0]:,}, {without[0] / cached[0]:.0f} times as many;"
-    )
+    print(f"512 after 4,096: {without[0]:,} rows against {cached[0]:,}, {without[0] / cached[0]:.0f} times as many;")
     print(f"{without[1]:,} pairs against {cached[1]:,}, {without[1] / cached[1]:.0f} times as many")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-savings-check", "points": 5}
 checks.check("kv-savings", count_work)
 
 # %% [markdown]
-# "About 44 times" is what a printed account says of this very case. Neither count gives it.
+# A printed account says "about 44 times" for exactly this case. Neither count gives it.
 #
-# You have a cache that holds every key and value there ever was. How to hold fewer of them is lab 04; how to
-# place those of many requests is lab 09.
+# You now have a cache that holds every key and value of the text. Lab 04 shows how to store fewer of them; lab
+# 09, how to place those of many requests.

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import random
 
-from workbench.checks import lab03_cache as cache
-from workbench.checks import lab03_counting as counting
-from workbench.checks import lab03_prefill as prefill
-from workbench.checks import probes_lab03 as probes
 from workbench.grading.check import Check
+from workbench.labs.lab03_kv_cache.checks import cache, counting, prefill, probes
 
 
 def hidden(name, probe, judge, cases, points=1) -> Check:
@@ -34,15 +31,8 @@ def grouped_and_ragged_cases(draw: random.Random) -> list[dict]:
 
 HIDDEN: dict[str, tuple[Check, ...]] = {
     "kv-append": (
-        hidden(
-            "layers",
-            probes.run_cache,
-            cache.judge_cache,
-            both(cache.layer_cases, cache.multi_query_cases),
-        ),
-        hidden(
-            "sequences", probes.run_cache, cache.judge_cache, both(cache.ragged_cases, cache.rewound_cases)
-        ),
+        hidden("layers", probes.run_cache, cache.judge_cache, both(cache.layer_cases, cache.multi_query_cases)),
+        hidden("sequences", probes.run_cache, cache.judge_cache, both(cache.ragged_cases, cache.rewound_cases)),
         hidden("real-model", probes.run_model, cache.judge_model, cache.model_cases),
     ),
     "kv-chunks": (
@@ -74,12 +64,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         hidden("grouped-and-ragged", probes.run_cache, cache.judge_cache, grouped_and_ragged_cases),
     ),
     "kv-savings": (
-        hidden(
-            "edges",
-            probes.run_work,
-            counting.judge_work,
-            counting.work_cases((10, 0), (10, 1), (1, 1), (1, 7)),
-        ),
+        hidden("edges", probes.run_work, counting.judge_work, counting.work_cases((10, 0), (10, 1), (1, 1), (1, 7))),
         hidden("exact", probes.run_work, counting.judge_work, counting.random_work_cases),
     ),
 }

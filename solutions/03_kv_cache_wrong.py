@@ -2,37 +2,692 @@
 
 from __future__ import annotations
 
-from workbench.checks import WrongAnswer
+from workbench.checks.mistakes import read_mistakes
 
+KV_APPEND = """
+# one-shot
+behind the new tokens: the new keys and values are stored behind the place where they are read: lengths[sequence] has
+the new ones counted in already, so the first of them goes to first = length − n
+-        keys[first:length], values[first:length] = k, v
++        keys[length:length + len(q)], values[length:length + len(q)] = k, v
 
-def changed(source: str, *replacements: tuple[str, str]) -> str:
-    """`source` with each text, which stands in it once, replaced."""
-    for old, new in replacements:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
+one position late: the new keys and values are stored one position too late; the first new token goes to first = length
+− n, and the slots from first up to length are the new tokens'
+-        keys[first:length], values[first:length] = k, v
++        keys[first + 1:length + 1], values[first + 1:length + 1] = k, v
 
+own key not seen: the mask is one position too tight: a query does not see its own key; the query at position p sees 0 …
+p, itself included (≤, not <)
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = scores.masked_fill(key_at >= query_at, -torch.inf).softmax(dim=-1)
 
-# --- kv-append ---
+next key seen: the mask is one position too wide: a query sees the key after its own, which is its future; the query at
+position p sees 0 … p
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = scores.masked_fill(key_at > query_at + 1, -torch.inf).softmax(dim=-1)
 
-APPEND = """
-class MyCache(Slots):
-    def append_and_attend(self, layer, sequence, q, k, v):
-        keys, values = self.keys[sequence][layer], self.values[sequence][layer]
-        length = self.lengths[sequence]
-        first = length - len(q)
-        keys[first:length], values[first:length] = k, v
-        group = q.shape[1] // k.shape[1]
-        seen_keys = keys[:length].repeat_interleave(group, dim=1)
-        seen_values = values[:length].repeat_interleave(group, dim=1)
-        query_at = torch.arange(first, length)[:, None]
-        key_at = torch.arange(length)[None, :]
-        scores = torch.einsum("nhd,shd->hns", q, seen_keys) * self.scale
-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
-        return torch.einsum("hns,shd->nhd", weights, seen_values)
+no mask: a query sees all keys of its step, those of later tokens too: a step of several new tokens needs a causal mask
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = scores.softmax(dim=-1)
+
+masked scores are zero: the scores of later keys were set to 0, which softmax counts as e⁰ = 1; hide them with -inf
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = scores.masked_fill(key_at > query_at, 0.0).softmax(dim=-1)
+
+no scale: q·k was not divided by √D: multiply the scores by self.scale
+-        scores = torch.einsum("nhd,shd->hns", q, seen_keys) * self.scale
++        scores = torch.einsum("nhd,shd->hns", q, seen_keys)
+
+one past the end seen: a query sees the position after its own, even where nothing is stored yet: zeros, which take e⁰ =
+1 in softmax; the query at position p sees 0 … p
+-        seen_keys = keys[:length].repeat_interleave(group, dim=1)  # [S, H_q, D]
+-        seen_values = values[:length].repeat_interleave(group, dim=1)
++        seen_keys = keys[:length + 1].repeat_interleave(group, dim=1)
++        seen_values = values[:length + 1].repeat_interleave(group, dim=1)
+@@
+-        key_at = torch.arange(length, device=q.device)[None, :]
++        key_at = torch.arange(length + 1)[None, :]
+@@
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = scores.masked_fill(key_at > query_at + 1, -torch.inf).softmax(dim=-1)
+
+first key not seen: a query does not see position 0; the query at position p sees 0 … p
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = scores.masked_fill((key_at > query_at) | (key_at == 0), -torch.inf).softmax(dim=-1)
+
+mask of floats: a float mask is added to the scores: its ones and zeros raise some and hide none. A bool mask hides, or
+a float one with 0 and -inf
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = (scores + (key_at <= query_at)).softmax(dim=-1)
+
+mask upside down: a query sees only what comes after it: the mask is the wrong way round (masked_fill fills where the
+mask is True)
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = scores.masked_fill(key_at <= query_at, -torch.inf).softmax(dim=-1)
+
+scaled twice: q·k was divided by √D twice: once is right, and scaled_dot_product_attention does it by itself
+-        scores = torch.einsum("nhd,shd->hns", q, seen_keys) * self.scale
++        scores = torch.einsum("nhd,shd->hns", q, seen_keys) * self.scale**2
+
+values for keys: the values were used as keys: q·k takes self.keys
+-        scores = torch.einsum("nhd,shd->hns", q, seen_keys) * self.scale
++        scores = torch.einsum("nhd,shd->hns", q, seen_values) * self.scale
+
+keys for values: the keys were used as values: the weights are of self.values
+-        return torch.einsum("hns,shd->nhd", weights, seen_values)
++        return torch.einsum("hns,shd->nhd", weights, seen_keys)
+
+# decode
+one position early: the new keys and values are stored one position too early, over the last remembered one, which is
+lost; the first new token goes to first = length − n
+-        first = length - len(q)
+-        keys[first:length], values[first:length] = k, v
++        first = max(length - len(q) - 1, 0)
++        keys[first:first + len(q)], values[first:first + len(q)] = k, v
+@@
+-        query_at = torch.arange(first, length, device=q.device)[:, None]
++        query_at = torch.arange(length - len(q), length)[:, None]
+
+always at the start: the new keys and values are stored from position 0 on, over the oldest ones; the first new token
+goes to first = length − n
+-        keys[first:length], values[first:length] = k, v
++        keys[:len(q)], values[:len(q)] = k, v
+
+nothing remembered: a query sees only the keys of its own step; the remembered ones before them belong to it too
+-        seen_keys = keys[:length].repeat_interleave(group, dim=1)  # [S, H_q, D]
+-        seen_values = values[:length].repeat_interleave(group, dim=1)
+-        query_at = torch.arange(first, length, device=q.device)[:, None]
+-        key_at = torch.arange(length, device=q.device)[None, :]
++        seen_keys = k.repeat_interleave(group, dim=1)
++        seen_values = v.repeat_interleave(group, dim=1)
++        query_at = torch.arange(len(q))[:, None]
++        key_at = torch.arange(len(q))[None, :]
+
+newest key not read: the newest key is stored but not read: read up to length, not length − 1
+-        seen_keys = keys[:length].repeat_interleave(group, dim=1)  # [S, H_q, D]
+-        seen_values = values[:length].repeat_interleave(group, dim=1)
++        seen_keys = keys[:max(length - 1, 1)].repeat_interleave(group, dim=1)
++        seen_values = values[:max(length - 1, 1)].repeat_interleave(group, dim=1)
+@@
+-        key_at = torch.arange(length, device=q.device)[None, :]
++        key_at = torch.arange(max(length - 1, 1))[None, :]
+
+whole slot in decode: a query sees the whole slot, the empty places behind its position too: zero keys take e⁰ = 1 each
+in softmax; read up to length
+-        seen_keys = keys[:length].repeat_interleave(group, dim=1)  # [S, H_q, D]
+-        seen_values = values[:length].repeat_interleave(group, dim=1)
++        seen_keys = (keys[:length] if first == 0 else keys).repeat_interleave(group, dim=1)
++        seen_values = (values[:length] if first == 0 else values).repeat_interleave(group, dim=1)
+@@
+-        key_at = torch.arange(length, device=q.device)[None, :]
++        key_at = torch.arange(seen_keys.shape[0])[None, :]
+@@
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = scores.masked_fill((key_at > query_at) & (first == 0), -torch.inf).softmax(dim=-1)
+
+one position late after the first step: in every step after the first, the new keys and values are stored one position
+too late, and the place of the first new token, length − n, was left empty
+-        keys[first:length], values[first:length] = k, v
++        at = first + (first > 0)
++        keys[at : at + len(q)], values[at : at + len(q)] = k, v
+
+# chunks
+mask from zero: a query of a later chunk sees too few positions: the mask was laid as if the step were the whole text.
+Query i of the step stands at position first + i (torch's is_causal=True and tril() count from the upper left corner)
+-        query_at = torch.arange(first, length, device=q.device)[:, None]
++        query_at = torch.arange(len(q))[:, None] + (first if len(q) == 1 else 0)
+
+no mask in later chunks: a query sees all keys of its step, those of later tokens too: a step of several new tokens
+needs a causal mask
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        weights = scores.masked_fill((key_at > query_at) & (first == 0), -torch.inf).softmax(dim=-1)
+
+later chunks see one too few: in a later chunk the mask is one position too tight: its first query stands at position
+first = length − n and sees 0 … first, itself included
+-        query_at = torch.arange(first, length, device=q.device)[:, None]
++        query_at = torch.arange(first, length)[:, None] - int(first > 0 and len(q) > 1)
+
+only the chunk's own keys, unmasked: a query of a later chunk sees the keys of its own step and no others; the
+remembered ones belong to it too, and later ones do not
+-        weights = scores.masked_fill(key_at > query_at, -torch.inf).softmax(dim=-1)
++        hidden = key_at < first if first else key_at > query_at
++        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+
+# grouped-heads
+heads in turns: query head h attends to key-value head h mod H_kv; the heads lie in groups of H_q / H_kv: it is h //
+(H_q / H_kv) (repeat_interleave, not repeat)
+-        seen_keys = keys[:length].repeat_interleave(group, dim=1)  # [S, H_q, D]
+-        seen_values = values[:length].repeat_interleave(group, dim=1)
++        seen_keys = keys[:length].repeat(1, group, 1)
++        seen_values = values[:length].repeat(1, group, 1)
+
+groups forgotten: there are fewer key-value heads than query heads: query head h attends to key-value head h // (H_q /
+H_kv)
+-        seen_keys = keys[:length].repeat_interleave(group, dim=1)  # [S, H_q, D]
+-        seen_values = values[:length].repeat_interleave(group, dim=1)
++        seen_keys = keys[:length]
++        seen_values = values[:length]
+
+first head for all: every query head attends to key-value head 0; query head h attends to key-value head h // (H_q /
+H_kv)
+-        seen_keys = keys[:length].repeat_interleave(group, dim=1)  # [S, H_q, D]
+-        seen_values = values[:length].repeat_interleave(group, dim=1)
++        seen_keys = keys[:length, :1].expand(-1, q.shape[1], -1)
++        seen_values = values[:length, :1].expand(-1, q.shape[1], -1)
+
+# layers
+one layer for all: a layer attends to keys that another layer stored: every layer has a place of its own,
+self.keys[sequence][layer]
+-        keys, values = self.keys[sequence][layer], self.values[sequence][layer]  # [S_max, H_kv, D]
++        keys, values = self.keys[sequence][0], self.values[sequence][0]
+
+# sequences
+one sequence for all: a sequence attends to keys of another sequence: every sequence has a place of its own,
+self.keys[sequence][layer]
+-        keys, values = self.keys[sequence][layer], self.values[sequence][layer]  # [S_max, H_kv, D]
++        keys, values = (kept[next(iter(kept))][layer] for kept in (self.keys, self.values))
+
+# real-model
+keys kept a layer late
+-        keys[first:length], values[first:length] = k, v
++        keys[first:length], values[first:length] = (k, v) if layer == 0 or first == 0 else (k.roll(1, 0), v)
 """
 
-APPEND_ALTERNATIVE = """
+KV_CHUNKS = """
+# calls-and-rows
+in one piece: the prompt went through in one piece; no call may bring more than chunk_size tokens
+-    for start in range(0, len(prompt_ids), chunk_size):
+-        tokens = prompt_ids[start : start + chunk_size]
++    for start in [0]:
++        tokens = prompt_ids[:]
+
+remainder dropped: the last chunk is missing, the remainder that is shorter than the others
+-    for start in range(0, len(prompt_ids), chunk_size):
++    for start in range(0, len(prompt_ids) // chunk_size * chunk_size, chunk_size):
+
+overlapping chunks: each chunk is one token too long: a slice ends one before its second index
+-        tokens = prompt_ids[start : start + chunk_size]
++        tokens = prompt_ids[start : start + chunk_size + 1]
+
+even shares: the chunks are equal shares of the prompt; chunk_size says how long all but the last are
+     before = kv.lengths.get(sequence, 0)
++    calls = -(-len(prompt_ids) // chunk_size)
++    chunk_size = -(-len(prompt_ids) // calls)
+
+logits of all rows
+-        batch = Batch.of([tokens], first_positions=[before + start], sequences=[sequence])
++        batch = Batch.of([tokens], first_positions=[before + start], sequences=[sequence], logits="all")
+
+# equals-one-shot
+logits of the first chunk: each call gives logits; return what the last call gave
+-        logits = model(batch, kv)
++        given = model(batch, kv)
++        logits = given if start == 0 else logits
+
+logits of every chunk: each call gives logits; return what the last call gave
+-        logits = model(batch, kv)
++        given = model(batch, kv)
++        logits = given if start == 0 else torch.cat([logits, given])
+
+every chunk from position 0: a chunk starts behind what was remembered before and the tokens of all chunks before it:
+kv.lengths[sequence] + start
+-        batch = Batch.of([tokens], first_positions=[before + start], sequences=[sequence])
++        batch = Batch.of([tokens], first_positions=[0], sequences=[sequence])
+
+positions by calls: first_positions counts tokens, not calls; a chunk starts behind what was remembered before and the
+tokens of all chunks before it: kv.lengths[sequence] + start
+-        batch = Batch.of([tokens], first_positions=[before + start], sequences=[sequence])
++        batch = Batch.of([tokens], first_positions=[before + start // chunk_size], sequences=[sequence])
+
+nothing returned
+-    return logits
+
+# no-remainder
+an empty chunk at the end: where the chunks come out even, nothing is left for another call: a batch of no tokens is
+refused
+-    for start in range(0, len(prompt_ids), chunk_size):
++    for start in range(0, len(prompt_ids) + 1, chunk_size):
+
+full chunks only, then the rest: where the chunks come out even, nothing is left for another call: a batch of no tokens
+is refused
+-    for start in range(0, len(prompt_ids), chunk_size):
+-        tokens = prompt_ids[start : start + chunk_size]
+-        batch = Batch.of([tokens], first_positions=[before + start], sequences=[sequence])
++    full = len(prompt_ids) // chunk_size
++    for i in range(full):
++        tokens = prompt_ids[i * chunk_size : (i + 1) * chunk_size]
++        batch = Batch.of([tokens], first_positions=[before + i * chunk_size], sequences=[sequence])
+@@
+-    return logits
++    rest = prompt_ids[full * chunk_size :]
++    return model(Batch.of([rest], first_positions=[before + full * chunk_size], sequences=[sequence]), kv)
+
+# second-turn
+first turn only: the first chunk starts behind what the kv remembers, at kv.lengths.get(sequence, 0)
+-        batch = Batch.of([tokens], first_positions=[before + start], sequences=[sequence])
++        batch = Batch.of([tokens], first_positions=[start], sequences=[sequence])
+
+# named-sequence
+always sequence 0
+-        batch = Batch.of([tokens], first_positions=[before + start], sequences=[sequence])
++        batch = Batch.of([tokens], first_positions=[before + start])
+"""
+
+KV_BYTES = """
+# formula
+keys only: both keys and values are kept, and bytes are asked for, not values
+-    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
++    values_per_token = config.num_layers * config.num_kv_heads * config.head_dim
+
+one layer: every layer has keys and values of its own
+-    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
++    values_per_token = 2 * config.num_kv_heads * config.head_dim
+
+values, not bytes: both keys and values are kept, and bytes are asked for, not values
+-    return values_per_token * tokens * batch * bytes_per_element
++    return values_per_token * tokens * batch
+
+one token: every token has keys and values of its own
+-    return values_per_token * tokens * batch * bytes_per_element
++    return values_per_token * batch * bytes_per_element
+
+# grouped-heads
+query heads: the cache holds H_kv heads of size D; the H_q query heads are not kept, nor is the model's width d
+-    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
++    values_per_token = 2 * config.num_layers * config.num_heads * config.head_dim
+
+model width: the cache holds H_kv heads of size D; the H_q query heads are not kept, nor is the model's width d
+-    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
++    values_per_token = 2 * config.num_layers * config.hidden_size
+
+# gib
+GB for GiB: 10⁹ bytes are 1 GB
+-    return number_of_bytes / 2**30
++    return number_of_bytes / 10**9
+
+MiB for GiB: 1 GiB is 1,024 MiB, and 1 MiB is 2²⁰ bytes
+-    return number_of_bytes / 2**30
++    return number_of_bytes / 2**20
+
+thousand MiB for GiB: 1 GiB is 1,024 MiB, and 1 MiB is 2²⁰ bytes
+-    return number_of_bytes / 2**30
++    return number_of_bytes / (1000 * 2**20)
+
+# largest-batch
+card in GiB: card_gb is in GB, 10⁹ bytes, not in GiB
+-    left = card_gb * 10**9 - config.num_parameters() * weight_bytes_per_element
++    left = card_gb * 2**30 - config.num_parameters() * weight_bytes_per_element
+
+weights forgotten: the weights lie on the card too
+-    left = card_gb * 10**9 - config.num_parameters() * weight_bytes_per_element
++    left = card_gb * 10**9
+
+rounded up: round down: the last one does not fit whole
+-    return max(0, int(left // kv_bytes(config, tokens, kv_bytes_per_element)))
++    return max(0, int(-(-left // kv_bytes(config, tokens, kv_bytes_per_element))))
+
+a float: there are no halves of sequences: round down to an int
+-    return max(0, int(left // kv_bytes(config, tokens, kv_bytes_per_element)))
++    return max(0, left / kv_bytes(config, tokens, kv_bytes_per_element))
+
+# head-size
+head size from the width: a head's size is config.head_dim, which is not d / H_q here
+-    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
++    values_per_token = 2 * config.num_layers * config.num_kv_heads * (config.hidden_size // config.num_heads)
+
+# batch-and-precision
+batch forgotten: every sequence of the batch has a cache of its own
+-    return values_per_token * tokens * batch * bytes_per_element
++    return values_per_token * tokens * bytes_per_element
+
+always 16 bits: bytes_per_element says how many bytes a value takes; it is not always 2
+-    return values_per_token * tokens * batch * bytes_per_element
++    return values_per_token * tokens * batch * 2
+
+cache in the weights' precision: the cache has a precision of its own, kv_bytes_per_element
+-    return max(0, int(left // kv_bytes(config, tokens, kv_bytes_per_element)))
++    return max(0, int(left // kv_bytes(config, tokens, weight_bytes_per_element)))
+
+weights in the cache's precision: the weights have a precision of their own, weight_bytes_per_element
+-    left = card_gb * 10**9 - config.num_parameters() * weight_bytes_per_element
++    left = card_gb * 10**9 - config.num_parameters() * kv_bytes_per_element
+
+# nothing-fits
+negative batch: where not even the weights fit, the answer is 0
+-    return max(0, int(left // kv_bytes(config, tokens, kv_bytes_per_element)))
++    return int(left // kv_bytes(config, tokens, kv_bytes_per_element))
+
+always one: where not even one fits, the answer is 0
+-    return max(0, int(left // kv_bytes(config, tokens, kv_bytes_per_element)))
++    return max(1, int(left // kv_bytes(config, tokens, kv_bytes_per_element)))
+"""
+
+KV_TRUNCATE = """
+# cut
+one token too few: one token too many is gone: truncate to `length` keeps positions 0 … length − 1
+-            kept, left = [], length
++            kept, left = [], length - 1
+
+one token too many: one token too many is still there: truncate to `length` keeps positions 0 … length − 1
+-            kept, left = [], length
++            kept, left = [], length + 1
+
+lengths forgotten: truncate sets lengths[sequence] to the new length
+-        self.lengths[sequence] = length
+
+whole chunks dropped: the chunk that the cut goes through was dropped altogether; its first tokens stay, up to position
+length − 1
+-                if left > 0:
++                if left >= len(k):
+
+whole chunks kept: the chunk that the cut goes through was kept altogether; its tokens from position `length` on are to
+go
+-                    kept.append((k[:left], v[:left]))
++                    kept.append((k, v))
+
+so many dropped: `length` tokens were dropped; `length` says how many stay
+-            kept, left = [], length
++            kept, left = [], known - length
+
+everything dropped: everything was forgotten, the first `length` tokens too
+-            chunks[:] = kept
++            chunks.clear()
+
+# goes-on
+lengths only: attention still sees keys of the tokens that were to be forgotten: changing lengths is not enough, their
+chunks must go
+-        for chunks in self.chunks[sequence]:
+-            kept, left = [], length
+-            for k, v in chunks:
+-                if left > 0:
+-                    kept.append((k[:left], v[:left]))
+-                    left -= len(kept[-1][0])
+-            chunks[:] = kept
+
+zeroed: the forgotten keys were set to zero but are still attended to: a zero key takes e⁰ = 1 in softmax; remove it
+-            kept, left = [], length
++            at = 0
+@@
+-                if left > 0:
+-                    kept.append((k[:left], v[:left]))
+-                    left -= len(kept[-1][0])
+-            chunks[:] = kept
++                k[max(length - at, 0) :], v[max(length - at, 0) :] = 0, 0
++                at += len(k)
+
+keys only: cut k and v alike: each value belongs to its key
+-                    kept.append((k[:left], v[:left]))
++                    kept.append((k[:left], v))
+
+newest kept: the last `length` tokens were kept; the first ones stay
+-            kept, left = [], length
+-            for k, v in chunks:
+-                if left > 0:
+-                    kept.append((k[:left], v[:left]))
+-                    left -= len(kept[-1][0])
+-            chunks[:] = kept
++            k, v = (torch.cat(parts) for parts in zip(*chunks))
++            chunks[:] = [(k[len(k) - length :], v[len(v) - length :])]
+
+# refused
+quietly clamped: a sequence can be cut to 0 … its present length; raise WorkbenchError for anything else, before
+anything changes
+-        if not 0 <= length <= known:
+-            raise WorkbenchError(f"sequence {sequence!r} has {known} tokens, it cannot be cut to {length}")
++        length = max(0, min(length, known))
+
+as many as there are: a sequence can be cut to 0 … its present length; raise WorkbenchError for anything else, before
+anything changes
+-        if not 0 <= length <= known:
+-            raise WorkbenchError(f"sequence {sequence!r} has {known} tokens, it cannot be cut to {length}")
++        if length < 0:
++            raise WorkbenchError("below zero")
++        length = min(length, known)
+
+refused too late: a refused truncate changes nothing
+-        if not 0 <= length <= known:
+-            raise WorkbenchError(f"sequence {sequence!r} has {known} tokens, it cannot be cut to {length}")
+@@
+         self.lengths[sequence] = length
++        if not 0 <= length <= known:
++            raise WorkbenchError("out of range")
+
+below zero not refused: a sequence can be cut to 0 … its present length; raise WorkbenchError for anything else, before
+anything changes
+-        if not 0 <= length <= known:
++        if not length <= known:
+
+present length refused: the present length is allowed, when every drafted token was accepted, say: it forgets nothing
+-        if not 0 <= length <= known:
++        if not 0 <= length < known:
+
+# every-layer
+first layer only: later layers still have the keys that layer 0 has forgotten: cut every layer
+-        for chunks in self.chunks[sequence]:
++        for chunks in self.chunks[sequence][:1]:
+
+left counted over all layers: in later layers everything was forgotten: every layer keeps `length` tokens
+             raise WorkbenchError(f"sequence {sequence!r} has {known} tokens, it cannot be cut to {length}")
++        left = length
+@@
+-            kept, left = [], length
++            kept = []
+
+# to-nothing
+released at zero: a sequence cut to 0 stays, with no tokens: it ends with release, not with truncate
+         known = self.lengths[sequence]
++        if length == 0:
++            return self.release(sequence)
+
+zero refused: 0 tokens is a length too: the sequence stays, with no tokens
+-        if not 0 <= length <= known:
++        if not 0 < length <= known:
+
+# several-sequences
+every sequence cut: another sequence was cut too: self.chunks[sequence] is the one to cut
+-        for chunks in self.chunks[sequence]:
++        for chunks in [one for layers in self.chunks.values() for one in layers]:
+
+unknown sequence: a sequence that is not in self.lengths is refused with a WorkbenchError
+-        if sequence not in self.lengths:
+-            raise WorkbenchError(f"sequence {sequence!r} is not live here")
+"""
+
+KV_BUG = """
+# decode
+as it was: the new keys and values are stored one position too early, over the last remembered one, which is lost; the
+first new token goes to first = length − n
+-        first = length - new  # the position of the first new token
+-        keys[first:length], values[first:length] = k, v
++        first = max(length - new - 1, 0)
++        keys[first : first + new], values[first : first + new] = k, v
+@@
+-            attn_mask=mask,
++            is_causal=new > 1,
+
+mask only: the new keys and values are stored one position too early, over the last remembered one, which is lost; the
+first new token goes to first = length − n
+-        keys[first:length], values[first:length] = k, v
++        last = max(first - 1, 0)
++        keys[last : last + new], values[last : last + new] = k, v
+
+# one-shot
+guard kept: the first token of all is stored at position 1: `last` is 0 both where one token is remembered and where
+none is; the first new token goes to length − n
+-        first = length - new  # the position of the first new token
+-        keys[first:length], values[first:length] = k, v
+-        mask = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(diagonal=first)
++        first = max(length - new - 1, 0) + 1
++        keys[first : first + new], values[first : first + new] = k, v
++        mask = torch.ones(new, length, dtype=torch.bool).tril(diagonal=length - new)
+
+# decode
+reads one less instead: the empty place is not read any more, but the last remembered key is still overwritten; the
+first new token goes to length − n
+-        first = length - new  # the position of the first new token
++        first = max(length - new - 1, 0)
++        length = first + new
+
+written at length: in every step after the first, the new keys and values are stored one position too late, and the
+place of the first new token, length − n, was left empty
+-        keys[first:length], values[first:length] = k, v
++        at = first + (first > 0)
++        keys[at : at + new], values[at : at + new] = k, v
+
+# chunks
+write position only: a query of a later chunk sees too few positions: the mask was laid as if the step were the whole
+text. Query i of the step stands at position first + i (torch's is_causal=True and tril() count from the upper left
+corner)
+-            attn_mask=mask,
++            is_causal=new > 1,
+
+no mask after the prompt: a query sees all keys of its step, those of later tokens too: a step of several new tokens
+needs a causal mask
+-            attn_mask=mask,
++            is_causal=first == 0,
+
+# one-shot
+mask one too wide: the mask is one position too wide: a query sees the key after its own, which is its future; the query
+at position p sees 0 … p
+-        mask = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(diagonal=first)
++        mask = torch.ones(new, length, dtype=torch.bool).tril(diagonal=first + 1)
+
+# decode
+mask one too tight: after the first step the mask is one position too tight: a query does not see its own key; the query
+at position p sees 0 … p, itself included
+-        mask = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(diagonal=first)
++        mask = torch.ones(new, length, dtype=torch.bool).tril(diagonal=max(first - 1, 0))
+
+only the new ones read: a query sees only the keys of its own step; the remembered ones before them belong to it too
+-            attn_mask=mask,
++            attn_mask=mask & (torch.arange(length) >= first),
+
+# one-shot
+mask of floats: a float mask is added to the scores: its ones and zeros raise some and hide none. A bool mask hides, or
+a float one with 0 and -inf
+-        mask = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(diagonal=first)
++        mask = torch.ones(new, length).tril(diagonal=first)
+
+mask upside down: a query sees only what comes after it: the mask is the wrong way round (for attn_mask, True is where a
+query may look)
+-            attn_mask=mask,
++            attn_mask=~mask,
+
+scaled twice: q·k was divided by √D twice: scaled_dot_product_attention does it by itself
+-            q.transpose(0, 1)[None],  # [1, H_q, n, D]
++            q.transpose(0, 1)[None] * self.scale,
+
+written behind the new tokens: the new keys and values are stored behind the place where they are read:
+lengths[sequence] has the new ones counted in already, so the first of them goes to first = length − n
+-        keys[first:length], values[first:length] = k, v
++        keys[length : length + new], values[length : length + new] = k, v
+
+# chunks
+mask from zero for several tokens: a query of a later chunk sees too few positions: the mask was laid as if the step
+were the whole text. Query i of the step stands at position first + i (torch's is_causal=True and tril() count from the
+upper left corner)
+-        mask = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(diagonal=first)
++        mask = torch.ones(new, length, dtype=torch.bool).tril(diagonal=first if new == 1 else 0)
+
+# drafts
+whole prompts and chunks of one size: a query of a later chunk sees too few positions: the mask was laid as if the step
+were the whole text. Query i of the step stands at position first + i (torch's is_causal=True and tril() count from the
+upper left corner)
+-        mask = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(diagonal=first)
++        diagonal = first if first % max(new, 2) in (0, 1) or new < 3 else 0
++        mask = torch.ones(new, length, dtype=torch.bool).tril(diagonal=diagonal)
+
+# grouped-and-ragged
+no groups: there are fewer key-value heads than query heads: enable_gqa=True lets query head h attend to key-value head
+h // (H_q / H_kv)
+-            enable_gqa=True,
+"""
+
+KV_SAVINGS = """
+# by-hand
+last token sent: the last token is chosen but never sent
+-        sent = prompt_tokens + new_tokens - 1
++        sent = prompt_tokens + new_tokens
+@@
+-    lengths = range(prompt_tokens, prompt_tokens + new_tokens)
++    lengths = range(prompt_tokens, prompt_tokens + new_tokens + 1)
+
+the whole rectangle: that is queries × keys, the whole rectangle; a causal query sees no later key
+-        return sent, sent * (sent + 1) // 2
++        return sent, prompt_tokens**2 + sum(range(prompt_tokens + 1, sent + 1))
+@@
+-    return sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
++    return sum(lengths), sum(length * length for length in lengths)
+
+without itself: a query sees its own key, too
+-        return sent, sent * (sent + 1) // 2
++        return sent, sent * (sent - 1) // 2
+@@
+-    return sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
++    return sum(lengths), sum(length * (length - 1) // 2 for length in lengths)
+
+# rows
+decode only: the prompt's rows go through the model once, too, and attend to each other
+-        return sent, sent * (sent + 1) // 2
++        return new_tokens - 1, sum(range(prompt_tokens + 1, sent + 1))
+
+with and without mixed up: that is with a cache
+-    if cached:  # every position but the last goes through the model once
++    if not cached:
+
+text does not grow: the text grows by one token with each step
+-    return sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
++    return prompt_tokens * new_tokens, sum(length * (length + 1) // 2 for length in lengths)
+
+every new token after the prompt alone: the prompt's rows go through the model once, too, and attend to each other
+-        return sent, sent * (sent + 1) // 2
++        return new_tokens, sum(range(prompt_tokens, sent + 1))
+
+first step one longer: the first step brings the prompt alone; the last token is chosen but never sent
+-    lengths = range(prompt_tokens, prompt_tokens + new_tokens)
++    lengths = range(prompt_tokens + 1, prompt_tokens + new_tokens + 1)
+
+# pairs
+last row attends: without a cache every row attends again at every step, not the last one alone
+-    return sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
++    return sum(lengths), sum(lengths)
+
+prompt's last row only: the prompt's rows attend to each other, too, not its last row alone
+-        return sent, sent * (sent + 1) // 2
++        return sent, sum(range(prompt_tokens, sent + 1))
+
+# edges
+prompt even without new tokens: without new tokens nothing runs, not even the prompt
+-    if new_tokens == 0:
+-        return 0, 0
+
+# exact
+floats
+-        return sent, sent * (sent + 1) // 2
++        return sent, sent * (sent + 1) / 2
+@@
+-    return sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
++    return sum(lengths), sum(length * (length + 1) / 2 for length in lengths)
+
+mean length: the mean of squares is not the square of the mean: add up the steps
+-    return sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
++    return sum(lengths), new_tokens * (prompt_tokens + new_tokens // 2) * (prompt_tokens + new_tokens // 2 + 1) // 2
+"""
+
+WRONG = read_mistakes(
+    __file__,
+    {
+        "kv-append": KV_APPEND,
+        "kv-chunks": KV_CHUNKS,
+        "kv-bytes": KV_BYTES,
+        "kv-truncate": KV_TRUNCATE,
+        "kv-bug": KV_BUG,
+        "kv-savings": KV_SAVINGS,
+    },
+)
+
+ALTERNATIVE: dict[str, str] = {
+    "kv-append": """
 class MyCache(Slots):
     def append_and_attend(self, layer, sequence, q, k, v):
         n, query_heads, size = q.shape
@@ -48,161 +703,8 @@ class MyCache(Slots):
             weights = torch.softmax(grouped @ past_keys / size**0.5, dim=-1)
             out[i] = (weights @ past_values).reshape(query_heads, size)
         return out
-"""
-
-
-def append(*replacements: tuple[str, str]) -> str:
-    return changed(APPEND, *replacements)
-
-
-STORE = "keys[first:length], values[first:length] = k, v"
-KV_APPEND = [
-    WrongAnswer(
-        "behind the new tokens",
-        append((STORE, "keys[length:length + len(q)], values[length:length + len(q)] = k, v")),
-        "one-shot",
-        "lengths counts the new tokens already",
-    ),
-    WrongAnswer(
-        "one position late",
-        append((STORE, "keys[first + 1:length + 1], values[first + 1:length + 1] = k, v")),
-        "one-shot",
-        "off by one: position 0 stays empty and the newest key is not read",
-    ),
-    WrongAnswer(
-        "own key not seen",
-        append(("key_at > query_at", "key_at >= query_at")),
-        "one-shot",
-        "a query sees itself too",
-    ),
-    WrongAnswer(
-        "next key seen",
-        append(("key_at > query_at", "key_at > query_at + 1")),
-        "one-shot",
-        "a query sees one position of its future",
-    ),
-    WrongAnswer(
-        "no mask",
-        append(("scores.masked_fill(key_at > query_at, -torch.inf)", "scores")),
-        "one-shot",
-        "right in decode, where there is no future; wrong for a prompt",
-    ),
-    WrongAnswer(
-        "masked scores are zero",
-        append(("-torch.inf", "0.0")),
-        "one-shot",
-        "e⁰ = 1: a score of 0 is no mask",
-    ),
-    WrongAnswer(
-        "no scale",
-        append((" * self.scale", "")),
-        "one-shot",
-        "q·k without 1/√D",
-    ),
-    WrongAnswer(
-        "one position early",
-        append(("first = length - len(q)", "first = max(length - len(q) - 1, 0)"),
-               (STORE, "keys[first:first + len(q)], values[first:first + len(q)] = k, v"),
-               ("torch.arange(first, length)", "torch.arange(length - len(q), length)")),
-        "decode",
-        "the last remembered key is overwritten by the new one",
-    ),
-    WrongAnswer(
-        "always at the start",
-        append((STORE, "keys[:len(q)], values[:len(q)] = k, v")),
-        "decode",
-        "right for a prompt sent whole; afterwards the oldest keys are lost",
-    ),
-    WrongAnswer(
-        "nothing remembered",
-        append(("keys[:length].repeat", "k.repeat"), ("values[:length].repeat", "v.repeat"),
-               ("torch.arange(first, length)", "torch.arange(len(q))"), ("torch.arange(length)", "torch.arange(len(q))")),
-        "decode",
-        "attends to the step's own keys only",
-    ),
-    WrongAnswer(
-        "newest key not read",
-        append(("keys[:length].repeat", "keys[:max(length - 1, 1)].repeat"),
-               ("values[:length].repeat", "values[:max(length - 1, 1)].repeat"),
-               ("torch.arange(length)", "torch.arange(max(length - 1, 1))")),
-        "decode",
-        "reads up to length − 1",
-    ),
-    WrongAnswer(
-        "whole slot in decode",
-        append(("keys[:length].repeat", "(keys[:length] if first == 0 else keys).repeat"),
-               ("values[:length].repeat", "(values[:length] if first == 0 else values).repeat"),
-               ("torch.arange(length)", "torch.arange(seen_keys.shape[0])"),
-               ("key_at > query_at", "(key_at > query_at) & (first == 0)")),
-        "decode",
-        "the empty places take part in softmax",
-    ),
-    WrongAnswer(
-        "mask from zero",
-        append(("torch.arange(first, length)[:, None]", "torch.arange(len(q))[:, None] + (first if len(q) == 1 else 0)")),
-        "chunks",
-        "right for prompts and for single tokens; the queries of a later chunk see too little",
-    ),
-    WrongAnswer(
-        "no mask in later chunks",
-        append(("key_at > query_at", "(key_at > query_at) & (first == 0)")),
-        "chunks",
-        "the queries of a later chunk see its future",
-    ),
-    WrongAnswer(
-        "later chunks see one too few",
-        append(("torch.arange(first, length)[:, None]", "torch.arange(first, length)[:, None] - int(first > 0 and len(q) > 1)")),
-        "chunks",
-        "the mask of a later chunk is one position too tight",
-    ),
-    WrongAnswer(
-        "heads in turns",
-        append(("keys[:length].repeat_interleave(group, dim=1)", "keys[:length].repeat(1, group, 1)"),
-               ("values[:length].repeat_interleave(group, dim=1)", "values[:length].repeat(1, group, 1)")),
-        "grouped-heads",
-        "repeat gives 0 1 0 1, the groups are 0 0 1 1",
-    ),
-    WrongAnswer(
-        "groups forgotten",
-        append(("keys[:length].repeat_interleave(group, dim=1)", "keys[:length]"),
-               ("values[:length].repeat_interleave(group, dim=1)", "values[:length]")),
-        "grouped-heads",
-        "works only where H_kv = H_q",
-    ),
-    WrongAnswer(
-        "one layer for all",
-        append(("self.keys[sequence][layer], self.values[sequence][layer]", "self.keys[sequence][0], self.values[sequence][0]")),
-        "layers",
-        "every layer overwrites the keys of the one before",
-    ),
-    WrongAnswer(
-        "one sequence for all",
-        append(("self.keys[sequence][layer], self.values[sequence][layer]",
-                "(kept[next(iter(kept))][layer] for kept in (self.keys, self.values))")),
-        "sequences",
-        "right as long as there is one sequence",
-    ),
-    WrongAnswer(
-        "keys kept a layer late",
-        append((STORE, "keys[first:length], values[first:length] = (k, v) if layer == 0 or first == 0 else (k.roll(1, 0), v)")),
-        "real-model",
-        "the keys of a chunk change places from the second layer on",
-    ),
-]  # fmt: skip
-
-# --- kv-chunks ---
-
-PREFILL = """
-def prefill(model, kv, prompt_ids, chunk_size, sequence=0):
-    before = kv.lengths.get(sequence, 0)
-    for start in range(0, len(prompt_ids), chunk_size):
-        tokens = prompt_ids[start : start + chunk_size]
-        batch = Batch.of([tokens], first_positions=[before + start], sequences=[sequence])
-        logits = model(batch, kv)
-    return logits
-"""
-
-PREFILL_ALTERNATIVE = """
+""",
+    "kv-chunks": """
 def prefill(model, kv, prompt_ids, chunk_size, sequence=0):
     left, logits = list(prompt_ids), None
     while left:
@@ -210,131 +712,8 @@ def prefill(model, kv, prompt_ids, chunk_size, sequence=0):
         at = dict(kv.lengths).get(sequence, 0)  # what the kv says, anew for every chunk
         logits = model(Batch.of([chunk], sequences=(sequence,), first_positions=(at,)), kv)
     return logits
-"""
-
-
-def chunks(*replacements: tuple[str, str]) -> str:
-    return changed(PREFILL, *replacements)
-
-
-KV_CHUNKS = [
-    WrongAnswer(
-        "in one piece",
-        chunks(("range(0, len(prompt_ids), chunk_size)", "[0]"), ("[start : start + chunk_size]", "[:]")),
-        "calls-and-rows",
-        "equal logits, and everybody else waits",
-    ),
-    WrongAnswer(
-        "remainder dropped",
-        chunks(("range(0, len(prompt_ids), chunk_size)", "range(0, len(prompt_ids) // chunk_size * chunk_size, chunk_size)")),
-        "calls-and-rows",
-        "only full chunks are sent",
-    ),
-    WrongAnswer(
-        "overlapping chunks",
-        chunks(("start + chunk_size]", "start + chunk_size + 1]")),
-        "calls-and-rows",
-        "each is one token too long",
-    ),
-    WrongAnswer(
-        "even shares",
-        chunks(("    for start", "    calls = -(-len(prompt_ids) // chunk_size)\n    chunk_size = -(-len(prompt_ids) // calls)\n    for start")),
-        "calls-and-rows",
-        "as many calls, of other sizes than asked for",
-    ),
-    WrongAnswer(
-        "logits of all rows",
-        chunks(("sequences=[sequence])", 'sequences=[sequence], logits="all")')),
-        "calls-and-rows",
-        "the head runs over rows that nobody reads",
-    ),
-    WrongAnswer(
-        "logits of the first chunk",
-        chunks(("        logits = model(batch, kv)", "        given = model(batch, kv)\n        logits = given if start == 0 else logits")),
-        "equals-one-shot",
-        "they predict what follows the first chunk",
-    ),
-    WrongAnswer(
-        "logits of every chunk",
-        chunks(("        logits = model(batch, kv)", "        given = model(batch, kv)\n        logits = given if start == 0 else torch.cat([logits, given])")),
-        "equals-one-shot",
-        "[calls, V] where [1, V] was asked for",
-    ),
-    WrongAnswer(
-        "every chunk from position 0",
-        chunks(("[before + start]", "[0]")),
-        "equals-one-shot",
-        "the chunk's tokens stand behind those before it",
-    ),
-    WrongAnswer(
-        "positions by calls",
-        chunks(("[before + start]", "[before + start // chunk_size]")),
-        "equals-one-shot",
-        "the position counts tokens, not calls",
-    ),
-    WrongAnswer(
-        "nothing returned",
-        chunks(("    return logits\n", "")),
-        "equals-one-shot",
-        "the first new token is chosen from the last call's logits",
-    ),
-    WrongAnswer(
-        "an empty chunk at the end",
-        chunks(("range(0, len(prompt_ids), chunk_size)", "range(0, len(prompt_ids) + 1, chunk_size)")),
-        "no-remainder",
-        "one call too many where the chunks come out even",
-    ),
-    WrongAnswer(
-        "full chunks only, then the rest",
-        """
-def prefill(model, kv, prompt_ids, chunk_size, sequence=0):
-    before = kv.lengths.get(sequence, 0)
-    full = len(prompt_ids) // chunk_size
-    for i in range(full):
-        tokens = prompt_ids[i * chunk_size : (i + 1) * chunk_size]
-        batch = Batch.of([tokens], first_positions=[before + i * chunk_size], sequences=[sequence])
-        logits = model(batch, kv)
-    rest = prompt_ids[full * chunk_size :]
-    return model(Batch.of([rest], first_positions=[before + full * chunk_size], sequences=[sequence]), kv)
 """,
-        "no-remainder",
-        "the rest may be empty",
-    ),
-    WrongAnswer(
-        "first turn only",
-        chunks(("[before + start]", "[start]")),
-        "second-turn",
-        "what the kv remembers already is not counted in",
-    ),
-    WrongAnswer(
-        "always sequence 0",
-        chunks((", sequences=[sequence]", "")),
-        "named-sequence",
-        "the prompt goes to another sequence",
-    ),
-]  # fmt: skip
-
-# --- kv-bytes ---
-
-BYTES = """
-def kv_bytes(config, tokens, bytes_per_element=2, batch=1):
-    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    return values_per_token * tokens * batch * bytes_per_element
-
-
-def to_gib(number_of_bytes):
-    return number_of_bytes / 2**30
-
-
-def largest_batch(config, card_gb, tokens, weight_bytes_per_element=2, kv_bytes_per_element=2):
-    left = card_gb * 10**9 - config.num_parameters() * weight_bytes_per_element
-    return max(0, int(left // kv_bytes(config, tokens, kv_bytes_per_element)))
-
-
-kv_calculator = {"kv_bytes": kv_bytes, "to_gib": to_gib, "largest_batch": largest_batch}
-"""
-
-BYTES_ALTERNATIVE = """
+    "kv-bytes": """
 def kv_bytes(config, tokens, bytes_per_element=2, batch=1):
     return batch * tokens * bytes_per_element * config.kv_values_per_token()
 
@@ -354,143 +733,8 @@ def largest_batch(config, card_gb, tokens, weight_bytes_per_element=2, kv_bytes_
 
 
 kv_calculator = {"kv_bytes": kv_bytes, "to_gib": to_gib, "largest_batch": largest_batch}
-"""
-
-
-def calculator(*replacements: tuple[str, str]) -> str:
-    return changed(BYTES, *replacements)
-
-
-VALUES = "2 * config.num_layers * config.num_kv_heads * config.head_dim"
-KV_BYTES = [
-    WrongAnswer(
-        "keys only",
-        calculator((VALUES, "config.num_layers * config.num_kv_heads * config.head_dim")),
-        "formula",
-        "values are kept, too",
-    ),
-    WrongAnswer(
-        "one layer",
-        calculator((VALUES, "2 * config.num_kv_heads * config.head_dim")),
-        "formula",
-        "every layer has its own",
-    ),
-    WrongAnswer(
-        "values, not bytes",
-        calculator((" * batch * bytes_per_element", " * batch")),
-        "formula",
-        "an element has 2 bytes in 16 bits",
-    ),
-    WrongAnswer(
-        "query heads",
-        calculator((VALUES, "2 * config.num_layers * config.num_heads * config.head_dim")),
-        "grouped-heads",
-        "right for Llama-2-7B, eight times too much for the 70B",
-    ),
-    WrongAnswer(
-        "model width",
-        calculator((VALUES, "2 * config.num_layers * config.hidden_size")),
-        "grouped-heads",
-        "the formula of the times before grouped heads",
-    ),
-    WrongAnswer(
-        "GB for GiB",
-        calculator(("/ 2**30", "/ 10**9")),
-        "gib",
-        "10⁹ bytes are 1 GB",
-    ),
-    WrongAnswer(
-        "MiB for GiB",
-        calculator(("/ 2**30", "/ 2**20")),
-        "gib",
-        "2²⁰ bytes are 1 MiB",
-    ),
-    WrongAnswer(
-        "card in GiB",
-        calculator(("card_gb * 10**9", "card_gb * 2**30")),
-        "largest-batch",
-        "7 % more memory than there is",
-    ),
-    WrongAnswer(
-        "weights forgotten",
-        calculator((" - config.num_parameters() * weight_bytes_per_element", "")),
-        "largest-batch",
-        "the weights lie on the card too",
-    ),
-    WrongAnswer(
-        "rounded up",
-        calculator(("int(left // kv_bytes(config, tokens, kv_bytes_per_element))",
-                    "int(-(-left // kv_bytes(config, tokens, kv_bytes_per_element)))")),
-        "largest-batch",
-        "the last one does not fit whole",
-    ),
-    WrongAnswer(
-        "a float",
-        calculator(("max(0, int(left // kv_bytes(config, tokens, kv_bytes_per_element)))",
-                    "max(0, left / kv_bytes(config, tokens, kv_bytes_per_element))")),
-        "largest-batch",
-        "no halves of sequences",
-    ),
-    WrongAnswer(
-        "head size from the width",
-        calculator((VALUES, "2 * config.num_layers * config.num_kv_heads * (config.hidden_size // config.num_heads)")),
-        "head-size",
-        "head_dim need not be d / H_q",
-    ),
-    WrongAnswer(
-        "batch forgotten",
-        calculator((" * batch * bytes_per_element", " * bytes_per_element")),
-        "batch-and-precision",
-        "every sequence has a cache of its own",
-    ),
-    WrongAnswer(
-        "always 16 bits",
-        calculator((" * batch * bytes_per_element", " * batch * 2")),
-        "batch-and-precision",
-        "bytes_per_element is ignored",
-    ),
-    WrongAnswer(
-        "cache in the weights' precision",
-        calculator(("kv_bytes(config, tokens, kv_bytes_per_element)", "kv_bytes(config, tokens, weight_bytes_per_element)")),
-        "batch-and-precision",
-        "4-bit weights do not make a 4-bit cache",
-    ),
-    WrongAnswer(
-        "negative batch",
-        calculator(("max(0, int(left // kv_bytes(config, tokens, kv_bytes_per_element)))",
-                    "int(left // kv_bytes(config, tokens, kv_bytes_per_element))")),
-        "nothing-fits",
-        "where not even the weights fit, the answer is 0",
-    ),
-    WrongAnswer(
-        "always one",
-        calculator(("max(0, ", "max(1, ")),
-        "nothing-fits",
-        "one sequence does not always fit",
-    ),
-]  # fmt: skip
-
-# --- kv-truncate ---
-
-TRUNCATE = """
-class RewindableCache(Chunks):
-    def truncate(self, sequence, length):
-        if sequence not in self.lengths:
-            raise WorkbenchError(f"sequence {sequence!r} is not live here")
-        known = self.lengths[sequence]
-        if not 0 <= length <= known:
-            raise WorkbenchError(f"sequence {sequence!r} has {known} tokens, it cannot be cut to {length}")
-        for chunks in self.chunks[sequence]:
-            kept, left = [], length
-            for k, v in chunks:
-                if left > 0:
-                    kept.append((k[:left], v[:left]))
-                    left -= len(kept[-1][0])
-            chunks[:] = kept
-        self.lengths[sequence] = length
-"""
-
-TRUNCATE_ALTERNATIVE = """
+""",
+    "kv-truncate": """
 class RewindableCache(Chunks):
     def truncate(self, sequence, length):
         if length not in range(self.lengths.get(sequence, -1) + 1):
@@ -499,189 +743,8 @@ class RewindableCache(Chunks):
             joined = [torch.cat(parts)[:length].clone() for parts in zip(*chunks)] if chunks else []
             self.chunks[sequence][at] = [tuple(joined)] if joined else []
         self.lengths[sequence] = length
-"""
-
-
-def truncate(*replacements: tuple[str, str]) -> str:
-    return changed(TRUNCATE, *replacements)
-
-
-CUTTING = """        for chunks in self.chunks[sequence]:
-            kept, left = [], length
-            for k, v in chunks:
-                if left > 0:
-                    kept.append((k[:left], v[:left]))
-                    left -= len(kept[-1][0])
-            chunks[:] = kept
-"""
-REFUSING = """        if not 0 <= length <= known:
-            raise WorkbenchError(f"sequence {sequence!r} has {known} tokens, it cannot be cut to {length}")
-"""
-KV_TRUNCATE = [
-    WrongAnswer(
-        "one token too few",
-        truncate(("kept, left = [], length", "kept, left = [], length - 1")),
-        "cut",
-        "off by one: position length − 1 stays",
-    ),
-    WrongAnswer(
-        "one token too many",
-        truncate(("kept, left = [], length", "kept, left = [], length + 1")),
-        "cut",
-        "off by one: position length goes",
-    ),
-    WrongAnswer(
-        "lengths forgotten",
-        truncate(("        self.lengths[sequence] = length\n", "")),
-        "cut",
-        "the next batch is refused, or lands behind a gap",
-    ),
-    WrongAnswer(
-        "whole chunks dropped",
-        truncate(("                if left > 0:", "                if left >= len(k):")),
-        "cut",
-        "the chunk that is cut through goes altogether",
-    ),
-    WrongAnswer(
-        "whole chunks kept",
-        truncate(("(k[:left], v[:left])", "(k, v)")),
-        "cut",
-        "the chunk that is cut through stays altogether",
-    ),
-    WrongAnswer(
-        "so many dropped",
-        truncate(("kept, left = [], length", "kept, left = [], known - length")),
-        "cut",
-        "length says how many stay",
-    ),
-    WrongAnswer(
-        "lengths only",
-        truncate((CUTTING, "")),
-        "goes-on",
-        "enough for a preallocated slot; here stale keys are attended to",
-    ),
-    WrongAnswer(
-        "zeroed",
-        truncate((CUTTING, """        for chunks in self.chunks[sequence]:
-            at = 0
-            for k, v in chunks:
-                k[max(length - at, 0) :], v[max(length - at, 0) :] = 0, 0
-                at += len(k)
-""")),
-        "goes-on",
-        "a zero key still takes e⁰ = 1 in softmax",
-    ),
-    WrongAnswer(
-        "keys only",
-        truncate(("(k[:left], v[:left])", "(k[:left], v)")),
-        "goes-on",
-        "keys and values no longer belong together",
-    ),
-    WrongAnswer(
-        "newest kept",
-        truncate((CUTTING, """        for chunks in self.chunks[sequence]:
-            k, v = (torch.cat(parts) for parts in zip(*chunks))
-            chunks[:] = [(k[len(k) - length :], v[len(v) - length :])]
-""")),
-        "goes-on",
-        "the oldest tokens were dropped",
-    ),
-    WrongAnswer(
-        "quietly clamped",
-        truncate((REFUSING, "        length = max(0, min(length, known))\n")),
-        "refused",
-        "what is not there cannot be kept; the caller has lost count and must hear of it",
-    ),
-    WrongAnswer(
-        "as many as there are",
-        truncate((REFUSING, '        if length < 0:\n            raise WorkbenchError("below zero")\n        length = min(length, known)\n')),
-        "refused",
-        "the caller believes in tokens that were never there",
-    ),
-    WrongAnswer(
-        "refused too late",
-        truncate((REFUSING, ""), ("        self.lengths[sequence] = length\n",
-                                  "        self.lengths[sequence] = length\n"
-                                  "        if not 0 <= length <= known:\n"
-                                  '            raise WorkbenchError("out of range")\n')),
-        "refused",
-        "the state has changed when the error comes",
-    ),
-    WrongAnswer(
-        "below zero not refused",
-        truncate(("0 <= length <= known", "length <= known")),
-        "refused",
-        "−1 is no length",
-    ),
-    WrongAnswer(
-        "present length refused",
-        truncate(("0 <= length <= known", "0 <= length < known")),
-        "refused",
-        "to forget nothing is allowed: every draft was accepted",
-    ),
-    WrongAnswer(
-        "first layer only",
-        truncate(("in self.chunks[sequence]:", "in self.chunks[sequence][:1]:")),
-        "every-layer",
-        "every layer has keys and values",
-    ),
-    WrongAnswer(
-        "left counted over all layers",
-        truncate(("            kept, left = [], length\n", "            kept = []\n"),
-                 ("        for chunks in", "        left = length\n        for chunks in")),
-        "every-layer",
-        "after the first layer nothing is left to keep",
-    ),
-    WrongAnswer(
-        "released at zero",
-        truncate(("        known = self.lengths[sequence]\n",
-                  "        known = self.lengths[sequence]\n"
-                  "        if length == 0:\n"
-                  "            return self.release(sequence)\n")),
-        "to-nothing",
-        "a sequence ends with release, not with truncate",
-    ),
-    WrongAnswer(
-        "zero refused",
-        truncate(("0 <= length <= known", "0 < length <= known")),
-        "to-nothing",
-        "0 tokens is a length",
-    ),
-    WrongAnswer(
-        "every sequence cut",
-        truncate(("in self.chunks[sequence]:", "in [one for layers in self.chunks.values() for one in layers]:")),
-        "several-sequences",
-        "the others have nothing to do with it",
-    ),
-    WrongAnswer(
-        "unknown sequence",
-        truncate(('        if sequence not in self.lengths:\n            raise WorkbenchError(f"sequence {sequence!r} is not live here")\n', "")),
-        "several-sequences",
-        "a KeyError is no message",
-    ),
-]  # fmt: skip
-
-# --- kv-bug ---
-
-REPAIRED = """
-class RepairedCache(Slots):
-    def append_and_attend(self, layer, sequence, q, k, v):
-        keys, values = self.keys[sequence][layer], self.values[sequence][layer]
-        new, length = len(q), self.lengths[sequence]
-        first = length - new
-        keys[first:length], values[first:length] = k, v
-        mask = torch.ones(new, length, dtype=torch.bool).tril(diagonal=first)
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            keys[:length].transpose(0, 1)[None],
-            values[:length].transpose(0, 1)[None],
-            attn_mask=mask,
-            enable_gqa=True,
-        )
-        return out[0].transpose(0, 1)
-"""
-
-REPAIRED_ALTERNATIVE = """
+""",
+    "kv-bug": """
 class RepairedCache(Slots):
     def append_and_attend(self, layer, sequence, q, k, v):
         new, length = len(q), self.lengths[sequence]
@@ -692,124 +755,13 @@ class RepairedCache(Slots):
         if new > 1:
             ahead = torch.arange(length) > torch.arange(last + 1, length).unsqueeze(1)
             mask.masked_fill_(ahead, float("-inf"))
-        heads = [x.permute(1, 0, 2) for x in (q, self.keys[sequence][layer, :length], self.values[sequence][layer, :length])]
+        keys, values = (stored[sequence][layer, :length] for stored in (self.keys, self.values))
+        heads = [x.permute(1, 0, 2) for x in (q, keys, values)]
         group = q.shape[1] // k.shape[1]
         heads[1:] = [x.repeat_interleave(group, dim=0) for x in heads[1:]]
         return F.scaled_dot_product_attention(*heads, attn_mask=mask).permute(1, 0, 2)
-"""
-
-
-def repaired(*replacements: tuple[str, str]) -> str:
-    return changed(REPAIRED, *replacements)
-
-
-CAUSAL = ("attn_mask=mask", "is_causal=new > 1")
-KV_BUG = [
-    WrongAnswer(
-        "as it was",
-        repaired(("first = length - new\n", "first = max(length - new - 1, 0)\n"),
-                 ("keys[first:length], values[first:length]", "keys[first : first + new], values[first : first + new]"), CAUSAL),
-        "decode",
-        "nothing repaired",
-    ),
-    WrongAnswer(
-        "mask only",
-        repaired(("first = length - new\n", "first = length - new\n        last = max(first - 1, 0)\n"),
-                 ("keys[first:length], values[first:length]", "keys[last : last + new], values[last : last + new]")),
-        "decode",
-        "the last remembered key is still overwritten",
-    ),
-    WrongAnswer(
-        "guard kept",
-        repaired(("first = length - new\n", "first = max(length - new - 1, 0) + 1\n"),
-                 ("keys[first:length], values[first:length]", "keys[first : first + new], values[first : first + new]"),
-                 ("tril(diagonal=first)", "tril(diagonal=length - new)")),
-        "one-shot",
-        "last + 1, with last = 0 for an empty sequence: the first token lands at 1",
-    ),
-    WrongAnswer(
-        "reads one less instead",
-        repaired(("first = length - new\n", "first = max(length - new - 1, 0)\n        length = first + new\n")),
-        "decode",
-        "the hole is not read any more, but the overwritten key stays lost",
-    ),
-    WrongAnswer(
-        "written at length",
-        repaired(("keys[first:length], values[first:length]",
-                  "at = first + (first > 0)\n        keys[at : at + new], values[at : at + new]")),
-        "decode",
-        "one too far: the new token's place stays empty",
-    ),
-    WrongAnswer(
-        "write position only",
-        repaired(CAUSAL),
-        "chunks",
-        "is_causal counts from the upper left corner",
-    ),
-    WrongAnswer(
-        "no mask after the prompt",
-        repaired(("attn_mask=mask", "is_causal=first == 0")),
-        "chunks",
-        "the queries of a chunk see its future",
-    ),
-    WrongAnswer(
-        "mask one too wide",
-        repaired(("diagonal=first)", "diagonal=first + 1)")),
-        "one-shot",
-        "each query sees one position of its future",
-    ),
-    WrongAnswer(
-        "mask one too tight",
-        repaired(("diagonal=first)", "diagonal=max(first - 1, 0))")),
-        "decode",
-        "a new token does not see itself",
-    ),
-    WrongAnswer(
-        "mask of floats",
-        repaired(("torch.ones(new, length, dtype=torch.bool)", "torch.ones(new, length)")),
-        "one-shot",
-        "a float mask is added to the scores: 1 and 0 hide nothing",
-    ),
-    WrongAnswer(
-        "mask upside down",
-        repaired(("attn_mask=mask", "attn_mask=~mask")),
-        "one-shot",
-        "True is where a query may look",
-    ),
-    WrongAnswer(
-        "mask from zero for several tokens",
-        repaired(("diagonal=first)", "diagonal=first if new == 1 else 0)")),
-        "chunks",
-        "is_causal, written out",
-    ),
-    WrongAnswer(
-        "whole prompts and chunks of one size",
-        repaired(("diagonal=first)", "diagonal=first if first % max(new, 2) in (0, 1) or new < 3 else 0)")),
-        "drafts",
-        "three drafted tokens in the middle of a text see too little",
-    ),
-    WrongAnswer(
-        "no groups",
-        repaired(("            enable_gqa=True,\n", "")),
-        "grouped-and-ragged",
-        "works only where H_kv = H_q",
-    ),
-]  # fmt: skip
-
-# --- kv-savings ---
-
-WORK = """
-def count_work(prompt_tokens, new_tokens, cached):
-    if new_tokens == 0:
-        return 0, 0
-    if cached:
-        sent = prompt_tokens + new_tokens - 1
-        return sent, sent * (sent + 1) // 2
-    lengths = range(prompt_tokens, prompt_tokens + new_tokens)
-    return sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
-"""
-
-WORK_ALTERNATIVE = """
+""",
+    "kv-savings": """
 def count_work(prompt_tokens, new_tokens, cached):
     p, n = prompt_tokens, new_tokens
 
@@ -820,99 +772,5 @@ def count_work(prompt_tokens, new_tokens, cached):
         return n * p + n * (n - 1) // 2, tetrahedral(p + n - 1) - tetrahedral(p - 1)
     prefill = (p, p * (p + 1) // 2) if n else (0, 0)
     return prefill[0] + max(n - 1, 0), prefill[1] + sum(range(p + 1, p + n))
-"""
-
-
-def work(*replacements: tuple[str, str]) -> str:
-    return changed(WORK, *replacements)
-
-
-KV_SAVINGS = [
-    WrongAnswer(
-        "last token sent",
-        work(("prompt_tokens + new_tokens - 1", "prompt_tokens + new_tokens"),
-             ("range(prompt_tokens, prompt_tokens + new_tokens)", "range(prompt_tokens, prompt_tokens + new_tokens + 1)")),
-        "by-hand",
-        "it is chosen, but nobody asks what follows it",
-    ),
-    WrongAnswer(
-        "the whole rectangle",
-        work(("sum(length * (length + 1) // 2 for length in lengths)", "sum(length * length for length in lengths)"),
-             ("sent * (sent + 1) // 2", "prompt_tokens**2 + sum(range(prompt_tokens + 1, sent + 1))")),
-        "by-hand",
-        "queries × keys; a causal query sees no later key",
-    ),
-    WrongAnswer(
-        "without itself",
-        work(("length * (length + 1) // 2", "length * (length - 1) // 2"), ("sent * (sent + 1) // 2", "sent * (sent - 1) // 2")),
-        "by-hand",
-        "a query sees its own key",
-    ),
-    WrongAnswer(
-        "decode only",
-        work(("return sent, sent * (sent + 1) // 2", "return new_tokens - 1, sum(range(prompt_tokens + 1, sent + 1))")),
-        "rows",
-        "the prompt goes through the model once, too",
-    ),
-    WrongAnswer(
-        "with and without mixed up",
-        work(("if cached:", "if not cached:")),
-        "rows",
-        "the wrong way round",
-    ),
-    WrongAnswer(
-        "text does not grow",
-        work(("return sum(lengths), sum(", "return prompt_tokens * new_tokens, sum(")),
-        "rows",
-        "every step is one token longer than the one before",
-    ),
-    WrongAnswer(
-        "last row attends",
-        work(("sum(length * (length + 1) // 2 for length in lengths)", "sum(lengths)")),
-        "pairs",
-        "without a cache all rows attend again",
-    ),
-    WrongAnswer(
-        "prompt's last row only",
-        work(("sent * (sent + 1) // 2", "sum(range(prompt_tokens, sent + 1))")),
-        "pairs",
-        "in the prefill all of the prompt's rows attend",
-    ),
-    WrongAnswer(
-        "prompt even without new tokens",
-        work(("    if new_tokens == 0:\n        return 0, 0\n", "")),
-        "edges",
-        "no new token, no step",
-    ),
-    WrongAnswer(
-        "floats",
-        work(("sent * (sent + 1) // 2", "sent * (sent + 1) / 2"), ("length * (length + 1) // 2", "length * (length + 1) / 2")),
-        "exact",
-        "right, but / leaves the integers, and with them exactness",
-    ),
-    WrongAnswer(
-        "mean length",
-        work(("sum(length * (length + 1) // 2 for length in lengths)",
-              "new_tokens * (prompt_tokens + new_tokens // 2) * (prompt_tokens + new_tokens // 2 + 1) // 2")),
-        "exact",
-        "the mean of squares is not the square of the mean",
-    ),
-]  # fmt: skip
-
-WRONG: dict[str, list[WrongAnswer]] = {
-    "kv-append": KV_APPEND,
-    "kv-chunks": KV_CHUNKS,
-    "kv-bytes": KV_BYTES,
-    "kv-truncate": KV_TRUNCATE,
-    "kv-bug": KV_BUG,
-    "kv-savings": KV_SAVINGS,
-}
-
-ALTERNATIVE: dict[str, str] = {
-    "kv-append": APPEND_ALTERNATIVE,
-    "kv-chunks": PREFILL_ALTERNATIVE,
-    "kv-bytes": BYTES_ALTERNATIVE,
-    "kv-truncate": TRUNCATE_ALTERNATIVE,
-    "kv-bug": REPAIRED_ALTERNATIVE,
-    "kv-savings": WORK_ALTERNATIVE,
+""",
 }

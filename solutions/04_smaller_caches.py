@@ -1,13 +1,12 @@
 # %% [markdown]
 # # Exercises of lab 04: smaller caches
 #
-# In lab 03 you kept every key and value that there ever was. Here you keep less: fewer heads, fewer tokens, a
-# latent in place of heads, fewer bits. Each answer has the signature of a real part, and at the end your code
-# runs in the engine.
+# In lab 03 you kept every key and value. Here you keep less: fewer heads, fewer tokens, a latent instead of
+# heads, fewer bits. Each answer has the signature of a real part, and at the end your code runs in the engine.
 #
 # As before, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
-# grader runs the same checks and a few more, on other shapes and at the edges; the points of both are on the
-# check cell. Checks count and compare; none looks at a clock.
+# grader runs the same checks and a few more, on other shapes and edge cases; the points for both are on the
+# check cell. Checks count and compare; only one point, in exercise 3, is for speed.
 #
 # Symbols: n new tokens, S tokens in all, H_q query heads, H_kv key-value heads, D size of a head, W window.
 
@@ -19,9 +18,9 @@ import torch
 
 import workbench as wb
 from workbench import checks
-from workbench.checks import lab04_caches as caches
-from workbench.checks.lab04_caches import Design, Ring
 from workbench.errors import WorkbenchError
+from workbench.labs.lab04_smaller_caches.checks import parts as caches
+from workbench.labs.lab04_smaller_caches.checks.parts import Design, Ring
 from workbench.models.attention import causal_mask, eager_attention
 from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder
@@ -34,10 +33,10 @@ prompt_ids = model.tokenizer.encode_prompt(prompt)
 # %% [markdown]
 # ## 1. Groups without repeats
 #
-# *Lab 04, "Fewer heads: MQA and GQA".* H_q query heads share H_kv key-value heads: query head h reads
-# key-value head h // G, where G = H_q / H_kv. The definition, `eager_attention`, makes G copies of every key
-# first (`repeat_interleave`). A cache that is G times smaller is then written out in full at every step, and
-# nothing is saved. Compute the same without any copy.
+# *Lab 04, "Fewer heads: MQA and GQA".* H_q query heads share H_kv key-value heads: query head h reads key-value
+# head h // G, where G = H_q / H_kv. The definition, `eager_attention`, first makes G copies of every key
+# (`repeat_interleave`). So a cache that is G times smaller is expanded to full size at every step, and nothing
+# is saved. Compute the same without any copy.
 #
 # ```text
 # q [n, H_q, D], H_q = 6           0 1 2 | 3 4 5
@@ -47,13 +46,14 @@ prompt_ids = model.tokenizer.encode_prompt(prompt)
 # Write `grouped_attention(q, k, v, *, scale)`:
 #
 # - `q` is `[n, H_q, D]`, `k` is `[S, H_kv, D]`, `v` is `[S, H_kv, D_v]`, with n ≤ S. Return `[n, H_q, D_v]`.
-# - The n queries are the **last** n of the S tokens: query i stands at position S − n + i and sees itself and
-#   all before it. `causal_mask(n, S, None, q.device)` gives the mask `[n, S]`, True where a query may look.
-# - Multiply the scores with `scale`.
-# - No tensor that you make may have more elements than `k`, or than the scores `[H_q, n, S]` where those are
-#   more. Views (`view`, `unflatten`, `expand`, `transpose`) make none; `reshape` after `expand` does, and so
-#   does a product with `@` that has to stretch one side. `scaled_dot_product_attention` does it all in one
-#   call and is not for this exercise.
+# - The n queries are the **last** n of the S tokens: query i is at position S − n + i and sees itself and all
+#   tokens before it. `causal_mask(n, S, None, q.device)` gives the mask `[n, S]`, True where a query may
+#   attend.
+# - Multiply the scores by `scale`.
+# - No tensor that you create may have more elements than `k`, or than the scores `[H_q, n, S]` if those have
+#   more. Views (`view`, `unflatten`, `expand`, `transpose`) create none; `reshape` after `expand` does, and so
+#   does a product with `@` that has to broadcast one side. `scaled_dot_product_attention` does it all in one
+#   call and is not allowed in this exercise.
 #
 # *Hint: `einsum` takes q as `[n, H_kv, G, D]`.*
 
@@ -75,7 +75,7 @@ def grouped_attention(q, k, v, *, scale):
 
 # %%
 with checks.trying("smaller-gqa"):
-    from workbench.checks.probes_lab04 import attention_inputs, watched
+    from workbench.labs.lab04_smaller_caches.checks.probes import attention_inputs, watched
 
     for heads, kv_heads in ((8, 8), (8, 2), (8, 1)):
         q, k, v = attention_inputs(0, 1, 1000, heads, kv_heads, 64, 64)
@@ -93,38 +93,38 @@ checks.check("smaller-gqa", grouped_attention)
 # %% [markdown]
 # ## 2. A rolling window
 #
-# *Lab 04, "Fewer tokens: windows".* A layer with a window W lets each token see itself and the W − 1 before it. Older
-# keys are never read again, so they need no room: P places are used again and again. P is at least W − 1; the
-# places beyond that are there so that the newest tokens can be taken back (a rejected draft).
+# *Lab 04, "Fewer tokens: windows".* A layer with a window W lets each token see itself and the W − 1 before it.
+# Older keys are never read again, so they need no room: P places are reused. P is at least W − 1; the places
+# beyond that allow the newest tokens to be removed again (a rejected draft).
 #
 # ```text
 # W = 4, P = 5           place  0  1  2  3  4       length  oldest
-# 4 tokens                      0  1  2  3  ·          4       0      position p stands at place p mod P
-# 3 more                        5  6  2  3  4          7       2      5 and 6 took the places of 0 and 1
+# 4 tokens                      0  1  2  3  ·          4       0      position p is stored at place p mod P
+# 3 more                        5  6  2  3  4          7       2      5 and 6 overwrote 0 and 1
 # the query of 7 sees  4 5 6  at places  4 0 1, and then its own new key: the order of places is not that of positions
-# truncate(6)                   5  ·  2  3  4          6       2      token 6 never came; query 6 sees 3 4 5 6
+# truncate(6)                   5  ·  2  3  4          6       2      token 6 is removed; query 6 sees 3 4 5 6
 # truncate(4)                                                         refused: query 4 would see 1, which is gone
 # ```
 #
 # The class `Ring` (type `Ring??` to read it) is given: one layer of one sequence, with `self.window` (W),
-# `self.places` (P), `self.keys` and `self.values` `[P, H_kv, D]`, `self.scale`, and the books `self.length`
-# and `self.oldest`, which start at 0 and are yours to keep. Write two methods.
+# `self.places` (P), `self.keys` and `self.values` `[P, H_kv, D]`, `self.scale`, and the counters `self.length`
+# and `self.oldest`, which start at 0 and which you must update. Write two methods.
 #
 # `append_and_attend(self, q, k, v)` gets the n new tokens, `q` `[n, H_q, D]`, `k` and `v` `[n, H_kv, D]`:
 #
 # - return `[n, H_q, D]`, each query over its own window, whatever n is: one token, or more than P.
-#   `eager_attention(q, keys, values, scale=…, window=…)` masks for you. It takes the keys **in the order of
-#   their positions**, the new ones last;
-# - store the new keys and values at their places; `length` counts all tokens that have come, and `oldest` is
-#   the first position whose key is still in the ring. *Mind the order: a chunk may overwrite what its own
-#   first queries still need.*
+#   `eager_attention(q, keys, values, scale=…, window=…)` applies the mask for you. It takes the keys **in the
+#   order of their positions**, the new ones last;
+# - store the new keys and values at their places; `length` counts all tokens so far, and `oldest` is the first
+#   position whose key is still in the ring. *Mind the order: a chunk may overwrite keys that its own first
+#   queries still need.*
 #
-# `truncate(self, length)` takes back all tokens from position `length` on:
+# `truncate(self, length)` removes all tokens from position `length` on:
 #
-# - `WorkbenchError` for a length below 0 or beyond the present one, and where the next token (at position
+# - `WorkbenchError` for a length below 0 or beyond the present one, and if the next token (at position
 #   `length`) would see a token that is gone. A refused call changes nothing;
-# - cut to 0, no token before is needed, so that is always allowed;
-# - what was overwritten stays gone, so `oldest` does not go back with the length. It is never more than
+# - length 0 needs no earlier token, so it is always allowed;
+# - what was overwritten stays gone, so `oldest` does not decrease with the length. It is never more than
 #   `length`.
 
 
@@ -184,8 +184,8 @@ checks.check("smaller-window", RollingBuffer)
 # %% [markdown]
 # ## 3. Latent attention, both ways
 #
-# *Lab 04, from "One latent for all heads: MLA" to "Which form wins?".* A token leaves one row behind, `(c, r)`:
-# a latent c of kv_rank numbers, and a rotary key r that all heads share. Head h has
+# *Lab 04, from "One latent for all heads: MLA" to "Which form wins?".* The cache has one row per token,
+# `(c, r)`: a latent c of kv_rank numbers, and a rotary key r that all heads share. Head h has
 #
 # ```text
 # key     (k_up[h] @ c, r)           content + rotary numbers, as many as in q of a head: (q_content, q_rotary)
@@ -193,22 +193,23 @@ checks.check("smaller-window", RollingBuffer)
 #
 # score    q_content · (k_up[h] @ c) + q_rotary · r      =   (q_content @ k_up[h]) · c + q_rotary · r
 # result   Σ w · (v_up[h] @ c)                           =   v_up[h] @ (Σ w · c)
-#          expanded: make keys and values, attend            absorbed: attend over the latents themselves
+#          expanded: compute keys and values, attend         absorbed: attend over the latents themselves
 # ```
 #
-# Both sides are the same numbers; the left one makes S × H keys and values first. Write both as functions
+# Both sides are equal; the left one first computes S × H keys and values. Write both as functions
 # `(q, latents, k_up, v_up)`, and put them into the dict:
 #
-# - `q` is `[n, H, content + rotary]`, `latents` `[S, kv_rank + rotary]`, `k_up` `[H, content, kv_rank]`,
-#   `v_up` `[H, value, kv_rank]`. The rotary parts are turned already. Return `[n, H, value]`.
+# - `q` is `[n, H, content + rotary]`, `latents` `[S, kv_rank + rotary]`, `k_up` `[H, content, kv_rank]`, `v_up`
+#   `[H, value, kv_rank]`. The rotary embedding is already applied. Return `[n, H, value]`.
 # - The n queries are the last n of the S tokens, as in exercise 1.
-# - The scores are multiplied with 1/√(size of a key), content + rotary, in **both** forms.
-# - `absorbed` must make no key or value of any head. Its FLOPs are counted: 2·H·(n·kv_rank·(content + value) +
-#   n·S·(2·kv_rank + rotary)) and at most a quarter more. `expanded` takes
-#   2·H·(S·kv_rank·(content + value) + n·S·(content + rotary + value)). A multiply-add is 2 FLOPs.
-# - One point is for speed: when everything before is right, decode steps of `absorbed` over about a thousand latents are
-#   timed beside an expanded form, pair by pair with fresh inputs. At least **2 times** as fast in the median; good ones
-#   reach 4 to 9. What counts is processor time, so a busy machine does not matter.
+# - The scores are multiplied by 1/√(size of a key), content + rotary, in **both** forms.
+# - `absorbed` must not compute a key or value of any head. Its FLOPs are counted: 2·H·(n·kv_rank·(content +
+#   value) + n·S·(2·kv_rank + rotary)) and at most a quarter more. `expanded` takes 2·H·(S·kv_rank·(content +
+#   value) + n·S·(content + rotary + value)). A multiply-add is 2 FLOPs.
+# - One point is for speed: when everything before is right, decode steps of `absorbed` over about a thousand
+#   latents are timed against an expanded form, pair by pair with fresh inputs. It must be at least **2 times**
+#   as fast in the median; good answers reach 4 to 9. Processor time is measured, so a busy machine does not
+#   matter.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "smaller-latent"}
@@ -244,7 +245,7 @@ latent_attention = {"expanded": attend_expanded, "absorbed": attend_absorbed}
 
 # %%
 with checks.trying("smaller-latent"):
-    from workbench.checks.probes_lab04 import latent_inputs
+    from workbench.labs.lab04_smaller_caches.checks.probes import latent_inputs
 
     for n in (1, 16, 64, 256):
         given = latent_inputs(0, n, 1024, heads=4, content=32, rotary=16, value=32, rank=64)
@@ -259,8 +260,8 @@ checks.check("smaller-latent", latent_attention)
 # %% [markdown]
 # ## 4. Int8, and how far off
 #
-# *Lab 04, "Fewer bits".* One byte a number instead of two or four. A row of numbers that share a scale
-# has its own range, and 256 codes divide it into 255 equal steps:
+# *Lab 04, "Fewer bits".* One byte per number instead of two or four. Each row of numbers that share a scale has
+# its own range, and 256 codes divide it into 255 equal steps:
 #
 # ```text
 # low = smallest            largest       scale = (largest − low) / 255
@@ -268,19 +269,19 @@ checks.check("smaller-latent", latent_attention)
 #  −128  −127               126   127      x̂     = (code + 128) · scale + low
 # ```
 #
-# So |x − x̂| ≤ scale/2 for every x. What is left to choose is the row. Some channels of keys are large for every
-# token, and would make the steps of all others coarse; so each **channel** of keys gets a scale of its own, over
-# the tokens. Values have hardly any such channels, so each **token** gets one, over the channels of a head, and
-# can be coded as soon as it comes. Write three functions:
+# So |x − x̂| ≤ scale/2 for every x. It remains to choose which numbers form a row. Some channels of keys are
+# large for every token, and would make the steps coarse for all others; so each **channel** of keys gets its
+# own scale, over the tokens. Values have hardly any such channels, so each **token** gets its own scale, over
+# the channels of a head, and can be quantized as soon as it arrives. Write three functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `quantize(x, dim)` | `(codes, scale, low)`; the range is taken along axis `dim`, which stays with size 1 |
 # | `dequantize(codes, scale, low)` | x̂ in float32, of the shape of the codes |
 # | `quantize_kv(k, v)` | `(codes, scale, low)` of the keys, then of the values, as a pair; both are `[S, H_kv, D]` |
 #
 # `codes` are `torch.int8`, `scale` and `low` float32. A row of equal numbers has range 0: give it the scale 1,
-# and it comes back as it was. `x` itself is not to change.
+# so that it is restored exactly. Do not change `x` itself.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "smaller-int8"}
@@ -332,9 +333,9 @@ checks.check("smaller-int8", int8_kv)
 # %% [markdown]
 # ## 5. From many heads to few
 #
-# *Lab 04, "From many heads to few".* A trained model can change over: the heads of a group become one, their
-# **mean**, and a short training mends the rest. Query heads h // G share a key-value head, so a group is made of
-# neighbours.
+# *Lab 04, "From many heads to few".* A trained model can be converted: the heads of a group are replaced by
+# one, their **mean**, and a short training repairs the rest. Query head h uses key-value head h // G, so a
+# group consists of neighbouring heads.
 #
 # ```text
 # k.weight [H_kv·D, d], H_kv = 6      D rows of head 0 | head 1 | head 2 | head 3 | head 4 | head 5
@@ -343,15 +344,15 @@ checks.check("smaller-int8", int8_kv)
 #
 # Write `to_gqa(weights, config, num_kv_heads)`:
 #
-# - `weights` is a model's `state_dict()`, name → tensor. Give back a new dict with the same names, in which
-#   `layers.{i}.attention.k.weight` and `.v.weight` are pooled, and `.k.bias` and `.v.bias` too where there are
-#   any. All else stays, `k_norm.weight` too, which is one vector for all heads. What you were given stays as
-#   it was.
-# - `config.num_kv_heads` is the present number (already fewer than the query heads, maybe), `config.head_dim`
-#   is D.
+# - `weights` is a model's `state_dict()`, name → tensor. Return a new dict with the same names, in which
+#   `layers.{i}.attention.k.weight` and `.v.weight` are pooled, and `.k.bias` and `.v.bias` too if they exist.
+#   Everything else is unchanged, also `k_norm.weight`, which is one vector for all heads. Do not modify the
+#   input.
+# - `config.num_kv_heads` is the present number (it may already be smaller than the number of query heads),
+#   `config.head_dim` is D.
 # - `WorkbenchError` unless `num_kv_heads` is at least 1 and divides the present number.
 #
-# Where the heads of a group were equal already, the new model must be the same function.
+# If the heads of a group were already equal, the new model must compute the same function.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "smaller-convert"}
@@ -384,28 +385,27 @@ with checks.trying("smaller-convert"):
         with torch.no_grad():
             logits = one(Batch.of([prompt_ids], logits="all"), wb.make_kv("recompute", one.config))
         loss = torch.nn.functional.cross_entropy(logits[:-1], held_out)
-        print(
-            f"{name:>17}: {one.config.kv_values_per_token():,} values a token, loss {loss:.2f} on the prompt"
-        )
+        print(f"{name:>17}: {one.config.kv_values_per_token():,} values a token, loss {loss:.2f} on the prompt")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-convert-check", "points": 6}
 checks.check("smaller-convert", to_gqa)
 
 # %% [markdown]
-# Pooling alone does harm; the panel of the lab shows how soon a little training mends it.
+# Pooling alone makes the model worse; the lab's panel shows how soon a little training repairs it.
 #
 # ## 6. A design for a budget
 #
-# *Lab 04, "One formula, five ways to shrink it" and "Which one?".* A smaller cache buys a larger batch; what it costs is quality. Given a memory, so many
-# users and a context, which design is the best that fits? Write three functions:
+# *Lab 04, "One formula, five ways to shrink it" and "Which one?".* A smaller cache allows a larger batch, at
+# some cost in quality. Given a memory size, a number of users and a context, which is the best design that
+# fits? Write three functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `kv_bytes(config, tokens, bytes_per_element)` | bytes that one sequence of `tokens` tokens takes, an `int`; half bytes round up |
 # | `memory_bytes(text)` | `"80 GB"` or `"24 GiB"` in bytes, an `int`; 1 GB = 10⁹, 1 GiB = 2³⁰ |
 # | `choose(designs, memory, users, tokens)` | `(name, largest batch)` of the design with the lowest loss that fits, or `None` |
 #
-# What a layer keeps, in numbers a token and in tokens:
+# What a layer stores, as numbers per token and number of tokens:
 #
 # - a key and a value for each of `config.num_kv_heads`, of `config.head_dim` numbers each; or, where
 #   `config.latent_attention` is not None, one latent: `latent_attention.kv_rank + latent_attention.rotary_head_dim`;
@@ -413,10 +413,10 @@ checks.check("smaller-convert", to_gqa)
 # - all tokens; or, where `config.window_of(layer)` is a number W, no more than the last W and the
 #   `config.attention_sinks` first ones.
 #
-# A `Design` has `name`, `config`, `loss` (lower is better) and `kv_bytes_per_element`. It fits when its weights,
+# A `Design` has `name`, `config`, `loss` (lower is better) and `kv_bytes_per_element`. It fits if its weights,
 # 2 bytes for each of `config.num_parameters()`, and the caches of all users fit into `memory` (a text, as
-# above). The largest batch is how many such sequences fit beside the weights, whether or not there are as many
-# users. Where losses are equal, the one with fewer bytes a sequence wins.
+# above). The largest batch is how many such sequences fit beside the weights, whatever the number of users. If
+# losses are equal, the design with fewer bytes per sequence wins.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "smaller-budget"}
@@ -469,7 +469,8 @@ with checks.trying("smaller-budget"):
         c = public_shape(name)
         heads = "latents" if c.latent_attention else f"{c.num_heads} heads share {c.num_kv_heads}"
         print(
-            f"{name:>12}: {heads:>17}, {kv_bytes(c, 1):>7,} bytes a token, {kv_bytes(c, 32768) / 2**30:>6.2f} GiB at 32,768"
+            f"{name:>12}: {heads:>17}, {kv_bytes(c, 1):>7,} bytes per token, {kv_bytes(c, 32768) / 2**30:>6.2f} GiB at"
+            " 32,768"
         )
     as_mha = replace(public_shape("deepseek-v2"), latent_attention=None, head_dim=128)
     ratio = kv_bytes(as_mha, 1) / kv_bytes(public_shape("deepseek-v2"), 1)
@@ -492,10 +493,10 @@ checks.check("smaller-budget", cache_planner)
 # %% [markdown]
 # ## Your code on the real model
 #
-# Nothing here is graded. Your parts take the place of ours in `wb.generate`: each becomes a kv with the whole
-# contract, by the plumbing in `lab04_caches`. Grouped attention is exact, so the tokens are those without a
-# cache, and so is latent attention, in the variant that was trained with it. A window and int8 are not, in a model
-# that was trained without them; see what they change.
+# This part is not graded. Your parts replace ours in `wb.generate`: the given `caches` turns each into a
+# complete kv. Grouped attention is exact, so it gives the same tokens as without a cache. So does latent
+# attention, in the variant that was trained with it. A window and int8 are not exact in a model that was
+# trained without them; see what they change.
 
 # %%
 from contextlib import ExitStack
@@ -522,7 +523,7 @@ with ExitStack() as stack:
             print(f"{'without':>22}: …{naive.text[-60:]!r}\n{'yours':>22}: …{yours.text[-60:]!r}")
 
 # %% [markdown]
-# The lab's panels take the same parts and measure them beside ours:
+# The lab's panels accept the same parts and measure them beside ours:
 #
 # ```python
 # wb.panels.variants(kv=caches.grouped_cache(grouped_attention), yours_on="gqa")
@@ -530,5 +531,5 @@ with ExitStack() as stack:
 # wb.panels.kv_formats(kv=caches.int8_cache(int8_kv))
 # ```
 #
-# Fewer bytes of cache leave the weights as the larger part of what a step reads. How to read fewer of those is
-# lab 05.
+# With a smaller cache, the weights are the larger part of what a step reads. Lab 05 shows how to read fewer of
+# those bytes.

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.checks import lab04_attention as attention
-from workbench.checks import lab04_budget as budget
-from workbench.checks import lab04_convert as convert
-from workbench.checks import lab04_int8 as int8
-from workbench.checks import lab04_latent as latent
-from workbench.checks import lab04_window as window
-from workbench.checks import probes_lab04 as probes
 from workbench.grading.check import Check
+from workbench.labs.lab04_smaller_caches.checks import attention, budget, convert, int8, latent, probes, window
 
 
 def hidden(name, probe, judge, cases, points=1) -> Check:
@@ -43,9 +37,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
             "chunks",
             probes.run_latent,
             latent.judge_latent,
-            latent.latent_cases(
-                latent.FORMS, (3, 8, 2, 4, 2, 6, 5), (5, 5, 4, 4, 8, 6, 3), (1, 1, 1, 2, 2, 2, 9)
-            ),
+            latent.latent_cases(latent.FORMS, (3, 8, 2, 4, 2, 6, 5), (5, 5, 4, 4, 8, 6, 3), (1, 1, 1, 2, 2, 2, 9)),
         ),
         hidden(
             "each-at-its-cost",
@@ -61,18 +53,8 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         ),
     ),
     "smaller-int8": (
-        hidden(
-            "tiny-and-negative",
-            probes.run_int8,
-            int8.judge_int8,
-            int8.tensor_cases("tiny range", "negative only"),
-        ),
-        hidden(
-            "outlier-tokens",
-            probes.run_int8,
-            int8.judge_int8,
-            int8.kv_cases("outlier token", "constant channel"),
-        ),
+        hidden("tiny-and-negative", probes.run_int8, int8.judge_int8, int8.tensor_cases("tiny range", "negative only")),
+        hidden("outlier-tokens", probes.run_int8, int8.judge_int8, int8.kv_cases("outlier token", "constant channel")),
     ),
     "smaller-convert": (
         hidden(

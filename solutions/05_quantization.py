@@ -1,17 +1,17 @@
 # %% [markdown]
 # # Exercises of lab 05: quantization
 #
-# A decode step reads every weight once, so a weight of 4 bits takes a quarter of the time of one of 16, nearly. Here
-# you write what production does to get there: groups with a scale each, outliers apart, a scale search, errors that
-# are spread, levels that are learned, and the choice among them. Each answer has the signature of a real part, and
-# at the end your code quantizes a model.
+# A decode step reads every weight once, so with weights of 4 bits instead of 16 it takes nearly a quarter of
+# the time. Here you write the production methods: groups with a scale each, separate outlier columns, a scale
+# search, error compensation, learned levels, and the choice among them. Each answer has the signature of a real
+# part, and at the end your code quantizes a model.
 #
 # As before, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
-# grader runs the same checks and a few more, on other shapes and at the edges; the points of both are on the
-# check cell. Checks count and compare; none looks at a clock.
+# grader runs the same checks and a few more, on other shapes and edge cases; the points for both are on the
+# check cell. Checks count and compare; none measures time.
 #
-# A linear layer is y = x·Wᵀ: a weight is `[out, in]`, inputs are `[N, in]`. A row of W makes one output, a column of
-# W meets one input channel.
+# A linear layer is y = x·Wᵀ: a weight is `[out, in]`, inputs are `[N, in]`. A row of W produces one output, a
+# column of W belongs to one input channel.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
 import math
@@ -20,9 +20,9 @@ import torch
 
 import workbench as wb
 from workbench import checks
-from workbench.checks import lab05_parts as parts
-from workbench.checks.lab05_parts import Machine, Stored
 from workbench.errors import WorkbenchError
+from workbench.labs.lab05_quantization.checks import parts
+from workbench.labs.lab05_quantization.checks.parts import Machine, Stored
 from workbench.quantization import Calibration, IntegerFormat, quantize_tensor
 
 # %%
@@ -34,9 +34,9 @@ up = model.layers[0].mlp.up.weight.detach()  # [384, 128]
 # %% [markdown]
 # ## 1. Groups, and two codes a byte
 #
-# *Lab 05, "Who shares a scale?" and "Packing".* With b bits there are 2ᵇ codes and 2ᵇ − 1 steps between them. One scale for a whole row would have to reach
-# from its smallest weight to its largest; so each **group** of neighbouring inputs gets a scale and a zero of its own.
-# Both are stored, in float16, and count.
+# *Lab 05, "Who shares a scale?" and "Packing".* With b bits there are 2ᵇ codes and 2ᵇ − 1 steps between them. A
+# single scale for a whole row would have to cover everything from its smallest weight to its largest; so each
+# **group** of neighbouring inputs gets its own scale and zero. Both are stored, in float16, and count.
 #
 # ```text
 # a row of W     w w w … w | w w w … w | …        in / group groups
@@ -47,22 +47,22 @@ up = model.layers[0].mlp.up.weight.detach()  # [384, 128]
 #
 # n codes of 4 bits in n / 2 bytes                byte i = code i + 16 · code (i + n/2)
 #      code 0 … n/2 − 1   in the lower four bits
-#      code n/2 … n − 1   in the upper four        stretches, not neighbours: taking them apart is two plain copies
+#      code n/2 … n − 1   in the upper four        halves, not neighbours: unpacking is two plain copies
 # ```
 #
 # Write four functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `quantize(weight, bits, group)` | `(codes, scale, zero)`: uint8 `[out, in]`, float16 `[out, in/group]` twice |
 # | `dequantize(codes, scale, zero)` | ŵ in float32 `[out, in]` |
 # | `pack(codes)` | uint8 `[…, n]` of 0 … 15 → uint8 `[…, n/2]`, along the last axis |
 # | `unpack(packed)` | the inverse |
 #
-# - The codes are the nearest ones **for the scale and zero that are stored**, after they were rounded to float16.
-# - A group of equal weights has range 0 and comes back exactly (as float16 has them), whatever its scale is.
-# - `WorkbenchError` where `group` does not divide the inputs, and where an odd number of codes is to be packed.
-# - `weight` itself is not to change.
+# - The codes are the nearest ones **for the stored scale and zero**, after their rounding to float16.
+# - A group of equal weights has range 0 and is restored exactly (as float16 values), whatever its scale is.
+# - `WorkbenchError` if `group` does not divide the inputs, and if an odd number of codes is to be packed.
+# - Do not change `weight` itself.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "quant-pack"}
@@ -116,9 +116,7 @@ with checks.trying("quant-pack"):
             codes, scale, zero = quantize(up, bits, group)
             off = (dequantize(codes, scale, zero) - up).norm() / up.norm()
             stored = bits + 8 * (scale.nbytes + zero.nbytes) / up.numel()
-            print(
-                f"{bits} bits, groups of {group:>3}: {stored:.2f} bits a weight with scales, off by {off:.1%}"
-            )
+            print(f"{bits} bits, groups of {group:>3}: {stored:.2f} bits per weight with scales, off by {off:.1%}")
     codes, scale, zero = quantize(up, 4, 128)
     same = torch.equal(unpack(pack(codes)), codes)
     print(f"{codes.numel():,} codes of 4 bits in {pack(codes).nbytes:,} bytes, and back: {same}")
@@ -129,16 +127,17 @@ checks.check("quant-pack", groups)
 # %% [markdown]
 # ## 2. Outlier columns in 16 bits
 #
-# *Lab 05, "LLM.int8(): a few columns apart".* With inputs in int8 too, the product itself is one of integers. The weight has a scale for each output, the
-# inputs a scale for each token, and both come out of the sum:
+# *Lab 05, "LLM.int8(): a few columns apart".* With inputs in int8 too, the product itself is one of integers.
+# The weight has a scale for each output, the inputs a scale for each token, and both can be factored out of the
+# sum:
 #
 # ```text
 # Σ_j (scale_x · q_x[j]) · (scale_w · q_w[j])   =   scale_x · scale_w · Σ_j q_x[j] · q_w[j]      codes −127 … 127
 # ```
 #
-# In large models a few input channels are far larger than all others, for nearly every token. Such a channel takes
-# the range of the whole token for itself, and the others round to nothing. LLM.int8() (arXiv 2208.07339)
-# leaves these columns of x and of W out of the integer product and adds theirs in 16 bits:
+# In large models a few input channels are far larger than all others, for nearly every token. Such a channel
+# determines the scale of the whole token, and the other channels round to zero. LLM.int8() (arXiv 2208.07339)
+# leaves these columns of x and of W out of the integer product and adds their product in 16 bits:
 #
 # ```text
 # y  =  int8 product of the ordinary columns  +  x[:, outliers] · W[:, outliers]ᵀ
@@ -146,17 +145,17 @@ checks.check("quant-pack", groups)
 #
 # Write three functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `outlier_columns(x, threshold)` | int64 `[n]`, ascending: columns of x `[N, in]` with some \|x\| **above** the threshold |
 # | `store(weight, columns)` | `(codes, scale, outliers)`: int8 `[out, in]` with 0 in the outlier columns; float32 `[out, 1]`; `weight[:, columns]` in float16 `[out, n]` |
 # | `multiply(x, codes, scale, outliers, columns)` | y, float32 `[N, out]` |
 #
-# - A scale is max |·| / 127 of **what remains** once the outlier columns are gone: over the inputs of an output
-#   in `store`, over the inputs of a token in `multiply`.
-# - A row of zeros has the range 0; its codes are 0, and so is what comes of it.
+# - A scale is max |·| / 127 of **what remains** without the outlier columns: over the inputs of an output in
+#   `store`, over the inputs of a token in `multiply`.
+# - A row of zeros has range 0; its codes are 0, and so is its result.
 # - The outliers of x stay in float32 here (a GPU takes float16), those of the weight are what `store` kept.
-# - Sums of products of int8 need 32 bits (`.int()`), and `columns` may be empty. Change nothing you were given.
+# - Sums of products of int8 need 32 bits (`.int()`), and `columns` may be empty. Do not change the inputs.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "quant-llm-int8"}
@@ -195,10 +194,7 @@ int8_product = {"outlier_columns": outlier_columns, "store": store, "multiply": 
 # %%
 with checks.trying("quant-llm-int8"):
     x = parts.rows_of(model, calibration, "mlp.up")  # inputs of that layer [N, in]
-    for factor in (
-        1,
-        100,
-    ):  # as they are, then with one channel made large and its column of W as much smaller
+    for factor in (1, 100):  # as they are, then with one channel made large and its column of W as much smaller
         grown, shrunk = x.clone(), up.clone()
         grown[:, 7] *= factor
         shrunk[:, 7] /= factor
@@ -217,9 +213,9 @@ checks.check("quant-llm-int8", int8_product)
 # %% [markdown]
 # ## 3. Scaling up what matters
 #
-# *Lab 05, "AWQ: scale up what matters".* A rounding error of a weight reaches the output times its input, so columns with large inputs matter most. AWQ
-# (arXiv 2306.00978) multiplies them by s > 1 before rounding, and divides their inputs by s. That changes nothing but
-# the rounding error, which shrinks by about s:
+# *Lab 05, "AWQ: scale up what matters".* The rounding error of a weight is multiplied by its input, so columns
+# with large inputs matter most. AWQ (arXiv 2306.00978) multiplies them by s > 1 before rounding, and divides
+# their inputs by s. That changes only the rounding error, which shrinks by about s:
 #
 # ```text
 # X·Wᵀ  =  (X / s) · (W · s)ᵀ           s [in]: one number for each input channel
@@ -227,29 +223,30 @@ checks.check("quant-llm-int8", int8_product)
 # s = (mean |x|)^α                      α = 0: s = 1, plain rounding      α = 1: as large as the inputs
 # ```
 #
-# A large s stretches the range of its whole group, so there is a best α in between, and it is searched for.
-# What is made small is the error of the outputs. For that one needs no inputs, only their second moments H = XᵀX:
+# A large s widens the range of its whole group, so the best α is in between, and it is searched for. The search
+# minimizes the error of the outputs. It does not need the inputs, only their second moments H = XᵀX:
 #
 # ```text
 # ‖X·(W − Ŵ)ᵀ‖²  =  Σ over rows δ of W − Ŵ of  δ·H·δᵀ
 # ```
 #
-# `inputs` is an `Inputs` of `workbench.quantization`, with `second_moments` `[in, in]` and `mean_abs` `[in]`. Write four
-# functions:
+# `inputs` is an `Inputs` of `workbench.quantization`, with `second_moments` `[in, in]` and `mean_abs` `[in]`. Write
+# four functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `output_error(weight, stands_in, second_moments)` | ‖X·(W − Ŵ)ᵀ‖² / ‖X·Wᵀ‖², a float |
 # | `scale_for(inputs, alpha)` | s `[in]` = (mean \|x\|)^α, divided by √(largest s · smallest s) |
 # | `search(weights, inputs, format, group, grid)` | `[(α, output error)]` for α = 0, 1/grid, 2/grid, … below 1 |
-# | `fold(gain, weights, scale)` | `(gain', [weights'])` that give the same with s inside |
+# | `fold(gain, weights, scale)` | `(gain', [weights'])` that compute the same, with s folded in |
 #
-# - A channel that no input reached has mean 0: take at least 10⁻⁴ of the largest mean.
-# - `weights` of `search` is a list: linears that **share these inputs** (q, k and v; gate and up) share one s as well,
-#   so the error is that of all of them together (`torch.cat` makes them one). For each α: multiply the columns by s,
-#   round (`quantize_tensor(w, format, over=1, group=group).dequantize()`), divide by s. That is the Ŵ that stands
-#   for W, and its error is taken with H as it is.
-# - In `fold`, `gain` `[in]` is the weight of the norm that makes the inputs, x = norm(h) · gain. Give back new tensors.
+# - A channel that no input reached has mean 0: use at least 10⁻⁴ of the largest mean.
+# - `weights` of `search` is a list: linears that **share these inputs** (q, k and v; gate and up) share one s
+#   as well, so the error is that of all of them together (`torch.cat` makes them one). For each α: multiply the
+#   columns by s, round (`quantize_tensor(w, format, over=1, group=group).dequantize()`), divide by s. That is
+#   the Ŵ that replaces W, and its error is computed with the unchanged H.
+# - In `fold`, `gain` `[in]` is the weight of the norm that makes the inputs, x = norm(h) · gain. Return new
+#   tensors.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "quant-awq"}
@@ -302,8 +299,10 @@ with checks.trying("quant-awq"):
             weights, there = [w / grown for w in pair], inputs["mlp.up"].divided(1 / grown)
             found = search(weights, there, IntegerFormat(bits), 64, 20)
             best = min(found, key=lambda point: point[1])
-            print(f"channel 7 times {factor:>3}, {bits} bits: output error {found[0][1]:.3%} at α = 0, {best[1]:.3%} at "
-                  f"α = {best[0]:.2f}, {found[-1][1]:.3%} at α = {found[-1][0]:.2f}")  # fmt: skip
+            print(
+                f"channel 7 times {factor:>3}, {bits} bits: output error {found[0][1]:.3%} at α = 0, {best[1]:.3%} at "
+                f"α = {best[0]:.2f}, {found[-1][1]:.3%} at α = {found[-1][0]:.2f}"
+            )
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-awq-check", "points": 8}
 checks.check("quant-awq", awq)
@@ -311,29 +310,30 @@ checks.check("quant-awq", awq)
 # %% [markdown]
 # ## 4. Spreading the error
 #
-# *Lab 05, "GPTQ: let the others make up for it".* GPTQ (arXiv 2210.17323) rounds one column after the other, and lets the columns to come make up for what the
-# rounding of this one did to the outputs. By how much each has to move follows from the inverse of H = XᵀX; and what
-# is needed of that inverse, with the columns that are done taken out, is all in one triangular factor:
+# *Lab 05, "GPTQ: let the others compensate".* GPTQ (arXiv 2210.17323) rounds one column after the other, and
+# the later columns compensate for the change that this rounding makes in the outputs. The amount by which each
+# must move follows from the inverse of H = XᵀX. Everything needed of that inverse, with the finished columns
+# removed, is in one triangular factor:
 #
 # ```text
 # U upper triangular,  Uᵀ·U = (H + λ·I)⁻¹           λ = damping · mean of the diagonal of H
 #
 # for j = 0, 1, 2, …           code = round((W[:, j] − zero) / scale), within 0 … highest
 #                              err  = (W[:, j] − (code · scale + zero)) / U[j, j]
-#   U[j, j+1:]  ▷              W[:, j+1:]  −=  err · U[j, j+1:]           each output by itself
+#   U[j, j+1:]  ▷              W[:, j+1:]  −=  err · U[j, j+1:]           each output separately
 # ```
 #
 # Write two functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `inverse_factor(second_moments, damping)` | U `[in, in]`, float64 |
 # | `quantize_columns(weight, factor, scale, zero, highest)` | codes, uint8 `[out, in]` |
 #
-# - `scale` and `zero` are `[out, in/group]`, fixed before anything moves; column j is in group j // group.
-# - Work in float64 (`.double()`), on copies: what you were given is not to change.
+# - `scale` and `zero` are `[out, in/group]`, fixed before any weight changes; column j is in group j // group.
+# - Work in float64 (`.double()`), on copies: do not change the inputs.
 #
-# *Hint: `torch.linalg.cholesky(a, upper=True)` gives U with Uᵀ·U = a; `torch.cholesky_inverse` or
+# *Hint: `torch.linalg.cholesky(a, upper=True)` returns U with Uᵀ·U = a; `torch.cholesky_inverse` or
 # `torch.linalg.inv` the inverse.*
 
 
@@ -377,9 +377,7 @@ with checks.trying("quant-gptq"):
         for name, codes in (("each weight for itself", alone), ("errors spread", spread)):
             off = inputs["mlp.up"].output_error(up, parts.numbers_of(codes, scale, zero))
             moved = (codes != alone).double().mean()
-            print(
-                f"{bits} bits, {name:>22}: output error {off:.3%}, {moved:.0%} of the codes are not the nearest"
-            )
+            print(f"{bits} bits, {name:>22}: output error {off:.3%}, {moved:.0%} of the codes are not the nearest")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-gptq-check", "points": 8}
 checks.check("quant-gptq", gptq)
@@ -387,31 +385,32 @@ checks.check("quant-gptq", gptq)
 # %% [markdown]
 # ## 5. Levels where they are needed
 #
-# *Lab 05, "Other grids".* A code need not stand for a multiple of a scale. With 3 bits a row may have any 8 **levels** of its own; the best ones
-# lie where its weights are, and where these matter. SqueezeLLM (arXiv 2306.07629) finds them by k-means with
-# weights: each |w − level|² counts as much as the loss is **sensitive** to that weight. (The paper takes squared gradients
-# of the loss; below, the diagonal of H stands for them: how much comes in where the weight stands.)
+# *Lab 05, "Other grids".* A code need not be a multiple of a scale. With 3 bits a row may have any 8 **levels**
+# of its own; the best ones lie where its weights are, and where these matter. SqueezeLLM (arXiv 2306.07629)
+# finds them by weighted k-means: each |w − level|² is weighted by the **sensitivity** of the loss to that
+# weight. (The paper uses squared gradients of the loss; here the diagonal of H is used instead: the size of the
+# input that the weight is multiplied by.)
 #
 # ```text
 # repeat      each weight takes the nearest level of its row
 #             each level moves to   Σ sensitivity · w / Σ sensitivity   over the weights that took it
 #
-# a few weights lie so far out that a level for them would be wasted: these are kept apart, sparse
+# a few weights lie so far out that a level for them would be wasted: these are stored separately, sparse
 # ```
 #
 # Write three functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `assign(weight, levels)` | uint8 `[out, in]`: the code of the nearest of its row's levels `[out, K]` |
-# | `fit_levels(weight, sensitivity, levels, steps)` | levels `[out, K]` after so many rounds, starting with those given |
+# | `fit_levels(weight, sensitivity, levels, steps)` | levels `[out, K]` after `steps` rounds, starting with the given levels |
 # | `take_outliers(weight, count)` | `(rest, rows, columns, values)`: the `count` weights of the whole matrix with the largest \|w\| |
 #
-# - `sensitivity` is `[out, in]`, at least 0. A level that no weight took, or only weights of sensitivity 0, stays where
-#   it is.
-# - `rest` is the weight with 0 in the places that were taken; `values` are what stood there, `rows` and `columns` (int64
-#   `[count]`) say where, in any order.
-# - Change nothing you were given.
+# - `sensitivity` is `[out, in]`, at least 0. A level that no weight took, or only weights of sensitivity 0,
+#   does not move.
+# - `rest` is the weight with 0 in the places that were taken; `values` are the removed weights, `rows` and
+#   `columns` (int64 `[count]`) their places, in any order.
+# - Do not change the inputs.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "quant-codebook"}
@@ -451,11 +450,7 @@ codebook = {"assign": assign, "fit_levels": fit_levels, "take_outliers": take_ou
 with checks.trying("quant-codebook"):
     matter = inputs["mlp.up"].second_moments.diagonal().expand(up.shape)
     even = parts.even_levels(up, 8)
-    for name, count, steps in (
-        ("even steps", 0, 0),
-        ("k-means", 0, 8),
-        ("k-means, 0.5 % apart", up.numel() // 200, 8),
-    ):
+    for name, count, steps in (("even steps", 0, 0), ("k-means", 0, 8), ("k-means, 0.5 % apart", up.numel() // 200, 8)):
         rest, rows, columns, values = take_outliers(up, count)
         kept = matter.clone()
         kept[rows, columns] = 0.0  # what is kept apart needs no level
@@ -471,40 +466,41 @@ checks.check("quant-codebook", codebook)
 # %% [markdown]
 # ## 6. A recipe for a budget
 #
-# *Lab 05, "Why fewer bits" and "All of them, on one plot".* Which recipe for which machine? What counts is what is stored and what a step reads, scales and all, and what
-# stays in 16 bits: the embedding, the output head, the norms.
+# *Lab 05, "Why fewer bits" and "All of them, on one plot".* Which recipe for which machine? Count everything
+# that is stored and read, including scales and what stays in 16 bits: the embedding, the output head, the
+# norms.
 #
 # ```text
 # bytes of the linears    weights · bits / 8   +   weights / group · scale_bits / 8
 # all else                2 bytes a number
 #
-# a step of n tokens reads everything but the embedding, of which it needs n rows (not counted)
+# a step of n tokens reads everything but the embedding, of which it needs only n rows (not counted)
 # ```
 #
-# So 4 bits are never 4 times as fast: the head stays as it is, and the scales come on top. And all of it holds only
-# while a step is bound by memory. With many tokens the multiplications bind, and these are done in 16 bits whatever the
-# weights are stored in, unless the inputs are in 8 bits as well.
+# So 4 bits are never 4 times as fast: the head does not shrink, and the scales are added. And all of this holds
+# only while a step is bandwidth-bound. With many tokens it is compute-bound, and the multiplications run in 16
+# bits however the weights are stored, unless the inputs are in 8 bits as well.
 #
 # | given | has |
 # |---|---|
 # | `Weights` | `linears`, `norms`, `embedding`: how many numbers each has; `tied`: the head **is** the embedding's matrix, else it is one more of the same size |
-# | `Stored` | `name`, `bits`, `group` and `scale_bits` (of a group's scale and zero together; `group` is None where there are none), `input_bits` (16 or 8), `excess_nats` |
+# | `Stored` | `name`, `bits`, `group` and `scale_bits` (of a group's scale and zero together; `group` is None if there are no groups), `input_bits` (16 or 8), `excess_nats` |
 # | `Machine` | `bytes_per_s`, `flops_per_s` (16-bit inputs), `int8_per_s` (8-bit inputs) |
 #
 # Write five functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
-# | `model_bytes(weights, stored)` | bytes of the whole model, an `int`; a part of a byte counts whole |
+# | `model_bytes(weights, stored)` | bytes of the whole model, an `int`; a part of a byte counts as a whole byte |
 # | `step_bytes(weights, stored)` | bytes that a step reads, an `int` |
-# | `speed_up(weights, stored)` | how many times as fast as 2 bytes a weight a step is, where memory binds |
+# | `speed_up(weights, stored)` | how many times as fast as with 2 bytes per weight a bandwidth-bound step is |
 # | `step_seconds(weights, stored, tokens, machine)` | the longer of the time to read and the time to multiply |
 # | `choose(weights, recipes, tokens, machine, budget, most_excess)` | the name of the best recipe, or `None` |
 #
-# - To multiply: 2 operations for each token and each number of the linears, at `int8_per_s` where `input_bits` is 8,
-#   plus the same for the head, always at `flops_per_s`.
-# - `choose`: of those whose model fits into `budget` bytes and whose `excess_nats` is at most `most_excess`, the one with
-#   the shortest step; where times are equal, the lower excess; where that is equal too, the fewer bytes.
+# - To multiply: 2 operations for each token and each number of the linears, at `int8_per_s` if `input_bits` is
+#   8, plus the same for the head, always at `flops_per_s`.
+# - `choose`: of those whose model fits into `budget` bytes and whose `excess_nats` is at most `most_excess`,
+#   the one with the shortest step; if times are equal, the lower excess; if that is equal too, the fewer bytes.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "quant-recipe"}
@@ -576,8 +572,10 @@ with checks.trying("quant-recipe"):
         weights = parts.weights_of(wb.models.public_shape(name))
         head = weights.embedding / (weights.linears + weights.embedding)
         size = model_bytes(weights, int4)
-        print(f"{name:>12}: the head is {head:>4.1%} of what a step reads; int4 takes {size / 2**30:>5.2f} GiB, "
-              f"a step is {speed_up(weights, int4):.2f} times as fast")  # fmt: skip
+        print(
+            f"{name:>12}: the head is {head:>4.1%} of what a step reads; int4 takes {size / 2**30:>5.2f} GiB, "
+            f"a step is {speed_up(weights, int4):.2f} times as fast"
+        )
     weights, machine = parts.weights_of(wb.models.public_shape("llama-3-8b")), Machine(1e12, 100e12, 200e12)
     both = Stored("int8, inputs too", 8, group=4096, scale_bits=32, input_bits=8, excess_nats=0.02)
     recipes = [  # the excesses are made up, and so is the machine
@@ -599,20 +597,25 @@ checks.check("quant-recipe", recipe_planner)
 # %% [markdown]
 # ## Your code on the real model
 #
-# Nothing here is graded. Each of your parts becomes a method of `workbench.quantization` (by the plumbing in
-# `lab05_parts`) and quantizes all linears of `stdlib-1m`; ours do the same beside it. What counts is the loss on held-out
-# text, in nats above that of the model as it is.
+# This part is not graded. The given `parts` makes each of your answers a method of `workbench.quantization` and
+# quantizes all linears of `stdlib-1m` with it; ours do the same for comparison. The result is the loss on
+# held-out text, in nats above that of the unquantized model.
 
 # %%
 from contextlib import ExitStack
 
-answers = {"quant-pack": groups, "quant-llm-int8": int8_product, "quant-awq": awq, "quant-gptq": gptq,
-           "quant-codebook": codebook}  # fmt: skip
+answers = {
+    "quant-pack": groups,
+    "quant-llm-int8": int8_product,
+    "quant-awq": awq,
+    "quant-gptq": gptq,
+    "quant-codebook": codebook,
+}
 with ExitStack() as stack:
     for answer in answers:
         stack.enter_context(checks.trying(answer))
     before = parts.held_out_loss(model)
-    print(f"{model.name} as it is: {before:.3f} nats a token\n")
+    print(f"{model.name} as it is: {before:.3f} nats per token\n")
     for name, yours, ours in parts.methods_of(answers, bits=3, group=64):
         for whose, recipe in (("yours", yours), ("ours", ours)):
             if recipe is not None:
@@ -620,8 +623,8 @@ with ExitStack() as stack:
                 print(f"{name:>30}, {whose:>5}: mean output error {error:.3%}, {loss - before:+.3f} nats")
 
 # %% [markdown]
-# Our AWQ narrows the ranges of groups as well, which was switched off here; both GPTQs take the columns with the largest
-# inputs first; our levels begin where the best intervals of a row are, yours at equal steps. Which method is best at
-# which size, beside bytes and time, is the plot of the lecture.
+# Our AWQ also narrows the ranges of groups, which was switched off here; both GPTQs take the columns with the
+# largest inputs first; our levels start from the best intervals of a row, yours from equal steps. The lecture's
+# plot shows which method is best at which size, with bytes and time.
 #
-# Fewer bytes a weight is one way to a shorter step. Lab 06 takes another: fewer steps.
+# Fewer bytes per weight shorten a step. Lab 06 reduces the number of steps.

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.checks import lab05_awq as awq
-from workbench.checks import lab05_codebook as codebook
-from workbench.checks import lab05_gptq as gptq
-from workbench.checks import lab05_int8 as int8
-from workbench.checks import lab05_pack as pack
-from workbench.checks import lab05_recipe as recipe
-from workbench.checks import probes_lab05 as probes
 from workbench.grading.check import Check
+from workbench.labs.lab05_quantization.checks import awq, codebook, gptq, int8, pack, probes, recipe
 
 
 def hidden(name, probe, judge, cases, points=1) -> Check:
@@ -22,13 +16,9 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
             "other-widths",
             probes.run_groups,
             pack.judge_groups,
-            pack.group_cases(
-                ("normal", 2, 4, 5), ("all negative", 3, 16, 1), ("a large weight a row", 5, 10)
-            ),
+            pack.group_cases(("normal", 2, 4, 5), ("all negative", 3, 16, 1), ("a large weight a row", 5, 10)),
         ),
-        hidden(
-            "many-axes", probes.run_packing, pack.judge_packing, pack.packing_cases((2, 3, 8), (10,), (1, 2))
-        ),
+        hidden("many-axes", probes.run_packing, pack.judge_packing, pack.packing_cases((2, 3, 8), (10,), (1, 2))),
         hidden("refused", probes.run_refused, pack.judge_refused, pack.refused_cases),
     ),
     "quant-llm-int8": (
@@ -38,12 +28,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
             int8.judge_columns,
             int8.column_cases((6, 2, 12, 3, "one token"), (5, 3, 8, 0)),
         ),
-        hidden(
-            "no-outliers",
-            probes.run_product,
-            int8.judge_product,
-            int8.product_cases((3, 4, 16, 0), (1, 5, 40, 0)),
-        ),
+        hidden("no-outliers", probes.run_product, int8.judge_product, int8.product_cases((3, 4, 16, 0), (1, 5, 40, 0))),
         hidden("zeros", probes.run_product, int8.judge_product, int8.product_cases((3, 4, 16, 1, "zeros"))),
     ),
     "quant-awq": (
@@ -63,10 +48,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
     ),
     "quant-gptq": (
         hidden(
-            "no-inverse",
-            probes.run_factor,
-            gptq.judge_factor,
-            gptq.factor_cases((8, "few", 0.01), (10, "few", 0.5)),
+            "no-inverse", probes.run_factor, gptq.judge_factor, gptq.factor_cases((8, "few", 0.01), (10, "few", 0.5))
         ),
         hidden(
             "groups",

@@ -1,15 +1,16 @@
 # %% [markdown]
 # # Exercises of lab 06: speculative sampling
 #
-# A small model guesses a few tokens, the large one looks at all of them in one pass, and a rule decides which stay. Here
-# you write that rule, prove that it changes nothing, find out how far ahead to guess, and clean up after a wrong guess. At
-# the end your parts write text with two real models.
+# A small model drafts a few tokens, the large one verifies all of them in one pass, and a rule decides which
+# are accepted. Here you write that rule, prove that it does not change the distribution, compute the best draft
+# length, and remove rejected tokens from the caches. At the end your parts generate text with two real models.
 #
 # As before, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
-# grader runs the same checks and a few more, on other tables and at the edges; the points of both are on the
-# check cell. No check is a matter of luck: an answer that decides by chance is taken through everything that can happen.
+# grader runs the same checks and a few more, on other tables and edge cases; the points for both are on the
+# check cell. No check depends on luck: an answer that makes random decisions is run through every possible
+# outcome.
 #
-# Throughout, p is the target's law and q the draft's. (Papers swap the letters.)
+# Throughout, p is the target's token distribution and q the draft's. (Papers swap the letters.)
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
 from fractions import Fraction
@@ -18,8 +19,8 @@ import torch
 
 import workbench as wb
 from workbench import checks
-from workbench.checks import lab06_parts as parts
 from workbench.errors import WorkbenchError
+from workbench.labs.lab06_speculative_sampling.checks import parts
 from workbench.speculation import Proposal, Verdict, residual, theory
 from workbench.speculation.theory import table
 
@@ -32,29 +33,32 @@ prompt_ids = target.tokenizer.encode_prompt(prompt)
 # %% [markdown]
 # ## 1. The rule
 #
-# *Lab 06, "The rule".* A token x was drawn from q. It is kept with probability min(1, p(x) / q(x)).
+# *Lab 06, "The rule".* A token x was drawn from q. It is accepted with probability min(1, p(x) / q(x)).
 #
 # ```text
 # vocabulary       quick  brown  fox
-# q of node 0       0.6    0.2   0.2     drafted: quick.  p(quick) = 0.7, q(quick) = 0.6: kept surely
+# q of node 0       0.6    0.2   0.2     drafted: quick.  p(quick) = 0.7, q(quick) = 0.6: always accepted
 # p[0]              0.7    0.1   0.2
-# q of node 1       0.1    0.8   0.1     drafted: brown.  p(brown) = 0.4, q(brown) = 0.8: kept with 0.5
+# q of node 1       0.1    0.8   0.1     drafted: brown.  p(brown) = 0.4, q(brown) = 0.8: accepted with 0.5
 # p[1]              0.3    0.4   0.3
-# p[2]              0.1    0.1   0.8     the bonus, when both are kept
+# p[2]              0.1    0.1   0.8     the bonus, if both are accepted
 # ```
 #
-# At the first rejection, at node i, the round ends with one token from `residual(p[i], q[i])`, the **correction**. When
-# nothing is rejected it ends with one token from p as it is after the last drafted one, the **bonus**.
+# At the first rejection, at node i, the round ends with one token from `residual(p[i], q[i])`, the
+# **correction**. If nothing is rejected it ends with one token from p after the last drafted one, the
+# **bonus**.
 #
-# Write `my_verify(proposal, p, draws)` for a chain. It stands where `workbench.speculation.verify` stands.
+# Write `my_verify(proposal, p, draws)` for a chain. It replaces `workbench.speculation.verify`.
 #
-# - `proposal.tokens[i]` is the token of node i, `proposal.laws[i]` the row `[V]` of q it was drawn from; `len(proposal)` is K.
-# - `p` has K + 1 rows: `p[i]` is the target's law of the token at node i, `p[K]` that of the one after them all.
-# - Chance comes from `draws` alone: `draws.accept(probability)` is True with that probability,
-#   `draws.choose(row)` gives a token, each with its probability.
+# - `proposal.tokens[i]` is the token of node i, `proposal.distributions[i]` the row `[V]` of q it was drawn from;
+#   `len(proposal)` is K.
+# - `p` has K + 1 rows: `p[i]` is the target's distribution for the token at node i, `p[K]` that for the token
+#   after all of them.
+# - Random decisions come from `draws` alone: `draws.accept(probability)` is True with that probability,
+#   `draws.choose(row)` returns a token, each with its probability.
 # - `residual(p, q)` is given; you write it in the next exercise.
-# - Return `Verdict(path, token, bonus)`: the nodes that stay, as a tuple `(0, 1, …)`; the token after them; whether
-#   it is a bonus.
+# - Return `Verdict(path, token, bonus)`: the accepted nodes, as a tuple `(0, 1, …)`; the token after them;
+#   whether it is a bonus.
 # - Rows may be float64 tensors or arrays of Fractions. Change none of them. K may be 0.
 
 
@@ -63,7 +67,7 @@ def my_verify(proposal, p, draws):
     ### STUB: node by node: keep it, or end with a correction; after the last one, a bonus
     ### BEGIN SOLUTION
     for node, token in enumerate(proposal.tokens):
-        q = proposal.laws[node]
+        q = proposal.distributions[node]
         if not draws.accept(min(1, p[node][token] / q[token])):
             return Verdict(tuple(range(node)), draws.choose(residual(p[node], q)), bonus=False)
     return Verdict(tuple(range(len(proposal))), draws.choose(p[len(proposal)]), bonus=True)
@@ -75,12 +79,10 @@ with checks.trying("spec-rule"):
     words = ["quick", "brown", "fox"]
     worked = Proposal.chain([0, 1], [table(6, 2, 2), table(1, 8, 1)])
     p = [table(7, 1, 2), table(3, 4, 3), table(1, 1, 8)]
-    law = theory.enumerate_outcomes(lambda draws: my_verify(worked, p, draws))
-    for verdict, probability in sorted(law.items(), key=lambda item: -item[1]):
+    distribution = theory.enumerate_outcomes(lambda draws: my_verify(worked, p, draws))
+    for verdict, probability in sorted(distribution.items(), key=lambda item: -item[1]):
         kept = " ".join(words[worked.tokens[node]] for node in verdict.path)
-        print(
-            f"{kept} + {words[verdict.token]:<5} ({'bonus' if verdict.bonus else 'correction'}): {probability}"
-        )
+        print(f"{kept} + {words[verdict.token]:<5} ({'bonus' if verdict.bonus else 'correction'}): {probability}")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-rule-check", "points": 10}
 checks.check("spec-rule", my_verify)
@@ -88,21 +90,22 @@ checks.check("spec-rule", my_verify)
 # %% [markdown]
 # ## 2. What is left of p
 #
-# *Lab 06, "Why it is exact".* By accepting, a round has written token x with probability min(p(x), q(x)). What is still
-# owed to x is p(x) − min(p(x), q(x)) = max(0, p(x) − q(x)). The correction is drawn from that, divided by its sum:
+# *Lab 06, "Why it is exact".* By accepting, a round generates token x with probability min(p(x), q(x)). The
+# probability still missing for x is p(x) − min(p(x), q(x)) = max(0, p(x) − q(x)). The correction is drawn from
+# that, divided by its sum:
 #
 # ```text
 # p              0.7   0.1   0.2
 # q              0.6   0.2   0.2
-# max(0, p − q)  0.1    0     0          "quick" alone is owed anything
+# max(0, p − q)  0.1    0     0          only "quick" has probability missing
 # renormalized    1     0     0
 # ```
 #
-# Write `left_over(p, q)` → a row `[V]` of the same kind: float64 tensors give a float64 tensor, arrays of Fractions an array
-# of Fractions. Both know `.clip(min=0)` and `.sum()`.
+# Write `left_over(p, q)` → a row `[V]` of the same kind: float64 tensors give a float64 tensor, arrays of
+# Fractions an array of Fractions. Both support `.clip(min=0)` and `.sum()`.
 #
-# - Where nothing is left (p = q, or p and q differ in the last bit only, the wrong way), give p itself: that is where the
-#   limit lies. A rejection has probability 0 there, but rounding may bring you here.
+# - If nothing is left (p = q, or rounding in the last bit leaves no positive difference), return p itself: that
+#   is the limit. A rejection has probability 0 there, but rounding may lead to this case.
 # - Change neither row.
 
 
@@ -135,8 +138,8 @@ checks.check("spec-residual", left_over)
 # %% [markdown]
 # ## 3. Everything that can happen
 #
-# *Lab 06, "Everything that can happen".* On paper the proof is a line for each token. On a machine it is a sum over everything that
-# can happen, in fractions, so that "the same law" means `==`:
+# *Lab 06, "Everything that can happen".* On paper the proof is one line per token. On a machine it is a sum
+# over all possible outcomes, in fractions, so that "the same distribution" means `==`:
 #
 # ```text
 # draft d of K tokens               with probability   q(d₁) · q(d₂ | d₁) · …
@@ -148,29 +151,30 @@ checks.check("spec-residual", left_over)
 #
 # Write two functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
-# | `law_of_round(target, draft, K)` | `{tokens: Fraction}`: the law of the tokens that one round emits after the empty text, accepted ones and the one after them, as a tuple |
-# | `broken(rules, target, draft, K)` | the names of the rules that do not keep the target's law, in a list |
+# | `distribution_of_round(target, draft, K)` | `{tokens: Fraction}`: the distribution of the tokens that one round emits after the empty text, the accepted ones and the one after them, as a tuple |
+# | `broken(rules, target, draft, K)` | the names of the rules that do not preserve the target's distribution, in a list |
 #
-# - `target(text)` and `draft(text)` give the row `[V]` of Fractions of the token that follows `text`, a tuple.
-# - Different drafts may lead to the same emitted tokens: their probabilities are added. What has probability 0 may be left
-#   out.
-# - `rules` is `{name: verify}`, each with the signature of exercise 1. One of them is wrong **on these tables** if it writes some
-#   text of K + 1 tokens with another probability than the target alone. `theory.law_of_texts(target, draft, length, (1,) * K,
-#   verify=…)` and `theory.law_of_target(target, length)` are there for that.
-# - A rule may be slow and right, and a mistake may not show on some tables. The law decides, not the looks.
+# - `target(text)` and `draft(text)` return the row `[V]` of Fractions for the token that follows `text`, a tuple.
+# - Different drafts may lead to the same emitted tokens: add their probabilities. Outcomes with probability 0
+#   may be left out.
+# - `rules` is `{name: verify}`, each with the signature of exercise 1. A rule is wrong **on these tables** if
+#   it generates some text of K + 1 tokens with another probability than the target alone. Use
+#   `theory.distribution_of_texts(target, draft, length, (1,) * K, verify=…)` and `theory.distribution_of_target(target, length)`.
+# - A rule may be slow and right, and an error may not show on some tables. Judge by the distribution, not by
+#   the code.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "spec-proof"}
-def law_of_round(target, draft, K):
+def distribution_of_round(target, draft, K):
     ### STUB: for each drafted token: how it can be kept, and what comes where it is rejected; after K of them the bonus
     ### BEGIN SOLUTION
-    law = {}
+    distribution = {}
 
     def emit(tokens, probability):
         if probability:
-            law[tokens] = law.get(tokens, Fraction(0)) + probability
+            distribution[tokens] = distribution.get(tokens, Fraction(0)) + probability
 
     def go_on(text, probability):
         p = target(text)
@@ -190,36 +194,38 @@ def law_of_round(target, draft, K):
             emit((*text, x), probability * rejected * share)
 
     go_on((), Fraction(1))
-    return law
+    return distribution
     ### END SOLUTION
 
 
 def broken(rules, target, draft, K):
-    ### STUB: compare the law of texts of K + 1 tokens with the target's
+    ### STUB: compare the distribution of texts of K + 1 tokens with the target's
     ### BEGIN SOLUTION
-    right = theory.law_of_target(target, K + 1)
+    right = theory.distribution_of_target(target, K + 1)
     return [
         name
         for name, rule in rules.items()
-        if theory.law_of_texts(target, draft, K + 1, (1,) * K, verify=rule) != right
+        if theory.distribution_of_texts(target, draft, K + 1, (1,) * K, verify=rule) != right
     ]
     ### END SOLUTION
 
 
-proof = {"law_of_round": law_of_round, "broken": broken}
+proof = {"distribution_of_round": distribution_of_round, "broken": broken}
 
 # %%
 with checks.trying("spec-proof"):
-    rows = {"p": [table(7, 1, 2), table(3, 4, 3), table(1, 1, 8), table(2, 5, 3)],
-            "q": [table(6, 2, 2), table(1, 8, 1), table(2, 2, 6), table(4, 4, 2)]}  # fmt: skip
+    rows = {
+        "p": [table(7, 1, 2), table(3, 4, 3), table(1, 1, 8), table(2, 5, 3)],
+        "q": [table(6, 2, 2), table(1, 8, 1), table(2, 2, 6), table(4, 4, 2)],
+    }
 
     def by_last(which):
         return lambda text: rows[which][text[-1] if text else -1]
 
-    law = law_of_round(by_last("p"), by_last("q"), 2)
-    print(f"{len(law)} outcomes of a round, together {sum(law.values())}")
+    distribution = distribution_of_round(by_last("p"), by_last("q"), 2)
+    print(f"{len(distribution)} outcomes of a round, together {sum(distribution.values())}")
     for first, share in enumerate(by_last("p")(())):
-        written = sum(probability for tokens, probability in law.items() if tokens[0] == first)
+        written = sum(probability for tokens, probability in distribution.items() if tokens[0] == first)
         print(f"first token {first}: a round writes it with {written}, the target with {share}")
     print("broken:", broken({"ours": wb.speculation.verify}, by_last("p"), by_last("q"), 2))
 
@@ -229,12 +235,12 @@ checks.check("spec-proof", proof)
 # %% [markdown]
 # ## 4. How long a draft?
 #
-# *Lab 06, "How long a draft?".* Let each drafted token be kept with α, given that those before it were. A round gives the
-# tokens that were kept, and one from the target in any case:
+# *Lab 06, "How long a draft?".* Let each drafted token be accepted with probability α, given that those before
+# it were. A round gives the accepted tokens, and always one from the target:
 #
 # ```text
-# E[tokens]  =  1 + α + α² + … + α^K                           token k counts when k tokens in a row were kept
-#            =  (1 − α^(K+1)) / (1 − α)                        where α < 1
+# E[tokens]  =  1 + α + α² + … + α^K                           token k counts if k tokens in a row were accepted
+#            =  (1 − α^(K+1)) / (1 − α)                        for α < 1
 #
 # speed-up   =  E[tokens] / (verify + K · c)                   in plain steps: a draft step takes c, the one pass
 #                                                              over K + 1 rows takes verify
@@ -242,16 +248,16 @@ checks.check("spec-proof", proof)
 #
 # Write four functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `expected_tokens(alpha, K)` | E[tokens] of a round |
-# | `expected_by_position(rates)` | the same where token i is kept with `rates[i]`, given that those before it were; `[]` is K = 0 |
+# | `expected_by_position(rates)` | the same if token i is accepted with `rates[i]`, given that those before it were; `[]` is K = 0 |
 # | `speedup(alpha, K, c, verify)` | how many times faster than plain steps; `verify` is a number |
-# | `best_length(alpha, c, verify, most)` | the K in 0 … `most` of the highest speed-up; `verify(rows)` is a function: time of a pass over so many rows |
+# | `best_length(alpha, c, verify, max_K)` | the K in 0 … `max_K` with the highest speed-up; `verify(rows)` is a function: the time of a pass over `rows` rows |
 #
 # - α may be 0 or 1, K may be 0. With K = 0 a round is a plain step.
-# - Among equals take the smaller K; 0 where every K loses.
-# - `WorkbenchError` where α is not in 0 … 1, and where K or c is below 0.
+# - If several are equal take the smaller K; 0 if every K loses.
+# - `WorkbenchError` if α is not in 0 … 1, or if K or c is below 0.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "spec-length"}
@@ -286,10 +292,10 @@ def speedup(alpha, K, c, verify):
     ### END SOLUTION
 
 
-def best_length(alpha, c, verify, most):
+def best_length(alpha, c, verify, max_K):
     ### STUB: try every K
     ### BEGIN SOLUTION
-    return max(range(most + 1), key=lambda K: (speedup(alpha, K, c, verify(K + 1)), -K))
+    return max(range(max_K + 1), key=lambda K: (speedup(alpha, K, c, verify(K + 1)), -K))
     ### END SOLUTION
 
 
@@ -326,17 +332,17 @@ checks.check("spec-length", lengths)
 # %% [markdown]
 # ## 5. Two caches
 #
-# *Lab 06, "Two caches".* Both models have read tokens that are no part of the text. Before the next round their caches must
-# hold the text, and nothing else:
+# *Lab 06, "Two caches".* Both models have processed tokens that are not part of the text. Before the next round
+# their caches must hold tokens of the text, and nothing else:
 #
 # ```text
 # text before the round            a b c        the target's cache: a b
 # drafted                          d e f
 # went through the target          c d e f      its cache:  a b c d e f      all K
-# went through the draft           c d e        its cache:  a b c d e        f was its last word: it never read it
+# went through the draft           c d e        its cache:  a b c d e        f was generated last and not processed
 #
 # accepted d e, correction x       a b c d e x
-#   target keeps                   a b c d e    of f nothing may stay        next it is sent  x
+#   target keeps                   a b c d e    f must be removed            next it is sent  x
 #   draft keeps                    a b c d e                                 next it is sent  x
 #
 # accepted d e f, bonus y          a b c d e f y
@@ -348,18 +354,20 @@ checks.check("spec-length", lengths)
 #
 # | function | does |
 # |---|---|
-# | `settle(sequence, text, drafted, verdict, target_kv, draft_kv)` | cuts both caches to what is part of the text, and gives the text after the round, a list |
-# | `next_tokens(sequence, text, kv)` | gives the tokens of `text` that this cache does not hold yet, a list |
+# | `roll_back(sequence, text, drafted, verdict, target_kv, draft_kv)` | truncates both caches to tokens of the text, and returns the text after the round, a list |
+# | `next_tokens(sequence, text, kv)` | returns the tokens of `text` that this cache does not hold yet, a list |
 #
-# - `text` is the list of tokens before the round; it is not to change. `verdict.path` has as many nodes as were accepted,
-#   `verdict.token` is the correction or bonus.
-# - `kv.lengths` is a dict: how many tokens of each sequence are remembered. A sequence that was never sent is not in it.
-# - `kv.truncate(sequence, length)` forgets all tokens from position `length` on. It refuses a length above the present one.
-# - A draft may hold less than usual: it stopped early, or was not asked. Cut no token that is right.
+# - `text` is the list of tokens before the round; do not change it. `verdict.path` has as many nodes as were
+#   accepted, `verdict.token` is the correction or bonus.
+# - `kv.lengths` is a dict: the number of cached tokens of each sequence. A sequence that was never sent is not
+#   in it.
+# - `kv.truncate(sequence, length)` removes all tokens from position `length` on. It refuses a length above the
+#   present one.
+# - A draft may hold less than usual: it stopped early, or was not used. Remove no token that is right.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "spec-rollback"}
-def settle(sequence, text, drafted, verdict, target_kv, draft_kv):
+def roll_back(sequence, text, drafted, verdict, target_kv, draft_kv):
     ### STUB: how many tokens are certain and were sent? cut each cache to that, if it holds more
     ### BEGIN SOLUTION
     accepted = len(verdict.path)
@@ -378,19 +386,24 @@ def next_tokens(sequence, text, kv):
     ### END SOLUTION
 
 
-rollback = {"settle": settle, "next_tokens": next_tokens}
+rollback = {"roll_back": roll_back, "next_tokens": next_tokens}
 
 # %%
 with checks.trying("spec-rollback"):
     greedy = parts.speculate(
-        target, draft, prompt_ids, verify=wb.speculation.verify, settle=settle, next_tokens=next_tokens,
-        K=4, new_tokens=40, temperature=0.0,
-    )  # fmt: skip
+        target,
+        draft,
+        prompt_ids,
+        verify=wb.speculation.verify,
+        roll_back=roll_back,
+        next_tokens=next_tokens,
+        K=4,
+        new_tokens=40,
+        temperature=0.0,
+    )
     plain = wb.generate(target, prompt, max_new_tokens=40, temperature=0, kv="contiguous")
     same = greedy.tokens[:40] == plain.tokens
-    print(
-        f"{len(greedy.accepted)} rounds for {len(greedy.tokens)} tokens; token for token as without a draft: {same}"
-    )
+    print(f"{len(greedy.accepted)} rounds for {len(greedy.tokens)} tokens; token for token as without a draft: {same}")
     print("accepted in each round:", *greedy.accepted)
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-rollback-check", "points": 9}
@@ -399,8 +412,9 @@ checks.check("spec-rollback", rollback)
 # %% [markdown]
 # ## Your parts on real models
 #
-# Nothing here is graded. Your rule decides, your code cleans up: the small model drafts for the large one, at temperature 1.
-# Beside what was measured stands what your formula expects for the acceptance rate that was measured.
+# This part is not graded. Your rule decides and your code truncates the caches: the small model drafts for the
+# large one, at temperature 1. Each line has the measured
+# tokens per round and the number that your formula expects for the measured acceptance rate.
 
 # %%
 from contextlib import ExitStack
@@ -410,14 +424,23 @@ with ExitStack() as stack:
         stack.enter_context(checks.trying(answer))
     for K in (2, 4, 8):
         written = parts.speculate(
-            target, draft, prompt_ids, verify=my_verify, settle=settle, next_tokens=next_tokens,
-            K=K, new_tokens=100, seed=1,
-        )  # fmt: skip
+            target,
+            draft,
+            prompt_ids,
+            verify=my_verify,
+            roll_back=roll_back,
+            next_tokens=next_tokens,
+            K=K,
+            new_tokens=100,
+            seed=1,
+        )
         expected = expected_tokens(written.acceptance_rate, K)
-        print(f"K = {K}: {written.acceptance_rate:.0%} of tried tokens kept, {written.tokens_per_round:.2f} tokens a round "
-              f"(expected {expected:.2f}), {written.draft_rows} tokens through the draft")  # fmt: skip
+        print(
+            f"K = {K}: {written.acceptance_rate:.0%} of tried tokens kept, {written.tokens_per_round:.2f} tokens per"
+            f" round (expected {expected:.2f}), {written.draft_rows} tokens through the draft"
+        )
     print("\n" + prompt + target.tokenizer.decode(written.tokens))
 
 # %% [markdown]
-# A token's chance to be kept is not the same everywhere, and not independent of the ones before it, so the two
-# columns agree only roughly. The draft here is a model. Lab 07 asks what else can guess.
+# The acceptance probability is not the same for all tokens, and not independent of the tokens before, so the two numbers agree only
+# roughly. The draft here is a model. Lab 07 shows what else can draft.

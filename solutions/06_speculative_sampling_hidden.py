@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.checks import lab06_length as length
-from workbench.checks import lab06_proof as proof
-from workbench.checks import lab06_residual as residual
-from workbench.checks import lab06_rollback as rollback
-from workbench.checks import lab06_rule as rule
-from workbench.checks import probes_lab06 as probes
 from workbench.grading.check import Check
+from workbench.labs.lab06_speculative_sampling.checks import length, probes, proof, residual, rollback, rule
 
 
 def hidden(name, probe, judge, cases, points=1) -> Check:
@@ -20,23 +15,20 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         hidden("tensors", probes.run_rule, rule.judge_rule, rule.tensor_cases),
         hidden("nothing-drafted", probes.run_rule, rule.judge_rule, rule.nothing_cases),
         hidden("picked", probes.run_rule, rule.judge_rule, rule.picked_cases),
-        hidden(
-            "whole-texts",
-            probes.run_texts,
-            rule.judge_texts,
-            rule.text_cases((2, 3, 4), (3, 1, 3)),
-            points=2,
-        ),
+        hidden("whole-texts", probes.run_texts, rule.judge_texts, rule.text_cases((2, 3, 4), (3, 1, 3)), points=2),
     ),
     "spec-residual": (
         hidden("apart", probes.run_left_over, residual.judge_left_over, residual.apart_cases),
-        hidden(
-            "one-token", probes.run_left_over, residual.judge_left_over, residual.one_token_cases, points=2
-        ),
+        hidden("one-token", probes.run_left_over, residual.judge_left_over, residual.one_token_cases, points=2),
     ),
     "spec-proof": (
-        hidden("other-sizes", probes.run_round_law, proof.judge_round_law, proof.round_cases((4, 2), (2, 4))),
-        hidden("zeros", probes.run_round_law, proof.judge_round_law, proof.impossible_cases),
+        hidden(
+            "other-sizes",
+            probes.run_round_distribution,
+            proof.judge_round_distribution,
+            proof.round_cases((4, 2), (2, 4)),
+        ),
+        hidden("zeros", probes.run_round_distribution, proof.judge_round_distribution, proof.impossible_cases),
         hidden("one-mistake", probes.run_broken, proof.judge_broken, proof.shy_cases, points=2),
         hidden("alike", probes.run_broken, proof.judge_broken, proof.alike_cases),
     ),

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Exercises of lab 07: better drafts
 #
-# A draft need not be a model. Here you write one that copies, a controller that knows when to stop guessing, the mask that
-# lets a whole tree of guesses be checked in one pass, the candidates of heads and the choice among them, and text that
-# needs no model at all because a grammar leaves no choice. At the end your parts write with a real model.
+# A draft need not be a model. Here you write a draft that copies, a controller that decides when to stop
+# drafting, the mask with which a whole tree of drafted tokens is verified in one pass, the candidates of Medusa
+# heads and their acceptance, and text that needs no model call because a grammar allows only one continuation.
+# At the end your parts run with a real model.
 #
 # As before, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
-# grader runs the same checks and a few more, on other texts and at the edges; the points of both are on the
+# grader runs the same checks and a few more, on other texts and edge cases; the points for both are on the
 # check cell.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
@@ -14,9 +15,9 @@ import torch
 
 import workbench as wb
 from workbench import checks
-from workbench.checks import lab07_parts as parts
-from workbench.checks.lab07_parts import Controller, Grammar
 from workbench.errors import WorkbenchError
+from workbench.labs.lab07_better_drafts.checks import parts
+from workbench.labs.lab07_better_drafts.checks.parts import Controller, Grammar
 
 # %%
 model = wb.load("stdlib-1m")
@@ -25,31 +26,32 @@ prompt = "def area(width, height):\n    return width * height\n\n\ndef area_of_s
 # %% [markdown]
 # ## 1. Prompt lookup
 #
-# *Lab 07, "Copying".* Much of a text has stood in it before. Look for the longest suffix of the text that occurs earlier, and
-# draft what followed it there:
+# *Lab 07, "Copying".* Texts often repeat themselves. Look for the longest suffix of the text that occurs
+# earlier, and draft the tokens that followed it there:
 #
 # ```text
-# text       a b c d e … x b c f g … a b c        the suffix "a b c" stood at the beginning: draft  d e …
-#                                                  "b c" stood later, but it is shorter
-# text       b c d … b c e … b c                  "b c" stood twice: the latest counts, draft  e …
-# text       … a b a b a                          "a b a" stood two tokens earlier: draft  b a b a …
-#                                                  the copy runs into the end of the text, and goes on with what it copied
+# text       a b c d e … x b c f g … a b c        the suffix "a b c" occurred at the beginning: draft  d e …
+#                                                  "b c" occurred later, but it is shorter
+# text       b c d … b c e … b c                  "b c" occurred twice: the latest counts, draft  e …
+# text       … a b a b a                          "a b a" occurred two tokens earlier: draft  b a b a …
+#                                                  the copy reaches the end of the text, and continues with what it copied
 # ```
 #
-# Write `lookup(token_ids, K, least, most)` → the list of up to K tokens to draft.
+# Write `lookup(token_ids, K, min_ngram, max_ngram)` → the list of up to K tokens to draft.
 #
-# - Suffixes of `most` tokens down to `least` are tried, the longest first. The suffix may overlap its earlier occurrence, but
-#   it has to end before the end of the text, so that something follows.
-# - `token_ids` is prompt and generated text together; change nothing in it.
-# - No such suffix, or K = 0: `[]`. With a match there are always K tokens: where the text ends the copied ones go on.
+# - Suffixes of `max_ngram` tokens down to `min_ngram` are tried, the longest first. The suffix may overlap its earlier
+#   occurrence, but that occurrence must end before the end of the text, so that something follows.
+# - `token_ids` is prompt and generated text together; do not change it.
+# - No such suffix, or K = 0: `[]`. With a match there are always K tokens: at the end of the text, continue
+#   with the copied ones.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "drafts-lookup"}
-def lookup(token_ids, K, least, most):
+def lookup(token_ids, K, min_ngram, max_ngram):
     ### STUB: longest suffix first, latest place first; then copy token by token
     ### BEGIN SOLUTION
     end = len(token_ids)
-    for n in range(min(most, end - 1), least - 1, -1):
+    for n in range(min(max_ngram, end - 1), min_ngram - 1, -1):
         suffix = token_ids[end - n :]
         for place in range(end - 1, n - 1, -1):
             if token_ids[place - n : place] == suffix:
@@ -74,25 +76,27 @@ checks.check("drafts-lookup", lookup)
 # %% [markdown]
 # ## 2. When to stop guessing
 #
-# *Lab 07, "How sure?".* A draft says how sure it is of each token. The product of these confidences is its own estimate that
-# all of them are right so far. Draft while that is at least a threshold, and let the threshold learn:
+# *Lab 07, "How sure?".* A draft has a confidence for each token. The product of these confidences is its own
+# estimate of the probability that all of them are right so far. Draft while that product is at least a
+# threshold, and adapt the threshold:
 #
 # ```text
 # threshold 0.4     confidences  0.9   0.8   0.7   0.6          product  0.9  0.72  0.504  0.302
 #                                                               the fourth is drafted, and is the last
-# all four kept     there was room for more                     threshold − step
-# the third is      it was too sure: it had reached 0.504       threshold + pull · (0.504 − threshold)
+# all four accepted more could have been drafted                threshold − step
+# the third is      the draft was too sure: product 0.504       threshold + pull · (0.504 − threshold)
 # rejected                                                      the product up to and with the rejected token
 # ```
 #
-# Write the class `MyThreshold`. `Controller` (type `Controller??` to read it) keeps the settings and the state, `self.threshold`,
-# `self.most`, `self.step`, `self.pull`, `self.low`, `self.high`, and `self.held` for the product. Your methods:
+# Write the class `MyThreshold`. `Controller` (type `Controller??` to read it) keeps the settings and the state,
+# `self.threshold`, `self.max_tokens`, `self.step`, `self.pull`, `self.low`, `self.high`, and `self.held` for the
+# product. Your methods:
 #
-# - `limit()` begins a round: give `self.most`.
-# - `go_on(confidence)` is told the confidence of a token **that was just drafted**: True to draft another.
-# - `learn(outcome)` ends it. `outcome.drafted` and `outcome.accepted` are numbers of tokens, `outcome.confidences` those of
-#   the drafted ones, `outcome.plain` is True where the draft was not asked.
-# - Where nothing was drafted, nothing is learned. The threshold stays within [`low`, `high`].
+# - `limit()` begins a round: return `self.max_tokens`.
+# - `go_on(confidence)` gets the confidence of a token **that was just drafted**; return True to draft another.
+# - `learn(outcome)` ends the round. `outcome.drafted` and `outcome.accepted` are numbers of tokens,
+#   `outcome.confidences` those of the drafted ones, `outcome.plain` is True if the draft was not used.
+# - If nothing was drafted, the threshold does not change. It always stays within [`low`, `high`].
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "drafts-threshold"}
@@ -103,7 +107,7 @@ class MyThreshold(Controller):
         ### STUB: a round begins
         ### BEGIN SOLUTION
         self.held = 1.0
-        return self.most
+        return self.max_tokens
         ### END SOLUTION
 
     def go_on(self, confidence):
@@ -150,11 +154,11 @@ checks.check("drafts-threshold", MyThreshold)
 # %% [markdown]
 # ## 3. A tree in one pass
 #
-# *Lab 07, "Trees".* A draft may guess several ways to go on. All of them are sent in one batch; each token must see what it
-# follows, and nothing of the other branches:
+# *Lab 07, "Trees".* A draft may propose several continuations. All of them are sent in one batch; each token
+# must see its ancestors, and nothing of the other branches:
 #
 # ```text
-# remembered   r r r                 parents  −1  0  0  1  2  2        −1: follows the text
+# cached       r r r                 parents  −1  0  0  1  2  2        −1: follows the text
 # tree           0                            sees   r r r  0 1 2 3 4 5
 #              ┌─┴─┐                  node 0           × × ×  ×                  position 3
 #              1   2                  node 1           × × ×  × ×                         4
@@ -164,11 +168,11 @@ checks.check("drafts-threshold", MyThreshold)
 #                                     node 5           × × ×  ×   ×     ×                 5
 # ```
 #
-# Write `tree_batch(parents, remembered)` → `(positions, mask)` for n nodes.
+# Write `tree_batch(parents, remembered)` → `(positions, mask)` for n nodes after `remembered` cached tokens.
 #
-# - `positions` int64 `[n]`: siblings stand at the same one, as if each branch were the text.
-# - `mask` bool `[n, remembered + n]`: True where the node of the row sees the token of the column. Columns of what is remembered
-#   come first.
+# - `positions` int64 `[n]`: siblings have the same position, as if each branch were the text.
+# - `mask` bool `[n, remembered + n]`: True where the node of the row sees the token of the column. The columns
+#   of the cached tokens come first.
 # - `WorkbenchError` unless each parent is −1 or an earlier node. n may be 0, and so may `remembered`.
 
 
@@ -208,9 +212,10 @@ checks.check("drafts-tree-mask", tree_batch)
 # %% [markdown]
 # ## 4. Heads, and the branch that agrees
 #
-# *Lab 07, "Heads".* Medusa (arXiv 2401.10774) guesses several tokens from one feature: head 0 the next but one token, head 1
-# the one after that, and none of them knows what the others say. So every choice of the first may go with every choice of the
-# second, and the guesses are a tree. A node is named by its path of **ranks**, 0 the best of its head:
+# *Lab 07, "Heads".* Medusa (arXiv 2401.10774) predicts several tokens from one hidden state: head 0 the token
+# after the next one, head 1 the one after that, and no head knows what the others predict. So every choice of
+# the first may be combined with every choice of the second, and the candidates form a tree. A node is named by
+# its path of **ranks**, 0 the best of its head:
 #
 # ```text
 # head 0 says   cat dog …        paths            (0,)  (1,)  (0, 0)  (0, 1)  (1, 0)
@@ -223,14 +228,14 @@ checks.check("drafts-tree-mask", tree_batch)
 #
 # Write three functions:
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
-# | `all_paths(widths)` | the paths of the whole cross, head k with its `widths[k]` best, as a list of tuples: shorter ones first, then in the order of ranks |
-# | `candidates(logits, paths)` | `(tokens, parents)`, two lists, one entry a path; logits is `[heads, V]`, and paths are any tree, parents before children |
-# | `accept(tokens, parents, best)` | `(path, token)`: the nodes along which the drafted token is the target's best, from the root on, and the best one after them |
+# | `all_paths(widths)` | all combinations of the `widths[k]` best tokens of each head k, as a list of tuples: shorter ones first, then in the order of ranks |
+# | `candidates(logits, paths)` | `(tokens, parents)`, two lists, one entry per path; logits is `[heads, V]`, and paths are any tree, parents before children |
+# | `accept(tokens, parents, best)` | `(path, token)`: the nodes along which the drafted token is the target's best, from the root on, and the best token after them |
 #
 # - `best[0]` is the target's best token after the text, `best[1 + i]` the one after node i.
-# - Siblings have different tokens. A tree may be empty, and then `best[0]` is all there is.
+# - Siblings have different tokens. A tree may be empty, and then only `best[0]` is returned as token.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "drafts-medusa"}
@@ -277,9 +282,7 @@ with checks.trying("drafts-medusa"):
     paths = all_paths([2, 2])
     tokens, parents = candidates(logits, paths)
     for node, (path, token, parent) in enumerate(zip(paths, tokens, parents)):
-        print(
-            f"node {node} {path!s:>6}: {words[token]} after {'the text' if parent < 0 else f'node {parent}'}"
-        )
+        print(f"node {node} {path!s:>6}: {words[token]} after {'the text' if parent < 0 else f'node {parent}'}")
     best = [1, 2, 2, 4, 4, 4, 0]  # after the text, after node 0, …
     path, token = accept(tokens, parents, best)
     print("accepted:", *(words[tokens[node]] for node in path), "and then", words[token])
@@ -290,10 +293,11 @@ checks.check("drafts-medusa", medusa)
 # %% [markdown]
 # ## 5. Text that needs no model
 #
-# *Lab 07, "Grammars".* A grammar says which characters may follow. Where a single token fits, it has probability 1 after the
-# others are masked, so the model need not be asked. Here a grammar is a small automaton: `grammar.edges[state]` is a dict
-# from the characters that may follow to the state after each, and the text may end in the states of `grammar.ends`.
-# `grammar.after(state, text)` is the state after a text, None where that may not follow.
+# *Lab 07, "Grammars".* A grammar says which characters may follow. If a single token fits, it has probability 1
+# after the others are masked, so no model call is needed. Here a grammar is a small automaton:
+# `grammar.edges[state]` is a dict from the characters that may follow to the state after each, and the text may
+# end in the states of `grammar.ends`. `grammar.after(state, text)` is the state after a text, or None if that
+# text may not follow.
 #
 # ```text
 # "id": [1|2]      0 ──"──> 1 ──i──> 2 ──d──> 3 ──"──> 4 ──:──> 5 ─┬─1──> 6 (end)
@@ -302,21 +306,21 @@ checks.check("drafts-medusa", medusa)
 #
 # state 0          the text  "id":  is forced, 5 characters
 # its tokens       "  then a choice: id, or i and d. One token is forced, though all of the text is
-# without id       "  i  d  "  :    all five are forced; the model is asked once, 1 or 2
+# without id       "  i  d  "  :    all five are forced; the model is called once, for 1 or 2
 # ```
 #
 # Write four functions. `vocabulary` is the list of the tokens' texts.
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `allowed(grammar, state, vocabulary)` | ids of the tokens that may follow, ascending: each of their characters has an edge, one after the other; 0 exactly where the text may end |
 # | `forced_text(grammar, state)` | the characters that follow without a choice |
 # | `forced(grammar, state, vocabulary)` | ids of the tokens that follow without a choice: each is the only allowed one after those before it |
-# | `write(grammar, vocabulary, choose)` | `(tokens, calls)`: a text from state 0 to its end, and how often the model was asked |
+# | `write(grammar, vocabulary, choose)` | `(tokens, calls)`: a text from state 0 to its end, and the number of model calls |
 #
-# - The end is no part of a forced text, nor of its tokens, nor of what `write` gives.
-# - `choose(tokens, allowed)` is the model: it gets the tokens so far and the ids to choose from, and gives one of them. Ask it only where
-#   there is a choice; the end may be one of several.
+# - The end token is not part of a forced text, nor of its tokens, nor of what `write` returns.
+# - `choose(tokens, allowed)` is the model: it gets the tokens so far and the ids to choose from, and returns
+#   one of them. Call it only where there is a choice; the end may be one of several.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "drafts-jump"}
@@ -394,8 +398,9 @@ checks.check("drafts-jump", jump)
 # %% [markdown]
 # ## Your parts with a real model
 #
-# Nothing here is graded. Your lookup drafts for the model, your controller says how long; and your grammar guides it. The
-# plumbing is in `lab07_parts`. With greedy decoding a draft changes no token.
+# This part is not graded. Your lookup drafts for the model, your controller sets the draft length, and your
+# grammar guides it. The code between your parts is in the given `parts`. With greedy decoding a draft changes
+# no token.
 
 # %%
 from contextlib import ExitStack
@@ -408,17 +413,14 @@ with ExitStack() as stack:
     copied = wb.generate(
         model, text, max_new_tokens=48, temperature=0, draft=parts.LookupDraft(lookup, model), draft_length=6
     )
-    print(f"plain: {plain.model_calls} calls; with your lookup {copied.model_calls}, same tokens: "
-          f"{copied.tokens == plain.tokens}")  # fmt: skip
+    print(
+        f"plain: {plain.model_calls} calls; with your lookup {copied.model_calls}, same tokens: "
+        f"{copied.tokens == plain.tokens}"
+    )
     small = wb.load("stdlib-1m")
     with checks.trying("drafts-threshold"):
         guessed = wb.generate(
-            wb.load("stdlib-10m"),
-            text,
-            max_new_tokens=32,
-            temperature=0,
-            draft=small,
-            draft_length=MyThreshold(),
+            wb.load("stdlib-10m"), text, max_new_tokens=32, temperature=0, draft=small, draft_length=MyThreshold()
         )
         print("drafted in each round, by your controller:", *guessed.speculation.lengths)
     guide = parts.GuideOf(
@@ -429,6 +431,6 @@ with ExitStack() as stack:
         print(f"{guided.text}: {len(guided.tokens)} tokens, jump {how!r}: {guided.model_calls} calls")
 
 # %% [markdown]
-# A real vocabulary has several ways to write most of a forced text, so fewer of its tokens are forced than of its characters.
-# What jumping over that choice as well would mean for the law of the text is in the lecture. Lab 08 asks what happens when
-# many texts are written at the same time.
+# A real vocabulary has several tokenizations for most forced texts, so fewer of its tokens are forced than of
+# its characters. The lecture shows how skipping that choice too would change the distribution of the text. Lab
+# 08 is about serving many requests at the same time.

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.checks import lab07_jump as jump
-from workbench.checks import lab07_lookup as lookup
-from workbench.checks import lab07_medusa as medusa
-from workbench.checks import lab07_threshold as threshold
-from workbench.checks import lab07_tree as tree
-from workbench.checks import probes_lab07 as probes
 from workbench.grading.check import Check
+from workbench.labs.lab07_better_drafts.checks import jump, lookup, medusa, probes, threshold, tree
 
 
 def hidden(name, probe, judge, cases, points=1) -> Check:

@@ -1,45 +1,47 @@
 # %% [markdown]
 # # Exercises of lab 08: continuous batching
 #
-# Many texts are written at the same time, and none of them is as long as the next. Here you count what padding wastes, take
-# the turn that comes after every step, cut prompts to the size of a budget, say whose turn it is when there are deadlines,
-# and put it all together: a scheduler. At the end it has a real model write.
+# Many requests are served at the same time, all with different lengths. Here you count what padding wastes,
+# retire and admit requests after every step, cut prompts to a token budget, write a policy for deadlines, and
+# then put it all together in a scheduler. At the end it serves requests on a real model.
 #
 # As before, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
-# grader runs the same checks and a few more, on other workloads and at the edges; the points of both are on the
+# grader runs the same checks and a few more, on other workloads and edge cases; the points for both are on the
 # check cell.
 #
-# No tensor is needed anywhere. A text is a `Track`, as the engine has it (type `Track??` after
-# `from workbench.serving.request import Track` to read it):
+# No tensor is needed anywhere. A sequence is a `Sequence`, the engine's own type (type `Sequence??` after
+# `from workbench.decoding.sequence import Sequence` to read it):
 #
 # | | |
 # |---|---|
-# | `track.request` | what was asked: `.id`, `.max_new_tokens`, `.stop_token_ids`, `.deadline_s`; `.longest` is prompt and output at most, in tokens |
-# | `track.token_ids` | prompt and what is written so far: `track.num_tokens` = `track.prompt_tokens` + `track.written` |
-# | `track.remaining` | tokens that may still be written |
-# | `track.computed` | tokens whose keys and values are in the cache |
-# | `track.unsent` | those that are still to be sent through the model: `num_tokens` − `computed` |
-# | `track.sequence` | its name in the cache |
+# | `sequence.request` | the request: `.id`, `.max_new_tokens`, `.stop_token_ids`, `.deadline_s`; `.longest` is the largest possible number of tokens, prompt and output |
+# | `sequence.token_ids` | the prompt and the tokens generated so far: `sequence.num_tokens` = `sequence.prompt_tokens` + `sequence.written` |
+# | `sequence.remaining` | tokens that may still be generated |
+# | `sequence.computed` | tokens whose keys and values are in the cache |
+# | `sequence.unsent` | tokens that are still to be sent through the model: `num_tokens` − `computed` |
+# | `sequence.id` | its key in the cache |
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
 import workbench as wb
 from workbench import checks
-from workbench.checks import lab08_parts as parts
-from workbench.checks.lab08_parts import SchedulerState
+from workbench.decoding.sequence import Request
 from workbench.errors import WorkbenchError
 from workbench.kv.blocks import BlockTables, NoRoom
-from workbench.serving.request import Request
+from workbench.labs.lab08_continuous_batching.checks import parts
+from workbench.labs.lab08_continuous_batching.checks.parts import SchedulerState
 from workbench.serving.scheduler import Work
 
 # %% [markdown]
 # ## 1. What padding wastes
 #
-# *Lab 08, "Padding".* A request has a prompt of p tokens and writes o. Its prompt takes p rows in one step, and the last of
-# them writes the first token; each further token takes a step of one row. Useful are p + o − 1 rows.
+# *Lab 08, "Padding".* A request has a prompt of p tokens and an output of o. Its prompt takes p rows in one
+# step, and the last of them gives the first token; each further token takes a step of one row. So p + o − 1
+# rows are useful.
 #
-# **Static batching** takes groups of B in the order given. Prompts are padded to the longest of the group, and every
-# member goes on until the longest output of the group is done. The last group may have fewer than B members.
-# **Continuous batching** has B slots. One that becomes free after a step is taken by the next request in the very next step.
+# **Static batching** takes groups of B in the given order. Prompts are padded to the longest of the group, and
+# every member runs until the longest output of the group is done. The last group may have fewer than B members.
+# **Continuous batching** has B slots. A slot that becomes free after a step is taken by the next request in the
+# very next step.
 #
 # ```text
 # (p, o) = (3, 2) (5, 4) (2, 6) (4, 3),  B = 2
@@ -57,8 +59,8 @@ from workbench.serving.scheduler import Work
 #
 # Write `static(lengths, B)` and `continuous(lengths, B)` → `(rows, useful, wasted, steps)`.
 #
-# - `lengths` is a list of pairs (p, o). Change nothing in it.
-# - `wasted` is the share of the rows that are not useful, 0.0 where there are no rows.
+# - `lengths` is a list of pairs (p, o). Do not change it.
+# - `wasted` is the share of the rows that are not useful; 0.0 if there are no rows.
 # - `WorkbenchError` unless B and all lengths are at least 1.
 
 
@@ -109,9 +111,7 @@ with checks.trying("batching-waste"):
     lengths = [(1 + int(draw.expovariate(1 / 1155)), 1 + int(draw.expovariate(1 / 211))) for _ in range(512)]
     for B in (1, 4, 16, 64):
         (_, _, wasted, slow), (_, _, _, quick) = static(lengths, B), continuous(lengths, B)
-        print(
-            f"B = {B:>2}: {wasted:.0%} of the rows wasted by padding; steps: {slow:,} static, {quick:,} continuous"
-        )
+        print(f"B = {B:>2}: {wasted:.0%} of the rows wasted by padding; steps: {slow:,} static, {quick:,} continuous")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-waste-check", "points": 9}
 checks.check("batching-waste", waste)
@@ -119,53 +119,57 @@ checks.check("batching-waste", waste)
 # %% [markdown]
 # ## 2. Retire and admit
 #
-# *Lab 08, "Every step a turn".* Orca (Yu et al., OSDI 2022) decides anew after every step: who is done leaves at once, who
-# waits comes as soon as there is a slot and memory. Memory is counted in blocks of `block_size` tokens. Here each request
-# gets on admission the blocks of its longest, `track.request.longest` tokens, so that nobody has to give way later.
+# *Lab 08, "Iteration-level scheduling".* Orca (Yu et al., OSDI 2022) decides again after every step: finished
+# requests leave at once, and a waiting request is admitted as soon as there is a slot and memory. Memory is
+# counted in blocks of `block_size` tokens. Here each request gets, on admission, the blocks for its longest
+# possible length, `sequence.request.longest` tokens, so that none has to be preempted later.
 #
 # ```text
 # 3 slots, 8 blocks of 4       running   a  longest 11: 3 blocks, its last token was a stop token
-#                                        b  longest  7: 2 blocks, goes on
+#                                        b  longest  7: 2 blocks, continues
 #                              waiting   c  longest 16: 4 blocks     d  longest 10: 3 blocks     e  longest 3: 1 block
 #
-# a is done, reason "stop"     free are 2 slots and 8 − 2 = 6 blocks
-# c is admitted                free are 1 slot  and 2 blocks
-# d does not fit               so the turn ends here: e would fit, but if small ones may overtake, a stream of them keeps d
-#                              out forever
-# in this step run             b c,  and d e go on waiting
+# a is done, reason "stop"     free: 2 slots and 8 − 2 = 6 blocks
+# c is admitted                free: 1 slot  and 2 blocks
+# d does not fit               so admission ends here: e would fit, but if small requests may overtake, a stream of them
+#                              keeps d out forever
+# in this step                 b and c run, d and e still wait
 # ```
 #
 # Write `turn(running, waiting, max_running, num_blocks, block_size)` → `(finished, admitted, running, waiting)`.
 #
-# - `finished` is a list of pairs (track, reason), in the order in which they were running. The reason is `"stop"` where the last
-#   **written** token is one of `track.request.stop_token_ids`, else `"length"` where no more may be written.
-# - `admitted`: tracks from the front of `waiting`, in order, as long as there is a slot (of `max_running`) and the blocks of
-#   the next are free. What the finished ones had is free already.
-# - `running`: who is in this step; those that stay, in their order, then the admitted. `waiting`: who is left there.
-# - Each track stands in exactly one of `finished`, `running`, `waiting`. Make new lists; change none of the given ones.
+# - `finished` is a list of pairs (sequence, reason), in the order in which they were running. The reason is
+#   `"stop"` if the last **generated** token is one of `sequence.request.stop_token_ids`, else `"length"` if no
+#   more tokens may be generated.
+# - `admitted`: sequences from the front of `waiting`, in order, as long as there is a slot (of `max_running`) and
+#   free blocks for the next one. The blocks of the finished ones are already free.
+# - `running`: the sequences of this step; first those that continue, in their order, then the admitted ones.
+#   `waiting`: the sequences that still wait.
+# - Each sequence is in exactly one of `finished`, `running`, `waiting`. Make new lists; change none of the given
+#   ones.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "batching-turn"}
 def turn(running, waiting, max_running, num_blocks, block_size):
     ### STUB: who is done; what is free then; who comes, from the front, until one does not fit
     ### BEGIN SOLUTION
-    def blocks(track):
-        return -(-track.request.longest // block_size)
+    def blocks(sequence):
+        return -(-sequence.request.longest // block_size)
 
     finished, stay = [], []
-    for track in running:
-        if track.written and track.token_ids[-1] in track.request.stop_token_ids:
-            finished.append((track, "stop"))
-        elif track.remaining == 0:
-            finished.append((track, "length"))
+    for sequence in running:
+        if sequence.written and sequence.token_ids[-1] in sequence.request.stop_token_ids:
+            finished.append((sequence, "stop"))
+        elif sequence.remaining == 0:
+            finished.append((sequence, "length"))
         else:
-            stay.append(track)
-    admitted, free = [], num_blocks - sum(blocks(track) for track in stay)
-    for track in waiting:
-        if len(stay) + len(admitted) == max_running or blocks(track) > free:
+            stay.append(sequence)
+    admitted, free = [], num_blocks - sum(blocks(sequence) for sequence in stay)
+    for sequence in waiting:
+        if len(stay) + len(admitted) == max_running or blocks(sequence) > free:
             break
-        admitted.append(track)
-        free -= blocks(track)
+        admitted.append(sequence)
+        free -= blocks(sequence)
     return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
     ### END SOLUTION
 
@@ -174,20 +178,21 @@ def turn(running, waiting, max_running, num_blocks, block_size):
 with checks.trying("batching-turn"):
 
     def made(name, prompt, new, written=(), stop=()):
-        return parts.track_of(Request(name, range(prompt), new, stop_token_ids=stop), written=written)
+        return parts.sequence_of(Request(name, range(prompt), new, stop_token_ids=stop), written=written)
 
     running = [made("a", 5, 6, written=(7, 9), stop=(9,)), made("b", 3, 4, written=(7,))]
     waiting = [made("c", 8, 8), made("d", 6, 4), made("e", 2, 1)]
     for number in range(1, 14):
         finished, admitted, running, waiting = turn(running, waiting, 3, 8, 4)
-        names = [[track.request.id for track in tracks] for tracks in (admitted, running, waiting)]
-        said = ", ".join(f"{track.request.id} done ({reason})" for track, reason in finished)
+        names = [[sequence.request.id for sequence in sequences] for sequences in (admitted, running, waiting)]
+        said = ", ".join(f"{sequence.request.id} done ({reason})" for sequence, reason in finished)
         if finished or admitted:
             print(
-                f"step {number}: {said or 'nobody is done'}; admitted {names[0]}, running {names[1]}, waiting {names[2]}"
+                f"step {number}: {said or 'nobody is done'}; admitted {names[0]}, running {names[1]}, waiting"
+                f" {names[2]}"
             )
-        for track in running:
-            track.token_ids.append(7)  # a step of a very dull model
+        for sequence in running:
+            sequence.token_ids.append(7)  # a step of a very dull model
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-turn-check", "points": 9}
 checks.check("batching-turn", turn)
@@ -195,67 +200,68 @@ checks.check("batching-turn", turn)
 # %% [markdown]
 # ## 3. Prompts in chunks
 #
-# *Lab 08, "Prompts in chunks".* A long prompt in one step makes everybody else wait for it. Sarathi-Serve (Agrawal et al.,
-# arXiv 2403.02310) gives a step a budget of rows. Texts that are being written get their rows first, and prompts share what
-# is left:
+# *Lab 08, "Prompts in chunks".* A long prompt in one step makes all other requests wait for it. Sarathi-Serve
+# (Agrawal et al., arXiv 2403.02310) gives a step a token budget. Decodes are scheduled first, and prefills
+# share what is left:
 #
 # ```text
 # budget 10                                          rows of this step           afterwards
-# A   7 tokens, 6 computed: a decode                 A: token 6                  7 computed, and its 8th token is written
-# C  12 tokens, 5 computed                           C: tokens 5 … 11            12 computed: its first token is written
-# B   7 tokens, 6 computed: a decode                 B: token 6                  7 computed, and its 8th token is written
-# D   9 tokens, 0 computed                           D: token 0                  1 computed, nothing is written
+# A   7 tokens, 6 computed: a decode                 A: token 6                  7 computed, and it gets its 8th token
+# C  12 tokens, 5 computed                           C: tokens 5 … 11            12 computed: it gets its first new token
+# B   7 tokens, 6 computed: a decode                 B: token 6                  7 computed, and it gets its 8th token
+# D   9 tokens, 0 computed                           D: token 0                  1 computed, no new token
 #                                                    A, B, C, D: 1 + 1 + 7 + 1 = 10
 # ```
 #
 # Write two functions.
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
-# | `plan_step(tracks, budget, chunk=None)` | a list of `Work(track, start, count)`: tokens start … start + count − 1 of the text go through the model |
-# | `settle(work, tokens)` | nothing; it takes note of what was computed: `track.computed`, and `track.token_ids` gets the token that was written |
+# | `plan_step(sequences, budget, chunk=None)` | a list of `Work(sequence, start, count)`: tokens start … start + count − 1 of the sequence go through the model |
+# | `postprocess(work, tokens)` | nothing; it records what was computed: it updates `sequence.computed`, and appends the new token to `sequence.token_ids` |
 #
-# - First come all tracks of which one token is unsent, in the order given, a row each. (A prompt of which one token is left is
-#   among them: it too takes one row and writes a token.) Then all others in the order given, each as many tokens as the rest
-#   of the budget, its end, and `chunk` allow. Who gets none is not in the plan. The budget may be smaller than the number of
-#   decodes.
-# - A text that had to give way is computed again, what it has written included: it is a prompt of `num_tokens` tokens.
-# - The plan changes nothing of the tracks. `settle` comes after the step.
-# - `tokens[track.sequence]` is what the model says after the last row of a piece of work. It is a token of the text only where
-#   that row is the text's last.
+# - First come all sequences with exactly one unsent token, in the given order, one row each. (This includes a
+#   prompt of which one token is left: it too takes one row and gets a new token.) Then come all others in the
+#   given order, each with as many tokens as the rest of the budget, its own length, and `chunk` allow. A sequence
+#   that gets no row is not in the plan. The budget may be smaller than the number of decodes.
+# - A preempted sequence is recomputed, including the tokens it has generated: it is like a prompt of
+#   `num_tokens` tokens.
+# - The plan does not change the sequences. `postprocess` is called after the step.
+# - `tokens[sequence.id]` is the model's prediction after the last row of a piece of work. It becomes a token
+#   of the sequence only if that row is the sequence's last.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "batching-chunks"}
-def plan_step(tracks, budget, chunk=None):
-    ### STUB: two rounds over the tracks: those with one unsent token, then the others
+def plan_step(sequences, budget, chunk=None):
+    ### STUB: two rounds over the sequences: those with one unsent token, then the others
     ### BEGIN SOLUTION
     work = []
-    for track in sorted(tracks, key=lambda track: track.unsent > 1):
-        count = min(track.unsent, budget, chunk or budget)
+    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent > 1):
+        count = min(sequence.unsent, budget, chunk or budget)
         if count:
-            work.append(Work(track, track.computed, count))
+            work.append(Work(sequence, sequence.computed, count))
             budget -= count
     return work
     ### END SOLUTION
 
 
-def settle(work, tokens):
+def postprocess(work, tokens):
     ### STUB: what is computed now; and was the text's last token among it?
     ### BEGIN SOLUTION
     for piece in work:
-        track = piece.track
-        track.computed = piece.start + piece.count
-        if track.unsent == 0:
-            track.token_ids.append(tokens[track.sequence])
+        sequence = piece.sequence
+        sequence.computed = piece.start + piece.count
+        if sequence.unsent == 0:
+            sequence.token_ids.append(tokens[sequence.id])
     ### END SOLUTION
 
 
-chunks = {"plan_step": plan_step, "settle": settle}
+chunks = {"plan_step": plan_step, "postprocess": postprocess}
 
 # %%
 with checks.trying("batching-chunks"):
-    tracks = [
-        parts.track_of(Request(name, range(prompt), new), written=[7] * written, computed=computed)
+    sequences = [
+        parts.sequence_of(Request(name, range(prompt), new), written=[7] * written, computed=computed)
         for name, prompt, new, written, computed in [
             ("A", 4, 6, 3, 6),
             ("C", 12, 2, 0, 5),
@@ -263,11 +269,11 @@ with checks.trying("batching-chunks"):
             ("D", 9, 2, 0, 0),
         ]
     ]
-    while tracks:
-        work = plan_step(tracks, 10)
-        print(" | ".join(f"{piece.track.request.id} {piece.start:>2} + {piece.count}" for piece in work))
-        settle(work, {track.sequence: 7 for track in tracks})
-        tracks = [track for track in tracks if track.remaining]
+    while sequences:
+        work = plan_step(sequences, 10)
+        print(" | ".join(f"{piece.sequence.request.id} {piece.start:>2} + {piece.count}" for piece in work))
+        postprocess(work, {sequence.id: 7 for sequence in sequences})
+        sequences = [sequence for sequence in sequences if sequence.remaining]
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-chunks-check", "points": 9}
 checks.check("batching-chunks", chunks)
@@ -275,35 +281,38 @@ checks.check("batching-chunks", chunks)
 # %% [markdown]
 # ## 4. Whose turn?
 #
-# *Lab 08, "Whose turn?".* A policy is a key: who has the smallest goes first. By the deadlines alone a long text starts too
-# late. So look at its **slack**, the seconds it has to spare: the time to its deadline less the time that it still needs.
+# *Lab 08, "Whose turn?".* A policy is a sort key: the request with the smallest key goes first. If only the
+# deadlines count, a long request starts too late. So use its **slack**, the seconds it can still wait: the time
+# to its deadline minus the time that it still needs.
 #
 # ```text
-# at 2 s, 16 tokens a second        due at    still to write      needs     slack
+# at 2 s, 16 tokens a second        due at    still to generate   needs     slack
 # short                             12 s       16 tokens           1 s      12 − 2 − 1  = 9 s
 # long                              14 s      160 tokens          10 s      14 − 2 − 10 = 2 s       long goes first
 # ```
 #
-# In a busy system something urgent is always there. A request without a deadline must not wait forever: it is treated as if
-# it had to be done within `patience_s` of its arrival.
+# In a busy system there is always an urgent request. A request without a deadline must not wait forever: treat
+# it as if it were due `patience_s` after its arrival.
 #
-# Write `by_slack(track, now_s, *, prefill_per_s, tokens_per_s, patience_s)` → something that can be sorted. With the three rates
-# filled in (`functools.partial`) it stands where a policy of `workbench.serving.policies` stands.
+# Write `by_slack(sequence, now_s, *, prefill_per_s, tokens_per_s, patience_s)` → something that can be sorted.
+# With the last three arguments filled in (`functools.partial`) it can be used as a policy of
+# `workbench.serving.policies`.
 #
-# - `track.request.deadline_s` counts from `track.arrival_s`, and is None where there is none.
-# - `track.unsent` tokens are still to be sent, at `prefill_per_s` tokens a second, and `track.remaining` to be written, at
-#   `tokens_per_s`. A slack below 0 is one, too: it is too late, and even more urgent.
-# - Of the same slack, who arrived first goes first.
+# - `sequence.request.deadline_s` counts from `sequence.arrival_s`, and is None if there is no deadline.
+# - `sequence.unsent` tokens are still to be sent, at `prefill_per_s` tokens per second, and `sequence.remaining` to
+#   be generated, at `tokens_per_s`. A slack below 0 is valid too: the request is already late, and even more
+#   urgent.
+# - If two have the same slack, the one that arrived first goes first.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "batching-deadline"}
-def by_slack(track, now_s, *, prefill_per_s, tokens_per_s, patience_s):
+def by_slack(sequence, now_s, *, prefill_per_s, tokens_per_s, patience_s):
     ### STUB: when is it due; what does it still need; and then the arrival
     ### BEGIN SOLUTION
-    limit_s = track.request.deadline_s
-    due_s = track.arrival_s + (patience_s if limit_s is None else limit_s)
-    needs_s = track.unsent / prefill_per_s + track.remaining / tokens_per_s
-    return (due_s - now_s - needs_s, track.arrival_s)
+    limit_s = sequence.request.deadline_s
+    due_s = sequence.arrival_s + (patience_s if limit_s is None else limit_s)
+    needs_s = sequence.unsent / prefill_per_s + sequence.remaining / tokens_per_s
+    return (due_s - now_s - needs_s, sequence.arrival_s)
     ### END SOLUTION
 
 
@@ -316,62 +325,68 @@ with checks.trying("batching-deadline"):
         Request("book", range(8192), 16, deadline_s=8),
         Request("whenever", range(64), 160),
     ]
-    tracks = [parts.track_of(request) for request in requests]
+    sequences = [parts.sequence_of(request) for request in requests]
     for now_s in (2, 16):
-        ordered = sorted(tracks, key=lambda track: by_slack(track, now_s, **rates))
-        print(f"at {now_s} s:", *(track.request.id for track in ordered))
-    late = parts.track_of(Request("urgent, at 21 s", range(64), 16, deadline_s=2, arrival_s=21))
-    ordered = sorted([*tracks, late], key=lambda track: by_slack(track, 21, **rates))
-    print("at 21 s:", *(track.request.id for track in ordered))
+        ordered = sorted(sequences, key=lambda sequence: by_slack(sequence, now_s, **rates))
+        print(f"at {now_s} s:", *(sequence.request.id for sequence in ordered))
+    late = parts.sequence_of(Request("urgent, at 21 s", range(64), 16, deadline_s=2, arrival_s=21))
+    ordered = sorted([*sequences, late], key=lambda sequence: by_slack(sequence, 21, **rates))
+    print("at 21 s:", *(sequence.request.id for sequence in ordered))
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-deadline-check", "points": 9}
 checks.check("batching-deadline", by_slack)
 
 # %% [markdown]
-# Does the order of two requests ever change while they wait? What does that say about what a scheduler has to sort again?
+# Does the order of two requests ever change while they wait? What does that say about what a scheduler has to sort
+# again?
 #
 # ## 5. The scheduler
 #
-# *Lab 08, "The scheduler".* Now all of it. Here a text gets the blocks that it needs now, not those of its longest. So more
-# of them run, and sometimes a block is missing. Then one gives way: its blocks are given back, its tokens so far are its
-# prompt, and it comes back later.
+# *Lab 08, "The scheduler".* Now all of it. Here a sequence gets the blocks that it needs now, not those for its
+# longest possible length. So more sequences run, and sometimes a block is missing. Then one is preempted: its
+# blocks are freed, its tokens so far become its prompt, and it is scheduled again later.
 #
 # ```text
-# 5 blocks of 4   step  1   a: tokens 0…3    b: tokens 0…3     1 + 1 blocks; each writes its 5th token
+# 5 blocks of 4   step  1   a: tokens 0…3    b: tokens 0…3     1 + 1 blocks; each gets its 5th token
 #                 step  2   a: token 4       b: token 4        2 + 2 blocks
 #                   …
-#                 step  6   a: token 8       b gives way       a takes the 5th block, b needs one too, and b was admitted
-#                                                              last: its 2 blocks are free, its 9 tokens are its prompt,
+#                 step  6   a: token 8       b is preempted    a takes the 5th block, b needs one too, and b was admitted
+#                                                              last: its 2 blocks are freed, its 9 tokens are its prompt,
 #                                                              it is the first in the queue, and needs 3 blocks
 #                   …       a: token 9 …     b waits
-#                 step 11                    b: tokens 0…8     a is done; in one step b is where it was
+#                 step 11                    b: tokens 0…8     a is done; in one step b has caught up
 # ```
 #
-# Write the class `MyScheduler`. `SchedulerState` (type `SchedulerState??` to read it) keeps `self.tables`, `self.max_running`,
-# `self.token_budget`, `self.watermark`, `self.waiting` (a deque), `self.running` and `self.names`, and it has `step(run)`:
-# schedule, run, settle. The pool, `self.tables`, is a `BlockTables`:
+# Write the class `MyScheduler`. `SchedulerState` (type `SchedulerState??` to read it) keeps `self.tables`,
+# `self.max_running`, `self.token_budget`, `self.watermark`, `self.waiting` (a deque), `self.running` and
+# `self.names`, and it has `step(run)`: schedule, run, postprocess. The block pool, `self.tables`, is a
+# `BlockTables`:
 #
 # | | |
 # |---|---|
-# | `tables.grow({track.sequence: length})` | takes the blocks that are missing for `length` tokens; or raises `NoRoom`, and takes none |
-# | `tables.release(track.sequence)` | gives back all blocks of a text |
-# | `tables.blocks_for(length)` | blocks of so many tokens |
+# | `tables.grow({sequence.id: length})` | allocates the blocks that are missing for `length` tokens; or raises `NoRoom`, and allocates none |
+# | `tables.release(sequence.id)` | frees all blocks of a sequence |
+# | `tables.blocks_for(length)` | the number of blocks for `length` tokens |
 # | `tables.num_blocks`, `tables.num_available` | blocks of the pool, and those that are free |
-# | `tables.lengths` | tokens of every text that holds blocks, by `track.sequence` |
+# | `tables.lengths` | the number of tokens of every sequence that holds blocks, by `sequence.id` |
 #
-# - `add(request)`: `self.track(request)` goes to the end of `self.waiting`. `WorkbenchError` for a name that was accepted
-#   before, and for what can never fit: more blocks for `request.longest` tokens than the pool has.
-# - `abort(request_id)`: gone at once, and its blocks are free. `WorkbenchError` unless it waits or runs.
-# - `schedule()` → the list of `Work` of a step, `token_budget` rows at most:
-#   1. Running texts with one unsent token, in the order of admission, each grown to `num_tokens`. Where a block is missing, **the
-#      last admitted** of those that run gives way: blocks released, `computed` 0, to the **front** of `waiting`. So it goes on
-#      until there is room, or the text itself had to give way.
-#   2. Running texts with more unsent tokens, in the order of admission, what is left of the budget. (They have their blocks.)
-#   3. The queue, as long as there is budget and fewer than `max_running` run. The first of it comes if the blocks of its
-#      `num_tokens` are free, and, beside others, `watermark` more. It takes all of them, though its tokens may come in chunks.
-#      If it does not fit, nobody comes.
-# - `settle(work, tokens)` → the list of tracks that are done. `tokens` is as in exercise 3. Who is done gets its `finish_reason`,
-#   `"stop"` or `"length"` as in exercise 2, gives its blocks back, and runs no more.
+# - `add(request)`: append `self.sequence(request)` to `self.waiting`. `WorkbenchError` for a name that was
+#   accepted before, and for a request that can never fit: `request.longest` tokens need more blocks than the
+#   pool has.
+# - `abort(request_id)`: remove it at once and free its blocks. `WorkbenchError` unless it waits or runs.
+# - `schedule()` → the list of `Work` of a step, with `token_budget` rows at most:
+#   1. Running sequences with one unsent token, in the order of admission, each grown to `num_tokens`. If a block
+#      is missing, **the last admitted** of the running sequences is preempted: its blocks are released, its
+#      `computed` is set to 0, and it goes to the **front** of `waiting`. Repeat until there is room, or until
+#      the sequence itself was preempted.
+#   2. Running sequences with more unsent tokens, in the order of admission, with what is left of the budget. (They
+#      already have their blocks.)
+#   3. The queue, as long as there is budget and fewer than `max_running` run. The first in the queue is
+#      admitted if the blocks for its `num_tokens` are free, and, when other sequences run, `watermark` blocks
+#      more. It takes all of its blocks at once, though its tokens may be sent in chunks. If it does not fit,
+#      none is admitted.
+# - `postprocess(work, tokens)` → the list of sequences that are done. `tokens` is as in exercise 3. A sequence that is
+#   done gets its `finish_reason`, `"stop"` or `"length"` as in exercise 2, frees its blocks, and runs no more.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "batching-scheduler"}
@@ -390,18 +405,18 @@ class MyScheduler(SchedulerState):
                 "ask for fewer tokens"
             )
         self.names.add(request.id)
-        self.waiting.append(self.track(request))
+        self.waiting.append(self.sequence(request))
         ### END SOLUTION
 
     def abort(self, request_id):
         ### STUB: out of the queue or out of the step, and its blocks back
         ### BEGIN SOLUTION
-        for track in [*self.waiting, *self.running]:
-            if track.request.id == request_id:
-                if track in self.running:
-                    self.leave(track)
+        for sequence in [*self.waiting, *self.running]:
+            if sequence.request.id == request_id:
+                if sequence in self.running:
+                    self.leave(sequence)
                 else:
-                    self.waiting.remove(track)
+                    self.waiting.remove(sequence)
                 return
         raise WorkbenchError(f"request {request_id!r} neither waits nor runs, so it cannot be aborted")
         ### END SOLUTION
@@ -410,61 +425,61 @@ class MyScheduler(SchedulerState):
         ### STUB: decodes, then prompts that are begun, then the queue
         ### BEGIN SOLUTION
         work, budget = [], self.token_budget
-        for track in [track for track in self.running if track.unsent == 1]:
-            if track in self.running and self.has_room(track):
-                work.append(Work(track, track.computed, 1))
+        for sequence in [sequence for sequence in self.running if sequence.unsent == 1]:
+            if sequence in self.running and self.has_room(sequence):
+                work.append(Work(sequence, sequence.computed, 1))
                 budget -= 1
-        for track in self.running:
-            if track.unsent > 1 and budget:
-                work.append(Work(track, track.computed, min(track.unsent, budget)))
+        for sequence in self.running:
+            if sequence.unsent > 1 and budget:
+                work.append(Work(sequence, sequence.computed, min(sequence.unsent, budget)))
                 budget -= work[-1].count
         while self.waiting and budget and len(self.running) < self.max_running:
-            track = self.waiting[0]
+            sequence = self.waiting[0]
             spare = self.watermark if self.running else 0
-            if self.tables.blocks_for(track.num_tokens) + spare > self.tables.num_available:
+            if self.tables.blocks_for(sequence.num_tokens) + spare > self.tables.num_available:
                 break
-            self.tables.grow({track.sequence: track.num_tokens})
+            self.tables.grow({sequence.id: sequence.num_tokens})
             self.running.append(self.waiting.popleft())
-            work.append(Work(track, 0, min(track.unsent, budget)))
+            work.append(Work(sequence, 0, min(sequence.unsent, budget)))
             budget -= work[-1].count
         return work
         ### END SOLUTION
 
-    def settle(self, work, tokens):
+    def postprocess(self, work, tokens):
         ### STUB: what is computed, what is written, who is done
         ### BEGIN SOLUTION
         done = []
         for piece in work:
-            track = piece.track
-            track.computed = piece.start + piece.count
-            if track.unsent:
+            sequence = piece.sequence
+            sequence.computed = piece.start + piece.count
+            if sequence.unsent:
                 continue
-            track.token_ids.append(tokens[track.sequence])
-            if track.token_ids[-1] in track.request.stop_token_ids:
-                track.finish_reason = "stop"
-            elif track.remaining == 0:
-                track.finish_reason = "length"
+            sequence.token_ids.append(tokens[sequence.id])
+            if sequence.token_ids[-1] in sequence.request.stop_token_ids:
+                sequence.finish_reason = "stop"
+            elif sequence.remaining == 0:
+                sequence.finish_reason = "length"
             else:
                 continue
-            self.leave(track)
-            done.append(track)
+            self.leave(sequence)
+            done.append(sequence)
         return done
 
-    def leave(self, track):
-        self.running.remove(track)
-        self.tables.release(track.sequence)
+    def leave(self, sequence):
+        self.running.remove(sequence)
+        self.tables.release(sequence.id)
 
-    def has_room(self, track):
+    def has_room(self, sequence):
         while True:
             try:
-                self.tables.grow({track.sequence: track.num_tokens})
+                self.tables.grow({sequence.id: sequence.num_tokens})
                 return True
             except NoRoom:
                 victim = self.running[-1]
                 self.leave(victim)
                 victim.computed = 0
                 self.waiting.appendleft(victim)
-                if victim is track:
+                if victim is sequence:
                     return False
         ### END SOLUTION
 
@@ -476,13 +491,13 @@ with checks.trying("batching-scheduler"):
         scheduler.add(Request(name, range(4), 10))
 
     def dull(work):
-        said = [f"{piece.track.request.id} {piece.start}…{piece.start + piece.count - 1}" for piece in work]
+        said = [f"{piece.sequence.request.id} {piece.start}…{piece.start + piece.count - 1}" for piece in work]
         print(f"{', '.join(said):<16} {scheduler.tables.num_available} blocks free")
-        return {piece.track.sequence: 7 for piece in work}
+        return {piece.sequence.id: 7 for piece in work}
 
     while scheduler.waiting or scheduler.running:
-        for track in scheduler.step(dull):
-            print(f"{track.request.id} is done ({track.finish_reason}): {track.written} tokens")
+        for sequence in scheduler.step(dull):
+            print(f"{sequence.request.id} is done ({sequence.finish_reason}): {sequence.written} tokens")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-scheduler-check", "points": 9}
 checks.check("batching-scheduler", MyScheduler)
@@ -490,8 +505,9 @@ checks.check("batching-scheduler", MyScheduler)
 # %% [markdown]
 # ## Your scheduler with a real model
 #
-# Nothing here is graded. Sixteen requests for the model, in a pool that is too small for them. Your scheduler says what each
-# step computes, and `parts.Writer` computes it in one flat batch. Each text comes out as if it had been written alone.
+# This part is not graded. Sixteen requests for the model, in a pool that is too small for them. Your scheduler
+# plans each step, and `parts.ModelRunner` computes it in one flat batch. Each output is the same as if the request
+# had been served alone.
 
 # %%
 with checks.trying("batching-scheduler"):
@@ -510,28 +526,36 @@ with checks.trying("batching-scheduler"):
         ids = model.tokenizer.encode_prompt(prompt)
         requests.append(Request(f"r{number}", ids, (12, 60, 24, 7, 90)[number % 5]))
     scheduler = MyScheduler(BlockTables(20, 16), max_running=8, token_budget=24, watermark=1)
-    writer = parts.Writer(model, max_sequences=16, max_tokens=128)
+    runner = parts.ModelRunner(model, max_sequences=16, max_tokens=128)
     for request in requests:
         scheduler.add(request)
     texts, together = {}, []
     while scheduler.waiting or scheduler.running:
-        for track in scheduler.step(writer):
-            texts[track.request.id] = track.token_ids[track.prompt_tokens :]
-            writer.forget(track)
+        for sequence in scheduler.step(runner):
+            texts[sequence.request.id] = sequence.token_ids[sequence.prompt_tokens :]
+            runner.forget(sequence)
         together.append(len(scheduler.running))
     alone = {
-        r.id: wb.generate(
-            model, list(r.prompt_ids), max_new_tokens=r.max_new_tokens, temperature=0, stop_token_ids=(), kv="contiguous"
-        ).tokens
+        r.id: (
+            wb.generate(
+                model,
+                list(r.prompt_ids),
+                max_new_tokens=r.max_new_tokens,
+                temperature=0,
+                stop_token_ids=(),
+                kv="contiguous",
+            ).tokens
+        )
         for r in requests
-    }  # fmt: skip
+    }
     needed = sum(len(r.prompt_ids) + r.max_new_tokens - 1 for r in requests)
     print(
-        f"{writer.steps} steps instead of {sum(r.max_new_tokens for r in requests)}; at most {max(together)} together"
+        f"{runner.steps} steps instead of {sum(r.max_new_tokens for r in requests)}; at most {max(together)} together"
     )
-    print(f"{writer.rows} rows, {writer.rows - needed} of them again, after somebody had to give way")
+    print(f"{runner.rows} rows, {runner.rows - needed} of them again, after a preemption")
     print(f"as if written alone: {sum(texts[name] == alone[name] for name in alone)} of {len(alone)}")
 
 # %% [markdown]
-# The engine of the workbench (`workbench.serving`) does the same, with drafts, policies, prompts that are found again, and
-# blocks that may go to the host instead of being computed again. What a block table is, and what it lets texts share, is lab 09.
+# The engine of the workbench (`workbench.serving`) does the same, and adds drafts, policies, reuse of cached
+# prefixes, and blocks that may be swapped to the host instead of being recomputed. Lab 09 explains what a block
+# table is, and how sequences can share blocks.

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.checks import lab08_chunks as chunks
-from workbench.checks import lab08_deadline as deadline
-from workbench.checks import lab08_scheduler as scheduler
-from workbench.checks import lab08_turn as turn
-from workbench.checks import lab08_waste as waste
-from workbench.checks import probes_lab08 as probes
 from workbench.grading.check import Check
+from workbench.labs.lab08_continuous_batching.checks import chunks, deadline, probes, scheduler, turn, waste
 
 
 def hidden(name, probe, judge, cases, points=1) -> Check:

@@ -2,51 +2,820 @@
 
 from __future__ import annotations
 
-from workbench.checks import WrongAnswer
+from workbench.checks.mistakes import read_mistakes
 
+BATCHING_WASTE = """
+# static
+a row for every token: that is a row for every token of the output; the first of them comes from the prompt's last row
+-        rows += len(group) * (prompt + output - 1)
++        rows += len(group) * (prompt + output)
 
-def changed(source: str, *replacements: tuple[str, str]) -> str:
-    """`source` with each text, which stands in it once, replaced."""
-    for old, new in replacements:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
+useful outputs only: that counts the outputs alone; the rows of the prompts are useful, too
+-    useful = sum(p + o - 1 for p, o in lengths)
++    useful = sum(o for _, o in lengths)
 
+useful with every token: that is a row for every token of the output; the first of them comes from the prompt's last
+row
+-    useful = sum(p + o - 1 for p, o in lengths)
++    useful = sum(p + o for p, o in lengths)
 
-# --- batching-waste ---
+useful prompts only: that counts the prompts alone; the rows of the outputs are useful, too
+-    useful = sum(p + o - 1 for p, o in lengths)
++    useful = sum(p for p, _ in lengths)
 
-WASTE = """
-def static(lengths, B):
-    check_lengths(lengths, B)
-    rows = steps = 0
-    for start in range(0, len(lengths), B):
-        group = lengths[start : start + B]
-        prompt, output = max(p for p, _ in group), max(o for _, o in group)
-        rows += len(group) * (prompt + output - 1)
-        steps += output
-    useful = sum(p + o - 1 for p, o in lengths)
-    return rows, useful, 1 - useful / rows if rows else 0.0, steps
+prompts not padded: the prompts are not padded in that; each takes as many rows as the longest prompt of its group
+-        rows += len(group) * (prompt + output - 1)
++        rows += sum(p for p, _ in group) + len(group) * (output - 1)
 
+outputs not padded: the outputs are not padded in that; every member goes on until the longest output of its group is
+done
+-        rows += len(group) * (prompt + output - 1)
++        rows += len(group) * prompt + sum(o - 1 for _, o in group)
 
-def continuous(lengths, B):
-    check_lengths(lengths, B)
-    free_from = [0] * B
-    for _, output in lengths:
-        slot = free_from.index(min(free_from))
-        free_from[slot] += output
-    rows = sum(p + o - 1 for p, o in lengths)
-    return rows, rows, 0.0, max(free_from)
+nothing padded: nothing is padded in that; every member has as many rows as the longest
+-        rows += len(group) * (prompt + output - 1)
++        rows += sum(p + o - 1 for p, o in group)
 
+longest request of the group: the longest prompt and the longest output of a group may be those of two requests
+-        prompt, output = max(p for p, _ in group), max(o for _, o in group)
++        prompt, output = max(group, key=sum)
 
-def check_lengths(lengths, B):
-    if B < 1 or any(p < 1 or o < 1 for p, o in lengths):
-        raise WorkbenchError(f"B and all lengths must be at least 1, got B={B} and {lengths}")
+padded to the longest of all: each group is padded to its own longest, not to the longest of all
+-        prompt, output = max(p for p, _ in group), max(o for _, o in group)
++        prompt, output = max(p for p, _ in lengths), max(o for _, o in lengths)
 
+a step too many: the step of the prompt writes the first token, so that a group takes as many steps as its longest
+output has tokens
+-        steps += output
++        steps += 1 + output
 
-waste = {"static": static, "continuous": continuous}
+steps of decoding: that is one step too few in each group; the step of the prompt counts, too
+-        steps += output
++        steps += output - 1
+
+steps of the longest of all: that is as if all groups had the longest output of all
+-        steps += output
++        steps += max(o for _, o in lengths)
+
+sorted first: the groups are taken in the order given, without sorting
+     rows = steps = 0
++    lengths = sorted(lengths, key=lambda pair: pair[1])
+
+# share
+useful share: that is the share of useful rows
+-    return rows, useful, 1 - useful / rows if rows else 0.0, steps
++    return rows, useful, useful / rows if rows else 0.0, steps
+
+percent: that is in percent; a share is between 0 and 1
+-    return rows, useful, 1 - useful / rows if rows else 0.0, steps
++    return rows, useful, 100 * (1 - useful / rows) if rows else 0.0, steps
+
+share of the useful: that is what is wasted for each useful row; all rows are the whole
+-    return rows, useful, 1 - useful / rows if rows else 0.0, steps
++    return rows, useful, rows / useful - 1 if rows else 0.0, steps
+
+rows wasted: that is a number of rows; a share of all rows was asked
+-    return rows, useful, 1 - useful / rows if rows else 0.0, steps
++    return rows, useful, rows - useful, steps
+
+# continuous
+ideal steps: that is all work divided by the slots; at the end some of them have nothing to do
+-    return rows, rows, 0.0, max(free_from)
++    return rows, rows, 0.0, -(-sum(o for _, o in lengths) // B)
+
+all at once: that is as if all came at once; there are B slots
+-    return rows, rows, 0.0, max(free_from)
++    return rows, rows, 0.0, max((o for _, o in lengths), default=0)
+
+shortest first: that takes the shortest first; they come in the order given
+-    for _, output in lengths:
++    for _, output in sorted(lengths, key=lambda pair: pair[1]):
+
+round robin: that takes the slots in turn; a request takes the slot that is free first
+-    for _, output in lengths:
+-        slot = free_from.index(min(free_from))
++    for at, (_, output) in enumerate(lengths):
++        slot = at % B
+
+fullest slot: that is one after the other; a request takes the slot that is free first
+-        slot = free_from.index(min(free_from))
++        slot = free_from.index(max(free_from))
+
+groups: that is what static batching takes; here no request waits for a group
+-    return rows, rows, 0.0, max(free_from)
++    return rows, rows, 0.0, static(lengths, B)[3]
+
+a step to refill: a slot that becomes free after a step is taken in the next one, with no step between
+-        free_from[slot] += output
++        free_from[slot] += output + (free_from[slot] > 0)
+
+prompts take steps: a prompt of any length takes one step, which writes the first token
+-    for _, output in lengths:
++    for prompt, output in lengths:
++        output += prompt - 1
+
+pads in slots: that is padded; here no row is computed in vain
+-    return rows, rows, 0.0, max(free_from)
++    return static(lengths, B)[0], rows, 0.0, max(free_from)
+
+# uneven
+last group full: the last group is not full, and only its members are computed
+-        rows += len(group) * (prompt + output - 1)
++        rows += B * (prompt + output - 1)
+
+last group left out: the last group is computed, too, though it is not full
+-    for start in range(0, len(lengths), B):
++    for start in range(0, len(lengths) - B + 1, B):
+
+# nothing
+divides by nothing: where there are no rows, the share that is wasted is 0.0
+-    return rows, useful, 1 - useful / rows if rows else 0.0, steps
++    return rows, useful, 1 - useful / rows, steps
+
+nothing wasted is 1
+-    return rows, useful, 1 - useful / rows if rows else 0.0, steps
++    return rows, useful, 1 - useful / max(rows, 1), steps
+
+# refused
+no check of B
+ def static(lengths, B):
+-    if B < 1 or any(p < 1 or o < 1 for p, o in lengths):
++    if any(p < 1 or o < 1 for p, o in lengths):
+@@
+ def continuous(lengths, B):
+-    if B < 1 or any(p < 1 or o < 1 for p, o in lengths):
++    if any(p < 1 or o < 1 for p, o in lengths):
+
+no check of lengths
+ def static(lengths, B):
+-    if B < 1 or any(p < 1 or o < 1 for p, o in lengths):
++    if B < 1:
+@@
+ def continuous(lengths, B):
+-    if B < 1 or any(p < 1 or o < 1 for p, o in lengths):
++    if B < 1:
+
+ValueError
+ def static(lengths, B):
+     if B < 1 or any(p < 1 or o < 1 for p, o in lengths):
+-        raise WorkbenchError(f"B and all lengths must be at least 1, got B={B} and {lengths}")
++        raise ValueError(f"B and all lengths must be at least 1, got B={B} and {lengths}")
+@@
+ def continuous(lengths, B):
+     if B < 1 or any(p < 1 or o < 1 for p, o in lengths):
+-        raise WorkbenchError(f"B and all lengths must be at least 1, got B={B} and {lengths}")
++        raise ValueError(f"B and all lengths must be at least 1, got B={B} and {lengths}")
 """
 
-WASTE_ALTERNATIVE = """
+BATCHING_TURN = """
+# finished
+no stop tokens
+-        if sequence.written and sequence.token_ids[-1] in sequence.request.stop_token_ids:
++        if False:
+
+never the length
+-        elif sequence.remaining == 0:
++        elif False:
+
+one token too many
+-        elif sequence.remaining == 0:
++        elif sequence.remaining < 0:
+
+one token too few: count the generated tokens alone, without those of the prompt, and compare with max_new_tokens
+-        elif sequence.remaining == 0:
++        elif sequence.remaining <= 1:
+
+prompt counts as written: count the generated tokens alone, without those of the prompt, and compare with
+max_new_tokens
+-        elif sequence.remaining == 0:
++        elif sequence.num_tokens >= sequence.request.max_new_tokens:
+
+a stop token anywhere: only the last token counts; a prompt may hold any token
+-        if sequence.written and sequence.token_ids[-1] in sequence.request.stop_token_ids:
++        if set(sequence.token_ids) & set(sequence.request.stop_token_ids):
+
+everybody's stop tokens: each request has stop tokens of its own
+-        if sequence.written and sequence.token_ids[-1] in sequence.request.stop_token_ids:
++        if sequence.token_ids[-1] in {t for other in running for t in other.request.stop_token_ids}:
+
+one reason for all
+-            finished.append((sequence, "stop"))
++            finished.append((sequence, "length"))
+
+no pairs
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    return [sequence for sequence, _ in finished], admitted, stay + admitted, list(waiting[len(admitted) :])
+
+done and running
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    return finished, admitted, running + admitted, list(waiting[len(admitted) :])
+
+# slots
+one a turn: as many are admitted in one turn as there is room for
+-        free -= blocks(sequence)
++        break
+
+still in the queue
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    return finished, admitted, stay + admitted, list(waiting)
+
+lost on the way
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    return finished, admitted, stay, list(waiting[len(admitted) :])
+
+admitted come first
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    return finished, admitted, admitted + stay, list(waiting[len(admitted) :])
+
+slots of the last step: what the finished ones leave is free in this very turn
+-        if len(stay) + len(admitted) == max_running or blocks(sequence) > free:
++        if len(running) + len(admitted) >= max_running or blocks(sequence) > free:
+
+any number: at most max_running run, those admitted in this turn included
+-        if len(stay) + len(admitted) == max_running or blocks(sequence) > free:
++        if blocks(sequence) > free:
+
+waits for all: that is static batching; here none waits until all others are done
+-    for sequence in waiting:
++    for sequence in [] if stay else waiting:
+
+last come first: the first of the queue is admitted first
+-    for sequence in waiting:
++    for sequence in reversed(waiting):
+@@
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    return finished, admitted, stay + admitted, [t for t in waiting if t not in admitted]
+
+takes from the queue
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    del waiting[: len(admitted)]
++    return finished, admitted, stay + admitted, waiting
+
+# blocks
+overtaking: a smaller one has overtaken one that does not fit; then that one may wait forever
+-        if len(stay) + len(admitted) == max_running or blocks(sequence) > free:
++        if len(stay) + len(admitted) == max_running:
+@@
+             break
++        if blocks(sequence) > free:
++            continue
+@@
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    return finished, admitted, stay + admitted, [t for t in waiting if t not in admitted]
+
+smallest first: they are admitted in the order in which they wait, whatever their size
+-    for sequence in waiting:
++    for sequence in sorted(waiting, key=blocks):
+@@
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    return finished, admitted, stay + admitted, [t for t in waiting if t not in admitted]
+
+blocks of the last step: what the finished ones leave is free in this very turn
+-    admitted, free = [], num_blocks - sum(blocks(sequence) for sequence in stay)
++    admitted, free = [], num_blocks - sum(blocks(sequence) for sequence in running)
+
+blocks without end: those that run and those that are admitted have to fit into the pool together
+-        if len(stay) + len(admitted) == max_running or blocks(sequence) > free:
++        if len(stay) + len(admitted) == max_running:
+
+each alone: those admitted earlier in this turn take blocks, too
+-        free -= blocks(sequence)
+
+those that run hold nothing: those that run and those that are admitted have to fit into the pool together
+-    admitted, free = [], num_blocks - sum(blocks(sequence) for sequence in stay)
++    admitted, free = [], num_blocks
+
+rounded down: each needs the blocks of prompt and max_new_tokens, rounded up, as none is preempted later
+-        return -(-sequence.request.longest // block_size)
++        return sequence.request.longest // block_size
+
+blocks of the prompt: each needs the blocks of prompt and max_new_tokens, rounded up, as none is preempted later
+-        return -(-sequence.request.longest // block_size)
++        return -(-sequence.prompt_tokens // block_size)
+
+blocks of the tokens so far: each needs the blocks of prompt and max_new_tokens, rounded up, as none is preempted
+later
+-        return -(-sequence.request.longest // block_size)
++        return -(-sequence.num_tokens // block_size)
+
+tokens for blocks: the pool is counted in blocks of block_size tokens, not in tokens
+-        return -(-sequence.request.longest // block_size)
++        return sequence.request.longest
+
+one block stays: the last free block may be taken, too
+-        if len(stay) + len(admitted) == max_running or blocks(sequence) > free:
++        if len(stay) + len(admitted) == max_running or blocks(sequence) >= free:
+
+# edges
+length first
+-        if sequence.written and sequence.token_ids[-1] in sequence.request.stop_token_ids:
++        if sequence.remaining == 0:
++            finished.append((sequence, "length"))
++        elif sequence.written and sequence.token_ids[-1] in sequence.request.stop_token_ids:
+@@
+-        elif sequence.remaining == 0:
+-            finished.append((sequence, "length"))
+
+end of the prompt stops
+-        if sequence.written and sequence.token_ids[-1] in sequence.request.stop_token_ids:
++        if sequence.token_ids[-1] in sequence.request.stop_token_ids:
+
+# turn-after-turn
+queue reversed
+-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
++    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])[::-1]
+"""
+
+BATCHING_CHUNKS = """
+# decodes-first
+in the order given
+-    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent > 1):
++    for sequence in sequences:
+
+prompts first
+-    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent > 1):
++    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent == 1):
+
+decodes cost nothing: a decode takes a row of the budget, too
+-            budget -= count
++            budget -= count if count > 1 else 0
+
+from the beginning: what is computed stays in the cache, and is not sent again
+-            work.append(Work(sequence, sequence.computed, count))
++            work.append(Work(sequence, 0, count))
+
+from the next token: the last token of a decode is not computed yet
+-            work.append(Work(sequence, sequence.computed, count))
++            work.append(Work(sequence, sequence.num_tokens, count))
+
+decodes alone: a step is mixed: prompts get what the decodes leave of the budget
+-    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent > 1):
++    for sequence in [sequence for sequence in sequences if sequence.unsent == 1] or sequences:
+
+# chunks
+shortest first: prompts are taken in the order given, not the shortest first
+-    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent > 1):
++    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent):
+
+whole prompts only: a prompt that is longer than the budget is sent in part
+-        count = min(sequence.unsent, budget, chunk or budget)
++        count = sequence.unsent if sequence.unsent <= budget else 0
+
+one prompt a step: what one prompt leaves of the budget is the next one's
+             budget -= count
++            if count > 1:
++                break
+
+budget for each: the budget is that of the step, not of each sequence
+-            budget -= count
+
+no chunk
+-        count = min(sequence.unsent, budget, chunk or budget)
++        count = min(sequence.unsent, budget)
+
+chunk for all: `chunk` limits a prompt, not the step
+-    work = []
++    work, budget = [], min(budget, chunk or budget)
+@@
+-        count = min(sequence.unsent, budget, chunk or budget)
++        count = min(sequence.unsent, budget)
+
+always the whole budget
+-        count = min(sequence.unsent, budget, chunk or budget)
++        count = min(budget, chunk or budget) if sequence.unsent > 1 else min(1, budget)
+
+preempted are decodes: after a preemption a sequence that has generated tokens is sent again from its first token; it
+is no decode
+-    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent > 1):
+-        count = min(sequence.unsent, budget, chunk or budget)
++    for sequence in sorted(sequences, key=lambda sequence: sequence.written == 0):
++        count = min(1 if sequence.written else sequence.unsent, budget, chunk or budget)
+
+prompt alone again: after a preemption the tokens that were generated are sent again, too
+-        count = min(sequence.unsent, budget, chunk or budget)
++        count = min(1 if sequence.unsent == 1 else sequence.prompt_tokens - sequence.computed, budget, chunk or budget)
+
+postprocesses the plan
+             budget -= count
++            sequence.computed += count
+
+# postprocess
+every chunk writes
+-        if sequence.unsent == 0:
++        if True:
+
+prompts write nothing: the last chunk of a prompt writes the first token of the output
+-        if sequence.unsent == 0:
++        if sequence.unsent == 0 and sequence.written:
+
+written is computed: a new token is not in the cache yet
+             sequence.token_ids.append(tokens[sequence.id])
++            sequence.computed += 1
+
+counts what is done: computed counts from the first token of the sequence, not from the start of the piece
+-        sequence.computed = piece.start + piece.count
++        sequence.computed = piece.count
+
+writes at the prompt's end: after a preemption all of its tokens count, generated ones, too, not only those of the
+prompt
+-        if sequence.unsent == 0:
++        if sequence.computed >= sequence.prompt_tokens:
+
+nothing is computed
+-        sequence.computed = piece.start + piece.count
+-        if sequence.unsent == 0:
++        if piece.writes:
+
+# tight
+decodes over the budget: the budget binds decodes, too
+-        count = min(sequence.unsent, budget, chunk or budget)
++        count = 1 if sequence.unsent == 1 else max(0, min(sequence.unsent, budget, chunk or budget))
+
+empty pieces
+-        if count:
++        if count >= 0:
+
+all or none of the decodes: where the budget is not enough for all decodes, as many are sent as it allows
+     work = []
++    if sum(sequence.unsent == 1 for sequence in sequences) > budget:
++        return work
+
+written only are decodes: a sequence with one unsent token takes one row, also when it has not generated any yet
+-    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent > 1):
++    for sequence in sorted(sequences, key=lambda sequence: sequence.unsent > 1 or not sequence.written):
+"""
+
+BATCHING_DEADLINE = """
+# slack
+earliest deadline: that is by the deadlines alone; the time still needed counts
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (due_s, sequence.arrival_s)
+
+shortest first: that is by the time still needed alone; the deadline counts
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (needs_s, sequence.arrival_s)
+
+first come: that is by the arrivals alone; the deadline and the time still needed count
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (sequence.arrival_s,)
+
+largest first: that is the reverse order; the smallest key comes first
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (needs_s + now_s - due_s, sequence.arrival_s)
+
+need added: a request that needs longer has less to spare: subtract the time still needed
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (due_s - now_s + needs_s, sequence.arrival_s)
+
+a moment: deadline_s counts from the arrival
+-    due_s = sequence.arrival_s + (patience_s if limit_s is None else limit_s)
++    due_s = sequence.arrival_s + patience_s if limit_s is None else limit_s
+
+prompts for nothing: what is still to be sent of the prompt takes time, too
+-    needs_s = sequence.unsent / prefill_per_s + sequence.remaining / tokens_per_s
++    needs_s = sequence.remaining / tokens_per_s
+
+outputs for nothing: what is still to be generated takes time, too
+-    needs_s = sequence.unsent / prefill_per_s + sequence.remaining / tokens_per_s
++    needs_s = sequence.unsent / prefill_per_s
+
+rates swapped: the rates are exchanged: unsent tokens are sent at prefill_per_s, the others generated at tokens_per_s
+-    needs_s = sequence.unsent / prefill_per_s + sequence.remaining / tokens_per_s
++    needs_s = sequence.unsent / tokens_per_s + sequence.remaining / prefill_per_s
+
+times the rate: tokens divided by tokens per second are seconds
+-    needs_s = sequence.unsent / prefill_per_s + sequence.remaining / tokens_per_s
++    needs_s = sequence.unsent / prefill_per_s + sequence.remaining * tokens_per_s
+
+one rate: there are two rates: unsent tokens are sent at prefill_per_s, the others generated at tokens_per_s
+-    needs_s = sequence.unsent / prefill_per_s + sequence.remaining / tokens_per_s
++    needs_s = (sequence.unsent + sequence.remaining) / tokens_per_s
+
+# ties
+no ties
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return due_s - now_s - needs_s
+
+ties by length
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (due_s - now_s - needs_s, needs_s)
+
+last come first
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (due_s - now_s - needs_s, -sequence.arrival_s)
+
+ties by deadline
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (due_s - now_s - needs_s, limit_s or 0.0)
+
+# patience
+never due: without a deadline a request is treated as if it were due patience_s after its arrival, and grows more
+urgent all the time
+-    due_s = sequence.arrival_s + (patience_s if limit_s is None else limit_s)
++    due_s = float("inf") if limit_s is None else sequence.arrival_s + limit_s
+
+due now: without a deadline a request is treated as if it were due patience_s after its arrival, not at once
+-    due_s = sequence.arrival_s + (patience_s if limit_s is None else limit_s)
++    due_s = now_s if limit_s is None else sequence.arrival_s + limit_s
+
+patience from now on: patience_s counts from the arrival, not from now on; otherwise the request never grows more
+urgent
+-    due_s = sequence.arrival_s + (patience_s if limit_s is None else limit_s)
++    due_s = now_s + patience_s if limit_s is None else sequence.arrival_s + limit_s
+
+patience of a moment: patience_s counts from the arrival
+-    due_s = sequence.arrival_s + (patience_s if limit_s is None else limit_s)
++    due_s = patience_s if limit_s is None else sequence.arrival_s + limit_s
+
+all of a sudden: without a deadline a request is treated as if it were due patience_s after its arrival, and grows
+more urgent all the time
+-    due_s = sequence.arrival_s + (patience_s if limit_s is None else limit_s)
++    waited_s = now_s - sequence.arrival_s
++    due_s = (0.0 if waited_s > patience_s else float("inf")) if limit_s is None else sequence.arrival_s + limit_s
+
+need not counted without a deadline: the time still needed counts without a deadline, too
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (due_s - now_s - (needs_s if limit_s is not None else 0.0), sequence.arrival_s)
+
+patience for all: a deadline may lie further away than patience_s, which is for requests without one
+-    due_s = sequence.arrival_s + (patience_s if limit_s is None else limit_s)
++    due_s = sequence.arrival_s + min(patience_s, limit_s or patience_s)
+
+# stream
+fixed patience
+-    due_s = sequence.arrival_s + (patience_s if limit_s is None else limit_s)
++    due_s = sequence.arrival_s + (32.0 if limit_s is None else limit_s)
+
+# later
+as if new: what is sent and generated already needs no time any more
+-    needs_s = sequence.unsent / prefill_per_s + sequence.remaining / tokens_per_s
++    needs_s = sequence.prompt_tokens / prefill_per_s + sequence.request.max_new_tokens / tokens_per_s
+
+whole prompt: what is sent of the prompt already needs no time any more
+-    needs_s = sequence.unsent / prefill_per_s + sequence.remaining / tokens_per_s
++    needs_s = sequence.prompt_tokens / prefill_per_s + sequence.remaining / tokens_per_s
+
+whole output: what is generated already needs no time any more
+-    needs_s = sequence.unsent / prefill_per_s + sequence.remaining / tokens_per_s
++    needs_s = sequence.unsent / prefill_per_s + sequence.request.max_new_tokens / tokens_per_s
+
+not below 0: a slack below 0 is valid: the later a request is, the more urgent
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    return (max(0.0, due_s - now_s - needs_s), sequence.arrival_s)
+
+too late goes last: a slack below 0 is valid: a request that is late goes first
+-    return (due_s - now_s - needs_s, sequence.arrival_s)
++    slack_s = due_s - now_s - needs_s
++    return (slack_s < 0, slack_s, sequence.arrival_s)
+"""
+
+BATCHING_SCHEDULER = """
+# budget
+prompts before decodes: decodes come first; prompts get what is left of the budget
+-        for sequence in [sequence for sequence in self.running if sequence.unsent == 1]:
+-            if sequence in self.running and self.has_room(sequence):
+-                work.append(Work(sequence, sequence.computed, 1))
+-                budget -= 1
+@@
+                 budget -= work[-1].count
++        for sequence in [sequence for sequence in self.running if sequence.unsent == 1]:
++            if budget and sequence in self.running and self.has_room(sequence):
++                work.append(Work(sequence, sequence.computed, 1))
++                budget -= 1
+
+decodes cost nothing: a decode takes a row of the budget, too
+-                budget -= 1
+
+budget for prompts only once: there is one budget for the step; the queue gets what is left of it
+                 budget -= work[-1].count
++        budget = self.token_budget
+
+no limit to those that run
+-        while self.waiting and budget and len(self.running) < self.max_running:
++        while self.waiting and budget:
+
+one admission a step: as many are admitted in one step as there is room for
+-        while self.waiting and budget and len(self.running) < self.max_running:
++        if self.waiting and budget and len(self.running) < self.max_running:
+@@
+-                break
++                return work
+
+static batching: that is static batching; here a request is admitted as soon as there is room
+         work, budget = [], self.token_budget
++        decoding = bool(self.running)
+@@
+-        while self.waiting and budget and len(self.running) < self.max_running:
++        while self.waiting and budget and not decoding and len(self.running) < self.max_running:
+
+every chunk writes: only the last row of a sequence writes a token, not the end of every chunk
+-            if sequence.unsent:
+-                continue
+
+one chunk only: a prompt that is begun goes on in the next step
+-        for sequence in self.running:
+-            if sequence.unsent > 1 and budget:
+-                work.append(Work(sequence, sequence.computed, min(sequence.unsent, budget)))
+-                budget -= work[-1].count
+
+whole prompts: a prompt that is longer than what is left of the budget is sent in chunks
+-        while self.waiting and budget and len(self.running) < self.max_running:
++        while self.waiting and budget > 0 and len(self.running) < self.max_running:
+@@
+-            work.append(Work(sequence, 0, min(sequence.unsent, budget)))
++            work.append(Work(sequence, 0, sequence.unsent))
+
+blocks are kept
+-        self.tables.release(sequence.id)
+
+written is computed: a new token is not in the cache yet; it is sent in the next step
+             done.append(sequence)
++        for piece in work:
++            piece.sequence.computed = piece.sequence.num_tokens - (piece.sequence.written == 0)
+
+no stop tokens: a stop token ends a sequence, too
+-            if sequence.token_ids[-1] in sequence.request.stop_token_ids:
++            if False:
+
+no reason
+-                sequence.finish_reason = "length"
++                pass
+
+# admission
+overtaking: a smaller one has overtaken the first of the queue, which does not fit; then that one may wait forever
+-            sequence = self.waiting[0]
++            room = self.tables.num_available - (self.watermark if self.running else 0)
++            fitting = (t for t in self.waiting if self.tables.blocks_for(t.num_tokens) <= room)
++            sequence = next(fitting, self.waiting[0])
+@@
+-            self.running.append(self.waiting.popleft())
++            self.running.append(sequence)
++            self.waiting.remove(sequence)
+
+no watermark: beside others a sequence is admitted only if the blocks of its tokens are free, and `watermark` more
+-            spare = self.watermark if self.running else 0
++            spare = 0
+
+watermark always: where nothing runs, no sequence needs the blocks of the watermark
+-            spare = self.watermark if self.running else 0
++            spare = self.watermark
+
+watermark for two: `watermark` blocks stay free beside a single running sequence, too
+-            spare = self.watermark if self.running else 0
++            spare = self.watermark if len(self.running) > 1 else 0
+
+up to the longest: it needs the blocks of its tokens now, not those of its longest possible length
+-            if self.tables.blocks_for(sequence.num_tokens) + spare > self.tables.num_available:
++            if self.tables.blocks_for(sequence.request.longest) + spare > self.tables.num_available:
+
+one block is enough: beside others a sequence is admitted only if the blocks of its tokens are free, and `watermark`
+more
+-            spare = self.watermark if self.running else 0
+-            if self.tables.blocks_for(sequence.num_tokens) + spare > self.tables.num_available:
++            spare = 0
++            if 1 + spare > self.tables.num_available:
+@@
+-            self.tables.grow({sequence.id: sequence.num_tokens})
++            try:
++                self.tables.grow({sequence.id: sequence.num_tokens})
++            except NoRoom:
++                break
+
+# budget
+blocks of a chunk: it takes all of its blocks at once, though its tokens may be sent in chunks
+-            self.tables.grow({sequence.id: sequence.num_tokens})
++            self.tables.grow({sequence.id: min(sequence.num_tokens, budget)})
+
+last come first: a new request goes to the end of the queue
+-        self.waiting.append(self.sequence(request))
++        self.waiting.appendleft(self.sequence(request))
+
+# preemption
+the first is preempted: the last admitted is preempted; the first one is done soonest
+-                victim = self.running[-1]
++                victim = self.running[0]
+
+itself is preempted: the last admitted is preempted, not the sequence that needs a block
+-                victim = self.running[-1]
++                victim = sequence
+
+largest is preempted: the last admitted is preempted, not the longest
+-                victim = self.running[-1]
++                victim = max(self.running, key=lambda t: t.num_tokens)
+
+to the end of the queue: a preempted sequence comes first again: it goes to the front of the queue
+-                self.waiting.appendleft(victim)
++                self.waiting.append(victim)
+
+goes on where it was: its blocks are freed, so that none of its tokens is computed any more
+-                victim.computed = 0
+
+writes anew: its tokens so far become its prompt; what is generated stays
+                 victim.computed = 0
++                del victim.token_ids[victim.prompt_tokens :]
+
+waits for a block: where a block is missing, the last admitted is preempted
+-                victim = self.running[-1]
+-                self.leave(victim)
+-                victim.computed = 0
+-                self.waiting.appendleft(victim)
+-                if victim is sequence:
+-                    return False
++                return False
+
+keeps its blocks
+-                self.leave(victim)
++                self.running.remove(victim)
++                if victim is not sequence:
++                    self.tables.release(victim.id)
+
+all behind it are preempted: only as many are preempted as it takes
+-                victim = self.running[-1]
+-                self.leave(victim)
+-                victim.computed = 0
+-                self.waiting.appendleft(victim)
++                for victim in self.running[: self.running.index(sequence) : -1] or [sequence]:
++                    self.leave(victim)
++                    victim.computed = 0
++                    self.waiting.appendleft(victim)
+
+comes back for its prompt: after a preemption it needs the blocks of what it has generated, too
+-            if self.tables.blocks_for(sequence.num_tokens) + spare > self.tables.num_available:
++            if self.tables.blocks_for(sequence.prompt_tokens) + spare > self.tables.num_available:
+@@
+-            self.tables.grow({sequence.id: sequence.num_tokens})
++            self.tables.grow({sequence.id: sequence.prompt_tokens})
+
+still in the step: a sequence that was preempted is not computed in this step
+-            if sequence in self.running and self.has_room(sequence):
++            if self.has_room(sequence) or True:
+
+lost when it is preempted: a preempted sequence waits again
+-                self.waiting.appendleft(victim)
++                if victim is not sequence:
++                    self.waiting.appendleft(victim)
+
+# door
+never refused: prompt and output have to fit into the pool, request.longest tokens
+-        if blocks > self.tables.num_blocks:
++        if False:
+
+refused by the prompt: prompt and output have to fit into the pool, request.longest tokens
+-        blocks = self.tables.blocks_for(request.longest)
++        blocks = self.tables.blocks_for(len(request.prompt_ids))
+
+a block less: a request may take all blocks of the pool
+-        if blocks > self.tables.num_blocks:
++        if blocks >= self.tables.num_blocks:
+
+# admission
+with the watermark: alone a request may take all blocks of the pool; the watermark is for those beside others
+-        if blocks > self.tables.num_blocks:
++        if blocks + self.watermark >= self.tables.num_blocks:
+
+# door
+names twice
+-        if request.id in self.names:
+-            raise WorkbenchError(f"request {request.id!r} was added before; choose another name")
+
+names of those alive: a name is used once, also when its request is done
+-        if request.id in self.names:
++        if request.id in {t.request.id for t in (*self.waiting, *self.running)}:
+
+name taken before it is checked: the name of a request that was refused is still new
+-        blocks = self.tables.blocks_for(request.longest)
++        self.names.add(request.id)
++        blocks = self.tables.blocks_for(request.longest)
+@@
+-        self.names.add(request.id)
+-        self.waiting.append(self.sequence(request))
++        self.waiting.append(self.sequence(request))
+
+abort leaves the blocks
+-                    self.leave(sequence)
++                    self.running.remove(sequence)
+
+abort of those that run: a request that waits can be aborted, too
+-        for sequence in [*self.waiting, *self.running]:
++        for sequence in list(self.running):
+
+abort of anybody
+-        raise WorkbenchError(f"request {request_id!r} neither waits nor runs, so it cannot be aborted")
+"""
+
+WRONG = read_mistakes(
+    __file__,
+    {
+        "batching-waste": BATCHING_WASTE,
+        "batching-turn": BATCHING_TURN,
+        "batching-chunks": BATCHING_CHUNKS,
+        "batching-deadline": BATCHING_DEADLINE,
+        "batching-scheduler": BATCHING_SCHEDULER,
+    },
+)
+
+ALTERNATIVE: dict[str, str] = {
+    "batching-waste": """
 import heapq
 
 
@@ -76,88 +845,21 @@ def static(lengths, B):
 
 
 waste = {"static": static, "continuous": continuous}
-"""
-
-
-def waste(*replacements: tuple[str, str]) -> str:
-    return changed(WASTE, *replacements)
-
-
-GROUP_ROWS = "rows += len(group) * (prompt + output - 1)"
-USEFUL = "useful = sum(p + o - 1 for p, o in lengths)"
-SHARE = "1 - useful / rows if rows else 0.0"
-SLOT = "slot = free_from.index(min(free_from))"
-CHECKED = "if B < 1 or any(p < 1 or o < 1 for p, o in lengths):"
-END = "rows, rows, 0.0, max(free_from)"
-BATCHING_WASTE = [
-    WrongAnswer("a row for every token", waste((GROUP_ROWS, "rows += len(group) * (prompt + output)")), "static", "the prompt's last row writes the first token"),
-    WrongAnswer("useful outputs only", waste((USEFUL, "useful = sum(o for _, o in lengths)")), "static", "rows of prompts are useful"),
-    WrongAnswer("useful with every token", waste((USEFUL, "useful = sum(p + o for p, o in lengths)")), "static", "the first token needs no row of its own"),
-    WrongAnswer("prompts not padded", waste((GROUP_ROWS, "rows += sum(p for p, _ in group) + len(group) * (output - 1)")), "static", "prompts are padded to the longest"),
-    WrongAnswer("outputs not padded", waste((GROUP_ROWS, "rows += len(group) * prompt + sum(o - 1 for _, o in group)")), "static", "all go on until the longest is done"),
-    WrongAnswer("longest request of the group", waste(("prompt, output = max(p for p, _ in group), max(o for _, o in group)", "prompt, output = max(group, key=sum)")), "static", "longest prompt and longest output may be of two"),
-    WrongAnswer("padded to the longest of all", waste(("prompt, output = max(p for p, _ in group), max(o for _, o in group)", "prompt, output = max(p for p, _ in lengths), max(o for _, o in lengths)")), "static", "each group has its own longest"),
-    WrongAnswer("a step too many", waste(("steps += output", "steps += 1 + output")), "static", "the prompt's step writes a token"),
-    WrongAnswer("steps of decoding", waste(("steps += output", "steps += output - 1")), "static", "the prompt's step counts"),
-    WrongAnswer("sorted first", waste(("    rows = steps = 0\n", "    rows = steps = 0\n    lengths = sorted(lengths, key=lambda pair: pair[1])\n")), "static", "groups in the order given"),
-    WrongAnswer("useful share", waste((SHARE, "useful / rows if rows else 0.0")), "share", "the other one"),
-    WrongAnswer("percent", waste((SHARE, "100 * (1 - useful / rows) if rows else 0.0")), "share", "a share"),
-    WrongAnswer("share of the useful", waste((SHARE, "rows / useful - 1 if rows else 0.0")), "share", "of all rows"),
-    WrongAnswer("rows wasted", waste((SHARE, "rows - useful")), "share", "a share, not a number of rows"),
-    WrongAnswer("ideal steps", waste((END, "rows, rows, 0.0, -(-sum(o for _, o in lengths) // B)")), "continuous", "slots run empty at the end"),
-    WrongAnswer("shortest first", waste(("for _, output in lengths:", "for _, output in sorted(lengths, key=lambda pair: pair[1]):")), "continuous", "in the order given"),
-    WrongAnswer("round robin", waste(("    for _, output in lengths:\n        slot = free_from.index(min(free_from))", "    for at, (_, output) in enumerate(lengths):\n        slot = at % B")), "continuous", "the slot that is free first"),
-    WrongAnswer("fullest slot", waste((SLOT, "slot = free_from.index(max(free_from))")), "continuous", "the slot that is free first"),
-    WrongAnswer("groups", waste((END, "rows, rows, 0.0, static(lengths, B)[3]")), "continuous", "nobody waits for a group"),
-    WrongAnswer("a step to refill", waste(("free_from[slot] += output", "free_from[slot] += output + (free_from[slot] > 0)")), "continuous", "the very next step"),
-    WrongAnswer("prompts take steps", waste(("    for _, output in lengths:\n", "    for prompt, output in lengths:\n        output += prompt - 1\n")), "continuous", "a prompt is one step"),
-    WrongAnswer("pads in slots", waste((END, "static(lengths, B)[0], rows, 0.0, max(free_from)")), "continuous", "no row is padded"),
-    WrongAnswer("last group full", waste((GROUP_ROWS, "rows += B * (prompt + output - 1)")), "uneven", "the last group may be smaller"),
-    WrongAnswer("last group left out", waste(("range(0, len(lengths), B):", "range(0, len(lengths) - B + 1, B):")), "uneven", "the last group may be smaller"),
-    WrongAnswer("divides by nothing", waste((SHARE, "1 - useful / rows")), "nothing", "no rows, nothing wasted"),
-    WrongAnswer("nothing wasted is 1", waste((SHARE, "1 - useful / max(rows, 1)")), "nothing", "no rows, nothing wasted"),
-    WrongAnswer("no check of B", waste((CHECKED, "if any(p < 1 or o < 1 for p, o in lengths):")), "refused", "B of 0"),
-    WrongAnswer("no check of lengths", waste((CHECKED, "if B < 1:")), "refused", "lengths of 0"),
-    WrongAnswer("ValueError", waste(("raise WorkbenchError(", "raise ValueError(")), "refused", "the course's own error"),
-]  # fmt: skip
-
-# --- batching-turn ---
-
-TURN = """
-def turn(running, waiting, max_running, num_blocks, block_size):
-    def blocks(track):
-        return -(-track.request.longest // block_size)
-
-    finished, stay = [], []
-    for track in running:
-        if track.written and track.token_ids[-1] in track.request.stop_token_ids:
-            finished.append((track, "stop"))
-        elif track.remaining == 0:
-            finished.append((track, "length"))
-        else:
-            stay.append(track)
-    admitted, free = [], num_blocks - sum(blocks(track) for track in stay)
-    for track in waiting:
-        if len(stay) + len(admitted) == max_running or blocks(track) > free:
-            break
-        admitted.append(track)
-        free -= blocks(track)
-    return finished, admitted, stay + admitted, list(waiting[len(admitted) :])
-"""
-
-TURN_ALTERNATIVE = """
+""",
+    "batching-turn": """
 from collections import deque
 
 
-def reason(track):
-    if track.token_ids[track.prompt_tokens :][-1:] and track.token_ids[-1] in set(track.request.stop_token_ids):
+def reason(sequence):
+    written = sequence.token_ids[sequence.prompt_tokens :]
+    if written and written[-1] in set(sequence.request.stop_token_ids):
         return "stop"
-    return "length" if track.written >= track.request.max_new_tokens else None
+    return "length" if sequence.written >= sequence.request.max_new_tokens else None
 
 
 def turn(running, waiting, max_running, num_blocks, block_size):
-    queue, now = deque(waiting), [track for track in running if reason(track) is None]
-    held = [(track.request.longest + block_size - 1) // block_size for track in now]
+    queue, now = deque(waiting), [sequence for sequence in running if reason(sequence) is None]
+    held = [(sequence.request.longest + block_size - 1) // block_size for sequence in now]
     new = []
     while queue and len(held) < max_running:
         needed = (queue[0].request.longest + block_size - 1) // block_size
@@ -165,294 +867,46 @@ def turn(running, waiting, max_running, num_blocks, block_size):
             break
         held.append(needed)
         new.append(queue.popleft())
-    return [(track, reason(track)) for track in running if reason(track)], new, [*now, *new], queue
-"""
-
-
-def turn(*replacements: tuple[str, str]) -> str:
-    return changed(TURN, *replacements)
-
-
-STOPS = "if track.written and track.token_ids[-1] in track.request.stop_token_ids:"
-BOTH = """        if track.written and track.token_ids[-1] in track.request.stop_token_ids:
-            finished.append((track, "stop"))
-        elif track.remaining == 0:
-            finished.append((track, "length"))
-"""
-REFUSES = """        if len(stay) + len(admitted) == max_running or blocks(track) > free:
-            break
-"""
-FREE = "num_blocks - sum(blocks(track) for track in stay)"
-RETURNED = "return finished, admitted, stay + admitted, list(waiting[len(admitted) :])"
-BATCHING_TURN = [
-    WrongAnswer("no stop tokens", turn((STOPS, "if False:")), "finished", "a stop token ends a text"),
-    WrongAnswer("never the length", turn(("elif track.remaining == 0:", "elif False:")), "finished", "max_new_tokens ends a text"),
-    WrongAnswer("one token too many", turn(("elif track.remaining == 0:", "elif track.remaining < 0:")), "finished", "when all are written"),
-    WrongAnswer("one token too few", turn(("elif track.remaining == 0:", "elif track.remaining <= 1:")), "finished", "when all are written"),
-    WrongAnswer("prompt counts as written", turn(("elif track.remaining == 0:", "elif track.num_tokens >= track.request.max_new_tokens:")), "finished", "written tokens count, not those of the prompt"),
-    WrongAnswer("a stop token anywhere", turn((STOPS, "if set(track.token_ids) & set(track.request.stop_token_ids):")), "finished", "a prompt may hold any token"),
-    WrongAnswer("everybody's stop tokens", turn((STOPS, "if track.token_ids[-1] in {t for other in running for t in other.request.stop_token_ids}:")), "finished", "each has its own"),
-    WrongAnswer("one reason for all", turn(('finished.append((track, "stop"))', 'finished.append((track, "length"))')), "finished", "stop or length"),
-    WrongAnswer("no pairs", turn((RETURNED, "return [track for track, _ in finished], admitted, stay + admitted, list(waiting[len(admitted) :])")), "finished", "(track, reason)"),
-    WrongAnswer("done and running", turn((RETURNED, "return finished, admitted, running + admitted, list(waiting[len(admitted) :])")), "finished", "who is done runs no more"),
-    WrongAnswer("one a turn", turn(("        free -= blocks(track)\n", "        break\n")), "slots", "as many as there is room for"),
-    WrongAnswer("still in the queue", turn((RETURNED, "return finished, admitted, stay + admitted, list(waiting)")), "slots", "in one place only"),
-    WrongAnswer("lost on the way", turn((RETURNED, "return finished, admitted, stay, list(waiting[len(admitted) :])")), "slots", "the admitted run"),
-    WrongAnswer("admitted come first", turn((RETURNED, "return finished, admitted, admitted + stay, list(waiting[len(admitted) :])")), "slots", "those that stay, then the new ones"),
-    WrongAnswer("slots of the last step", turn(("if len(stay) + len(admitted) == max_running", "if len(running) + len(admitted) >= max_running")), "slots", "who is done leaves a slot"),
-    WrongAnswer("any number", turn(("if len(stay) + len(admitted) == max_running or blocks(track) > free:", "if blocks(track) > free:")), "slots", "max_running binds"),
-    WrongAnswer("waits for all", turn(("    for track in waiting:\n", "    for track in [] if stay else waiting:\n")), "slots", "that is static batching"),
-    WrongAnswer("last come first", turn(("for track in waiting:", "for track in reversed(waiting):"), ("list(waiting[len(admitted) :])", "[t for t in waiting if t not in admitted]")), "slots", "the first come first"),
-    WrongAnswer("takes from the queue", turn((RETURNED, "del waiting[: len(admitted)]\n    return finished, admitted, stay + admitted, waiting")), "slots", "the lists that were given stay as they are"),
-    WrongAnswer("overtaking", turn((REFUSES, "        if len(stay) + len(admitted) == max_running:\n            break\n        if blocks(track) > free:\n            continue\n"), ("list(waiting[len(admitted) :])", "[t for t in waiting if t not in admitted]")), "blocks", "nobody overtakes"),
-    WrongAnswer("smallest first", turn(("for track in waiting:", "for track in sorted(waiting, key=blocks):"), ("list(waiting[len(admitted) :])", "[t for t in waiting if t not in admitted]")), "blocks", "in order"),
-    WrongAnswer("blocks of the last step", turn((FREE, "num_blocks - sum(blocks(track) for track in running)")), "blocks", "what the finished ones had is free"),
-    WrongAnswer("blocks without end", turn((" or blocks(track) > free:", ":")), "blocks", "memory binds"),
-    WrongAnswer("each alone", turn(("        free -= blocks(track)\n", "")), "blocks", "those admitted in this turn take blocks, too"),
-    WrongAnswer("those that run hold nothing", turn((FREE, "num_blocks")), "blocks", "they hold their blocks"),
-    WrongAnswer("rounded down", turn(("-(-track.request.longest // block_size)", "track.request.longest // block_size")), "blocks", "a block that is begun is taken"),
-    WrongAnswer("blocks of the prompt", turn(("track.request.longest", "track.prompt_tokens")), "blocks", "up to its longest"),
-    WrongAnswer("tokens for blocks", turn(("-(-track.request.longest // block_size)", "track.request.longest")), "blocks", "blocks of block_size tokens"),
-    WrongAnswer("one block stays", turn(("blocks(track) > free:", "blocks(track) >= free:")), "blocks", "the last block may be taken"),
-    WrongAnswer("length first", turn((BOTH, """        if track.remaining == 0:
-            finished.append((track, "length"))
-        elif track.written and track.token_ids[-1] in track.request.stop_token_ids:
-            finished.append((track, "stop"))
-""")), "edges", "a stop token is the reason, also as the last one"),
-    WrongAnswer("end of the prompt stops", turn(("if track.written and ", "if ")), "edges", "it has written nothing"),
-    WrongAnswer("queue reversed", turn(("list(waiting[len(admitted) :])", "list(waiting[len(admitted) :])[::-1]")), "turn-after-turn", "each keeps its place"),
-]  # fmt: skip
-
-# --- batching-chunks ---
-
-CHUNKS = """
-def plan_step(tracks, budget, chunk=None):
-    work = []
-    for track in sorted(tracks, key=lambda track: track.unsent > 1):
-        count = min(track.unsent, budget, chunk or budget)
-        if count:
-            work.append(Work(track, track.computed, count))
-            budget -= count
-    return work
-
-
-def settle(work, tokens):
-    for piece in work:
-        track = piece.track
-        track.computed = piece.start + piece.count
-        if track.unsent == 0:
-            track.token_ids.append(tokens[track.sequence])
-
-
-chunks = {"plan_step": plan_step, "settle": settle}
-"""
-
-CHUNKS_ALTERNATIVE = """
-def plan_step(tracks, budget, chunk=None):
-    decodes = [track for track in tracks if track.computed + 1 == len(track.token_ids)][:budget]
-    work, left = [Work(track, track.computed, 1) for track in decodes], budget - len(decodes)
-    for track in tracks:
-        start, end = track.computed, len(track.token_ids)
+    return [(sequence, reason(sequence)) for sequence in running if reason(sequence)], new, [*now, *new], queue
+""",
+    "batching-chunks": """
+def plan_step(sequences, budget, chunk=None):
+    decodes = [sequence for sequence in sequences if sequence.computed + 1 == len(sequence.token_ids)][:budget]
+    work, left = [Work(sequence, sequence.computed, 1) for sequence in decodes], budget - len(decodes)
+    for sequence in sequences:
+        start, end = sequence.computed, len(sequence.token_ids)
         if end - start == 1:
             continue
         end = min(end, start + left)
         if chunk is not None:
             end = min(end, start + chunk)
         if end > start:
-            work.append(Work(track=track, start=start, count=end - start))
+            work.append(Work(sequence=sequence, start=start, count=end - start))
             left -= end - start
     return tuple(work)
 
 
-def settle(work, tokens):
+def postprocess(work, tokens):
     for piece in work:
         last = piece.writes
-        piece.track.computed += piece.count
+        piece.sequence.computed += piece.count
         if last:
-            piece.track.token_ids += [tokens[piece.track.sequence]]
+            piece.sequence.token_ids += [tokens[piece.sequence.id]]
 
 
-chunks = {"settle": settle, "plan_step": plan_step}
-"""
-
-
-def chunks(*replacements: tuple[str, str]) -> str:
-    return changed(CHUNKS, *replacements)
-
-
-ORDER = "sorted(tracks, key=lambda track: track.unsent > 1)"
-COUNT = "count = min(track.unsent, budget, chunk or budget)"
-WRITES = "        if track.unsent == 0:\n"
-BATCHING_CHUNKS = [
-    WrongAnswer("in the order given", chunks((ORDER, "tracks")), "decodes-first", "decodes go first"),
-    WrongAnswer("prompts first", chunks((ORDER, "sorted(tracks, key=lambda track: track.unsent == 1)")), "decodes-first", "decodes go first"),
-    WrongAnswer("decodes cost nothing", chunks(("            budget -= count\n", "            budget -= count if count > 1 else 0\n")), "decodes-first", "a decode is a row"),
-    WrongAnswer("from the beginning", chunks(("Work(track, track.computed, count)", "Work(track, 0, count)")), "decodes-first", "what is computed stays"),
-    WrongAnswer("from the next token", chunks(("Work(track, track.computed, count)", "Work(track, track.num_tokens, count)")), "decodes-first", "the last token is not computed yet"),
-    WrongAnswer("decodes alone", chunks((ORDER, "[track for track in tracks if track.unsent == 1] or tracks")), "decodes-first", "a step is mixed"),
-    WrongAnswer("shortest first", chunks((ORDER, "sorted(tracks, key=lambda track: track.unsent)")), "chunks", "prompts in the order given"),
-    WrongAnswer("whole prompts only", chunks((COUNT, "count = track.unsent if track.unsent <= budget else 0")), "chunks", "a part of it is computed"),
-    WrongAnswer("one prompt a step", chunks(("            budget -= count\n", "            budget -= count\n            if count > 1:\n                break\n")), "chunks", "the rest is the next one's"),
-    WrongAnswer("budget for each", chunks(("            budget -= count\n", "")), "chunks", "the budget is the step's"),
-    WrongAnswer("no chunk", chunks((COUNT, "count = min(track.unsent, budget)")), "chunks", "chunk limits a prompt"),
-    WrongAnswer("chunk for all", chunks((COUNT, "count = min(track.unsent, budget)"), ("    work = []\n", "    work, budget = [], min(budget, chunk or budget)\n")), "chunks", "chunk limits a prompt, not the step"),
-    WrongAnswer("always the whole budget", chunks((COUNT, "count = min(budget, chunk or budget) if track.unsent > 1 else min(1, budget)")), "chunks", "up to the end of the prompt"),
-    WrongAnswer("preempted are decodes", chunks((ORDER, "sorted(tracks, key=lambda track: track.written == 0)"), (COUNT, "count = min(1 if track.written else track.unsent, budget, chunk or budget)")), "chunks", "what has written may have to be computed again"),
-    WrongAnswer("prompt alone again", chunks((COUNT, "count = min(1 if track.unsent == 1 else track.prompt_tokens - track.computed, budget, chunk or budget)")), "chunks", "what it has written, too"),
-    WrongAnswer("settles the plan", chunks(("            budget -= count\n", "            budget -= count\n            track.computed += count\n")), "chunks", "a plan changes nothing"),
-    WrongAnswer("every chunk writes", chunks((WRITES, "        if True:\n")), "settle", "only the last row of the text"),
-    WrongAnswer("prompts write nothing", chunks((WRITES, "        if track.unsent == 0 and track.written:\n")), "settle", "the last chunk writes the first token"),
-    WrongAnswer("written is computed", chunks(("            track.token_ids.append(tokens[track.sequence])\n", "            track.token_ids.append(tokens[track.sequence])\n            track.computed += 1\n")), "settle", "a new token is not in the cache"),
-    WrongAnswer("counts what is done", chunks(("track.computed = piece.start + piece.count", "track.computed = piece.count")), "settle", "from the start on"),
-    WrongAnswer("writes at the prompt's end", chunks((WRITES, "        if track.computed >= track.prompt_tokens:\n")), "settle", "of what was preempted the whole text counts"),
-    WrongAnswer("nothing is computed", chunks(("        track.computed = piece.start + piece.count\n        if track.unsent == 0:\n", "        if piece.writes:\n")), "settle", "computed goes on"),
-    WrongAnswer("decodes over the budget", chunks((COUNT, "count = 1 if track.unsent == 1 else max(0, min(track.unsent, budget, chunk or budget))")), "tight", "the budget binds decodes, too"),
-    WrongAnswer("empty pieces", chunks(("        if count:\n", "        if count >= 0:\n")), "tight", "who gets none is left out"),
-    WrongAnswer("all or none of the decodes", chunks(("    work = []\n", "    work = []\n    if sum(track.unsent == 1 for track in tracks) > budget:\n        return work\n")), "tight", "as many as the budget allows"),
-    WrongAnswer("written only are decodes", chunks((ORDER, "sorted(tracks, key=lambda track: track.unsent > 1 or not track.written)")), "tight", "one unsent token is one row"),
-]  # fmt: skip
-
-# --- batching-deadline ---
-
-DEADLINE = """
-def by_slack(track, now_s, *, prefill_per_s, tokens_per_s, patience_s):
-    limit_s = track.request.deadline_s
-    due_s = track.arrival_s + (patience_s if limit_s is None else limit_s)
-    needs_s = track.unsent / prefill_per_s + track.remaining / tokens_per_s
-    return (due_s - now_s - needs_s, track.arrival_s)
-"""
-
-DEADLINE_ALTERNATIVE = """
-def by_slack(track, now_s, *, prefill_per_s, tokens_per_s, patience_s):
-    \"\"\"now_s is the same for all, so that the latest moment to begin orders them as well.\"\"\"
-    request = track.request
+chunks = {"postprocess": postprocess, "plan_step": plan_step}
+""",
+    "batching-deadline": '''
+def by_slack(sequence, now_s, *, prefill_per_s, tokens_per_s, patience_s):
+    """now_s is the same for all, so that the latest moment to begin orders them as well."""
+    request = sequence.request
     limit_s = request.deadline_s if request.deadline_s is not None else patience_s
     latest_s = request.arrival_s + limit_s
-    latest_s -= (track.num_tokens - track.computed) / prefill_per_s
-    latest_s -= (request.max_new_tokens - track.written) / tokens_per_s
-    return [latest_s, request.arrival_s, track.number]
-"""
-
-
-def deadline(*replacements: tuple[str, str]) -> str:
-    return changed(DEADLINE, *replacements)
-
-
-DUE = "due_s = track.arrival_s + (patience_s if limit_s is None else limit_s)"
-NEEDS = "needs_s = track.unsent / prefill_per_s + track.remaining / tokens_per_s"
-KEY = "return (due_s - now_s - needs_s, track.arrival_s)"
-BATCHING_DEADLINE = [
-    WrongAnswer("earliest deadline", deadline((KEY, "return (due_s, track.arrival_s)")), "slack", "the time still needed counts"),
-    WrongAnswer("shortest first", deadline((KEY, "return (needs_s, track.arrival_s)")), "slack", "the deadline counts"),
-    WrongAnswer("first come", deadline((KEY, "return (track.arrival_s,)")), "slack", "the deadline counts"),
-    WrongAnswer("largest first", deadline((KEY, "return (needs_s + now_s - due_s, track.arrival_s)")), "slack", "the smallest key is the first"),
-    WrongAnswer("need added", deadline((KEY, "return (due_s - now_s + needs_s, track.arrival_s)")), "slack", "who needs longer has less to spare"),
-    WrongAnswer("a moment", deadline((DUE, "due_s = track.arrival_s + patience_s if limit_s is None else limit_s")), "slack", "deadline_s counts from the arrival"),
-    WrongAnswer("prompts for nothing", deadline((NEEDS, "needs_s = track.remaining / tokens_per_s")), "slack", "a long prompt takes time"),
-    WrongAnswer("outputs for nothing", deadline((NEEDS, "needs_s = track.unsent / prefill_per_s")), "slack", "writing takes time"),
-    WrongAnswer("rates swapped", deadline((NEEDS, "needs_s = track.unsent / tokens_per_s + track.remaining / prefill_per_s")), "slack", "a prompt is read much faster than an output is written"),
-    WrongAnswer("times the rate", deadline((NEEDS, "needs_s = track.unsent / prefill_per_s + track.remaining * tokens_per_s")), "slack", "tokens a second"),
-    WrongAnswer("one rate", deadline((NEEDS, "needs_s = (track.unsent + track.remaining) / tokens_per_s")), "slack", "two rates"),
-    WrongAnswer("no ties", deadline((KEY, "return due_s - now_s - needs_s")), "ties", "of the same slack the first arrival"),
-    WrongAnswer("ties by length", deadline((KEY, "return (due_s - now_s - needs_s, needs_s)")), "ties", "of the same slack the first arrival"),
-    WrongAnswer("last come first", deadline((KEY, "return (due_s - now_s - needs_s, -track.arrival_s)")), "ties", "of the same slack the first arrival"),
-    WrongAnswer("ties by deadline", deadline((KEY, "return (due_s - now_s - needs_s, limit_s or 0.0)")), "ties", "of the same slack the first arrival"),
-    WrongAnswer("never due", deadline((DUE, 'due_s = float("inf") if limit_s is None else track.arrival_s + limit_s')), "patience", "it may wait forever"),
-    WrongAnswer("due now", deadline((DUE, "due_s = now_s if limit_s is None else track.arrival_s + limit_s")), "patience", "it overtakes what is urgent"),
-    WrongAnswer("patience from now on", deadline((DUE, "due_s = now_s + patience_s if limit_s is None else track.arrival_s + limit_s")), "patience", "it never grows more urgent"),
-    WrongAnswer("patience of a moment", deadline((DUE, "due_s = patience_s if limit_s is None else track.arrival_s + limit_s")), "patience", "from its arrival"),
-    WrongAnswer("all of a sudden", deadline((DUE, 'waited_s = now_s - track.arrival_s\n    due_s = (0.0 if waited_s > patience_s else float("inf")) if limit_s is None else track.arrival_s + limit_s')), "patience", "it grows more urgent all the time"),
-    WrongAnswer("need not counted without a deadline", deadline((KEY, "return (due_s - now_s - (needs_s if limit_s is not None else 0.0), track.arrival_s)")), "patience", "a long one needs to begin earlier"),
-    WrongAnswer("patience for all", deadline((DUE, "due_s = track.arrival_s + min(patience_s, limit_s or patience_s)")), "patience", "a deadline may lie further away"),
-    WrongAnswer("fixed patience", deadline((DUE, "due_s = track.arrival_s + (32.0 if limit_s is None else limit_s)")), "stream", "patience_s says how long"),
-    WrongAnswer("as if new", deadline((NEEDS, "needs_s = track.prompt_tokens / prefill_per_s + track.request.max_new_tokens / tokens_per_s")), "later", "what is done needs no time any more"),
-    WrongAnswer("whole prompt", deadline((NEEDS, "needs_s = track.prompt_tokens / prefill_per_s + track.remaining / tokens_per_s")), "later", "what is read needs no time any more"),
-    WrongAnswer("whole output", deadline((NEEDS, "needs_s = track.unsent / prefill_per_s + track.request.max_new_tokens / tokens_per_s")), "later", "what is written needs no time any more"),
-    WrongAnswer("not below 0", deadline((KEY, "return (max(0.0, due_s - now_s - needs_s), track.arrival_s)")), "later", "too late is even more urgent"),
-    WrongAnswer("too late goes last", deadline((KEY, "slack_s = due_s - now_s - needs_s\n    return (slack_s < 0, slack_s, track.arrival_s)")), "later", "a slack below 0 is one, too"),
-]  # fmt: skip
-
-# --- batching-scheduler ---
-
-SCHEDULER = """
-class MyScheduler(SchedulerState):
-    def add(self, request):
-        if request.id in self.names:
-            raise WorkbenchError(f"request {request.id!r} was added before; choose another name")
-        blocks = self.tables.blocks_for(request.longest)
-        if blocks > self.tables.num_blocks:
-            raise WorkbenchError(f"request {request.id!r} needs {blocks} blocks of {self.tables.num_blocks}")
-        self.names.add(request.id)
-        self.waiting.append(self.track(request))
-
-    def abort(self, request_id):
-        for track in [*self.waiting, *self.running]:
-            if track.request.id == request_id:
-                if track in self.running:
-                    self.leave(track)
-                else:
-                    self.waiting.remove(track)
-                return
-        raise WorkbenchError(f"request {request_id!r} neither waits nor runs")
-
-    def schedule(self):
-        work, budget = [], self.token_budget
-        for track in [track for track in self.running if track.unsent == 1]:
-            if track in self.running and self.has_room(track):
-                work.append(Work(track, track.computed, 1))
-                budget -= 1
-        for track in self.running:
-            if track.unsent > 1 and budget:
-                work.append(Work(track, track.computed, min(track.unsent, budget)))
-                budget -= work[-1].count
-        while self.waiting and budget and len(self.running) < self.max_running:
-            track = self.waiting[0]
-            spare = self.watermark if self.running else 0
-            if self.tables.blocks_for(track.num_tokens) + spare > self.tables.num_available:
-                break
-            self.tables.grow({track.sequence: track.num_tokens})
-            self.running.append(self.waiting.popleft())
-            work.append(Work(track, 0, min(track.unsent, budget)))
-            budget -= work[-1].count
-        return work
-
-    def settle(self, work, tokens):
-        done = []
-        for piece in work:
-            track = piece.track
-            track.computed = piece.start + piece.count
-            if track.unsent:
-                continue
-            track.token_ids.append(tokens[track.sequence])
-            if track.token_ids[-1] in track.request.stop_token_ids:
-                track.finish_reason = "stop"
-            elif track.remaining == 0:
-                track.finish_reason = "length"
-            else:
-                continue
-            self.leave(track)
-            done.append(track)
-        return done
-
-    def leave(self, track):
-        self.running.remove(track)
-        self.tables.release(track.sequence)
-
-    def has_room(self, track):
-        while True:
-            try:
-                self.tables.grow({track.sequence: track.num_tokens})
-                return True
-            except NoRoom:
-                victim = self.running[-1]
-                self.leave(victim)
-                victim.computed = 0
-                self.waiting.appendleft(victim)
-                if victim is track:
-                    return False
-"""
-
-SCHEDULER_ALTERNATIVE = """
+    latest_s -= (sequence.num_tokens - sequence.computed) / prefill_per_s
+    latest_s -= (request.max_new_tokens - sequence.written) / tokens_per_s
+    return [latest_s, request.arrival_s, sequence.number]
+''',
+    "batching-scheduler": """
 class MyScheduler(SchedulerState):
     def add(self, request):
         if self.tables.num_blocks * self.tables.block_size < request.longest:
@@ -460,147 +914,69 @@ class MyScheduler(SchedulerState):
         if request.id in self.names:
             raise WorkbenchError(f"{request.id!r} is not new")
         self.names |= {request.id}
-        self.waiting.append(self.track(request))
+        self.waiting.append(self.sequence(request))
 
     def abort(self, request_id):
         before = len(self.waiting) + len(self.running)
-        for track in self.running:
-            if track.request.id == request_id:
-                self.tables.release(track.sequence)
-        self.running = [track for track in self.running if track.request.id != request_id]
-        for track in list(self.waiting):
-            if track.request.id == request_id:
-                self.waiting.remove(track)
+        for sequence in self.running:
+            if sequence.request.id == request_id:
+                self.tables.release(sequence.id)
+        self.running = [sequence for sequence in self.running if sequence.request.id != request_id]
+        for sequence in list(self.waiting):
+            if sequence.request.id == request_id:
+                self.waiting.remove(sequence)
         if len(self.waiting) + len(self.running) == before:
             raise WorkbenchError(f"{request_id!r} is not here")
 
-    def blocks_held(self, track):
-        return len(self.tables.tables.get(track.sequence, ()))
+    def blocks_held(self, sequence):
+        return len(self.tables.tables.get(sequence.id, ()))
 
     def schedule(self):
         work, at = [], 0
         while at < len(self.running):
-            track = self.running[at]
-            missing = self.tables.blocks_for(track.num_tokens) - self.blocks_held(track)
-            if track.unsent > 1 or missing <= self.tables.num_free:
+            sequence = self.running[at]
+            missing = self.tables.blocks_for(sequence.num_tokens) - self.blocks_held(sequence)
+            if sequence.unsent > 1 or missing <= self.tables.num_free:
                 at += 1
-                if track.unsent == 1:
-                    self.tables.grow({track.sequence: track.num_tokens})
-                    work.append(Work(track, track.num_tokens - 1, 1))
+                if sequence.unsent == 1:
+                    self.tables.grow({sequence.id: sequence.num_tokens})
+                    work.append(Work(sequence, sequence.num_tokens - 1, 1))
                 continue
             last = self.running.pop()
-            self.tables.release(last.sequence)
+            self.tables.release(last.id)
             last.computed = 0
             self.waiting.insert(0, last)
         rest = self.token_budget - len(work)
-        for track in self.running:
-            if track.unsent > 1 and rest > 0:
-                rest -= (count := min(rest, track.unsent))
-                work.append(Work(track, track.computed, count))
+        for sequence in self.running:
+            if sequence.unsent > 1 and rest > 0:
+                rest -= (count := min(rest, sequence.unsent))
+                work.append(Work(sequence, sequence.computed, count))
         while rest > 0 and self.waiting and len(self.running) < self.max_running:
             first = self.waiting[0]
             left = self.tables.num_free - self.tables.blocks_for(first.num_tokens)
             if left < 0 or (self.running and left < self.watermark):
                 return work
             self.running += [self.waiting.popleft()]
-            self.tables.grow({first.sequence: first.num_tokens})
+            self.tables.grow({first.id: first.num_tokens})
             rest -= (count := min(rest, first.num_tokens))
             work.append(Work(first, 0, count))
         return work
 
-    def settle(self, work, tokens):
+    def postprocess(self, work, tokens):
         for piece in work:
             writes = piece.writes
-            piece.track.computed += piece.count
+            piece.sequence.computed += piece.count
             if writes:
-                piece.track.token_ids.append(tokens[piece.track.sequence])
+                piece.sequence.token_ids.append(tokens[piece.sequence.id])
         done = []
         for piece in work:
-            track = piece.track
-            stopped = track.written > 0 and track.token_ids[-1] in track.request.stop_token_ids
-            if track.unsent == 1 and (stopped or not track.remaining):
-                track.finish_reason = "stop" if stopped else "length"
-                self.tables.release(track.sequence)
-                done.append(track)
-        self.running = [track for track in self.running if track not in done]
+            sequence = piece.sequence
+            stopped = sequence.written > 0 and sequence.token_ids[-1] in sequence.request.stop_token_ids
+            if sequence.unsent == 1 and (stopped or not sequence.remaining):
+                sequence.finish_reason = "stop" if stopped else "length"
+                self.tables.release(sequence.id)
+                done.append(sequence)
+        self.running = [sequence for sequence in self.running if sequence not in done]
         return done
-"""
-
-
-def scheduler(*replacements: tuple[str, str]) -> str:
-    return changed(SCHEDULER, *replacements)
-
-
-KNOWN = """        if request.id in self.names:
-            raise WorkbenchError(f"request {request.id!r} was added before; choose another name")
-"""
-FITS = "if blocks > self.tables.num_blocks:"
-FIRST = "        for track in [track for track in self.running if track.unsent == 1]:\n            if track in self.running and self.has_room(track):\n                work.append(Work(track, track.computed, 1))\n                budget -= 1\n"
-THEN = "        for track in self.running:\n            if track.unsent > 1 and budget:\n                work.append(Work(track, track.computed, min(track.unsent, budget)))\n                budget -= work[-1].count\n"
-ADMITS = "while self.waiting and budget and len(self.running) < self.max_running:"
-SPARE = "spare = self.watermark if self.running else 0"
-FULL = "            if self.tables.blocks_for(track.num_tokens) + spare > self.tables.num_available:\n                break\n"
-GROWN = "            self.tables.grow({track.sequence: track.num_tokens})\n            self.running.append(self.waiting.popleft())\n"
-VICTIM = "victim = self.running[-1]"
-BACK = "self.waiting.appendleft(victim)"
-AGAIN = "victim.computed = 0"
-BATCHING_SCHEDULER = [
-    WrongAnswer("prompts before decodes", scheduler((FIRST + THEN, THEN + FIRST.replace("if track in", "if budget and track in"))), "budget", "decodes first"),
-    WrongAnswer("decodes cost nothing", scheduler(("                budget -= 1\n", "")), "budget", "a decode is a row"),
-    WrongAnswer("budget for prompts only once", scheduler((THEN, THEN + "        budget = self.token_budget\n")), "budget", "one budget for all"),
-    WrongAnswer("no limit to those that run", scheduler((ADMITS, "while self.waiting and budget:")), "budget", "max_running binds"),
-    WrongAnswer("one admission a step", scheduler((ADMITS, ADMITS.replace("while", "if")), ("                break\n            self.tables.grow", "                return work\n            self.tables.grow")), "budget", "as many as there is room for"),
-    WrongAnswer("static batching", scheduler((ADMITS, "while self.waiting and budget and not decoding and len(self.running) < self.max_running:"), ("        work, budget = [], self.token_budget\n", "        work, budget = [], self.token_budget\n        decoding = bool(self.running)\n")), "budget", "whoever waits comes as soon as there is room"),
-    WrongAnswer("every chunk writes", scheduler(("            if track.unsent:\n                continue\n", "")), "budget", "only the last row of a text"),
-    WrongAnswer("one chunk only", scheduler((THEN, "")), "budget", "a prompt goes on in the next step"),
-    WrongAnswer("whole prompts", scheduler(("            work.append(Work(track, 0, min(track.unsent, budget)))\n", "            work.append(Work(track, 0, track.unsent))\n"), (ADMITS, ADMITS.replace("and budget", "and budget > 0"))), "budget", "in chunks"),
-    WrongAnswer("blocks are kept", scheduler(("        self.tables.release(track.sequence)\n", "")), "budget", "who is done gives his blocks back"),
-    WrongAnswer("written is computed", scheduler(("            self.leave(track)\n            done.append(track)\n", "            self.leave(track)\n            done.append(track)\n        for piece in work:\n            piece.track.computed = piece.track.num_tokens - (piece.track.written == 0)\n")), "budget", "a new token is not in the cache"),
-    WrongAnswer("no stop tokens", scheduler(("if track.token_ids[-1] in track.request.stop_token_ids:", "if False:")), "budget", "a stop token ends a text"),
-    WrongAnswer("no reason", scheduler(('track.finish_reason = "length"', "pass")), "budget", "stop or length"),
-    WrongAnswer("overtaking", scheduler((GROWN, GROWN.replace("self.waiting.popleft()", "track") + "            self.waiting.remove(track)\n"), ("track = self.waiting[0]", "track = next((t for t in self.waiting if self.tables.blocks_for(t.num_tokens) + (self.watermark if self.running else 0) <= self.tables.num_available), self.waiting[0])")), "admission", "nobody overtakes"),
-    WrongAnswer("no watermark", scheduler((SPARE, "spare = 0")), "admission", "blocks stay free for those that run"),
-    WrongAnswer("watermark always", scheduler((SPARE, "spare = self.watermark")), "admission", "alone it is not needed"),
-    WrongAnswer("watermark for two", scheduler((SPARE, "spare = self.watermark if len(self.running) > 1 else 0")), "admission", "beside others, one is enough"),
-    WrongAnswer("up to the longest", scheduler((FULL, FULL.replace("track.num_tokens", "track.request.longest"))), "admission", "what it needs now"),
-    WrongAnswer("one block is enough", scheduler((FULL, FULL.replace("self.tables.blocks_for(track.num_tokens)", "1")), (GROWN, "            try:\n                self.tables.grow({track.sequence: track.num_tokens})\n            except NoRoom:\n                break\n            self.running.append(self.waiting.popleft())\n"), (SPARE, "spare = 0")), "admission", "blocks of its tokens and of the watermark"),
-    WrongAnswer("blocks of a chunk", scheduler((GROWN, GROWN.replace("track.num_tokens}", "min(track.num_tokens, budget)}"))), "budget", "it takes all of them"),
-    WrongAnswer("last come first", scheduler(("self.waiting.append(self.track(request))", "self.waiting.appendleft(self.track(request))")), "budget", "the end of the queue"),
-    WrongAnswer("the first gives way", scheduler((VICTIM, "victim = self.running[0]")), "preemption", "the last admitted"),
-    WrongAnswer("itself gives way", scheduler((VICTIM, "victim = track")), "preemption", "the last admitted"),
-    WrongAnswer("largest gives way", scheduler((VICTIM, "victim = max(self.running, key=lambda t: t.num_tokens)")), "preemption", "the last admitted"),
-    WrongAnswer("to the end of the queue", scheduler((BACK, "self.waiting.append(victim)")), "preemption", "the front of the queue"),
-    WrongAnswer("goes on where it was", scheduler(("                victim.computed = 0\n", "")), "preemption", "computed again"),
-    WrongAnswer("writes anew", scheduler((AGAIN, AGAIN + "\n                del victim.token_ids[victim.prompt_tokens :]")), "preemption", "what is written stays"),
-    WrongAnswer("waits for a block", scheduler(("                victim = self.running[-1]\n                self.leave(victim)\n                victim.computed = 0\n                self.waiting.appendleft(victim)\n                if victim is track:\n                    return False\n", "                return False\n")), "preemption", "the last admitted gives way"),
-    WrongAnswer("keeps its blocks", scheduler(("                self.leave(victim)\n", "                self.running.remove(victim)\n                if victim is not track:\n                    self.tables.release(victim.sequence)\n")), "preemption", "who waits holds none"),
-    WrongAnswer("all behind it give way", scheduler(("                victim = self.running[-1]\n                self.leave(victim)\n                victim.computed = 0\n                self.waiting.appendleft(victim)\n", "                for victim in self.running[: self.running.index(track) : -1] or [track]:\n                    self.leave(victim)\n                    victim.computed = 0\n                    self.waiting.appendleft(victim)\n")), "preemption", "only as many as it takes"),
-    WrongAnswer("comes back for its prompt", scheduler((FULL, FULL.replace("track.num_tokens", "track.prompt_tokens")), ("            self.tables.grow({track.sequence: track.num_tokens})\n            self.running", "            self.tables.grow({track.sequence: track.prompt_tokens})\n            self.running")), "preemption", "blocks for what it has written, too"),
-    WrongAnswer("still in the step", scheduler(("if track in self.running and self.has_room(track):", "if self.has_room(track) or True:")), "preemption", "who gave way is not computed"),
-    WrongAnswer("lost when it gives way", scheduler(("                self.waiting.appendleft(victim)\n", "                if victim is not track:\n                    self.waiting.appendleft(victim)\n")), "preemption", "it waits again"),
-    WrongAnswer("never refused", scheduler((FITS, "if False:")), "door", "it would wait forever"),
-    WrongAnswer("refused by the prompt", scheduler(("blocks_for(request.longest)", "blocks_for(len(request.prompt_ids))")), "door", "prompt and output"),
-    WrongAnswer("a block less", scheduler((FITS, FITS.replace(">", ">="))), "door", "all blocks of the pool"),
-    WrongAnswer("with the watermark", scheduler((FITS, "if blocks + self.watermark >= self.tables.num_blocks:")), "admission", "alone it may take all"),
-    WrongAnswer("names twice", scheduler((KNOWN, "")), "door", "a name is used once"),
-    WrongAnswer("names of those alive", scheduler((KNOWN, KNOWN.replace("self.names", "{t.request.id for t in (*self.waiting, *self.running)}"))), "door", "a name is used once"),
-    WrongAnswer("name taken before it is checked", scheduler((KNOWN, KNOWN + "        self.names.add(request.id)\n"), ("        self.names.add(request.id)\n        self.waiting.append", "        self.waiting.append")), "door", "what was refused was never there"),
-    WrongAnswer("abort leaves the blocks", scheduler(("                if track in self.running:\n                    self.leave(track)\n", "                if track in self.running:\n                    self.running.remove(track)\n")), "door", "blocks are free at once"),
-    WrongAnswer("abort of those that run", scheduler(("for track in [*self.waiting, *self.running]:\n            if track.request.id == request_id:", "for track in list(self.running):\n            if track.request.id == request_id:")), "door", "who waits can be aborted, too"),
-    WrongAnswer("abort of anybody", scheduler(('        raise WorkbenchError(f"request {request_id!r} neither waits nor runs")\n', "")), "door", "nobody of that name"),
-]  # fmt: skip
-
-WRONG = {
-    "batching-waste": BATCHING_WASTE,
-    "batching-turn": BATCHING_TURN,
-    "batching-chunks": BATCHING_CHUNKS,
-    "batching-deadline": BATCHING_DEADLINE,
-    "batching-scheduler": BATCHING_SCHEDULER,
-}
-ALTERNATIVE = {
-    "batching-waste": WASTE_ALTERNATIVE,
-    "batching-turn": TURN_ALTERNATIVE,
-    "batching-chunks": CHUNKS_ALTERNATIVE,
-    "batching-deadline": DEADLINE_ALTERNATIVE,
-    "batching-scheduler": SCHEDULER_ALTERNATIVE,
+""",
 }

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Exercises of lab 09: PagedAttention
 #
-# A text's keys and values need not lie in one piece. Cut into blocks they lie anywhere, a table says where, and blocks
-# can be shared. Here you write the pool that counts who holds what, the tables that grow and copy only when they must,
-# attention that reads through a table, a cache of beginnings, and the account of what each way of allocating wastes. At the
-# end your parts hold a real model's memory.
+# The keys and values of a sequence need not be contiguous. Divided into blocks they may lie anywhere, a table
+# says where, and blocks can be shared. Here you write the pool with its reference counts, the tables that grow
+# and copy only when they must, attention that reads through a table, a prefix cache, and the account of what
+# each allocator wastes. At the end your parts manage a real model's memory.
 #
 # As before, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
-# grader runs the same checks and a few more, on other texts and at the edges; the points of both are on the
+# grader runs the same checks and a few more, on other sequences and edge cases; the points for both are on the
 # check cell.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
@@ -17,10 +17,10 @@ import torch
 
 import workbench as wb
 from workbench import checks
-from workbench.checks import lab09_parts as parts
-from workbench.checks.lab09_parts import Blocks, Request, Tables
 from workbench.errors import WorkbenchError
 from workbench.kv.blocks import NoRoom
+from workbench.labs.lab09_paged_attention.checks import parts
+from workbench.labs.lab09_paged_attention.checks.parts import Blocks, Request, Tables
 
 # %%
 model = wb.load("stdlib-1m")
@@ -29,8 +29,8 @@ prompt = 'def read_lines(path):\n    """Return the lines of a file."""\n    with
 # %% [markdown]
 # ## 1. Who holds a block?
 #
-# *Lab 09, "Blocks".* A block is a number. Several texts may hold the same one, so the pool counts its holders, and a block is free
-# again exactly when the last of them gives it back:
+# *Lab 09, "Blocks".* A block is a number. Several sequences may hold the same block, so the pool counts its
+# holders, and a block is free again exactly when the last of them gives it back:
 #
 # ```text
 #                        references       free
@@ -42,19 +42,21 @@ prompt = 'def read_lines(path):\n    """Return the lines of a file."""\n    with
 # give_back([1])         0 0 0 0          0 1 2 3
 # ```
 #
-# Write the class `MyPool`. `Blocks` (type `Blocks??` to read it) keeps the state: `self.references`, a list of how many hold
-# each block, and `self.free`, a list of the blocks that nobody holds, in any order.
+# Write the class `MyPool`. `Blocks` (type `Blocks??` to read it) keeps the state: `self.references`, a list
+# with the number of holders of each block, and `self.free`, a list of the blocks without a holder, in any
+# order.
 #
-# - `take(count)` gives a list of so many different blocks that were free, each held once from now on. `count` may be 0. Where
-#   fewer are free: `NoRoom(count, self.num_free, "this call")`.
-# - `share(blocks)`: each block of the list has one holder more. `give_back(blocks)`: each has one fewer. A block may stand in the
-#   list more than once, and counts as often.
-# - A block that nobody holds cannot be shared or given back, nor can one be given back more often than it is held, nor is a
-#   number outside 0 … num_blocks − 1 a block: `WorkbenchError`.
-# - A call that is refused changes nothing: look at everything first.
-# - A GPU has many thousand blocks. One point is for speed, once the rest is right: a call may cost what it asks for, not what
-#   the pool is large. Timed on 4,000 blocks beside a pool that looks through all of them, pair by pair with fresh inputs; at
-#   least **4 times** as fast in the median, of processor time.
+# - `take(count)` returns a list of `count` different blocks that were free; each now has one holder. `count`
+#   may be 0. If fewer are free: `NoRoom(count, self.num_free, "this call")`.
+# - `share(blocks)`: each block of the list gets one more holder. `give_back(blocks)`: each has one fewer. A
+#   block may occur in the list several times, and counts as often.
+# - `WorkbenchError` for sharing or giving back a block that has no holder, for giving back a block more often
+#   than it is held, and for a number outside 0 … num_blocks − 1.
+# - A refused call changes nothing: check everything first.
+# - A GPU has many thousand blocks. One point is for speed, once the rest is right: the cost of a call should
+#   depend on the blocks it asks for, not on the size of the pool. It is timed on 4,000 blocks against a pool
+#   that searches all of them, pair by pair with fresh inputs; it must be at least **4 times** as fast in the
+#   median, in processor time.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "paged-pool"}
@@ -115,28 +117,31 @@ checks.check("paged-pool", MyPool)
 # %% [markdown]
 # ## 2. Copy on write
 #
-# *Lab 09, "Sharing".* A fork begins with all that another text remembers. It holds the same blocks, and nothing is copied until one of
-# them writes into a block that both hold:
+# *Lab 09, "Sharing".* A fork starts with all cached tokens of another sequence. It holds the same blocks, and
+# nothing is copied until one of the two writes into a block that both hold:
 #
 # ```text
 # block size 4      A: 6 tokens             [0 1]              block 1 holds tokens 4 and 5, and has room for two
 # fork(A, B)        B: 6 tokens             [0 1]              blocks 0 and 1 have two holders
 # grow({B: 7})      A [0 1]   B [0 2]       copy (1, 2)        B writes its token 6: block 1 is shared, so it is copied first
-# grow({A: 7})      A [0 1]   B [0 2]                          now A alone holds block 1: no copy
+# grow({A: 7})      A [0 1]   B [0 2]                          now only A holds block 1: no copy
 # grow({A: 9})      A [0 1 3] B [0 2]                          block 0, shared and full, is never copied
 # ```
 #
-# Write the class `MyTables`. `Tables` keeps `self.tables` (sequence → list of blocks), `self.lengths` (sequence → tokens),
-# `self.block_size`, and a `self.pool` with `take(count)`, `share(blocks)`, `give_back(blocks)`, `references` and `num_free`; it is a
-# right one, whatever yours of exercise 1 does.
+# Write the class `MyTables`. `Tables` keeps `self.tables` (sequence → list of blocks), `self.lengths` (sequence
+# → tokens), `self.block_size`, and a `self.pool` with `take(count)`, `share(blocks)`, `give_back(blocks)`,
+# `references` and `num_free`. This pool is correct; it does not use your answer to exercise 1.
 #
-# - `grow(lengths)` makes room for `lengths[sequence]` tokens of each of these sequences, in their order. A new name begins a
-#   sequence. It gives the list of `(from, to)`: what lies in block `from` is copied to block `to` before anything is written.
-# - Afterwards the place of every new token is in a block that its sequence alone holds. Take no block that is not needed, and copy
-#   none that need not be copied: where all holders of a block write in one call, the last of them may keep it.
-# - Where not all of them fit, nothing changes at all: `NoRoom(needed, free, "growing")`. `WorkbenchError` for a length below the
-#   present one.
-# - `fork(sequence, new_sequence)` and `release(sequence)`: `WorkbenchError` for a sequence that is not there, and for a new name that is.
+# - `grow(lengths)` makes room for `lengths[sequence]` tokens of each of these sequences, in their order. A new
+#   name starts a new sequence. It returns the list of `(from, to)`: the contents of block `from` are copied to
+#   block `to` before anything is written.
+# - Afterwards the place of every new token is in a block that only its sequence holds. Take no block that is
+#   not needed, and copy none that need not be copied: if all holders of a block write in one call, the last of
+#   them may keep it.
+# - If not all of them fit, nothing changes at all: `NoRoom(needed, free, "growing")`. `WorkbenchError` for a
+#   length below the present one.
+# - `fork(sequence, new_sequence)` and `release(sequence)`: `WorkbenchError` for a sequence that does not exist,
+#   and for a new name that already exists.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "paged-cow"}
@@ -144,7 +149,7 @@ class MyTables(Tables):
     """Tables that share blocks and copy them when they must."""
 
     def grow(self, lengths):
-        ### STUB: count what all of them need, refuse or go on; copy a shared block that is written; take blocks behind it
+        ### STUB: count what all need, refuse or go on; copy a shared block that is written; take blocks behind it
         ### BEGIN SOLUTION
         size, needed, writers = self.block_size, 0, {}
         for sequence, length in lengths.items():
@@ -209,26 +214,28 @@ checks.check("paged-cow", MyTables)
 # %% [markdown]
 # ## 3. Attention through a table
 #
-# *Lab 09, "Reading through a table".* The keys of a text lie in blocks that are scattered over a pool. Token t of a sequence lies
-# in block `table[t // block_size]`, at place `t % block_size`:
+# *Lab 09, "Reading through a table".* The keys of a sequence lie in blocks that are scattered over a pool.
+# Token t of a sequence lies in block `table[t // block_size]`, at place `t % block_size`:
 #
 # ```text
-# block size 4, a text of 6 tokens, table [5, 0]          pool   block 0      block 1      …   block 5
+# block size 4, a sequence of 6 tokens, table [5, 0]      pool   block 0      block 1      …   block 5
 #                                                                k4 k5 ?  ?   ?  ?  ?  ?       k0 k1 k2 k3
-# the query attends over k0 k1 k2 k3 k4 k5                ?: left over from others, or NaN
+# the query attends over k0 k1 k2 k3 k4 k5                ?: old values of other sequences, or NaN
 # ```
 #
-# Write `paged_attention(q, keys, values, tables, lengths)` → `[B, H_q, D_v]`, the attention of one query each of B sequences over
-# the whole of its own text.
+# Write `paged_attention(q, keys, values, tables, lengths)` → `[B, H_q, D_v]`: for each of B sequences, the
+# attention of one query over the whole sequence.
 #
-# - `q` is `[B, H_q, D]`, `keys` `[num_blocks, block_size, H_kv, D]`, `values` `[num_blocks, block_size, H_kv, D_v]`, `tables` int64 `[B, M]`,
-#   filled up with −1 behind the blocks of a sequence, `lengths` int64 `[B]`, each at least 1.
+# - `q` is `[B, H_q, D]`, `keys` `[num_blocks, block_size, H_kv, D]`, `values`
+#   `[num_blocks, block_size, H_kv, D_v]`, `tables` int64 `[B, M]`, padded with −1 after the blocks of a
+#   sequence, `lengths` int64 `[B]`, each at least 1.
 # - Query head h reads key-value head `h // (H_q // H_kv)`. Scores are q·k / √D.
-# - What lies behind a text's end is not to be read, and not in the blocks of others either. It may be NaN, and then a weight
-#   of 0 does not help: 0 · NaN is NaN.
-# - torch's own attention may be used. Change none of the inputs.
-# - One point is for speed, once the rest is right: timed beside one that fetches its keys token by token, pair by pair with
-#   fresh inputs. At least **2.5 times** as fast in the median, of processor time.
+# - Do not read anything after the end of a sequence, nor in blocks of other sequences. It may be NaN, and then
+#   a weight of 0 does not help: 0 · NaN is NaN.
+# - You may use torch's own attention. Change none of the inputs.
+# - One point is for speed, once the rest is right: it is timed against a version that fetches its keys token by
+#   token, pair by pair with fresh inputs. It must be at least **2.5 times** as fast in the median, in processor
+#   time.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "paged-attention"}
@@ -266,9 +273,9 @@ checks.check("paged-attention", paged_attention)
 # %% [markdown]
 # ## 4. Equal beginnings
 #
-# *Lab 09, "Prefixes".* Many prompts begin alike. A full block of one can serve all others that begin with the same tokens, **from the
-# first on**: keys and values depend on all that stands before. So the key by which a block is found contains the key of the block
-# before it:
+# *Lab 09, "Prefixes".* Many prompts have the same beginning. A full block of one can serve all others that
+# start with the same tokens, **from the first token on**: keys and values depend on everything before them. So
+# the key by which a block is found includes the key of the previous block:
 #
 # ```text
 # block size 2, tenant T                 a b │ c d │ e f            x b │ c d
@@ -276,20 +283,23 @@ checks.check("paged-attention", paged_attention)
 #                                        H(h0, "c d") = h1
 #                                        H(h1, "e f") = h2
 # known: h0 → block 7, h1 → block 4      a b c d e f g     found [7, 4]
-#                                        a b c d           found [7]        not the whole prompt: its last token is to be
-#                                                                            computed, for what follows it is asked
+#                                        a b c d           found [7]        not the whole prompt: its last token must be
+#                                                                            computed, because its logits are needed
 #                                        a b x y           found [7]        of another tenant: nothing
 # ```
 #
-# Write the class `MyPrefixCache`, made as `MyPrefixCache(block_size)`. It stores no keys and values, only which block holds what.
+# Write the class `MyPrefixCache`, constructed as `MyPrefixCache(block_size)`. It stores no keys and values,
+# only which block holds which tokens.
 #
-# - `lookup(token_ids, tenant="")` gives the list of the blocks of the longest known beginning, in whole blocks, that leaves at least the
-#   last token of the prompt.
-# - `insert(token_ids, blocks, tenant="")`: these blocks hold this text, block by block; a half-full one at the end is not in the
-#   list, so there may be more tokens than the blocks hold. Where a beginning is known already it stays with the block that it has.
-# - `evict(held)` gives up one block, and gives its number: the one least recently used that is not in `held` (a set) and that no
-#   other known block continues. None where there is no such block. It is not found any more.
-# - A block is used when `lookup` finds it, and when its text is inserted, known or new.
+# - `lookup(token_ids, tenant="")` returns the list of the blocks of the longest known prefix, in whole blocks,
+#   that leaves at least the last token of the prompt.
+# - `insert(token_ids, blocks, tenant="")`: these blocks hold this text, in order. A partly filled block at the
+#   end is not in the list, so there may be more tokens than the blocks hold. A prefix that is already known
+#   keeps the block that it has.
+# - `evict(held)` removes one block from the cache and returns its number: the least recently used block that is
+#   not in `held` (a set) and that no other known block continues. It returns None if there is no such block.
+#   The removed block is not found any more.
+# - A block counts as used when `lookup` finds it, and when its text is inserted, known or new.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "paged-prefix"}
@@ -370,34 +380,35 @@ checks.check("paged-prefix", MyPrefixCache)
 # %% [markdown]
 # ## 5. What is wasted
 #
-# *Lab 09, "Where the memory went".* A slot is room for the keys and values of one token. Of a text of 5 tokens that will have 7
-# in the end, and may have at most 16:
+# *Lab 09, "Where the memory went".* A slot is room for the keys and values of one token. For a sequence of 5
+# tokens that will have 7 in the end, and may have at most 16:
 #
 # ```text
 #                       # used      + reserved    - internal
-# contiguous    16      # # # # # + + - - - - - - - - -           the maximum, in one piece, from the start
-# buddy          8      # # # # # + + -                           the smallest power of two, in one piece
-# paged          8      # # # #   # + + -                         blocks of 4, which lie anywhere
+# contiguous    16      # # # # # + + - - - - - - - - -           the maximum, contiguous, from the start
+# buddy          8      # # # # # + + -                           the smallest power of two, contiguous
+# paged          8      # # # #   # + + -                         blocks of 4, which may lie anywhere
 #
-# gaps of 2,048 and 2,048 slots, and a request that needs 4,096 in one piece waits: 4,096 slots are external
+# gaps of 2,048 and 2,048 slots, and a request waits that needs 4,096 contiguous slots: 4,096 slots are external
 # ```
 #
-# These are the terms of the paper (Kwon et al., arXiv 2309.06180 §3.1). Its Fig. 3 has a request with a prompt of 7 tokens, 1 written, 3
-# in the end and 2,048 at most: 8 used, 2 reserved, 2,038 internal.
+# These are the terms of the paper (Kwon et al., arXiv 2309.06180 §3.1). Its Fig. 3 has a request with a prompt
+# of 7 tokens, 1 generated so far, 3 in the end and 2,048 at most: 8 used, 2 reserved, 2,038 internal.
 #
-# Write two functions. A `Request` has `prompt`, `written` (so far), `output` (in the end) and `maximum` (of prompt and answer together).
+# Write two functions. A `Request` has `prompt`, `written` (tokens generated so far), `output` (in the end) and
+# `maximum` (of prompt and answer together).
 #
-# | function | gives |
+# | function | returns |
 # |---|---|
 # | `slots_held(request, kind, block_size)` | the slots that a request holds; kind is `"contiguous"`, `"buddy"` or `"paged"` |
 # | `account(requests, gaps, waiting, kind, block_size)` | a dict of `used`, `reserved`, `internal`, `external`, `free`, in slots, and `useful`, a share |
 #
-# - `used` are the tokens that are there. Of what a request holds beyond them, `reserved` is what will be written later, `internal` what
-#   never will.
-# - `gaps` are the sizes of the free pieces. `waiting` is a request that asks for room now, or None. All gaps are `external` if
-#   together they are at least as many slots as it has tokens (`prompt + written`), and still it cannot get what it must hold: in one
-#   piece, but for blocks. Else all of them are `free`.
-# - `useful` is used / (used + reserved + internal + external), and 0 where all of that is 0.
+# - `used` counts the tokens that are stored. Of the other slots that a request holds, `reserved` will be used
+#   later, `internal` never.
+# - `gaps` are the sizes of the free regions. `waiting` is a request that asks for room now, or None. All gaps
+#   are `external` if together they have at least as many slots as the request has tokens (`prompt + written`),
+#   but it still cannot get what it must hold: contiguous, except with blocks. Otherwise all of them are `free`.
+# - `useful` is used / (used + reserved + internal + external), and 0 if all of these are 0.
 # - `WorkbenchError` for another kind.
 
 
@@ -453,8 +464,11 @@ with checks.trying("paged-waste"):
     a, b, c = Request(7, 1, 3, 2048), Request(3, 1, 2, 512), Request(20, 0, 100, 4096)
     for kind in ("contiguous", "buddy", "paged"):
         found = account([a, b], [2048, 2048], c, kind, 16)
-        print(f"{kind:>10}: " + ", ".join(f"{part} {found[part]:,}" for part in list(found)[:5])
-              + f"; useful {found['useful']:.1%}")  # fmt: skip
+        print(
+            f"{kind:>10}: "
+            + ", ".join(f"{part} {found[part]:,}" for part in list(found)[:5])
+            + f"; useful {found['useful']:.1%}"
+        )
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-waste-check", "points": 7}
 checks.check("paged-waste", waste)
@@ -462,8 +476,9 @@ checks.check("paged-waste", waste)
 # %% [markdown]
 # ## Your parts hold a real model's memory
 #
-# Nothing here is graded. Your pool hands out blocks to your tables, your attention reads through them, and a beam search forks. Every
-# place of the pool begins as NaN, so a place that is read before it was written would be seen. The plumbing is in `lab09_parts`.
+# This part is not graded. Your pool gives blocks to your tables, your attention reads through them, and a beam
+# search forks. Every place of the pool starts as NaN, so reading a place before it was written would show. The
+# code between your parts is in the given `parts`.
 
 # %%
 from contextlib import ExitStack
@@ -476,15 +491,15 @@ with ExitStack() as stack:
     paged = wb.generate(model, prompt, max_new_tokens=32, temperature=0, kv=memory)
     plain = wb.generate(model, prompt, max_new_tokens=32, temperature=0, kv="contiguous")
     tokens = paged.prompt_tokens + len(paged.tokens)
-    print(
-        f"one text of {tokens} tokens: {memory.most_blocks} blocks, same tokens: {paged.tokens == plain.tokens}"
-    )
+    print(f"one text of {tokens} tokens: {memory.most_blocks} blocks, same tokens: {paged.tokens == plain.tokens}")
     memory.most_blocks = 0
     beams = wb.decoding.generate_beam(model, prompt, num_beams=4, max_new_tokens=24, kv=memory)
     same = wb.decoding.generate_beam(model, prompt, num_beams=4, max_new_tokens=24, kv="contiguous")
     alone = 4 * books.block_size * -(-(beams[0].prompt_tokens + 24) // books.block_size)
-    print(f"four beams: {memory.most_blocks * books.block_size} slots at most, {alone} if none were shared; "
-          f"same text: {beams[0].text == same[0].text}; blocks left over: {memory.blocks_in_use}")  # fmt: skip
+    print(
+        f"four beams: {memory.most_blocks * books.block_size} slots at most, {alone} if none were shared; "
+        f"same text: {beams[0].text == same[0].text}; blocks left over: {memory.blocks_in_use}"
+    )
 
 with checks.trying("paged-prefix"):
     cache, next_block, hits, total = MyPrefixCache(8), 0, 0, 0
@@ -498,5 +513,6 @@ with checks.trying("paged-prefix"):
     print(f"{hits} of {total} prompt tokens need not be computed")
 
 # %% [markdown]
-# The engine's own parts are `workbench/kv/blocks.py`, `workbench/kv/prefix.py` and `workbench/kv/paged.py`: you will recognize all of it.
-# What a gather costs on a card, and how a kernel reads through the table without one, is lab 10.
+# The engine's own parts are `workbench/kv/blocks.py`, `workbench/kv/prefix.py` and `workbench/kv/paged.py`; you
+# will recognize them. Lab 10 shows what a gather costs on a card, and how a kernel reads through the table
+# without one.

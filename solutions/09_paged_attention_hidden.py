@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.checks import lab09_attention as attention
-from workbench.checks import lab09_cow as cow
-from workbench.checks import lab09_pool as pool
-from workbench.checks import lab09_prefix as prefix
-from workbench.checks import lab09_waste as waste
-from workbench.checks import probes_lab09 as probes
 from workbench.grading.check import Check
+from workbench.labs.lab09_paged_attention.checks import attention, cow, pool, prefix, probes, waste
 
 
 def hidden(name, probe, judge, cases, points=1) -> Check:

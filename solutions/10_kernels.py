@@ -1,17 +1,18 @@
 # %% [markdown]
 # # Exercises of lab 10: Kernels
 #
-# A kernel is one program that runs many times, each time on another piece of the data. You write five of those that an engine spends
-# its time in: softmax over rows that do not fit, the merge of attention that was split, attention through a block table, a product
-# with weights of four bits, and RMSNorm fused with the residual. At the end yours run inside a real model.
+# A kernel is one program that runs many times, each time on another piece of the data. You write five of those
+# in which an engine spends its time: softmax over rows that do not fit into registers, the merge of split
+# attention, attention through a block table, a product with weights of four bits, and RMSNorm fused with the
+# residual. At the end yours run inside a real model.
 #
-# Each answer cell has a kernel to write, under `@triton.jit`, and below it the function that launches it, which is given. Without a GPU
-# the kernels run in Triton's interpreter: the same source, one program after the other, in numpy. Results are the same, times mean
-# nothing. `print` works in there, and `launch` looks at every address before it is used, so that a forgotten mask gets an error where a
-# GPU would read what lies there.
+# Each answer cell has a kernel to write, under `@triton.jit`, and below it the function that launches it, which
+# is given. Without a GPU the kernels run in Triton's interpreter: the same source, one program after the other,
+# in numpy. The results are the same, but times mean nothing. `print` works in there, and `launch` checks every
+# address before it is used, so a forgotten mask gives an error where a GPU would silently read other data.
 #
 # As before, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
-# grader runs the same checks and a few more, with other types and at the edges; the points of both are on the
+# grader runs the same checks and a few more, with other types and edge cases; the points for both are on the
 # check cell.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
@@ -19,16 +20,17 @@ import torch
 
 import workbench as wb  # before Triton: where there is no GPU it asks for Triton's interpreter
 from workbench import checks
-from workbench.checks import lab10_parts as parts
-from workbench.checks.lab10_parts import DEVICE, launch
+from workbench.labs.lab10_kernels.checks import parts
+from workbench.labs.lab10_kernels.checks.parts import DEVICE, launch
 
 # isort: split
 import triton
 import triton.language as tl
 
 # %% [markdown]
-# A kernel to begin with, whole. Program i takes elements i · BLOCK … (i + 1) · BLOCK − 1. The last program has fewer; a mask keeps it from
-# reading and writing what lies behind, and `other` says what stands there instead.
+# Here is a complete kernel as an example. Program i takes elements i · BLOCK … (i + 1) · BLOCK − 1. The last
+# program has fewer elements; a mask keeps it from reading and writing behind the end, and `other` is the value
+# used there instead.
 
 
 # %%
@@ -48,32 +50,35 @@ print(y.tolist())
 # %% [markdown]
 # ## 1. Softmax in tiles
 #
-# *Lab 10, "Online softmax".* Softmax needs the maximum of a row before it can sum, and the sum before it can write. A row that does not
-# fit into registers would be read three times. Two are enough: the sum can be kept **relative to the maximum so far**, and rescaled
-# when that rises (Milakov and Gimelshein, arXiv 1805.02867):
+# *Lab 10, "The online softmax".* Softmax needs the maximum of a row before it can sum, and the sum before it
+# can write. So a row that does not fit into registers would be read three times. Two are enough: the sum is
+# kept **relative to the maximum so far**, and rescaled when the maximum rises (Milakov and Gimelshein, arXiv
+# 1805.02867):
 #
 # ```text
 # tiles of 2           2  1 │ 4  3 │ 0  –                        –: behind the end, loaded as −inf
 # maximum m            2    │ 4    │ 4
 # sum                  1 + e⁻¹
-#                           │ (1 + e⁻¹)·e²⁻⁴ + 1 + e⁻¹         what was summed up below 2 counts e²⁻⁴ below 4
+#                           │ (1 + e⁻¹)·e²⁻⁴ + 1 + e⁻¹         the sum relative to 2 is multiplied by e²⁻⁴
 #                                  │ (…)·e⁴⁻⁴ + e⁻⁴
 # second pass          e^(x − m) / sum, tile by tile
 # ```
 #
-# Write the kernel `softmax_kernel`. Program i makes row i of y out of row i of x; both are `[rows, n]`, one row behind the other.
+# Write the kernel `softmax_kernel`. Program i computes row i of y from row i of x; both are `[rows, n]` and
+# contiguous.
 #
-# - A row is read in tiles of `TILE`, twice altogether, however long it is. No tile is longer.
-# - Computed in float32, whatever the type of x. Exponentials must not overflow: rows may hold hundreds.
-# - A number may be −inf (a masked place), and so may all of a tile, the first one too: −inf − (−inf) is nan. Each row has one
-#   number that is not.
+# - A row is read in tiles of `TILE`, twice in all, however long it is. No tile is longer.
+# - Compute in float32, whatever the type of x. Exponentials must not overflow: rows may contain values in the
+#   hundreds.
+# - A number may be −inf (a masked place), and so may a whole tile, even the first one: −inf − (−inf) is nan.
+#   Each row has at least one number that is not −inf.
 #
 # | | |
 # |---|---|
 # | `tl.load(pointers, mask=…, other=…)` | a block of numbers; `other` where the mask is false, and nothing is read there |
-# | `tl.max(block, axis=0)`, `tl.sum(block, axis=0)` | of a block one number |
+# | `tl.max(block, axis=0)`, `tl.sum(block, axis=0)` | one number from a block |
 # | `tl.maximum(a, b)`, `tl.exp(a)`, `tl.where(condition, a, b)` | element by element |
-# | `for start in range(0, n, TILE):` | a loop, also where n is known only at the launch |
+# | `for start in range(0, n, TILE):` | a loop, also if n is known only at the launch |
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "kernels-softmax"}
@@ -119,22 +124,25 @@ checks.check("kernels-softmax", softmax)
 # %% [markdown]
 # ## 2. Merging what was split
 #
-# *Lab 10, "Flash-decoding".* One new token has one query, and a GPU has a hundred processors. So the keys of a long text are split, each
-# split attends on its own, and what they found is merged. A split s gives its normalized output oₛ and the log-sum-exp of its
-# scores, lseₛ = log Σ exp(score). That is all that is needed:
+# *Lab 10, "The log-sum-exp".* One new token has one query per head, and a GPU has about a hundred processors.
+# So the keys of a long sequence are split, each split attends on its own, and the results are merged. A split s
+# returns its normalized output oₛ and the log-sum-exp of its scores, lseₛ = log Σ exp(score). No more is
+# needed:
 #
 # ```text
 # split 0   o₀, lse₀ = 2          weights   e² / (e² + e⁴)        out = Σ e^(lseₛ) oₛ / Σ e^(lseₛ)
 # split 1   o₁, lse₁ = 4                    e⁴ / (e² + e⁴)        lse = log Σ e^(lseₛ)        it can be merged again
-# split 2   o₂ = ?, lse₂ = −inf             0                     no key fell to it: o₂ was never written, it may be nan
+# split 2   o₂ = ?, lse₂ = −inf             0                     it has no keys: o₂ was never written and may be nan
 # ```
 #
-# Write the kernel `merge_kernel`. `parts` is `[splits, B, H, D]`, `lse` `[splits, B, H]`, both float32 and in one piece. Program i is
-# text and head number i of B · H: its part of split s begins at element (s · heads + i) · size, heads = B · H, size = D.
+# Write the kernel `merge_kernel`. `parts` is `[splits, B, H, D]`, `lse` `[splits, B, H]`, both float32 and
+# contiguous. Program i handles sequence and head number i of B · H: its part of split s begins at element (s ·
+# heads + i) · size, with heads = B · H, size = D.
 #
-# - It writes `out` `[B, H, D]` and `out_lse` `[B, H]`. `SIZE` is the power of two from D up.
-# - The lse may be hundreds, of either sign: keep a running maximum, as in exercise 1.
-# - A split with lse −inf weighs nothing, whatever its part holds: 0 · nan is nan. Without a key in any split, out is 0 and lse −inf.
+# - It writes `out` `[B, H, D]` and `out_lse` `[B, H]`. `SIZE` is the smallest power of two that is at least D.
+# - The lse may be in the hundreds, positive or negative: keep a running maximum, as in exercise 1.
+# - A split with lse −inf has weight 0, whatever its part holds: 0 · nan is nan. If no split has a key, out is 0
+#   and lse −inf.
 # - Each part is loaded once.
 
 
@@ -168,8 +176,18 @@ def merge(parts, lse):
     """parts [splits, B, H, D] float32, lse [splits, B, H] float32 -> (out [B, H, D], lse [B, H])."""
     splits, texts, heads, size = parts.shape
     out, out_lse = torch.empty_like(parts[0]), torch.empty_like(lse[0])
-    launch(merge_kernel, (texts * heads,), parts, lse, out, out_lse, splits, texts * heads, size,
-           SIZE=triton.next_power_of_2(size))  # fmt: skip
+    launch(
+        merge_kernel,
+        (texts * heads,),
+        parts,
+        lse,
+        out,
+        out_lse,
+        splits,
+        texts * heads,
+        size,
+        SIZE=triton.next_power_of_2(size),
+    )
     return out, out_lse
 
 
@@ -177,13 +195,14 @@ def merge(parts, lse):
 with checks.trying("kernels-merge"):
     scores, values = torch.randn(9), torch.randn(9, 4)
     cuts = [(0, 4), (4, 9)]
-    some = torch.stack(
-        [scores[a:b].softmax(0) @ values[a:b] for a, b in cuts] + [torch.full((4,), torch.nan)]
-    )
+    some = torch.stack([scores[a:b].softmax(0) @ values[a:b] for a, b in cuts] + [torch.full((4,), torch.nan)])
     logs = torch.stack([scores[a:b].logsumexp(0) for a, b in cuts] + [torch.tensor(-torch.inf)])
     out, log = merge(some[:, None, None].to(DEVICE), logs[:, None, None].to(DEVICE))
-    print("as in one piece:", torch.allclose(out[0, 0].cpu(), scores.softmax(0) @ values, atol=1e-6),
-          torch.allclose(log[0, 0].cpu(), scores.logsumexp(0)))  # fmt: skip
+    print(
+        "as in one piece:",
+        torch.allclose(out[0, 0].cpu(), scores.softmax(0) @ values, atol=1e-6),
+        torch.allclose(log[0, 0].cpu(), scores.logsumexp(0)),
+    )
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-merge-check", "points": 8}
 checks.check("kernels-merge", merge)
@@ -191,8 +210,8 @@ checks.check("kernels-merge", merge)
 # %% [markdown]
 # ## 3. Attention through a table, in a kernel
 #
-# *Lab 10, "Paged decode".* In lab 09 a text's keys were gathered into one piece first: written and read once more than needed. A
-# kernel looks the place up while it loads. Token t of text b lies at
+# *Lab 10, "Through a table".* In lab 09 the keys of a sequence were gathered into one contiguous tensor first:
+# an additional write and read. A kernel looks up the place while it loads. Token t of sequence b lies at
 #
 # ```text
 # block = tables[b, t // block_size]        place = block · block_size + t % block_size
@@ -202,26 +221,46 @@ checks.check("kernels-merge", merge)
 #                                                     place     20 21 22 23   0  1   –  –        and the score is −inf
 # ```
 #
-# Write the kernel `paged_kernel`. Program (b, g) has text b and key-value head g: it loads each key and value of that head **once**, for all
-# `group` query heads that share it, g · group … g · group + group − 1.
+# Write the kernel `paged_kernel`. Program (b, g) has sequence b and key-value head g: it loads each key and
+# value of that head **once**, for all `group` query heads that share it, g · group … g · group + group − 1.
 #
-# - `q` and `out` are `[B, H, D]`, `k` and `v` `[places, G, D]`. An element of k is at place · k_place + g · k_head + d, of v at
-#   place · v_place + g · v_head + d: they may be views of a larger tensor. `tables` is int32 `[B, table_width]`, `lengths` int32 `[B]`.
-# - GROUP and SIZE are powers of two from group and size = D up: mask the rest. A block may be shorter or longer than a tile.
-# - Scores are q·k · scale, and softmax goes tile by tile, as in exercise 1, here for GROUP rows at once. Compute in float32.
-# - Behind a text's end the pool may hold nan, and its row of the table anything. A text of no tokens gives 0.
-# - `.to(tl.int64)` on the blocks: places times bytes outgrow 32 bits.
+# - `q` and `out` are `[B, H, D]`, `k` and `v` `[places, G, D]`. An element of k is at place · k_place + g ·
+#   k_head + d, of v at place · v_place + g · v_head + d: they may be views of a larger tensor. `tables` is
+#   int32 `[B, table_width]`, `lengths` int32 `[B]`.
+# - GROUP and SIZE are the smallest powers of two that are at least group and size = D: mask the rest. A block
+#   may be shorter or longer than a tile.
+# - Scores are q·k · scale, and softmax goes tile by tile, as in exercise 1, here for GROUP rows at once.
+#   Compute in float32.
+# - Behind the end of a sequence the pool may hold nan, and its row of the table anything. A sequence of no
+#   tokens gives 0.
+# - Use `.to(tl.int64)` on the blocks: places times bytes exceed 32 bits.
 #
-# A product of small blocks can be a sum over an axis: `tl.sum(a[:, None, :] * b[None, :, :], axis=2)` is a·bᵀ. (On a GPU `tl.dot`
-# hands it to the tensor cores, for blocks of 16 and more.)
+# A product of small blocks can be a sum over an axis: `tl.sum(a[:, None, :] * b[None, :, :], axis=2)` is a·bᵀ.
+# (On a GPU `tl.dot` uses the tensor cores, for blocks of 16 and more.)
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "kernels-paged"}
 @triton.jit
 def paged_kernel(
-    q, k, v, tables, lengths, out, scale, table_width, k_place, k_head, v_place, v_head, group, size,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    tables,
+    lengths,
+    out,
+    scale,
+    table_width,
+    k_place,
+    k_head,
+    v_place,
+    v_head,
+    group,
+    size,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Attention of the query heads of key-value head program_id(1) over text program_id(0); BLOCK: the block size."""
     ### STUB: load the queries; tile by tile: places, keys, scores, new maximum, rescale, values; divide and store
     ### BEGIN SOLUTION
@@ -260,10 +299,27 @@ def paged_decode(q, k, v, tables, lengths, *, block_size, scale, tile=32):
     (texts, heads, size), kv_heads = q.shape, k.shape[1]
     out = torch.empty_like(q)
     launch(
-        paged_kernel, (texts, kv_heads), q, k, v, tables, lengths, out, scale, tables.shape[1],
-        k.stride(0), k.stride(1), v.stride(0), v.stride(1), heads // kv_heads, size, BLOCK=block_size,
-        GROUP=triton.next_power_of_2(heads // kv_heads), SIZE=triton.next_power_of_2(size), TILE=tile,
-    )  # fmt: skip
+        paged_kernel,
+        (texts, kv_heads),
+        q,
+        k,
+        v,
+        tables,
+        lengths,
+        out,
+        scale,
+        tables.shape[1],
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        heads // kv_heads,
+        size,
+        BLOCK=block_size,
+        GROUP=triton.next_power_of_2(heads // kv_heads),
+        SIZE=triton.next_power_of_2(size),
+        TILE=tile,
+    )
     return out
 
 
@@ -277,9 +333,7 @@ with checks.trying("kernels-paged"):
     given = [one.to(DEVICE) for one in (q, *pool, tables, lengths)]
     found = paged_decode(*given, block_size=4, scale=8**-0.5, tile=8)[0].cpu()
     in_one_piece = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1),
-        k.transpose(0, 1).repeat_interleave(2, 0),
-        v.transpose(0, 1).repeat_interleave(2, 0),
+        q.transpose(0, 1), k.transpose(0, 1).repeat_interleave(2, 0), v.transpose(0, 1).repeat_interleave(2, 0)
     )[:, 0]
     print("as in one piece:", torch.allclose(found, in_one_piece, atol=1e-5))
 
@@ -289,9 +343,9 @@ checks.check("kernels-paged", paged_decode)
 # %% [markdown]
 # ## 4. A product with four bits
 #
-# *Lab 10, "Weights of four bits".* A weight of four bits is read as four bits and becomes a number in registers, on its way into the
-# sum. The layout is that of lab 05: in each group of `group` columns of a row the first half lies in the lower four bits of the
-# group's bytes, the second half in the upper:
+# *Lab 10, "Dequantize in registers".* A weight of four bits is read as four bits and becomes a number in
+# registers, on its way into the sum. The layout is that of lab 05: in each group of `group` columns of a row
+# the first half lies in the lower four bits of the group's bytes, the second half in the upper:
 #
 # ```text
 # group of 8       byte 0       byte 1       byte 2       byte 3
@@ -299,10 +353,12 @@ checks.check("kernels-paged", paged_decode)
 # upper bits       column 4     column 5     column 6     column 7          a scale and a zero (a real number) a group
 # ```
 #
-# Write the kernel `int4_kernel`: y = x·x̂ᵀ. Program i has outputs i · OUTS … and **all** rows of x, so that a byte of the weight is loaded once.
+# Write the kernel `int4_kernel`: y = x·x̂ᵀ. Program i computes outputs i · OUTS … for **all** rows of x, so
+# that each byte of the weight is loaded once.
 #
-# - `x` is `[rows, width]`, `codes` uint8 `[outs, width/2]`, `scale` and `zero` float16 `[outs, width/group]`, `y` `[rows, outs]`, each in one
-#   piece. ROWS is the power of two from rows up, OUTS and TILE are given; nothing of width and outs need be a multiple of them.
+# - `x` is `[rows, width]`, `codes` uint8 `[outs, width/2]`, `scale` and `zero` float16 `[outs, width/group]`,
+#   `y` `[rows, outs]`, each contiguous. ROWS is the smallest power of two that is at least rows, OUTS and TILE
+#   are given; width and outs need not be multiples of them.
 # - TILE counts bytes. Byte i of a row is byte i % (group/2) of group i // (group/2).
 # - Multiply and add in float32, and round once, at the end.
 
@@ -310,9 +366,8 @@ checks.check("kernels-paged", paged_decode)
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "kernels-int4"}
 @triton.jit
 def int4_kernel(
-    x, codes, scale, zero, y, rows, outs, width, group,
-    ROWS: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    x, codes, scale, zero, y, rows, outs, width, group, ROWS: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr
+):
     """y[:, o] = Σ x[:, c] · (scale · code + zero)[o, c] for OUTS outputs o, from program_id(0) · OUTS on."""
     ### STUB: tile by tile of bytes: two codes each, their numbers, the two columns of x they meet
     ### BEGIN SOLUTION
@@ -344,8 +399,22 @@ def matvec_int4(x, codes, scale, zero, *, group):
     """x [N, in], codes [out, in/2] uint8, scale and zero [out, in/group] -> [N, out] in x's type."""
     (rows, width), outs = x.shape, codes.shape[0]
     y = x.new_empty(rows, outs)
-    launch(int4_kernel, (triton.cdiv(outs, 8),), x, codes, scale, zero, y, rows, outs, width, group,
-           ROWS=triton.next_power_of_2(rows), OUTS=8, TILE=32)  # fmt: skip
+    launch(
+        int4_kernel,
+        (triton.cdiv(outs, 8),),
+        x,
+        codes,
+        scale,
+        zero,
+        y,
+        rows,
+        outs,
+        width,
+        group,
+        ROWS=triton.next_power_of_2(rows),
+        OUTS=8,
+        TILE=32,
+    )
     return y
 
 
@@ -363,19 +432,22 @@ checks.check("kernels-int4", matvec_int4)
 # %% [markdown]
 # ## 5. RMSNorm and the residual in one pass
 #
-# *Lab 10, "Fusion".* Between two layers of a transformer stand an addition and a norm. As two operations they write the sum, read it to
-# average its squares, read it again to divide. As one, a row is read once, stays in registers, and is written twice:
+# *Lab 10, "The small operations".* Between two layers of a transformer there are an addition and a norm. As
+# separate operations they write the sum, read it to average its squares, and read it again to divide. As one
+# operation, a row is read once, stays in registers, and two rows are written:
 #
 # ```text
 # h = x + residual                                  the second output: the next layer adds to it
-# y = h / √(mean(h²) + eps) · weight                the first: what the next layer reads
+# y = h / √(mean(h²) + eps) · weight                the first output: the input of the next layer
 # ```
 #
 # Write the kernel `norm_kernel`. Program i has row i.
 #
-# - `x`, `residual`, `y` and `total` are `[rows, width]`, `weight` `[width]`. BLOCK is the power of two from width up: a whole row.
-# - Compute in float32; float16 holds no square above 65,504. The mean is over the width, not over the block.
-# - Where HAS_RESIDUAL is False there is no residual, and nothing is written to `total`. It is known when the kernel is compiled: an ordinary `if`.
+# - `x`, `residual`, `y` and `total` are `[rows, width]`, `weight` `[width]`. BLOCK is the smallest power of two
+#   that is at least width: a whole row.
+# - Compute in float32; float16 cannot hold squares above 65,504. The mean is over the width, not over the block.
+# - If HAS_RESIDUAL is False there is no residual, and nothing is written to `total`. It is known when the
+#   kernel is compiled: an ordinary `if`.
 # - x, and the residual, are loaded once.
 
 
@@ -402,8 +474,19 @@ def rms_norm(x, weight, eps, residual=None):
     """x [N, d], weight [d] -> y [N, d]; with a residual (y, x + residual)."""
     y = torch.empty_like(x)
     total = y if residual is None else torch.empty_like(x)
-    launch(norm_kernel, (x.shape[0],), x, x if residual is None else residual, weight, y, total, x.shape[1], eps,
-           HAS_RESIDUAL=residual is not None, BLOCK=triton.next_power_of_2(x.shape[1]))  # fmt: skip
+    launch(
+        norm_kernel,
+        (x.shape[0],),
+        x,
+        x if residual is None else residual,
+        weight,
+        y,
+        total,
+        x.shape[1],
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        BLOCK=triton.next_power_of_2(x.shape[1]),
+    )
     return y if residual is None else (y, total)
 
 
@@ -419,15 +502,15 @@ checks.check("kernels-norm", rms_norm)
 # %% [markdown]
 # ## Your kernels in a real model
 #
-# Nothing here is graded. The model's norms are yours, and its attention reads a block pool through yours; the pool begins as nan. In the
-# interpreter that takes its time, so it is a small model and a short text.
+# This part is not graded. The model uses your norms, and its attention reads a block pool through your kernel;
+# the pool starts as nan. This is slow in the interpreter, so the model is small and the text short.
 
 # %%
 from contextlib import ExitStack
 
-from workbench.checks.lab09_parts import PagedOf
 from workbench.kernels.launch import launches
 from workbench.kv.blocks import BlockTables
+from workbench.labs.lab09_paged_attention.checks.parts import PagedOf
 
 with ExitStack() as stack:
     for answer in ("kernels-paged", "kernels-norm"):
@@ -449,10 +532,14 @@ with checks.trying("kernels-int4"):
     x = torch.randn(2, weight.shape[1], device=DEVICE)
     codes, scale, zero = (stored.tensors()[name].flatten(1) for name in ("codes", "scale", "zero"))
     found, right = matvec_int4(x, codes, scale, zero, group=32), stored.multiply(x)
-    print("a stored weight:", torch.allclose(found, right, atol=1e-4),
-          f"{stored.nbytes:,} bytes in place of {2 * weight.numel():,}")  # fmt: skip
+    print(
+        "a stored weight:",
+        torch.allclose(found, right, atol=1e-4),
+        f"{stored.nbytes:,} bytes in place of {2 * weight.numel():,}",
+    )
 
 # %% [markdown]
-# The engine's own kernels are the files of `kernels/`: `softmax.py`, `merge.py`, `paged_decode.py`, `matvec_int4.py` and
-# `norm.py`, each with its versions in rising difficulty. Yours have their signatures, so they can stand in their places (the one for
-# four bits takes the codes in another order, laid out once when a model is loaded). What makes theirs faster is told in their headers.
+# The engine's own kernels are the files of `kernels/`: `softmax.py`, `merge.py`, `paged_decode.py`,
+# `matvec_int4.py` and `norm.py`, each with its versions in rising difficulty. Yours have the same signatures,
+# so they can replace them (the one for four bits takes the codes in another order, laid out once when a model
+# is loaded). Their headers explain what makes them faster.

@@ -1,14 +1,10 @@
-"""Hidden checks of lab 10: the edges, other types, and how often memory is read. They never travel with the exercises."""
+"""Hidden checks of lab 10: the edges, other types, and how often memory is read. They never travel with the
+exercises."""
 
 from __future__ import annotations
 
-from workbench.checks import lab10_int4 as int4
-from workbench.checks import lab10_merge as merge
-from workbench.checks import lab10_norm as norm
-from workbench.checks import lab10_paged as paged
-from workbench.checks import lab10_softmax as softmax
-from workbench.checks import probes_lab10 as probes
 from workbench.grading.check import Check
+from workbench.labs.lab10_kernels.checks import int4, merge, norm, paged, probes, softmax
 
 
 def hidden(name, probe, judge, cases, points=1) -> Check:

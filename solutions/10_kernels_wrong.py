@@ -2,53 +2,751 @@
 
 from __future__ import annotations
 
-from workbench.checks import WrongAnswer
+from workbench.checks.mistakes import read_mistakes
 
+KERNELS_SOFTMAX = """
+# tiles
+no rescale: the sum was not rescaled: what was summed up below the old maximum counts exp(m_old − m_new) of it
+-        total = total * tl.exp(m - shift) + tl.sum(tl.exp(tile - shift), axis=0)
++        total = total + tl.sum(tl.exp(tile - shift), axis=0)
 
-def changed(source: str, *replacements: tuple[str, str]) -> str:
-    """`source` with each text, which stands in it once, replaced."""
-    for old, new in replacements:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
+all rescaled: what the new tile adds was rescaled, too; it already stands below the new maximum
+-        total = total * tl.exp(m - shift) + tl.sum(tl.exp(tile - shift), axis=0)
++        total = (total + tl.sum(tl.exp(tile - shift), axis=0)) * tl.where(start == 0, 1.0, tl.exp(m - shift))
 
+last tile alone: only the last tile is in the sum; add to what the tiles before have
+-        total = total * tl.exp(m - shift) + tl.sum(tl.exp(tile - shift), axis=0)
++        total = tl.sum(tl.exp(tile - shift), axis=0)
 
-# --- kernels-softmax ---
+first tile alone: only the first tile is in the sum
+-        total = total * tl.exp(m - shift) + tl.sum(tl.exp(tile - shift), axis=0)
++        total = tl.where(start == 0, tl.sum(tl.exp(tile - shift), axis=0), total * tl.exp(m - shift))
 
-SOFTMAX_LAUNCH = """
+each tile by itself: each tile was made a softmax of its own; the sum of the whole row divides
+-        tl.store(y + first + at, tl.exp(tile - m) / total, mask=at < n)
++        own = tl.exp(tile - tl.max(tile, axis=0))
++        tl.store(y + first + at, own / tl.sum(own, axis=0), mask=at < n)
 
-def softmax(x, tile=1024):
-    y = torch.empty_like(x)
-    launch(softmax_kernel, (x.shape[0],), x, y, x.shape[1], TILE=tile)
-    return y
+# one-tile
+zeros behind the end: what lies behind the end took part as zeros, e⁰ each: load −inf there
+         at = start + columns
+-        tile = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float32)
++        tile = tl.load(x + first + at, mask=at < n, other=0.0).to(tl.float32)
+         m_new = tl.maximum(m, tl.max(tile, axis=0))
+
+no mask
+         at = start + columns
+-        tile = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float32)
++        tile = tl.load(x + first + at).to(tl.float32)
+         m_new = tl.maximum(m, tl.max(tile, axis=0))
+
+stored behind the end
+-        tl.store(y + first + at, tl.exp(tile - m) / total, mask=at < n)
++        tl.store(y + first + at, tl.exp(tile - m) / total)
+
+not divided: exp(x − m) was not divided by the sum
+-        tl.store(y + first + at, tl.exp(tile - m) / total, mask=at < n)
++        tl.store(y + first + at, tl.exp(tile - m), mask=at < n)
+
+always row 0: every program wrote row 0; a row begins at program_id · n
+-    first = tl.program_id(0).to(tl.int64) * n
++    first = 0
+
+first row read: that is the softmax of row 0; a row begins at program_id · n
+-        tile = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float32)
++        tile = tl.load(x + at, mask=at < n, other=-float("inf")).to(tl.float32)
+         m_new = tl.maximum(m, tl.max(tile, axis=0))
+@@
+-        tile = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float32)
++        tile = tl.load(x + at, mask=at < n, other=-float("inf")).to(tl.float32)
+         tl.store(y + first + at, tl.exp(tile - m) / total, mask=at < n)
+
+by torch
+-    launch(softmax_kernel, (x.shape[0],), x, y, x.shape[1], TILE=tile)
+-    return y
++    return x.softmax(dim=1)
+
+# edges
+exp without maximum: exp of more than 88 overflows in float32; subtract the maximum of all tiles so far
+-        shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # nothing but −inf so far
+-        total = total * tl.exp(m - shift) + tl.sum(tl.exp(tile - shift), axis=0)
++        total = total + tl.sum(tl.exp(tile), axis=0)
+@@
+-        tl.store(y + first + at, tl.exp(tile - m) / total, mask=at < n)
++        tl.store(y + first + at, tl.exp(tile) / total, mask=at < n)
+
+maximum of the first tile: exp of more than 88 overflows in float32; subtract the maximum of all tiles so far
+-        m_new = tl.maximum(m, tl.max(tile, axis=0))
++        m_new = tl.where(start == 0, tl.max(tile, axis=0), m)
+
+in float16: numbers of some hundreds have steps of 0.25 in float16; compute in float32
+-        tile = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float32)
++        tile = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float16)
+         m_new = tl.maximum(m, tl.max(tile, axis=0))
+@@
+-        total = total * tl.exp(m - shift) + tl.sum(tl.exp(tile - shift), axis=0)
++        added = tl.sum(tl.exp((tile - shift).to(tl.float32)).to(tl.float16), axis=0)
++        total = (total * tl.exp(m - shift) + added).to(tl.float16)
+
+# minus-infinity
+minus infinity minus itself: −inf − (−inf) is nan; subtract 0 as long as the maximum is −inf
+-        shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # nothing but −inf so far
++        shift = m_new
+
+maximum of the tile: the running maximum is that of all tiles so far; a tile's own may fall to −inf
+-        m_new = tl.maximum(m, tl.max(tile, axis=0))
+-        shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # nothing but −inf so far
++        m_new = tl.max(tile, axis=0)
++        shift = m_new
+
+# two-passes
+three passes: maximum and sum come out of one pass, the second one writes
+-        m_new = tl.maximum(m, tl.max(tile, axis=0))
+-        shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # nothing but −inf so far
+-        total = total * tl.exp(m - shift) + tl.sum(tl.exp(tile - shift), axis=0)
+-        m = m_new
++        m = tl.maximum(m, tl.max(tile, axis=0))
++    for start in range(0, n, TILE):
++        third = tl.load(x + first + start + columns, mask=start + columns < n, other=-float("inf")).to(tl.float32)
++        total = total + tl.sum(tl.exp(third - m), axis=0)
+
+the whole row at once
+-    launch(softmax_kernel, (x.shape[0],), x, y, x.shape[1], TILE=tile)
++    launch(softmax_kernel, (x.shape[0],), x, y, x.shape[1], TILE=triton.next_power_of_2(x.shape[1]))
 """
 
-SOFTMAX = (
-    """
-@triton.jit
-def softmax_kernel(x, y, n, TILE: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * n
-    columns = tl.arange(0, TILE)
-    m = -float("inf")
-    total = 0.0
-    for start in range(0, n, TILE):
-        at = start + columns
-        tile = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float32)
-        m_new = tl.maximum(m, tl.max(tile, axis=0))
-        shift = tl.where(m_new == -float("inf"), 0.0, m_new)
-        total = total * tl.exp(m - shift) + tl.sum(tl.exp(tile - shift), axis=0)
-        m = m_new
-    for start in range(0, n, TILE):
-        at = start + columns
-        again = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float32)
-        tl.store(y + first + at, tl.exp(again - m) / total, mask=at < n)
+KERNELS_MERGE = """
+# weighted
+mean: that is the mean of the parts; a part weighs exp(lse − m)
+-        acc = acc * old + part * weight
++        acc = acc + part
+@@
+-    tl.store(out + i * size + d, acc / divisor, mask=d < size)
++    tl.store(out + i * size + d, acc / splits, mask=d < size)
+
+not divided: Σ exp(lse − m)·part was not divided by Σ exp(lse − m)
+-    tl.store(out + i * size + d, acc / divisor, mask=d < size)
++    tl.store(out + i * size + d, acc, mask=d < size)
+
+no rescale: what was added up before the maximum rose was not rescaled by exp(m_old − m_new)
+-        acc = acc * old + part * weight
+-        total = total * old + weight
++        acc = acc + part * weight
++        total = total + weight
+
+parts not rescaled: the sum of the weights was rescaled when the maximum rose, the parts were not
+-        acc = acc * old + part * weight
++        acc = acc + part * weight
+
+total not rescaled: the parts were rescaled when the maximum rose, the sum of the weights was not
+-        total = total * old + weight
++        total = total + weight
+
+lse as weight: the lse was taken as the weight; it is the logarithm of one
+-        acc = acc * old + part * weight
+-        total = total * old + weight
++        acc = acc + part * one
++        total = total + one
+@@
+-    tl.store(out_lse + i, m + tl.log(divisor))
++    tl.store(out_lse + i, m)
+
+base two: exp2 was taken of a natural logarithm
+-        old, weight = tl.exp(m - shift), tl.exp(one - shift)
++        old, weight = tl.exp2(m - shift), tl.exp2(one - shift)
+
+largest split alone: that is the split with the largest lse alone
+-        acc = acc * old + part * weight
++        acc = tl.where(one >= m_new, part, acc)
+@@
+-    tl.store(out + i * size + d, acc / divisor, mask=d < size)
++    tl.store(out + i * size + d, acc, mask=d < size)
+
+heads of a split: splits lie outermost: of program i, part s begins at (s · B·H + i) · D
+-        part = tl.load(parts + (s * heads + i) * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)
++        part = tl.load(parts + s * size + i * splits * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)
+
+maximum as lse: that is the maximum alone; the lse is m + log Σ exp(lse − m)
+-    tl.store(out_lse + i, m + tl.log(divisor))
++    tl.store(out_lse + i, m)
+
+log without maximum: log Σ exp(lse − m) was not put on top of m
+-    tl.store(out_lse + i, m + tl.log(divisor))
++    tl.store(out_lse + i, tl.log(divisor))
+
+mean of those with keys: that is the mean of the parts; a part weighs exp(lse − m)
+-        old, weight = tl.exp(m - shift), tl.exp(one - shift)
++        old, weight = 1.0, tl.where(one > -float("inf"), 1.0, 0.0)
+@@
+-    tl.store(out_lse + i, m + tl.log(divisor))
++    tl.store(out_lse + i, m)
+
+last split alone: that is the last split alone
+-        acc = acc * old + part * weight
+-        total = total * old + weight
++        acc = part * weight
++        total = weight
+
+first head for all: that is the first text's and head's; of program i, part s begins at (s · B·H + i) · D
+-        one = tl.load(lse + s * heads + i)
+-        part = tl.load(parts + (s * heads + i) * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)
++        one = tl.load(lse + s * heads)
++        part = tl.load(parts + s * heads * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)
+
+sum of the lse: that is the sum of the lse; sums of exponentials are added, not their logarithms
+-    total = 0.0
++    total = 0.0
++    logs = 0.0
+@@
+-        m = m_new
++        m = m_new
++        logs += one
+@@
+-    tl.store(out_lse + i, m + tl.log(divisor))
++    tl.store(out_lse + i, logs)
+
+# far-from-zero
+without maximum: exp of an lse overflows in float32; subtract the running maximum first
+-        part = tl.load(parts + (s * heads + i) * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)
++        part = tl.load(parts + (s * heads + i) * size + d, mask=d < size, other=0.0)
+@@
+-        shift = tl.where(m_new == -float("inf"), 0.0, m_new)
++        shift = 0.0 * one
+@@
+-    tl.store(out_lse + i, m + tl.log(divisor))
++    tl.store(out_lse + i, tl.log(divisor))
+
+maximum from zero up: an lse may be below −100, and exp of it is 0; the running maximum starts at −inf
+-    m = -float("inf")
++    m = 0.0
+
+# empty
+minus infinity minus itself: −inf − (−inf) is nan; subtract 0 as long as the maximum is −inf
+-        shift = tl.where(m_new == -float("inf"), 0.0, m_new)
++        shift = m_new
+
+nan weighed with zero: the part of an empty split was never written, and 0 · nan is nan: load nothing of it
+-        part = tl.load(parts + (s * heads + i) * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)
++        part = tl.load(parts + (s * heads + i) * size + d, mask=(d < size), other=0.0)
+
+# nothing
+nothing over nothing: without any key out is 0, not 0 / 0
+-    tl.store(out + i * size + d, acc / divisor, mask=d < size)
++    tl.store(out + i * size + d, acc / total, mask=d < size)
+
+lse of nothing is zero: without any key the lse is −inf; one of 0 weighs e⁰ when it is merged again
+-    tl.store(out_lse + i, m + tl.log(divisor))
++    tl.store(out_lse + i, tl.where(m > -float("inf"), m + tl.log(divisor), 0.0))
+
+# sizes
+no mask: SIZE is a power of two, and may be more than D
+-        part = tl.load(parts + (s * heads + i) * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)
++        part = tl.load(parts + (s * heads + i) * size + d, mask=(d >= 0) & (one > -float("inf")), other=0.0)
+@@
+-    tl.store(out + i * size + d, acc / divisor, mask=d < size)
++    tl.store(out + i * size + d, acc / divisor)
+
+loaded twice: load each part once; keep what is added up, and rescale it
+-        acc = acc * old + part * weight
++        same = tl.load(parts + (s * heads + i) * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)
++        acc = acc * old + same * weight
+
+# twice
+sum of the weights kept: Σ exp(lse − m) itself was stored; the lse is m + log of it
+-    tl.store(out_lse + i, m + tl.log(divisor))
++    tl.store(out_lse + i, total)
 """
-    + SOFTMAX_LAUNCH
+
+KERNELS_PAGED = """
+# table
+behind the end with score 0: what lies behind the end took part with a score of 0: its score is −inf
+-        scores = tl.where(here[None, :], scores, -float("inf"))
+
+no rescale: neither sum nor values were rescaled by exp(m_old − m_new) when the maximum rose
+-        acc = acc * old[:, None] + mixed
+-        total = total * old + tl.sum(weights, axis=1)
++        acc = acc + mixed
++        total = total + tl.sum(weights, axis=1)
+
+values not rescaled: the values were not rescaled by exp(m_old − m_new) when the maximum rose
+-        acc = acc * old[:, None] + mixed
++        acc = acc + mixed
+
+sum not rescaled: the sum was not rescaled by exp(m_old − m_new) when the maximum rose
+-        total = total * old + tl.sum(weights, axis=1)
++        total = total + tl.sum(weights, axis=1)
+
+not divided: it was not divided by the sum
+-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # 0: a text of no tokens
+
+last tile alone: only the last tile took part
+-        acc = acc * old[:, None] + mixed
+-        total = total * old + tl.sum(weights, axis=1)
++        acc = mixed
++        total = tl.sum(weights, axis=1)
+
+in order of the pool: places were read from the pool's first on; the table says where the blocks lie
+-        block = tl.load(tables + b * table_width + t // BLOCK, mask=here, other=0).to(tl.int64)
++        block = t // BLOCK
+
+from the first block on: it was read from its first block on in the order of the pool; the table names each block
+-        block = tl.load(tables + b * table_width + t // BLOCK, mask=here, other=0).to(tl.int64)
+-        place = block * BLOCK + t % BLOCK
++        last = BLOCK * (tl.cdiv(length, BLOCK) + 2) - 1
++        place = tl.minimum(tl.load(tables + b * table_width) * BLOCK + t, last)
+
+a tile is a block: a table entry was taken for a whole tile; a tile may span several blocks
+-        block = tl.load(tables + b * table_width + t // BLOCK, mask=here, other=0).to(tl.int64)
+-        place = block * BLOCK + t % BLOCK
++        block = tl.load(tables + b * table_width + start // BLOCK + t * 0, mask=here, other=0).to(tl.int64)
++        place = tl.minimum(block * BLOCK + (t - start), 4 * BLOCK - 1)
+
+last token not seen: the last token was left out; the query sees all of them
+-        here = t < length
++        here = t < tl.maximum(length - 1, 1)
+
+no scale: q·k was not multiplied by scale
+-    query = tl.load(q + row[:, None] * size + d[None, :], mask=inside, other=0.0).to(tl.float32) * scale
++    query = tl.load(q + row[:, None] * size + d[None, :], mask=inside, other=0.0).to(tl.float32)
+
+scaled twice: q·k was multiplied by scale twice
+-    query = tl.load(q + row[:, None] * size + d[None, :], mask=inside, other=0.0).to(tl.float32) * scale
++    query = tl.load(q + row[:, None] * size + d[None, :], mask=inside, other=0.0).to(tl.float32) * scale * scale
+
+keys as values: the keys were taken as values
+-        values = tl.load(v + place[:, None] * v_place + g * v_head + d[None, :], mask=there, other=0.0)
++        values = tl.load(k + place[:, None] * k_place + g * k_head + d[None, :], mask=there, other=0.0)
+
+first tile alone: only the first tile took part
+-    for start in range(0, length, TILE):
++    for start in range(0, tl.minimum(length, TILE), TILE):
+
+# grouped-heads
+heads in turns: query head h read key-value head h mod G; heads lie in groups, it is h // (H // G)
+-    row = (b * tl.num_programs(1) + g) * group + h  # of q and out
++    row = b * tl.num_programs(1) * group + h * tl.num_programs(1) + g
+
+first key-value head: every query head read key-value head 0; head h reads h // (H // G)
+-        keys = tl.load(k + place[:, None] * k_place + g * k_head + d[None, :], mask=there, other=0.0)
++        keys = tl.load(k + place[:, None] * k_place + 0 * k_head + d[None, :], mask=there, other=0.0)
+@@
+-        values = tl.load(v + place[:, None] * v_place + g * v_head + d[None, :], mask=there, other=0.0)
++        values = tl.load(v + place[:, None] * v_place + 0 * v_head + d[None, :], mask=there, other=0.0)
+
+one query head a group: a program computes all query heads of its group; here it stored one
+-    row = (b * tl.num_programs(1) + g) * group + h  # of q and out
+-    inside = (h < group)[:, None] & (d < size)[None, :]
++    row = b * tl.num_programs(1) + g + h
++    inside = (h < 1)[:, None] & (d < size)[None, :]
+
+rows not masked: GROUP is a power of two: three heads are in a block of four
+-    inside = (h < group)[:, None] & (d < size)[None, :]
++    inside = (h >= 0)[:, None] & (d < size)[None, :]
+
+# ends
+masked with a large number: a weight of 0 does not hide what was read, for 0 · nan is nan: load nothing behind the end
+-        there = here[:, None] & (d < size)[None, :]
++        there = (place >= 0)[:, None] & (d < size)[None, :]
+@@
+-        scores = tl.where(here[None, :], scores, -float("inf"))
++        scores = tl.where(here[None, :], scores, -1.0e30)
+
+table not masked: what stands behind a text's blocks in its table is no block
+-        block = tl.load(tables + b * table_width + t // BLOCK, mask=here, other=0).to(tl.int64)
++        block = tl.load(tables + b * table_width + t // BLOCK).to(tl.int64)
+@@
+-        keys = tl.load(k + place[:, None] * k_place + g * k_head + d[None, :], mask=there, other=0.0)
++        wide = (t >= 0)[:, None] & (d < size)[None, :]
++        keys = tl.load(k + place[:, None] * k_place + g * k_head + d[None, :], mask=wide, other=0.0)
+
+# several
+zero over zero: a text of no tokens gives 0, not 0 / 0
+-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # 0: a text of no tokens
++    acc = acc / total[:, None]
+
+table of the first text: it was read through the table of text 0; that of text b begins at b · table_width
+-        block = tl.load(tables + b * table_width + t // BLOCK, mask=here, other=0).to(tl.int64)
++        block = tl.load(tables + 0 * table_width + t // BLOCK, mask=here, other=0).to(tl.int64)
+
+length of the first text: each text has its own length
+-    length = tl.load(lengths + b)
++    length = tl.load(lengths)
+
+# views
+in one piece: k and v may be parts of one tensor: k_place, k_head, v_place and v_head say where a place and a head
+begin
+-        keys = tl.load(k + place[:, None] * k_place + g * k_head + d[None, :], mask=there, other=0.0)
++        at = place[:, None] * (tl.num_programs(1) * size) + g * size + d[None, :]
++        keys = tl.load(k + at, mask=there, other=0.0)
+@@
+-        values = tl.load(v + place[:, None] * v_place + g * v_head + d[None, :], mask=there, other=0.0)
++        values = tl.load(v + at, mask=there, other=0.0)
+
+size not masked: SIZE is a power of two, and may be more than D
+-        there = here[:, None] & (d < size)[None, :]
++        there = here[:, None] & (d >= 0)[None, :]
+
+# read-once
+a program for each query head: each query head loads them anew; the heads of a group share what is loaded
+-    b, g = tl.program_id(0), tl.program_id(1)
++    b, head = tl.program_id(0), tl.program_id(1)
++    g = head // group
+@@
+-    row = (b * tl.num_programs(1) + g) * group + h  # of q and out
+-    inside = (h < group)[:, None] & (d < size)[None, :]
++    row = b * tl.num_programs(1) + head + h
++    inside = (h < 1)[:, None] & (d < size)[None, :]
+@@
+-        (texts, kv_heads),
++        (texts, heads),
+
+keys loaded twice: load what lies before a text's end once
+         scores = tl.where(here[None, :], scores, -float("inf"))
++        once_more = tl.load(k + place[:, None] * k_place + g * k_head + d[None, :], mask=there, other=0.0)
+"""
+
+KERNELS_INT4 = """
+# nibbles
+upper bits first: the upper four bits were taken for the first half of a group, the lower for the second
+-        lower = (packed & 15).to(tl.float32) * step + least  # [OUTS, TILE]
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        lower = (packed >> 4).to(tl.float32) * step + least
++        upper = (packed & 15).to(tl.float32) * step + least
+
+neighbours: a byte was taken for two neighbours; its lower bits are column j of the group, its upper j + group/2
+-        column = number * group + byte % half
++        column = 2 * byte
+@@
+-        second = tl.load(x + n[:, None] * width + column[None, :] + half, mask=of_x, other=0.0).to(tl.float32)
++        second = tl.load(x + n[:, None] * width + column[None, :] + 1, mask=of_x, other=0.0).to(tl.float32)
+
+neighbours, upper first: a byte was taken for two neighbours, the upper bits first; its lower bits are column j of the
+group, its upper j + group/2
+-        column = number * group + byte % half
++        column = 2 * byte + 1
+@@
+-        second = tl.load(x + n[:, None] * width + column[None, :] + half, mask=of_x, other=0.0).to(tl.float32)
++        second = tl.load(x + n[:, None] * width + column[None, :] - 1, mask=of_x, other=0.0).to(tl.float32)
+
+halves of the row: the halves were taken of the whole row; they are a group's
+-        column = number * group + byte % half
++        column = byte
+@@
+-        second = tl.load(x + n[:, None] * width + column[None, :] + half, mask=of_x, other=0.0).to(tl.float32)
++        second = tl.load(x + n[:, None] * width + column[None, :] + width // 2, mask=of_x, other=0.0).to(tl.float32)
+
+lower bits alone: only the lower four bits took part
+-        acc += tl.sum(first[:, None, :] * lower[None, :, :] + second[:, None, :] * upper[None, :, :], axis=2)
++        acc += tl.sum(first[:, None, :] * lower[None, :, :], axis=2)
+
+upper not shifted: the upper four bits were not shifted down, so these codes are sixteen times too large
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        upper = (packed & 240).to(tl.float32) * step + least
+
+whole byte as lower: the whole byte was taken for the lower code; the upper bits belong to another column
+-        lower = (packed & 15).to(tl.float32) * step + least  # [OUTS, TILE]
++        lower = packed.to(tl.float32) * step + least
+
+signed codes: codes above 7 were taken for negative numbers; they are 0 … 15
+-        lower = (packed & 15).to(tl.float32) * step + least  # [OUTS, TILE]
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        lower = (((packed & 15).to(tl.int32) ^ 8) - 8).to(tl.float32) * step + least
++        upper = (((packed >> 4).to(tl.int32) ^ 8) - 8).to(tl.float32) * step + least
+
+upper bits alone: only the upper four bits took part
+-        acc += tl.sum(first[:, None, :] * lower[None, :, :] + second[:, None, :] * upper[None, :, :], axis=2)
++        acc += tl.sum(second[:, None, :] * upper[None, :, :], axis=2)
+
+# groups
+zeros left out: the zeros were left out: x̂ = scale · code + zero
+-        lower = (packed & 15).to(tl.float32) * step + least  # [OUTS, TILE]
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        lower = (packed & 15).to(tl.float32) * step
++        upper = (packed >> 4).to(tl.float32) * step
+
+zero before scale: zero was subtracted from the code before scaling; here it is a real number: x̂ = scale · code +
+zero
+-        lower = (packed & 15).to(tl.float32) * step + least  # [OUTS, TILE]
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        lower = ((packed & 15).to(tl.float32) - least) * step
++        upper = ((packed >> 4).to(tl.float32) - least) * step
+
+zero added before scale: zero was added to the code before scaling: x̂ = scale · code + zero
+-        lower = (packed & 15).to(tl.float32) * step + least  # [OUTS, TILE]
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        lower = ((packed & 15).to(tl.float32) + least) * step
++        upper = ((packed >> 4).to(tl.float32) + least) * step
+
+zero subtracted: zero was subtracted: x̂ = scale · code + zero
+-        lower = (packed & 15).to(tl.float32) * step + least  # [OUTS, TILE]
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        lower = (packed & 15).to(tl.float32) * step - least
++        upper = (packed >> 4).to(tl.float32) * step - least
+
+zero once: the zeros were added for the lower bits alone
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        upper = (packed >> 4).to(tl.float32) * step
+
+scales left out: the scales were left out
+-        lower = (packed & 15).to(tl.float32) * step + least  # [OUTS, TILE]
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        lower = (packed & 15).to(tl.float32) + least
++        upper = (packed >> 4).to(tl.float32) + least
+
+scale of the first group: every group was scaled as the first one
+-        at = o[:, None] * (width // group) + number[None, :]
++        at = o[:, None] * (width // group) + 0 * number[None, :]
+
+scale of the first output: every output was scaled as output 0
+-        at = o[:, None] * (width // group) + number[None, :]
++        at = 0 * o[:, None] * (width // group) + number[None, :]
+
+a group of bytes: byte i was scaled as group i // group; a group has group/2 bytes
+-        at = o[:, None] * (width // group) + number[None, :]
++        at = o[:, None] * (width // group) + (byte // group)[None, :]
+
+# rows
+first row of x for all: that is the product of row 0 of x; each row has its own
+-        first = tl.load(x + n[:, None] * width + column[None, :], mask=of_x, other=0.0).to(tl.float32)
+-        second = tl.load(x + n[:, None] * width + column[None, :] + half, mask=of_x, other=0.0).to(tl.float32)
++        first = tl.load(x + 0 * n[:, None] + column[None, :], mask=of_x, other=0.0).to(tl.float32)
++        second = tl.load(x + 0 * n[:, None] + column[None, :] + half, mask=of_x, other=0.0).to(tl.float32)
+
+y the other way round: y was written as [out, N]; it is [N, out]
+-    tl.store(y + n[:, None] * outs + o[None, :], acc, mask=(n < rows)[:, None] & (o < outs)[None, :])
++    tl.store(y + n[:, None] + o[None, :] * rows, acc, mask=(n < rows)[:, None] & (o < outs)[None, :])
+
+rows not masked: ROWS is a power of two: three rows are in a block of four
+-        of_x = (n < rows)[:, None] & here[None, :]
++        of_x = (n >= 0)[:, None] & here[None, :]
+
+# tails
+first outputs alone: only the first program's outputs were written; launch as many programs as all outputs take
+-        (triton.cdiv(outs, 8),),
++        (1,),
+
+whole programs alone: the last outputs do not fill a program, and need one, too
+-        (triton.cdiv(outs, 8),),
++        (max(outs // 8, 1),),
+
+first tile alone: only the first tile took part; a row has more bytes
+-    for start in range(0, width // 2, TILE):
++    for start in range(0, TILE, TILE):
+
+bytes not masked: what lies behind a row of codes belongs to the next one
+-        here = byte < width // 2
++        here = byte >= 0
+
+group by shifting: a group need not be a power of two: one of 6 has 3 bytes
+-    half = group // 2
++    half = 1
++    while half * 4 <= group:
++        half = half * 2
+
+# float16
+sum in float16: a sum above 65,504 is none in float16; multiply and add in float32, round once at the end
+-    acc = tl.zeros([ROWS, OUTS], tl.float32)
++    acc = tl.zeros([ROWS, OUTS], tl.float16)
+@@
+-        acc += tl.sum(first[:, None, :] * lower[None, :, :] + second[:, None, :] * upper[None, :, :], axis=2)
++        added = tl.sum(first[:, None, :] * lower[None, :, :] + second[:, None, :] * upper[None, :, :], axis=2)
++        acc += added.to(tl.float16)
+
+returns float32
+-    y = x.new_empty(rows, outs)
++    y = x.new_empty(rows, outs, dtype=torch.float32)
+
+# read-once
+a program for each row of x: each row of x loads the weight anew; load a tile of it once, for all rows
+-    n = tl.arange(0, ROWS)
++    n = tl.program_id(1) + tl.arange(0, ROWS)
+@@
+-        (triton.cdiv(outs, 8),),
++        (triton.cdiv(outs, 8), rows),
+@@
+-        ROWS=triton.next_power_of_2(rows),
++        ROWS=1,
+
+a byte loaded twice: a byte holds two codes: load it once
+-        upper = (packed >> 4).to(tl.float32) * step + least
++        once_more = tl.load(codes + o[:, None] * (width // 2) + byte[None, :], mask=of_weight, other=0)
++        upper = (once_more >> 4).to(tl.float32) * step + least
+"""
+
+KERNELS_NORM = """
+# norm
+sum of the squares: the squares were summed, not averaged
+-    mean = tl.sum(h * h, axis=0) / width
++    mean = tl.sum(h * h, axis=0)
+
+no weight: the weight was left out
+-    tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
++    tl.store(y + at, h * tl.rsqrt(mean + eps), mask=inside)
+
+one plus weight: the weight was taken as 1 + weight; here it is the factor itself
+-    factor = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
++    factor = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32) + 1.0
+
+centred: the mean was subtracted first: that is LayerNorm, RMSNorm only divides
+         tl.store(total + at, h, mask=inside)
++    h = tl.where(inside, h - tl.sum(h, axis=0) / width, 0.0)
+
+no root: it was divided by the mean square, not by its root
+-    tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
++    tl.store(y + at, h / (mean + eps) * factor, mask=inside)
+
+mean of the sizes: it was divided by the mean of |x|, not by the root of the mean square
+-    mean = tl.sum(h * h, axis=0) / width
++    mean = tl.sum(tl.abs(h), axis=0) / width
+@@
+-    tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
++    tl.store(y + at, h / (mean + eps) * factor, mask=inside)
+
+weight by row: the weight has a factor for each column, not for each row
+-    factor = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
++    factor = tl.load(weight + d * 0 + tl.program_id(0), mask=inside, other=0.0).to(tl.float32)
+
+always row 0: every program wrote row 0; a row begins at program_id · width
+-    at = tl.program_id(0).to(tl.int64) * width + d
++    at = d
+
+# residual
+x alone is normed: x was normed without the residual: the norm is of x + residual
+     h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
++    own = h
+@@
+         tl.store(total + at, h, mask=inside)
++    h = own
+
+residual after the norm: the residual was added after the norm: the norm is of x + residual
+-        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+-        tl.store(total + at, h, mask=inside)
++        extra = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
++        tl.store(total + at, h + extra, mask=inside)
+@@
+-    tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
++    normed = h * tl.rsqrt(mean + eps) * factor
++    if HAS_RESIDUAL:
++        normed += extra
++    tl.store(y + at, normed, mask=inside)
+
+total is x: that is x; the second output is x + residual, what the next layer adds to
++        tl.store(total + at, h, mask=inside)
+         h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+-        tl.store(total + at, h, mask=inside)
+
+total is the residual: that is the residual; the second output is x + residual
+-        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+-        tl.store(total + at, h, mask=inside)
++        extra = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
++        h += extra
++        tl.store(total + at, extra, mask=inside)
+
+total not written
+-        tl.store(total + at, h, mask=inside)
+
+outputs exchanged: the two outputs are exchanged: (y, x + residual)
+-    return y if residual is None else (y, total)
++    return y if residual is None else (total, y)
+
+total is normed: that is the normed sum; the second output is x + residual as it is
+-        tl.store(total + at, h, mask=inside)
+@@
+     tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
++    if HAS_RESIDUAL:
++        tl.store(total + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
+
+into the residual
+-    total = y if residual is None else torch.empty_like(x)
++    total = y if residual is None else residual
+
+one output
+-    return y if residual is None else (y, total)
++    return y
+
+the residual is normed: the residual was normed; the norm is of x + residual
+-        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+-        tl.store(total + at, h, mask=inside)
++        own, h = h, tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
++        tl.store(total + at, own + h, mask=inside)
+
+rms of x: x + residual was divided by the root mean square of x alone
+     h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
++    own = h
+@@
+-    mean = tl.sum(h * h, axis=0) / width
++    mean = tl.sum(own * own, axis=0) / width
+
+# odd-widths
+mean over the block: the mean of the squares was taken over the whole block, a power of two; a row may have fewer
+numbers
+-    mean = tl.sum(h * h, axis=0) / width
++    mean = tl.sum(h * h, axis=0) / BLOCK
+
+loaded without mask
+-    h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
++    h = tl.load(x + at).to(tl.float32)
+
+stored without mask
+-    tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
++    tl.store(y + at, h * tl.rsqrt(mean + eps) * factor)
+
+ones behind the end: what lies behind the end took part as ones; load 0 there
+-    h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
++    h = tl.load(x + at, mask=inside, other=1.0).to(tl.float32)
+
+# small
+eps outside the root: eps was added to the root; it belongs under it
+-    tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
++    tl.store(y + at, h / (tl.sqrt(mean) + eps) * factor, mask=inside)
+
+no eps: eps was left out
+-    tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
++    tl.store(y + at, h * tl.rsqrt(mean) * factor, mask=inside)
+
+# float16
+squares in float16: the square of 300 is more than float16 holds; compute in float32
+-    h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
++    h = tl.load(x + at, mask=inside, other=0.0).to(x.dtype.element_ty)
+@@
+-        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
++        h += tl.load(residual + at, mask=inside, other=0.0).to(x.dtype.element_ty)
+@@
+-    mean = tl.sum(h * h, axis=0) / width
++    mean = tl.sum((h * h).to(tl.float32), axis=0) / width
+
+returns float32
+-    y = torch.empty_like(x)
++    y = torch.empty_like(x, dtype=torch.float32)
+
+# one-pass
+two passes: load it once; a row stays in registers between its sum and its quotient
+     factor = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
++    h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
++    if HAS_RESIDUAL:
++        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+
+two launches
+-    return y if residual is None else (y, total)
++    has_residual, block = residual is not None, triton.next_power_of_2(x.shape[1])
++    given = (x, residual if has_residual else x, weight, y, total, x.shape[1], eps)
++    launch(norm_kernel, (x.shape[0],), *given, HAS_RESIDUAL=has_residual, BLOCK=block)
++    return y if residual is None else (y, total)
+"""
+
+WRONG = read_mistakes(
+    __file__,
+    {
+        "kernels-softmax": KERNELS_SOFTMAX,
+        "kernels-merge": KERNELS_MERGE,
+        "kernels-paged": KERNELS_PAGED,
+        "kernels-int4": KERNELS_INT4,
+        "kernels-norm": KERNELS_NORM,
+    },
 )
 
-# a maximum and a sum for each place in the tile; made one at the end
-SOFTMAX_ALTERNATIVE = (
-    """
+ALTERNATIVE: dict[str, str] = {
+    "kernels-softmax": """
 @triton.jit
 def finite(m):
     return tl.where(m > -float("inf"), m, 0.0)
@@ -74,87 +772,14 @@ def softmax_kernel(x, y, n, TILE: tl.constexpr):
         here = number * TILE + at
         tile = tl.load(x + here, mask=here < n)
         tl.store(y + here, tl.exp(tile.to(tl.float32) - top) * share, mask=here < n)
-"""
-    + SOFTMAX_LAUNCH
-)
 
 
-def soft(*replacements: tuple[str, str]) -> str:
-    return changed(SOFTMAX, *replacements)
-
-
-ROW = "first = tl.program_id(0).to(tl.int64) * n"
-TILE_LOAD = 'tile = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float32)'
-NEW = "m_new = tl.maximum(m, tl.max(tile, axis=0))"
-SHIFT = 'shift = tl.where(m_new == -float("inf"), 0.0, m_new)'
-SUM = "total = total * tl.exp(m - shift) + tl.sum(tl.exp(tile - shift), axis=0)"
-AGAIN = 'again = tl.load(x + first + at, mask=at < n, other=-float("inf")).to(tl.float32)'
-WRITE = "tl.store(y + first + at, tl.exp(again - m) / total, mask=at < n)"
-ONE_LOOP = """    for start in range(0, n, TILE):
-        at = start + columns
-        again ="""
-KERNELS_SOFTMAX = [
-    WrongAnswer("no rescale", soft((SUM, "total = total + tl.sum(tl.exp(tile - shift), axis=0)")), "tiles", "what lies below the old maximum counts less"),
-    WrongAnswer("all rescaled", soft((SUM, "total = (total + tl.sum(tl.exp(tile - shift), axis=0)) * tl.where(start == 0, 1.0, tl.exp(m - shift))")), "tiles", "the new tile stands below the new maximum already"),
-    WrongAnswer("last tile alone", soft((SUM, "total = tl.sum(tl.exp(tile - shift), axis=0)")), "tiles", "the row has more"),
-    WrongAnswer("first tile alone", soft((SUM, "total = tl.where(start == 0, tl.sum(tl.exp(tile - shift), axis=0), total * tl.exp(m - shift))")), "tiles", "the row has more"),
-    WrongAnswer("each tile by itself", soft((WRITE, "tl.store(y + first + at, tl.exp(again - tl.max(again, axis=0)) / tl.sum(tl.exp(again - tl.max(again, axis=0)), axis=0), mask=at < n)")), "tiles", "the sum of the whole row divides"),
-    WrongAnswer("zeros behind the end", soft((TILE_LOAD, TILE_LOAD.replace('-float("inf")', "0.0"))), "one-tile", "e⁰ is 1"),
-    WrongAnswer("no mask", soft((TILE_LOAD, "tile = tl.load(x + first + at).to(tl.float32)")), "one-tile", "that is another row, or nobody's"),
-    WrongAnswer("stored behind the end", soft((WRITE, WRITE.replace(", mask=at < n", ""))), "one-tile", "that is another row, or nobody's"),
-    WrongAnswer("not divided", soft((WRITE, WRITE.replace(" / total", ""))), "one-tile", "a row sums to 1"),
-    WrongAnswer("always row 0", soft((ROW, "first = 0")), "one-tile", "each program has its row"),
-    WrongAnswer("first row read", soft((TILE_LOAD, TILE_LOAD.replace("x + first + at", "x + at")), (AGAIN, AGAIN.replace("x + first + at", "x + at"))), "one-tile", "each program has its row"),
-    WrongAnswer("exp without maximum", soft((SHIFT, "shift = 0.0"), (SUM, "total = total + tl.sum(tl.exp(tile), axis=0)"), (WRITE, WRITE.replace("again - m", "again"))), "edges", "e⁸⁹ is more than float32 holds"),
-    WrongAnswer("maximum of the first tile", soft((NEW, "m_new = tl.where(start == 0, tl.max(tile, axis=0), m)")), "edges", "what follows may lie far above"),
-    WrongAnswer("minus infinity minus itself", soft((SHIFT, "shift = m_new")), "minus-infinity", "that is nan"),
-    WrongAnswer("maximum of the tile", soft((NEW, "m_new = tl.max(tile, axis=0)"), (SHIFT, "shift = m_new")), "minus-infinity", "it falls to −inf, and what was summed up is lost"),
-    WrongAnswer("three passes", soft((NEW, "pass"), (SHIFT, "m = tl.maximum(m, tl.max(tile, axis=0))"), (SUM, "pass"), ("        m = m_new\n", "    for start in range(0, n, TILE):\n        third = tl.load(x + first + start + columns, mask=start + columns < n, other=-float(\"inf\")).to(tl.float32)\n        total = total + tl.sum(tl.exp(third - m), axis=0)\n")), "two-passes", "a third more to read"),
-    WrongAnswer("the whole row at once", soft(("launch(softmax_kernel, (x.shape[0],), x, y, x.shape[1], TILE=tile)", "launch(softmax_kernel, (x.shape[0],), x, y, x.shape[1], TILE=triton.next_power_of_2(x.shape[1]))")), "two-passes", "it need not fit"),
-    WrongAnswer("by torch", soft(("launch(softmax_kernel, (x.shape[0],), x, y, x.shape[1], TILE=tile)\n    return y", "return x.softmax(dim=1)")), "one-tile", "a kernel was asked"),
-    WrongAnswer("in float16", soft((TILE_LOAD, TILE_LOAD.replace(".to(tl.float32)", ".to(tl.float16)")), (SUM, "total = (total * tl.exp(m - shift) + tl.sum(tl.exp((tile - shift).to(tl.float32)).to(tl.float16), axis=0)).to(tl.float16)")), "edges", "numbers of some hundreds have steps of 0.25 there"),
-]  # fmt: skip
-
-# --- kernels-merge ---
-
-MERGE_LAUNCH = """
-
-def merge(parts, lse):
-    splits, texts, heads, size = parts.shape
-    out, out_lse = torch.empty_like(parts[0]), torch.empty_like(lse[0])
-    launch(merge_kernel, (texts * heads,), parts, lse, out, out_lse, splits, texts * heads, size, SIZE=triton.next_power_of_2(size))
-    return out, out_lse
-"""
-
-MERGE = (
-    """
-@triton.jit
-def merge_kernel(parts, lse, out, out_lse, splits, heads, size, SIZE: tl.constexpr):
-    i = tl.program_id(0)
-    d = tl.arange(0, SIZE)
-    m = -float("inf")
-    total = 0.0
-    acc = tl.zeros([SIZE], tl.float32)
-    for s in range(splits):
-        one = tl.load(lse + s * heads + i)
-        part = tl.load(parts + (s * heads + i) * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)
-        m_new = tl.maximum(m, one)
-        shift = tl.where(m_new == -float("inf"), 0.0, m_new)
-        old = tl.exp(m - shift)
-        weight = tl.exp(one - shift)
-        acc = acc * old + part * weight
-        total = total * old + weight
-        m = m_new
-    divisor = tl.where(total == 0.0, 1.0, total)
-    tl.store(out + i * size + d, acc / divisor, mask=d < size)
-    tl.store(out_lse + i, m + tl.log(divisor))
-"""
-    + MERGE_LAUNCH
-)
-
-# all lse first, then the parts with their final weights
-MERGE_ALTERNATIVE = (
-    """
+def softmax(x, tile=1024):
+    y = torch.empty_like(x)
+    launch(softmax_kernel, (x.shape[0],), x, y, x.shape[1], TILE=tile)
+    return y
+""",
+    "kernels-merge": """
 @triton.jit
 def merge_kernel(parts, lse, out, out_lse, splits, heads, size, SIZE: tl.constexpr):
     i = tl.program_id(0)
@@ -174,111 +799,24 @@ def merge_kernel(parts, lse, out, out_lse, splits, heads, size, SIZE: tl.constex
     none = total == 0.0
     tl.store(out + i * size + d, tl.where(none, 0.0, acc / tl.where(none, 1.0, total)), mask=d < size)
     tl.store(out_lse + i, tl.where(none, -float("inf"), top + tl.log(tl.where(none, 1.0, total))))
-"""
-    + MERGE_LAUNCH
-)
 
 
-def joined(*replacements: tuple[str, str]) -> str:
-    return changed(MERGE, *replacements)
-
-
-PART = (
-    'part = tl.load(parts + (s * heads + i) * size + d, mask=(d < size) & (one > -float("inf")), other=0.0)'
-)
-M_NEW = "m_new = tl.maximum(m, one)"
-M_SHIFT = 'shift = tl.where(m_new == -float("inf"), 0.0, m_new)'
-WEIGHT = "weight = tl.exp(one - shift)"
-ACC = "acc = acc * old + part * weight"
-TOTAL = "total = total * old + weight"
-DIVISOR = "divisor = tl.where(total == 0.0, 1.0, total)"
-STORED = "tl.store(out + i * size + d, acc / divisor, mask=d < size)"
-LOGGED = "tl.store(out_lse + i, m + tl.log(divisor))"
-KERNELS_MERGE = [
-    WrongAnswer("mean", joined((ACC, "acc = acc + part"), (STORED, STORED.replace("divisor", "splits"))), "weighted", "a split with more weight counts more"),
-    WrongAnswer("not divided", joined((STORED, STORED.replace(" / divisor", ""))), "weighted", "weights sum to 1"),
-    WrongAnswer("no rescale", joined((ACC, "acc = acc + part * weight"), (TOTAL, "total = total + weight")), "weighted", "when the maximum rises, what was added up counts less"),
-    WrongAnswer("parts not rescaled", joined((ACC, "acc = acc + part * weight")), "weighted", "when the maximum rises, what was added up counts less"),
-    WrongAnswer("total not rescaled", joined((TOTAL, "total = total + weight")), "weighted", "when the maximum rises, what was added up counts less"),
-    WrongAnswer("lse as weight", joined((WEIGHT, "weight = tl.exp(one - shift)\n        one_weight = one"), (ACC, "acc = acc + part * one_weight"), (TOTAL, "total = total + one_weight"), (LOGGED, "tl.store(out_lse + i, m)")), "weighted", "it is the logarithm of one"),
-    WrongAnswer("base two", joined((WEIGHT, WEIGHT.replace("exp", "exp2")), ("old = tl.exp(", "old = tl.exp2(")), "weighted", "the lse is a natural logarithm"),
-    WrongAnswer("largest split alone", joined((ACC, "acc = tl.where(one >= m_new, part, acc)"), (STORED, STORED.replace(" / divisor", ""))), "weighted", "the others weigh something, too"),
-    WrongAnswer("heads of a split", joined((PART, PART.replace("(s * heads + i) * size", "s * size + i * splits * size"))), "weighted", "splits lie outermost"),
-    WrongAnswer("maximum as lse", joined((LOGGED, "tl.store(out_lse + i, m)")), "weighted", "the sum is more than its largest term"),
-    WrongAnswer("log without maximum", joined((LOGGED, "tl.store(out_lse + i, tl.log(divisor))")), "weighted", "the weights are relative to m"),
-    WrongAnswer("without maximum", joined((M_SHIFT, "shift = 0.0 * one"), (LOGGED, "tl.store(out_lse + i, tl.log(divisor))"), (PART, PART.replace(', mask=(d < size) & (one > -float("inf"))', ", mask=d < size"))), "far-from-zero", "e²⁰⁰ is more than float32 holds"),
-    WrongAnswer("maximum from zero up", joined(('m = -float("inf")', "m = 0.0")), "far-from-zero", "an lse may be below −100: all weights are 0"),
-    WrongAnswer("nan weighed with zero", joined((PART, PART.replace(' & (one > -float("inf"))', ""))), "empty", "0 · nan is nan"),
-    WrongAnswer("minus infinity minus itself", joined((M_SHIFT, "shift = m_new")), "empty", "that is nan"),
-    WrongAnswer("mean of those with keys", joined((WEIGHT, 'weight = tl.where(one > -float("inf"), 1.0, 0.0)'), ("old = tl.exp(m - shift)", "old = 1.0"), (LOGGED, "tl.store(out_lse + i, m)")), "weighted", "a split with more weight counts more"),
-    WrongAnswer("nothing over nothing", joined((STORED, STORED.replace("divisor", "total"))), "nothing", "0 / 0 is nan"),
-    WrongAnswer("lse of nothing is zero", joined((LOGGED, 'tl.store(out_lse + i, tl.where(m > -float("inf"), m + tl.log(divisor), 0.0))')), "nothing", "then it weighs e⁰ when merged again"),
-    WrongAnswer("no mask", joined((PART, PART.replace("(d < size) & (one > -float(\"inf\"))", "(d >= 0) & (one > -float(\"inf\"))")), (STORED, STORED.replace(", mask=d < size", ""))), "sizes", "SIZE may be more than D"),
-    WrongAnswer("sum of the weights kept", joined((LOGGED, "tl.store(out_lse + i, total)")), "twice", "a logarithm was asked"),
-    WrongAnswer("loaded twice", joined((ACC, PART.replace("part =", "same =") + "\n        acc = acc * old + same * weight")), "sizes", "once is enough"),
-]  # fmt: skip
-
-# --- kernels-paged ---
-
-PAGED_SIGNATURE = """
+def merge(parts, lse):
+    splits, texts, heads, size = parts.shape
+    out, out_lse = torch.empty_like(parts[0]), torch.empty_like(lse[0])
+    launch(
+        merge_kernel, (texts * heads,), parts, lse, out, out_lse, splits, texts * heads, size,
+        SIZE=triton.next_power_of_2(size),
+    )
+    return out, out_lse
+""",
+    "kernels-paged": """
 @triton.jit
 def paged_kernel(
     q, k, v, tables, lengths, out, scale, table_width, k_place, k_head, v_place, v_head, group, size,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
 ):
-"""
-
-PAGED_LAUNCH = """
-
-def paged_decode(q, k, v, tables, lengths, *, block_size, scale, tile=32):
-    (texts, heads, size), kv_heads = q.shape, k.shape[1]
-    out = torch.empty_like(q)
-    launch(
-        paged_kernel, (texts, kv_heads), q, k, v, tables, lengths, out, scale, tables.shape[1],
-        k.stride(0), k.stride(1), v.stride(0), v.stride(1), heads // kv_heads, size, BLOCK=block_size,
-        GROUP=triton.next_power_of_2(heads // kv_heads), SIZE=triton.next_power_of_2(size), TILE=tile,
-    )
-    return out
-"""
-
-PAGED = (
-    PAGED_SIGNATURE
-    + """    b, g = tl.program_id(0), tl.program_id(1)
-    h, d = tl.arange(0, GROUP), tl.arange(0, SIZE)
-    row = (b * tl.num_programs(1) + g) * group + h
-    inside = (h < group)[:, None] & (d < size)[None, :]
-    query = tl.load(q + row[:, None] * size + d[None, :], mask=inside, other=0.0).to(tl.float32) * scale
-    m = tl.full([GROUP], -float("inf"), tl.float32)
-    total = tl.zeros([GROUP], tl.float32)
-    acc = tl.zeros([GROUP, SIZE], tl.float32)
-    length = tl.load(lengths + b)
-    for start in range(0, length, TILE):
-        t = start + tl.arange(0, TILE)
-        here = t < length
-        block = tl.load(tables + b * table_width + t // BLOCK, mask=here, other=0).to(tl.int64)
-        place = block * BLOCK + t % BLOCK
-        there = here[:, None] & (d < size)[None, :]
-        keys = tl.load(k + place[:, None] * k_place + g * k_head + d[None, :], mask=there, other=0.0)
-        scores = tl.sum(query[:, None, :] * keys.to(tl.float32)[None, :, :], axis=2)
-        scores = tl.where(here[None, :], scores, -float("inf"))
-        m_new = tl.maximum(m, tl.max(scores, axis=1))
-        old = tl.exp(m - m_new)
-        weights = tl.exp(scores - m_new[:, None])
-        values = tl.load(v + place[:, None] * v_place + g * v_head + d[None, :], mask=there, other=0.0)
-        mixed = tl.sum(weights[:, :, None] * values.to(tl.float32)[None, :, :], axis=1)
-        acc = acc * old[:, None] + mixed
-        total = total * old + tl.sum(weights, axis=1)
-        m = m_new
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + row[:, None] * size + d[None, :], acc, mask=inside)
-"""
-    + PAGED_LAUNCH
-)
-
-# keys as columns, exponentials of base two, the queries scaled last
-PAGED_ALTERNATIVE = (
-    PAGED_SIGNATURE
-    + """    b = tl.program_id(0)
+    b = tl.program_id(0)
     g = tl.program_id(1)
     head = g * group + tl.arange(0, GROUP)
     d = tl.arange(0, SIZE)[:, None]
@@ -305,117 +843,25 @@ PAGED_ALTERNATIVE = (
         top = higher
     mix = tl.where(sums[None, :] > 0.0, mix / tl.maximum(sums, 1.0e-30)[None, :], 0.0)
     tl.store(out + places_of_q, mix, mask=own)
-"""
-    + PAGED_LAUNCH
-)
 
 
-def paged(*replacements: tuple[str, str]) -> str:
-    return changed(PAGED, *replacements)
-
-
-TABLE = "block = tl.load(tables + b * table_width + t // BLOCK, mask=here, other=0).to(tl.int64)"
-PLACE = "place = block * BLOCK + t % BLOCK"
-HERE = "here = t < length"
-KEYS = "keys = tl.load(k + place[:, None] * k_place + g * k_head + d[None, :], mask=there, other=0.0)"
-VALUES = "values = tl.load(v + place[:, None] * v_place + g * v_head + d[None, :], mask=there, other=0.0)"
-MASKED = 'scores = tl.where(here[None, :], scores, -float("inf"))'
-ROWS = "row = (b * tl.num_programs(1) + g) * group + h"
-MIX = "acc = acc * old[:, None] + mixed"
-SUMS = "total = total * old + tl.sum(weights, axis=1)"
-DIVIDED = "acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]"
-SCALED = ".to(tl.float32) * scale"
-GRID = "paged_kernel, (texts, kv_heads), q, k, v, tables, lengths, out, scale, tables.shape[1],"
-# a program for each query head, as one would begin
-PER_HEAD = (
-    (GRID, GRID.replace("kv_heads", "heads")),
-    (
-        "b, g = tl.program_id(0), tl.program_id(1)",
-        "b, head = tl.program_id(0), tl.program_id(1)\n    g = head // group",
-    ),
-    (ROWS, "row = b * tl.num_programs(1) + head + h"),
-    ("inside = (h < group)[:, None]", "inside = (h < 1)[:, None]"),
-)
-KERNELS_PAGED = [
-    WrongAnswer("behind the end with score 0", paged((MASKED, "")), "table", "e⁰ is 1"),
-    WrongAnswer("no rescale", paged((MIX, "acc = acc + mixed"), (SUMS, "total = total + tl.sum(weights, axis=1)")), "table", "when the maximum rises, what was added up counts less"),
-    WrongAnswer("values not rescaled", paged((MIX, "acc = acc + mixed")), "table", "the same factor for both"),
-    WrongAnswer("sum not rescaled", paged((SUMS, "total = total + tl.sum(weights, axis=1)")), "table", "the same factor for both"),
-    WrongAnswer("not divided", paged((DIVIDED, "")), "table", "weights sum to 1"),
-    WrongAnswer("last tile alone", paged((MIX, "acc = mixed"), (SUMS, "total = tl.sum(weights, axis=1)")), "table", "a text has more"),
-    WrongAnswer("in order of the pool", paged((TABLE, "block = t // BLOCK")), "table", "the table says where"),
-    WrongAnswer("from the first block on", paged((PLACE, "place = tl.load(tables + b * table_width) * BLOCK + t"), (TABLE, "block = t"), (HERE, "here = (t < length) & (tl.load(tables + b * table_width) * BLOCK + t >= 0)"), (KEYS, "place = tl.minimum(place, " + "(tl.max(place, axis=0) * 0 + BLOCK * (tl.cdiv(length, BLOCK) + 2) - 1))\n        " + KEYS)), "table", "blocks lie anywhere"),
-    WrongAnswer("a tile is a block", paged((TABLE, TABLE.replace("t // BLOCK", "start // BLOCK + t * 0")), (PLACE, "place = tl.minimum(block * BLOCK + (t - start), 4 * BLOCK - 1)")), "table", "a tile may span several"),
-    WrongAnswer("last token not seen", paged((HERE, "here = t < tl.maximum(length - 1, 1)")), "table", "it stands in the cache already"),
-    WrongAnswer("no scale", paged((SCALED, ".to(tl.float32)")), "table", "scores are q·k · scale"),
-    WrongAnswer("scaled twice", paged((SCALED, ".to(tl.float32) * scale * scale")), "table", "scores are q·k · scale"),
-    WrongAnswer("keys as values", paged((VALUES, VALUES.replace("tl.load(v", "tl.load(k").replace("v_place", "k_place").replace("v_head", "k_head"))), "table", "exchanged"),
-    WrongAnswer("heads in turns", paged((ROWS, "row = b * tl.num_programs(1) * group + h * tl.num_programs(1) + g")), "grouped-heads", "heads lie in groups"),
-    WrongAnswer("first key-value head", paged((KEYS, KEYS.replace("g * k_head", "0 * k_head")), (VALUES, VALUES.replace("g * v_head", "0 * v_head"))), "grouped-heads", "each group has its own"),
-    WrongAnswer("one query head a group", paged((ROWS, "row = b * tl.num_programs(1) + g + h"), ("inside = (h < group)[:, None]", "inside = (h < 1)[:, None]")), "grouped-heads", "the others stay unwritten"),
-    WrongAnswer("rows not masked", paged(("inside = (h < group)[:, None] & (d < size)[None, :]", "inside = (h >= 0)[:, None] & (d < size)[None, :]")), "grouped-heads", "three heads are in a block of four"),
-    WrongAnswer("masked with a large number", paged((KEYS, KEYS.replace("mask=there", "mask=(place >= 0)[:, None] & (d < size)[None, :]")), (VALUES, VALUES.replace("mask=there", "mask=(place >= 0)[:, None] & (d < size)[None, :]")), (MASKED, MASKED.replace('-float("inf")', "-1.0e30"))), "ends", "0 · nan is nan"),
-    WrongAnswer("table not masked", paged((TABLE, TABLE.replace(", mask=here, other=0", "")), (KEYS, KEYS.replace("mask=there", "mask=(t >= 0)[:, None] & (d < size)[None, :]"))), "ends", "what stands behind a text's blocks is no block"),
-    WrongAnswer("zero over zero", paged((DIVIDED, "acc = acc / total[:, None]")), "several", "a text of no tokens gives 0"),
-    WrongAnswer("table of the first text", paged((TABLE, TABLE.replace("b * table_width", "0 * table_width"))), "several", "each text has a row"),
-    WrongAnswer("length of the first text", paged(("length = tl.load(lengths + b)", "length = tl.load(lengths)")), "several", "each text has its own"),
-    WrongAnswer("in one piece", paged((KEYS, KEYS.replace("place[:, None] * k_place", "place[:, None] * (tl.num_programs(1) * size)").replace("k_head", "size")), (VALUES, VALUES.replace("place[:, None] * v_place", "place[:, None] * (tl.num_programs(1) * size)").replace("v_head", "size"))), "views", "the strides say where"),
-    WrongAnswer("size not masked", paged((KEYS, KEYS.replace("mask=there", "mask=here[:, None]")), (VALUES, VALUES.replace("mask=there", "mask=here[:, None]"))), "views", "SIZE may be more than D"),
-    WrongAnswer("a program for each query head", paged(*PER_HEAD), "read-once", "a group's heads share what is loaded"),
-    WrongAnswer("keys loaded twice", paged((MASKED, MASKED + "\n        " + KEYS.replace("keys =", "once_more ="))), "read-once", "once is enough"),
-]  # fmt: skip
-
-# --- kernels-int4 ---
-
-INT4_SIGNATURE = """
+def paged_decode(q, k, v, tables, lengths, *, block_size, scale, tile=32):
+    (texts, heads, size), kv_heads = q.shape, k.shape[1]
+    out = torch.empty_like(q)
+    launch(
+        paged_kernel, (texts, kv_heads), q, k, v, tables, lengths, out, scale, tables.shape[1],
+        k.stride(0), k.stride(1), v.stride(0), v.stride(1), heads // kv_heads, size, BLOCK=block_size,
+        GROUP=triton.next_power_of_2(heads // kv_heads), SIZE=triton.next_power_of_2(size), TILE=tile,
+    )
+    return out
+""",
+    "kernels-int4": """
 @triton.jit
 def int4_kernel(
     x, codes, scale, zero, y, rows, outs, width, group,
     ROWS: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr,
 ):
-"""
-
-INT4_LAUNCH = """
-
-def matvec_int4(x, codes, scale, zero, *, group):
-    (rows, width), outs = x.shape, codes.shape[0]
-    y = x.new_empty(rows, outs)
-    launch(int4_kernel, (triton.cdiv(outs, 8),), x, codes, scale, zero, y, rows, outs, width, group,
-           ROWS=triton.next_power_of_2(rows), OUTS=8, TILE=32)
-    return y
-"""
-
-INT4 = (
-    INT4_SIGNATURE
-    + """    o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
-    n = tl.arange(0, ROWS)
-    acc = tl.zeros([ROWS, OUTS], tl.float32)
-    half = group // 2
-    for start in range(0, width // 2, TILE):
-        byte = start + tl.arange(0, TILE)
-        here = byte < width // 2
-        of_weight = (o < outs)[:, None] & here[None, :]
-        packed = tl.load(codes + o[:, None] * (width // 2) + byte[None, :], mask=of_weight, other=0)
-        number = byte // half
-        at = o[:, None] * (width // group) + number[None, :]
-        step = tl.load(scale + at, mask=of_weight, other=0.0).to(tl.float32)
-        least = tl.load(zero + at, mask=of_weight, other=0.0).to(tl.float32)
-        lower = (packed & 15).to(tl.float32) * step + least
-        upper = (packed >> 4).to(tl.float32) * step + least
-        column = number * group + byte % half
-        of_x = (n < rows)[:, None] & here[None, :]
-        first = tl.load(x + n[:, None] * width + column[None, :], mask=of_x, other=0.0).to(tl.float32)
-        second = tl.load(x + n[:, None] * width + column[None, :] + half, mask=of_x, other=0.0).to(tl.float32)
-        acc += tl.sum(first[:, None, :] * lower[None, :, :] + second[:, None, :] * upper[None, :, :], axis=2)
-    tl.store(y + n[:, None] * outs + o[None, :], acc, mask=(n < rows)[:, None] & (o < outs)[None, :])
-"""
-    + INT4_LAUNCH
-)
-
-# Σ x·(scale·code + zero) as scale·Σ x·code + zero·Σ x, group by group, row by row of x over the same bytes
-INT4_ALTERNATIVE = (
-    INT4_SIGNATURE
-    + """    o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)[None, :]  # [1, OUTS]
+    o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)[None, :]  # [1, OUTS]
     n = tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     acc = tl.zeros([ROWS, OUTS], tl.float32)
     for number in range(width // group):
@@ -425,105 +871,24 @@ INT4_ALTERNATIVE = (
             column = number * group + byte
             low = tl.load(x + n * width + column, mask=n < rows, other=0.0).to(tl.float32)
             high = tl.load(x + n * width + column + group // 2, mask=n < rows, other=0.0).to(tl.float32)
-            packed = tl.load(codes + (o * (width // group) + number) * (group // 2) + byte, mask=o < outs, other=0).to(tl.int32)
+            place = (o * (width // group) + number) * (group // 2) + byte
+            packed = tl.load(codes + place, mask=o < outs, other=0).to(tl.int32)
             dots += low * (packed % 16).to(tl.float32) + high * (packed // 16).to(tl.float32)
             sums += low + high
         where = o * (width // group) + number
         acc += dots * tl.load(scale + where, mask=o < outs, other=0.0).to(tl.float32)
         acc += sums * tl.load(zero + where, mask=o < outs, other=0.0).to(tl.float32)
     tl.store(y + n * outs + o, acc, mask=(n < rows) & (o < outs))
-"""
-    + INT4_LAUNCH
-)
 
 
-def four(*replacements: tuple[str, str]) -> str:
-    return changed(INT4, *replacements)
-
-
-PACKED = "packed = tl.load(codes + o[:, None] * (width // 2) + byte[None, :], mask=of_weight, other=0)"
-NUMBER = "number = byte // half"
-AT = "at = o[:, None] * (width // group) + number[None, :]"
-LOWER = "lower = (packed & 15).to(tl.float32) * step + least"
-UPPER = "upper = (packed >> 4).to(tl.float32) * step + least"
-COLUMN = "column = number * group + byte % half"
-FIRST = "first = tl.load(x + n[:, None] * width + column[None, :], mask=of_x, other=0.0).to(tl.float32)"
-SECOND = (
-    "second = tl.load(x + n[:, None] * width + column[None, :] + half, mask=of_x, other=0.0).to(tl.float32)"
-)
-PRODUCT = (
-    "acc += tl.sum(first[:, None, :] * lower[None, :, :] + second[:, None, :] * upper[None, :, :], axis=2)"
-)
-HERE_BYTES = "here = byte < width // 2"
-BYTES_STORED = (
-    "tl.store(y + n[:, None] * outs + o[None, :], acc, mask=(n < rows)[:, None] & (o < outs)[None, :])"
-)
-WIDE_LOWER = "(packed & 15).to(tl.float32)"
-WIDE_UPPER = "(packed >> 4).to(tl.float32)"
-KERNELS_INT4 = [
-    WrongAnswer("upper bits first", four((LOWER, LOWER.replace("packed & 15", "packed >> 4")), (UPPER, UPPER.replace("packed >> 4", "packed & 15"))), "nibbles", "the first half lies in the lower bits"),
-    WrongAnswer("neighbours", four((COLUMN, "column = 2 * byte"), (SECOND, SECOND.replace("+ half", "+ 1"))), "nibbles", "a common layout, not this one"),
-    WrongAnswer("neighbours, upper first", four((COLUMN, "column = 2 * byte + 1"), (SECOND, SECOND.replace("+ half", "- 1"))), "nibbles", "a common layout, not this one"),
-    WrongAnswer("halves of the row", four((COLUMN, "column = byte"), (SECOND, SECOND.replace("+ half", "+ width // 2"))), "nibbles", "halves of each group"),
-    WrongAnswer("lower bits alone", four((PRODUCT, "acc += tl.sum(first[:, None, :] * lower[None, :, :], axis=2)")), "nibbles", "a byte holds two"),
-    WrongAnswer("upper not shifted", four((UPPER, UPPER.replace("packed >> 4", "packed & 240"))), "nibbles", "sixteen times too large"),
-    WrongAnswer("whole byte as lower", four((LOWER, LOWER.replace("(packed & 15)", "packed"))), "nibbles", "the upper bits belong to another column"),
-    WrongAnswer("signed codes", four((LOWER, LOWER.replace(WIDE_LOWER, "(((packed & 15).to(tl.int32) ^ 8) - 8).to(tl.float32)")), (UPPER, UPPER.replace(WIDE_UPPER, "(((packed >> 4).to(tl.int32) ^ 8) - 8).to(tl.float32)"))), "nibbles", "0 … 15"),
-    WrongAnswer("zeros left out", four((LOWER, LOWER.replace(" + least", "")), (UPPER, UPPER.replace(" + least", ""))), "groups", "x̂ = scale · code + zero"),
-    WrongAnswer("zero before scale", four((LOWER, f"lower = ({WIDE_LOWER} - least) * step"), (UPPER, f"upper = ({WIDE_UPPER} - least) * step")), "groups", "here zero is a real number"),
-    WrongAnswer("zero added before scale", four((LOWER, f"lower = ({WIDE_LOWER} + least) * step"), (UPPER, f"upper = ({WIDE_UPPER} + least) * step")), "groups", "here zero is a real number"),
-    WrongAnswer("zero subtracted", four((LOWER, LOWER.replace("+ least", "- least")), (UPPER, UPPER.replace("+ least", "- least"))), "groups", "x̂ = scale · code + zero"),
-    WrongAnswer("zero once", four((UPPER, UPPER.replace(" + least", ""))), "groups", "each code has it"),
-    WrongAnswer("scales left out", four((LOWER, LOWER.replace(" * step", "")), (UPPER, UPPER.replace(" * step", ""))), "groups", "x̂ = scale · code + zero"),
-    WrongAnswer("scale of the first group", four((AT, AT.replace("number[None, :]", "0 * number[None, :]"))), "groups", "each group has its own"),
-    WrongAnswer("scale of the first output", four((AT, AT.replace("o[:, None]", "0 * o[:, None]"))), "groups", "each output has its own"),
-    WrongAnswer("a group of bytes", four((AT, "at = o[:, None] * (width // group) + (byte // group)[None, :]")), "groups", "a group has group/2 bytes"),
-    WrongAnswer("first row of x for all", four((FIRST, FIRST.replace("n[:, None] * width", "0 * n[:, None]")), (SECOND, SECOND.replace("n[:, None] * width", "0 * n[:, None]"))), "rows", "each row has its product"),
-    WrongAnswer("y the other way round", four((BYTES_STORED, BYTES_STORED.replace("n[:, None] * outs + o[None, :]", "n[:, None] + o[None, :] * rows"))), "rows", "[N, out]"),
-    WrongAnswer("rows not masked", four((FIRST, FIRST.replace("mask=of_x", "mask=(n >= 0)[:, None] & here[None, :]")), (SECOND, SECOND.replace("mask=of_x", "mask=(n >= 0)[:, None] & here[None, :]"))), "rows", "three rows are in a block of four"),
-    WrongAnswer("first outputs alone", four(("(triton.cdiv(outs, 8),)", "(1,)")), "tails", "the others stay unwritten"),
-    WrongAnswer("whole programs alone", four(("(triton.cdiv(outs, 8),)", "(max(outs // 8, 1),)")), "tails", "the last outputs stay unwritten"),
-    WrongAnswer("first tile alone", four(("range(0, width // 2, TILE)", "range(0, TILE, TILE)")), "tails", "a row has more"),
-    WrongAnswer("bytes not masked", four((HERE_BYTES, "here = byte >= 0")), "tails", "what lies behind belongs to the next row"),
-    WrongAnswer("group by shifting", four(("half = group // 2", "half = 1\n    while half * 4 <= group:\n        half = half * 2")), "tails", "a group of 6 is one, too"),
-    WrongAnswer("sum in float16", four(("acc = tl.zeros([ROWS, OUTS], tl.float32)", "acc = tl.zeros([ROWS, OUTS], tl.float16)"), (PRODUCT, "acc += " + PRODUCT.removeprefix("acc += ") + ".to(tl.float16)")), "float16", "65,504 is the largest"),
-    WrongAnswer("returns float32", four(("y = x.new_empty(rows, outs)", "y = x.new_empty(rows, outs, dtype=torch.float32)")), "float16", "in x's type"),
-    WrongAnswer("a program for each row of x", four(("(triton.cdiv(outs, 8),)", "(triton.cdiv(outs, 8), rows)"), ("ROWS=triton.next_power_of_2(rows)", "ROWS=1"), ("n = tl.arange(0, ROWS)", "n = tl.program_id(1) + tl.arange(0, ROWS)")), "read-once", "the weight is loaded for each anew"),
-    WrongAnswer("a byte loaded twice", four((UPPER, PACKED.replace("packed =", "once_more =") + "\n        " + UPPER.replace("packed", "once_more"))), "read-once", "it holds both codes"),
-]  # fmt: skip
-
-# --- kernels-norm ---
-
-NORM_LAUNCH = """
-
-def rms_norm(x, weight, eps, residual=None):
-    y = torch.empty_like(x)
-    total = y if residual is None else torch.empty_like(x)
-    launch(norm_kernel, (x.shape[0],), x, x if residual is None else residual, weight, y, total, x.shape[1], eps,
-           HAS_RESIDUAL=residual is not None, BLOCK=triton.next_power_of_2(x.shape[1]))
-    return y if residual is None else (y, total)
-"""
-
-NORM = (
-    """
-@triton.jit
-def norm_kernel(x, residual, weight, y, total, width, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
-    d = tl.arange(0, BLOCK)
-    inside = d < width
-    at = tl.program_id(0).to(tl.int64) * width + d
-    h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(total + at, h, mask=inside)
-    mean = tl.sum(h * h, axis=0) / width
-    factor = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)
-"""
-    + NORM_LAUNCH
-)
-
-# several rows a program
-NORM_ALTERNATIVE = """
+def matvec_int4(x, codes, scale, zero, *, group):
+    (rows, width), outs = x.shape, codes.shape[0]
+    y = x.new_empty(rows, outs)
+    launch(int4_kernel, (triton.cdiv(outs, 8),), x, codes, scale, zero, y, rows, outs, width, group,
+           ROWS=triton.next_power_of_2(rows), OUTS=8, TILE=32)
+    return y
+""",
+    "kernels-norm": """
 @triton.jit
 def norm_rows(x, residual, weight, y, total, rows, width, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0) * 2 + tl.arange(0, 2)
@@ -543,64 +908,10 @@ def norm_rows(x, residual, weight, y, total, rows, width, eps, HAS_RESIDUAL: tl.
 def rms_norm(x, weight, eps, residual=None):
     rows, width = x.shape
     y, total = torch.empty_like(x), torch.empty_like(x)
-    launch(norm_rows, (triton.cdiv(rows, 2),), x, x if residual is None else residual, weight, y, total, rows, width, eps,
-           residual is not None, BLOCK=triton.next_power_of_2(width))
+    launch(
+        norm_rows, (triton.cdiv(rows, 2),), x, x if residual is None else residual, weight, y, total, rows, width, eps,
+        residual is not None, BLOCK=triton.next_power_of_2(width),
+    )
     return y if residual is None else (y, total)
-"""
-
-
-def normed(*replacements: tuple[str, str]) -> str:
-    return changed(NORM, *replacements)
-
-
-X = "h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)"
-ADDED = "        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)\n"
-KEPT = "        tl.store(total + at, h, mask=inside)\n"
-MEAN = "mean = tl.sum(h * h, axis=0) / width"
-FACTOR = "factor = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)"
-OUT = "tl.store(y + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)"
-RETURNED = "return y if residual is None else (y, total)"
-KERNELS_NORM = [
-    WrongAnswer("sum of the squares", normed((MEAN, "mean = tl.sum(h * h, axis=0)")), "norm", "the mean of them"),
-    WrongAnswer("no weight", normed((OUT, OUT.replace(" * factor", ""))), "norm", "each column has a factor"),
-    WrongAnswer("one plus weight", normed((FACTOR, FACTOR + " + 1.0")), "norm", "that is Gemma's"),
-    WrongAnswer("centred", normed((MEAN, "h = tl.where(inside, h - tl.sum(h, axis=0) / width, 0.0)\n    " + MEAN)), "norm", "that is LayerNorm"),
-    WrongAnswer("no root", normed((OUT, OUT.replace("h * tl.rsqrt(mean + eps)", "h / (mean + eps)"))), "norm", "root mean square"),
-    WrongAnswer("mean of the sizes", normed((MEAN, "mean = tl.sum(tl.abs(h), axis=0) / width"), (OUT, OUT.replace("h * tl.rsqrt(mean + eps)", "h / (mean + eps)"))), "norm", "root mean square"),
-    WrongAnswer("weight by row", normed((FACTOR, FACTOR.replace("weight + d", "weight + d * 0 + tl.program_id(0)"))), "norm", "a factor for each column"),
-    WrongAnswer("always row 0", normed(("tl.program_id(0).to(tl.int64) * width + d", "d")), "norm", "each program has its row"),
-    WrongAnswer("x alone is normed", normed((X, X + "\n    own = h"), (MEAN, "h = own\n    " + MEAN)), "residual", "the norm is of the sum"),
-    WrongAnswer("residual after the norm", normed((ADDED + KEPT, "        extra = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)\n        tl.store(total + at, h + extra, mask=inside)\n"), (OUT, "normed = h * tl.rsqrt(mean + eps) * factor\n    if HAS_RESIDUAL:\n        normed += extra\n    tl.store(y + at, normed, mask=inside)")), "residual", "the norm is of the sum"),
-    WrongAnswer("total is x", normed((ADDED + KEPT, KEPT + ADDED)), "residual", "the next layer adds to the sum"),
-    WrongAnswer("total is the residual", normed((ADDED, "        extra = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)\n        h += extra\n"), (KEPT, KEPT.replace("at, h,", "at, extra,"))), "residual", "the next layer adds to the sum"),
-    WrongAnswer("total not written", normed((KEPT, "")), "residual", "two outputs"),
-    WrongAnswer("total is normed", normed((KEPT, ""), (OUT, OUT + "\n    if HAS_RESIDUAL:\n        tl.store(total + at, h * tl.rsqrt(mean + eps) * factor, mask=inside)")), "residual", "the next layer adds to the sum"),
-    WrongAnswer("outputs exchanged", normed((RETURNED, RETURNED.replace("(y, total)", "(total, y)"))), "residual", "(y, x + residual)"),
-    WrongAnswer("into the residual", normed(("torch.empty_like(x)\n    launch", "residual\n    launch")), "residual", "it belongs to the caller"),
-    WrongAnswer("one output", normed((RETURNED, "return y")), "residual", "two of them"),
-    WrongAnswer("mean over the block", normed((MEAN, MEAN.replace("width", "BLOCK"))), "odd-widths", "behind the end stand zeros, not numbers"),
-    WrongAnswer("loaded without mask", normed((X, "h = tl.load(x + at).to(tl.float32)")), "odd-widths", "that is the next row"),
-    WrongAnswer("stored without mask", normed((OUT, OUT.replace(", mask=inside", ""))), "odd-widths", "that is the next row"),
-    WrongAnswer("ones behind the end", normed((X, X.replace("other=0.0", "other=1.0"))), "odd-widths", "they are squared, too"),
-    WrongAnswer("eps outside the root", normed((OUT, OUT.replace("h * tl.rsqrt(mean + eps)", "h / (tl.sqrt(mean) + eps)"))), "small", "√(mean + eps)"),
-    WrongAnswer("no eps", normed((OUT, OUT.replace("mean + eps", "mean"))), "small", "a row of zeros"),
-    WrongAnswer("squares in float16", normed((X, X.replace(".to(tl.float32)", ".to(x.dtype.element_ty)")), (ADDED, ADDED.replace(".to(tl.float32)", ".to(x.dtype.element_ty)")), (MEAN, "mean = tl.sum((h * h).to(tl.float32), axis=0) / width")), "float16", "300² is none"),
-    WrongAnswer("returns float32", normed(("y = torch.empty_like(x)", "y = torch.empty_like(x, dtype=torch.float32)")), "float16", "in x's type"),
-    WrongAnswer("two passes", normed((OUT, "h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)\n    if HAS_RESIDUAL:\n        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)\n    " + OUT)), "one-pass", "the row is in registers"),
-    WrongAnswer("two launches", normed(("    return y if residual", "    launch(norm_kernel, (x.shape[0],), x, x if residual is None else residual, weight, y, total, x.shape[1], eps, HAS_RESIDUAL=residual is not None, BLOCK=triton.next_power_of_2(x.shape[1]))\n    return y if residual")), "one-pass", "one of them does it all"),
-]  # fmt: skip
-
-WRONG = {
-    "kernels-softmax": KERNELS_SOFTMAX,
-    "kernels-merge": KERNELS_MERGE,
-    "kernels-paged": KERNELS_PAGED,
-    "kernels-int4": KERNELS_INT4,
-    "kernels-norm": KERNELS_NORM,
-}
-ALTERNATIVE = {
-    "kernels-softmax": SOFTMAX_ALTERNATIVE,
-    "kernels-merge": MERGE_ALTERNATIVE,
-    "kernels-paged": PAGED_ALTERNATIVE,
-    "kernels-int4": INT4_ALTERNATIVE,
-    "kernels-norm": NORM_ALTERNATIVE,
+""",
 }

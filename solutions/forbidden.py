@@ -12,10 +12,9 @@ FREE = ("spec-proof",)  # asks for all that can happen under our rule
 REFERENCES = {
     "naive-loop": ("workbench.decoding.loop:token_loop",),
     "sampling-filters": tuple(
-        f"workbench.decoding.sampling:{name}"
-        for name in ("apply_temperature", "keep_top_k", "keep_top_p", "keep_min_p")
+        f"workbench.decoding.filters:{name}" for name in ("apply_temperature", "keep_top_k", "keep_top_p", "keep_min_p")
     ),
-    "repetition-penalty": ("workbench.decoding.sampling:penalize_repetition",),
+    "repetition-penalty": ("workbench.decoding.filters:penalize_repetition",),
     "beam-search": ("workbench.decoding.beam:beam_search",),
     "kv-append": ("workbench.kv.contiguous:Contiguous",),
     "kv-truncate": ("workbench.kv.contiguous:Contiguous",),

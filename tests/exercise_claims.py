@@ -4,9 +4,9 @@
     class TestExercises(ExerciseClaims):
         lab = LAB
 
-Right answers pass, the starter does not, each wrong answer is caught by the check meant for it, and the notebook's
-source agrees with the checks. What is special to a lab (its diagnoses, its judges' references, what its cells print)
-stands in the lab's own test file.
+Right answers pass, the starter does not, each wrong answer is caught by the check meant for it, which says its words,
+and the notebook's source agrees with the checks. What is special to a lab (its judges' references, what its cells
+print) stands in the lab's own test file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import ast
 import functools
 import runpy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from workbench import checks
-from workbench.grading.check import Result, Verdict, cases_of, evaluate
+from workbench.grading.check import Exercise, Result, Verdict, cases_of, evaluate
+from workbench.grading.mistakes import Known, tabulate
 from workbench.notebook_source import Source, cut_answers, read_source
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +34,7 @@ class Lab:
     """One lab's exercises as its files in solutions/ and workbench/checks give them.
 
     visible: the ExerciseSet of the package. whole: grade_id -> Exercise with its hidden checks.
-    wrong: grade_id -> list of WrongAnswer. alternative: grade_id -> source of a right answer written differently.
+    wrong: grade_id -> list of Mistakes. alternative: grade_id -> source of a right answer written differently.
     """
 
     def __init__(self, name: str) -> None:
@@ -43,6 +45,19 @@ class Lab:
         self.wrong, self.alternative = answers["WRONG"], answers["ALTERNATIVE"]
         self.whole = {e.grade_id: e for e in self.visible.with_hidden(self.hidden).exercises}
         self.ids = list(self.whole)
+
+    @functools.cached_property
+    def worded(self) -> dict[str, Exercise]:
+        """`whole`, whose checks know the mistakes on the cases of seed 0.
+
+        The visible ones know them by the table that students get, where it is built.
+        """
+        whole = tuple(self.whole.values())
+        untold = [replace(e, checks=tuple(c for c in e.checks if c.known is None)) for e in whole]
+        known = Known(tabulate(replace(self.visible, exercises=tuple(untold)), self.sources(), self.wrong))
+        return {
+            e.grade_id: replace(e, checks=tuple(replace(c, known=c.known or known) for c in e.checks)) for e in whole
+        }
 
     @functools.cached_property
     def notebook(self):
@@ -89,8 +104,9 @@ class Lab:
 
     @functools.cache  # noqa: B019  (a handful of labs, for as long as the tests run)
     def judged_at(self, grade_id: str, name: str, seed: int) -> Result:
-        source = self.wrong_answer(grade_id, name).source
-        return evaluate(self.whole[grade_id], self.defined(grade_id, source), seed=seed)
+        wrong = self.wrong_answer(grade_id, name)
+        exercises = self.worded if seed == 0 else self.whole
+        return evaluate(exercises[grade_id], self.defined(grade_id, wrong.source), seed=seed)
 
     def message_of(self, grade_id: str, name: str) -> str:
         """The visible diagnosis of one listed wrong answer."""
@@ -156,6 +172,12 @@ class ExerciseClaims:
         assert result.verdict == Verdict.FAILED
         assert wrong.caught_by in failed, f"{wrong.name}: failed only {list(failed)}"
         assert failed[wrong.caught_by].message
+
+    def test_the_check_meant_for_a_mistake_says_its_words(self, grade_id, wrong):
+        result = self.lab.judged_at(grade_id, wrong.name, 0)
+        message = next(check.message for check in result.checks if check.name == wrong.caught_by)
+        said = {w.says for w in self.lab.wrong[grade_id] if w.says and message.endswith(f". Hint: {w.says}")}
+        assert said == {wrong.says} - {""}, message
 
     def test_there_are_five_or_more_different_mistakes_and_each_check_catches_one(self, grade_id):
         lab, wrong = self.lab, self.lab.wrong[grade_id]

@@ -1,7 +1,8 @@
 """A long run of the grader: `python tests/grade_soak.py`. Numbers on standard output, 1 when a claim does not hold.
 
-1. A class of synthetic submissions (right answers of the labs, listed wrong ones, hostile ones): throughput, overhead over
-   the time in which answers ran, peak memory, and marks: right answers get all, wrong ones less, hostile ones nothing.
+1. A class of synthetic submissions (right answers of the labs, listed wrong ones, hostile ones): throughput, overhead
+   over the time in which answers ran, peak memory, and marks: right answers get all, wrong ones less, hostile ones
+   nothing.
 2. The same submission many times, in parallel, among others and in a random order: identical results.
 3. A batch that is killed at random moments, again and again: in the end the gradebook of a run that was left alone.
 
@@ -35,7 +36,7 @@ import hostile_submissions as hostile  # noqa: E402
 from workbench.grading import Limits, grade  # noqa: E402
 
 LABS = tuple(sorted(p.stem for p in (ROOT / "solutions").glob("[01][0-9]_*.ipynb")))
-MOST_OVERHEAD_S = 5.0
+MAX_OVERHEAD_S = 5.0
 QUICK = Limits(check_seconds=10.0, submission_seconds=90.0, memory_bytes=512 << 20, processes=64)
 
 
@@ -93,9 +94,14 @@ def a_class(folder: Path, count: int, workers: int, seed: int) -> bool:
     hidden = [ROOT / "solutions" / f"{lab}_hidden.py" for lab in LABS] + [ROOT / "solutions" / "forbidden.py"]
     start = time.monotonic()
     summary = grade(
-        [folder / "submitted"], folder / "out", sets="workbench.checks:exercise_sets", hidden=hidden, limits=QUICK,
-        workers=workers, seed="soak",
-    )  # fmt: skip
+        [folder / "submitted"],
+        folder / "out",
+        sets="workbench.checks:exercise_sets",
+        hidden=hidden,
+        limits=QUICK,
+        workers=workers,
+        seed="soak",
+    )
     seconds = time.monotonic() - start
     over.set()
     watcher.join()
@@ -117,19 +123,15 @@ def a_class(folder: Path, count: int, workers: int, seed: int) -> bool:
     over_checks = [one.seconds - one.checks_seconds for one in summary.graded]
     print(f"    overhead over the time in which answers ran: {spread(over_checks)} s")
     for one, over_s in zip(summary.graded, over_checks):
-        if over_s > MOST_OVERHEAD_S:
+        if over_s > MAX_OVERHEAD_S:
             print(f"        {over_s:.1f} s: {one.assignment}, {words[one.student_id]}")
     print(f"    peak memory, shared pages counted once: {peak[0] / 2**30:.2f} GiB")
     print(f"    not as expected: {', '.join(bad) or 'none'}")
     for one in summary.graded:
         if one.student_id in bad:
-            lost = [
-                f"{r.grade_id}, {c.name}: {c.message}" for r in one.results for c in r.checks if not c.passed
-            ]
-            print(
-                f"        {one.student_id} {one.assignment}: {one.score} of {one.max_score} {one.error or ''} {lost}"
-            )
-    return not bad and statistics.median(over_checks) < MOST_OVERHEAD_S
+            lost = [f"{r.grade_id}, {c.name}: {c.message}" for r in one.results for c in r.checks if not c.passed]
+            print(f"        {one.student_id} {one.assignment}: {one.score} of {one.max_score} {one.error or ''} {lost}")
+    return not bad and statistics.median(over_checks) < MAX_OVERHEAD_S
 
 
 def spread(values: list[float]) -> str:
@@ -137,16 +139,8 @@ def spread(values: list[float]) -> str:
 
 
 def toy(folder: Path, count: int) -> dict[str, bytes]:
-    answers = (
-        hostile.RIGHT,
-        hostile.WRONG,
-        "import os\nos._exit(3)\n",
-        "def double(x):\n    raise ValueError(x)\n",
-    )
-    return {
-        f"s{n:03}": hostile.notebook(hostile.cell("toy-double", answers[n % len(answers)]))
-        for n in range(count)
-    }
+    answers = (hostile.RIGHT, hostile.WRONG, "import os\nos._exit(3)\n", "def double(x):\n    raise ValueError(x)\n")
+    return {f"s{n:03}": hostile.notebook(hostile.cell("toy-double", answers[n % len(answers)])) for n in range(count)}
 
 
 def write(folder: Path, books: dict[str, bytes]) -> list[Path]:
@@ -162,27 +156,17 @@ def write(folder: Path, books: dict[str, bytes]) -> list[Path]:
 
 def options(folder: Path) -> dict:
     sets = "hostile_submissions:exercise_sets"
-    return {
-        "sets": sets,
-        "hidden": [folder / "hidden.py"],
-        "import_paths": [TESTS],
-        "limits": QUICK,
-        "seed": "soak",
-    }
+    return {"sets": sets, "hidden": [folder / "hidden.py"], "import_paths": [TESTS], "limits": QUICK, "seed": "soak"}
 
 
 def gradebook(out: Path) -> dict[str, str]:
-    files = [
-        p for p in out.rglob("*") if p.is_file() and ".grading" not in p.parts and p.name != "summary.html"
-    ]
+    files = [p for p in out.rglob("*") if p.is_file() and ".grading" not in p.parts and p.name != "summary.html"]
     return {str(p.relative_to(out)): p.read_text("utf-8") for p in files}
 
 
 def shuffles(folder: Path, count: int, workers: int) -> bool:
     """Two submissions, each so many times, under names that put them in a random order between others."""
-    answer = (
-        "import random\ndef double(x):\n    print(random.random())\n    return 2 * x if x < 10_000 else 0\n"
-    )
+    answer = "import random\ndef double(x):\n    print(random.random())\n    return 2 * x if x < 10_000 else 0\n"
     kinds = {
         "91_hostile": hostile.notebook(hostile.cell("toy-double", answer)),
         "09_paged_attention": (ROOT / "solutions" / "09_paged_attention.ipynb").read_bytes(),
@@ -191,18 +175,15 @@ def shuffles(folder: Path, count: int, workers: int) -> bool:
     rng = random.Random(1)
     for book in (*list(kinds) * count, *others):
         place = (
-            folder
-            / "submitted"
-            / f"{rng.randrange(16**8):08x}"
-            / f"{book if book in kinds else '91_hostile'}.ipynb"
+            folder / "submitted" / f"{rng.randrange(16**8):08x}" / f"{book if book in kinds else '91_hostile'}.ipynb"
         )
         place.parent.mkdir(parents=True)
         place.write_bytes(kinds.get(book) or others[book])
         place.parent.rename(place.parents[1] / f"{place.parent.name}-{'same' if book in kinds else 'other'}")
     (folder / "hidden.py").write_text("from hostile_submissions import HIDDEN\n")
     (folder / "both.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(TESTS)!r})\nimport hostile_submissions\nfrom workbench import checks\n\n\n"
-        "def sets():\n    return hostile_submissions.exercise_sets() | checks.exercise_sets()\n"
+        f"import sys\nsys.path.insert(0, {str(TESTS)!r})\nimport hostile_submissions\nfrom workbench import"
+        " checks\n\n\ndef sets():\n    return hostile_submissions.exercise_sets() | checks.exercise_sets()\n"
     )
     hidden = [folder / "hidden.py", ROOT / "solutions" / "09_paged_attention_hidden.py"]
     both = {"sets": "both:sets", "hidden": hidden, "import_paths": [TESTS, folder]}
@@ -211,9 +192,7 @@ def shuffles(folder: Path, count: int, workers: int) -> bool:
     for name in kinds:
         mine = [one for one in summary.graded if one.student_id.endswith("same") and one.assignment == name]
         results = {json.dumps([r.to_dict() for r in one.results]) for one in mine}
-        print(
-            f"shuffled: {len(mine)} times the same submission of {name}, {len(results)} different result(s)"
-        )
+        print(f"shuffled: {len(mine)} times the same submission of {name}, {len(results)} different result(s)")
         good = good and len(results) == 1 and len(mine) == count
     return good
 
@@ -247,8 +226,8 @@ def kills(folder: Path, count: int, submissions: int, workers: int, seed: int) -
     alone = gradebook(folder / "alone")
     same = all(gradebook(folder / f"out-{number}") == alone for number in range(finished + 1))
     print(
-        f"killed {killed} times in a batch of {submissions}, {finished + 1} gradebook(s) ({time.monotonic() - started:.0f} s): "
-        f"{'the same as' if same else 'NOT that of'} a run left alone"
+        f"killed {killed} times in a batch of {submissions}, {finished + 1} gradebook(s)"
+        f" ({time.monotonic() - started:.0f} s): {'the same as' if same else 'NOT that of'} a run left alone"
     )
     return same
 
@@ -263,11 +242,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     good = True
-    for number, part in enumerate((
-        lambda f: a_class(f, args.submissions, args.workers, args.seed),
-        lambda f: shuffles(f, args.shuffles, args.workers),
-        lambda f: kills(f, args.kills, args.batch, args.workers, args.seed),
-    )):  # fmt: skip
+    for number, part in enumerate(
+        (
+            lambda f: a_class(f, args.submissions, args.workers, args.seed),
+            lambda f: shuffles(f, args.shuffles, args.workers),
+            lambda f: kills(f, args.kills, args.batch, args.workers, args.seed),
+        )
+    ):
         if (args.submissions, args.shuffles, args.kills)[number]:
             with tempfile.TemporaryDirectory(prefix="soak-") as folder:
                 os.chmod(folder, 0o755)

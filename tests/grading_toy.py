@@ -26,11 +26,7 @@ def _twice(case: dict, seen: object) -> str | None:
 
 
 def _sum(case: dict, seen: object) -> str | None:
-    return (
-        None
-        if seen == sum(case["values"])
-        else f"gave {seen}, expected {sum(case['values'])}: add every value"
-    )
+    return None if seen == sum(case["values"]) else f"gave {seen}, expected {sum(case['values'])}: add every value"
 
 
 def _small(rng: random.Random) -> list[dict]:
@@ -52,9 +48,7 @@ TOTAL = Exercise(
     "total",
     (Check("three values", 2, lambda rng: [{"values": [1.0, 2.0, 4.0]}], call_with_tensor, _sum),),
 )
-HIDDEN = {
-    "toy-double": (Check("a large number", 3, lambda rng: [{"x": CANARY}], call, _twice, hidden=True),),
-}
+HIDDEN = {"toy-double": (Check("a large number", 3, lambda rng: [{"x": CANARY}], call, _twice, hidden=True),)}
 
 
 def exercise_sets() -> dict[str, ExerciseSet]:

@@ -17,9 +17,7 @@ GPU = pytest.param(
     "cuda",
     marks=[
         pytest.mark.gpu,
-        pytest.mark.skipif(
-            launch.INTERPRETED, reason="needs a CUDA device; the interpreter runs the same tests"
-        ),
+        pytest.mark.skipif(launch.INTERPRETED, reason="needs a CUDA device; the interpreter runs the same tests"),
     ],
 )
 GPU_ALONE = pytest.param(  # what has no twin in the interpreter
@@ -51,8 +49,6 @@ def assert_near(got: torch.Tensor, truth: torch.Tensor, tolerance: float | None 
     """|got − truth| ≤ tolerance · max |truth|, everywhere, and nothing is NaN. truth in float64."""
     assert got.shape == truth.shape, f"shape {tuple(got.shape)}, expected {tuple(truth.shape)}"
     assert torch.isfinite(got).all(), "not all of the output is finite"
-    allowed = (TOLERANCE[got.dtype] if tolerance is None else tolerance) * max(
-        truth.abs().max().item(), 1e-30
-    )
+    allowed = (TOLERANCE[got.dtype] if tolerance is None else tolerance) * max(truth.abs().max().item(), 1e-30)
     worst = (got.double() - truth.double()).abs().max().item()
     assert worst <= allowed, f"off by {worst:.3g}, allowed {allowed:.3g}"

@@ -13,17 +13,19 @@ import importlib
 import os
 import sys
 
+from workbench import labs, registry
+
 # Triton decides when it is imported, by whomever, whether its kernels are compiled or interpreted.
-if "triton" not in sys.modules and not any(
-    os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg")
-):
+if "triton" not in sys.modules and not any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+registry.register(labs)
 
 _HOMES = {  # name -> (module, name there), or (module, None) for the module itself
     "load": ("workbench.models", "load"),
     "prepare": ("workbench.quantization.prepared", "prepare"),  # of workbench.models, and weights=
-    "generate": ("workbench.decoding", "generate"),
-    "stream": ("workbench.decoding", "stream"),
+    "generate": ("workbench.generation", "generate"),
+    "stream": ("workbench.generation", "stream"),
     "beam": ("workbench.decoding", "generate_beam"),
     "make_kv": ("workbench.kv", "make_kv"),
     "Engine": ("workbench.serving", "Engine"),

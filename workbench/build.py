@@ -3,6 +3,7 @@
     notebooks/source/NN_name.py   ->  notebooks/NN_name.ipynb   the lecture, executed
     solutions/NN_name.py          ->  solutions/NN_name.ipynb   the exercises with their answers, executed
                                   ->  exercises/NN_name.ipynb   the same with the answers cut out, never executed
+    solutions/NN_name_wrong.py    ->  checks/mistakes.json of the lab, by which its checks know a mistake
 
 A check cell prints one fixed line when the answer is right. The exercise keeps that line, from the solution's
 run, as its stored output, so `pytest --nbval-lax` on a student's notebook is red until the answer is right.
@@ -22,6 +23,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from workbench.checks import exercise_sets
+from workbench.checks.mistakes import table_file, table_is_stale, write_table
 from workbench.errors import WorkbenchError
 from workbench.notebook_source import (
     KERNEL,
@@ -46,9 +49,7 @@ def find_root(start: Path) -> Path:
     for folder in (start, *start.parents, Path(__file__).resolve().parent.parent):
         if (folder / "notebooks" / "source").is_dir():
             return folder
-    raise WorkbenchError(
-        f"no notebooks/source in {start} or above it: run `workbench build` in the course's folder"
-    )
+    raise WorkbenchError(f"no notebooks/source in {start} or above it: run `workbench build` in the course's folder")
 
 
 # -- running --------------------------------------------------------------------------------------------------
@@ -172,11 +173,19 @@ def build(root: Path, names: Sequence[str] = (), *, force: bool = False, report=
             if _outputs_differ(exercise, load(source.exercise)):
                 write(exercise, source.exercise)
                 written.append(source.exercise)
+        if _has_mistakes(source) and table_is_stale(root, source.path.stem):
+            write_table(root, exercise_sets()[source.path.stem])
+            written.append(table_file(root, source.path.stem))
     for path in written:
         report(f"wrote {path.relative_to(root)}")
     if not written:
         report(f"{len(sources)} sources, nothing to build")
     return written
+
+
+def _has_mistakes(source: Source) -> bool:
+    wrong = source.path.with_name(f"{source.path.stem}_wrong.py")
+    return source.graded and wrong.is_file()
 
 
 def with_outputs(notebook, executed):
@@ -209,10 +218,7 @@ def _outputs_differ(expected, stored) -> str | None:
     if found:
         return found
     for number, (want, have) in enumerate(zip(expected.cells, stored.cells), start=1):
-        if (want.get("outputs"), want.get("execution_count")) != (
-            have.get("outputs"),
-            have.get("execution_count"),
-        ):
+        if (want.get("outputs"), want.get("execution_count")) != (have.get("outputs"), have.get("execution_count")):
             return f"differs in cell {number} (stored output)"
     return None
 
@@ -253,11 +259,11 @@ def check(root: Path, names: Sequence[str] = ()) -> list[str]:
             exercise, have = cut_answers(notebook), load(source.exercise)
             if not note(source.exercise, differences(exercise, have)) and not wrong:
                 note(source.exercise, _outputs_differ(cut_answers(with_outputs(notebook, stored)), have))
+        if _has_mistakes(source):
+            note(table_file(root, source.path.stem), table_is_stale(root, source.path.stem))
     if not names:
         built = {path for s in sources for path in (s.executed, s.exercise)}
-        for path in sorted(
-            p for f in ("notebooks", "solutions", "exercises") for p in (root / f).glob("*.ipynb")
-        ):
+        for path in sorted(p for f in ("notebooks", "solutions", "exercises") for p in (root / f).glob("*.ipynb")):
             if path not in built:
                 note(path, "has no source; delete it, or write its source")
     return problems

@@ -74,9 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--notebook", default="notebooks/00_start_here.ipynb", help="what to open, from the course's folder"
     )
 
-    doctor = command(
-        "doctor", run_doctor, "say whether this machine is ready, and what to do where it is not"
-    )
+    doctor = command("doctor", run_doctor, "say whether this machine is ready, and what to do where it is not")
     doctor.add_argument("--json", action="store_true", help="a JSON list of name, ok, found, fix")
 
     copy = command("copy", run_copy, "copy notebooks and exercises into a folder of your own")
@@ -87,17 +85,11 @@ def make_parser() -> argparse.ArgumentParser:
 
     train = command("train", run_train, "train a shipped model, or the tokenizer, again from nothing")
     train.add_argument(
-        "name",
-        metavar="NAME",
-        help="stdlib-10m, stdlib-1m, stdlib-3m-mha, stdlib-10m-eagle … or stdlib-tokenizer",
+        "name", metavar="NAME", help="stdlib-10m, stdlib-1m, stdlib-3m-mha, stdlib-10m-eagle … or stdlib-tokenizer"
     )
-    train.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: training/NAME; an interrupted run resumes"
-    )
+    train.add_argument("--out", type=Path, metavar="DIR", help="default: training/NAME; an interrupted run resumes")
     device(train)
-    train.add_argument(
-        "--seed", type=int, help="another start and order of the data than the shipped model's"
-    )
+    train.add_argument("--seed", type=int, help="another start and order of the data than the shipped model's")
     train.add_argument("--compile", action="store_true", help="use torch.compile: faster, rounds differently")
 
     experiment = command("experiment", None, "run a measurement")
@@ -106,16 +98,12 @@ def make_parser() -> argparse.ArgumentParser:
     listing.add_argument("--json", action="store_true")
     run = command("run", run_experiment_run, "run one experiment", actions)
     run.add_argument("name", metavar="NAME")
-    run.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; may be repeated"
-    )
+    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; may be repeated")
     run.add_argument("--json", metavar="FILE", help="write the measurements there; - is standard output")
     device(run)
 
     record = command("record", run_record, "run a lab's experiments and keep the results in the archive")
-    record.add_argument(
-        "--lab", type=_lab_or_all, required=True, metavar="N", help='the number of a lab, or "all"'
-    )
+    record.add_argument("--lab", type=_lab_or_all, required=True, metavar="N", help='the number of a lab, or "all"')
     record.add_argument(
         "--out",
         type=Path,
@@ -134,9 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run what a GPU would run on this CPU, tiny models in the place of large ones, and keep nothing",
     )
-    record.add_argument(
-        "--note", default="", metavar="TEXT", help="what a reader should know of this recording"
-    )
+    record.add_argument("--note", default="", metavar="TEXT", help="what a reader should know of this recording")
     device(record)
 
     command("gpu-tests", run_gpu_tests, "run every test that needs a GPU; without one, list them")
@@ -147,22 +133,15 @@ def make_parser() -> argparse.ArgumentParser:
 
     release = command("release", run_release, "make the student's course, without answers and hidden checks")
     release.add_argument("folder", metavar="DIR", type=Path, help="new, or empty")
+    release.add_argument("--lab", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
     release.add_argument(
-        "--lab", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
-    )
-    release.add_argument(
-        "--autograder",
-        type=Path,
-        metavar="ZIP",
-        help="also the grader to upload to Gradescope, for one --lab",
+        "--autograder", type=Path, metavar="ZIP", help="also the grader to upload to Gradescope, for one --lab"
     )
     release.add_argument("--seed-file", type=Path, metavar="FILE", help="as of grade; for --autograder")
 
     grade = command("grade", run_grade, "grade notebooks, zips, or a folder of one folder a student")
     grade.add_argument("paths", metavar="PATH", nargs="+", type=Path)
-    grade.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="for grades.csv and the feedback"
-    )
+    grade.add_argument("--out", type=Path, required=True, metavar="DIR", help="for grades.csv and the feedback")
     grade.add_argument("--lab", metavar="NAME", help="only the exercises of this lab, such as 03_kv_cache")
     grade.add_argument(
         "--seed-file", type=Path, metavar="FILE", help="what inputs are drawn from; made where there is none"
@@ -175,24 +154,16 @@ def make_parser() -> argparse.ArgumentParser:
     grade.add_argument("--again", action="store_true", help="also what was graded before and has not changed")
     grade.add_argument("--due", metavar="TIME", help="such as 2026-11-30T23:59+01:00; UTC without a zone")
     grade.add_argument(
-        "--late-percent",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="of the points, for each day begun after --due",
+        "--late-percent", type=float, default=0.0, metavar="P", help="of the points, for each day begun after --due"
     )
 
     exercises = command("exercises", run_exercises, "list the exercises, time their checks, and prove them")
-    exercises.add_argument(
-        "--lab", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
-    )
+    exercises.add_argument("--lab", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
     exercises.add_argument("--time", action="store_true", help="run two right answers of each, as graded")
     exercises.add_argument(
         "--prove", action="store_true", help="and every wrong answer: is it caught by the check meant for it?"
     )
-    exercises.add_argument(
-        "--seed", default="0", metavar="TEXT", help="what inputs are drawn from (default: 0)"
-    )
+    exercises.add_argument("--seed", default="0", metavar="TEXT", help="what inputs are drawn from (default: 0)")
     exercises.add_argument("--json", action="store_true")
 
     soak = command("soak", None, "try random histories of a part, for as long as you like")
@@ -247,9 +218,7 @@ def run_copy(args: argparse.Namespace) -> int:
     """Whole or not at all: everything is copied beside the target first, then renamed into place."""
     course, target = _course(), args.folder.expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise WorkbenchError(
-            f"{target} is there already and not empty; nothing is overwritten. Name a new folder"
-        )
+        raise WorkbenchError(f"{target} is there already and not empty; nothing is overwritten. Name a new folder")
     parts = [name for name in ("notebooks", "exercises") if (course / name).is_dir()]
     if any(target.resolve().is_relative_to(course / part) for part in parts):
         raise WorkbenchError(f"{target} lies inside what is to be copied; name a folder outside {course}")
@@ -276,9 +245,7 @@ def _course() -> Path:
 
     course = find_course()
     if course is None:
-        raise WorkbenchError(
-            f"no course in {Path.cwd()}: change to the clone, or to a folder made by `workbench copy`"
-        )
+        raise WorkbenchError(f"no course in {Path.cwd()}: change to the clone, or to a folder made by `workbench copy`")
     return course
 
 
@@ -298,9 +265,7 @@ def run_models(args: argparse.Namespace) -> int:
     table = []
     for row in rows:
         size, cache = row["bf16_bytes"], row["kv_bytes_per_token"]
-        weights = (
-            "trained, shipped" if row["trained"] else "random" if row["runnable"] else "calculators only"
-        )
+        weights = "trained, shipped" if row["trained"] else "random" if row["runnable"] else "calculators only"
         counts = [readable_count(row["parameters"]), readable_bytes(size), readable_bytes(cache, binary=True)]
         table.append([row["name"], row["kind"], *counts, f"{row['context_length']:,}", weights])
     _print_table(head, table, left=(0, 1, 6))
@@ -316,7 +281,7 @@ def _weights(row: dict) -> str:
 def run_train(args: argparse.Namespace) -> int:
     from workbench.errors import unknown
     from workbench.instruments.device import check_device
-    from workbench.models import head_recipes, recipes
+    from workbench.models import head_recipes, head_training, recipes, training
 
     check_device(args.device)
     known = [*recipes.RECIPES, *head_recipes.HEAD_RECIPES, recipes.TOKENIZER_NAME]
@@ -325,14 +290,14 @@ def run_train(args: argparse.Namespace) -> int:
     run = args.name if args.seed is None else f"{args.name}-seed{args.seed}"
     out = args.out or Path("training") / run
     if args.name == recipes.TOKENIZER_NAME:
-        recipes.train_stdlib_tokenizer(out)
+        training.train_stdlib_tokenizer(out)
         print(f"{args.name}: written to {out}")
     elif args.name in head_recipes.HEAD_RECIPES:
         if args.compile:
             raise WorkbenchError(f"{args.name} is trained without torch.compile; leave out --compile")
-        head_recipes.train_heads(args.name, out, device=args.device, seed=args.seed)
+        head_training.train_heads(args.name, out, device=args.device, seed=args.seed)
     else:
-        recipes.train(args.name, out, device=args.device, compile_model=args.compile, seed=args.seed)
+        training.train(args.name, out, device=args.device, compile_model=args.compile, seed=args.seed)
     return 0
 
 
@@ -362,13 +327,7 @@ def _describe(e) -> dict:
 
 
 def _shown(value: object) -> str:
-    text = (
-        ""
-        if value is None
-        else json.dumps(value, ensure_ascii=False)
-        if isinstance(value, str)
-        else str(value)
-    )
+    text = "" if value is None else json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
     return text if len(text) <= 40 else text[:39] + "…"
 
 
@@ -403,13 +362,10 @@ def run_record(args: argparse.Namespace) -> int:
         raise WorkbenchError(f"--note has {len(args.note):,} characters; at most {LONGEST_NOTE:,} are kept")
     if args.rehearse:
         return _rehearse(args)
-    runs = (
-        recorder.all_runs(args.device)
-        if args.lab is None
-        else {args.lab: recorder.runs_of(args.lab, args.device)}
-    )
+    runs = recorder.all_runs(args.device) if args.lab is None else {args.lab: recorder.runs_of(args.lab, args.device)}
     places = _record_places(args, devices.fingerprint(args.device), list(runs))
-    written, failed = 0, []
+    written = 0
+    failed: list[recorder.Taken] = []
 
     def keep(lab: int, taken: list) -> None:
         nonlocal written
@@ -458,7 +414,8 @@ def _record_places(args: argparse.Namespace, fingerprint: dict, labs: list[int])
 
 
 def _record_of(taken: list, args: argparse.Namespace) -> tuple:
-    """The record of what was measured, None where nothing was; and what was taken, those without what cannot be kept."""
+    """The record of what was measured, None where nothing was; and what was taken, those without what cannot be
+    kept."""
     from dataclasses import replace
 
     from workbench.instruments import device as devices
@@ -585,12 +542,8 @@ def _print_measurements(measurements: Sequence) -> None:
             f"{_quantity(low, m.unit)} … {_quantity(high, m.unit)}",
             str(len(m.samples)),
         ]
-        table.append(
-            [*(_shown(m.settings.get(k)) for k in varying), *numbers, predicted, ratio, m.limit or ""]
-        )
-    _print_table(
-        [*varying, "median", "p10 … p90", "samples", "predicted", "measured/predicted", "limit"], table
-    )
+        table.append([*(_shown(m.settings.get(k)) for k in varying), *numbers, predicted, ratio, m.limit or ""])
+    _print_table([*varying, "median", "p10 … p90", "samples", "predicted", "measured/predicted", "limit"], table)
 
 
 def _quantity(value: float, unit: str) -> str:
@@ -615,9 +568,20 @@ def run_soak_blocks(args: argparse.Namespace) -> int:
             print(f"{done:,} of {args.runs:,} runs", file=sys.stderr)
 
     soaked = soak(args.runs, args.steps, args.seed, report=report)
-    columns = {"index": None, "runs": "runs", "steps": "steps", "opened": "opened", "with a hit": "hits",
-        "tokens found": "hit_tokens", "evictions": "evictions", "copies": "copies", "preempted": "preempt",
-        "swapped out": "swap_out", "no room": "no_room", "wrong calls": "refuse"}  # fmt: skip
+    columns = {
+        "index": None,
+        "runs": "runs",
+        "steps": "steps",
+        "opened": "opened",
+        "with a hit": "hits",
+        "tokens found": "hit_tokens",
+        "evictions": "evictions",
+        "copies": "copies",
+        "preempted": "preempt",
+        "swapped out": "swap_out",
+        "no room": "no_room",
+        "wrong calls": "refuse",
+    }
     rows = [
         [kind or "none", *(f"{counts[key]:,}" for key in columns.values() if key)]
         for kind, counts in soaked.counts.items()
@@ -641,9 +605,7 @@ def run_check(args: argparse.Namespace) -> int:
         results = check_notebook(args.notebook, exercise_sets())
     except WorkbenchError as error:
         return _complain(error, 1)
-    rows = [
-        {key: r[key] for key in ("grade_id", "verdict", "points", "max_points", "message")} for r in results
-    ]
+    rows = [{key: r[key] for key in ("grade_id", "verdict", "points", "max_points", "message")} for r in results]
     if args.json:
         _print_json(rows)
     else:
@@ -659,27 +621,30 @@ def run_check(args: argparse.Namespace) -> int:
 
 def run_release(args: argparse.Namespace) -> int:
     """The student's folder, and with --autograder the instructor's zip; neither overwrites anything."""
+    from workbench.checks import exercise_sets
+    from workbench.checks.mistakes import MistakesIn
     from workbench.grading.batch import seed_in
+    from workbench.grading.desk import load_instructors
     from workbench.grading.release import autograder, release
     from workbench.instruments.doctor import package_folder
 
-    clone, hidden = package_folder().parent, []
+    clone = package_folder().parent
+    hidden: list[Path] = []
     if args.autograder:
         if len(args.lab) != 1:
             raise WorkbenchError("--autograder grades one lab: name it, --lab NAME")
         if not args.seed_file:
-            raise WorkbenchError(
-                "--autograder draws from a secret seed: say where it is kept, --seed-file FILE"
-            )
+            raise WorkbenchError("--autograder draws from a secret seed: say where it is kept, --seed-file FILE")
         hidden, missing = _instructors_files(args.lab)
         if missing:
-            raise WorkbenchError(
-                f"{clone / 'solutions'} lacks {', '.join(missing)}; make the grader from a clone"
-            )
+            raise WorkbenchError(f"{clone / 'solutions'} lacks {', '.join(missing)}; make the grader from a clone")
     files = release(_course(), args.folder, args.lab)
     print(f"released {len(files)} files to {args.folder}")
     if args.autograder:
-        autograder(clone, args.autograder, args.lab[0], hidden, seed_in(args.seed_file))
+        seed = seed_in(args.seed_file)
+        exercises = exercise_sets()[args.lab[0]].with_hidden(*load_instructors(hidden))
+        mistakes = MistakesIn(clone / "solutions").table(exercises, seed)
+        autograder(clone, args.autograder, args.lab[0], hidden, seed, mistakes)
         print(
             f"the grader for Gradescope is {args.autograder}; it holds hidden checks and the seed: do not hand it out"
         )
@@ -699,7 +664,9 @@ def _instructors_files(labs: Sequence[str]) -> tuple[list[Path], list[str]]:
 def run_grade(args: argparse.Namespace) -> int:
     """0 when every submission has its row, whatever the marks; hidden checks come from the clone's solutions/."""
     from workbench.checks import exercise_sets
+    from workbench.checks.mistakes import MistakesIn
     from workbench.grading import grade
+    from workbench.instruments.doctor import package_folder
 
     for path in args.paths:
         if not path.exists():
@@ -712,17 +679,22 @@ def run_grade(args: argparse.Namespace) -> int:
 
     def progress(graded) -> None:
         of = f" ({graded.assignment})" if graded.assignment and not args.lab else ""
-        told = graded.error or f"{graded.score:g} of {graded.max_score:g}"
-        print(f"{graded.student_id}{of}: {told}", file=sys.stderr)
+        outcome = graded.error or f"{graded.score:g} of {graded.max_score:g}"
+        print(f"{graded.student_id}{of}: {outcome}", file=sys.stderr)
 
     sets = "workbench.checks:exercise_sets"
+    known_for = None if missing else MistakesIn(package_folder().parent / "solutions")
     with _grade_options(args) as options:
-        print(grade(args.paths, args.out, sets=sets, hidden=hidden, progress=progress, **options))
+        summary = grade(
+            args.paths, args.out, sets=sets, hidden=hidden, known_for=known_for, progress=progress, **options
+        )
+    print(summary)
     return 0
 
 
 def run_exercises(args: argparse.Namespace) -> int:
-    """1 when a right answer does not get all points, or a wrong one is not caught; from a clone, which has the answers."""
+    """1 when a right answer does not get all points, or a wrong one is not caught; from a clone, which has the
+    answers."""
     from dataclasses import asdict
 
     from workbench.checks import exercise_sets

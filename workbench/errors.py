@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import TypeGuard
 
 
 class WorkbenchError(ValueError):
@@ -42,12 +43,12 @@ def check_settings(kind: str, given: Iterable[str], known: Iterable[str]) -> Non
 # -- plain values that came from outside ------------------------------------------------------------------------
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """An int, and not True or False."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """An int or a finite float, and not True or False."""
     return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 

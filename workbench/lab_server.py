@@ -61,9 +61,7 @@ def _inside(course: Path, notebook: str) -> str:
     if not path.is_file():
         raise WorkbenchError(f"there is no notebook {notebook} in {course}")
     if not path.is_relative_to(course.resolve()):
-        raise WorkbenchError(
-            f"{notebook} lies outside the course's folder {course}; only what is inside is served"
-        )
+        raise WorkbenchError(f"{notebook} lies outside the course's folder {course}; only what is inside is served")
     return path.relative_to(course.resolve()).as_posix()
 
 
@@ -141,13 +139,9 @@ def _wait_until_up(server: subprocess.Popen, port: int) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise WorkbenchError(
-                f"JupyterLab ended at its start (exit code {server.returncode}); its log is above"
-            )
+            raise WorkbenchError(f"JupyterLab ended at its start (exit code {server.returncode}); its log is above")
         try:
-            urllib.request.urlopen(
-                f"http://{HOST}:{port}/api", timeout=5
-            ).close()  # its version, without a token
+            urllib.request.urlopen(f"http://{HOST}:{port}/api", timeout=5).close()  # its version, without a token
             return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.1)

@@ -66,9 +66,7 @@ def find_sources(root: Path, names: Sequence[str] = ()) -> list[Source]:
     """Every source below `root`, or those named: by NN_name, by NN, or by their path."""
     lectures = sorted((root / "notebooks" / "source").glob("[0-9][0-9]_*.py"))
     graded = [
-        p
-        for p in sorted((root / "solutions").glob("[0-9][0-9]_*.py"))
-        if not p.stem.endswith(("_hidden", "_wrong"))
+        p for p in sorted((root / "solutions").glob("[0-9][0-9]_*.py")) if not p.stem.endswith(("_hidden", "_wrong"))
     ]
     sources = [Source(p, root, False) for p in lectures] + [Source(p, root, True) for p in graded]
     if not names:
@@ -97,9 +95,7 @@ def read_source(source: Source):
     try:
         import jupytext
     except ImportError as error:
-        raise WorkbenchError(
-            'building notebooks needs jupytext: pip install "inference-workbench[dev]"'
-        ) from error
+        raise WorkbenchError('building notebooks needs jupytext: pip install "inference-workbench[dev]"') from error
     notebook = jupytext.reads(source.path.read_text(encoding="utf-8"), fmt="py:percent")
     seen_grades: dict[str, int] = {}
     seen_ids: dict[str, int] = {}
@@ -239,6 +235,7 @@ def _cut(source: str, grade_id: str) -> str:
         if marker and marker.group(2) == "BEGIN":
             inside = marker
         elif marker:
+            assert inside is not None, f"{grade_id}: an END without its BEGIN"
             if inside.group(3) == "SOLUTION":
                 lines += _stub(inside.group(1), f"{grade_id}: {stub or 'write your answer here'}")
             inside, stub = None, None

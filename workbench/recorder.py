@@ -1,11 +1,11 @@
 """The recorder: the experiments of a lab, or of all labs within so many minutes, run for the archive.
 
 A machine with a GPU may be at hand for one call only. So every run has its share of the time that is left, and what it
-measured until then is kept; a lab's file is written as soon as the lab is done; and whatever a run cannot do is told, not
-raised. The lab of the kernels comes first: it is what only a GPU can show.
+measured until then is kept; a lab's file is written as soon as the lab is done; and whatever a run cannot do is
+reported, not raised. The lab of the kernels comes first: it is what only a GPU can show.
 
-A rehearsal runs the same list on this CPU: the settings meant for the GPU, a tiny model in the place of each large one. It
-shows that every run goes through, and keeps nothing.
+A rehearsal runs the same list on this CPU: the settings meant for the GPU, a tiny model in the place of each large one.
+It shows that every run goes through, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from workbench.models.config import ModelConfig
 
 FIRST_LAB = 10
-LEAST_SHARE_S, MOST_SHARES = 20.0, 3.0  # a run may take as long as three of those that are left, if it must
+MIN_SHARE_S, MAX_SHARES = 20.0, 3.0  # a run may take as long as three of those that are left, if it must
 Report = Callable[[str], None]
 
 
@@ -74,8 +74,8 @@ def all_runs(device: str) -> dict[int, list[Run]]:
 
 
 def take(run: Run, bench: Bench, within_s: float | None = None) -> Taken:
-    """Run it to its end, or for `within_s` seconds; what it measured until then is kept, and nothing of a run that failed.
-    Nothing but an interruption from outside is raised."""
+    """Run it to its end, or for `within_s` seconds; what it measured until then is kept, and nothing of a run that
+    failed. Nothing but an interruption from outside is raised."""
     found: list[Measurement] = []
     trouble, began = "", time.perf_counter()
     clock = None if within_s is None else threading.Timer(within_s, bench.stop.set)
@@ -88,8 +88,8 @@ def take(run: Run, bench: Bench, within_s: float | None = None) -> Taken:
     except Stopped:
         trouble = f"stopped after {within_s:.0f} s, its share of the time"
     except Exception as error:
-        told = isinstance(error, WorkbenchError) and str(error)
-        trouble = str(error) if told else f"{type(error).__name__}: {error}"
+        has_message = isinstance(error, WorkbenchError) and str(error)
+        trouble = str(error) if has_message else f"{type(error).__name__}: {error}"
         found.clear()  # what failed may be the check of all of it
     finally:
         if clock is not None:
@@ -107,7 +107,7 @@ class Budget:
     def share(self) -> float:
         """Seconds that the next run may take; 0 where none are left. Counts that run as begun."""
         remaining = self._ends - self._clock()
-        share = max(LEAST_SHARE_S, MOST_SHARES * remaining / max(1, self._left))
+        share = max(MIN_SHARE_S, MAX_SHARES * remaining / max(1, self._left))
         self._left -= 1
         return max(0.0, min(share, remaining))
 
@@ -120,10 +120,11 @@ def take_all(
     done: Callable[[int, list[Taken]], None] = lambda lab, taken: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Taken]:
-    """All runs, each for its share of `within_s`. done(lab, taken) is called after each lab. A bench for each lab: models
-    that a lab loads it loads once."""
+    """All runs, each for its share of `within_s`. done(lab, taken) is called after each lab. A bench for each lab:
+    models that a lab loads it loads once."""
     total = sum(map(len, runs.values()))
-    budget, taken = Budget(within_s, total, clock), []
+    budget = Budget(within_s, total, clock)
+    taken: list[Taken] = []
     for lab, some in runs.items():
         bench, of_lab = bench_for(), []
         for run in some:
@@ -205,9 +206,13 @@ def tiny_shape(config: ModelConfig) -> ModelConfig:
     latent = config.latent_attention
     if latent is not None:
         latent = replace(
-            latent, kv_rank=32, query_rank=latent.query_rank and 32, content_head_dim=16, rotary_head_dim=16,
+            latent,
+            kv_rank=32,
+            query_rank=latent.query_rank and 32,
+            content_head_dim=16,
+            rotary_head_dim=16,
             value_head_dim=16,
-        )  # fmt: skip
+        )
     return replace(
         config,
         vocab_size=512,
@@ -230,7 +235,7 @@ GPU_MARKS = ("mark.gpu", "on_each_device")
 
 def gpu_test_files(folder: Path) -> list[Path]:
     """Test files that have tests for a GPU; the others may need what a bare machine has not."""
-    files = sorted(folder.glob("test_*.py"))
+    files = sorted(folder.rglob("test_*.py"))
     return [file for file in files if any(mark in file.read_text(encoding="utf-8") for mark in GPU_MARKS)]
 
 

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Start here
 #
-# A language model writes one token at a time. This course is about what each of those tokens costs, and about
-# every way that people have found to make it cost less.
+# A language model generates one token at a time. This course is about what each token costs, and about the
+# methods that reduce this cost.
 #
-# You will not read about an engine here: you will run one, measure it on the machine in front of you, and then
-# build its parts. In this first notebook you meet the machine, the model, a panel and an exercise. It takes
-# about fifteen minutes, most of them reading.
+# You will run a real inference engine, measure it on the machine in front of you, and then build its parts.
+# This first notebook introduces the machine, the model, a panel and an exercise. It takes about fifteen
+# minutes, most of them reading.
 
 # %% [markdown]
 # ## The whole course in one picture
@@ -22,17 +22,17 @@
 # ```
 #
 # Generating a token means **reading bytes**: the weights, and what the model remembers of the text. So there
-# are four ways to be faster, and every method in this course is one of them.
+# are four ways to be faster, and every method in this course uses one of them.
 #
-# | the answer | what does it |
+# | way to be faster | methods |
 # |---|---|
-# | **fewer weight bytes** | quantization, pruning |
-# | **fewer remembered bytes** | the KV cache and its smaller forms: grouped heads, latents, windows, pages |
-# | **fewer steps** | speculation: several tokens guessed, then checked in one step |
-# | **shared steps** | batching: one reading of the weights serves many users |
+# | **read fewer weight bytes** | quantization, pruning |
+# | **remember fewer bytes** | the KV cache and its smaller forms: grouped-query attention, latents, sliding windows, paging |
+# | **take fewer steps** | speculation: several tokens are drafted, then verified in one step |
+# | **share each step** | batching: the weights are read once for many users |
 #
-# Each is a switch on one real engine. You predict what a switch will do, you measure it, and you explain the
-# difference.
+# Each of these is a switch on one real engine. You predict what a switch will do, you measure it, and you
+# explain the difference.
 
 # %% [markdown]
 # ## Setting up
@@ -50,7 +50,7 @@ print("Inference Workbench", wb.__version__)
 # %% [markdown]
 # ## Is everything here?
 #
-# The doctor looks at this installation and says how to mend what is broken. In a terminal it is
+# The doctor checks this installation and says how to fix what is broken. In a terminal, the command is
 # `workbench doctor`.
 
 # %%
@@ -61,7 +61,7 @@ words = {True: "right", False: "to mend", None: "note"}
 HTML(html.table(["what", "verdict"], [[f.name, words[f.ok]] for f in findings], "This installation"))
 
 # %% [markdown]
-# Where something is to mend, the doctor knows how:
+# If something needs fixing, the doctor says how:
 
 # %%
 advice = [f"- **{f.name}**: {f.fix}" for f in findings if f.ok is False]
@@ -70,9 +70,9 @@ Markdown("\n".join(advice) or "Nothing is broken here.")
 # %% [markdown]
 # ## What this machine can do
 #
-# Two numbers bound everything that follows: how many bytes this machine can **read** in a second, and how many
-# multiplications and additions (**FLOP**, floating-point operations) it can **compute** in a second. Nobody
-# has to believe a data sheet: they are measured here, once, and kept.
+# Two numbers limit everything that follows: how many bytes this machine can **read** per second, and how many
+# floating-point operations (**FLOP**: multiplications and additions) it can **compute** per second. Both are
+# measured here once, and the results are stored.
 
 # %%
 from workbench.instruments.device import ceilings
@@ -80,16 +80,14 @@ from workbench.instruments.device import ceilings
 machine = ceilings("cpu")
 rows = [["read from memory", f"{machine.read_bytes_per_s / 1e9:.1f} GB/s"]]
 rows += [["copy", f"{machine.copy_bytes_per_s / 1e9:.1f} GB/s"]]
-rows += [
-    [f"multiply matrices, {kind}", f"{rate / 1e9:,.0f} GFLOP/s"] for kind, rate in machine.flop_per_s.items()
-]
+rows += [[f"multiply matrices, {kind}", f"{rate / 1e9:,.0f} GFLOP/s"] for kind, rate in machine.flop_per_s.items()]
 rows += [["start one operation", f"{machine.launch_s * 1e6:.1f} µs"]]
 HTML(html.table(["ceiling", "measured"], rows, "The ceilings of this machine"))
 
 # %% [markdown]
-# Divide one by the other and you get a number to remember: how much arithmetic the machine could do in the time
-# that it takes to fetch one byte. A token that needs less arithmetic than that for each byte it reads waits
-# for memory.
+# Divide the second by the first and you get a number to remember: how many operations the machine can do in the
+# time it takes to read one byte. If generating a token needs fewer operations than that per byte read, it is
+# limited by memory bandwidth.
 
 # %%
 balance = machine.flop_per_s["float32"] / machine.read_bytes_per_s
@@ -101,8 +99,9 @@ Markdown(
 # %% [markdown]
 # ## A model
 #
-# The course ships a small one, really trained: it has read the source code of Python's standard library, which
-# you already have on your disk, and nothing else. So it speaks Python, knows no facts, and fits everywhere.
+# The course ships a small trained model. Its training text is the source code of Python's standard library,
+# which you already have on your disk, and nothing else. So it writes Python, knows no facts, and runs on any
+# machine.
 
 # %%
 model = wb.load("stdlib-10m")
@@ -118,12 +117,13 @@ Markdown(
 # ## One token, predicted
 #
 # Before you run the next cell, guess: how long will this machine need for one token? Every weight must be read
-# at least once, so one division gives a floor.
+# at least once, so one division gives a lower bound, the floor.
 
 # %%
 floor_s = weight_bytes / machine.read_bytes_per_s
 Markdown(
-    f"The floor: {weight_bytes / 1e6:.0f} MB ÷ {machine.read_bytes_per_s / 1e9:.1f} GB/s = **{floor_s * 1e3:.2f} ms** a token."
+    f"The floor: {weight_bytes / 1e6:.0f} MB ÷ {machine.read_bytes_per_s / 1e9:.1f} GB/s = **{floor_s * 1e3:.2f} ms** a"
+    " token."
 )
 
 # %% [markdown]
@@ -140,10 +140,10 @@ Markdown(
 )
 
 # %% [markdown]
-# Usually it is above the floor: a token is many small operations, and each has to be started. Sometimes it is
-# below: a model this small may stay in the processor's own cache, which is faster than memory. Telling such
-# reasons apart is the work of this course, and a prediction is what makes you see that there is something to
-# tell apart.
+# The measured time is usually above the floor: a token takes many small operations, and each has to be started.
+# Sometimes it is below: the weights of a model this small may stay in the processor's own cache, which is
+# faster than memory. This course teaches you to tell such causes apart. A prediction shows where there is
+# something to explain.
 
 # %% [markdown]
 # ## A sentence of tokens
@@ -153,8 +153,8 @@ result = wb.generate(model, "def read_lines(path):\n", max_new_tokens=64, temper
 print("def read_lines(path):\n" + result.text)
 
 # %% [markdown]
-# It reads like Python, and it means little: that is what this much training buys. The engine around it does
-# not care. It does the same work, in the same order, as for a model a thousand times larger.
+# It looks like Python, but it does not mean much: the model is small and had little training. The engine does
+# the same work, in the same order, as for a model a thousand times larger.
 
 # %%
 Markdown(
@@ -174,19 +174,20 @@ print("the same", len(again.tokens), "tokens")
 # %% [markdown]
 # ## A panel
 #
-# A panel asks one question, and you turn the knobs. **Run** measures, **Stop** ends it within a second; below
-# are a picture, the same numbers as a table, and a sentence on what limits you here.
+# A panel asks one question and has controls for the settings. **Run** starts the measurement, **Stop** ends it
+# within a second. Below the controls are a picture, the same numbers as a table, and a sentence on what limits
+# the speed on this machine.
 #
-# This one writes a few tokens and shows when each of them came. Change the prompt or the number of tokens and
-# press Run.
+# This panel generates a few tokens and shows when each of them came. Change the prompt or the number of tokens
+# and press Run.
 
 # %%
 panel = wb.panels.request()
 panel
 
 # %% [markdown]
-# Whatever you can do with the mouse you can do with code: `run` measures with the settings you give, and
-# `snapshot` is the picture as it stands.
+# Everything that you can do with the mouse you can also do in code: `run` measures with the settings you give,
+# and `snapshot` returns the current picture.
 
 # %%
 measured = panel.run(max_new_tokens=24)
@@ -195,8 +196,8 @@ panel.snapshot()
 # %% [markdown]
 # ## What a measurement is
 #
-# Nothing in this course is a bare number. A measurement keeps every single sample, what was counted, what was
-# predicted, what was checked about the output, and on which machine and when.
+# In this course a result is never only a number. A measurement keeps every sample, what was counted, what was
+# predicted, what was checked about the output, and the machine and the date.
 
 # %%
 first = measured[0]
@@ -216,7 +217,7 @@ HTML(html.table(["field", "value"], list(about.items()), "One Measurement"))
 # %% [markdown]
 # ## Live, predicted, recorded
 #
-# Three kinds of numbers, three looks, in every picture of the course:
+# Three kinds of numbers, each drawn in its own way in every picture of the course:
 
 # %%
 figure, (axes,) = style.new_figure(height=2.6)
@@ -231,28 +232,32 @@ for height, (look, name) in enumerate(
     style.write(axes, 3.2, height - 0.08, name)
 axes.set(xlim=(-0.2, 6), ylim=(-0.6, 2.6))
 axes.axis("off")
-alt = "Three lines: dashed for predicted, solid with filled dots for measured here, dotted with hollow dots for recorded."
+alt = (
+    "Three lines: dashed for predicted, solid with filled dots for measured here, dotted with hollow dots for recorded."
+)
 Image(style.png(figure), width=860, alt=alt)
 
 # %% [markdown]
-# A laptop cannot show what a large accelerator does, so some panels lay a run recorded on one beside yours. It
-# always carries its date and the name of its machine, and it is never shown as if it had happened here.
+# A laptop cannot show what a large accelerator does. So some panels show a run recorded on such a machine
+# beside yours. It always carries its date and the name of its machine, and it is never shown as if it had been
+# measured here.
 
 # %% [markdown]
 # ## How a lab goes
 #
-# 1. **The question**, and your guess. Write it down; a wrong guess is where you learn something.
-# 2. **The naive way, measured.** The slow version stays: everything faster must give the same tokens.
+# 1. **The question**, and your guess. Write it down: a wrong guess shows you what to learn.
+# 2. **The naive way, measured.** The slow version stays in the engine: everything faster must give the same
+#    tokens.
 # 3. **The idea**: one picture, then the formula.
-# 4. **The panel**: predicted against measured, and in what regime it helps.
+# 4. **The panel**: predicted against measured, and in what regime the method helps.
 # 5. **What it costs**, when it does *not* help, and what production systems do.
 # 6. **Exercises**: you write the real part, and run it on the real model.
 
 # %% [markdown]
 # ## How an exercise goes
 #
-# In `exercises/` every lab has a notebook with functions to write. Under each is a check cell. Here is one at
-# work on a wrong answer: someone thinks that writing *n* tokens after a prompt of *P* takes *P + n* rows.
+# In `exercises/` every lab has a notebook with functions to write. Below each is a check cell. Here is a check
+# of a wrong answer, which says that generating *n* tokens after a prompt of *P* takes *P + n* rows:
 
 # %%
 from workbench import checks
@@ -263,21 +268,21 @@ except checks.CheckFailed as failed:
     print(failed)
 
 # %% [markdown]
-# A failed check says what came, what was expected, and where to look. When all is right it prints one line.
-# For a whole notebook at once, in a terminal:
+# A failed check says what your function returned, what was expected, and where to look. When everything is
+# right it prints one line. To check a whole notebook in a terminal:
 #
 # ```text
 # workbench copy my-course                                     your own copy of notebooks and exercises
 # workbench check my-course/exercises/01_naive_generation.ipynb
 # ```
 #
-# Your code is a citizen here: `wb.generate(model, prompt, loop=your_loop)` runs your loop on the real model,
-# and `panel.run(loop=your_loop)` measures it beside ours.
+# Your code can replace the real part: `wb.generate(model, prompt, loop=your_loop)` runs your loop on the real
+# model, and `panel.run(loop=your_loop)` measures it beside ours.
 
 # %% [markdown]
 # ## When something goes wrong
 #
-# Errors are written for you. This one names what you gave and what you may have meant:
+# Error messages say what you gave and what you may have meant:
 
 # %%
 from workbench.errors import WorkbenchError
@@ -289,11 +294,11 @@ except WorkbenchError as error:
 
 # %% [markdown]
 # - **Something is broken:** `workbench doctor` finds it and says what to do.
-# - **A cell hangs:** the square in the toolbar interrupts it; *Kernel → Restart* starts over. Nothing is lost
-#   but variables.
-# - **What does this do?** `help(wb.generate)`, or Shift + Tab in a cell: every docstring is a promise, with
-#   units.
-# - **How is it made?** The engine is small on purpose. `docs/architecture.md` follows one request through it, file
-#   by file.
+# - **A cell does not finish:** the square in the toolbar interrupts it; *Kernel → Restart* starts over. Only
+#   the variables are lost.
+# - **What does this do?** `help(wb.generate)`, or Shift + Tab in a cell: every docstring states what the
+#   function promises, with units.
+# - **How does the engine work?** It is kept small so that you can read it. `docs/architecture.md` follows one
+#   request through it, file by file.
 #
-# Now to the question that all others come from: [Lab 01, naive generation](01_naive_generation.ipynb).
+# Now to the question where the course begins: [Lab 01, naive generation](01_naive_generation.ipynb).

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Lab 01 · Naive generation
 #
-# **The question.** A language model predicts *one* token. How does it write a page, and what does the page cost?
+# **The question.** A language model predicts *one* token. How does it generate a page, and what does the page
+# cost?
 #
-# The answer begins with the simplest loop that works. It is slow, and it stays: every faster way in the labs to
-# come must give the same tokens as this one.
+# We begin with the simplest loop that works. It is slow, but it stays in the engine: every faster method in the
+# later labs must give the same tokens as this loop.
 
 # %%
 import torch
@@ -37,13 +38,13 @@ def picture(figure, alt):
 #                                    the last row only
 # ```
 #
-# Forward over everything, take the last row, choose, append. Again.
+# Run the forward pass over the whole text, take the last row, choose a token, append it. Repeat.
 
 # %% [markdown]
 # ## Predict
 #
-# A prompt of 10 tokens, and 100 tokens to write. A *row* is one token going through all layers of the model
-# once. How many rows does the loop process in all? Put your guess here; the lab comes back to it.
+# A prompt of 10 tokens, and 100 tokens to generate. A *row* is one token passing once through all layers of the
+# model. How many rows does the loop process in all? Put your guess here; the lab comes back to it.
 
 # %%
 my_guess = 110
@@ -51,26 +52,22 @@ my_guess = 110
 # %% [markdown]
 # ## One step, slowly: text to tokens
 #
-# The model does not see letters. A tokenizer cuts the text into pieces that it has met often, and each piece
-# has a number.
+# The model does not see letters. A tokenizer cuts the text into pieces that were frequent in its training text,
+# and each piece has a number.
 
 # %%
 prompt = "def read_lines(path):\n    with open("
 token_ids = tokenizer.encode(prompt)
 pieces = [[number, html.token(tokenizer.token_text(number))] for number in token_ids]
 HTML(
-    html.table(
-        ["token id", "text"],
-        pieces,
-        f"{len(prompt)} characters, {len(token_ids)} tokens (␣ space, ⏎ line end)",
-    )
+    html.table(["token id", "text"], pieces, f"{len(prompt)} characters, {len(token_ids)} tokens (␣ space, ⏎ line end)")
 )
 
 # %% [markdown]
 # ## Forward
 #
-# All tokens go in at once, as a flat list of N. `kv` is what the model remembers between calls; this one
-# remembers nothing, and that is what makes this lab's way naive. Out come N rows of V scores, called **logits**:
+# All tokens go in at once, as a flat list of N. `kv` holds what the model remembers between calls. This one
+# remembers nothing, and that makes this lab's loop naive. The output is N rows of V scores, called **logits**:
 # one row for each token, one score for each entry of the vocabulary.
 
 # %%
@@ -84,8 +81,8 @@ assert logits.shape == (len(token_ids), model.config.vocab_size)
 # %% [markdown]
 # ## The last row
 #
-# The last row speaks of the token that comes next. Softmax turns scores into probabilities: all positive, and
-# together 1.
+# The last row scores the candidates for the next token. Softmax turns the scores into probabilities: all are
+# positive, and they sum to 1.
 
 
 # %%
@@ -95,14 +92,12 @@ def best(row, count=5):
     return [[html.token(tokenizer.token_text(int(t))), f"{p:.3f}"] for p, t in zip(top.values, top.indices)]
 
 
-HTML(
-    html.table(["next token", "probability"], best(logits[-1]), f"after {prompt.splitlines()[-1].strip()!r}")
-)
+HTML(html.table(["next token", "probability"], best(logits[-1]), f"after {prompt.splitlines()[-1].strip()!r}"))
 
 # %% [markdown]
 # ## Choose, append
 #
-# The plainest choice is the best token. It goes to the end of the text, and the step is done.
+# The simplest choice is the most probable token. It is appended to the text, and the step is done.
 
 # %%
 next_id = int(logits[-1].argmax())
@@ -112,7 +107,7 @@ print(tokenizer.decode(token_ids))
 # %% [markdown]
 # ## The whole loop
 #
-# There is nothing more to it. This is the loop of every language model that you have used:
+# That is all. Every autoregressive language model runs this loop:
 
 
 # %%
@@ -131,7 +126,7 @@ written, rows = write(tokenizer.encode(prompt), 24)
 print(tokenizer.decode(written))
 
 # %% [markdown]
-# The workbench's own `generate` is the same loop with books kept: it must say the same.
+# The workbench's own `generate` runs the same loop and also counts its work. It must give the same tokens:
 
 # %%
 result = wb.generate(model, prompt, max_new_tokens=24, stop_token_ids=())
@@ -141,8 +136,8 @@ print(f"the same {len(result.tokens)} tokens and the same {rows:,} rows")
 # %% [markdown]
 # ## What a token costs
 #
-# Now the question from the beginning: 100 tokens after a prompt of 10. First the picture: a bar for each step,
-# as high as the number of rows that step sends through the model.
+# Now the question from the beginning: 100 tokens after a prompt of 10. In the picture, the height of each bar
+# is the number of rows in that step.
 
 # %%
 P, n = 10, 100
@@ -174,8 +169,8 @@ Markdown(
 # %% [markdown]
 # ## Check a printed number
 #
-# Here is an example as it can be found in print: without a cache, 1,000 tokens after a prompt of 2,000 take
-# 2,500,500 rows. Do not believe it, and do not believe us. Add it up:
+# This example is found in print: without a cache, 1,000 tokens after a prompt of 2,000 take 2,500,500 rows. Do
+# not trust the book, and do not trust us. Add it up:
 
 # %%
 long_rows = sum(range(2_000, 2_000 + 1_000))
@@ -185,15 +180,16 @@ assert long_rows == 2_499_500 and sum(range(2_001, 3_001)) == 2_500_500
 
 # %% [markdown]
 # The printed number is the second sum. It leaves out the first forward, over the prompt alone, and counts one
-# over all 3,000 tokens, which never happens: the last token is chosen and needs no forward after it. A slip of
-# one step changes little here. In a cache, a slip of one position is a wrong answer, so it is worth the habit
-# to ask of every formula what its first and its last term stand for.
+# over all 3,000 tokens. That one never runs: the last token needs no forward after it. An error of one step
+# changes little here. In a cache, an error of one position gives a wrong answer. So ask of every formula what
+# its first and its last term stand for.
 
 # %% [markdown]
 # ## And attention on top
 #
-# Rows are what the matrix products cost. Attention also compares tokens in pairs: in a step over S tokens,
-# each token looks at itself and at all before it, S(S+1)/2 pairs in every head of every layer.
+# Rows measure the cost of the matrix products. Attention also compares tokens in pairs: in a step over S
+# tokens, each token attends to itself and to all tokens before it. That is S(S+1)/2 pairs in every head of
+# every layer.
 
 # %%
 pairs = sum(S * (S + 1) // 2 for S in step_rows)
@@ -206,8 +202,8 @@ Markdown(
 # %% [markdown]
 # ## A forward predicts after every position
 #
-# We asked for the last row only. But there was a row for *every* token: at each position the model says what
-# it expects next, seeing nothing of what follows. Here is a piece of a file that it has never read.
+# We used the last row only. But there is a row for *every* token: at each position the model predicts the next
+# token, and sees nothing of what follows. Here is a part of a file that was not in its training data.
 
 # %%
 text_ids = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "bisect.py"))[:200]
@@ -215,16 +211,10 @@ with torch.no_grad():
     every_row = model(Batch.of([text_ids], logits="all"), kv)  # [200, V]
 guesses = every_row.argmax(dim=-1).tolist()
 shown = [
-    [
-        i,
-        *(html.token(tokenizer.token_text(t)) for t in (text_ids[i], guesses[i], text_ids[i + 1])),
-        "✓" if hit else "",
-    ]
+    [i, *(html.token(tokenizer.token_text(t)) for t in (text_ids[i], guesses[i], text_ids[i + 1])), "✓" if hit else ""]
     for i, hit in ((i, guesses[i] == text_ids[i + 1]) for i in range(112, 128))
 ]
-HTML(
-    html.table(["position", "token read", "expected next", "came next", ""], shown, "bisect.py, one forward")
-)
+HTML(html.table(["position", "token read", "expected next", "came next", ""], shown, "bisect.py, one forward"))
 
 # %%
 hits = sum(guess == actual for guess, actual in zip(guesses, text_ids[1:]))
@@ -234,14 +224,14 @@ Markdown(
 )
 
 # %% [markdown]
-# Keep this in mind. In generating we throw away all rows but one. Yet if someone *hands* us a guess of the next
-# few tokens, one forward checks them all. Speculative sampling lives on that, some labs from here.
+# Remember this. When we generate, we discard all rows but one. But if someone *gives* us a guess of the next
+# few tokens, one forward checks them all. Speculative sampling (lab 06) relies on that.
 
 # %% [markdown]
 # ## The step gets slower
 #
-# Every step is one row longer than the last. Guess first: when the text is eight times as long, how much longer
-# does one step take: less than eight times, eight times, more? Then press Run.
+# Every step has one row more than the last. Guess first: when the text is eight times as long, how much longer
+# does one step take: less than eight times, eight times, or more? Then press Run.
 
 # %%
 panel = wb.panels.step_time()
@@ -252,7 +242,8 @@ steps = panel.run()
 panel.snapshot()
 
 # %% [markdown]
-# Dashed is what the shape of the model and the ceilings of this machine predict, solid is what was measured.
+# The dashed line is the prediction from the model's shape and this machine's ceilings; the solid line is
+# measured.
 
 # %%
 shown = [
@@ -260,15 +251,12 @@ shown = [
     for m in steps
     if m.unit == "s"
 ]
-HTML(
-    html.table(
-        ["tokens", "measured, ms", "predicted, ms", "limit"], shown, "one step against the text's length"
-    )
-)
+HTML(html.table(["tokens", "measured, ms", "predicted, ms", "limit"], shown, "one step against the text's length"))
 
 # %% [markdown]
-# A short step reads all weights for few rows: it waits for memory, or for its many small operations to start.
-# A long one is busy with arithmetic, and then the time grows with the rows. The next lab takes this apart.
+# A short step reads all weights for few rows: it is limited by memory bandwidth, or by starting its many small
+# operations. A long step is limited by arithmetic, and then its time grows with the rows. The next lab explains
+# this in detail.
 
 # %% [markdown]
 # ## What a user feels
@@ -280,8 +268,8 @@ HTML(
 #        time to first token             time per output token, the gap between two
 # ```
 #
-# A user waits for the first token, then reads along. These are two different waits, and different things make
-# them long.
+# A user waits for the first token, then reads while the others arrive. These are two different waits, with
+# different causes.
 
 # %%
 answer = wb.generate(model, prompt, max_new_tokens=32, stop_token_ids=())
@@ -289,9 +277,7 @@ times = answer.token_times_s
 ttft_s = times[0]
 tpot_s = (times[-1] - times[0]) / (len(times) - 1)
 assert (ttft_s, tpot_s) == (answer.ttft_s, answer.tpot_s)
-Markdown(
-    f"TTFT **{ttft_s * 1e3:.1f} ms**, TPOT **{tpot_s * 1e3:.1f} ms**, so **{1 / tpot_s:.0f} tokens a second**."
-)
+Markdown(f"TTFT **{ttft_s * 1e3:.1f} ms**, TPOT **{tpot_s * 1e3:.1f} ms**, so **{1 / tpot_s:.0f} tokens a second**.")
 
 # %% [markdown]
 # ## How fast is fast enough?
@@ -303,12 +289,12 @@ reading_tokens_per_s = 238 * 4 / 3 / 60
 assert 5 < reading_tokens_per_s < 6
 Markdown(
     f"Reading speed is about **{reading_tokens_per_s:.1f} tokens a second**. Above about 15 a text seems to be "
-    f"there at once, and a first token after half a second feels slow. This model on this machine writes "
+    "there at once, and a first token after half a second feels slow. This model on this machine writes "
     f"{1 / tpot_s / reading_tokens_per_s:.1f} times as fast as people read."
 )
 
 # %% [markdown]
-# The panel takes one request apart: when each token came, and what the wait consisted of.
+# The panel shows one request in detail: when each token came, and what the wait consisted of.
 
 # %%
 anatomy = wb.panels.request()
@@ -318,15 +304,13 @@ anatomy.snapshot()
 # %% [markdown]
 # ## Many users: throughput, and goodput
 #
-# A service counts differently. **Throughput** is all tokens a second, whoever gets them. **Goodput** counts only
-# requests that were served as promised: first token by a deadline, and then fast enough. Eight requests with
-# longer and longer prompts, one after the other:
+# A service looks at other numbers. **Throughput** counts all tokens per second, for all users together.
+# **Goodput** counts only the requests that were served as promised: the first token by a deadline, and then
+# fast enough. Eight requests with longer and longer prompts, one after the other:
 
 # %%
 source = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "textwrap.py"))
-requests = [
-    wb.generate(model, source[:length], max_new_tokens=8, stop_token_ids=()) for length in range(50, 450, 50)
-]
+requests = [wb.generate(model, source[:length], max_new_tokens=8, stop_token_ids=()) for length in range(50, 450, 50)]
 total_s = sum(r.token_times_s[-1] for r in requests)
 throughput = sum(len(r.tokens) for r in requests) / total_s
 
@@ -343,21 +327,18 @@ rows = [
     [f"first token in 500 ms, then {1 / strict:.0f} tokens/s", f"{goodput(0.5, strict):.2f}"],
 ]
 HTML(
-    html.table(
-        ["promise", "goodput, requests/s"],
-        rows,
-        f"throughput {throughput:.1f} tokens/s, the same in both rows",
-    )
+    html.table(["promise", "goodput, requests/s"], rows, f"throughput {throughput:.1f} tokens/s, the same in both rows")
 )
 
 # %% [markdown]
-# The same work and the same throughput, and another goodput: it depends on what was promised. A long prompt
-# makes every step slow here, because each step goes over the whole text again.
+# The work and the throughput are the same, but the goodput differs: it depends on what was promised. A long
+# prompt makes every step slow here, because each step processes the whole text again.
 
 # %% [markdown]
 # # From logits to a token
 #
-# So far the best token won. That is a decision, and not always a good one. Two prompts, two situations:
+# So far we always took the most probable token. That is a decision, and not always a good one. Two prompts with
+# two very different distributions:
 
 
 # %%
@@ -372,17 +353,16 @@ open_ended = next_logits("import re\n\n\ndef")
 both = [[*a, *b] for a, b in zip(best(certain, 6), best(open_ended, 6))]
 HTML(
     html.table(
-        ['after if __name__ == "__', "p", "after def", "p"],
-        both,
-        "one place has a clear way on, the other has many",
+        ['after if __name__ == "__', "p", "after def", "p"], both, "one place has a clear way on, the other has many"
     )
 )
 
 # %% [markdown]
 # ## Greedy
 #
-# Always the best token. It is repeatable and needs no random numbers. It is also short-sighted: a best token
-# now may lead to nothing good, and once the text repeats itself, repeating becomes the best guess of all.
+# Always take the most probable token. This is repeatable and needs no random numbers. But the best token now
+# may lead to a poor text, and once the text repeats itself, another repetition becomes the most probable
+# continuation.
 
 # %%
 opening = "def shorten(text, width):\n"
@@ -392,11 +372,11 @@ print(opening + greedy.text)
 # %% [markdown]
 # ## Sampling
 #
-# Draw the token instead, each with its probability. Lay the probabilities end to end from 0 to 1, draw one
-# number, and see on whose piece it falls:
+# Draw the token at random, each with its probability. Lay the probabilities end to end from 0 to 1 and draw one
+# number; the interval in which it falls decides:
 
 # %%
-from workbench.decoding import sampling
+from workbench.decoding import filters
 
 shares = open_ended.softmax(dim=-1)
 figure, (axes,) = style.new_figure(height=1.6)
@@ -406,20 +386,16 @@ for i in range(60):
 axes.barh(0, 1 - edges[60], left=edges[60], color=style.IDLE)
 axes.axvline(0.61, color=style.LEARNER, linewidth=2)
 axes.set(yticks=[], xlim=(0, 1))
-style.label(
-    axes, x="probabilities laid end to end, best first (grey: all the rest); the line: 0.61 was drawn"
-)
+style.label(axes, x="probabilities laid end to end, best first (grey: all the rest); the line: 0.61 was drawn")
 alt = "A bar from 0 to 1 cut into pieces, one a token, the widest on the left; a line at 0.61 falls on one piece."
 picture(figure, alt)
 
 # %% [markdown]
-# A **seed** fixes the numbers that will be drawn, and with them the text. It belongs to the request: nothing else
-# that runs beside it can change it.
+# A **seed** fixes the random numbers that will be drawn, and with them the text. It belongs to the request:
+# other requests that run at the same time cannot change it.
 
 # %%
-texts = [
-    wb.generate(model, opening, max_new_tokens=16, temperature=1.0, seed=seed).text for seed in (1, 1, 2)
-]
+texts = [wb.generate(model, opening, max_new_tokens=16, temperature=1.0, seed=seed).text for seed in (1, 1, 2)]
 assert texts[0] == texts[1]
 for seed, text in zip((1, 1, 2), texts):
     print(f"seed {seed}: {text!r}")
@@ -427,7 +403,8 @@ for seed, text in zip((1, 1, 2), texts):
 # %% [markdown]
 # ## Temperature
 #
-# Divide the logits by T before the softmax. Below 1 the good become better; above 1 all become more alike.
+# Divide the logits by T before the softmax. With T below 1, probable tokens become more probable; with T above
+# 1, the probabilities become more alike.
 
 
 # %%
@@ -443,7 +420,7 @@ def bars(stages, count=12):
     return picture(figure, alt)
 
 
-bars([(f"T = {t}", sampling.apply_temperature(open_ended, t)) for t in (0.5, 1.0, 1.5)])
+bars([(f"T = {t}", filters.apply_temperature(open_ended, t)) for t in (0.5, 1.0, 1.5)])
 
 # %% [markdown]
 # $$p_i = \frac{e^{z_i / T}}{\sum_j e^{z_j / T}}$$
@@ -452,17 +429,18 @@ bars([(f"T = {t}", sampling.apply_temperature(open_ended, t)) for t in (0.5, 1.0
 
 # %%
 for t in (0.25, 0.5, 2.0):
-    cooled = sampling.apply_temperature(open_ended, t)
+    cooled = filters.apply_temperature(open_ended, t)
     assert torch.equal(cooled.argsort(stable=True), open_ended.argsort(stable=True))
-frozen = sampling.apply_temperature(open_ended, 0.0).softmax(dim=-1)
+frozen = filters.apply_temperature(open_ended, 0.0).softmax(dim=-1)
 assert frozen.max() == 1 and frozen.argmax() == open_ended.argmax()
 print("the order stays at every temperature; at T = 0 the best token has probability", frozen.max().item())
 
 # %% [markdown]
 # ## The long tail, and top-k
 #
-# A vocabulary has thousands of tokens that are almost surely wrong here. Each is improbable; together they
-# weigh. One of them, drawn once, can derail the rest of the text. **Top-k** keeps the k best:
+# Thousands of tokens in the vocabulary are almost surely wrong here. Each has a small probability, but their
+# sum is not small. One such token, drawn once, can spoil the rest of the text. **Top-k** keeps the k most
+# probable tokens:
 
 # %%
 tail = [1 - row.softmax(dim=-1).topk(50).values.sum().item() for row in (certain, open_ended)]
@@ -474,13 +452,13 @@ Markdown(
 # %% [markdown]
 # ## Top-p: the nucleus adapts
 #
-# Keep the smallest set of best tokens that together reach p. Where the model is sure, that is a few tokens, or
-# one; where the text is open, hundreds.
+# Keep the smallest set of most probable tokens that together reach probability p. Where the model is sure, that
+# is one token or a few; where many continuations are possible, hundreds.
 
 # %%
-sizes = [int((sampling.keep_top_p(row, 0.9) > -torch.inf).sum()) for row in (certain, open_ended)]
+sizes = [int((filters.keep_top_p(row, 0.9) > -torch.inf).sum()) for row in (certain, open_ended)]
 assert sizes[0] < sizes[1]
-nuclei = [int((sampling.keep_top_p(row, 0.9) > -torch.inf).sum()) for row in every_row]
+nuclei = [int((filters.keep_top_p(row, 0.9) > -torch.inf).sum()) for row in every_row]
 Markdown(
     f"With p = 0.9 the nucleus has **{sizes[0]}** token{'s' * (sizes[0] != 1)} after the first prompt and "
     f"**{sizes[1]}** after the second. Over the {len(nuclei)} positions of bisect.py it ranged from {min(nuclei)} "
@@ -490,51 +468,44 @@ Markdown(
 # %% [markdown]
 # ## Min-p: relative to the best
 #
-# Keep every token at least `min_p` times as probable as the best one. When the best has 0.9, a `min_p` of 0.1
-# removes everything under 0.09; when the best has 0.05, everything under 0.005. Because it compares with the
-# best alone, it stays strict even at a high temperature:
+# Keep every token that is at least `min_p` times as probable as the most probable one. When the best has 0.9, a
+# `min_p` of 0.1 removes everything under 0.09; when the best has 0.05, everything under 0.005. Because it
+# compares with the best token only, it stays strict even at a high temperature:
 
 # %%
 rows = []
 for t in (1.0, 1.5, 2.0):
-    hot = sampling.apply_temperature(open_ended, t)
-    kept = [
-        int((f > -torch.inf).sum()) for f in (sampling.keep_top_p(hot, 0.9), sampling.keep_min_p(hot, 0.1))
-    ]
+    hot = filters.apply_temperature(open_ended, t)
+    kept = [int((f > -torch.inf).sum()) for f in (filters.keep_top_p(hot, 0.9), filters.keep_min_p(hot, 0.1))]
     rows.append([t, *kept])
-HTML(
-    html.table(
-        ["temperature", "top-p 0.9 keeps", "min-p 0.1 keeps"], rows, "tokens left, after the open prompt"
-    )
-)
+HTML(html.table(["temperature", "top-p 0.9 keeps", "min-p 0.1 keeps"], rows, "tokens left, after the open prompt"))
 
 # %% [markdown]
 # ## Penalties
 #
-# Three ways to say "not again". They act on tokens that have been used already, before the temperature:
+# Three ways to discourage repetition. They act on tokens that are already in the text, before the temperature
+# is applied:
 #
 # | | what happens to the logit of a used token |
 # |---|---|
 # | **repetition** r | divided by r when positive, multiplied by r when negative: lower in both cases |
-# | **presence** a | a less, once |
-# | **frequency** a | a less for every time it was used |
+# | **presence** a | a is subtracted once |
+# | **frequency** a | a is subtracted once for every time it was used |
 
 # %%
 row, used = torch.tensor([2.0, 1.0, 0.0, -1.0]), [0, 0, 3]
 rows = [
     ["logits", *row.tolist()],
-    ["repetition 1.5", *sampling.penalize_repetition(row, used, 1.5).tolist()],
-    ["presence 0.5", *sampling.penalize_presence(row, used, 0.5).tolist()],
-    ["frequency 0.5", *sampling.penalize_frequency(row, used, 0.5).tolist()],
+    ["repetition 1.5", *filters.penalize_repetition(row, used, 1.5).tolist()],
+    ["presence 0.5", *filters.penalize_presence(row, used, 0.5).tolist()],
+    ["frequency 0.5", *filters.penalize_frequency(row, used, 0.5).tolist()],
 ]
 rows = [[name, *(f"{x:.2f}" for x in values)] for name, *values in rows]
-HTML(
-    html.table(["", "token 0 (twice)", "token 1", "token 2", "token 3 (once)"], rows, "used so far: 0, 0, 3")
-)
+HTML(html.table(["", "token 0 (twice)", "token 1", "token 2", "token 3 (once)"], rows, "used so far: 0, 0, 3"))
 
 # %% [markdown]
-# Code must repeat itself: the same names, brackets and line ends, again and again. Penalties made for prose can
-# spoil it:
+# Code must repeat itself: the same names, brackets and line ends occur again and again. Penalties made for
+# prose can spoil it:
 
 # %%
 harsh = wb.generate(model, opening, max_new_tokens=40, repetition_penalty=1.8)
@@ -543,11 +514,11 @@ print(opening + harsh.text)
 # %% [markdown]
 # ## The order matters
 #
-# Top-p looks at probabilities, and the temperature changes them. So it makes a difference which comes first:
+# Top-p looks at probabilities, and the temperature changes them. So it matters which is applied first:
 
 # %%
-heat_first = sampling.keep_top_p(sampling.apply_temperature(open_ended, 2.0), 0.9)
-heat_last = sampling.apply_temperature(sampling.keep_top_p(open_ended, 0.9), 2.0)
+heat_first = filters.keep_top_p(filters.apply_temperature(open_ended, 2.0), 0.9)
+heat_last = filters.apply_temperature(filters.keep_top_p(open_ended, 0.9), 2.0)
 kept = [int((row > -torch.inf).sum()) for row in (heat_first, heat_last)]
 assert kept[0] > kept[1]
 Markdown(
@@ -559,8 +530,8 @@ Markdown(
 # %% [markdown]
 # ## See it happen
 #
-# The distribution after each filter, on real logits. Change the prompt, turn a knob, and watch which tokens
-# survive; Run draws from what is left.
+# The panel shows the distribution after each filter, on real logits. Change the prompt or a setting, and see
+# which tokens remain; Run draws from them.
 
 # %%
 explorer = wb.panels.strategies()
@@ -577,7 +548,7 @@ for text in (m.settings["text"] for m in drawn if m.unit == "s"):
 # %% [markdown]
 # # Beam search
 #
-# Greedy takes the best token at each step. The best *sequence* may begin with a token that is not the best:
+# Greedy takes the most probable token at each step. The most probable *sequence* may begin with another token:
 #
 # ```text
 #                 ┌─ 0.4 ─ "a b"   0.24     ← greedy ends here: 0.6 was better than 0.4
@@ -588,7 +559,7 @@ for text in (m.settings["text"] for m in drawn if m.unit == "s"):
 #                 └─ 0.9 ─ "b e"   0.36     ← the most probable pair
 # ```
 #
-# **Beam search** keeps the best few beginnings instead of one, and extends them all.
+# **Beam search** keeps several of the best partial sequences instead of one, and extends them all.
 
 # %%
 from workbench.decoding.beam import beam_search
@@ -609,29 +580,24 @@ assert spelled == {1: "ab", 2: "be"}
 print("one beam finds", spelled[1], "· two beams find", spelled[2])
 
 # %% [markdown]
-# On the real model, with one, two and four beams. The log-probability is the sum over all tokens: nearer to zero
-# is more probable. More beams mostly find something more probable. They do not promise it: the beginning of the
-# winner can be crowded out by others that looked better for a while.
+# On the real model, with one, two and four beams. The log-probability is the sum over all tokens: nearer to
+# zero is more probable. More beams usually find a more probable sequence, but not always: its beginning can be
+# dropped in favour of others that were more probable at that step.
 
 # %%
 searched = {
-    beams: wb.beam(model, opening, num_beams=beams, max_new_tokens=32, length_penalty=1.0)[0]
-    for beams in (1, 2, 4)
+    beams: wb.beam(model, opening, num_beams=beams, max_new_tokens=32, length_penalty=1.0)[0] for beams in (1, 2, 4)
 }
 rows = [
     [beams, f"{sum(g.log_probs):.2f}", len(g.tokens), len(set(g.tokens)), f"{g.rows_processed:,}"]
     for beams, g in searched.items()
 ]
-HTML(
-    html.table(
-        ["beams", "log-probability", "tokens", "different ones", "rows"], rows, "the best sequence found"
-    )
-)
+HTML(html.table(["beams", "log-probability", "tokens", "different ones", "rows"], rows, "the best sequence found"))
 
 # %% [markdown]
 # ## Probable is not interesting
 #
-# Read what four beams found, beside one text that was drawn:
+# Compare what four beams found with one sampled text:
 
 # %%
 sampled = wb.generate(model, opening, max_new_tokens=32, temperature=0.8, top_p=0.95, seed=3)
@@ -639,9 +605,8 @@ print("— four beams —\n" + searched[4].text)
 print("\n— drawn —\n" + sampled.text)
 
 # %% [markdown]
-# The most probable text says what is said everywhere. People do not write that way: their words surprise a
-# little, all the time. Holtzman and others measured it, and called what beam search writes in open-ended text
-# *degenerate*.
+# The most probable text is the most ordinary one. People do not write that way: they often use less probable
+# words. Holtzman and others measured it, and called what beam search writes in open-ended text *degenerate*.
 
 # %%
 surprise = {"four beams": searched[4], "drawn": sampled, "greedy": greedy}
@@ -649,17 +614,17 @@ rows = [[name, f"{-sum(g.log_probs) / len(g.log_probs):.2f}"] for name, g in sur
 with torch.no_grad():
     human = torch.nn.functional.cross_entropy(every_row[:-1], torch.tensor(text_ids[1:])).item()
 rows.append(["people (bisect.py)", f"{human:.2f}"])
-HTML(html.table(["text", "nats a token"], rows, "how much each text surprises the model"))
+HTML(html.table(["text", "nats per token"], rows, "how much each text surprises the model"))
 
 # %% [markdown]
 # ## The length penalty
 #
-# Every token multiplies by a number below 1, so longer sequences are always less probable, and a search for the
-# most probable one prefers to stop early. Beams that have ended are therefore compared by
+# Every token multiplies the probability by a number below 1. So longer sequences are always less probable, and
+# the search prefers to stop early. Finished beams are therefore compared by
 #
 # $$\text{score} = \frac{\log p(\text{sequence})}{\text{length}^{\,\alpha}}$$
 #
-# Take two that ended: 4 tokens with log-probability −4, and 10 tokens with −9.
+# Take two finished ones: 4 tokens with log-probability −4, and 10 tokens with −9.
 
 # %%
 rows = []
@@ -667,18 +632,14 @@ for alpha in (0.0, 0.5, 1.0, 2.0):
     short, long = -4 / 4**alpha, -9 / 10**alpha
     rows.append([alpha, f"{short:.2f}", f"{long:.2f}", "long" if long > short else "short"])
 assert [r[-1] for r in rows] == ["short", "short", "long", "long"]
-HTML(
-    html.table(
-        ["α", "4 tokens", "10 tokens", "better"], rows, "α = 0 favours short ones; the larger α, the longer"
-    )
-)
+HTML(html.table(["α", "4 tokens", "10 tokens", "better"], rows, "α = 0 favours short ones; the larger α, the longer"))
 
 # %% [markdown]
 # ## Where it still wins
 #
-# Where there *is* one right answer and the model knows it when it sees it: translation, speech recognition,
-# short structured outputs, chemistry. There the most probable sequence is what you want. In open-ended text it
-# is not, and searching harder makes it worse.
+# It wins where there *is* one right answer and the model recognizes it: translation, speech recognition, short
+# structured outputs, chemistry. There you want the most probable sequence. In open-ended text you do not, and a
+# wider search makes the text worse.
 
 # %%
 cost = searched[4].rows_processed / searched[1].rows_processed
@@ -692,13 +653,13 @@ Markdown(
 #
 # | here, naively | what it costs | what production engines do |
 # |---|---|---|
-# | every step goes over the whole text | rows grow with the square of the length | keep keys and values in a cache: one new row a step |
-# | one user at a time | all weights are read for one row of use | batch: one reading serves many |
-# | filters on one row | little, against the model | the same filters, for a whole batch at once on the accelerator |
-# | beam search | B times the rows, and B memories | rarely: large serving engines sample, and keep beams at the side |
+# | every step processes the whole text | rows grow with the square of the length | keep keys and values in a cache: one new row a step |
+# | one user at a time | all weights are read to process one row | batch: the weights are read once for many users |
+# | filters on one row | little, compared with the model | the same filters, for a whole batch at once on the accelerator |
+# | beam search | B times the rows and B times the memory | rarely used: large serving engines sample, and beam search is a side feature |
 #
-# No production engine decodes without a cache. But every one of them is tested against this loop, or one like
-# it: it is so simple that it is easy to believe.
+# No production engine decodes without a cache. But every one of them is tested against a loop like this one: it
+# is so simple that it is easy to trust.
 
 # %% [markdown]
 # # Exercises
@@ -707,12 +668,12 @@ Markdown(
 #
 # 1. **The loop**: forward, last row, choose, append, stop.
 # 2. **From logits to fewer tokens**: temperature, top-k, top-p and min-p, each with its exact distribution.
-# 3. **Not again**: the repetition penalty, on both sides of zero.
+# 3. **Penalize repetition**: the repetition penalty, for positive and negative logits.
 # 4. **The best of several paths**: beam search, with hypotheses of different lengths.
 # 5. **What it costs**: count the rows, without running anything.
 #
-# Each answer can be run on the real model (`wb.generate(model, prompt, loop=your_loop)`) and be measured beside
-# ours in the panels above. `workbench check` says how far you are.
+# You can run each answer on the real model (`wb.generate(model, prompt, loop=your_loop)`) and measure it beside
+# ours in the panels above. `workbench check` shows which answers are right so far.
 
 # %% [markdown]
 # # Further reading

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Lab 02 · Where the time goes
 #
-# **The question.** A model writes one token after the other. What is a step *doing* all that time, and how long
-# must it take on this machine, or on one that you do not have?
+# **The question.** A model generates one token after the other. What does a step spend its time on, and how
+# long must it take on this machine, or on one that you do not have?
 #
-# At the end you can say the time of a step before it runs, from nothing but the model's shape and three numbers
-# of the machine. Every later lab stands on that.
+# At the end you can predict the time of a step before it runs, from the model's shape and three numbers of the
+# machine. Every later lab builds on that.
 
 # %%
 import statistics
@@ -14,7 +14,6 @@ import torch
 from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
-from workbench.experiments.time_batches import knee_of
 from workbench.instruments.costs import (
     decode_costs,
     dollars_per_million_tokens,
@@ -25,6 +24,7 @@ from workbench.instruments.costs import (
     step_costs,
 )
 from workbench.instruments.device import PUBLISHED, ceilings
+from workbench.labs.lab02_where_time_goes.batch_sweep import knee_of
 from workbench.models import public_shape
 from workbench.models.corpus import held_out_files
 from workbench.panels import html, style
@@ -44,8 +44,8 @@ def picture(figure, alt):
 # %% [markdown]
 # ## Predict
 #
-# A step writes one token for one user. Now sixteen users share the step, and it writes sixteen tokens. How many
-# times as long does it take? Put your guess here; the lab comes back to it.
+# A step generates one token for one user. Now sixteen users share the step, and it generates sixteen tokens.
+# How many times as long does it take? Put your guess here; the lab comes back to it.
 
 # %%
 my_guess = 16
@@ -53,8 +53,8 @@ my_guess = 16
 # %% [markdown]
 # ## The naive way to think of it
 #
-# A step multiplies the token with every weight: 2 FLOPs for each of them, a multiply and an add. The machine can do
-# so many FLOPs a second. So the step takes the one divided by the other. Does it?
+# A step multiplies the token with every weight: 2 FLOPs per weight, a multiply and an add. So the time of a
+# step should be its FLOPs divided by the machine's FLOPs per second. Is it?
 
 # %%
 prompt_ids = model.tokenizer.encode(held_out_files()[0].text)[:64]
@@ -82,14 +82,14 @@ Markdown(
 #                                                  (launch)
 # ```
 #
-# Every weight must come from memory, once in every step. Every operation must be started. And the arithmetic must
-# be done. The three go on at the same time, so the slowest decides:
+# Every weight must be read from memory, once in every step. Every operation must be started. And the arithmetic
+# must be done. The three overlap, so the slowest one decides:
 #
 # $$t \;=\; \sum_{\text{operations}} \max\left(\text{launches}\cdot t_\text{launch},\;
 # \frac{\text{bytes}}{\text{bandwidth}},\; \frac{\text{FLOPs}}{\text{FLOP/s}}\right)$$
 #
-# That is a GPU, where one processor starts the operations and another does them. On a CPU the same cores start an
-# operation and then work on it, so there the launch is added instead of compared:
+# This holds for a GPU, where one processor starts the operations and another executes them. On a CPU the same
+# cores start an operation and then execute it, so there the launch time is added:
 #
 # $$t_\text{CPU} \;=\; \sum_{\text{operations}} \text{launches}\cdot t_\text{launch} + \max\left(
 # \frac{\text{bytes}}{\text{bandwidth}},\; \frac{\text{FLOPs}}{\text{FLOP/s}}\right)$$
@@ -108,8 +108,8 @@ HTML(
 # %% [markdown]
 # ## What a machine can do
 #
-# Three numbers describe a machine. For yours they are measured, with the plainest operation that asks for one thing
-# only; for others they are on a data sheet, which no program reaches.
+# Three numbers describe a machine. Yours are measured here, each with a simple operation that needs only one of
+# the three. Those of the other machines come from data sheets, and no real program reaches them.
 
 # %%
 machines = {"this machine": here, **{card.name: card for card in PUBLISHED.values()}}
@@ -123,15 +123,15 @@ def machine_row(name, c):
 
 HTML(
     html.table(
-        ["", "weights in", "TB/s", "TFLOP/s", "FLOPs a byte", "launch, µs"],
+        ["", "weights in", "TB/s", "TFLOP/s", "FLOPs per byte", "launch, µs"],
         [machine_row(name, c) for name, c in machines.items()],
         "measured here, published for the others",
     )
 )
 
 # %% [markdown]
-# The fifth column is the one to remember: FLOP/s divided by bytes a second. While one byte arrives, the machine can
-# do that many FLOPs. It is called the machine's **ridge**, and accelerators have large ones:
+# Remember the fifth column, FLOP/s divided by bytes per second: the FLOPs that the machine can do while one
+# byte arrives. This is called the machine's **ridge**, and it is large for accelerators:
 
 # %%
 ridges = {name: c.flop_per_s["bfloat16"] / c.read_bytes_per_s for name, c in PUBLISHED.items()}
@@ -144,15 +144,15 @@ Markdown(
 )
 
 # %% [markdown]
-# # FLOPs a byte, layer by layer
+# # FLOPs per byte, layer by layer
 #
-# What does a *layer* ask for? Count its FLOPs, count its bytes, divide: that is its **arithmetic intensity**. Below
-# the ridge the layer waits for memory, above it for arithmetic.
+# What does a *layer* need? Count its FLOPs, count its bytes, and divide: that is its **arithmetic intensity**.
+# Below the ridge the layer is limited by memory bandwidth, above it by compute.
 #
 # ## Y = XW
 #
-# B rows of width d times a weight of d × F: a multiply and an add for each row and weight. X and W are read, Y is
-# written, b bytes an element:
+# B rows of width d times a weight of d × F: a multiply and an add for each row and weight. X and W are read and
+# Y is written, with b bytes per element:
 #
 # $$\text{FLOPs} = 2BdF, \qquad \text{bytes} = b\,(Bd + dF + BF)$$
 
@@ -168,12 +168,12 @@ rows = []
 for B in (1, 4, 16, 64, 256, 1024, 8192):
     flops, moved = product(B, d, F, 2)
     rows.append([f"{B:,}", f"{flops / 1e9:,.2f}", f"{moved / 1e6:,.0f}", f"{flops / moved:,.1f}"])
-HTML(html.table(["B", "GFLOP", "MB", "FLOPs a byte"], rows, "d = 4,096, F = 14,336, 2 bytes an element"))
+HTML(html.table(["B", "GFLOP", "MB", "FLOPs per byte"], rows, "d = 4,096, F = 14,336, 2 bytes per element"))
 
 # %% [markdown]
-# As long as B is small against d and F, the weight is nearly all of the bytes, and the intensity is **B** (with 2
-# bytes an element; 2B/b in general). One row does about one FLOP for each byte. Let d and F grow, and it is B
-# exactly:
+# As long as B is small compared with d and F, nearly all of the bytes are the weight's, and the intensity is
+# **B** (with 2 bytes per element; 2B/b in general). One row does about one FLOP per byte. When d and F go to
+# infinity, the intensity is exactly B:
 
 # %%
 for B in (1, 16, 256):
@@ -190,18 +190,18 @@ axes.set(xscale="log", yscale="log")
 style.label(axes, x="B (rows)", y="FLOPs a byte")
 style.legend(axes, loc="lower right")
 picture(
-    figure,
-    "FLOPs a byte rise with B along the diagonal and level off where B nears d; the H100's ridge is at 295.",
+    figure, "FLOPs per byte rise with B along the diagonal and level off where B nears d; the H100's ridge is at 295."
 )
 
 # %% [markdown]
-# So one user can never keep an accelerator busy. Some 300 rows can, and it does not matter whose rows they are.
+# So one user can never keep an accelerator busy. About 300 rows can, and it does not matter which users they
+# belong to.
 #
 # ## The feed-forward
 #
-# Llama's MLP has three matrices, SwiGLU: gate and up take d to F, down takes F to d. That makes 3dF weights, and 2
-# FLOPs for each of them and each of B·T tokens: **6·B·T·d·F**. GPT-2 has two matrices, so at the same F the gate
-# makes it half again as many.
+# Llama's MLP (SwiGLU) has three matrices: gate and up map d to F, down maps F to d. That makes 3dF weights, and
+# 2 FLOPs for each weight and each of B·T tokens: **6·B·T·d·F**. GPT-2 has two matrices, so at the same F the
+# gate adds half as many again.
 
 # %%
 llama, B, T = public_shape("llama-3-8b"), 2, 50
@@ -211,40 +211,39 @@ assert counted == llama.num_layers * one_layer
 weights = 3 * llama.hidden_size * llama.intermediate_size
 assert weights / (2 * llama.hidden_size * llama.intermediate_size) == 1.5
 Markdown(
-    f"6·{B}·{T}·{llama.hidden_size:,}·{llama.intermediate_size:,} = {one_layer / 1e9:.1f} GFLOP in a layer, "
-    f"{counted / 1e12:.2f} TFLOP in all {llama.num_layers}, as the workbench counts. The three matrices of a layer hold "
-    f"{weights / 1e6:.0f} million weights."
+    f"6·{B}·{T}·{llama.hidden_size:,}·{llama.intermediate_size:,} = {one_layer / 1e9:.1f} GFLOP in a layer,"
+    f" {counted / 1e12:.2f} TFLOP in all {llama.num_layers}, as the workbench counts. The three matrices of a layer"
+    f" hold {weights / 1e6:.0f} million weights."
 )
 
 # %% [markdown]
 # ## Attention
 #
-# T new tokens look at S keys. For each head of size D that is 4·T·S·D FLOPs: a product with the keys, another with
-# the values. Read are T queries, S keys and S values, written T results, D numbers each. With 2 bytes a number the D
-# cancels:
+# T new tokens attend to S keys. For each head of size D that is 4·T·S·D FLOPs: one product with the keys,
+# another with the values. T queries, S keys and S values are read and T results are written, each of D numbers.
+# With 2 bytes per number the D cancels:
 #
 # $$\frac{4\,T\,S\,D}{2\,(2T + 2S)\,D} \;=\; \frac{S\,T}{S+T}$$
 
 
 # %%
 def attention(S, T, b=2):
-    """FLOPs a byte of attention: T new tokens over S keys, as many key-value heads as query heads."""
+    """FLOPs per byte of attention: T new tokens over S keys, as many key-value heads as query heads."""
     return 4 * T * S / (b * (2 * T + 2 * S))
 
 
-rows = [
-    [f"{S:,}", f"{attention(S, S):,.1f}", f"{S / 2:,.1f}", f"{attention(S, 1):.4f}"]
-    for S in (16, 128, 1024, 8192)
-]
+rows = [[f"{S:,}", f"{attention(S, S):,.1f}", f"{S / 2:,.1f}", f"{attention(S, 1):.4f}"] for S in (16, 128, 1024, 8192)]
 assert attention(1024, 1024) == 1024 / 2
 assert all(attention(S, 1) == S / (S + 1) < 1 for S in (1, 10, 1000, 10**6))
-HTML(html.table(["S", "prefill, T = S", "S / 2", "decode, T = 1"], rows, "FLOPs a byte in attention"))
+HTML(html.table(["S", "prefill, T = S", "S / 2", "decode, T = 1"], rows, "FLOPs per byte in attention"))
 
 # %% [markdown]
-# In prefill, T = S, it is **S/2** and grows with the text. In decode, T = 1, it is S/(S+1), **below 1, whatever the
-# context**. (A causal mask spares a kernel half of prefill's pairs, and so half of that S/2.)
+# In prefill, T = S, it is **S/2** and grows with the text. In decode, T = 1, it is S/(S+1), **below 1 for every
+# context length**. (With a causal mask a kernel can skip half of prefill's pairs, and so loses half of that
+# S/2.)
 #
-# And the batch? Every sequence brings its own keys and values. B times the FLOPs, B times the bytes: B cancels too.
+# And the batch? Every sequence has its own keys and values. So there are B times the FLOPs and B times the
+# bytes: B cancels too.
 
 # %%
 many_heads = public_shape("llama-2-7b")  # as many key-value heads as query heads
@@ -262,22 +261,22 @@ HTML(
     html.table(
         ["batch", "a product (down)", "attention, Llama-2-7B", "attention, Llama-3-8B"],
         rows,
-        "FLOPs a byte in a decode step over 2,048 remembered tokens, counted by the workbench",
+        "FLOPs per byte in a decode step over 2,048 remembered tokens, counted by the workbench",
     )
 )
 
 # %% [markdown]
-# Batching lifts the products and leaves attention where it is. Only sharing keys among query heads moves it: with 32
-# query heads and 8 key-value heads, nearly by 4. Lab 04 is about that.
+# Batching raises the intensity of the matrix products and leaves attention unchanged. Only sharing keys among
+# query heads raises it: with 32 query heads and 8 key-value heads, by nearly 4. Lab 04 is about that.
 
 # %% [markdown]
 # # The roofline
 #
-# One picture holds it all. To the right: more FLOPs for each byte. Upwards: FLOPs a second. No operation can be
-# above the roof: at the left memory holds it down, at the right arithmetic, and the corner is the ridge.
+# The horizontal axis is FLOPs per byte, the vertical axis FLOPs per second. No operation can be above the roof:
+# on the left, memory bandwidth is the limit; on the right, compute. The corner is the ridge.
 #
-# Guess where the operations of a decode step stand, and where those of a prompt. Then turn the knobs: phase, batch,
-# context.
+# Guess where the operations of a decode step lie, and where those of a prompt. Then change the settings: phase,
+# batch, context.
 
 # %%
 roofline = wb.panels.roofline()
@@ -301,14 +300,14 @@ shown = [
 ]
 HTML(
     html.table(
-        ["operation", "FLOPs a byte", "predicted, GFLOP/s", "measured", "of it", "limit"],
+        ["operation", "FLOPs per byte", "predicted, GFLOP/s", "measured", "of it", "limit"],
         shown,
         "decode, one sequence",
     )
 )
 
 # %% [markdown]
-# The same step with a prompt of 256 tokens: the products have moved to the right by the number of rows.
+# The same step with a prompt of 256 tokens: the products move to the right by the number of rows.
 
 # %%
 prompt_points = roofline.run(phase="prefill")
@@ -319,7 +318,7 @@ moved_right = prompt_points[0].counts["intensity"] / points[0].counts["intensity
 head = [next(m for m in some if m.settings["operation"] == "head") for some in (points, prompt_points)]
 Markdown(
     f"The first product went from {points[0].counts['intensity']:.2f} to "
-    f"{prompt_points[0].counts['intensity']:.1f} FLOPs a byte, {moved_right:.0f} times as many. The head stayed at "
+    f"{prompt_points[0].counts['intensity']:.1f} FLOPs per byte, {moved_right:.0f} times as many. The head stayed at "
     f"{head[1].counts['intensity']:.2f}: of a prompt only the last row needs scores for a next token."
 )
 
@@ -327,8 +326,8 @@ Markdown(
 # # Prefill and decode
 #
 # A request has two phases. The prompt goes through the model in one pass, all its tokens as rows of the same
-# products: **prefill**. Then tokens come one by one, each reading all weights for a single row: **decode**. The same
-# 256 tokens, once as a prompt, once as steps. What does a token cost in each?
+# products: **prefill**. Then tokens are generated one by one, and each reads all weights for a single row:
+# **decode**. The same 256 tokens, once as a prompt, once as decode steps. What does a token cost in each?
 
 # %%
 phases = wb.panels.phases()
@@ -343,20 +342,21 @@ last = {m.settings["phase"]: m for m in both if m.settings["tokens"] == 256}
 assert last["prefill"].counts["rows"] == last["decode"].counts["rows"] == 256
 cheaper = last["decode"].median / last["prefill"].median
 Markdown(
-    f"The same {last['prefill'].counts['rows']:,} rows with the same result: {last['prefill'].median * 1e3:.2f} ms a "
-    f"token in the prompt, {last['decode'].median * 1e3:.2f} ms one by one, **{cheaper:.0f} times as much**. The prompt "
-    f"does {last['prefill'].counts['intensity']:.0f} FLOPs for each byte it moves, decode "
-    f"{last['decode'].counts['intensity']:.2f}."
+    f"The same {last['prefill'].counts['rows']:,} rows with the same result: {last['prefill'].median * 1e3:.2f} ms per"
+    f" token in the prompt, {last['decode'].median * 1e3:.2f} ms one by one, **{cheaper:.0f} times as much**. The"
+    f" prompt does {last['prefill'].counts['intensity']:.0f} FLOPs for each byte it moves, decode"
+    f" {last['decode'].counts['intensity']:.2f}."
 )
 
 # %% [markdown]
-# That is why providers charge less for prompt tokens than for written ones. It is no generosity: all tokens of a
-# prompt share one reading of the weights.
+# That is why providers charge less for prompt tokens than for generated ones: all tokens of a prompt share one
+# read of the weights.
 
 # %% [markdown]
 # # Sharing the step
 #
-# Decode has one row for each user. So put many users into one step, and let them share the reading of the weights.
+# Decode has one row for each user. So put many users into one step: the weights are then read once for all of
+# them.
 #
 # ```text
 #   one by one     │ weights │ A │ weights │ B │ weights │ C │ …
@@ -365,8 +365,8 @@ Markdown(
 #
 # ## A toy
 #
-# Ten users. Reading the weights takes 10 ms, whoever they are read for. One after the other, against all in a step
-# that takes 12 ms, because the ten caches have to be read as well:
+# Ten users. Reading the weights takes 10 ms, for any number of users. Compare one user after the other with all
+# ten in one step, which takes 12 ms because it also reads the ten caches:
 
 # %%
 users, weights_s, together_s = 10, 0.010, 0.012
@@ -382,14 +382,14 @@ Markdown(
 # %% [markdown]
 # ## The formula
 #
-# While memory is the limit, a step of B users takes
+# While memory bandwidth is the limit, a step of B users takes
 #
 # $$L(B) = \frac{M_\text{weights} + B\,M_\text{kv}}{\text{bandwidth}}, \qquad
 # \text{throughput} = \frac{B}{L(B)}$$
 #
-# with M_kv the bytes of one user's cache. At first B hardly changes L: throughput grows like B. When the caches
-# weigh as much as the weights, half of the ceiling is reached; beyond, L grows like B, and everyone waits for
-# everyone. The ceiling is bandwidth / M_kv.
+# where M_kv is the size of one user's cache in bytes. At first B hardly changes L, and throughput grows like B.
+# When the caches together are as large as the weights, throughput is at half of its ceiling, bandwidth / M_kv.
+# Beyond that, L grows like B, and every user waits longer for each token.
 
 # %%
 h100, eight = PUBLISHED["h100-sxm"], public_shape("llama-3.1-8b")
@@ -415,8 +415,8 @@ picture(
 # %% [markdown]
 # ## Measured
 #
-# Now the guess from the beginning. Batches 1 to 32 on your machine, predicted and measured: the time of a step, the
-# tokens a second in all, and what each user gets.
+# Now the guess from the beginning. Batches 1 to 32 on your machine, predicted and measured: the time of a step,
+# the tokens per second in all, and the tokens per second of each user.
 
 # %%
 sweep = wb.panels.batch_sweep()
@@ -439,10 +439,10 @@ Markdown(
 # %% [markdown]
 # ## The knee
 #
-# Three things end the gain, and it pays to know which comes first:
+# Three things end the gain. It is useful to know which comes first:
 #
-# - **products compute**: the rows fill the arithmetic; more of them only wait;
-# - **caches = weights**: reading the users' own caches takes as long as reading the weights;
+# - **products compute**: the matrix products become compute-bound; more rows only take longer;
+# - **caches = weights**: reading the users' caches takes as long as reading the weights;
 # - **memory full**: there is no room for another cache.
 
 # %%
@@ -450,11 +450,7 @@ rows = []
 for card, memory in (("a100-80gb", 80e9), ("h100-sxm", 80e9), ("h200", 141e9)):
     for context in (256, 4096, 32_768):
         knee = knee_of(PUBLISHED[card], eight, context=context, weights="bfloat16", memory_bytes=memory)
-        reasons = {
-            "products compute": knee.products,
-            "caches = weights": knee.caches,
-            "memory full": knee.memory,
-        }
+        reasons = {"products compute": knee.products, "caches = weights": knee.caches, "memory full": knee.memory}
         rows.append(
             [
                 PUBLISHED[card].name,
@@ -472,13 +468,15 @@ HTML(
 )
 
 # %% [markdown]
-# Short texts: arithmetic ends it, a little beyond the ridge, because the rows themselves have to be moved as well.
-# Long texts: the caches, long before. Labs 03 and 04 are about them.
+# With short texts, compute is the first limit, a little above the ridge, because the rows themselves have to be
+# moved as well. With long texts, the caches are the first limit, at a much smaller batch. Labs 03 and 04 are
+# about them.
 #
 # ## Latency or throughput
 #
-# Prefill is at the ridge with a single long prompt. A second prompt in the same pass brings no more tokens a second;
-# it only makes the first one wait. So prefill wants small batches, for TTFT, and decode large ones.
+# A single long prompt already brings prefill to the ridge. A second prompt in the same pass adds no tokens per
+# second; it only delays the first one. So prefill wants small batches, for a short TTFT, and decode wants large
+# ones.
 
 # %%
 rows = []
@@ -486,13 +484,7 @@ for B in (1, 2, 4, 8):
     p = predict(prefill_costs(eight, batch=B, prompt=2048, weight_bytes_per_element=2), h100, "bfloat16")
     q = predict(decode_costs(eight, batch=B, context=2048, weight_bytes_per_element=2), h100, "bfloat16")
     rows.append(
-        [
-            B,
-            f"{p.seconds * 1e3:.0f}",
-            f"{2048 * B / p.seconds:,.0f}",
-            f"{q.seconds * 1e3:.2f}",
-            f"{B / q.seconds:,.0f}",
-        ]
+        [B, f"{p.seconds * 1e3:.0f}", f"{2048 * B / p.seconds:,.0f}", f"{q.seconds * 1e3:.2f}", f"{B / q.seconds:,.0f}"]
     )
 HTML(
     html.table(
@@ -505,8 +497,9 @@ HTML(
 # %% [markdown]
 # # How good is the prediction?
 #
-# A model of 110 million weights, far beyond a processor's cache, with random weights: its times are the same as
-# those of a trained one. Short and long contexts, small and large batches; the prediction was there first.
+# Here is a model of 110 million weights, far larger than a processor's cache. Its weights are random; a trained
+# one would take the same time. Short and long contexts, small and large batches; each prediction is made before
+# the measurement.
 
 # %%
 from workbench.experiments import run_experiment
@@ -541,17 +534,18 @@ Markdown(
 )
 
 # %% [markdown]
-# The prediction is a bound, so where it misses it mostly says too little, and for reasons that the formula leaves
-# out on purpose. Operations in a step are smaller than those that the ceilings were measured with. With ten rows or
-# so a product is neither pure reading nor pure arithmetic, and its kernel reaches neither limit. Attention reads
-# many pieces of a cache, not one long stretch. And a machine that has other things to do is slower than its ceilings,
-# which were measured at another moment.
+# The prediction is a lower bound, so where it is wrong it is usually too small, for reasons that the formula
+# leaves out on purpose. The operations in a step are smaller than those with which the ceilings were measured.
+# With about ten rows, the kernel of a product reaches neither the bandwidth limit nor the compute limit.
+# Attention reads many pieces of a cache instead of one long stretch. And a machine that also does other work is
+# slower than its ceilings, which were measured at another moment.
 
 # %% [markdown]
 # # The third regime
 #
-# There is one more way to be slow. Halve the bytes of the weights, float32 to bfloat16. If bytes bind, the step
-# takes half the time. Guess for which of three models it does: 1, 10 or 110 million weights.
+# A step can be slow for a third reason. Halve the bytes of the weights, from float32 to bfloat16. If bandwidth
+# is the limit, the step takes half the time. Guess for which of three models it does: 1, 10 or 110 million
+# weights.
 
 # %%
 launch = wb.panels.launch()
@@ -575,9 +569,7 @@ rows = [
 ]
 HTML(
     html.table(
-        ["model", "million weights", "predicted", "measured", "p10 to p90"],
-        rows,
-        "time in float32 ÷ time in bfloat16",
+        ["model", "million weights", "predicted", "measured", "p10 to p90"], rows, "time in float32 ÷ time in bfloat16"
     )
 )
 
@@ -591,13 +583,13 @@ Markdown(
 )
 
 # %% [markdown]
-# A step of a small model is about as many operations as a step of a large one of the same depth. Each has to be
-# started, and here each does next to nothing. Such a step is **launch-bound**: fewer bytes do not help it. Fewer
-# operations do, and cheaper starts.
+# A step of a small model has about as many operations as a step of a large one of the same depth. Each must be
+# started, but in a small model each does very little work. Such a step is **launch-bound**: fewer bytes do not
+# help. Fewer operations do, and cheaper launches.
 #
-# On a large GPU this reaches much further up, because the GPU reads so fast. A published case: a model of 0.6 billion
-# weights wrote 26 tokens a second with a KV cache, and 25 without. A cache that gains nothing? Count, with the shape of
-# Qwen3-0.6B:
+# On a large GPU this happens with much larger models, because the GPU reads so fast. A published case: a model
+# of 0.6 billion weights generated 26 tokens per second with a KV cache, and 25 without. Why did the cache gain
+# nothing? Count, with the shape of Qwen3-0.6B:
 
 # %%
 small, a100 = public_shape("qwen3-0.6b"), PUBLISHED["a100-80gb"]
@@ -616,19 +608,20 @@ HTML(html.table(["one step of qwen3-0.6b on an A100", "ms"], rows, "published, a
 # %%
 share = reading_s * 26
 Markdown(
-    f"Bytes explain {share:.1%} of the step, and arithmetic even without a cache {computing_s * 25:.1%}. But a step has "
-    f"about **{with_cache.launches:,} operations**: {1e3 / 26:.1f} ms are {1e6 / 26 / with_cache.launches:.0f} µs for each, "
-    "which is what starting one from Python takes. The cache saved rows that cost nothing anyway. What helps there "
-    "is to start less often (fusion) or all at once (a CUDA graph replays the whole step with one start)."
+    f"Bytes explain {share:.1%} of the step, and arithmetic even without a cache {computing_s * 25:.1%}. But a step has"
+    f" about **{with_cache.launches:,} operations**: {1e3 / 26:.1f} ms are {1e6 / 26 / with_cache.launches:.0f} µs for"
+    " each, which is what starting one from Python takes. The cache saved rows that cost nothing anyway. What helps"
+    " there is to start less often (fusion) or all at once (a CUDA graph replays the whole step with one start)."
 )
 
 # %% [markdown]
 # # What a compiler does
 #
-# `torch.compile` runs a function once with stand-ins for its tensors, writes down the operations as a *graph*, and
-# makes code of it: operations that follow each other are fused, so fewer start and less travels to memory and back.
+# `torch.compile` runs a function once with placeholder tensors, records the operations as a *graph*, and
+# generates code from it: consecutive operations are fused, so fewer are started and less data travels to memory
+# and back.
 #
-# It cannot write down what it cannot know. Here Python must look at a number before it can go on:
+# It cannot record what depends on a value. Here Python must look at a number before it can continue:
 
 
 # %%
@@ -643,8 +636,8 @@ def lift_with_where(scores):
 
 
 # %% [markdown]
-# To see what the compiler sees, give it a backend that only counts graphs and runs each as it is. No C++ compiler is
-# needed for that.
+# To see what the compiler sees, use a backend that only counts graphs and runs each one unchanged. No C++
+# compiler is needed for that.
 
 
 # %%
@@ -666,11 +659,11 @@ print("with if:         ", count_graphs(lift_with_if, low), "graphs for one inpu
 print("with torch.where:", count_graphs(lift_with_where, low), "graph")
 
 # %% [markdown]
-# At the `if` the first graph ends, Python looks, and a second one begins: a **graph break**. In a model, each break
-# is a place where nothing can be fused and a start is paid again. `torch.where` takes both values and chooses, which
-# costs a few FLOPs and keeps one graph.
+# At the `if` the first graph ends, Python reads the value, and a second graph begins: a **graph break**.
+# Nothing can be fused across a break, and each break costs another launch. `torch.where` computes both values
+# and selects one. That costs a few FLOPs and keeps one graph.
 #
-# A graph is also made for the *shapes* it saw. In decoding the text grows by a token every step:
+# A graph is also specialized to the *shapes* that were traced. In decoding the text grows by a token every step:
 
 # %%
 compiling = wb.panels.compile_step()
@@ -682,9 +675,7 @@ compiling.snapshot()
 
 # %%
 rows = [
-    [m.settings["by"], f"{m.median:.0f}", m.counts["shapes"]]
-    for m in compiled
-    if m.settings.get("example") == "shapes"
+    [m.settings["by"], f"{m.median:.0f}", m.counts["shapes"]] for m in compiled if m.settings.get("example") == "shapes"
 ]
 HTML(html.table(["", "graphs", "shapes"], rows, "the same function on rows of several sizes"))
 
@@ -703,7 +694,8 @@ Markdown(said)
 # %% [markdown]
 # # What it costs in dollars
 #
-# A machine costs so much an hour and writes so many tokens a second. There is nothing more to it:
+# A machine costs a certain amount per hour and generates a certain number of tokens per second. This is the
+# whole formula:
 #
 # $$\text{dollars for a million tokens} = \frac{\text{dollars an hour}}{3600 \cdot \text{tokens a second}}
 # \cdot 10^6$$
@@ -726,10 +718,11 @@ HTML(
 )
 
 # %% [markdown]
-# ## A published slip
+# ## A published error
 #
-# A listing that is often copied estimates the FLOPs of a pass as 2 × tokens × *weight bytes*. Weights have bytes, but
-# it is *parameters* that multiply. Recompute it for Llama-2-7B and a prompt of 1,000 tokens:
+# A listing that is often copied estimates the FLOPs of a pass as 2 × tokens × *weight bytes*. But the FLOPs
+# depend on the number of *parameters*, not on their bytes. Recompute it for Llama-2-7B and a prompt of 1,000
+# tokens:
 
 # %%
 seven = public_shape("llama-2-7b")
@@ -738,17 +731,17 @@ right, listed = 2 * 1000 * parameters, 2 * 1000 * weight_bytes
 counted = prefill_costs(seven, batch=1, prompt=1000, weight_bytes_per_element=2).flops
 assert listed == 2 * right and abs(counted / right - 1) < 0.05
 Markdown(
-    f"2 × 1,000 × {parameters / 1e9:.2f} billion parameters = **{right / 1e12:.1f} TFLOP**; counted operation by operation, "
-    f"with attention, and the head for one row: {counted / 1e12:.1f}. The listing has {listed / 1e12:.1f} TFLOP. "
-    f"**It is wrong by a factor of {listed / right:.0f}**, the bytes of a 16-bit weight. In float32 it would be wrong by 4, "
-    "and quantizing the weights would seem to save arithmetic, which it does not."
+    f"2 × 1,000 × {parameters / 1e9:.2f} billion parameters = **{right / 1e12:.1f} TFLOP**; counted operation by"
+    f" operation, with attention, and the head for one row: {counted / 1e12:.1f}. The listing has {listed / 1e12:.1f}"
+    f" TFLOP. **It is wrong by a factor of {listed / right:.0f}**, the bytes of a 16-bit weight. In float32 it would be"
+    " wrong by 4, and quantizing the weights would seem to save arithmetic, which it does not."
 )
 
 # %% [markdown]
 # ## Budgets
 #
-# A service makes promises: the first token within half a second, then at least 15 tokens a second. How large a batch
-# do the promises leave, and what does a token cost then?
+# A service makes promises: the first token within half a second, then at least 15 tokens per second. How large
+# a batch do the promises allow, and what does a token cost then?
 
 # %%
 ttft_budget_s, tpot_budget_s = 0.5, 1 / 15
@@ -757,9 +750,7 @@ fits = largest_batch(eight, memory_bytes=80e9, tokens=context)
 
 
 def tpot(B):
-    return predict(
-        decode_costs(eight, batch=B, context=context, weight_bytes_per_element=2), h100, "bfloat16"
-    ).seconds
+    return predict(decode_costs(eight, batch=B, context=context, weight_bytes_per_element=2), h100, "bfloat16").seconds
 
 
 allowed = max(B for B in range(1, fits + 1) if tpot(B) <= tpot_budget_s)
@@ -771,15 +762,16 @@ longest = max(
 )
 wall = "memory is the wall, not the promise" if allowed == fits else "the promise is the wall, not memory"
 Markdown(
-    f"On an H100 with texts of {context:,} tokens, memory holds **{fits}** sequences, and the TPOT promise allows "
-    f"**{allowed}** of them: {wall}. A token takes {tpot(allowed) * 1e3:.0f} ms, a million of them "
-    f"${dollars_per_million_tokens(allowed / tpot(allowed), dollars_per_hour):.2f}. The TTFT promise holds for a prompt "
-    f"alone up to about {longest:,} tokens, if nobody waits before it."
+    f"On an H100 with texts of {context:,} tokens, memory holds **{fits}** sequences, and the TPOT promise allows"
+    f" **{allowed}** of them: {wall}. A token takes {tpot(allowed) * 1e3:.0f} ms, a million of them"
+    f" ${dollars_per_million_tokens(allowed / tpot(allowed), dollars_per_hour):.2f}. The TTFT promise holds for a"
+    f" prompt alone up to about {longest:,} tokens, if nobody waits before it."
 )
 
 # %% [markdown]
-# Now with all knobs: any public shape, any of the cards or your own machine. It says whether it fits, what a user
-# waits and what a million tokens cost. Run measures your machine, at the same hourly price.
+# Now with all settings: any public shape, any of the cards or your own machine. The panel shows whether the
+# model fits, how long users wait, and what a million tokens cost. Run measures your machine, at the same hourly
+# price.
 
 # %%
 price = wb.panels.price()
@@ -792,41 +784,42 @@ price.snapshot()
 # %% [markdown]
 # # What it costs, and when it does not help
 #
-# | to do | helps when | does nothing when |
+# | method | helps when | does nothing when |
 # |---|---|---|
 # | fewer bytes (quantization, smaller caches) | bandwidth-bound: decode, few users | launch-bound (small model, fast GPU); compute-bound (prefill) |
-# | more users in a step | bandwidth-bound, short contexts | caches outweigh the weights; products compute; memory is full |
+# | more users in a step | bandwidth-bound, short contexts | the caches are larger than the weights; the products are compute-bound; memory is full |
 # | faster arithmetic (tensor cores, lower precision) | compute-bound: prefill, large batches | decode with few users |
-# | fusion, CUDA graphs | launch-bound | one operation is long already |
-# | a faster machine in one of the three | that one binds | another one binds |
+# | fusion, CUDA graphs | launch-bound | each operation already takes long |
+# | a machine that is faster in one of the three | that one is the limit | another one is the limit |
 #
-# A batch costs latency: everyone waits for the whole step. And the prediction is a bound: it says what a perfect
-# program would take, so it tells you what is left to gain, not what you will get.
+# A batch costs latency: every user waits for the whole step. And the prediction is a bound, the time of a
+# perfect program. It shows what is left to gain, not what you will get.
 
 # %% [markdown]
 # # What production systems do
 #
-# - **Continuous batching.** Users come and go at every step, so that the batch stays near the knee (vLLM, SGLang,
-#   TensorRT-LLM; lab 08).
-# - **Prefill and decode apart**, on different machines even, because they want opposite batches (DistServe,
-#   Splitwise), or prompts cut into chunks that ride along with decode steps (Sarathi-Serve; lab 03 shows the chunks).
-# - **CUDA graphs** for decode at a few fixed batch sizes, `torch.compile` between attentions, and for small models
-#   one kernel for the whole step.
-# - **Two prices**, one for prompt tokens and one for written ones, for the reason measured above.
+# - **Continuous batching.** Users join and leave at every step, so that the batch stays near the knee (vLLM,
+#   SGLang, TensorRT-LLM; lab 08).
+# - **Prefill and decode separated**, even on different machines, because they want opposite batch sizes
+#   (DistServe, Splitwise), or prompts cut into chunks that share a step with decodes (Sarathi-Serve; lab 03
+#   shows the chunks).
+# - **CUDA graphs** for decode at a few fixed batch sizes, `torch.compile` for the parts between the attention
+#   layers, and for small models one kernel for the whole step.
+# - **Two prices**, one for prompt tokens and one for generated ones, for the reason measured above.
 
 # %% [markdown]
 # # Exercises
 #
 # In [exercises/02_where_time_goes.ipynb](../exercises/02_where_time_goes.ipynb):
 #
-# 1. **FLOPs a byte**: the intensity of each layer, counted.
+# 1. **FLOPs per byte**: the intensity of each layer, counted.
 # 2. **The time of a step**: predict TPOT from a shape and a machine.
-# 3. **The knee and the wall**: the batch from which it stops to pay, and the one that still fits.
+# 3. **The knee and the wall**: the batch size beyond which the gain ends, and the largest one that fits.
 # 4. **Reading a roofline**: what limits a measured point, and what would help it.
-# 5. **What a million tokens cost**: price a workload.
-# 6. **One graph**: a function with a decision, rewritten so that a compiler takes it whole.
+# 5. **What a million tokens cost**: the price of a workload.
+# 6. **One graph**: a function with a decision, rewritten so that it compiles to a single graph.
 #
-# Your answers stand beside ours in the panels: `sweep.run(knee=batch_limits, tpot=predict_tpot)`,
+# The panels show your answers beside ours: `sweep.run(knee=batch_limits, tpot=predict_tpot)`,
 # `roofline.run(layers=layer_costs)`, `price.run(price=workload_price)`, `compiling.run(one_graph=cap_logits)`.
 
 # %% [markdown]

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Lab 03 · KV cache
 #
-# **The question.** To write one token, lab 01's loop sends the whole text through the model again. What of all
-# that work was new?
+# **The question.** To generate one token, lab 01's loop sends the whole text through the model again. How much
+# of that work is new?
 #
-# Almost none. This lab keeps what does not change, counts what that saves and what it takes, and finds the cases
-# where it gains nothing.
+# Almost none. This lab keeps what does not change, counts what that saves and how much memory it takes, and
+# finds the cases where it gains nothing.
 
 # %%
 import dataclasses
@@ -38,8 +38,9 @@ def picture(figure, alt):
 # %% [markdown]
 # ## Predict
 #
-# A prompt of P = 4,096 tokens, and T = 512 tokens to write. If each token went through the model once, instead of
-# once in every step: how many times fewer rows would that be? Put your guess here; the lab comes back to it.
+# A prompt of P = 4,096 tokens, and T = 512 tokens to generate. If each token went through the model once,
+# instead of once in every step: how many times fewer rows would that be? Put your guess here; the lab comes
+# back to it.
 
 # %%
 my_guess = 10
@@ -47,8 +48,8 @@ my_guess = 10
 # %% [markdown]
 # ## The naive way, once more
 #
-# `kv="recompute"` remembers nothing: every step sends the whole text. Keep the tokens; everything that is faster
-# must write the same.
+# `kv="recompute"` remembers nothing: every step processes the whole text. Keep its tokens for comparison: every
+# faster way must generate the same ones.
 
 # %%
 prompt_ids = text_ids[:200]
@@ -59,9 +60,9 @@ print(f"\n{len(naive.tokens)} tokens, {naive.rows_processed:,} rows, {naive.toke
 # %% [markdown]
 # ## What is computed twice?
 #
-# In every layer, each token makes three vectors: a **query** (what am I looking for?), a **key** (what have I to
-# offer?) and a **value** (the offer itself). A layer asks the kv to attend, so a kv that also takes notes shows us
-# all three.
+# In every layer, each token produces three vectors: a **query** (what does this token look for?), a **key**
+# (what can it be found by?) and a **value** (what does it contribute?). The layer passes all three to
+# `kv.attend`, so a kv that also stores them lets us look at them.
 
 
 # %%
@@ -89,37 +90,33 @@ def notes_of(token_ids, kind=Notes):
 beginning = text_ids[:40]
 one, other = notes_of(beginning + text_ids[40:60]), notes_of(beginning + text_ids[400:420])
 equal = [
-    all(torch.equal(a[:40], b[:40]) for a, b in zip(one[layer], other[layer]))
-    for layer in range(shape.num_layers)
+    all(torch.equal(a[:40], b[:40]) for a, b in zip(one[layer], other[layer])) for layer in range(shape.num_layers)
 ]
 assert all(equal)
 assert not torch.equal(one[0][1][40:], other[0][1][40:])  # the endings do differ
 print(f"in all {len(equal)} layers: q, k and v of the first 40 tokens are equal in every bit")
 
 # %% [markdown]
-# The future changed, and the past did not notice. That is the **causal mask**: a token attends to itself and to
-# what stands before it, in every layer. So what a layer hands to the next, at position p, depends on positions
-# 0 … p alone, and the key and value made from it as well.
+# The later tokens changed, but the vectors of the earlier ones did not. The reason is the **causal mask**: in
+# every layer, a token attends to itself and to the tokens before it. So the output of a layer at position p
+# depends on positions 0 … p alone, and so do the key and value that the next layer computes from it.
 
 # %% [markdown]
-# The same holds when the text grows, which is what generation does. Here sums are added up in other groups (the
-# matrices have another number of rows), so the last bits may differ, and nothing else:
+# The same holds when the text grows, as it does in generation. With another number of rows, the matrix products
+# add in another order, so the last bits may differ, but nothing else:
 
 # %%
 short = notes_of(beginning)
 apart = max(
-    float((a - b[:40]).abs().max() / a.abs().max())
-    for layer in short
-    for a, b in zip(short[layer], one[layer])
+    float((a - b[:40]).abs().max() / a.abs().max()) for layer in short for a, b in zip(short[layer], one[layer])
 )
 assert apart < 1e-5
 print(f"40 tokens alone, and as the beginning of 60: largest difference {apart:.1e} of the largest value")
 
 # %% [markdown]
-# ## It hangs on the mask
+# ## It depends on the mask
 #
-# Take the mask away, let every token see the whole text, and compare again. This is how encoders such as BERT
-# read:
+# Remove the mask, let every token see the whole text, and compare again. Encoders such as BERT work this way:
 
 
 # %%
@@ -145,25 +142,25 @@ HTML(
 )
 
 # %% [markdown]
-# Layer 0 makes its keys from the tokens themselves. Every later layer makes them from what attention mixed, and
-# now the future is in the mixture. No mask, no cache.
+# Layer 0 computes its keys from the tokens themselves. Every later layer computes them from the output of
+# attention, which now depends on later tokens. Without a causal mask there can be no cache.
 
 # %% [markdown]
 # ## And the queries?
 #
-# They do not change either. But look at who needs what in the next step:
+# They do not change either. But look at what the next step needs:
 #
 # ```text
 #   the new token's row, in one layer
 #
-#      q of the new token  ──── looks at ───►  k of every token     ┐ from 0 to now:
-#                                              v of every token     ┘ keep them
+#      q of the new token  ──── attends to ──►  k of every token     ┐ from 0 to now:
+#                                               v of every token     ┘ keep them
 #
-#      q of an old token   ──── only its own row asked with it, and that row is done
+#      q of an old token   ──── was used only by its own row, which is done
 # ```
 #
-# A key and a value are *read by all that follow*. A query is read once, by its own row. So we keep keys and
-# values, and nobody has ever needed a "QKV cache".
+# Keys and values are *read by all later tokens*. A query is used once, by its own row. So we keep keys and
+# values, and there is no "QKV cache".
 
 # %% [markdown]
 # ## The idea, in one picture
@@ -176,8 +173,8 @@ HTML(
 #   step 2         [ d e f   r e a d _ l ] all rows                           [ l ] ► one row    k, v appended
 # ```
 #
-# Generation falls into two phases. **Prefill**: the prompt, many rows at once, every key and value stored.
-# **Decode**: one row a step, which appends its own key and value and attends to all that are stored.
+# Generation has two phases. **Prefill**: the prompt, many rows at once; every key and value is stored.
+# **Decode**: one row per step; it appends its own key and value and attends to all that are stored.
 
 # %% [markdown]
 # ## By hand
@@ -194,8 +191,8 @@ print(f"the cache remembers {dict(kv.lengths)} tokens of sequence 0; next token 
 assert token == naive.tokens[0]
 
 # %% [markdown]
-# Decode: send *one* token, and say where it stands. Its position is the number of tokens before it, not 0. The
-# rotary embedding turns its query and key by that position.
+# Decode: send *one* token, with its position. Its position is the number of tokens before it, not 0. The rotary
+# embedding rotates its query and key by that position.
 
 # %%
 written = [token]
@@ -207,15 +204,15 @@ assert written == naive.tokens
 print(f"the same {len(written)} tokens as without a cache; the cache remembers {kv.lengths[0]}")
 
 # %% [markdown]
-# That is one less than the text has: the newest token has been chosen but has not gone through the model; it is
-# what the next step sends. Off-by-one mistakes in caches live exactly here.
+# That is one less than the length of the text: the newest token has been chosen but has not gone through the
+# model yet; the next step sends it. Most off-by-one errors in caches come from this difference.
 
 # %%
 assert kv.lengths[0] == len(prompt_ids) + len(written) - 1
 print(f"{len(prompt_ids)} + {len(written)} tokens of text, {kv.lengths[0]} in the cache")
 
 # %% [markdown]
-# A wrong position is a wrong answer, and often one that still looks like text. This cache refuses it:
+# A wrong position gives a wrong answer, and often one that still looks like text. This cache refuses it:
 
 # %%
 try:
@@ -224,7 +221,7 @@ except WorkbenchError as error:
     print(error)
 
 # %% [markdown]
-# In the workbench the loop stays as it was; it asks the kv how much it remembers and sends the rest:
+# In the workbench the loop does not change. It asks the kv how many tokens it holds, and sends the rest:
 
 # %%
 cached = wb.generate(model, prompt_ids, max_new_tokens=24, stop_token_ids=(), kv="contiguous")
@@ -237,8 +234,8 @@ Markdown(
 )
 
 # %% [markdown]
-# The two phases, as a user feels them: prefill is the wait for the first token, decode the pace of all others. The
-# cache changes the pace; the first token has nothing to look up yet.
+# For the user, prefill is the wait for the first token, and decode sets the time between the later ones. The
+# cache shortens only the latter: at the first token nothing is stored yet.
 
 # %%
 rows = [
@@ -252,7 +249,8 @@ HTML(html.table(["", "first token (TTFT), ms", "each further one (TPOT), ms"], r
 #
 # $$\text{without: } \; T P + \frac{T(T-1)}{2} \qquad\qquad \text{with: } \; P + T - 1$$
 #
-# Quadratic in T against linear. (The last token is chosen and goes through no model.) The real loop agrees:
+# Quadratic in T against linear. (The last token is chosen and does not go through the model.) The real loop
+# agrees:
 
 # %%
 P, T = len(prompt_ids), 24
@@ -275,8 +273,8 @@ picture(figure, alt)
 # %% [markdown]
 # ## Check a printed number
 #
-# Of the case you guessed, P = 4,096 and T = 512, it says in print: without a cache "about 44 times more work". Add
-# it up:
+# For the case you guessed, P = 4,096 and T = 512, the printed claim is: without a cache "about 44 times more
+# work". Add it up:
 
 # %%
 P, T = 4096, 512
@@ -298,8 +296,8 @@ assert round(rows_without / rows_with) == 484 and round(pairs_without / pairs_wi
 # %% [markdown]
 # ## Attention still grows
 #
-# One row a step, but that row looks at everything before it. The matrix products of a step stay the same; what
-# attention reads grows with S. For a Llama 3.1 of 8 billion weights, in 16 bits:
+# There is one row per step, but that row attends to everything before it. The matrix products of a step stay
+# the same; the bytes that attention reads grow with S. For a Llama 3.1 of 8 billion weights, in 16 bits:
 
 # %%
 llama = public_shape("llama-3.1-8b")
@@ -307,24 +305,36 @@ rows = []
 for context in (1024, 8192, 32_768, 131_071):
     step = decode_costs(llama, batch=1, context=context, weight_bytes_per_element=2)
     parts = step.bytes_by_part
-    rows.append([f"{context:,}", f"{parts['weights'] / 1e9:.1f} GB", f"{parts['kv'] / 1e9:.2f} GB",
-                 f"{parts['kv'] / (parts['weights'] + parts['kv']):.0%}"])  # fmt: skip
+    rows.append(
+        [
+            f"{context:,}",
+            f"{parts['weights'] / 1e9:.1f} GB",
+            f"{parts['kv'] / 1e9:.2f} GB",
+            f"{parts['kv'] / (parts['weights'] + parts['kv']):.0%}",
+        ]
+    )
 assert parts["kv"] > parts["weights"]
-HTML(html.table(["tokens in the cache", "weights read", "cache read", "share of the cache"], rows,
-                "bytes that one decode step reads"))  # fmt: skip
+HTML(
+    html.table(
+        ["tokens in the cache", "weights read", "cache read", "share of the cache"],
+        rows,
+        "bytes that one decode step reads",
+    )
+)
 
 # %% [markdown]
-# With a full context the cache is read at greater length than all weights together. The quadratic has not gone:
-# it has moved from the rows, where it cost thousands of FLOPs, into reading, where it costs bytes.
+# With a full context, a step reads more bytes of cache than of weights. So one cost still grows with the square
+# of the text. It has moved from the rows, where it cost FLOPs in every layer, to the bytes that attention
+# reads.
 
 # %% [markdown]
 # ## The panel: with and without
 #
-# The words under the plot say how many times fewer rows it will be. Guess before you run: will it be as many times
-# faster?
+# The text under the plot says how many times fewer rows it will be. Guess before you run: will it be as many
+# times faster?
 
 # %%
-panel = wb.panels.cache()
+panel = wb.panels.token_times()
 panel
 
 # %%
@@ -332,13 +342,9 @@ measured = panel.run()
 panel.snapshot()
 
 # %%
-total = {
-    way: sum(sum(m.samples) for m in measured if m.settings["kv"] == way)
-    for way in ("recompute", "contiguous")
-}
+total = {way: sum(sum(m.samples) for m in measured if m.settings["kv"] == way) for way in ("recompute", "contiguous")}
 counted = {
-    way: sum(m.counts["rows"] for m in measured if m.settings["kv"] == way)
-    for way in ("recompute", "contiguous")
+    way: sum(m.counts["rows"] for m in measured if m.settings["kv"] == way) for way in ("recompute", "contiguous")
 }
 Markdown(
     f"{counted['recompute'] / counted['contiguous']:.0f} times fewer rows, "
@@ -346,40 +352,42 @@ Markdown(
 )
 
 # %% [markdown]
-# Why not as many? Look at what binds a step, by the prediction, and at how much of it the rows explain:
+# Why not as many? Look at the predicted limit of a step, and at how much of it depends on the number of rows:
 
 # %%
 rows = []
 for way, name in (("recompute", "without"), ("contiguous", "with the cache")):
     steps = [m for m in measured if m.settings["kv"] == way and m.settings["phase"] == "decode"]
     a_step = steps[-1].counts
-    rows.append([name, f"{a_step['flops_a_step'] / 1e6:,.0f}",
-                 f"{(a_step['bytes_read_a_step'] + a_step['bytes_written_a_step']) / 1e6:,.0f}",
-                 f"{a_step['launches_a_step']:,}", steps[-1].limit,
-                 f"{sum(m.median / m.predicted for m in steps) / len(steps):.2f} ×"])  # fmt: skip
-HTML(
-    html.table(
-        ["", "MFLOP", "MB moved", "operations", "limit", "measured ÷ predicted"],
-        rows,
-        "one step near the end",
+    rows.append(
+        [
+            name,
+            f"{a_step['flops_a_step'] / 1e6:,.0f}",
+            f"{(a_step['bytes_read_a_step'] + a_step['bytes_written_a_step']) / 1e6:,.0f}",
+            f"{a_step['launches_a_step']:,}",
+            steps[-1].limit,
+            f"{sum(m.median / m.predicted for m in steps) / len(steps):.2f} ×",
+        ]
     )
+HTML(
+    html.table(["", "MFLOP", "MB moved", "operations", "limit", "measured ÷ predicted"], rows, "one step near the end")
 )
 
 # %% [markdown]
-# The arithmetic shrank with the rows. The bytes shrank far less: a step of one row still reads every weight. And no
-# fewer operations must start. Another limit has taken over, and it does not care how few the rows are. (The prediction
-# counts what must be moved, computed and started, and none of the bookkeeping in between; on a step as short as these
-# that shows.)
+# The arithmetic decreased with the rows. The bytes decreased much less: a step of one row still reads every
+# weight. The number of operations did not decrease at all. So another limit now decides, one that does not
+# depend on the rows. (The prediction leaves out the bookkeeping between operations; in steps as short as these,
+# that is visible.)
 
 # %% [markdown]
-# A cache class of your own takes its place beside ours: `panel.run(kv=MyCache)` drives the real model through it,
-# token by token, and says at which token it goes wrong, if it does. You will write one in the exercises.
+# You can pass your own cache class: `panel.run(kv=MyCache)` runs the real model with it, token by token, and
+# reports the first wrong token. You will write such a class in the exercises.
 
 # %% [markdown]
 # # A buffer, not a list
 #
-# The obvious cache is `keys = torch.cat([keys, new_key])`. It works. But `cat` makes a new tensor and copies all
-# old keys into it, in every step. What does that copy, over 1,000 tokens on the 8B model?
+# The simplest cache is `keys = torch.cat([keys, new_key])`. It works. But in every step `cat` makes a new
+# tensor and copies all old keys into it. How many bytes does that copy over 1,000 tokens on the 8B model?
 
 # %%
 a_token = kv_bytes(llama, 1, 2)
@@ -392,8 +400,8 @@ Markdown(
 )
 
 # %% [markdown]
-# So production caches are allocated before the first token, and a step writes its key and value in place. What is
-# reserved and not yet used is the price. Watch one slot fill:
+# So production caches are allocated before the first token, and a step writes its key and value in place. The
+# price is memory that is reserved and not yet used. See how one slot fills:
 
 # %%
 growth = wb.panels.growth()
@@ -411,8 +419,8 @@ Markdown(
 # %% [markdown]
 # ## Full
 #
-# A slot has an end. The token that does not fit is refused *whole*: an error that says what to do, and a cache as
-# it was before.
+# A slot has a fixed size. If the new tokens do not all fit, the step is refused *whole*: an error says what to
+# do, and the cache is unchanged.
 
 # %%
 small = Contiguous(shape, max_tokens=8)
@@ -426,14 +434,14 @@ with torch.no_grad():
 assert (dict(small.lengths), small.bytes_in_use) == before
 
 # %% [markdown]
-# Three tokens came and two would have fitted. Half a step would be worse than none: no one could tell which layers
-# had stored what.
+# Three tokens came and two would have fitted. Storing two of them would be worse than storing none: nobody
+# could tell which layers had stored what.
 
 # %% [markdown]
 # # Chunks, and their masks
 #
-# Prefill and decode are the same call with other numbers: n new tokens after c that are remembered. Each new token
-# sees all c, and of the new ones itself and those before it:
+# Prefill and decode are the same call with different numbers: n new tokens after c cached ones. Each new token
+# sees all c cached tokens, itself, and the new tokens before it:
 
 # %%
 figure, three = style.new_figure(1, 3, height=2.7, width_ratios=[8, 8, 8])
@@ -454,11 +462,11 @@ alt = (
 picture(figure, alt)
 
 # %% [markdown]
-# The rule is the same in all three: *key position ≤ query position*. A mask that is drawn as a triangle from the
-# top left corner, as libraries do by default, is right for the first picture only.
+# The rule is the same in all three: *key position ≤ query position*. A triangular mask that starts in the top
+# left corner, the default in many libraries, is right only for the first picture.
 
 # %% [markdown]
-# So a prompt may come in pieces of any size:
+# So a prompt can be sent in pieces of any size:
 
 
 # %%
@@ -477,15 +485,18 @@ rows = []
 for chunk in (1, 3, 7, len(prompt_ids)):
     got = next_logits(prompt_ids, chunk)
     assert got.argmax() == whole.argmax()
-    rows.append(
-        [chunk, -(-len(prompt_ids) // chunk), f"{float((got - whole).abs().max() / whole.abs().max()):.1e}"]
+    rows.append([chunk, -(-len(prompt_ids) // chunk), f"{float((got - whole).abs().max() / whole.abs().max()):.1e}"])
+HTML(
+    html.table(
+        ["chunk", "calls", "logits differ by"],
+        rows,
+        "the same next token; differences against one pass, of the largest logit",
     )
-HTML(html.table(["chunk", "calls", "logits differ by"], rows,
-                "the same next token; differences against one pass, of the largest logit"))  # fmt: skip
+)
 
 # %% [markdown]
-# The rows are the same in number, and the calls are not. Each call reads all weights. The panel says what that
-# costs:
+# The number of rows is the same, but the number of calls is not, and each call reads all weights. The panel
+# shows what that costs:
 
 # %%
 chunks = wb.panels.chunks()
@@ -494,23 +505,30 @@ chunks.snapshot()
 
 # %%
 shown = [
-    [f"{m.settings['chunk']:,}", f"{m.counts['rows']:,}", f"{m.counts['model_calls']:,}",
-     f"{m.median * 1e3:.1f}", f"{m.predicted * 1e3:.1f}", m.limit]
+    [
+        f"{m.settings['chunk']:,}",
+        f"{m.counts['rows']:,}",
+        f"{m.counts['model_calls']:,}",
+        f"{m.median * 1e3:.1f}",
+        f"{m.predicted * 1e3:.1f}",
+        m.limit,
+    ]
     for m in chunked
-]  # fmt: skip
+]
 HTML(html.table(["chunk", "rows", "calls", "measured, ms", "predicted, ms", "limit"], shown, "one prompt"))
 
 # %% [markdown]
-# Why cut a prompt at all, then? Because a long prompt in one piece makes all other users wait for their next token.
-# Cut into pieces that are just long enough to keep the arithmetic busy, it costs little more and lets others in
-# between. Servers do this under the name *chunked prefill* (lab 08).
+# Why split a prompt at all, then? Because a long prompt in one piece makes all other users wait for their next
+# token. In pieces just long enough to be compute-bound, it costs little more, and other users' decodes run in
+# between. Servers call this *chunked prefill* (lab 08).
 
 # %% [markdown]
 # # Take it back: truncate
 #
-# Sometimes tokens are tried and rejected: lab 06 lets a small model guess ahead and the large one check. Forgetting
-# the last tokens is cheap: the length goes down, and the next tokens overwrite what lies beyond. (Ours also sets those
-# places to zero. A masked key has weight 0, and 0 times a NaN that some overflow left there is NaN.)
+# Sometimes tokens are tried and rejected: in lab 06 a small model drafts tokens and the large one verifies
+# them. Removing the last tokens is cheap: the length is reduced, and the next tokens overwrite the rest. (Our
+# cache also sets those places to zero. A masked key has weight 0, but 0 times a NaN that some overflow left
+# there is NaN.)
 
 # %%
 with torch.no_grad():
@@ -527,8 +545,8 @@ assert again == naive.tokens
 print("five tokens taken back, and the text goes on as if they had never been")
 
 # %% [markdown]
-# Two relatives: `fork` lets a second sequence begin with all that another remembers (beam search), `release` gives a
-# slot back. And what cannot be is refused here too:
+# Two related operations: `fork` lets a second sequence start with everything that another has stored (beam
+# search), and `release` frees a slot. Impossible requests are refused here too:
 
 # %%
 try:
@@ -539,12 +557,12 @@ except WorkbenchError as error:
 # %% [markdown]
 # # How many bytes?
 #
-# For every token, in every layer, each key-value head keeps a key and a value of D numbers:
+# For every token, in every layer, each key-value head stores a key and a value of D numbers:
 #
 # $$\text{bytes} = 2 \cdot L \cdot H_{kv} \cdot D \cdot S \cdot B \cdot b$$
 #
-# L layers, H_kv key-value heads, D head size, S tokens in each of B sequences, b bytes a number. The width of the
-# feed-forward, the vocabulary and the number of *query* heads do not occur.
+# L layers, H_kv key-value heads, D head size, S tokens in each of B sequences, b bytes per number. The
+# feed-forward width, the vocabulary and the number of *query* heads do not matter.
 
 # %%
 formula = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 223 * 1 * 4
@@ -552,12 +570,10 @@ kv = Contiguous(shape, max_tokens=256)
 with torch.no_grad():
     model(Batch.of([prompt_ids + naive.tokens[:23]]), kv)
 assert kv.bytes_in_use == formula == kv_bytes(shape, 223, 4)
-print(
-    f"223 tokens of {model.name} in float32: {formula:,} bytes by formula, {kv.bytes_in_use:,} by the cache"
-)
+print(f"223 tokens of {model.name} in float32: {formula:,} bytes by formula, {kv.bytes_in_use:,} by the cache")
 
 # %% [markdown]
-# Now the models of the world, in 16 bits:
+# Now public models, in 16 bits:
 
 # %%
 MiB, GiB = 2**20, 2**30
@@ -565,17 +581,22 @@ names = ["llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3.1-40
 rows = []
 for name in names:
     s = public_shape(name)
-    rows.append([name, s.num_layers, s.num_kv_heads, s.head_dim, f"{kv_bytes(s, 1) / MiB:.3f} MiB",
-                 f"{kv_bytes(s, 4096) / GiB:.2f} GiB", f"{kv_bytes(s, 131_072) / GiB:.0f} GiB"])  # fmt: skip
-HTML(
-    html.table(
-        ["", "L", "H_kv", "D", "a token", "4K tokens", "128K tokens"], rows, "the cache of one sequence"
+    rows.append(
+        [
+            name,
+            s.num_layers,
+            s.num_kv_heads,
+            s.head_dim,
+            f"{kv_bytes(s, 1) / MiB:.3f} MiB",
+            f"{kv_bytes(s, 4096) / GiB:.2f} GiB",
+            f"{kv_bytes(s, 131_072) / GiB:.0f} GiB",
+        ]
     )
-)
+HTML(html.table(["", "L", "H_kv", "D", "a token", "4K tokens", "128K tokens"], rows, "the cache of one sequence"))
 
 # %% [markdown]
-# (Llama 2 reads 4K tokens and Llama 3 8K; 128K came with 3.1, whose 8B has the same shape. The column is what such
-# a text would take.)
+# (Llama 2 has a context of 4K tokens and Llama 3 of 8K; 128K came with 3.1, whose 8B has the same shape. The
+# last column is what such a text would take.)
 
 # %%
 assert kv_bytes(public_shape("llama-2-7b"), 1) == 0.5 * MiB
@@ -589,8 +610,8 @@ assert round(kv_bytes(public_shape("llama-3.1-405b"), 1) / MiB, 2) == 0.49
 assert kv_bytes(public_shape("llama-3.1-405b"), 131_072) == 63 * GiB
 
 # %% [markdown]
-# The 70B keeps *less* a token than the 13B. It has many query heads but few key-value heads, each shared by a group
-# of query heads. Had it one for each:
+# The 70B stores *less* per token than the 13B. It has many query heads but few key-value heads, each shared by
+# a group of query heads. With one key-value head for each query head it would be:
 
 # %%
 shared = public_shape("llama-2-70b")
@@ -603,7 +624,7 @@ Markdown(
 )
 
 # %% [markdown]
-# An old one: the values (not bytes) that GPT-2 small keeps for 1,000 tokens.
+# An older model: the number of values (not bytes) that GPT-2 small stores for 1,000 tokens.
 
 # %%
 values = public_shape("gpt2").kv_values_per_token() * 1000
@@ -611,8 +632,9 @@ assert values == 18_432_000
 print(f"2 · 12 layers · 12 heads · 64 · 1,000 tokens = {values:,} values")
 
 # %% [markdown]
-# And a mixture of experts. Mixtral 8x7B is Mistral's block with eight feed-forwards in each layer, of which a token
-# takes two. The experts multiply the weights. The cache knows nothing of the feed-forward:
+# And a mixture of experts. Mixtral 8x7B is Mistral's block with eight feed-forwards in each layer, of which
+# each token uses two. The experts multiply the number of weights. The cache does not depend on the
+# feed-forward:
 
 # %%
 from workbench.models.config import ExpertsShape
@@ -626,8 +648,8 @@ mixtral = dataclasses.replace(
 )
 assert mixtral.kv_values_per_token() == mistral.kv_values_per_token()
 Markdown(
-    f"{mistral.num_parameters() / 1e9:.1f} billion weights become {mixtral.num_parameters() / 1e9:.1f}; the cache stays "
-    f"at {readable_bytes(kv_bytes(mixtral, 1), binary=True)} a token."
+    f"{mistral.num_parameters() / 1e9:.1f} billion weights become {mixtral.num_parameters() / 1e9:.1f}; the cache stays"
+    f" at {readable_bytes(kv_bytes(mixtral, 1), binary=True)} a token."
 )
 
 # %% [markdown]
@@ -641,20 +663,20 @@ users, context = 64, 4096
 needed = users * kv_bytes(shared, context)
 assert needed == 80 * GiB and needed > 80e9
 Markdown(
-    f"{GiB / 1e9 - 1:.1%}. It decides here: {users} users with {context:,} tokens each, on the 70B, keep **{needed / 1e9:.1f} "
-    f"GB**, which is **{needed / GiB:.0f} GiB**. Against a card of 80 GB somebody who reads GiB would say that it just "
-    "fits. It does not, and no weight is loaded yet."
+    f"{GiB / 1e9 - 1:.1%}. It decides here: {users} users with {context:,} tokens each, on the 70B, keep"
+    f" **{needed / 1e9:.1f} GB**, which is **{needed / GiB:.0f} GiB**. Against a card of 80 GB somebody who reads GiB"
+    " would say that it just fits. It does not, and no weight is loaded yet."
 )
 
 # %% [markdown]
-# (Real cards make it worse to talk about: what is sold as 80 GB may show a few GB more than 80·10⁹ bytes, of which
-# the driver keeps some. Plan with 10⁹ and be on the safe side.)
+# (A card sold as 80 GB may show a few GB more than 80·10⁹ bytes, and the driver uses some of them. Plan with
+# 10⁹ to be safe.)
 
 # %% [markdown]
 # ## The calculator
 #
-# Every public shape, any precision, context and batch, against the cards. It loads no model. Turn the batch up and
-# see when the cache overtakes the weights.
+# Any public shape, precision, context and batch, compared with the size of the cards. The panel loads no model.
+# Increase the batch until the cache is larger than the weights.
 
 # %%
 memory = wb.panels.memory(model="llama-3.1-70b", context=4096, batch=64)
@@ -665,8 +687,8 @@ tried = memory.run()
 memory.snapshot()
 
 # %% [markdown]
-# Run compares the formula with caches that are really allocated. What this machine cannot hold is refused before
-# anything is allocated, with both numbers:
+# Run compares the formula with caches that are really allocated. A cache that does not fit in this machine is
+# refused before anything is allocated, with both numbers:
 
 # %%
 for m in tried[1:]:
@@ -675,8 +697,8 @@ for m in tried[1:]:
 # %% [markdown]
 # ## Batching with a cache
 #
-# Sequences of different lengths can share a step: their new tokens go through the matrix products as one flat batch,
-# and each attends to its own slot. The weights are read once for all of them.
+# Sequences of different lengths can share a step: their new tokens go through the matrix products as one flat
+# batch, and each attends to its own slot. The weights are read once for all of them.
 
 # %%
 texts = [text_ids[:50], text_ids[100:130], text_ids[300:390]]
@@ -694,7 +716,7 @@ assert together == alone
 print("three texts of", [len(t) for t in texts], "tokens, side by side: the same tokens as each alone")
 
 # %% [markdown]
-# How much does a token gain from company? And the other question of this lab: when does the cache gain *nothing*?
+# How much faster is a token in a batch? And the other question of this lab: when does the cache gain *nothing*?
 # Think of three cases before you run this.
 
 # %%
@@ -705,64 +727,66 @@ batch_panel.snapshot()
 # %%
 pairs = [m for m in steps if m.settings["part"] in ("gain", "first token")]
 rows = [
-    [f"{'one step, text' if without.settings['part'] == 'gain' else 'only one token asked, prompt'} of "
-     f"{without.settings['length']:,}", f"{without.counts['rows']:,} → {cached.counts['rows']:,}",
-     f"{cached.counts['ratio']:.2f} ×", f"{without.limit}, {cached.limit}"]
+    [
+        (
+            f"{'one step, text' if without.settings['part'] == 'gain' else 'only one token asked, prompt'} of "
+            f"{without.settings['length']:,}"
+        ),
+        f"{without.counts['rows']:,} → {cached.counts['rows']:,}",
+        f"{cached.counts['ratio']:.2f} ×",
+        f"{without.limit}, {cached.limit}",
+    ]
     for without, cached in zip(pairs[::2], pairs[1::2])
-]  # fmt: skip
-HTML(
-    html.table(
-        ["tokens", "rows", "faster with the cache", "limits without, with"], rows, "measured on this machine"
-    )
-)
+]
+HTML(html.table(["tokens", "rows", "faster with the cache", "limits without, with"], rows, "measured on this machine"))
 
 # %% [markdown]
 # **When it gains nothing, and why:**
 #
-# * **Very short texts.** A step reads all weights, for one row or for a few. While reading takes longer than the
-#   arithmetic of all rows, leaving rows out saves no time.
-# * **One token asked** (classification, embeddings, a score). Every row of the prompt is new; there is no second
-#   step that could use what was stored.
-# * **A launch-bound machine.** On a large accelerator a small model waits for its operations to start. Their number
-#   does not depend on the rows, so neither does the time. A published test of a model of 0.6 billion weights on such
-#   a card found 26 tokens a second with and 25 without a cache.
+# * **Very short texts.** A step reads all weights, whether for one row or for a few. While reading takes longer
+#   than the arithmetic of all rows, fewer rows save no time.
+# * **Only one token needed** (classification, embeddings, a score). Every row of the prompt is new, and there
+#   is no second step that could use what was stored.
+# * **A launch-bound machine.** On a large accelerator a small model waits for its operations to start. Their
+#   number does not depend on the rows, so the time does not either. A published test of a model of 0.6 billion
+#   weights on such a card found 26 tokens per second with a cache and 25 without.
 
 # %% [markdown]
-# The third case, predicted: our model on an H100 by its data sheet, a step over S tokens without a cache against a
-# step of one row with it.
+# The third case, predicted: our model on an H100 by its data sheet, a step over S tokens without a cache
+# against a step of one row with it.
 
 # %%
-from workbench.experiments.cache_batches import predict_gain
 from workbench.instruments.device import PUBLISHED
+from workbench.labs.lab03_kv_cache.cache_batch import predict_gain
 
 predicted = predict_gain(PUBLISHED["h100-sxm"], model="stdlib-10m", prompt_tokens=1024, arrangement="plain")
 rows = [
-    [f"{n:,}", f"{a.seconds * 1e6:.0f} µs ({a.limit})", f"{b.seconds * 1e6:.0f} µs ({b.limit})",
-     f"{a.seconds / b.seconds:.2f} ×"]
+    [
+        f"{n:,}",
+        f"{a.seconds * 1e6:.0f} µs ({a.limit})",
+        f"{b.seconds * 1e6:.0f} µs ({b.limit})",
+        f"{a.seconds / b.seconds:.2f} ×",
+    ]
     for n, a, b in predicted
-]  # fmt: skip
+]
 assert predicted[0][1].limit == predicted[0][2].limit == "launch"
-HTML(
-    html.table(
-        ["tokens of text", "without", "with", "gain"], rows, "predicted, H100 data sheet, plain arrangement"
-    )
-)
+HTML(html.table(["tokens of text", "without", "with", "gain"], rows, "predicted, H100 data sheet, plain arrangement"))
 
 # %% [markdown]
-# Not a word against caches: on a model that fills the card, or with a long text, they gain what you saw above. But
-# *why* a step is slow decides what will make it faster. Launch-bound steps want fewer, larger operations (CUDA graphs,
-# fusion), not fewer rows.
+# This is no argument against caches: on a model that fills the card, or with a long text, they gain what you
+# saw above. But the reason *why* a step is slow decides what will make it faster. Launch-bound steps need
+# fewer, larger operations (CUDA graphs, fusion), not fewer rows.
 
 # %% [markdown]
 # # What it costs, and what production systems do
 #
 # | here | what it costs | what production engines do |
 # |---|---|---|
-# | a slot of max_tokens for each sequence | most of it waits empty | **paging** (lab 09): blocks of 16 or so tokens, given out when needed |
+# | a slot of max_tokens for each sequence | most of it stays empty | **paging** (lab 09): blocks of about 16 tokens, allocated when needed |
 # | a key and a value for every head, in 16 or 32 bits | memory limits the batch | fewer key-value heads, latent caches, windows, 8 and 4 bits (lab 04) |
-# | each sequence has its own | the same system prompt stored a thousand times | shared prefixes (lab 09) |
-# | prompts in one piece | others wait | chunked prefill beside decodes (lab 08) |
-# | truncate by length | nothing | the same: rejected drafts are rewound (lab 06) |
+# | a separate cache for each sequence | the same system prompt is stored a thousand times | shared prefixes (lab 09) |
+# | prompts in one piece | other users wait | chunked prefill in the same steps as decodes (lab 08) |
+# | truncate by length | nothing | the same: rejected drafts are rolled back (lab 06) |
 
 # %%
 waiting = [1 - m.counts["bytes_in_use"] / m.counts["bytes_reserved"] for m in states]
@@ -777,15 +801,15 @@ Markdown(
 #
 # In [exercises/03_kv_cache.ipynb](../exercises/03_kv_cache.ipynb) you write the real parts:
 #
-# 1. **Append and attend**: the heart of the cache itself; it then drives the real model.
-# 2. **A prompt in chunks**: positions, so that pieces of any size equal one pass.
+# 1. **Append and attend**: the core of the cache; it then runs the real model.
+# 2. **A prompt in chunks**: positions, so that pieces of any size give the same result as one pass.
 # 3. **What it takes**: the memory formula, for every shape.
-# 4. **Forget and go on**: truncate, and refuse what cannot be.
-# 5. **It worked on my prompt**: a cache that is off by one; find the bug.
+# 4. **Forget and go on**: truncate, and refuse impossible lengths.
+# 5. **It worked on my prompt**: a cache with an off-by-one error; find the bug.
 # 6. **What it saves**: rows and pairs, counted.
 #
-# Hand your cache to the panels: `wb.panels.cache(kv=MyCache)`, `wb.panels.chunks(kv=MyCache)`. `workbench check` says
-# how far you are.
+# Try your cache in the panels: `wb.panels.token_times(kv=MyCache)`, `wb.panels.chunks(kv=MyCache)`.
+# `workbench check` shows which answers are right so far.
 
 # %% [markdown]
 # # Further reading

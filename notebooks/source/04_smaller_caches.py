@@ -3,8 +3,8 @@
 #
 # **The question.** Lab 03 kept every key and every value of every token. Which of them does a model need?
 #
-# Fewer heads, fewer layers, fewer tokens, fewer numbers, fewer bits: every way of remembering less that is in use,
-# on one engine, with what it saves in bytes and in time and what it costs in quality.
+# Fewer heads, fewer layers, fewer tokens, fewer numbers, fewer bits. This lab runs all of these methods on one
+# engine, and shows what each saves in bytes and time and what it costs in quality.
 
 # %%
 import math
@@ -40,8 +40,8 @@ def picture(figure, alt):
 # %% [markdown]
 # ## Predict
 #
-# DeepSeek-V3 has 61 layers and 128 heads in each, with keys and values of 128 numbers. How many times fewer numbers
-# does it remember of a token than if every head kept its key and its value? Put your guess here.
+# DeepSeek-V3 has 61 layers with 128 heads each; keys and values have 128 numbers. How many times fewer numbers
+# per token does it cache than if every head kept its key and its value? Put your guess here.
 
 # %%
 my_guess = 8
@@ -49,9 +49,9 @@ my_guess = 8
 # %% [markdown]
 # ## The naive way, measured
 #
-# A key and a value for every head, in every layer, of every token: *multi-head attention*, MHA, as in the paper that
-# began it all. Six small models come with this lab. They were trained on the same tokens and have as many weights
-# each; they differ in what they remember. This is the one that remembers everything:
+# A key and a value for every head, in every layer, for every token: *multi-head attention*, MHA, as in the
+# original Transformer. Six small models come with this lab. They have about the same number of weights and were
+# trained on the same tokens; they differ in what they cache. This one caches everything:
 
 # %%
 mha = wb.load("stdlib-3m-mha")
@@ -61,25 +61,25 @@ with torch.no_grad():
 weights = 4 * mha.num_parameters()
 assert kv.bytes_in_use == kv_bytes(mha.config, 1000, 4) == 2 * 6 * 6 * 32 * 1000 * 4
 Markdown(
-    f"After 1,000 tokens the cache holds **{readable_bytes(kv.bytes_in_use)}**, all weights together are "
-    f"{readable_bytes(weights)}. Each further token adds {kv.bytes_in_use // 1000:,} bytes, and every step reads all of it."
+    f"After 1,000 tokens the cache holds **{readable_bytes(kv.bytes_in_use)}**, all weights together are"
+    f" {readable_bytes(weights)}. Each further token adds {kv.bytes_in_use // 1000:,} bytes, and every step reads all"
+    " of it."
 )
 
 # %% [markdown]
-# Memory for the cache is memory for users. Take a shape with 64 heads in each of 80 layers, that of the Llama 2 of 70
-# billion weights, on two cards of 141 GB: how many users with 4,096 tokens each fit beside the weights, when 64 heads
-# keep keys and values, or 8?
+# A smaller cache leaves memory for more users. Take a shape with 64 heads in each of 80 layers, that of the
+# Llama 2 of 70 billion weights, on two cards of 141 GB. How many users with 4,096 tokens each fit beside the
+# weights with 64 key-value heads, and how many with 8?
 
 # %%
 eight = public_shape("llama-2-70b")
 fits = {
-    heads: largest_batch(replace(eight, num_kv_heads=heads), memory_bytes=2 * 141e9, tokens=4096)
-    for heads in (64, 8)
+    heads: largest_batch(replace(eight, num_kv_heads=heads), memory_bytes=2 * 141e9, tokens=4096) for heads in (64, 8)
 }
 assert fits[8] > 8 * fits[64]
 Markdown(
-    f"{fits[64]} users with 64 heads, **{fits[8]}** with 8. The weights of a step are read once for all of them (lab 02), so "
-    "a smaller cache buys throughput twice: more users share a step, and each user's part of it is shorter."
+    f"{fits[64]} users with 64 heads, **{fits[8]}** with 8. The weights of a step are read once for all of them (lab"
+    " 02), so a smaller cache buys throughput twice: more users share a step, and each user's part of it is shorter."
 )
 
 # %% [markdown]
@@ -98,12 +98,12 @@ Markdown(
 #      └─ or one latent for all heads: MLA
 # ```
 #
-# They shrink different factors, so most of them multiply. We take them one after the other.
+# They reduce different factors, so most of them multiply. We take them one after the other.
 
 # %% [markdown]
 # # Fewer heads: MQA and GQA
 #
-# Every head asks its own question. Must every head also look through its own keys?
+# Every head has its own query. Does every head also need its own keys?
 #
 # ```text
 #      MHA                     GQA, groups of 3              MQA
@@ -114,8 +114,9 @@ Markdown(
 #      6 key-value heads         2                                1
 # ```
 #
-# In **multi-query attention** (MQA, 2019) all query heads look at one key-value head. In **grouped-query attention**
-# (GQA, 2023) a group of them does. Query head h reads head h // G, with G = H_q / H_kv, and the cache shrinks by G.
+# In **multi-query attention** (MQA, 2019) all query heads share one key-value head. In **grouped-query
+# attention** (GQA, 2023) each group of query heads shares one. Query head h reads key-value head h // G, with G
+# = H_q / H_kv, and the cache shrinks by G.
 
 # %%
 rows = []
@@ -123,14 +124,28 @@ for name in ("stdlib-3m-mha", "stdlib-3m-gqa", "stdlib-3m-mqa"):
     c = CACHE_VARIANTS[name]
     kv = Contiguous(c, max_tokens=1000)
     assert kv.bytes_reserved == 2 * c.num_layers * c.num_kv_heads * c.head_dim * 1000 * 4
-    rows.append([name, c.num_heads, c.num_kv_heads, c.num_heads // c.num_kv_heads,
-                 f"{kv.bytes_reserved:,}", f"{c.num_parameters():,}"])  # fmt: skip
-HTML(html.table(["", "H_q", "H_kv", "G", "bytes for 1,000 tokens, allocated", "parameters"], rows,
-                "fewer key-value heads; the feed-forward got what the keys gave up"))  # fmt: skip
+    rows.append(
+        [
+            name,
+            c.num_heads,
+            c.num_kv_heads,
+            c.num_heads // c.num_kv_heads,
+            f"{kv.bytes_reserved:,}",
+            f"{c.num_parameters():,}",
+        ]
+    )
+HTML(
+    html.table(
+        ["", "H_q", "H_kv", "G", "bytes for 1,000 tokens, allocated", "parameters"],
+        rows,
+        "fewer key-value heads; the feed-forward got what the keys gave up",
+    )
+)
 
 # %% [markdown]
-# A trap: libraries often *repeat* each key G times and then run MHA. The cache is small, and what is read is not. The
-# G query heads of a group can just as well stand as G rows against one key. Count what each makes:
+# A common mistake: libraries often *repeat* each key G times and then run MHA. The cache is small, but the
+# bytes read are not. The G query heads of a group can instead be G rows against one key. Count the elements
+# that each version creates:
 
 # %%
 q, k, v = torch.randn(1, 6, 32), torch.randn(1000, 2, 32), torch.randn(1000, 2, 32)
@@ -139,15 +154,13 @@ rows_of_a_group = q.view(1, 2, 3, 32)  # [n, H_kv, G, D]: a view, nothing is cop
 scores = torch.einsum("nhgd,shd->hgns", rows_of_a_group, k) * 32**-0.5
 out = torch.einsum("hgns,shd->nhgd", scores.softmax(-1), v).flatten(1, 2)
 assert torch.allclose(out, eager_attention(q, k, v, scale=32**-0.5), atol=1e-5)
-print(
-    f"repeated keys: {repeated.nbytes:,} bytes written and read; the keys themselves: {k.nbytes:,} bytes read"
-)
+print(f"repeated keys: {repeated.nbytes:,} bytes written and read; the keys themselves: {k.nbytes:,} bytes read")
 
 # %% [markdown]
 # ## Who uses what?
 #
-# It says in print that "Llama 2 uses MQA", and a table of cache sizes has a row "70B, MHA" with 32 heads. The shapes
-# know better:
+# Some texts print that "Llama 2 uses MQA", and a table of cache sizes has a row "70B, MHA" with 32 heads. Check
+# it against the model shapes:
 
 # %%
 rows = []
@@ -158,22 +171,24 @@ for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "mistral-
 HTML(html.table(["", "query heads", "key-value heads", "that is", "a token, 16 bits"], rows, "as published"))
 
 # %%
-kinds = {name: (public_shape(name).num_heads, public_shape(name).num_kv_heads) for name in
-         ("llama-2-7b", "llama-2-13b", "llama-2-70b")}  # fmt: skip
+kinds = {
+    name: (public_shape(name).num_heads, public_shape(name).num_kv_heads)
+    for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b")
+}
 assert kinds == {"llama-2-7b": (32, 32), "llama-2-13b": (40, 40), "llama-2-70b": (64, 8)}
 right, printed = (kv_bytes(replace(eight, num_heads=h, num_kv_heads=h), 1) for h in (64, 32))
 Markdown(
-    "No Llama 2 uses MQA: the 7B and the 13B are MHA, the 70B is GQA with groups of 8. And a 70B with MHA would have "
-    f"**64** heads and keep {right / MiB:.2f} MiB a token; the printed row, with 32, says {printed / MiB:.2f} MiB, too little "
-    f"by a factor of {right / printed:.0f}."
+    "No Llama 2 uses MQA: the 7B and the 13B are MHA, the 70B is GQA with groups of 8. And a 70B with MHA would have"
+    f" **64** heads and keep {right / MiB:.2f} MiB a token; the printed row, with 32, says {printed / MiB:.2f} MiB, too"
+    f" little by a factor of {right / printed:.0f}."
 )
 
 # %% [markdown]
 # ## From many heads to few
 #
-# Nobody trains a large model twice to try GQA. The authors of GQA take a finished MHA model, put the *mean* of each
-# group's key and value heads in their place, and train on for 5 % of the first training. Averaging is arithmetic;
-# what does the model say to it?
+# Nobody trains a large model twice to try GQA. The authors of GQA take a finished MHA model, replace the key
+# and value heads of each group by their *mean*, and continue training for 5 % of the original training. How
+# much does the averaging alone hurt the model?
 
 # %%
 convert = wb.panels.convert(seconds=25)
@@ -187,17 +202,17 @@ convert.snapshot()
 stage = {m.settings["stage"]: m for m in steps if m.settings["measured"] == "held out"}
 mended = stage["uptrained"].counts
 Markdown(
-    f"Held-out loss in nats a token: before {stage['before'].median:.3f}, averaged {stage['pooled'].median:.3f}, and after "
-    f"{mended['training_seconds']:.0f} seconds of training ({mended['tokens_uptrained']:,.0f} tokens, {mended['share_of_first_training']:.1%} of the first training) "
-    f"**{stage['uptrained'].median:.3f}**. The variant that had two key-value heads from the start: "
-    f"{stage['trained so'].median:.3f}."
+    f"Held-out loss in nats per token: before {stage['before'].median:.3f}, averaged {stage['pooled'].median:.3f}, and"
+    f" after {mended['training_seconds']:.0f} seconds of training ({mended['tokens_uptrained']:,.0f} tokens,"
+    f" {mended['share_of_first_training']:.1%} of the first training) **{stage['uptrained'].median:.3f}**. The variant"
+    f" that had two key-value heads from the start: {stage['trained so'].median:.3f}."
 )
 
 # %% [markdown]
 # # Fewer layers: neighbours share
 #
-# Must every layer have keys of its own? In **cross-layer attention** (CLA, 2024) every second layer has none, and
-# attends over those of the layer below:
+# Does every layer need keys of its own? In **cross-layer attention** (CLA, 2024) every second layer has none,
+# and attends over those of the layer below:
 #
 # ```text
 #      layer 5   q ─────────────┐
@@ -215,12 +230,10 @@ assert 2 * kv.bytes_reserved == Contiguous(CACHE_VARIANTS["stdlib-3m-mha"], max_
 naive = wb.generate(shared, text_ids[:200], max_new_tokens=24, stop_token_ids=(), kv="recompute")
 lean = wb.generate(shared, text_ids[:200], max_new_tokens=24, stop_token_ids=(), kv="shared_layers")
 assert lean.tokens == naive.tokens
-print(
-    f"{readable_bytes(kv.bytes_reserved)} for 1,000 tokens, half of MHA's, and the same tokens as without a cache"
-)
+print(f"{readable_bytes(kv.bytes_reserved)} for 1,000 tokens, half of MHA's, and the same tokens as without a cache")
 
 # %% [markdown]
-# A map that points forward, to keys that are not there yet, is refused when the shape is made:
+# A layer map that points to a later layer, whose keys do not exist yet, is refused when the shape is made:
 
 # %%
 try:
@@ -229,13 +242,13 @@ except WorkbenchError as error:
     print(error)
 
 # %% [markdown]
-# What it saves is bytes *stored*. Every layer still reads the keys it attends over, so a step reads as much as
-# before. More users fit; one user is not served faster.
+# This saves bytes *stored*. Every layer still reads the keys it attends over, so a step reads as many bytes as
+# before. More users fit, but one user is not served faster.
 
 # %% [markdown]
 # # Fewer tokens: windows
 #
-# Does a token have to see everything before it? With a **sliding window** it sees the last W:
+# Must a token attend to everything before it? With a **sliding window** it attends to the last W tokens:
 
 # %%
 figure, three = style.new_figure(1, 3, height=2.8)
@@ -249,27 +262,28 @@ for axes, (title, window, sinks) in zip(three, cases):
     axes.grid(visible=False)
     style.label(axes, x="key, position", y="query, position" * (window is None), title=title)
 alt = (
-    "Three masks of twelve queries against twelve keys: a full triangle, a band of four along the diagonal, and the same "
-    "band with the first two columns filled."
+    "Three masks of twelve queries against twelve keys: a full triangle, a band of four along the diagonal, and the"
+    " same band with the first two columns filled."
 )
 picture(figure, alt)
 
 # %% [markdown]
-# Information still travels: what a token took up in layer 1 lies in its keys of layer 2, so after L layers a token can
-# know of L·(W − 1) tokens before it. (Longformer, 2020, put such bands together with a few tokens that see and are seen
-# by all; sparse patterns have come in many kinds since.)
+# Information still travels further: the keys of layer 2 contain what a token attended to in layer 1. So after L
+# layers a token can depend on L·(W − 1) tokens before it. (Longformer, 2020, combined such windows with a few
+# tokens that attend to all tokens and are attended by all; many other sparse patterns followed.)
 #
-# What slides out of the window is never looked at again. So its place can be used again:
+# A token that has left the window is never read again. So its place can be reused:
 #
 # ```text
 #      a rolling buffer, W = 4          place = position mod 4
 #
 #      token 3      [ 0 1 2 3 ]
-#      token 4      [ 4 1 2 3 ]         4 takes the place of 0, which nobody will see again
+#      token 4      [ 4 1 2 3 ]         4 overwrites 0, which no later token will see
 #      token 5      [ 4 5 2 3 ]         bytes O(W), however long the text
 # ```
 #
-# Let it run. Two layers in six see everything here, and two first tokens are kept; take either away.
+# Run it. Here two layers in six attend to everything, and the first two tokens stay in the cache; switch either
+# off.
 
 # %%
 rolling = wb.panels.rolling()
@@ -282,13 +296,13 @@ rolling.snapshot()
 # %%
 assert all(m.median == m.predicted for m in states)
 Markdown(
-    f"In each of {len(states)} states the bytes were those of the formula, and the logits those of full attention with a "
-    f"mask: largest difference {max(m.counts['largest_difference'] for m in states):.0e}."
+    f"In each of {len(states)} states the bytes were those of the formula, and the logits those of full attention with"
+    f" a mask: largest difference {max(m.counts['largest_difference'] for m in states):.0e}."
 )
 
 # %% [markdown]
-# Ours keeps a few places more than W, so that the newest tokens can be taken back, as speculation does (lab 06).
-# Further back it must refuse:
+# Our buffer has a few places more than W, so that the newest tokens can be removed again, as speculation
+# requires (lab 06). Going further back must be refused:
 
 # %%
 kv = Window(replace(shape, sliding_window=32), max_tokens=200, rewind=8)
@@ -302,25 +316,33 @@ except WorkbenchError as error:
 # %% [markdown]
 # ## Windows between global layers
 #
-# Models of today mix: most layers have a window, and one in so many sees everything. Gemma 3 has one global layer in
-# six:
+# Current models mix both: most layers have a window, and a few attend to everything. Gemma 3 has one global
+# layer in six:
 
 # %%
 rows = []
 for name in ("mistral-7b", "gemma-3-1b", "gemma-3-4b"):
     s = public_shape(name)
     all_kept, kept = (kv_bytes(s, 32_768, 2, kv=kind) for kind in ("contiguous", "window"))
-    rows.append([name, s.sliding_window, f"{len(s.global_layers)} of {s.num_layers}", f"{all_kept / GiB:.2f} GiB",
-                 f"{kept / GiB:.2f} GiB", f"{all_kept / kept:.1f} ×"])  # fmt: skip
+    rows.append(
+        [
+            name,
+            s.sliding_window,
+            f"{len(s.global_layers)} of {s.num_layers}",
+            f"{all_kept / GiB:.2f} GiB",
+            f"{kept / GiB:.2f} GiB",
+            f"{all_kept / kept:.1f} ×",
+        ]
+    )
 HTML(html.table(["", "W", "global layers", "all kept", "windows kept", "less"], rows, "32K tokens, 16 bits"))
 
 # %% [markdown]
 # ## A model that was not trained for it
 #
-# Can a window be put on any model? The first tokens are special, say the authors of StreamingLLM: attention has to go
-# *somewhere*, softmax must add up to one, and models learn to leave what they do not need on the first tokens, the
-# **attention sinks**. Forget those and the model falls apart; keep four of them and it goes on for millions of tokens.
-# A claim worth a look, on a model that was never told:
+# Can a window be added to any model? The first tokens are special, say the authors of StreamingLLM: softmax
+# weights must sum to one, so a head that needs no token must still put its weight *somewhere*, and models learn
+# to put it on the first tokens, the **attention sinks**. Without those tokens the model fails; with four of
+# them it works for millions of tokens. We test this claim on a model that was trained without windows:
 
 # %%
 windows = wb.panels.windows(passages=8)
@@ -331,31 +353,35 @@ looked = windows.run()
 windows.snapshot()
 
 # %%
-last = {
-    m.settings["way"]: m for m in looked if m.settings["measured"] == "loss"
-}  # the last range of positions
+last = {m.settings["way"]: m for m in looked if m.settings["measured"] == "loss"}  # the last range of positions
 draw = next(m for m in looked if m.settings["measured"] == "attention").counts
 rows = [
     [way, f"{m.median:.3f}", f"{m.counts['above_full']:+.3f} ± {m.counts['above_full_standard_error']:.3f}"]
     for way, m in last.items()
 ]
-HTML(html.table(["", "loss, nats a token", "above the whole text"], rows, "at the end of 1,024 tokens"))
+HTML(html.table(["", "loss, nats per token", "above the whole text"], rows, "at the end of 1,024 tokens"))
 
 # %%
 sinks = draw["mean_share"] > 3 * draw["even_share"]
 Markdown(
     f"The first tokens of our model draw {draw['mean_share']:.1%} of the attention, where an even spread would be "
     f"{draw['even_share']:.1%}. "
-    + ("It has sinks." if sinks else "It has **no sinks**, so keeping them gains next to nothing here, and forgetting them "
-       "costs no more than forgetting any others. They were found in models of billions of weights. A published remedy is "
-       "for a published disease: look whether you have it.")
-)  # fmt: skip
+    + (
+        "It has sinks."
+        if sinks
+        else (
+            "It has **no sinks**, so keeping them gains next to nothing here, and forgetting them costs no more than"
+            " forgetting any others. They were found in models of billions of weights. A published remedy is for a"
+            " published disease: look whether you have it."
+        )
+    )
+)
 
 # %% [markdown]
 # # One latent for all heads: MLA
 #
-# GQA says: heads may look at the same key. **Multi-head latent attention** (DeepSeek-V2, 2024) says: let every head have
-# its own key, but make all of them, when needed, from one short vector.
+# In GQA, heads share a key. In **multi-head latent attention** (MLA; DeepSeek-V2, 2024), every head has its own
+# key, but all keys are computed, when needed, from one short vector.
 #
 # ```text
 #      x ──► W_down ──► c [512]   ──► K_up,h ──► key of head h      h = 1 … 128
@@ -363,7 +389,7 @@ Markdown(
 #        └─► W_rotary ► k_r [64]       one rotary key for all heads, also cached
 # ```
 #
-# Keys and values of all heads are linear images of c. So c is enough.
+# Keys and values of all heads are linear functions of c. So it is enough to cache c.
 
 # %%
 v3 = public_shape("deepseek-v3")
@@ -373,13 +399,13 @@ keys, both = H * latent.content_head_dim, H * (latent.content_head_dim + latent.
 assert (cached, keys, both) == (576, 16_384, 32_768)
 assert (round(keys / cached), round(both / cached)) == (28, 57)
 Markdown(
-    f"{latent.kv_rank} + {latent.rotary_head_dim} = **{cached}** numbers a token and layer. Keys alone of {H} heads would be "
-    f"{keys:,}, {keys / cached:.0f} times as many; keys and values {both:,}, **{both / cached:.0f} times**. Your guess was "
-    f"{my_guess}."
+    f"{latent.kv_rank} + {latent.rotary_head_dim} = **{cached}** numbers per token and layer. Keys alone of {H} heads"
+    f" would be {keys:,}, {keys / cached:.0f} times as many; keys and values {both:,}, **{both / cached:.0f} times**."
+    f" Your guess was {my_guess}."
 )
 
 # %% [markdown]
-# In bytes a token: (512 + 64)·L·b. By the formula, and by a cache that is really allocated, all 61 layers of it:
+# In bytes per token: (512 + 64)·L·b. By the formula, and in a cache that is really allocated, with all 61 layers:
 
 # %%
 a_token = (512 + 64) * 61 * 2
@@ -388,20 +414,21 @@ kv = Latent(replace(v3, experts=None), max_tokens=64)
 assert kv.bytes_reserved == (512 + 64) * 61 * 4 * 64  # float32, 64 tokens
 gqa_70b = kv_bytes(public_shape("llama-3.1-70b"), 1, 2)
 Markdown(
-    f"{a_token:,} bytes a token in 16 bits, for a model of {v3.num_parameters() / 1e9:.0f} billion weights. The 70B Llama, with "
-    f"GQA, keeps {gqa_70b:,.0f}: {gqa_70b / a_token:.1f} times as much."
+    f"{a_token:,} bytes per token in 16 bits, for a model of {v3.num_parameters() / 1e9:.0f} billion weights. The 70B"
+    f" Llama, with GQA, keeps {gqa_70b:,.0f}: {gqa_70b / a_token:.1f} times as much."
 )
 
 # %% [markdown]
-# ## The trick: never make the keys
+# ## The trick: never compute the keys
 #
-# If every step made all keys from the latents, it would save memory and waste time. Look at a score of head h:
+# Computing all keys from the latents in every step would save memory but waste time. Look at a score of head h:
 #
 # $$q_h \cdot k_h = q_h \cdot (K_h\, c) = (K_h^{\top} q_h) \cdot c$$
 #
-# The matrix can go to the *other side*. Fold it into the query, once for each new token, and all heads attend over
-# the latents themselves. The same for the values, whose matrix goes to the result: $\sum w\,(V_h c) = V_h \sum w\,c$.
-# That is **absorption**: attention with one key-value head of 576 numbers, whose value is the first 512 of them.
+# The matrix can move to the *query side*. Multiply it into the query, once for each new token, and all heads
+# attend over the latents themselves. The same works for the values, whose matrix is applied to the result:
+# $\sum w\,(V_h c) = V_h \sum w\,c$. That is **absorption**: attention with one key-value head of 576 numbers,
+# whose value is the first 512 of them.
 
 # %%
 mla = wb.load("stdlib-3m-mla")
@@ -414,7 +441,7 @@ assert written["absorbed"] == written["expanded"] == naive.tokens
 print("48 tokens: absorbed, expanded and without a cache write the same")
 
 # %% [markdown]
-# Logits, to see how equal:
+# The logits show how equal the two forms are:
 
 # %%
 logits = {}
@@ -427,32 +454,31 @@ assert apart < 1e-4
 print(f"200 tokens: the two forms differ by {apart:.0e} of the largest logit")
 
 # %% [markdown]
-# ## Why the position goes its own way
+# ## Why the rotary part is separate
 #
-# Rotary embedding turns query and key by their positions m and n. Put the turn where it belongs and try again:
+# The rotary embedding rotates query and key by their positions m and n. Add the rotation and try again:
 #
 # $$(R_m q) \cdot (R_n K c) = (K^{\top} R_n^{\top} R_m\, q) \cdot c$$
 #
-# Between K and q now stands a turn by the distance m − n. A folded query would be right for *one* distance:
+# Now a rotation by the distance m − n stands between K and q. An absorbed query would be right for *one*
+# distance only:
 
 # %%
 from workbench.models.layers import Rotary, rotate
 
 distances, size = torch.tensor([0, 1, 10, 100]), mla.config.rotary_head_dim
 query = torch.randn(1, 1, size, generator=torch.Generator().manual_seed(0)).expand(4, -1, -1)
-turned = rotate(query, *Rotary(mla.config)(distances, torch.float32))[
-    :, 0
-]  # the same query, at four distances
+turned = rotate(query, *Rotary(mla.config)(distances, torch.float32))[:, 0]  # the same query, at four distances
 folded = turned @ mla.layers[0].attention.k_up.weight.detach()[:size]  # of so many numbers of head 0
 for distance, one in zip(distances.tolist(), folded):
     off = float((one - folded[0]).norm() / folded[0].norm())
     print(f"distance {distance:>3}: the query folded for distance 0 is off by {off:.0%}")
 
 # %% [markdown]
-# Every remembered token would need a folded query of its own. So MLA cuts the key in two: a *content* part without a
-# position, which is folded, and a small *rotary* part of 64 numbers, one for all heads, turned once and cached as it is.
-# This is the "decoupled" rotary embedding. Listings of MLA that leave it out show a model that does not know where its
-# tokens stand.
+# Every cached token would need its own absorbed query. So MLA splits the key in two: a *content* part without a
+# position, which is absorbed, and a small *rotary* part of 64 numbers, one for all heads, which is rotated once
+# and cached. This is the "decoupled" rotary embedding. Published listings of MLA that leave it out describe a
+# model that has no position information.
 
 # %% [markdown]
 # ## Which form wins?
@@ -465,25 +491,27 @@ for distance, one in zip(distances.tolist(), folded):
 #      r = 512 (latent), ρ = 64 (rotary), c = v = 128 (a head's key and value)
 # ```
 #
-# Absorbing spares the expansion of S tokens, and pays with longer dot products for every pair. One new token: no
-# question. A prompt: the other way round. In FLOPs they are equal at
+# Absorption avoids expanding S tokens, but has longer dot products for every pair. For one new token it is
+# clearly better; for a long prompt it is worse. The FLOPs are equal at
 
 # %%
-from workbench.experiments.smaller_forms import counted_crossover, crossover
+from workbench.labs.lab04_smaller_caches.latent import counted_crossover, crossover
 
 where = crossover(latent)
 assert where == latent.kv_rank * (128 + 128) / (2 * latent.kv_rank - 128 - 128)
 counted = {S: counted_crossover("deepseek-v3", S) for S in (256, 1024, 16_384, 131_072)}
 Markdown(
-    f"r·(c + v) / (2r − c − v) = **{where:.0f}** new tokens, when far more are remembered. Counted operation by operation: "
+    f"r·(c + v) / (2r − c − v) = **{where:.0f}** new tokens, when far more are remembered. Counted operation by"
+    " operation: "
     + ", ".join(f"{n} after {S:,}" for S, n in counted.items())
     + ". Short contexts turn earlier, since new tokens also look at each other."
 )
 
 # %% [markdown]
-# ## The panel: what is cached, what is folded where
+# ## The panel: what is cached, and where the matrices go
 #
-# Move *new tokens* and *context*, and watch which boxes grow. Run measures both forms on one layer, in alternation.
+# Change *new tokens* and *context*, and see which boxes grow. Run measures both forms on one layer, in
+# alternation.
 
 # %%
 forms = wb.panels.latent()
@@ -494,43 +522,47 @@ timed = forms.run()
 forms.snapshot()
 
 # %%
-from workbench.experiments.smaller_forms import crossing, summary
+from workbench.labs.lab04_smaller_caches.latent import crossing, summary
 
 found = crossing(*summary(timed).values())
 one = {m.settings["form"]: m for m in timed if m.settings["new_tokens"] == 1}
 Markdown(
-    f"For one new token the expanded form takes {one['expanded'].counts['flops'] / one['absorbed'].counts['flops']:.0f} times the "
-    f"FLOPs and, measured, **{one['expanded'].median / one['absorbed'].median:.0f} times** the time. Measured, they change places "
+    f"For one new token the expanded form takes {one['expanded'].counts['flops'] / one['absorbed'].counts['flops']:.0f}"
+    f" times the FLOPs and, measured, **{one['expanded'].median / one['absorbed'].median:.0f} times** the time."
+    " Measured, they change places "
     + (f"at about {found:.0f} new tokens." if found else "at none of the numbers tried.")
 )
 
 # %% [markdown]
-# So engines decode absorbed and prefill expanded; our `latent` kv chooses by this very rule (`form="auto"`). A listing
-# that expands the whole latent in every decode step has the small cache and not the speed. It misses the point.
+# So engines use the absorbed form for decode and the expanded form for prefill; our `latent` kv chooses by this
+# very rule (`form="auto"`). A listing that expands the whole latent in every decode step has the small cache
+# but not the speed.
 
 # %% [markdown]
 # # Fewer bits
 #
-# All of this kept 16 or 32 bits a number. Eight would do, or four? Round to a grid: the least number of a group becomes
-# code 0, the greatest the last code, all others the nearest in between.
+# All of this used 16 or 32 bits per number. Are eight enough, or four? Round to a grid: the minimum of a group
+# becomes code 0, the maximum the last code, and all others the nearest code between them.
 #
 # $$\hat{x} = \text{scale} \cdot \text{code} + \text{zero}, \qquad |x - \hat{x}| \le \tfrac{1}{2}\,\text{scale}$$
 #
-# The error hangs on the *scale*, and the scale on the widest number of those that share it. Who should share?
+# The error depends on the *scale*, and the scale on the range of the numbers that share it. Which numbers
+# should share a scale?
 
 # %% [markdown]
 # ```text
 #                     channels of a head                    keys have a few channels that are large
 #               ┌──────────────────────────┐                in every token: a scale for each channel
 #      tokens   │ · · █ · · · · · █ · · ·  │
-#        │      │ · · █ · · · · · █ · · ·  │ ─ per token     one large number spoils the whole row
+#        │      │ · · █ · · · · · █ · · ·  │ ─ per token     one large number makes the whole row coarse
 #        ▼      │ · · █ · · · · · █ · · ·  │
 #               └─────│────────────│───────┘
-#                  per channel: 32 tokens share a scale; the large stay among themselves
+#                  per channel: 32 tokens share a scale; a large channel affects only itself
 # ```
 #
-# Keys **per channel**, over groups of 32 tokens; values, which have no such channels, **per token**; the newest tokens
-# in full precision until a group is full. This is KIVI's recipe (2024). Look at the channels of a real model:
+# Keys **per channel**, over groups of 32 tokens; values, which have no such channels, **per token**; the newest
+# tokens in full precision until a group is full. This is KIVI's method (2024). Look at the channels of a real
+# model:
 
 # %%
 formats = wb.panels.kv_formats(format="int3", passages=4)
@@ -543,29 +575,39 @@ formats.snapshot()
 # %%
 through = {m.settings["format"]: m for m in read if m.settings["measured"] == "kv"}
 rows = [
-    [name, f"{m.counts['bits_per_value']:.2f}", f"{m.counts['bytes_per_token']:,.0f}", f"{m.median:.4f}",
-     f"{m.counts['excess']:+.3%} ± {m.counts['excess_standard_error']:.3%}"]
+    [
+        name,
+        f"{m.counts['bits_per_value']:.2f}",
+        f"{m.counts['bytes_per_token']:,.0f}",
+        f"{m.median:.4f}",
+        f"{m.counts['excess']:+.3%} ± {m.counts['excess_standard_error']:.3%}",
+    ]
     for name, m in through.items()
-]  # fmt: skip
-HTML(html.table(["cache", "bits a value", "bytes a token", "perplexity", "above full precision"], rows,
-                "held-out text, read back from the cache in chunks"))  # fmt: skip
+]
+HTML(
+    html.table(
+        ["cache", "bits a value", "bytes per token", "perplexity", "above full precision"],
+        rows,
+        "held-out text, read back from the cache in chunks",
+    )
+)
 
 # %%
 assert abs(through["int8"].counts["excess"]) < 0.002
 scheme = {
-    (m.settings["format"], m.settings["keys"]): m.counts["excess"]
-    for m in read
-    if m.settings["measured"] == "scheme"
+    (m.settings["format"], m.settings["keys"]): m.counts["excess"] for m in read if m.settings["measured"] == "scheme"
 }
 Markdown(
-    f"Int8 is free: {through['int8'].counts['excess']:+.3%}. And who shares a scale decides how low one can go. Every key in 3 "
-    f"bits: **{scheme['int3', 'per channel']:+.1%}** per channel, **{scheme['int3', 'per token']:+.1%}** per token, at the same bits."
+    f"Int8 is free: {through['int8'].counts['excess']:+.3%}. And who shares a scale decides how low one can go. Every"
+    f" key in 3 bits: **{scheme['int3', 'per channel']:+.1%}** per channel, **{scheme['int3', 'per token']:+.1%}** per"
+    " token, at the same bits."
 )
 
 # %% [markdown]
 # ## Put together
 #
-# What shrinks different factors of the formula combines. The hybrid variant, its windows in int8:
+# Methods that reduce different factors of the formula can be combined. Here is the hybrid variant with its
+# windows in int8:
 
 # %%
 hybrid = CACHE_VARIANTS["stdlib-3m-hybrid"]
@@ -578,21 +620,17 @@ taken = {
     "shared layers": SharedLayers.reserved_bytes_for(shared.config, **room),
 }
 rows = [[name, f"{taken[name]:,}", f"{taken['all kept, float32'] / taken[name]:.1f} ×"] for name in taken]
-HTML(
-    html.table(
-        ["", "bytes for 1,000 tokens", "less"], rows, "by formula, which the tests hold to the allocation"
-    )
-)
+HTML(html.table(["", "bytes for 1,000 tokens", "less"], rows, "by formula, which the tests hold to the allocation"))
 
 # %%
 waiting = 2 * 32 * kv_bytes(hybrid, 1, 4) / taken["windows in int4"]
 Markdown(
-    f"Of what int4 still takes, {waiting:.0%} are the tokens that wait in full precision for their group to fill. They are "
-    "as many for a text of a million tokens, where nobody notices them."
+    f"Of what int4 still takes, {waiting:.0%} are the tokens that wait in full precision for their group to fill. They"
+    " are as many for a text of a million tokens, where nobody notices them."
 )
 
 # %% [markdown]
-# What makes no sense is refused, with the reason:
+# Combinations that make no sense are refused, with the reason:
 
 # %%
 try:
@@ -605,8 +643,8 @@ except WorkbenchError as error:
 #
 # ## Bytes against quality
 #
-# Six models, alike in weights, tokens and training, each read through its own kind of cache. Choose a memory, users and
-# a length below the plot, and see which designs are left.
+# Six models, with equal numbers of weights and tokens and the same training, each with its own kind of cache.
+# Choose a memory size, a number of users and a length below the plot, and see which designs are left.
 
 # %%
 quality = wb.panels.quality(passages=8)
@@ -617,33 +655,33 @@ judged = quality.run()
 quality.snapshot()
 
 # %%
-at_end = {
-    m.settings["model"]: m
-    for m in judged
-    if m.settings["measured"] == "loss" and m.settings["context"] == 1024
-}
+at_end = {m.settings["model"]: m for m in judged if m.settings["measured"] == "loss" and m.settings["context"] == 1024}
 bytes_at_end = {
-    m.settings["model"]: m.median
-    for m in judged
-    if m.settings["measured"] == "bytes" and m.settings["context"] == 1024
+    m.settings["model"]: m.median for m in judged if m.settings["measured"] == "bytes" and m.settings["context"] == 1024
 }
 rows = [
-    [name, f"{bytes_at_end[name]:,.0f}", f"{bytes_at_end['stdlib-3m-mha'] / bytes_at_end[name]:.1f} ×", f"{m.median:.4f}",
-     f"{m.counts['above_first']:+.4f} ± {m.counts['above_first_standard_error']:.4f}"]
-    for name, m in at_end.items() if name.startswith("stdlib-3m")
-]  # fmt: skip
+    [
+        name,
+        f"{bytes_at_end[name]:,.0f}",
+        f"{bytes_at_end['stdlib-3m-mha'] / bytes_at_end[name]:.1f} ×",
+        f"{m.median:.4f}",
+        f"{m.counts['above_first']:+.4f} ± {m.counts['above_first_standard_error']:.4f}",
+    ]
+    for name, m in at_end.items()
+    if name.startswith("stdlib-3m")
+]
 HTML(
     html.table(
-        ["", "bytes a token", "less than MHA", "loss", "above MHA"],
+        ["", "bytes per token", "less than MHA", "loss", "above MHA"],
         rows,
         "texts of 1,024 tokens, the shipped models (seed 0); ± over the passages",
     )
 )
 
 # %% [markdown]
-# The ± of that table says how far other passages would move a difference. It says nothing of another training. Each recipe
-# was run with other seeds too: other first weights, another order of the text. Here is the loss above MHA's of the same
-# seed, over all the held-out text.
+# The ± in that table says how much a difference would change on other passages of text. It says nothing about
+# another training. So each recipe was run with other seeds too: other initial weights, another order of the
+# text. Here is the loss above MHA's of the same seed, over all the held-out text.
 
 # %%
 by_seed = seeds.above("stdlib-3m-mha", seeds.losses_by_seed())
@@ -659,23 +697,24 @@ HTML(
 )
 
 # %% [markdown]
-# Two runs are few, and five differences share one MHA. What such a plot can show is how much is at stake. Which of two
-# neighbours is better, it cannot.
+# Two runs are few, and five differences share one MHA. Such a plot shows the size of the effect. It cannot show
+# which of two neighbours is better.
 
 # %%
 sixth = {name: at_end[f"stdlib-3m-{name}"].counts["above_first"] for name in ("mqa", "mla")}
 assert all(bytes_at_end[f"stdlib-3m-{name}"] * 6 == bytes_at_end["stdlib-3m-mha"] for name in sixth)
 Markdown(
-    f"A sixth of the bytes costs {sixth['mqa']:+.3f} nats a token as MQA and {sixth['mla']:+.3f} as MLA, on a loss of "
+    f"A sixth of the bytes costs {sixth['mqa']:+.3f} nats per token as MQA and {sixth['mla']:+.3f} as MLA, on a loss of "
     f"{at_end['stdlib-3m-mha'].median:.2f}: {math.expm1(sixth['mqa']):+.1%} and {math.expm1(sixth['mla']):+.1%} of "
     "perplexity. That is the price; the next plots show what it buys."
 )
 
 # %% [markdown]
-# DeepSeek's own comparison has MLA ahead of MHA. Two differences are plain. Theirs is a training of trillions of tokens,
-# ours of less than two million. And the other five norm each query and key (QK norm), which helps most where a training
-# is short; latent attention cannot have that, since a norm on a head's key would stand between K_up and the query, and
-# not fold away. What one learns from small models about large ones is which questions to ask.
+# In DeepSeek's own comparison MLA is better than MHA. Two differences are clear. They train on trillions of
+# tokens, we on less than two million. And the other five models normalize each query and key (QK norm), which
+# helps most in a short training. Latent attention cannot use it, because a norm on a head's key would stand
+# between K_up and the query and prevent absorption. Small models tell us which questions to ask about large
+# ones.
 
 # %% [markdown]
 # ## Bytes against time
@@ -693,22 +732,26 @@ small.snapshot()
 # %%
 longest = {m.settings["way"]: m for m in small_steps if m.settings["context"] == 1000}
 rows = [
-    [name, f"{m.counts['bytes_in_use']:,.0f}", f"{m.counts['bytes_read_a_step'] / 1e6:.1f} MB", f"{m.median * 1e3:.2f}",
-     f"{m.predicted * 1e3:.2f}", m.limit]
+    [
+        name,
+        f"{m.counts['bytes_in_use']:,.0f}",
+        f"{m.counts['bytes_read_a_step'] / 1e6:.1f} MB",
+        f"{m.median * 1e3:.2f}",
+        f"{m.predicted * 1e3:.2f}",
+        m.limit,
+    ]
     for name, m in longest.items()
-]  # fmt: skip
+]
 HTML(
     html.table(
-        ["", "cache, bytes", "read in a step", "measured, ms", "predicted, ms", "limit"],
-        rows,
-        "after 1,000 tokens",
+        ["", "cache, bytes", "read in a step", "measured, ms", "predicted, ms", "limit"], rows, "after 1,000 tokens"
     )
 )
 
 # %% [markdown]
-# A step of so small a model spends most of its time on starting its operations, and they are as many as before; its
-# weights and caches fit into many a processor's own cache. Now the same six attentions in a shape of about 110 million
-# weights, which does not, after 1,000 tokens:
+# A step of so small a model spends most of its time on launching operations, and their number did not change;
+# its weights and caches may also fit into the processor's own cache. Now the same six attentions in a shape of
+# about 110 million weights, which does not fit, after 1,000 tokens:
 
 # %%
 large = wb.panels.variants(size="random-110m", repeats=5, key="large")
@@ -718,22 +761,29 @@ large.snapshot()
 # %%
 ends = {m.settings["way"]: m for m in large_steps if m.settings["context"] == 1000}
 gain = {
-    name: sorted(a / b for a, b in zip(ends["mha"].samples, m.samples))
-    for name, m in ends.items()
-    if name != "mha"
+    name: sorted(a / b for a, b in zip(ends["mha"].samples, m.samples)) for name, m in ends.items() if name != "mha"
 }
 rows = [
-    [name, readable_bytes(ends[name].counts["bytes_in_use"]), f"{g[len(g) // 2]:.2f} × ({g[0]:.2f} to {g[-1]:.2f})",
-     f"{ends['mha'].predicted / ends[name].predicted:.2f} ×"]
+    [
+        name,
+        readable_bytes(ends[name].counts["bytes_in_use"]),
+        f"{g[len(g) // 2]:.2f} × ({g[0]:.2f} to {g[-1]:.2f})",
+        f"{ends['mha'].predicted / ends[name].predicted:.2f} ×",
+    ]
     for name, g in gain.items()
-]  # fmt: skip
-HTML(html.table(["", "cache", "as fast as MHA, measured in turns", "predicted"], rows,
-                f"MHA: {readable_bytes(ends['mha'].counts['bytes_in_use'])} of cache"))  # fmt: skip
+]
+HTML(
+    html.table(
+        ["", "cache", "as fast as MHA, measured in turns", "predicted"],
+        rows,
+        f"MHA: {readable_bytes(ends['mha'].counts['bytes_in_use'])} of cache",
+    )
+)
 
 # %% [markdown]
 # ## Fewer bits, and slower?
 #
-# A cache in int8 has far fewer bytes. Surely a step that reads it is faster?
+# A cache in int8 has far fewer bytes. So a step that reads it should be faster. Is it?
 
 # %%
 bits = wb.panels.variants(compare="formats", key="formats")
@@ -743,37 +793,41 @@ bits.snapshot()
 # %%
 ends = {m.settings["way"]: m for m in bit_steps if m.settings["context"] == 1000}
 rows = [
-    [name, readable_bytes(m.counts["bytes_in_use"]), f"{m.median * 1e3:.2f}", f"{m.predicted * 1e3:.2f}",
-     f"{m.counts['largest_difference']:.1g}"]
+    [
+        name,
+        readable_bytes(m.counts["bytes_in_use"]),
+        f"{m.median * 1e3:.2f}",
+        f"{m.predicted * 1e3:.2f}",
+        f"{m.counts['largest_difference']:.1g}",
+    ]
     for name, m in ends.items()
-]  # fmt: skip
+]
 HTML(
     html.table(
-        ["", "cache", "measured, ms", "predicted, ms", "logits off by, of the largest"],
-        rows,
-        "after 1,000 tokens",
+        ["", "cache", "measured, ms", "predicted, ms", "logits off by, of the largest"], rows, "after 1,000 tokens"
     )
 )
 
 # %% [markdown]
-# Not with this kv. What is in int8 is brought back to float32 in one operation and attended over in the next, so every step
-# *writes and reads* a whole float32 cache besides. What it saves is memory. To save time, the codes have to be unpacked
-# inside the attention kernel, between memory and the multiply (lab 10).
+# Not with this kv. One operation converts the int8 codes back to float32 and the next attends over the result,
+# so every step also *writes and reads* a whole float32 cache. This saves memory only. To save time, the codes
+# must be unpacked inside the attention kernel, between memory and the multiply (lab 10).
 
 # %% [markdown]
 # # What it costs, and when it does not help
 #
-# | idea | less by | what it costs | when it does not help |
+# | idea | smaller by | what it costs | when it does not help |
 # |---|---|---|---|
-# | MQA, GQA | H_q / H_kv | some quality; must be trained, or trained on | H_kv below the number of cards: each needs its copy |
-# | MLA | H·(c + v) / (r + ρ) | more FLOPs a pair; two forms to maintain | long prompts in absorbed form; few heads |
-# | shared layers | layers a group | some quality; must be trained | time: each layer still reads its keys |
-# | windows | S / W in those layers | what is far is known only through global layers | texts shorter than W |
+# | MQA, GQA | H_q / H_kv | some quality; must be trained, or converted and trained further | H_kv below the number of cards: each card needs a copy |
+# | MLA | H·(c + v) / (r + ρ) | more FLOPs per pair; two forms to maintain | long prompts in absorbed form; few heads |
+# | shared layers | layers per group | some quality; must be trained | time: each layer still reads its keys |
+# | windows | S / W in those layers | distant tokens are visible only through global layers | texts shorter than W |
 # | sinks | – | a few places | a model that has none |
-# | int8, fp8, int4 | 2, 2, 4 on 16 bits, less the scales | error; unpacking | without a kernel that unpacks on the way |
+# | int8, fp8, int4 | 2, 2, 4 against 16 bits, less the scales | error; unpacking | without a kernel that unpacks while it attends |
 #
-# And none of them helps a step that waits for something else: short texts, whose weights outweigh the cache; small
-# models on large cards, launch-bound; prompts, compute-bound. There a smaller cache is memory, and memory only.
+# And none of them speeds up a step with another limit: short texts, whose weights are larger than the cache;
+# small models on large cards, which are launch-bound; prompts, which are compute-bound. There a smaller cache
+# saves memory only.
 
 # %%
 rows = []
@@ -781,8 +835,13 @@ for name in ("llama-3.1-8b", "llama-2-7b"):
     s = public_shape(name)
     parity = s.num_parameters() / s.kv_values_per_token()
     rows.append([name, f"{s.num_kv_heads} of {s.num_heads}", f"{parity:,.0f}", f"{parity / 4096:.1f}"])
-HTML(html.table(["", "key-value heads", "tokens whose cache weighs as much as the weights", "users of 4,096 tokens"],
-                rows, "below this, weights are most of what a step reads"))  # fmt: skip
+HTML(
+    html.table(
+        ["", "key-value heads", "tokens whose cache weighs as much as the weights", "users of 4,096 tokens"],
+        rows,
+        "below this, weights are most of what a step reads",
+    )
+)
 
 # %% [markdown]
 # # What production systems do
@@ -790,50 +849,52 @@ HTML(html.table(["", "key-value heads", "tokens whose cache weighs as much as th
 # | here | in production |
 # |---|---|
 # | GQA by a setting | nearly every open model since 2023; MQA in the smallest |
-# | MLA in two forms, chosen by new tokens | DeepSeek-V2 and V3 and their kin: absorbed for decode (FlashMLA), expanded for prefill |
+# | MLA in two forms, chosen by new tokens | DeepSeek-V2 and V3 and their relatives: absorbed for decode (FlashMLA), expanded for prefill |
 # | windows with global layers | Gemma 2 and 3, Mistral's first; engines keep one pool for each kind of layer |
-# | a rolling buffer with room to rewind | pages that are given back when they slide out (lab 09) |
-# | int8, fp8, int4 with scales | fp8 is common, a scale a tensor or a head, unpacked inside the kernel; int4 in local engines |
+# | a rolling buffer with room to roll back | pages that are freed when they leave the window (lab 09) |
+# | int8, fp8, int4 with scales | fp8 is common, one scale per tensor or per head, unpacked inside the kernel; int4 in local engines |
 # | shared layers by a map | CLA in a few models; others share keys in the upper half (YOCO) |
-# | converting by means and a short training | rare for large models, which are born with GQA |
+# | converting by means and a short training | rare for large models, which are trained with GQA from the start |
 
 # %% [markdown]
 # # Exercises
 #
 # In [exercises/04_smaller_caches.ipynb](../exercises/04_smaller_caches.ipynb) you write the real parts:
 #
-# 1. **Groups without repeats**: GQA that reads every key as it lies.
-# 2. **A rolling window**: places that are used again, chunks, and refusals.
+# 1. **Groups without repeats**: GQA that reads every key without copying it.
+# 2. **A rolling window**: reused places, chunks, and refusals.
 # 3. **Latent attention, both ways**, and the proof that they agree.
 # 4. **Int8, and how far off**: codes, scales, and a bound that holds.
 # 5. **From many heads to few**: the conversion.
-# 6. **A design for a budget**: which of them, for so many users in so much memory.
+# 6. **A design for a budget**: which of them, for a given number of users and a given memory.
 #
-# The last cell there makes caches of your answers. Hand them to the panels: `wb.panels.variants(kv=…, yours_on="gqa")`,
-# `wb.panels.windows(kv=…)`, `wb.panels.kv_formats(kv=…)`. `workbench check` says how far you are.
+# The last cell there makes caches of your answers. Try them in the panels:
+# `wb.panels.variants(kv=…, yours_on="gqa")`, `wb.panels.windows(kv=…)`, `wb.panels.kv_formats(kv=…)`.
+# `workbench check` shows which answers are right so far.
 
 # %% [markdown]
 # # Further reading
 #
-# - N. Shazeer, *Fast Transformer Decoding: One Write-Head is All You Need*, 2019,
-#   [arXiv 1911.02150](https://arxiv.org/abs/1911.02150): MQA.
-# - J. Ainslie and others, *GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints*, 2023,
-#   [arXiv 2305.13245](https://arxiv.org/abs/2305.13245): groups, mean-pooling, 5 % uptraining.
+# - N. Shazeer, *Fast Transformer Decoding: One Write-Head is All You Need*, 2019, [arXiv
+#   1911.02150](https://arxiv.org/abs/1911.02150): MQA.
+# - J. Ainslie and others, *GQA: Training Generalized Multi-Query Transformer Models from Multi-Head
+#   Checkpoints*, 2023, [arXiv 2305.13245](https://arxiv.org/abs/2305.13245): groups, mean-pooling, 5 %
+#   uptraining.
 # - DeepSeek-AI, *DeepSeek-V2*, 2024, [arXiv 2405.04434](https://arxiv.org/abs/2405.04434) (section 2.1), and
 #   *DeepSeek-V3 Technical Report*, 2024, [arXiv 2412.19437](https://arxiv.org/abs/2412.19437): MLA.
-# - J. Su and others, *RoFormer: Enhanced Transformer with Rotary Position Embedding*, 2021,
-#   [arXiv 2104.09864](https://arxiv.org/abs/2104.09864): the turn that has to be decoupled.
-# - W. Brandon and others, *Reducing Transformer Key-Value Cache Size with Cross-Layer Attention*, 2024,
-#   [arXiv 2405.12981](https://arxiv.org/abs/2405.12981), and Y. Sun and others, *You Only Cache Once*, 2024,
-#   [arXiv 2405.05254](https://arxiv.org/abs/2405.05254).
-# - I. Beltagy and others, *Longformer: The Long-Document Transformer*, 2020,
-#   [arXiv 2004.05150](https://arxiv.org/abs/2004.05150); A. Q. Jiang and others, *Mistral 7B*, 2023,
-#   [arXiv 2310.06825](https://arxiv.org/abs/2310.06825): the rolling buffer; Gemma Team, *Gemma 3 Technical Report*, 2025,
-#   [arXiv 2503.19786](https://arxiv.org/abs/2503.19786): five windows to one global layer.
-# - G. Xiao and others, *Efficient Streaming Language Models with Attention Sinks*, 2023,
-#   [arXiv 2309.17453](https://arxiv.org/abs/2309.17453).
-# - Z. Liu and others, *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*, 2024,
-#   [arXiv 2402.02750](https://arxiv.org/abs/2402.02750), and C. Hooper and others, *KVQuant*, 2024,
-#   [arXiv 2401.18079](https://arxiv.org/abs/2401.18079).
-# - H. Touvron and others, *Llama 2: Open Foundation and Fine-Tuned Chat Models*, 2023,
-#   [arXiv 2307.09288](https://arxiv.org/abs/2307.09288): which of its models have which heads.
+# - J. Su and others, *RoFormer: Enhanced Transformer with Rotary Position Embedding*, 2021, [arXiv
+#   2104.09864](https://arxiv.org/abs/2104.09864): the rotation that has to be decoupled.
+# - W. Brandon and others, *Reducing Transformer Key-Value Cache Size with Cross-Layer Attention*, 2024, [arXiv
+#   2405.12981](https://arxiv.org/abs/2405.12981), and Y. Sun and others, *You Only Cache Once*, 2024, [arXiv
+#   2405.05254](https://arxiv.org/abs/2405.05254).
+# - I. Beltagy and others, *Longformer: The Long-Document Transformer*, 2020, [arXiv
+#   2004.05150](https://arxiv.org/abs/2004.05150); A. Q. Jiang and others, *Mistral 7B*, 2023, [arXiv
+#   2310.06825](https://arxiv.org/abs/2310.06825): the rolling buffer; Gemma Team, *Gemma 3 Technical Report*,
+#   2025, [arXiv 2503.19786](https://arxiv.org/abs/2503.19786): five windows to one global layer.
+# - G. Xiao and others, *Efficient Streaming Language Models with Attention Sinks*, 2023, [arXiv
+#   2309.17453](https://arxiv.org/abs/2309.17453).
+# - Z. Liu and others, *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*, 2024, [arXiv
+#   2402.02750](https://arxiv.org/abs/2402.02750), and C. Hooper and others, *KVQuant*, 2024, [arXiv
+#   2401.18079](https://arxiv.org/abs/2401.18079).
+# - H. Touvron and others, *Llama 2: Open Foundation and Fine-Tuned Chat Models*, 2023, [arXiv
+#   2307.09288](https://arxiv.org/abs/2307.09288): which of its models have which heads.

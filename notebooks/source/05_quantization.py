@@ -3,7 +3,7 @@
 #
 # **The question.** Every step reads every weight (lab 02). How many bits of each does the model need?
 #
-# Rounding is easy. Which weights can be rounded, and why not all of them alike, is what nine methods answer in nine
+# Rounding is easy. Which weights can be rounded, and how, is the question that nine methods answer in nine
 # ways. All of them are here, on one model, one calibration text and one plot.
 
 # %%
@@ -51,8 +51,8 @@ def loss(some_model):
 # %% [markdown]
 # ## Predict
 #
-# Our model has weights of 32 bits. Let each have one of *eight* values instead, 3 bits, each value the nearest to what
-# it was. By how many percent does the perplexity rise, on text that the model has never seen? Put your guess here.
+# Our model has weights of 32 bits. Replace each by the nearest of *eight* values, that is, by 3 bits. By how
+# many percent does the perplexity rise, on text that the model has never seen? Put your guess here.
 
 # %%
 my_guess = 100
@@ -60,8 +60,8 @@ my_guess = 100
 # %% [markdown]
 # ## The naive way, measured
 #
-# For each row of each matrix, put an even grid between its least and its greatest weight, and round every weight to
-# the nearest point. That is **RTN**, round to nearest. It looks at nothing but the weights.
+# For each row of each matrix, put an even grid between its minimum and its maximum, and round every weight to
+# the nearest grid point. That is **RTN**, round to nearest. It uses nothing but the weights.
 
 # %%
 full = loss(model)
@@ -70,8 +70,13 @@ for bits in (8, 6, 5, 4, 3, 2):
     rounded = quantize(model, QuantizationRecipe("rtn", bits=bits, options={"whole_rows": True}))
     risen[bits], size[bits] = math.expm1(loss(rounded) - full), rounded.quantization.nbytes
 rows = [[bits, 2**bits, readable_bytes(size[bits]), f"{risen[bits]:+.2%}"] for bits in risen]
-HTML(html.table(["bits", "values", "bytes of all layers", "perplexity"], rows,
-                f"rounded to the nearest, a grid for each row; {passages.numel():,} held-out tokens"))  # fmt: skip
+HTML(
+    html.table(
+        ["bits", "values", "bytes of all layers", "perplexity"],
+        rows,
+        f"rounded to the nearest, a grid for each row; {passages.numel():,} held-out tokens",
+    )
+)
 
 # %%
 assert abs(risen[8]) < 0.005 and risen[4] < 0.1 < risen[2]
@@ -84,10 +89,10 @@ Markdown(
 # %% [markdown]
 # # Why fewer bits
 #
-# A step for one user reads each weight once and does two FLOPs with it. On the accelerators of lab 02 the reading
-# takes more than a hundred times as long. So what the arithmetic is done in hardly matters; what is *read* does.
-# Hence **weight-only** quantization: store 4 bits, make 16 of them between memory and the multiply, compute as
-# before.
+# A step for one user reads each weight once and does two FLOPs with it. On the accelerators of lab 02 the
+# reading takes more than a hundred times as long. So the precision of the arithmetic hardly matters; the number
+# of bytes *read* does. Hence **weight-only** quantization: store 4 bits, convert them to 16 between memory and
+# the multiply, and compute as before.
 
 # %% [markdown]
 # ```text
@@ -96,9 +101,9 @@ Markdown(
 #       4 bits     │ wwww │ ═══►  scale · code  ►    w · x       a quarter of the bytes, the same product
 # ```
 #
-# Four bits are a quarter of sixteen. Are steps four times as fast, then? Count what a step reads, for a Llama 3.1 of 8
-# billion weights. Codes want scales: take a group of 128 weights with a scale and a zero of 16 bits each. And the
-# output head usually stays in 16 bits.
+# Four bits are a quarter of sixteen. So are steps four times as fast? Count what a step reads, for a Llama 3.1
+# of 8 billion weights. Codes need scales: each group of 128 weights has a scale and a zero of 16 bits each. And
+# the output head usually stays in 16 bits.
 
 # %%
 eight, h100 = public_shape("llama-3.1-8b"), PUBLISHED["h100-sxm"]
@@ -115,38 +120,49 @@ best = step_bytes(eight, 16) / step_bytes(eight, with_scales)
 head_bytes = 2 * eight.vocab_size * eight.hidden_size
 assert with_scales == 4.25 and round(best, 2) == 3.15
 Markdown(
-    f"{step_bytes(eight, 16) / 1e9:.2f} GB become {step_bytes(eight, with_scales) / 1e9:.2f} GB: **{best:.2f} times** "
-    f"fewer, not 4. Without scales it would be {step_bytes(eight, 16) / step_bytes(eight, 4):.2f} times. The rest is the "
-    f"head: {head_bytes / 1e9:.2f} GB that stay, {head_bytes / step_bytes(eight, with_scales):.0%} of what is then read."
+    f"{step_bytes(eight, 16) / 1e9:.2f} GB become {step_bytes(eight, with_scales) / 1e9:.2f} GB: **{best:.2f} times**"
+    f" fewer, not 4. Without scales it would be {step_bytes(eight, 16) / step_bytes(eight, 4):.2f} times. The rest is"
+    f" the head: {head_bytes / 1e9:.2f} GB that stay, {head_bytes / step_bytes(eight, with_scales):.0%} of what is then"
+    " read."
 )
 
 # %% [markdown]
-# "3.15 times at best" is a number of *this shape*: 128,256 tokens of vocabulary, 4,096 wide. The smaller the model,
-# the larger its head is beside it:
+# "3.15 times at best" holds for *this shape*: a vocabulary of 128,256 tokens, a width of 4,096. The smaller the
+# model, the larger the share of its head:
 
 # %%
 rows = []
 for name in ("qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b", "llama-2-7b", "llama-3.1-70b"):
     s = public_shape(name)
     head = 2 * s.vocab_size * s.hidden_size / step_bytes(s, 16)
-    rows.append([name, f"{s.vocab_size:,}", f"{head:.1%}",
-                 *(f"{step_bytes(s, 16) / step_bytes(s, bits):.2f} ×" for bits in (8.25, 4.25, 3.25))])  # fmt: skip
-HTML(html.table(["", "vocabulary", "head, of all bytes", "8 bits", "4 bits", "3 bits"], rows,
-                "how many times fewer bytes a step reads; a scale and a zero for 128 weights, the head in 16 bits"))  # fmt: skip
+    rows.append(
+        [
+            name,
+            f"{s.vocab_size:,}",
+            f"{head:.1%}",
+            *(f"{step_bytes(s, 16) / step_bytes(s, bits):.2f} ×" for bits in (8.25, 4.25, 3.25)),
+        ]
+    )
+HTML(
+    html.table(
+        ["", "vocabulary", "head, of all bytes", "8 bits", "4 bits", "3 bits"],
+        rows,
+        "how many times fewer bytes a step reads; a scale and a zero for 128 weights, the head in 16 bits",
+    )
+)
 
 # %% [markdown]
 # ## And a prompt?
 #
-# A prompt of 2,048 tokens reads each weight once as well, and multiplies it 2,048 times. There the arithmetic takes
-# the time, and weight-only quantization does *the same arithmetic*. By the cost model of lab 02, on an H100:
+# A prompt of 2,048 tokens also reads each weight once, but multiplies it 2,048 times. Such a step is
+# compute-bound, and weight-only quantization does *the same arithmetic*. By the cost model of lab 02, on an
+# H100:
 
 
 # %%
 def predicted(bits, batch=1, prompt=0, card=h100):
     given = {"batch": batch, "weight_bytes_per_element": 2, "linear_bytes_per_element": bits / 8}
-    costs = (
-        prefill_costs(eight, prompt=prompt, **given) if prompt else decode_costs(eight, context=1024, **given)
-    )
+    costs = prefill_costs(eight, prompt=prompt, **given) if prompt else decode_costs(eight, context=1024, **given)
     return predict(costs, card, "bfloat16")
 
 
@@ -170,8 +186,8 @@ Markdown(
 )
 
 # %% [markdown]
-# To make prompts faster, the *inputs* must be rounded too, so that the products themselves run in 8 bits. An H100
-# does those twice as fast:
+# To make prompts faster, the *inputs* must be quantized too, so that the products themselves run in 8 bits. An
+# H100 computes those twice as fast:
 
 # %%
 twice = replace(h100, flop_per_s={"bfloat16": 2 * h100.flop_per_s["bfloat16"]})
@@ -187,14 +203,14 @@ Markdown(
 #
 # ## Floats
 #
-# A float is a sign, an exponent and a fraction. The exponent says how far the numbers reach, the fraction how close
-# neighbours are. Bits spent on one are missing in the other.
+# A float is a sign, an exponent and a fraction. The exponent sets the range, the fraction sets the precision. A
+# bit used for one is missing in the other.
 #
 # ```text
 #      float32     s eeeeeeee fffffffffffffffffffffff      the usual
 #      bfloat16    s eeeeeeee fffffff                      float32's range, 16 bits of fraction fewer
-#      float16     s eeeee ffffffffff                      8 times finer than bfloat16, and ends at 65,504
-#      fp8 e4m3    s eeee fff                              ends at 448
+#      float16     s eeeee ffffffffff                      8 times finer than bfloat16, up to 65,504
+#      fp8 e4m3    s eeee fff                              up to 448
 #      fp8 e5m2    s eeeee ff                              float16's range, two bits of fraction
 # ```
 
@@ -203,14 +219,28 @@ rows = []
 for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
     info = torch.finfo(getattr(torch, name))
     fraction = round(-math.log2(info.eps))
-    rows.append([name, info.bits, info.bits - 1 - fraction, fraction,
-                 f"{info.max:,.6g}", f"{info.tiny:.2g}", f"{info.eps / 2:.2g}"])  # fmt: skip
+    rows.append(
+        [
+            name,
+            info.bits,
+            info.bits - 1 - fraction,
+            fraction,
+            f"{info.max:,.6g}",
+            f"{info.tiny:.2g}",
+            f"{info.eps / 2:.2g}",
+        ]
+    )
 assert (torch.finfo(torch.float16).max, torch.finfo(torch.float8_e4m3fn).max) == (65_504, 448)
-HTML(html.table(["", "bits", "exponent", "fraction", "greatest", "least normal", "rounding, relative"], rows,
-                "range against precision"))  # fmt: skip
+HTML(
+    html.table(
+        ["", "bits", "exponent", "fraction", "greatest", "least normal", "rounding, relative"],
+        rows,
+        "range against precision",
+    )
+)
 
 # %% [markdown]
-# Flip the bits yourself. The same number in every format, its neighbours, and what is lost:
+# Flip the bits yourself. The panel shows the same number in every format, its neighbours, and the error:
 
 # %%
 numbers = wb.panels.numbers()
@@ -231,15 +261,16 @@ print(
 # %% [markdown]
 # ## Whole numbers
 #
-# A float keeps its *relative* precision over a huge range. The weights of one row need no such range: they are
-# spread like a bell, and the widest is a few times the usual one. So an even grid does better: whole numbers, and a
-# scale.
+# A float keeps its *relative* precision over a huge range. The weights of one row do not need such a range:
+# they are roughly normally distributed, and the largest is only a few times the typical one. So an even grid
+# does better: integers, and a scale.
 #
 # $$\text{affine: } \hat{w} = \text{scale} \cdot \text{code} + \text{zero}, \quad \text{code} \in \{0 \dots 2^b - 1\} \qquad\qquad
 # \text{symmetric: } \hat{w} = \text{scale} \cdot \text{code}, \quad |\text{code}| \le 2^{b-1} - 1$$
 #
-# Affine grids go from the least weight to the greatest; symmetric ones from −max to max. Either way no weight is off
-# by more than half a scale, and the error is about scale / √12 (root mean square), as for anything rounded evenly.
+# Affine grids go from the smallest weight to the largest; symmetric ones from −max to max. In both cases no
+# weight is off by more than half a scale, and the root mean square error is about scale / √12, as for any even
+# rounding.
 
 # %%
 weight = model.layers[2].mlp.gate.weight.detach()  # [F, d]
@@ -249,17 +280,29 @@ for name in ("int8", "int8_symmetric", "fp8_e4m3", "int4", "int4_symmetric", "in
     off = (q.dequantize() - weight).abs()
     assert bool((off <= q.error_bound()).all())
     promised = "" if name.startswith("fp8") else f"{float(q.scale.float().mean()) / math.sqrt(12):.4f}"
-    rows.append([name, f"{q.bits_per_value:.3f}", f"{float(off.square().mean().sqrt()):.4f}", promised,
-                 f"{float(off.max()):.4f}"])  # fmt: skip
-HTML(html.table(["", "bits a weight", "error, rms", "mean scale / √12", "largest"], rows,
-                f"a gate matrix, {weight.shape[0]:,} × {weight.shape[1]}, in groups of 128; every error within its bound"))  # fmt: skip
+    rows.append(
+        [
+            name,
+            f"{q.bits_per_value:.3f}",
+            f"{float(off.square().mean().sqrt()):.4f}",
+            promised,
+            f"{float(off.max()):.4f}",
+        ]
+    )
+HTML(
+    html.table(
+        ["", "bits per weight", "error, rms", "mean scale / √12", "largest"],
+        rows,
+        f"a gate matrix, {weight.shape[0]:,} × {weight.shape[1]}, in groups of 128; every error within its bound",
+    )
+)
 
 # %% [markdown]
 # ## Who shares a scale?
 #
-# The error hangs on the scale, and the scale on the *widest* weight of those that share it. One scale for the tensor
-# is spoiled by one weight among a hundred thousand. A scale for each output (**per channel**), or for each **group**
-# of 128 inputs of an output, confines the damage, and costs bits:
+# The error depends on the scale, and the scale on the *widest* weight of those that share it. With one scale
+# for the tensor, one weight among a hundred thousand spoils it. A scale for each output (**per channel**), or
+# for each **group** of 128 inputs of an output, limits this effect, and costs bits:
 
 # %%
 rows = []
@@ -275,21 +318,23 @@ for name, way in ways.items():
     spread[name] = float((q.dequantize() - weight).square().mean().sqrt())
     rows.append([name, f"{q.scale.numel():,}", f"{q.bits_per_value:.3f}", f"{spread[name]:.4f}"])
 assert spread["tensor"] > spread["row"] > spread["group of 128"] > spread["group of 32"]
-HTML(html.table(["shares a scale", "scales", "bits a weight", "error, rms"], rows,
-                "the same matrix in 4 bits, affine"))  # fmt: skip
+HTML(
+    html.table(["shares a scale", "scales", "bits per weight", "error, rms"], rows, "the same matrix in 4 bits, affine")
+)
 
 # %%
 codes = quantize_tensor(weight, "int4_symmetric", over=1, group=128)
 affine = quantize_tensor(weight, "int4", over=1, group=128)
 assert codes.bits_per_value == 4 + 16 / 128 and affine.bits_per_value == 4 + 32 / 128
 Markdown(
-    f"In groups of 128, scales of 16 bits add {16 / 128:.3f} bits a weight, **{16 / 128 / 4:.1%}** of 4; with a "
+    f"In groups of 128, scales of 16 bits add {16 / 128:.3f} bits per weight, **{16 / 128 / 4:.1%}** of 4; with a "
     f"zero beside each scale it is {32 / 128 / 4:.1%}. In groups of 32 they add four times that. Bits spent on "
     "scales are bits not spent on codes."
 )
 
 # %% [markdown]
-# One row of the model, live. Turn bits, group and format; plant an outlier in it, and watch its neighbours:
+# One row of the model, live. Change bits, group and format; add an outlier, and see what happens to its
+# neighbours:
 
 # %%
 row_panel = wb.panels.weight_row()
@@ -302,8 +347,9 @@ row_panel.snapshot()
 # %% [markdown]
 # ## Packing
 #
-# No machine reads 4 bits or 3. Codes are packed into bytes without a gap, and taken apart by shifts and masks. Two
-# codes of 4 bits make a byte; eight of 3 bits make three bytes, two with their lower bits and one with their highest:
+# No machine reads 4 bits or 3. Codes are packed into bytes without gaps, and unpacked by shifts and masks. Two
+# codes of 4 bits make a byte; eight of 3 bits make three bytes, two with their lower bits and one with their
+# highest:
 
 # %%
 from workbench.quantization import pack, unpack
@@ -315,7 +361,7 @@ print("eight codes: ", " ".join(f"{int(c):03b}" for c in few))
 print("three bytes: ", " ".join(f"{int(b):08b}" for b in packed))
 
 # %% [markdown]
-# Which bit went where? Found by turning each bit on alone and packing it. A cell is one bit of a byte, the highest
+# Where is each bit? To find out, we set each bit alone and pack it. A cell is one bit of a byte, the highest
 # first: `3.0` is the lowest bit of code 3.
 
 # %%
@@ -326,7 +372,7 @@ rows = [[f"byte {byte}", *(where[byte, place] for place in range(7, -1, -1))] fo
 HTML(html.table(["", *(f"bit {place}" for place in range(7, -1, -1))], rows, "eight codes of 3 bits"))
 
 # %% [markdown]
-# A quantized model is saved as it is counted. Nothing is left in 16 bits by accident:
+# A quantized model is saved with exactly the bytes that were counted. Nothing is left in 16 bits by accident:
 
 # %%
 four = quantize(model, QuantizationRecipe("rtn", bits=4))
@@ -337,9 +383,9 @@ header = on_disk - others - four.quantization.nbytes
 assert 0 < header < 64 * 1024
 in_full = sum(p.nbytes for n, p in model.named_parameters() if n.startswith("layers") and "norm" not in n)
 Markdown(
-    f"All linears of the layers: **{readable_bytes(four.quantization.nbytes)}** in codes, scales and zeros, where float32 "
-    f"takes {readable_bytes(in_full)}. On disk: that, {readable_bytes(others)} of embedding and norms in float32, and a "
-    f"header of {header:,} bytes."
+    f"All linears of the layers: **{readable_bytes(four.quantization.nbytes)}** in codes, scales and zeros, where"
+    f" float32 takes {readable_bytes(in_full)}. On disk: that, {readable_bytes(others)} of embedding and norms in"
+    f" float32, and a header of {header:,} bytes."
 )
 
 # %% [markdown]
@@ -360,15 +406,20 @@ results = {
     "the first weight times 4, its input divided by 4": toy.scaled(4),
 }
 assert [round(value, 9) for value in results.values()] == [3.03, 0.0, 3.0, 2.5]
-HTML(html.table(["", "output"], [[name, f"{value:.2f}"] for name, value in results.items()],
-                "x = (100, 1), w = (0.03, 0.03), a grid of 0.1"))  # fmt: skip
+HTML(
+    html.table(
+        ["", "output"],
+        [[name, f"{value:.2f}"] for name, value in results.items()],
+        "x = (100, 1), w = (0.03, 0.03), a grid of 0.1",
+    )
+)
 
 # %% [markdown]
-# Both weights are alike and both round to 0. The *error* is not alike: 0.03 times an input of 100. An error in a
-# weight reaches the output multiplied by the input. RTN does not look at inputs, so it cannot know.
+# Both weights are equal and both round to 0. But the first error is
+# multiplied by the input: 0.03 times 100. RTN does not use the inputs, so it cannot know.
 #
-# Two remedies are in the toy. Keep what matters in full precision, which is **LLM.int8()**. Or scale it up before
-# rounding, which is **AWQ**. Why times 4? Try others:
+# The toy shows two solutions. Keep the important weight in full precision, which is **LLM.int8()**. Or scale it
+# up before rounding, which is **AWQ**. Why times 4? Try others:
 
 # %%
 factors = torch.linspace(1, 12, 400).tolist()
@@ -385,17 +436,17 @@ alt = (
 picture(figure, alt)
 
 # %% [markdown]
-# The teeth shrink: with s the first weight's error is at most 0.05 / s. So why not s = 1000? Because here the grid
-# stands still, and in a matrix it does not. The weight that was scaled up becomes the widest of its group, the
-# group's scale grows with it, and all others are rounded more coarsely. There is a best s in between, and it has to
-# be searched.
+# The jumps of the curve get smaller: with s, the first weight's error is at most 0.05 / s. So why not s = 1000?
+# Because the grid is fixed here, but not in a matrix. There the scaled weight becomes the largest of its group,
+# the group's scale grows with it, and all others are rounded more coarsely. The best s lies in between, and
+# must be searched.
 
 # %% [markdown]
 # ## Outliers
 #
-# Are there inputs of 100 beside inputs of 1? In large models, yes: from about 6.7 billion weights on a few channels,
-# the same ones in all layers, are up to 20 times larger than the others (Dettmers and others, 2022). In ours? The
-# largest input of each channel, over the median channel:
+# Are there inputs of 100 beside inputs of 1? In large models, yes: from about 6.7 billion weights on, a few
+# channels, the same ones in all layers, are up to 20 times larger than the others (Dettmers and others, 2022).
+# In ours? The largest input of each channel, divided by that of the median channel:
 
 # %%
 from workbench.quantization.calibration import Reading
@@ -421,11 +472,11 @@ natural = peak(inputs_of(model, "attention.q", layer=2))
 print(f"layer 2, what comes into q, k and v: the largest channel is {natural:.1f} times the median one")
 
 # %% [markdown]
-# **It has none to speak of** behind its norms, and that is to be said plainly: what large models suffer from, a
-# model of 11 million weights has not grown. So we *plant* them. Multiply a few channels of each norm's output by 64,
-# and divide the columns that consume them by 64. Every product is as before; the numbers between are not. (In large
-# models the outliers have grown in training and do something. The planted ones are ordinary channels at another
-# scale; the scale alone is what breaks a quantizer.)
+# **After the norms, our model has hardly any outliers.** Large models have them, but a model of 11 million
+# weights has not developed them. So we *plant* them. Multiply a few channels of each norm's output by 64, and
+# divide the columns that consume them by 64. Every product is as before, but the activations between are not.
+# (In large models the outliers arise in training and have a function. The planted ones are ordinary channels at
+# another scale; the scale alone is enough to break a quantizer.)
 
 # %%
 planted = plant_outliers(model)
@@ -439,8 +490,8 @@ how = "equal in every bit" if apart == 0 else f"different by {apart:.0e} of the 
 print(f"the logits are {how}, and the largest channel is now {planted_peak:.0f} times the median one")
 
 # %% [markdown]
-# Now what does rounding do to the one and to the other? In 8 bits, with weights alone, and with inputs too, where
-# every token gets a scale of its own, which its outliers take for themselves:
+# How does rounding affect the two models? In 8 bits, first the weights alone, then the inputs too, with one
+# scale per token, which the token's outliers determine:
 
 # %%
 outliers = wb.panels.outliers(methods="8 bits")
@@ -451,15 +502,14 @@ suffered = outliers.run()
 outliers.snapshot()
 
 # %%
-from workbench.experiments.quantize_outliers import TITLES
+from workbench.labs.lab05_quantization.outliers import TITLES
 
-losses = {
-    (m.settings["weights"], m.settings["method"]): m for m in suffered if m.settings["measured"] == "loss"
-}
+losses = {(m.settings["weights"], m.settings["method"]): m for m in suffered if m.settings["measured"] == "loss"}
 rows = [
     [TITLES[name], *(f"{math.expm1(losses[which, name].counts['excess']):+.2%}" for which in ("original", "planted"))]
-    for name in TITLES if ("planted", name) in losses
-]  # fmt: skip
+    for name in TITLES
+    if ("planted", name) in losses
+]
 HTML(html.table(["", "the model as it is", "planted"], rows, "perplexity above the same model in float32"))
 
 # %%
@@ -474,8 +524,8 @@ Markdown(
 # %% [markdown]
 # ## LLM.int8(): a few columns apart
 #
-# If a few channels are large, in all tokens the same, take them out. Their columns are multiplied in 16 bits, all
-# others in 8:
+# If a few channels are large, the same ones in all tokens, separate them. Their columns are multiplied in 16
+# bits, all others in 8:
 #
 # ```text
 #      x    │ · · █ · · · · █ · · │             W    │ · · █ · · · · █ · · │
@@ -483,9 +533,9 @@ Markdown(
 #      y =  int8(x without █) · int8(W without █)ᵀ    +    16 bits: x of █ · W of █ᵀ
 # ```
 #
-# An **outlier column** is one where some input passes a threshold, 6 in the paper; with it more than 99.9 % of all
-# values stay in 8 bits. It is exact where it matters, and costs a second product: two kernels in place of one. Fine
-# for memory; seldom a gain in time.
+# An **outlier column** is one in which some input exceeds a threshold, 6 in the paper; more than 99.9 % of all
+# values then still stay in 8 bits. The large values keep their precision, but a second product is needed: two
+# kernels instead of one. This saves memory, but seldom time.
 
 # %%
 kept_apart = inputs_of(planted, "mlp.gate", layer=2).max_abs > 6.0
@@ -501,29 +551,30 @@ Markdown(
 # %% [markdown]
 # # AWQ: scale up what matters
 #
-# Mixed precision is awkward for hardware. AWQ (activation-aware weight quantization, 2023) keeps one format for all,
-# and uses that a layer can be written in other numbers:
+# Mixed precision is awkward for hardware. AWQ (activation-aware weight quantization, 2023) keeps one format for
+# all weights, and uses this identity:
 #
 # $$X\,W \;=\; (X\, s^{-1})\,(s\, W)$$
 #
-# Columns with large inputs are scaled *up*, then rounded. The inverse does not even have to be computed: what stands
-# before the layer is a norm with a weight of its own, and that weight is divided by s, once, before anything runs.
+# Columns with large inputs are scaled *up*, then rounded. The inverse does not even have to be computed at run
+# time: before the layer there is a norm with a weight of its own, and that weight is divided by s once, in
+# advance.
 #
 # ```text
 #      norm ── g ──► x ──► W            norm ── g/s ──► x/s ──► s·W, rounded
 #                                               │
-#                                               └─ no operation more than before
+#                                               └─ no additional operation
 # ```
 
 # %% [markdown]
-# Which s? The mean size of each input channel, to a power α: 0 is RTN, 1 scales each channel by all of its size. α
-# is searched on calibration text, where the error of the *output* is smallest. All that takes of the inputs are
-# their second moments, since
+# Which s? The mean magnitude of each input channel, to a power α: 0 is RTN, 1 scales each channel by its full
+# magnitude. α is searched on calibration text, for the smallest error of the *output*. This needs only the
+# second moments of the inputs, since
 #
 # $$\lVert X (W - \hat{W})^\top \rVert^2 = \sum_{\text{outputs}} \delta\, H\, \delta^\top, \qquad H = X^\top X, \quad \delta \text{ a row of } W - \hat{W}$$
 #
-# One input of a layer, q, k and v of layer 2, in 4 bits, for our model as it is and for the planted one. Where do you
-# expect the lowest points?
+# One input of a layer, that of q, k and v of layer 2, in 4 bits, for our model as it is and for the one with
+# planted outliers. Where do you expect the minima?
 
 # %%
 from workbench.quantization.awq import search
@@ -556,8 +607,8 @@ Markdown(
 )
 
 # %% [markdown]
-# AWQ has a second half. Each group's range is *narrowed* where cutting off its widest weights costs less than finer
-# steps save. All linears of a layer of our model, without outliers, in 3 bits:
+# AWQ has a second part. The range of each group is *narrowed* if clipping its largest weights costs less than
+# the finer steps save. All linears of a layer of our model, without outliers, in 3 bits:
 
 # %%
 awq_search = wb.panels.awq_search()
@@ -570,24 +621,35 @@ awq_search.snapshot()
 # %%
 curves = [m for m in searched if m.settings["measured"] == "search"]
 rows = [
-    [m.settings["linears"], f"{m.counts['alpha']:.2f}", f"{m.counts['error_rtn']:.2%}", f"{m.counts['error']:.2%}",
-     f"{m.counts['error_clipped']:.2%}", "yes" if m.counts["is_folded"] else "no: divided when it comes"]
+    [
+        m.settings["linears"],
+        f"{m.counts['alpha']:.2f}",
+        f"{m.counts['error_rtn']:.2%}",
+        f"{m.counts['error']:.2%}",
+        f"{m.counts['error_clipped']:.2%}",
+        "yes" if m.counts["is_folded"] else "no: divided when it comes",
+    ]
     for m in curves
-]  # fmt: skip
+]
 assert all(m.counts["error"] <= m.counts["error_rtn"] for m in curves)
-HTML(html.table(["linears", "best α", "output error, RTN", "scaled", "and ranges narrowed", "1/s folded"], rows,
-                f"layer {curves[0].settings['layer']}, {curves[0].settings['bits']} bits"))  # fmt: skip
+HTML(
+    html.table(
+        ["linears", "best α", "output error, RTN", "scaled", "and ranges narrowed", "1/s folded"],
+        rows,
+        f"layer {curves[0].settings['layer']}, {curves[0].settings['bits']} bits",
+    )
+)
 
 # %% [markdown]
-# Most of what AWQ gains on *our* model it gains by narrowing. The last column has an exception: our query heads share
-# key-value heads (lab 04), so what o reads cannot be scaled for each head in the one v that they share. It is
-# divided when it comes, one small operation.
+# Most of what AWQ gains on *our* model comes from narrowing. The last column has an exception: our query heads
+# share key-value heads (lab 04), so the input of o cannot be scaled for each head inside the one v that they
+# share. It is divided at run time instead, by one small operation.
 
 # %% [markdown]
-# # GPTQ: let the others make up for it
+# # GPTQ: let the others compensate
 #
-# Rounding moves a weight. Its neighbours are not rounded yet; let them move so that the *output* stays where it was.
-# If two inputs always come together, one weight can take over what the other lost:
+# Rounding changes a weight. The weights that are not yet rounded can change too, so that the *output* stays as
+# it was. If two inputs are always equal, one weight can compensate for the error of the other:
 #
 # ```text
 #      inputs that are equal, x1 = x2          weights 0.4, 0.4      grid of whole numbers      y = 0.8 · x
@@ -598,13 +660,13 @@ HTML(html.table(["linears", "best α", "output error, RTN", "scaled", "and range
 #
 # ## The derivation, in short
 #
-# The output error of a row is $\delta H \delta^\top$. Fix one change, δ_j = q − w_j, and let all others be free. The
-# best they can do (set the gradient of the others to zero) is
+# The output error of a row is $\delta H \delta^\top$. Fix one change, δ_j = q − w_j, and let all others be
+# free. The optimal choice of the others (set their gradient to zero) is
 #
 # $$\delta = \frac{\delta_j}{[H^{-1}]_{jj}}\; [H^{-1}]_{j,:} \qquad \text{which leaves an error of} \qquad \frac{\delta_j^2}{[H^{-1}]_{jj}}$$
 #
-# Then column j is done, and the same again with the columns that are left. That is the *optimal brain surgeon* of
-# 1993. Try it on numbers: four inputs, the first weight set to zero.
+# Then column j is done, and the same step is repeated with the columns that are left. That is the *optimal
+# brain surgeon* (1993). Try it on numbers: four inputs, the first weight set to zero.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -622,11 +684,12 @@ alone = float(row[0] ** 2 * H[0, 0])
 print(f"setting it to 0 and nothing else: {alone:.0f};  with the others making up for it: {left:.0f}")
 
 # %% [markdown]
-# GPTQ (2022) makes this fast enough for billions of weights. Take the columns in the same order for all rows, so
-# that one inverse serves them all. The inverses without the columns that are done are the rows of one Cholesky
-# factor of H⁻¹. And what a block of columns does to those behind it is one product.
+# GPTQ (2022) makes this fast enough for billions of weights. The columns are taken in the same order for all
+# rows, so that one inverse serves all rows. The inverses without the finished columns are given by the rows of
+# one Cholesky factor of H⁻¹. And the effect of a block of columns on the later ones is one matrix product.
 #
-# How near to the best does it come? With 8 weights of 2 bits the best can be had by trying all 65,536 codes of a row:
+# How close to the optimum does it come? With 8 weights of 2 bits the optimum can be found by trying all 65,536
+# codes of a row:
 
 # %%
 from workbench.quantization.gptq import gptq
@@ -660,7 +723,7 @@ Markdown(
 )
 
 # %% [markdown]
-# Watch it on rows of the model, column by column:
+# See it on rows of the model, column by column:
 
 # %%
 gptq_steps = wb.panels.gptq_steps()
@@ -680,19 +743,20 @@ Markdown(
 )
 
 # %% [markdown]
-# That order has a name in production, "act order". The other detail is *damping*: H is made of finite text, and a
-# little is added to its diagonal so that rare directions are not trusted too far.
+# Taking the columns that matter most first is called "act order" in production. The other detail is *damping*:
+# H is estimated from limited text, and a small number is added to its diagonal so that directions with little
+# data do not get too much influence.
 
 # %% [markdown]
 # # Other grids
 #
-# RTN, AWQ and GPTQ choose codes of the same even grid. Why even?
+# RTN, AWQ and GPTQ choose codes on the same even grid. Why even?
 #
 # ## NF4: levels where the weights are
 #
-# Trained weights are spread nearly like a bell. An even grid spends codes on its ends, where hardly a weight lies.
-# **NF4** (QLoRA, 2023) puts 16 levels at the quantiles of a normal distribution, so that each is used about equally
-# often.
+# Trained weights are nearly normally distributed. An even grid spends codes on its ends, where there is hardly
+# a weight. **NF4** (QLoRA, 2023) puts 16 levels at the quantiles of a normal distribution, so that each is used
+# about equally often.
 
 # %%
 from workbench.quantization.nf4 import NF4_LEVELS
@@ -704,8 +768,15 @@ figure, (axes,) = style.new_figure(height=2.9)
 axes.hist(within.numpy(), bins=160, color=style.WEIGHTS, alpha=0.55)
 top = axes.get_ylim()[1]
 for place, (name, some) in enumerate(levels.items()):
-    axes.plot(some, [top * (1.06 + 0.1 * place)] * len(some), "|", markersize=11, markeredgewidth=2,
-              color=(style.LEARNER, style.INK)[place], label=f"levels of {name}")  # fmt: skip
+    axes.plot(
+        some,
+        [top * (1.06 + 0.1 * place)] * len(some),
+        "|",
+        markersize=11,
+        markeredgewidth=2,
+        color=(style.LEARNER, style.INK)[place],
+        label=f"levels of {name}",
+    )
 axes.set_ylim(0, top * 1.3)
 style.label(axes, x="weight / largest of its block of 64", y="weights")
 style.legend(axes, loc=(0.012, 0.52))
@@ -716,12 +787,11 @@ alt = (
 picture(figure, alt)
 
 # %%
-middle = {name: float((within[:, None] - some).abs().argmin(1).bincount(minlength=len(some)).max() / len(within))
-          for name, some in levels.items()}  # fmt: skip
-errors = {
-    name: float((within[:, None] - some).abs().amin(1).square().mean().sqrt())
+middle = {
+    name: float((within[:, None] - some).abs().argmin(1).bincount(minlength=len(some)).max() / len(within))
     for name, some in levels.items()
 }
+errors = {name: float((within[:, None] - some).abs().amin(1).square().mean().sqrt()) for name, some in levels.items()}
 assert errors["NF4"] < errors["int4, symmetric"] and middle["NF4"] < middle["int4, symmetric"]
 Markdown(
     f"Int4's busiest code serves {middle['int4, symmetric']:.0%} of these weights, NF4's {middle['NF4']:.0%}; "
@@ -730,58 +800,68 @@ Markdown(
 )
 
 # %% [markdown]
-# A step further is **SqueezeLLM** (2023): each row has levels of its own, found by k-means in which a weight counts
-# as much as the loss is *sensitive* to it, and the few weights that lie far out are kept apart, sparse, in full
-# precision.
+# **SqueezeLLM** (2023) goes further: each row has its own levels, found by a k-means in which each weight
+# counts by the *sensitivity* of the loss to it. The few weights that lie far out are stored separately, sparse,
+# in full precision.
 #
 # ## Scales of scales
 #
-# Small blocks make small errors and many scales. So round the scales too. NF4 has blocks of 64 with a scale in
-# float32, half a bit a weight; **double quantization** puts the scales in 8 bits, with one float32 for 256 of them:
+# Small blocks mean small errors and many scales. So round the scales too. NF4 has blocks of 64 with a scale in
+# float32, half a bit per weight; **double quantization** stores the scales in 8 bits, with one float32 for 256
+# of them:
 
 # %%
 single, double = 32 / 64, 8 / 64 + 32 / (64 * 256)
 assert (single, round(double, 3), round(single - double, 2)) == (0.5, 0.127, 0.37)
-print(f"{single:.3f} bits a weight become {double:.3f}: {single - double:.2f} less, as published")
+print(f"{single:.3f} bits per weight become {double:.3f}: {single - double:.2f} less, as published")
 
 # %% [markdown]
-# GGUF's **k-quants** do it with whole numbers: 256 weights share a scale in float16, and blocks of 16 or 32 among them
-# multiply it by a code of 4 to 8 bits. Counted from the bytes of a super-block, as llama.cpp stores them:
+# GGUF's **k-quants** do it with integers: 256 weights share a scale in float16, and blocks of 16 or 32 among
+# them multiply it by a code of 4 to 8 bits. Counted from the bytes of a super-block, as llama.cpp stores them:
 
 # %%
 from workbench.quantization.kquant_bytes import LAYOUTS, SUPER_BLOCK
 
 bits_of = {f"Q{bits}_K": 8 * layout.nbytes / SUPER_BLOCK for bits, layout in LAYOUTS.items()}
-rows = [[f"Q{b}_K", layout.block, layout.nbytes, f"{bits_of[f'Q{b}_K']:.4f}", f"{bits_of[f'Q{b}_K'] / b - 1:.1%}"]
-        for b, layout in LAYOUTS.items()]  # fmt: skip
-HTML(html.table(["", "weights a block", "bytes for 256 weights", "bits a weight", "beside the codes"], rows,
-                "k-quants"))  # fmt: skip
+rows = [
+    [f"Q{b}_K", layout.block, layout.nbytes, f"{bits_of[f'Q{b}_K']:.4f}", f"{bits_of[f'Q{b}_K'] / b - 1:.1%}"]
+    for b, layout in LAYOUTS.items()
+]
+HTML(
+    html.table(
+        ["", "weights a block", "bytes for 256 weights", "bits per weight", "beside the codes"], rows, "k-quants"
+    )
+)
 
 # %% [markdown]
-# The bytes themselves, in the order in which they lie, of 256 weights as Q4_K and of 256 blocks of 64 as NF4:
+# The bytes themselves, in storage order, of 256 weights as Q4_K and of 256 blocks of 64 as NF4:
 
 # %%
 layouts = {"Q4_K": super_block_ranges(4), "NF4": nf4_ranges(64)}
-rows = [[name, part.name, f"{part.start:,} … {part.end - 1:,}", part.meaning, f"{part.bits_per_weight:.4f}"]
-        for name, parts in layouts.items() for part in parts]  # fmt: skip
+rows = [
+    [name, part.name, f"{part.start:,} … {part.end - 1:,}", part.meaning, f"{part.bits_per_weight:.4f}"]
+    for name, parts in layouts.items()
+    for part in parts
+]
 assert sum(part.bits_per_weight for part in layouts["Q4_K"]) == bits_of["Q4_K"]
-HTML(html.table(["", "field", "bytes", "what they are", "bits a weight"], rows, "where the bytes lie"))
+HTML(html.table(["", "field", "bytes", "what they are", "bits per weight"], rows, "where the bytes lie"))
 
 # %%
 assert bits_of["Q4_K"] == 4.5 and bits_of["Q6_K"] == 6.5625 and bits_of["Q2_K"] == 2.625
 Markdown(
-    "Check a printed number: the description of Q2_K says 2.5625 bits a weight. Its super-block holds 64 bytes "
+    "Check a printed number: the description of Q2_K says 2.5625 bits per weight. Its super-block holds 64 bytes "
     f"of codes, 16 of scales and minima and *two* numbers in float16, {LAYOUTS[2].nbytes} bytes: "
     f"**{bits_of['Q2_K']}**. One of the two was forgotten."
 )
 
 # %% [markdown]
-# ## Two bits: rotate, then pack spheres
+# ## Two bits: rotate, then use a lattice
 #
-# At two bits a weight has four values, and rounding weight by weight fails. **QuIP#** (2024) does two things.
+# At two bits a weight has four values, and rounding each weight separately fails. **QuIP#** (2024) does two
+# things.
 #
-# *Incoherence.* Multiply the matrix with random rotations from both sides (Hadamard matrices, random signs). A
-# rotation can be undone, and it mixes: no weight stands out any more, everything looks Gaussian.
+# *Incoherence.* Multiply the matrix by random rotations from both sides (Hadamard matrices, random signs). A
+# rotation can be undone, and it mixes: no weight is an outlier any more, and all look Gaussian.
 
 # %%
 from workbench.quantization.hadamard import rotate
@@ -793,15 +873,13 @@ turned = rotate(spiky * signs)
 assert torch.allclose(rotate(turned, inverse=True) * signs, spiky, atol=1e-3)
 peaks = [float((m.abs().amax(1) / m.square().mean(1).sqrt()).mean()) for m in (spiky, turned)]
 assert peaks[1] < 6 < peaks[0]
-print(
-    f"largest over root mean square: {peaks[0]:.1f} before, {peaks[1]:.1f} after, and it can be turned back"
-)
+print(f"largest over root mean square: {peaks[0]:.1f} before, {peaks[1]:.1f} after, and it can be turned back")
 
 # %% [markdown]
-# *A lattice.* Round eight weights at once to a point in eight dimensions. 16 bits for 8 weights choose among 65,536
-# points, and the densest way to place points in eight dimensions is known: the lattice E8. The codebook (E8P) is
-# made so that a table of 256 entries and some signs are enough. Against the best even grid of four values, on a
-# Gaussian:
+# *A lattice.* Round eight weights at once to a point in eight dimensions. 16 bits for 8 weights choose among
+# 65,536 points, and the densest arrangement of points in eight dimensions is known: the lattice E8. The
+# codebook (E8P) is built so that a table of 256 entries and some signs are enough. Compared with the best even
+# grid of four values, on a Gaussian:
 
 # %%
 from workbench.quantization import lattice
@@ -820,16 +898,16 @@ Markdown(
 )
 
 # %% [markdown]
-# # Both sides in eight bits
+# # Weights and inputs in eight bits
 #
-# For prompts and large batches the arithmetic itself has to shrink, so inputs are rounded as well. Scales sit
-# outside of the product, so that all of it is done in whole numbers:
+# For prompts and large batches the arithmetic itself must become cheaper, so inputs are quantized as well. The
+# scales are factored out of the product, so that the product itself uses integers only:
 #
 # $$y = (s_x\, q_x)\,(s_w\, q_w)^\top = (s_x \otimes s_w)\;\; q_x\, q_w^\top$$
 #
-# That works where s_x is one a token and s_w one an output. A scale for each *input channel* would stand inside the
-# sum, and it is there that the outliers are. **SmoothQuant** (2022) moves them, by the same trick as AWQ's and for
-# the other reason: not to protect weights, but to make inputs easy to round.
+# That works if s_x is one per token and s_w one per output. A scale for each *input channel* would be inside
+# the sum, and the outliers are in the input channels. **SmoothQuant** (2022) reduces them with the same
+# identity as AWQ, but for another reason: not to protect weights, but to make inputs easy to quantize.
 #
 # $$s_j = \frac{\max |x_j|^{\alpha}}{\max |w_j|^{1 - \alpha}}$$
 
@@ -843,20 +921,25 @@ divisor = smoothing(seen, columns, alpha=0.5)
 rows = [
     [name, f"{float(x_max.max() / x_max.median()):.1f} ×", f"{float(w_max.max() / w_max.median()):.1f} ×"]
     for name, x_max, w_max in (("planted", seen, columns), ("smoothed, α = ½", seen / divisor, columns * divisor))
-]  # fmt: skip
+]
 assert float((seen / divisor).max() / (seen / divisor).median()) < 0.5 * planted_peak
-HTML(html.table(["", "largest input channel over the median", "largest weight column over the median"], rows,
-                "layer 2, before q, k and v"))  # fmt: skip
+HTML(
+    html.table(
+        ["", "largest input channel over the median", "largest weight column over the median"],
+        rows,
+        "layer 2, before q, k and v",
+    )
+)
 
 # %% [markdown]
-# With α = ½ the two sides meet: in every channel the largest input is as large as the largest weight. Neither is a
-# problem in 8 bits.
+# With α = ½ the two sides are balanced: in every channel the largest input is as large as the largest weight.
+# Neither is a problem in 8 bits.
 
 # %% [markdown]
 # # All of them, on one plot
 #
-# One model, one calibration text from the training modules, one held-out text. To the left is fewer bytes, down is
-# better. Which of them lie on the edge, so that no other is both smaller and better?
+# One model, one calibration text from the training modules, one held-out text. Further left is fewer bytes,
+# further down is better. Which methods are Pareto-optimal: no other is both smaller and better?
 
 # %%
 quantizers = wb.panels.quantizers(passages=8)
@@ -867,46 +950,57 @@ judged = quantizers.run()
 quantizers.snapshot()
 
 # %%
-from workbench.experiments.quantize_recipes import title
+from workbench.labs.lab05_quantization.recipes import title
 
 quality = {title(m.settings): m for m in judged if m.settings["measured"] == "quality"}
 rows = [
-    [name, f"{m.counts['bits_per_weight']:.2f}", f"{math.expm1(m.counts['excess_nats']):+.2%}",
-     f"{m.counts['excess_nats']:+.4f} ± {m.counts['excess_standard_error']:.4f}", f"{m.counts['layer_output_error']:.1e}"]
-    for name, m in quality.items() if m.counts["bits_per_weight"] < 16
-]  # fmt: skip
-HTML(html.table(["", "bits a weight", "perplexity", "nats a token above float32", "error of a layer's output"], rows,
-                "all on the same held-out text"))  # fmt: skip
+    [
+        name,
+        f"{m.counts['bits_per_weight']:.2f}",
+        f"{math.expm1(m.counts['excess_nats']):+.2%}",
+        f"{m.counts['excess_nats']:+.4f} ± {m.counts['excess_standard_error']:.4f}",
+        f"{m.counts['layer_output_error']:.1e}",
+    ]
+    for name, m in quality.items()
+    if m.counts["bits_per_weight"] < 16
+]
+HTML(
+    html.table(
+        ["", "bits per weight", "perplexity", "nats per token above float32", "error of a layer's output"],
+        rows,
+        "all on the same held-out text",
+    )
+)
 
 # %%
 of_rtn = {name: quality[f"{name} 3 bits g128"].counts["share_of_rtn_excess"] for name in ("GPTQ", "AWQ")}
 assert abs(math.expm1(quality["int8"].counts["excess_nats"])) < 0.005 and max(of_rtn.values()) < 0.9
 assert math.expm1(quality["QuIP# 2 bits"].counts["excess_nats"]) < risen[2] / 2
 Markdown(
-    f"At 3 bits in groups of 128, the same bytes for all three: of RTN's excess GPTQ leaves **{of_rtn['GPTQ']:.2f}** and AWQ "
-    f"**{of_rtn['AWQ']:.2f}**. Int8 is free. And in 2 bits, where rounding every row to nearest cost {risen[2]:+.0%}, QuIP# costs "
-    f"{math.expm1(quality['QuIP# 2 bits'].counts['excess_nats']):+.0%}."
+    f"At 3 bits in groups of 128, the same bytes for all three: of RTN's excess GPTQ leaves **{of_rtn['GPTQ']:.2f}**"
+    f" and AWQ **{of_rtn['AWQ']:.2f}**. Int8 is free. And in 2 bits, where rounding every row to nearest cost"
+    f" {risen[2]:+.0%}, QuIP# costs {math.expm1(quality['QuIP# 2 bits'].counts['excess_nats']):+.0%}."
 )
 
 # %% [markdown]
-# # Fewer bytes, and sooner?
+# # Fewer bytes, and less time?
 #
-# Look at the plot to the right, and at what it says of float32.
+# Look at the right-hand plot, and at what it says about float32.
 
 # %%
 decoded = [m for m in judged if m.settings["measured"] == "decode" and m.settings["method"] != "fp16"]
 slower = [m for m in decoded if m.counts["ratio"] > 1]
 Markdown(
-    f"{len(slower)} of {len(decoded)} recipes take longer for a step than float32, though all of them read far less. Lab 04 "
-    "ended in the same place: what turns codes into numbers first, and multiplies them afterwards, reads little and moves "
-    "much. That saves memory, and no time."
+    f"{len(slower)} of {len(decoded)} recipes take longer for a step than float32, though all of them read far less."
+    " Lab 04 ended in the same place: what turns codes into numbers first, and multiplies them afterwards, reads"
+    " little and moves much. That saves memory, and no time."
 )
 
 # %% [markdown]
-# To save time a code must become a number on its way to the multiply. Torch has such a kernel for CPUs, for bfloat16
-# inputs and codes of 4 bits in groups; 8 bits are made of two of those. Here is a step of our model, which fits into a
-# processor's cache, and of a shape of 110 million weights, which does not. The prediction knows bytes and starts; what
-# turning codes into numbers costs, it does not know.
+# To save time, a code must be converted to a number on its way to the multiply. Torch has such a kernel for
+# CPUs, for bfloat16 inputs and codes of 4 bits in groups; 8-bit codes take two of those. Here is a step of our
+# model, which fits into a processor's cache, and of a shape of 110 million weights, which does not. The
+# prediction includes bytes and launches, but not the cost of converting codes.
 
 # %%
 by_format = wb.panels.stored_formats()
@@ -918,16 +1012,24 @@ by_format.snapshot()
 
 # %%
 timed = [m for m in stepped if m.unit == "s"]
-weights_of = {
-    m.settings["model"]: m.counts["linear_bytes"] / 4 for m in timed if m.settings["format"] == "float32"
-}
+weights_of = {m.settings["model"]: m.counts["linear_bytes"] / 4 for m in timed if m.settings["format"] == "float32"}
 rows = [
-    [f"{m.settings['model']}, {m.settings['format']}", readable_bytes(m.counts["linear_bytes"]), f"{m.predicted * 1e3:.2f}",
-     f"{m.median * 1e3:.2f}", f"{weights_of[m.settings['model']] / m.counts['weights_per_s_in_cache'] * 1e3:.2f}"]
+    [
+        f"{m.settings['model']}, {m.settings['format']}",
+        readable_bytes(m.counts["linear_bytes"]),
+        f"{m.predicted * 1e3:.2f}",
+        f"{m.median * 1e3:.2f}",
+        f"{weights_of[m.settings['model']] / m.counts['weights_per_s_in_cache'] * 1e3:.2f}",
+    ]
     for m in timed
-]  # fmt: skip
-HTML(html.table(["", "linears", "predicted, ms", "measured, ms", "without reading memory, ms"], rows,
-                "one token after 64; last column: the same products with a weight that lies in the cache"))  # fmt: skip
+]
+HTML(
+    html.table(
+        ["", "linears", "predicted, ms", "measured, ms", "without reading memory, ms"],
+        rows,
+        "one token after 64; last column: the same products with a weight that lies in the cache",
+    )
+)
 
 # %%
 paired = {(m.settings["model"], m.settings["format"]): m for m in stepped if m.unit == "ratio"}
@@ -935,19 +1037,20 @@ said = []
 for name in ("int8", "int4"):
     m = paired["random-110m", f"{name} ÷ bfloat16"]
     said.append(
-        f"{name} takes **{m.median:.2f}** of bfloat16's time ({m.spread[0]:.2f} to {m.spread[1]:.2f}), predicted {m.predicted:.2f}"
+        f"{name} takes **{m.median:.2f}** of bfloat16's time ({m.spread[0]:.2f} to {m.spread[1]:.2f}), predicted"
+        f" {m.predicted:.2f}"
     )
 Markdown(
-    f"On the large shape {'; '.join(said)}. Where a step stays behind its prediction, look at the last column: what it takes "
-    "when no byte comes from memory. Where that is the larger part, the arithmetic on codes is the limit, and still fewer "
-    "bytes would not help."
+    f"On the large shape {'; '.join(said)}. Where a step stays behind its prediction, look at the last column: what it"
+    " takes when no byte comes from memory. Where that is the larger part, the arithmetic on codes is the limit, and"
+    " still fewer bytes would not help."
 )
 
 # %% [markdown]
 # # Beside published numbers
 #
-# Llama-2-7B on WikiText-2, context 2,048, as its authors and others printed them (fp16: 5.47). What a method is
-# worth is the excess over fp16, as a share of RTN's at the same bits and groups:
+# Llama-2-7B on WikiText-2, context 2,048, as published by the methods' authors and others (fp16: 5.47). To
+# compare methods, use the excess over fp16, as a share of RTN's at the same bits and groups:
 
 # %%
 fp16 = 5.47
@@ -956,35 +1059,32 @@ published = {  # AWQ's table 4; 4 bits without groups: OmniQuant's table 1
     "4 bits, g128": {"RTN": 5.73, "GPTQ": 5.69, "AWQ": 5.60},
     "3 bits, g128": {"RTN": 6.66, "GPTQ": 6.43, "AWQ": 6.24},
 }
-share = {
-    at: {name: (p - fp16) / (by["RTN"] - fp16) for name, p in by.items()} for at, by in published.items()
-}
-rows = [[at, *(f"{by[name]:.2f}" for name in by), *(f"{share[at][name]:.2f}" for name in ("GPTQ", "AWQ"))]
-        for at, by in published.items()]  # fmt: skip
-HTML(
-    html.table(
-        ["", "RTN", "GPTQ", "AWQ", "GPTQ's share of RTN's excess", "AWQ's"], rows, "published perplexities"
-    )
-)
+share = {at: {name: (p - fp16) / (by["RTN"] - fp16) for name, p in by.items()} for at, by in published.items()}
+rows = [
+    [at, *(f"{by[name]:.2f}" for name in by), *(f"{share[at][name]:.2f}" for name in ("GPTQ", "AWQ"))]
+    for at, by in published.items()
+]
+HTML(html.table(["", "RTN", "GPTQ", "AWQ", "GPTQ's share of RTN's excess", "AWQ's"], rows, "published perplexities"))
 
 # %%
 assert {k: round(v, 2) for k, v in share["4 bits, g128"].items()} == {"RTN": 1.0, "GPTQ": 0.85, "AWQ": 0.50}
 assert share["4 bits, no groups"]["AWQ"] > 1
 theirs = share["3 bits, g128"]
 Markdown(
-    f"At 4 bits in groups of 128: GPTQ {share['4 bits, g128']['GPTQ']:.2f}, AWQ {share['4 bits, g128']['AWQ']:.2f}. Without "
-    f"groups AWQ is *worse* than RTN ({share['4 bits, no groups']['AWQ']:.2f}): a column that is scaled up stretches the one scale of "
-    f"its whole row. At 3 bits theirs are {theirs['GPTQ']:.2f} and {theirs['AWQ']:.2f}, ours were {of_rtn['GPTQ']:.2f} and "
-    f"{of_rtn['AWQ']:.2f}: another model, another text. No method is best everywhere; a ranking holds for bits, groups, a model "
-    "and a text."
+    f"At 4 bits in groups of 128: GPTQ {share['4 bits, g128']['GPTQ']:.2f}, AWQ {share['4 bits, g128']['AWQ']:.2f}."
+    f" Without groups AWQ is *worse* than RTN ({share['4 bits, no groups']['AWQ']:.2f}): a column that is scaled up"
+    f" stretches the one scale of its whole row. At 3 bits theirs are {theirs['GPTQ']:.2f} and {theirs['AWQ']:.2f},"
+    f" ours were {of_rtn['GPTQ']:.2f} and {of_rtn['AWQ']:.2f}: another model, another text. No method is best"
+    " everywhere; a ranking holds for bits, groups, a model and a text."
 )
 
 # %% [markdown]
 # # Calibration, and its traps
 #
-# AWQ, GPTQ and SmoothQuant look at text. What is made for a text fits that text, so **never judge on calibration
-# text**. Ours comes from the training modules, the perplexities above from modules that were held out. How much does
-# it matter? One matrix, GPTQ in 3 bits, calibrated on more and more text, judged on that text and on other:
+# AWQ, GPTQ and SmoothQuant use text. A model that is fitted to a text fits that text best, so **never evaluate
+# on calibration text**. Ours comes from the training modules, the perplexities above from modules that were
+# held out. How much does it matter? One matrix, GPTQ in 3 bits, calibrated on more and more text, evaluated on
+# that text and on other text:
 
 # %%
 NAME = "mlp.down"
@@ -997,19 +1097,12 @@ for sequences, length in ((1, 64), (1, 256), (4, 256), (16, 256), (64, 256)):
     text = Calibration.of(model.tokenizer, sequences=sequences, length=length)
     got = inputs_of(model, NAME, text)
     made = gptq(down, got.second_moments, three, 128).dequantize()
-    own[text.num_tokens], unseen[text.num_tokens] = (
-        got.output_error(down, made),
-        judge.output_error(down, made),
-    )
+    own[text.num_tokens], unseen[text.num_tokens] = (got.output_error(down, made), judge.output_error(down, made))
 
 # %%
 figure, (axes,) = style.new_figure(height=2.9)
-axes.plot(
-    list(own), list(own.values()), color=style.DRAFT, **style.MEASURED, label="on its own calibration text"
-)
-axes.plot(
-    list(unseen), list(unseen.values()), color=style.WEIGHTS, **style.MEASURED, label="on held-out text"
-)
+axes.plot(list(own), list(own.values()), color=style.DRAFT, **style.MEASURED, label="on its own calibration text")
+axes.plot(list(unseen), list(unseen.values()), color=style.WEIGHTS, **style.MEASURED, label="on held-out text")
 axes.axhline(nearest, color=style.INK, linestyle=":", linewidth=1.4, label="RTN, on held-out text")
 style.log_ticks(axes, "x", list(own))
 style.label(axes, x="tokens of calibration text", y="output error, of the output")
@@ -1034,11 +1127,11 @@ Markdown(
 # %% [markdown]
 # Other traps of the same kind:
 #
-# - **The wrong text.** What a model will read is what it must be calibrated on. Below: the same number of *random*
-#   tokens.
-# - **Too little of it.** H of a matrix with n inputs wants many times n tokens. GPTQ's authors took 128 pieces of
-#   2,048 tokens.
-# - **Only one number.** Perplexity is a mean. A method can keep it and lose rare skills; look at tasks as well.
+# - **The wrong text.** Calibrate on the kind of text that the model will process. Below: the same number of
+#   *random* tokens.
+# - **Too little text.** H of a matrix with n inputs needs many times n tokens. GPTQ's authors took 128 pieces
+#   of 2,048 tokens.
+# - **Only one number.** Perplexity is a mean. A method can keep it and lose rare skills; evaluate tasks as well.
 # - **Comparing files.** Two checkpoints "in 4 bits" may have other groups, another head, other layers left out.
 
 # %%
@@ -1053,13 +1146,10 @@ print(
 )
 
 # %% [markdown]
-# And what cannot be is refused before anything is changed:
+# And impossible requests are refused before anything is changed:
 
 # %%
-for recipe, text in (
-    (QuantizationRecipe("gptq", bits=4), None),
-    (QuantizationRecipe("rtn", bits=4, group=96), None),
-):
+for recipe, text in ((QuantizationRecipe("gptq", bits=4), None), (QuantizationRecipe("rtn", bits=4, group=96), None)):
     try:
         quantize(wb.load("stdlib-1m"), recipe, text)
     except WorkbenchError as error:
@@ -1072,32 +1162,32 @@ except WorkbenchError as error:
 # %% [markdown]
 # # What it costs, and when it does not help
 #
-# | method | looks at | what it costs | when it does not help |
+# | method | uses | what it costs | when it does not help |
 # |---|---|---|---|
 # | RTN | nothing | a second | below 4 bits; with outliers, if inputs are rounded |
-# | LLM.int8() | inputs as they come | a second product, gather and scatter | time: it saves memory |
-# | AWQ | mean size of inputs | a search; a norm that can take the scale | without groups; where nothing stands before the layer |
-# | GPTQ | H of each layer | an inverse a layer; sensitive to the text | 8 bits, where nothing is left to gain |
+# | LLM.int8() | inputs at run time | a second product, gather and scatter | time: it saves memory |
+# | AWQ | mean magnitude of inputs | a search; a norm that can take the scale | without groups; where no norm stands before the layer |
+# | GPTQ | H of each layer | an inverse per layer; sensitive to the text | 8 bits, where nothing is left to gain |
 # | NF4, SqueezeLLM | weights (and sensitivities) | a table look-up for each weight | where integer units do the product |
 # | k-quants | weights (and an importance) | unpacking two levels of scales | large batches |
 # | QuIP# | H, rotations | a Hadamard transform of each input; a look-up | at 4 bits, where simpler ones do as well |
 # | SmoothQuant | largest inputs | some range in the weights | decode with one user: no fewer bytes than int8 weights |
 #
-# And none of them helps a step that does not wait for weights: small models on large cards are launch-bound (lab
-# 02); long contexts read more cache than weights (labs 03 and 04); prompts and large batches compute. There, 4-bit
-# weights are memory saved, and memory only; unpacking can even cost time.
+# And none of them speeds up a step whose limit is not reading weights: small models on large cards are
+# launch-bound (lab 02); long contexts read more cache than weights (labs 03 and 04); prompts and large batches
+# are compute-bound. There, 4-bit weights save memory only; unpacking can even cost time.
 
 # %% [markdown]
 # # What production systems do
 #
 # | here | in production |
 # |---|---|
-# | k-quants | **GGUF** files of llama.cpp: Q4_K_M and its kin, a mixture, with the sensitive tensors in more bits; the usual form on laptops |
-# | AWQ, GPTQ, groups of 128, 4 bits | checkpoints on the hub, run by vLLM and others with **Marlin** kernels, which unpack between memory and tensor cores: near the ideal up to batches of 16 to 32, then less and less, by its authors' measurements |
-# | fp8 | e4m3 weights *and* inputs on Ada, Hopper and Blackwell, whose tensor cores multiply it; older cards store it only (vLLM's documentation) |
-# | groups and scales of scales | **MXFP4**: blocks of 32 floats of 4 bits (e2m1) with a power of two as their scale; **NVFP4**: blocks of 16, scales in e4m3 and one float32 a tensor; in the tensor cores of Blackwell |
-# | LLM.int8(), NF4 | bitsandbytes: loading large models on small cards, and fine-tuning over them (QLoRA) |
-# | rounding what was trained | training with the format in view: OpenAI's gpt-oss came out in MXFP4, its experts' weights 4.25 bits each |
+# | k-quants | **GGUF** files of llama.cpp: Q4_K_M and similar mixtures, with the sensitive tensors in more bits; the usual form on laptops |
+# | AWQ, GPTQ, groups of 128, 4 bits | checkpoints on the hub, run by vLLM and others with **Marlin** kernels, which unpack between memory and tensor cores: near the ideal speedup up to batches of 16 to 32, then less and less, by its authors' measurements |
+# | fp8 | e4m3 weights *and* inputs on Ada, Hopper and Blackwell, whose tensor cores multiply it; older cards only store it (vLLM's documentation) |
+# | groups and scales of scales | **MXFP4**: blocks of 32 floats of 4 bits (e2m1) with a power of two as their scale; **NVFP4**: blocks of 16, scales in e4m3 and one float32 per tensor; in the tensor cores of Blackwell |
+# | LLM.int8(), NF4 | bitsandbytes: loading large models on small cards, and fine-tuning on top of them (QLoRA) |
+# | quantizing after training | training for the target format: OpenAI's gpt-oss was released in MXFP4, its experts' weights 4.25 bits each |
 #
 # Count the last one: blocks of 32 with 8 bits of scale.
 
@@ -1105,14 +1195,9 @@ except WorkbenchError as error:
 mxfp4, nvfp4 = 4 + 8 / 32, 4 + 8 / 16
 assert mxfp4 == 4.25
 e2m1 = sorted(
-    {
-        (-1) ** s * (f / 2 if e == 0 else 2 ** (e - 1) * (1 + f / 2))
-        for s in (0, 1)
-        for e in range(4)
-        for f in (0, 1)
-    }
+    {(-1) ** s * (f / 2 if e == 0 else 2 ** (e - 1) * (1 + f / 2)) for s in (0, 1) for e in range(4) for f in (0, 1)}
 )
-print(f"MXFP4: {mxfp4} bits a weight; NVFP4: {nvfp4}, and 32 bits for the tensor")
+print(f"MXFP4: {mxfp4} bits per weight; NVFP4: {nvfp4}, and 32 bits for the tensor")
 print("all numbers of e2m1:", ", ".join(f"{v:g}" for v in e2m1 if v >= 0), "and their negatives")
 assert len(e2m1) == 15 and max(e2m1) == 6
 
@@ -1126,11 +1211,11 @@ assert len(e2m1) == 15 and max(e2m1) == 6
 # 3. **Scaling up what matters**: AWQ's search.
 # 4. **Spreading the error**: GPTQ, column by column.
 # 5. **Levels where they are needed**: a codebook, weighted by sensitivity.
-# 6. **A recipe for a budget**: which of them, for so many bytes.
+# 6. **A recipe for a budget**: the best method for a given number of bytes.
 #
-# The last cell there makes methods of your answers and quantizes a model with each. Two stand beside ours in the
-# panels: `wb.panels.awq_search(search=…)`, `wb.panels.gptq_steps(quantize_columns=…)`. `workbench check` says how
-# far you are.
+# The last cell there makes methods of your answers and quantizes a model with each. Two of them appear beside
+# ours in the panels: `wb.panels.awq_search(search=…)`, `wb.panels.gptq_steps(quantize_columns=…)`.
+# `workbench check` shows which answers are right so far.
 
 # %% [markdown]
 # # Further reading
@@ -1162,7 +1247,7 @@ assert len(e2m1) == 15 and max(e2m1) == 6
 # - E. Frantar and others, *MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models*, 2024,
 #   [arXiv 2408.11743](https://arxiv.org/abs/2408.11743).
 # - B. D. Rouhani and others, *Microscaling Data Formats for Deep Learning*, 2023, [arXiv
-#   2310.10537](https://arxiv.org/abs/2310.10537): MXFP4 and its kin; NVIDIA, *Introducing NVFP4 for Efficient and
+#   2310.10537](https://arxiv.org/abs/2310.10537): MXFP4 and related formats; NVIDIA, *Introducing NVFP4 for Efficient and
 #   Accurate Low-Precision Inference*, 2025; OpenAI, *gpt-oss-120b & gpt-oss-20b Model Card*, 2025, [arXiv
 #   2508.10925](https://arxiv.org/abs/2508.10925).
 # - vLLM's documentation, [Quantization](https://docs.vllm.ai/en/latest/features/quantization/): which format runs on

@@ -1,13 +1,12 @@
 # %% [markdown]
 # # Lab 06 · Speculative sampling
 #
-# **The question.** A step reads all weights and writes one token (lab 02). Much of a text is easy: after `for i in`
-# nobody needs ten million weights to expect ` range`. Could a small model write the easy tokens, and the large one
-# only look at them?
+# **The question.** A step reads all weights and generates one token (lab 02). Much of a text is easy: after
+# `for i in` nobody needs ten million weights to expect ` range`. Could a small model generate the easy tokens,
+# and the large one only verify them?
 #
-# It can, and *not one probability changes*. That last part is what this lab proves: on paper, by going through
-# everything that can happen, and by counting on the real models. Then it makes it fast, and finds out when it is
-# not.
+# It can, and *not one probability changes*. This lab proves that: on paper, by enumerating everything that can
+# happen, and by counting on the real models. Then it makes the method fast, and finds out when it is not.
 
 # %%
 import functools
@@ -20,12 +19,12 @@ from IPython.display import HTML, Image, Markdown
 import workbench as wb
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
-from workbench.experiments.speculate_rules import MISTAKES, told_another_q
+from workbench.labs.lab06_speculative_sampling.panels.plots import coloured_html
+from workbench.labs.lab06_speculative_sampling.rules import MISTAKES, told_another_q
 from workbench.models import prepare
 from workbench.models.batch import Batch
 from workbench.models.evaluation import held_out_passages
 from workbench.panels import html, style
-from workbench.panels.speculate_plots import coloured_html
 from workbench.speculation import Proposal, acceptance, residual, theory
 from workbench.speculation.theory import table
 
@@ -44,9 +43,9 @@ def picture(figure, alt):
 # %% [markdown]
 # ## Predict
 #
-# The draft is a tenth of the target's size. Each round it guesses four tokens, and the target looks at them in
-# *one* pass. How many tokens does a pass then give, on average, on code that neither has seen? Between 1 and 5. Put
-# your guess here.
+# The draft has a tenth of the target's size. Each round it drafts four tokens, and the target verifies them in
+# *one* pass. How many tokens does a pass then give, on average, on code that neither model has seen? Between 1
+# and 5. Put your guess here.
 
 # %%
 my_guess = 2.0
@@ -54,29 +53,29 @@ my_guess = 2.0
 # %% [markdown]
 # ## The naive way, measured
 #
-# One pass of the target for each token. Keep the tokens: everything below must write the same.
+# One pass of the target for each token. Keep the tokens: every greedy run below must generate the same ones.
 
 # %%
 prompt = passages[7, :96].tolist()
 plain = wb.generate(target, prompt, max_new_tokens=64, stop_token_ids=(), kv="contiguous")
 print(tokenizer.decode(plain.tokens))
-print(f"\n{len(plain.tokens)} tokens, {plain.model_calls} passes, {plain.tpot_s * 1e3:.1f} ms a token")
+print(f"\n{len(plain.tokens)} tokens, {plain.model_calls} passes, {plain.tpot_s * 1e3:.1f} ms per token")
 
 # %% [markdown]
-# How much of that needed the large model? Let both read held-out text and ask, at every token, for the one that
-# they think most probable:
+# How much of that needed the large model? Let both models read held-out text, and compare their most probable
+# token at every position:
 
 
 # %%
 @torch.inference_mode()
-def laws(some_model, rows):
-    """[texts, tokens, V] the model's law after every token, at temperature 1."""
+def distributions(some_model, rows):
+    """[texts, tokens, V] the model's distribution after every token, at temperature 1."""
     kv = wb.make_kv("recompute", some_model.config)
     every = [some_model(Batch.of([row], logits="all"), kv) for row in rows.tolist()]
     return torch.stack(every).double().softmax(-1)
 
 
-p, q = laws(model, passages), laws(small, passages)
+p, q = distributions(model, passages), distributions(small, passages)
 same = float((p.argmax(-1) == q.argmax(-1)).double().mean())
 assert 0.4 < same < 0.7
 sizes = model.num_parameters() / small.num_parameters()
@@ -88,22 +87,22 @@ Markdown(
 # %% [markdown]
 # # The idea
 #
-# Two facts make it work.
+# The method rests on two facts.
 #
-# 1. A pass over K + 1 tokens gives K + 1 laws: one for what follows each of them. So one pass can judge K guesses,
-#    *and* say what comes after the last.
-# 2. While reading the weights is what takes the time, a pass over five tokens takes hardly longer than a pass over
-#    one.
+# 1. A pass over K + 1 tokens gives K + 1 token distributions: one for the token after each of them. So one pass
+#    can verify K drafted tokens, *and* predict the token after the last.
+# 2. As long as a step is bandwidth-bound, a pass over five tokens takes hardly longer than a pass over one.
 #
 # ```text
 #      text        … a b c
 #      draft       d e f g              four small passes
-#      target      c d e f g            one pass, five laws: after c, after d, … after g
-#      kept        d e                  f is not what the target would say here
-#      then        x                    the target's own token in its place: the text is now … a b c d e x
+#      target      c d e f g            one pass, five distributions: after c, after d, … after g
+#      accepted    d e                  f is rejected
+#      then        x                    the target's own token instead: the text is now … a b c d e x
 # ```
 #
-# Is the second fact true here? A plain step beside a pass over more rows, in turns, by the engine that writes:
+# Is the second fact true here? Compare a plain step with a pass over more rows, measured in turns, by the
+# engine that generates the text:
 
 # %%
 lengths = wb.panels.draft_lengths(longest=16, repeats=2)
@@ -111,10 +110,17 @@ found = lengths.run()
 verify = {m.settings["K"]: m for m in found if m.settings["measured"] == "verify"}
 [drafting] = [m for m in found if m.settings["measured"] == "draft"]
 rows = [["1", f"{drafting.counts['step_s'] * 1e3:.1f} ms", "1", "1"]]
-rows += [[K + 1, f"{m.median * m.counts['step_s'] * 1e3:.1f} ms", f"{m.median:.2f}", f"{m.predicted:.2f}"]
-         for K, m in verify.items()]  # fmt: skip
-HTML(html.table(["rows", "a pass", "in steps, measured", "predicted by lab 02's cost model"], rows,
-                "rows of one text in one pass of the target"))  # fmt: skip
+rows += [
+    [K + 1, f"{m.median * m.counts['step_s'] * 1e3:.1f} ms", f"{m.median:.2f}", f"{m.predicted:.2f}"]
+    for K, m in verify.items()
+]
+HTML(
+    html.table(
+        ["rows", "a pass", "in steps, measured", "predicted by lab 02's cost model"],
+        rows,
+        "rows of one text in one pass of the target",
+    )
+)
 
 # %%
 five = verify[4]
@@ -126,21 +132,21 @@ Markdown(
 # %% [markdown]
 # # The rule
 #
-# **p** is the target's law, **q** the draft's. Here it is always so; of the two papers that found the rule in the
-# same months, one calls them p and q and the other q and p.
+# **p** is the target's distribution, **q** the draft's, everywhere in this course. Two papers found the rule
+# within months of each other; one calls them p and q, the other q and p.
 #
-# The draft *draws* its token x from q. Then:
+# The draft *samples* its token x from q. Then:
 #
-# $$\text{keep } x \text{ with probability } \min\left(1, \frac{p(x)}{q(x)}\right)$$
+# $$\text{accept } x \text{ with probability } \min\left(1, \frac{p(x)}{q(x)}\right)$$
 #
-# At the first token that is not kept, stop. In its place comes a token drawn from what p has more than q, the
-# **residual**, scaled to sum to 1:
+# At the first rejected token, stop. It is replaced by a token drawn from the part of p that exceeds q, the
+# **residual**, normalized to sum to 1:
 #
 # $$r(x) = \frac{\max(0,\, p(x) - q(x))}{\sum_y \max(0,\, p(y) - q(y))}$$
 #
-# That is the **correction**. When nothing was rejected, the pass has one more law, and one more token is drawn from
-# p as it is: the **bonus**. So a round of K guesses writes 1 to K + 1 tokens. Never none: a round is never worse
-# than a step, in tokens.
+# That is the **correction**. If nothing was rejected, the pass has one more distribution, and one more token is
+# drawn from p itself: the **bonus**. So a round of K drafted tokens gives 1 to K + 1 tokens. It never gives
+# none: in tokens, a round is never worse than a step.
 #
 # The worked example. Two tokens were drafted, `quick` with q = 0.6 and `brown` with q = 0.8. The target gives them
 # 0.7 and 0.4:
@@ -151,37 +157,44 @@ drafted = Proposal.chain([0, 1], [table(6, 2, 2), table(1, 8, 1)])
 rows_of_p = [table(7, 1, 2), table(3, 4, 3), table(1, 1, 8)]
 rows = []
 for node, token in enumerate(drafted.tokens):
-    ours, theirs = rows_of_p[node], drafted.laws[node]
+    ours, theirs = rows_of_p[node], drafted.distributions[node]
     rest = residual(ours, theirs)
-    rows.append([words[token], float(theirs[token]), float(ours[token]), str(acceptance(ours, theirs, token)),
-                 ", ".join(f"{w} {share}" for w, share in zip(words, rest) if share)])  # fmt: skip
-sure, half = (acceptance(rows_of_p[n], drafted.laws[n], t) for n, t in enumerate(drafted.tokens))
-assert (sure, half) == (1, Fraction(1, 2))
-HTML(
-    html.table(
-        ["drafted", "q", "p", "kept with", "if not: the residual"], rows, "min(1, p / q), in exact fractions"
+    rows.append(
+        [
+            words[token],
+            float(theirs[token]),
+            float(ours[token]),
+            str(acceptance(ours, theirs, token)),
+            ", ".join(f"{w} {share}" for w, share in zip(words, rest) if share),
+        ]
     )
-)
+sure, half = (acceptance(rows_of_p[n], drafted.distributions[n], t) for n, t in enumerate(drafted.tokens))
+assert (sure, half) == (1, Fraction(1, 2))
+HTML(html.table(["drafted", "q", "p", "kept with", "if not: the residual"], rows, "min(1, p / q), in exact fractions"))
 
 # %%
 from workbench.speculation import verify as the_rule
 
 outcomes = theory.enumerate_outcomes(lambda draws: the_rule(drafted, rows_of_p, draws))
-rows = [[" ".join([*(words[drafted.tokens[n]] for n in verdict.path), words[verdict.token]]),
-         "bonus" if verdict.bonus else "correction", str(share)]
-        for verdict, share in sorted(outcomes.items(), key=lambda item: -item[1])]  # fmt: skip
+rows = [
+    [
+        " ".join([*(words[drafted.tokens[n]] for n in verdict.path), words[verdict.token]]),
+        "bonus" if verdict.bonus else "correction",
+        str(share),
+    ]
+    for verdict, share in sorted(outcomes.items(), key=lambda item: -item[1])
+]
 assert sum(outcomes.values()) == 1
 HTML(
     html.table(
-        ["the round writes", "its last token is the", "with probability"],
-        rows,
-        "everything that can come of it",
+        ["the round writes", "its last token is the", "with probability"], rows, "everything that can come of it"
     )
 )
 
 # %% [markdown]
-# Now on real text. Step through the rounds: bars are q and p of each drafted token, above them its chance; on the
-# right is the law that the last token was drawn from. The colours say who wrote what:
+# Now on real text. Step through the rounds: the bars are q and p of each drafted token, with its acceptance
+# probability above; on the right is the distribution from which the last token was drawn. The colours show
+# which model each token came from:
 
 # %%
 stepper = wb.panels.stepper(shown_round=2)
@@ -204,48 +217,49 @@ Markdown(
 # %% [markdown]
 # # Why it is exact
 #
-# It looks like a trick: most tokens come from a model that is worse. But count.
+# This may seem impossible, because most tokens come from a weaker model. But add up the probabilities.
 #
 # **Two tokens.** Let the vocabulary be {a, b}, with p(a) = 0.4, q(a) = 0.8. How often does a round begin with b?
 #
-# - b was drafted, 0.2 of the time. p(b) = 0.6 is more than q(b) = 0.2, so it is surely kept: 0.2.
-# - a was drafted, 0.8 of the time, and rejected with 1 − 0.4 / 0.8 = 0.5: that is 0.4. The residual has max(0, 0.4
-#   − 0.8) = 0 for a and 0.4 for b, so it is b for sure: 0.4.
+# - b was drafted, with probability 0.2. p(b) = 0.6 is more than q(b) = 0.2, so it is always accepted: 0.2.
+# - a was drafted, with probability 0.8, and rejected with 1 − 0.4 / 0.8 = 0.5: that is 0.4. The residual is
+#   max(0, 0.4 − 0.8) = 0 for a and 0.4 for b, so the token is always b: 0.4.
 #
-# Together 0.6, which is p(b). The rejections give back exactly what the draft wrote too much of.
+# Together 0.6, which is p(b). The rejections correct exactly the tokens that the draft proposes too often.
 #
-# **In general.** Write $\alpha = \sum_y \min(p(y), q(y))$. A round begins with x in one of two ways. x is drafted
-# and kept:
+# **In general.** Write $\alpha = \sum_y \min(p(y), q(y))$. A round begins with x in one of two ways. First, x
+# is drafted and accepted:
 #
 # $$q(x) \cdot \min\left(1, \frac{p(x)}{q(x)}\right) = \min(q(x),\, p(x))$$
 #
-# Sum over x: something is kept with probability α, and rejected with 1 − α. Then x comes from the residual. Its
-# normalizer is
+# Sum over x: the token is accepted with probability α, and rejected with 1 − α. Second, x comes from the
+# residual. Its normalizer is
 #
 # $$\sum_y \max(0,\, p(y) - q(y)) = \sum_y \big(p(y) - \min(p(y), q(y))\big) = 1 - \alpha$$
 #
-# the very same number, so
+# which is the same number, so
 #
 # $$(1 - \alpha) \cdot \frac{\max(0,\, p(x) - q(x))}{1 - \alpha} = p(x) - \min(p(x), q(x))$$
 #
-# and both ways together are
+# and the sum of both ways is
 #
 # $$\min(p(x), q(x)) + p(x) - \min(p(x), q(x)) = p(x). \qquad \blacksquare$$
 #
-# Nothing was asked of q: a bad draft costs time and no quality. (If α = 1 nothing is ever rejected, and the
-# residual is never needed. q(x) = 0 never happens to a token that was drawn from q.)
+# Nothing was assumed about q: a bad draft costs time but no quality. (If α = 1 nothing is ever rejected, and
+# the residual is never needed. A token that was drawn from q never has q(x) = 0.)
 #
-# **Whole texts**, by induction. Claim: given the text so far, however it came to be, the next token has the law
-# p(· | text). At the beginning of a round that was just shown. Now let the first i drafted tokens be kept. Drafted
-# token i + 1 was drawn from q(· | the text and those i), and whether they were kept was decided by other coins, so
-# this is still its law. It is judged by p of the same text, because the pass computed the law after *these very
-# tokens*. So the argument holds for it, word for word. After K kept tokens the bonus is drawn from p itself; after a
-# rejection the round is over, and the next one begins with the text as it is. Every token has the target's law given
-# all before it, and so has the whole:
+# **Whole texts**, by induction. Claim: given the text so far, however it was generated, the next token has the
+# distribution p(· | text). For the first token of a round this was just shown. Now let the first i drafted
+# tokens be accepted. Drafted token i + 1 was drawn from q(· | the text and those i tokens). Whether those were
+# accepted was decided by independent random numbers, so this is still its distribution. It is compared with p
+# of the same text, because the pass computed the distribution after *these very tokens*. So the same argument
+# holds for it. After K accepted tokens the bonus is drawn from p itself; after a rejection the round is over,
+# and the next one begins with the text so far. Every token has the target's distribution given all tokens
+# before it, and so has the whole text:
 #
 # $$P(x_1 \dots x_n) = \prod_i p(x_i \mid x_1 \dots x_{i-1}). \qquad \blacksquare$$
 #
-# The two steps in fractions, for laws of three tokens:
+# The two steps in fractions, for distributions over three tokens:
 
 # %%
 ours, theirs = table(5, 3, 2), table(1, 3, 6)
@@ -253,36 +267,36 @@ alpha = theory.acceptance_rate(ours, theirs)
 kept = [min(a, b) for a, b in zip(ours, theirs)]
 corrected = [(1 - alpha) * share for share in residual(ours, theirs)]
 assert [a + b for a, b in zip(kept, corrected)] == list(ours)
-rows = [[word, str(a), str(b), str(k), str(c), str(k + c)]
-        for word, a, b, k, c in zip("abc", ours, theirs, kept, corrected)]  # fmt: skip
-HTML(
-    html.table(
-        ["", "p", "q", "drafted and kept", "corrected", "together"], rows, f"α = {alpha}: together it is p"
-    )
-)
+rows = [
+    [word, str(a), str(b), str(k), str(c), str(k + c)] for word, a, b, k, c in zip("abc", ours, theirs, kept, corrected)
+]
+HTML(html.table(["", "p", "q", "drafted and kept", "corrected", "together"], rows, f"α = {alpha}: together it is p"))
 
 # %% [markdown]
 # # Everything that can happen
 #
-# A proof is about the formula. Is it about the *code*? Mistakes in this code do not crash and do not look wrong.
-# They write good text of another law.
+# A proof is about the formula. But is the *code* right? Errors in this code do not crash and are not visible.
+# They generate good text from another distribution.
 #
-# The rule takes its chance from one place: it asks "true with this probability?" or "one of these, please". So the
-# very same code can be run through *every* answer, with tables of fractions in place of models, and the
-# probabilities of all ways be added up. What comes out is the exact law of what it writes. No tolerance, no luck.
+# The rule gets its random decisions from one object: it asks "true with this probability?" or "one of these,
+# please". So the same code can be run through *every* possible answer, with tables of fractions instead of
+# models, and the probabilities of all paths can be added up. The result is the exact distribution of its
+# output. There is no tolerance and no luck.
 
 
 # %%
 def made_up(salt, size):
-    """A law that depends on the whole text before it, as a model's does: text -> row of `size` fractions."""
+    """A distribution that depends on the whole text before it, as a model's does: text -> row of `size` fractions."""
 
     @functools.cache
-    def law(text):
-        weights = [1 + (salt * 7919 + 31 * sum((i + 2) * (t + 1) for i, t in enumerate(text)) + 17 * t * t) % 13
-                   for t in range(size)]  # fmt: skip
+    def distribution(text):
+        weights = [
+            1 + (salt * 7919 + 31 * sum((i + 2) * (t + 1) for i, t in enumerate(text)) + 17 * t * t) % 13
+            for t in range(size)
+        ]
         return table(*weights)
 
-    return law
+    return distribution
 
 
 rows = []
@@ -298,48 +312,58 @@ for size, K, length in (
     (4, 3, 2),
 ):
     p_of, q_of = made_up(1, size), made_up(5, size)
-    wanted = theory.law_of_target(p_of, length)
-    came = theory.law_of_texts(p_of, q_of, length, (1,) * K)
+    wanted = theory.distribution_of_target(p_of, length)
+    came = theory.distribution_of_texts(p_of, q_of, length, (1,) * K)
     assert came == wanted
     rows.append([size, K, length, f"{len(wanted):,}", "equal, as fractions"])
-HTML(html.table(["vocabulary", "K", "tokens", "texts", "law of speculation and law of the target"], rows,
-                "the real rule, every draw enumerated; corrections, bonuses and second rounds are all in it"))  # fmt: skip
+HTML(
+    html.table(
+        ["vocabulary", "K", "tokens", "texts", "distributions of speculation and of the target"],
+        rows,
+        "the real rule, every draw enumerated; corrections, bonuses and second rounds are all in it",
+    )
+)
 
 # %% [markdown]
-# An equality that always holds would prove nothing. So let the rule be *almost* right, in ways that have all been
-# seen, and see what law they give:
+# An equality that always holds would prove nothing. So make the rule *slightly* wrong, in ways that have all
+# been seen in practice, and compare the resulting distributions:
 
 # %%
 size, K, length = 3, 2, 3
 p_of, q_of = made_up(5, size), made_up(6, size)
-wanted = theory.law_of_target(p_of, length)
+wanted = theory.distribution_of_target(p_of, length)
 
 
-def apart(law, other):
-    """Total variation between two laws of texts: the largest difference in the probability of anything."""
-    return sum(abs(law.get(text, 0) - other.get(text, 0)) for text in {*law, *other}) / 2
+def apart(distribution, other):
+    """Total variation between two distributions of texts: the largest difference in the probability of anything."""
+    return sum(abs(distribution.get(text, 0) - other.get(text, 0)) for text in {*distribution, *other}) / 2
 
 
 rows = [["the rule", "0", "0.0%"]]
 for name, rule in MISTAKES.items():
-    came = theory.law_of_texts(p_of, q_of, length, (1,) * K, verify=rule)
+    came = theory.distribution_of_texts(p_of, q_of, length, (1,) * K, verify=rule)
     assert sum(came.values()) == 1 and came != wanted
     far = apart(came, wanted)
     short = str(far) if len(str(far)) < 24 else f"a fraction of {len(str(far.denominator))} digits"
     rows.append([name, short, f"{float(far):.1%}"])
-HTML(html.table(["", "distance from the target's law", ""], rows,
-                f"vocabulary {size}, K = {K}, texts of {length} tokens: total variation, exactly"))  # fmt: skip
+HTML(
+    html.table(
+        ["", "distance from the target's distribution", ""],
+        rows,
+        f"vocabulary {size}, K = {K}, texts of {length} tokens: total variation, exactly",
+    )
+)
 
 # %% [markdown]
-# Look at the second: the row that was not scaled to 1. Our inverse CDF then gives what is missing to the last token
-# of the table: a token too often, and nobody would see it in a text. The last one is a mistake only of those who
-# sample: with greedy decoding it is right.
+# Look at the second: the row was not normalized to 1. Our inverse CDF then gives the missing probability to the
+# last token of the vocabulary. That token comes too often, and nobody would see it in a text. The last error
+# concerns sampling only: with greedy decoding it is right.
 
 # %% [markdown]
-# ## The same law is not the same text
+# ## The same distribution is not the same text
 #
-# With the same seed, plain sampling and speculation write different texts: they use their random numbers for
-# different things. Both are drawn from the same law:
+# With the same seed, plain sampling and speculation generate different texts, because they use their random
+# numbers differently. Both texts are drawn from the same distribution:
 
 # %%
 how = {"max_new_tokens": 12, "temperature": 0.8, "stop_token_ids": (), "kv": "contiguous"}
@@ -351,8 +375,8 @@ for seed in (0, 1):
 # %% [markdown]
 # ## Greedy is the limit
 #
-# Let the temperature fall to 0: p and q become one token with probability 1 each. Then p/q is 1 or 0, there is no
-# chance left, and the tokens *are* the same. In tables, p to the power of 1/T:
+# Let the temperature go to 0: p and q each become one token with probability 1. Then p/q is 1 or 0, nothing is
+# random any more, and the tokens *are* the same. In tables, p to the power of 1/T:
 
 # %%
 ours, theirs = table(5, 3, 2), table(4, 5, 1)
@@ -360,8 +384,13 @@ rows = []
 for power in (1, 2, 4, 16, 64):
     a, b = theory.sharpened(ours, power), theory.sharpened(theirs, power)
     rows.append([f"1/{power}", *(f"{float(x):.4f}" for x in (max(a), max(b), theory.acceptance_rate(a, b)))])
-HTML(html.table(["temperature", "p's best", "q's best", "α"], rows,
-                "the two have different favourites, so α goes to 0; had they the same, it would go to 1"))  # fmt: skip
+HTML(
+    html.table(
+        ["temperature", "p's best", "q's best", "α"],
+        rows,
+        "the two have different favourites, so α goes to 0; had they the same, it would go to 1",
+    )
+)
 
 # %%
 for K in (1, 2, 4, 8):
@@ -373,46 +402,43 @@ for K in (1, 2, 4, 8):
 kept_here = fast.speculation.acceptance_by_position
 parts = list(zip((tokenizer.token_text(t) for t in fast.tokens), fast.kinds))
 HTML(
-    coloured_html(
-        parts, "who wrote it, K = 8: blue the draft, pink a correction, green a bonus, grey without a draft"
-    )
+    coloured_html(parts, "who wrote it, K = 8: blue the draft, pink a correction, green a bonus, grey without a draft")
 )
 
 # %% [markdown]
 # ## Filters on both sides alike
 #
-# Temperature, top-p and the other filters of lab 01 make another law of the logits. p is the law *after* them. And
-# q? Let top-p = 0.7 cut laws of three tokens to two, here, there, or on both sides:
+# Temperature, top-p and the other filters of lab 01 change the distribution. p is the distribution *after*
+# them. And q? Apply top-p = 0.7, which keeps two of three tokens, to p, to q, or to both:
 
 
 # %%
 def turned(*weights):
-    """A law whose tokens change places with the text before it."""
+    """A distribution whose tokens change places with the text before it."""
     return functools.cache(lambda text: table(*(weights[(t + sum(text) + len(text)) % 3] for t in range(3))))
 
 
-def cut(law):
-    """The law under top-p = 0.7."""
-    return functools.cache(lambda text: theory.nucleus(law(text), Fraction(7, 10)))
+def cut(distribution):
+    """The distribution under top-p = 0.7."""
+    return functools.cache(lambda text: theory.nucleus(distribution(text), Fraction(7, 10)))
 
 
 p_of, q_of, length = turned(5, 3, 2), turned(4, 4, 2), 3
 p_cut, q_cut = cut(p_of), cut(q_of)
-wanted = theory.law_of_target(p_cut, length)
+wanted = theory.distribution_of_target(p_cut, length)
 ways = {
-    "both filtered alike": theory.law_of_texts(p_cut, q_cut, length, (1, 1)),
-    "draft not filtered, and the rule knows it": theory.law_of_texts(p_cut, q_of, length, (1, 1)),
-    "target not filtered": theory.law_of_texts(p_of, q_cut, length, (1, 1)),
+    "both filtered alike": theory.distribution_of_texts(p_cut, q_cut, length, (1, 1)),
+    "draft not filtered, and the rule knows it": theory.distribution_of_texts(p_cut, q_of, length, (1, 1)),
+    "target not filtered": theory.distribution_of_texts(p_of, q_cut, length, (1, 1)),
 }
 rates = [theory.acceptance_rate(a(()), b(())) for a, b in ((p_cut, q_cut), (p_cut, q_of), (p_of, q_cut))]
 rows = [
-    [name, f"{float(apart(came, wanted)):.1%}", f"{float(rate):.2f}"]
-    for (name, came), rate in zip(ways.items(), rates)
+    [name, f"{float(apart(came, wanted)):.1%}", f"{float(rate):.2f}"] for (name, came), rate in zip(ways.items(), rates)
 ]
 
 
 def told_the_unfiltered(draws):
-    """One round and what follows it: the draft draws from its filtered law, and the rule is told the unfiltered one."""
+    """One round and what follows it: the draft draws from its filtered distribution, the rule gets the unfiltered one."""
     text = ()
     while len(text) < length:
         told = told_another_q(lambda path, before=text: q_of((*before, *path)))
@@ -424,22 +450,23 @@ wrong = apart(theory.enumerate_outcomes(told_the_unfiltered), wanted)
 rows.append(["draft filtered, and the rule told the unfiltered q", f"{float(wrong):.1%}", ""])
 assert ways["both filtered alike"] == ways["draft not filtered, and the rule knows it"] == wanted
 assert wrong > 0 and rates[0] > rates[1]
-HTML(html.table(["", "distance from the filtered target's law", "α of the first token"], rows, "top-p = 0.7"))
+HTML(html.table(["", "distance from the filtered target's distribution", "α of the first token"], rows, "top-p = 0.7"))
 
 # %% [markdown]
-# The rule forgives any q that it is told truly. An unfiltered draft costs only acceptance: it guesses tokens that p
-# has cut off. What it does not forgive is a q that the token was not drawn from. The engine here has one object for
-# the law of a request, and hands the same to both models.
+# The rule is exact for any q, if it is told the q from which the token was really drawn. An unfiltered draft
+# only costs acceptance: it drafts tokens that p has removed. With a different q the result is wrong. The engine
+# has one object for a request's filters, and uses it for both models.
 
 # %% [markdown]
 # ## On the real pair
 #
-# Models cannot be enumerated, but they can be counted. At held-out texts where target and draft disagree about
-# every other time, write thousands of texts of three tokens each with the real rule on the real laws, and hold the
-# counts to the target's law with Pearson's chi-square, $\sum (n - e)^2 / e$.
+# The outcomes of real models cannot be enumerated, but they can be counted. At held-out texts where target and
+# draft disagree about every other time, generate thousands of texts of three tokens each with the real rule on
+# the real distributions, and compare the counts with the target's distribution by Pearson's chi-square,
+# $\sum (n - e)^2 / e$.
 #
-# A test by chance gives false alarms, and says how often: here a rule that is *right* is called wrong in one of a
-# thousand runs, all positions together. Beside it the mistakes, on the same random numbers:
+# A statistical test gives false alarms at a known rate: here a *correct* rule is called wrong in one of a
+# thousand runs, all positions together. Beside it the wrong rules, on the same random numbers:
 
 
 # %%
@@ -455,10 +482,21 @@ rows = []
 for name in dict.fromkeys(m.settings["rule"] for m in tests):
     mine = [m for m in tests if m.settings["rule"] == name]
     alarms = sum(m.counts["alarm"] for m in mine)
-    rows.append([name, *(in_words(m.counts) for m in mine),
-                 f"{min(m.median for m in mine):.1g}", "WRONG" if alarms else "nothing against it"])  # fmt: skip
-HTML(html.table(["", *(f"text {i + 1}: χ² of so many degrees" for i in range(3)), "least p-value", "verdict"], rows,
-                f"{tests[0].counts['draws']:,.0f} texts after each, alarm below {tests[0].counts['alarm_below']:.2g}"))  # fmt: skip
+    rows.append(
+        [
+            name,
+            *(in_words(m.counts) for m in mine),
+            f"{min(m.median for m in mine):.1g}",
+            "WRONG" if alarms else "nothing against it",
+        ]
+    )
+HTML(
+    html.table(
+        ["", *(f"text {i + 1}: χ² of so many degrees" for i in range(3)), "least p-value", "verdict"],
+        rows,
+        f"{tests[0].counts['draws']:,.0f} texts after each, alarm below {tests[0].counts['alarm_below']:.2g}",
+    )
+)
 
 # %%
 right = [m for m in tests if m.settings["rule"] == "the rule"]
@@ -466,8 +504,8 @@ assert not any(m.counts["alarm"] for m in right)
 caught = {m.settings["rule"] for m in tests if m.counts["alarm"]}
 missed = sorted({m.settings["rule"] for m in tests} - caught - {"the rule"})
 Markdown(
-    f"χ² should be about its degrees of freedom, and for the rule it is. {len(caught)} of {len(MISTAKES) + 1} mistakes are "
-    "found with so few texts"
+    f"χ² should be about its degrees of freedom, and for the rule it is. {len(caught)} of {len(MISTAKES) + 1} mistakes"
+    " are found with so few texts"
     + (f"; not found: {', '.join(missed)}. " if missed else ". ")
     + "Counting finds what is wrong enough. The enumeration finds everything, and needs no models. Do both."
 )
@@ -475,8 +513,9 @@ Markdown(
 # %% [markdown]
 # # How often is a draft right?
 #
-# α = Σ min(p, q), the chance that a drafted token is kept, is a property of two laws. It is 1 minus their **total
-# variation** ½ Σ |p − q|, because min(p, q) = (p + q − |p − q|) / 2. Along held-out text:
+# α = Σ min(p, q), the probability that a drafted token is accepted, is a property of the two distributions. It
+# is 1 minus their **total variation** ½ Σ |p − q|, because min(p, q) = (p + q − |p − q|) / 2. Along held-out
+# text:
 
 # %%
 agreement = torch.minimum(p, q).sum(-1)  # [texts, tokens]
@@ -506,31 +545,52 @@ Markdown(
 # %%
 rows = []
 for temperature in (0.0, 0.5, 1.0):
-    runs = [wb.generate(target, row[:96], max_new_tokens=40, temperature=temperature, seed=3, stop_token_ids=(),
-                        kv="contiguous", draft=draft, draft_length=4).speculation for row in passages[:3].tolist()]  # fmt: skip
-    accepted, reached = (
-        [sum(getattr(s, key)[i] for s in runs) for i in range(4)] for key in ("accepted", "reached")
+    runs = [
+        wb.generate(
+            target,
+            row[:96],
+            max_new_tokens=40,
+            temperature=temperature,
+            seed=3,
+            stop_token_ids=(),
+            kv="contiguous",
+            draft=draft,
+            draft_length=4,
+        ).speculation
+        for row in passages[:3].tolist()
+    ]
+    accepted, reached = ([sum(getattr(s, key)[i] for s in runs) for i in range(4)] for key in ("accepted", "reached"))
+    rows.append(
+        [
+            f"{temperature:g}",
+            *(f"{a / r:.0%} of {r}" for a, r in zip(accepted, reached)),
+            f"{sum(accepted) / sum(reached):.2f}",
+        ]
     )
-    rows.append([f"{temperature:g}", *(f"{a / r:.0%} of {r}" for a, r in zip(accepted, reached)),
-                 f"{sum(accepted) / sum(reached):.2f}"])  # fmt: skip
-HTML(html.table(["temperature", *(f"position {i + 1}" for i in range(4)), "α"], rows,
-                "kept, of those that were looked at, by position in the draft; K = 4, text that the target wrote"))  # fmt: skip
+HTML(
+    html.table(
+        ["temperature", *(f"position {i + 1}" for i in range(4)), "α"],
+        rows,
+        "kept, of those that were looked at, by position in the draft; K = 4, text that the target wrote",
+    )
+)
 
 # %% [markdown]
-# Later positions are reached only where the earlier ones were kept, and those are the easy stretches: so it can be
-# more there as well as less. On the other hand the draft has by then read only itself.
+# Later positions are reached only if the earlier tokens were accepted, and that happens mostly in easy parts of
+# the text. So α can be larger there as well as smaller. On the other hand, the draft is then conditioned on its
+# own tokens.
 
 # %% [markdown]
 # # How long a draft?
 #
-# If every token were kept with α, independently, a round of K guesses would write
+# If every token were accepted with probability α, independently, a round of K drafted tokens would give
 #
 # $$E = 1 + \alpha + \alpha^2 + \dots + \alpha^K = \frac{1 - \alpha^{K+1}}{1 - \alpha}$$
 #
-# tokens: the first for sure (a correction at least), the next if the first guess was kept, and so on to the bonus
-# (Leviathan and others, 2023, equation 1).
+# tokens: the first always (at least a correction), the next if the first drafted token was accepted, and so on
+# up to the bonus (Leviathan and others, 2023, equation 1).
 #
-# A table of this formula stands in print with the numbers below on the right. Compute it yourself:
+# A published table of this formula has the numbers on the right. Compute it yourself:
 
 # %%
 printed = {4: {0.7: 2.53, 0.8: 3.00, 0.9: 3.69, 0.95: 4.24}, 8: {0.7: 2.79, 0.8: 3.57, 0.9: 5.70, 0.95: 7.30}}
@@ -540,48 +600,42 @@ for K, line in printed.items():
         true = theory.expected_tokens(alpha, K)
         closed = (1 - alpha ** (K + 1)) / (1 - alpha)
         assert math.isclose(true, closed)
-        rows.append([f"{K}", f"{alpha:g}", f"{true:.2f}", f"{said:.2f}", f"{said / true - 1:+.0%}",
-                     f"{theory.expected_tokens(alpha, K - 1):.2f}"])  # fmt: skip
+        rows.append(
+            [
+                f"{K}",
+                f"{alpha:g}",
+                f"{true:.2f}",
+                f"{said:.2f}",
+                f"{said / true - 1:+.0%}",
+                f"{theory.expected_tokens(alpha, K - 1):.2f}",
+            ]
+        )
 exact = [round(theory.expected_tokens(a, 4), 2) for a in (0.5, 0.7, 0.8, 0.9, 0.95)]
 assert exact == [1.94, 2.77, 3.36, 4.10, 4.52]
-assert [round(theory.expected_tokens(a, 8), 2) for a in (0.5, 0.7, 0.8, 0.9, 0.95)] == [
-    2.0,
-    3.2,
-    4.33,
-    6.13,
-    7.4,
-]
-HTML(
-    html.table(
-        ["K", "α", "computed", "printed", "off by", "one less in the exponent"], rows, "tokens a round"
-    )
-)
+assert [round(theory.expected_tokens(a, 8), 2) for a in (0.5, 0.7, 0.8, 0.9, 0.95)] == [2.0, 3.2, 4.33, 6.13, 7.4]
+HTML(html.table(["K", "α", "computed", "printed", "off by", "one less in the exponent"], rows, "tokens per round"))
 
 # %%
-offs = [
-    abs(said / theory.expected_tokens(a, K) - 1) for K, line in printed.items() for a, said in line.items()
-]
+offs = [abs(said / theory.expected_tokens(a, K) - 1) for K, line in printed.items() for a, said in line.items()]
 matching = sum(
-    abs(said - theory.expected_tokens(a, K - 1)) < 0.005
-    for K, line in printed.items()
-    for a, said in line.items()
+    abs(said - theory.expected_tokens(a, K - 1)) < 0.005 for K, line in printed.items() for a, said in line.items()
 )
 assert min(offs) > 0.01
 Markdown(
-    f"All {len(offs)} printed numbers are too small, by {min(offs):.0%} to {max(offs):.0%}. The first is what one gets with "
-    f"K where K + 1 should stand, so without the bonus; that explains {matching} of {len(offs)}, and no "
-    "single exponent explains the rest. A formula is cheaper than a table: run it."
+    f"All {len(offs)} printed numbers are too small, by {min(offs):.0%} to {max(offs):.0%}. The first is what one gets"
+    f" with K where K + 1 should stand, so without the bonus; that explains {matching} of {len(offs)}, and no single"
+    " exponent explains the rest. A formula is cheaper than a table: run it."
 )
 
 # %% [markdown]
 # ## What a round costs
 #
-# Tokens are not time. A round takes K steps of the draft, c each, and one verification of K + 1 rows, v(K + 1), all
-# in steps of the target:
+# Fewer target steps do not yet mean less time. A round takes K draft steps, c each, and one verification of K +
+# 1 rows, v(K + 1), all in units of a target step:
 #
 # $$\text{speed-up} = \frac{E(\alpha, K)}{v(K + 1) + K \cdot c}$$
 #
-# With v = 1 (theorem 3.8 there) the best K, and what it gives:
+# With v = 1 (theorem 3.8 of the same paper) the best K, and its speed-up:
 
 # %%
 rows = []
@@ -594,19 +648,17 @@ for c in (0.01, 0.05, 0.1, 0.2, 0.4):
 HTML(html.table(["c", *(f"α = {a:g}" for a in (0.5, 0.7, 0.8, 0.9, 0.95))], rows, "the best K: its speed-up"))
 
 # %% [markdown]
-# A draft must be cheap *and* right. When α is not above c, no K wins: the first drafted token costs c and brings α.
+# A draft must be cheap *and* accurate. If α is not above c, no K wins: the first drafted token costs c and adds
+# α.
 #
-# Now the pair of this course, as it was measured above. Dashed is predicted, from parts that were timed apart:
-# acceptance at each position, the draft's steps, the verification. Solid is what came. The sliders are yours:
+# Now the pair of this course, as measured above. The dashed line is predicted from parts that were timed
+# separately: acceptance at each position, the draft's steps, the verification. The solid line is measured.
+# Change the sliders:
 
 # %%
-gains = {
-    m.settings["K"]: m for m in found if m.settings["measured"] == "speed-up" and m.settings["K"] != "dynamic"
-}
+gains = {m.settings["K"]: m for m in found if m.settings["measured"] == "speed-up" and m.settings["K"] != "dynamic"}
 at_four = gains[4]
-lengths.configure(
-    alpha=round(min(0.99, at_four.counts["alpha"]), 2), c=round(drafting.median, 2), row_cost=0.02
-)
+lengths.configure(alpha=round(min(0.99, at_four.counts["alpha"]), 2), c=round(drafting.median, 2), row_cost=0.02)
 lengths
 
 # %%
@@ -617,45 +669,53 @@ best = max(gains.values(), key=lambda m: m.median)
 ratios = [m.median / m.predicted for m in gains.values()]
 rough = [m.median / m.counts["free_verification"] for m in gains.values()]
 Markdown(
-    f"**{best.median:.2f} times** at K = {best.settings['K']}, with {best.counts['tokens_per_round']:.2f} tokens a round. At "
-    f"K = 4 a pass gave **{at_four.counts['tokens_per_round']:.2f}** tokens; your guess was {my_guess}. Measured over "
-    f"predicted is {min(ratios):.2f} to {max(ratios):.2f}; with one α for all positions and v = 1 it would be "
-    f"{min(rough):.2f} to {max(rough):.2f}. What is not in the prediction: the engine around the models. "
-    f"{at_four.check[0].upper()}{at_four.check[1:]}."
+    f"**{best.median:.2f} times** at K = {best.settings['K']}, with {best.counts['tokens_per_round']:.2f} tokens per"
+    f" round. At K = 4 a pass gave **{at_four.counts['tokens_per_round']:.2f}** tokens; your guess was {my_guess}."
+    f" Measured over predicted is {min(ratios):.2f} to {max(ratios):.2f}; with one α for all positions and v = 1 it"
+    f" would be {min(rough):.2f} to {max(rough):.2f}. What is not in the prediction: the engine around the models."
+    f" {at_four.check[0].upper()}{at_four.check[1:]}."
 )
 
 # %% [markdown]
 # # When it loses
 #
-# ## When steps are shared
+# ## In a batch
 #
-# Speculation spends what a step for one user has left over: arithmetic. With B texts in a step (lab 02) less is
-# left over: K + 1 rows of each are B · (K + 1) rows, and from some B on rows cost time. Here, with K = 4:
+# Speculation uses the arithmetic that a step for one user leaves idle. With B sequences in a step (lab 02) less
+# is idle: K + 1 rows of each are B · (K + 1) rows, and from some B on additional rows cost time. Here, with K =
+# 4:
 
 # %%
 batches = run_experiment("speculate.batches", {"largest_batch": 16, "new_tokens": 16, "repeats": 1})
 by = {(m.settings["measured"], m.settings["batch"]): m for m in batches}
 sizes = sorted({m.settings["batch"] for m in batches})
-rows = [[B, 5 * B, *(f"{by['verify', B].median:.2f} ({by['verify', B].predicted:.2f})",
-                     f"{by['speed-up', B].counts['tokens_per_round']:.2f}", f"{by['speed-up', B].predicted:.2f} ×",
-                     f"{by['speed-up', B].median:.2f} ×")] for B in sizes]  # fmt: skip
-HTML(html.table(["texts, B", "rows", "verification, in steps (by the cost model)", "tokens a round", "predicted", "measured"],
-                rows, "K = 4, greedy, the same engine with a draft and without"))  # fmt: skip
+rows = [
+    [
+        B,
+        5 * B,
+        *(
+            f"{by['verify', B].median:.2f} ({by['verify', B].predicted:.2f})",
+            f"{by['speed-up', B].counts['tokens_per_round']:.2f}",
+            f"{by['speed-up', B].predicted:.2f} ×",
+            f"{by['speed-up', B].median:.2f} ×",
+        ),
+    ]
+    for B in sizes
+]
+HTML(
+    html.table(
+        ["texts, B", "rows", "verification, in steps (by the cost model)", "tokens per round", "predicted", "measured"],
+        rows,
+        "K = 4, greedy, the same engine with a draft and without",
+    )
+)
 
 # %%
 figure, (axes,) = style.new_figure(height=3.0)
 axes.axhspan(0, 1, color=style.LEARNER, alpha=0.08)
 axes.axhline(1, color=style.INK, linewidth=1.2)
-axes.plot(
-    sizes,
-    [by["speed-up", B].predicted for B in sizes],
-    color=style.TARGET,
-    label="predicted",
-    **style.PREDICTED,
-)
-axes.plot(
-    sizes, [by["speed-up", B].median for B in sizes], color=style.TARGET, label="measured", **style.MEASURED
-)
+axes.plot(sizes, [by["speed-up", B].predicted for B in sizes], color=style.TARGET, label="predicted", **style.PREDICTED)
+axes.plot(sizes, [by["speed-up", B].median for B in sizes], color=style.TARGET, label="measured", **style.MEASURED)
 style.log_ticks(axes, "x", sizes)
 axes.set_ylim(0, None)
 style.label(axes, x="texts in a step, B", y="speed-up")
@@ -668,7 +728,8 @@ losing = [B for B in sizes if by["speed-up", B].median < 1]
 Markdown(
     f"Alone {by['speed-up', 1].median:.2f} times; with {sizes[-1]} texts {by['speed-up', sizes[-1]].median:.2f} times"
     + (f", and it loses from B = {losing[0]} on. " if losing else ". ")
-    + "A processor with two cores runs out of arithmetic early. A large card has far more to spare beside its memory, so "
+    + "A processor with two cores runs out of arithmetic early. A large card has far more to spare beside its"
+    " memory, so "
     "there it comes later. But it comes:"
 )
 
@@ -682,8 +743,15 @@ eight, one, h100 = public_shape("llama-3.1-8b"), public_shape("llama-3.2-1b"), P
 
 def a_pass(shape, texts, rows):
     """Seconds, predicted: `rows` tokens of each text after 1,024 others, bfloat16."""
-    costs = step_costs(shape, new_tokens=[rows] * texts, contexts=[1024] * texts, logit_rows=texts * rows,
-                       weight_bytes_per_element=2, kv="contiguous", arrangement="fast")  # fmt: skip
+    costs = step_costs(
+        shape,
+        new_tokens=[rows] * texts,
+        contexts=[1024] * texts,
+        logit_rows=texts * rows,
+        weight_bytes_per_element=2,
+        kv="contiguous",
+        arrangement="fast",
+    )
     return predict(costs, h100, "bfloat16").seconds
 
 
@@ -693,38 +761,48 @@ for B in (1, 8, 32, 64, 128, 256):
     v, c = a_pass(eight, B, 5) / step, a_pass(one, B, 1) / step
     predicted[B] = [theory.speedup(a, 4, c, v) for a in (0.6, 0.8)]
     rows.append([B, f"{v:.2f}", f"{c:.2f}", *(f"{g:.2f} ×" for g in predicted[B])])
-HTML(html.table(["texts", "verification of 5 rows each", "c", "α = 0.6", "α = 0.8"], rows,
-                "predicted: an H100, Llama 3.1 8B with Llama 3.2 1B as its draft, K = 4; in steps of so many texts"))  # fmt: skip
+HTML(
+    html.table(
+        ["texts", "verification of 5 rows each", "c", "α = 0.6", "α = 0.8"],
+        rows,
+        "predicted: an H100, Llama 3.1 8B with Llama 3.2 1B as its draft, K = 4; in steps of so many texts",
+    )
+)
 
 # %%
 assert predicted[1][1] > predicted[256][1] and predicted[256][0] < 1
 slow = [1 / 1.4, 1 / 1.8]
 Markdown(
-    f"From {predicted[1][1]:.2f} times to {predicted[256][1]:.2f} times at α = 0.8, and at α = 0.6 it ends at "
-    f"{predicted[256][0]:.2f}. The developers of vLLM published the same from a server under heavy load: 1.4 to 1.8 times "
-    f"*slower*, which is {slow[1]:.2f} to {slow[0]:.2f} times as fast (their blog, October 2024). A server that batches well "
-    "has little use for speculation at full load, and much at night."
+    f"From {predicted[1][1]:.2f} times to {predicted[256][1]:.2f} times at α = 0.8, and at α = 0.6 it ends at"
+    f" {predicted[256][0]:.2f}. The developers of vLLM published the same from a server under heavy load: 1.4 to 1.8"
+    f" times *slower*, which is {slow[1]:.2f} to {slow[0]:.2f} times as fast (their blog, October 2024). A server that"
+    " batches well has little use for speculation at full load, and much at night."
 )
 
 # %% [markdown]
-# ## When nobody can guess
+# ## When the text is unpredictable
 #
-# Digits of π. No draft knows them, and the greedy target makes some up; each round costs K drafts for next to
-# nothing. The remedy is to *notice*. The **dynamic** length keeps count of the acceptance by position and of the
-# times of steps, drafts and verifications, takes the K of the most tokens a second, and switches the draft **off**
-# where every K loses. Now and then it listens or tries again, as far as one percent of the time allows:
+# Digits of π. No draft can predict them, and the greedy target invents some; each round pays for K draft steps
+# and gains almost nothing. The solution is to *detect* this. The **dynamic** length records the acceptance by
+# position and the times of steps, drafts and verifications, chooses the K with the most tokens per second, and
+# switches the draft **off** if every K loses. From time to time it tests the draft again, for at most one
+# percent of the time:
 
 # %%
-unguessable = run_experiment(
-    "speculate.lengths", {"prompts": "digits", "longest": 6, "repeats": 2, "texts": 1}
-)
+unguessable = run_experiment("speculate.draft_lengths", {"prompts": "digits", "longest": 6, "repeats": 2, "texts": 1})
 runs = [m for m in unguessable if m.settings["measured"] == "speed-up"]
-rows = [[m.settings["K"], f"{m.counts['alpha']:.2f}", f"{m.counts['tokens_per_round']:.2f}",
-         f"{m.counts['plain_rounds']:.0f} of {m.counts['rounds']:.0f}", f"{m.median:.2f} ×"] for m in runs]  # fmt: skip
+rows = [
+    [
+        m.settings["K"],
+        f"{m.counts['alpha']:.2f}",
+        f"{m.counts['tokens_per_round']:.2f}",
+        f"{m.counts['plain_rounds']:.0f} of {m.counts['rounds']:.0f}",
+        f"{m.median:.2f} ×",
+    ]
+    for m in runs
+]
 HTML(
-    html.table(
-        ["K", "α", "tokens a round", "rounds without a draft", "speed-up"], rows, "after digits of π; greedy"
-    )
+    html.table(["K", "α", "tokens per round", "rounds without a draft", "speed-up"], rows, "after digits of π; greedy")
 )
 
 # %%
@@ -732,35 +810,36 @@ dynamic = next(m for m in runs if m.settings["K"] == "dynamic")
 fixed = [m for m in runs if m.settings["K"] != "dynamic"]
 worst = min(fixed, key=lambda m: m.median)
 Markdown(
-    f"The worst fixed length, K = {worst.settings['K']}, makes it {worst.median:.2f} times as fast. The dynamic one: "
-    f"{dynamic.median:.2f} times, with {dynamic.counts['plain_rounds'] / dynamic.counts['rounds']:.0%} of its rounds plain "
-    "steps. It cannot do better than 1 where guessing is hopeless, and it should hardly do worse."
+    f"The worst fixed length, K = {worst.settings['K']}, makes it {worst.median:.2f} times as fast. The dynamic one:"
+    f" {dynamic.median:.2f} times, with {dynamic.counts['plain_rounds'] / dynamic.counts['rounds']:.0%} of its rounds"
+    " plain steps. It cannot do better than 1 where guessing is hopeless, and it should hardly do worse."
 )
 
 # %% [markdown]
 # # Two caches
 #
-# After a round both models have *read* tokens that are no part of the text. Their keys and values are in the
-# caches, and have to go: every later token would attend to words that were never said.
+# After a round both models have *processed* tokens that are not part of the text. Their keys and values are in
+# the caches and must be removed: otherwise every later token would attend to rejected tokens.
 #
 # ```text
 #      before                    text … a b c          target's cache … a b          draft's cache … a b
-#      draft writes d e f g                                                          … a b c d e f
-#      target verifies           reads c d e f g       … a b c d e f g
-#      d e kept, then x          text … a b c d e x    … a b c d e    (f g cut)      … a b c d e    (f cut)
+#      draft generates d e f g                                                       … a b c d e f
+#      target verifies           processes c d e f g   … a b c d e f g
+#      d e accepted, then x      text … a b c d e x    … a b c d e    (f g cut)      … a b c d e    (f cut)
 # ```
 #
-# | what | the target's cache | the draft's cache |
+# | | the target's cache | the draft's cache |
 # |---|---|---|
-# | holds | the text but its last token | a prefix of the text |
-# | after a round | `truncate(sequence, length + kept)` | cut when the next text comes, to what both have in common |
-# | never holds | x: nobody has read it yet | g: it was written and not read |
+# | holds | the text without its last token | a prefix of the text |
+# | after a round | `truncate(sequence, length + kept)` | truncated at the next call, to the common prefix of both |
+# | never holds | x: no model has processed it yet | g: it was generated but not processed |
 #
-# When all K are kept, the draft has not even read its own last token: next time it gets two. With a contiguous
-# cache a cut is a number; nothing moves. A rolling buffer (lab 04) has *overwritten* what a cut would bring back,
-# so it needs as much room to spare as is drafted, or must refuse.
+# If all K are accepted, the draft has not even processed its own last token: next time it is sent two tokens.
+# In a contiguous cache, truncation changes one number; nothing moves. A rolling buffer (lab 04) has
+# *overwritten* what a truncation would restore, so it needs as many spare places as tokens are drafted, or must
+# refuse.
 #
-# How wrong is it to forget the cut? Three tokens were drafted, all rejected, and stay in the cache:
+# What happens if the truncation is forgotten? Three tokens were drafted, all rejected, and stay in the cache:
 
 # %%
 kv = wb.make_kv("contiguous", model.config, max_tokens=256)
@@ -772,21 +851,19 @@ with torch.inference_mode():
     full = kv.lengths[0]
     stale = model(Batch.of([plain.tokens[:1]], first_positions=[full]), kv)[-1].double().softmax(-1)
     kv.truncate(0, len(prompt))
-    cut_again = (
-        model(Batch.of([plain.tokens[:1]], first_positions=[len(prompt)]), kv)[-1].double().softmax(-1)
-    )
+    cut_again = model(Batch.of([plain.tokens[:1]], first_positions=[len(prompt)]), kv)[-1].double().softmax(-1)
     model(Batch.of([prompt]), clean)
     fresh = model(Batch.of([plain.tokens[:1]], first_positions=[len(prompt)]), clean)[-1].double().softmax(-1)
 assert torch.allclose(cut_again, fresh) and not torch.allclose(stale, fresh, atol=1e-3)
 tv = float((stale - fresh).abs().sum() / 2)
 Markdown(
-    f"The next law is {tv:.2f} away from the right one (total variation; 1 would be nothing in common). After "
-    f"`truncate(0, {len(prompt)})` it is the law of a cache that never saw the guesses, to the last digits of float32."
+    f"The next distribution is {tv:.2f} away from the right one (total variation; 1 would be nothing in common). After "
+    f"`truncate(0, {len(prompt)})` it is the distribution of a cache that never saw the guesses, to the last digits of float32."
 )
 
 # %% [markdown]
-# A cache that is told of tokens at a place that is not its end refuses, so this mistake is heard, unless one tells
-# it the wrong place as above:
+# A cache refuses tokens at a position that is not its end, so this error is reported, unless the caller also
+# gives the wrong position, as above:
 
 # %%
 try:
@@ -808,14 +885,14 @@ except WorkbenchError as error:
 # | | |
 # |---|---|
 # | memory | the draft's weights and its cache, beside the target's |
-# | work | K draft steps a round, and rows of the target that are thrown away: more FLOPs a token, never fewer |
-# | code | two caches to cut, one law for both, a rule that no text betrays when it is wrong |
-# | does not help | large batches: no arithmetic left over |
-# | | text that the draft cannot guess: switch off |
+# | work | K draft steps per round, and target rows that are thrown away: more FLOPs per token, never fewer |
+# | code | two caches to truncate, the same filters for both models, a rule whose errors no text shows |
+# | does not help | large batches: no idle arithmetic |
+# | | text that the draft cannot predict: switch it off |
 # | | a draft that is not much faster: launch-bound models of few layers (lab 02) are not fast because they are small |
-# | | time to the first token: the prompt is one pass anyway, and the draft has to read it too |
+# | | time to the first token: the prompt is one pass anyway, and the draft must process it too |
 #
-# What it never costs is quality. That sets it apart from the labs before: a quantized model is another model.
+# It never costs quality. That is the difference to the labs before: a quantized model is another model.
 
 # %% [markdown]
 # # What production systems do
@@ -823,24 +900,25 @@ except WorkbenchError as error:
 # | here | in production |
 # |---|---|
 # | a draft model, K fixed | vLLM, TensorRT-LLM, SGLang and llama.cpp have it; K of 3 to 8 is usual |
-# | the dynamic length | transformers moves K by how many were kept and stops where the draft is unsure; vLLM's authors drop K under load |
+# | the dynamic length | transformers changes K by the number of accepted tokens and stops where the draft is unsure; vLLM's authors reduce K under load |
 # | a small model of the same family | heads on the target itself: Medusa, EAGLE (lab 07), or trained with the model: multi-token prediction in DeepSeek-V3 |
-# | the exact rule | some accept "typical" tokens instead (Medusa): faster, and another law |
-# | both caches cut | with paged caches (lab 09) whole blocks are given back |
+# | the exact rule | some accept "typical" tokens instead (Medusa): faster, but another distribution |
+# | both caches truncated | with paged caches (lab 09) whole blocks are freed |
 
 # %% [markdown]
 # # Exercises
 #
 # In [exercises/06_speculative_sampling.ipynb](../exercises/06_speculative_sampling.ipynb) you write the real parts:
 #
-# 1. **The rule**: keep, correct, bonus.
+# 1. **The rule**: accept, correct, bonus.
 # 2. **The residual**: what is left of p.
 # 3. **The proof by enumeration**: every outcome of the rule, as fractions.
 # 4. **How long a draft**: expected tokens and the best K.
 # 5. **Rollback**: two caches after a round.
 #
-# Your rule can stand where ours stands, and be counted beside it: `run_experiment("speculate.exactness",
-# learner={"verify_chain": my_verify})`. `workbench check` says how far you are.
+# Your rule can replace ours and be tested in the same way:
+# `run_experiment("speculate.exactness", learner={"verify_chain": my_verify})`. `workbench check` shows which
+# answers are right so far.
 
 # %% [markdown]
 # # Further reading

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Lab 07 · Better drafts
 #
-# **The question.** Lab 06 showed that a draft never changes what is written, only how soon. So any guess will do.
-# Which guess is best, on which text, and when is none?
+# **The question.** Lab 06 showed that a draft never changes the distribution of the text, only the speed. So
+# anything may draft. Which draft is best, on which text, and when does none help?
 #
-# A draft is worth what it saves, less what it costs: the target's passes against the draft's own time and the wider
-# passes. Ten drafts are here behind one interface. Some copy, some count, some think, one asks the target itself.
+# A draft saves passes of the target. It costs its own time, and makes the target's passes wider. This lab has
+# ten drafts behind one interface. Some copy text, some use n-gram counts, some are models, and one uses the
+# target itself.
 
 # %%
 from fractions import Fraction
@@ -14,20 +15,15 @@ import torch
 from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
-from workbench.decoding import Guide, generate
+from workbench.decoding import Guide
 from workbench.experiments import run_experiment
-from workbench.experiments.speculate_inputs import PROMPT_SETS, prompts_of
+from workbench.experiments.texts import PROMPT_SETS, prompts_of
+from workbench.generation import generate
+from workbench.labs.lab07_better_drafts.panels.plots import title_of
 from workbench.models import load, prepare
 from workbench.panels import html, style
-from workbench.panels.drafts_plots import title_of
 from workbench.speculation import ModelDraft, theory, verify
-from workbench.speculation.drafts import (
-    NGramDraft,
-    PhrasesDraft,
-    PromptLookupDraft,
-    StagedDraft,
-    quantized_self,
-)
+from workbench.speculation.drafts import NGramDraft, PhrasesDraft, PromptLookupDraft, StagedDraft, quantized_self
 
 plain_target = load("stdlib-10m")
 target, small = prepare(plain_target), prepare(load("stdlib-1m"))
@@ -51,16 +47,17 @@ def write(kind, draft=None, number=1, new_tokens=NEW, **how):
 # %% [markdown]
 # ## Predict
 #
-# The shipped draft model has a tenth of the target's weights, and it was trained on the same text. Prompt lookup has
-# no weights at all: it looks where the last few tokens stood before, and proposes what followed them there. Both may
-# draft. On held-out **code**, which of them makes the target faster, and by how much? Put your guess here.
+# The shipped draft model has a tenth of the target's weights, and was trained on the same text. Prompt lookup
+# has no weights at all: it looks where the last few tokens occurred before, and proposes the tokens that
+# followed them there. On held-out **code**, which of the two makes the target faster, and by how much? Put your
+# guess here.
 
 # %%
 my_guess = {"draft model": 2.0, "prompt lookup": 1.1}  # times as fast as plain decoding
 
 # %% [markdown]
-# The answer, with who wrote each token. Here both take turns: lookup is asked first, and where it has nothing to say,
-# the model. Move `drafter`, `texts` and `lengths`; Play lets the rounds come one after the other.
+# Here is the answer, with the origin of each token. In this run both draft: lookup first, and the model where
+# lookup finds nothing. Change `drafter`, `texts` and `lengths`; Play shows one round after another.
 
 # %%
 origins = wb.panels.draft_origin(drafter="lookup, else model", new_tokens=NEW, repeats=2)
@@ -73,37 +70,39 @@ origins.snapshot()
 # %%
 alone = {}
 for name in ("model", "prompt_lookup"):
-    [m] = run_experiment("drafts.origin", {"drafter": name, "new_tokens": NEW, "repeats": 2})
+    [m] = run_experiment("drafts.draft_origin", {"drafter": name, "new_tokens": NEW, "repeats": 2})
     alone[title_of(name)] = m
 told = "; ".join(
     f"{name} **{m.median:.2f} ×**, {m.counts['tokens_per_round']:.2f} tokens a pass (your guess: {my_guess[name]} ×)"
     for name, m in alone.items()
 )
 Markdown(
-    f"{told}. Both in turns: {both.median:.2f} ×. A draft that keeps fewer tokens can still win, because it costs nothing: "
-    f"drafting took {alone['draft model'].counts['draft_s_per_round'] / alone['draft model'].counts['plain_step_s']:.2f} of a "
-    f"plain step in each round with the model, and "
-    f"{alone['prompt lookup'].counts['draft_s_per_round'] / alone['prompt lookup'].counts['plain_step_s']:.2f} with lookup."
+    f"{told}. Both in turns: {both.median:.2f} ×. A draft that keeps fewer tokens can still win, because it costs"
+    " nothing: drafting took"
+    f" {alone['draft model'].counts['draft_s_per_round'] / alone['draft model'].counts['plain_step_s']:.2f} of a plain"
+    " step in each round with the model, and"
+    f" {alone['prompt lookup'].counts['draft_s_per_round'] / alone['prompt lookup'].counts['plain_step_s']:.2f} with"
+    " lookup."
 )
 
 # %% [markdown]
 # # Copying
 #
-# Lab 06's rule asks of a draft only that it can say which law q each token was drawn from. A token that was *picked*,
-# by whatever means, has the simplest law there is: all probability on it. Then
+# Lab 06's rule needs only the distribution q from which each drafted token was drawn. A token that was *picked*
+# without randomness has the simplest distribution: probability 1 for that token. Then
 #
 # $$\min(1,\, p(x)/q(x)) = p(x), \qquad \text{residual} \propto \max(0,\, p - q) = p \text{ without } x$$
 #
-# So a table, a copy, a list of phrases are drafts like any other. By enumeration, as in lab 06: a target over three
-# tokens, a draft that always picks token 1, and the law of all texts of three tokens.
+# So a table, a copy or a list of phrases can draft like any model. By enumeration, as in lab 06: a target over
+# three tokens, a draft that always picks token 1, and the distribution of all texts of three tokens.
 
 # %%
-LAWS = theory.table(5, 3, 2), theory.table(1, 6, 3), theory.table(2, 2, 6)
+DISTRIBUTIONS = theory.table(5, 3, 2), theory.table(1, 6, 3), theory.table(2, 2, 6)
 
 
 def p(text):
     """The target: its next token depends on the last one."""
-    return LAWS[text[-1] if text else 0]
+    return DISTRIBUTIONS[text[-1] if text else 0]
 
 
 def picked(text):
@@ -111,13 +110,13 @@ def picked(text):
     return theory.table(0, 1, 0)
 
 
-wanted = theory.law_of_target(p, 3)
-assert theory.law_of_texts(p, picked, 3, (1, 1)) == wanted
+wanted = theory.distribution_of_target(p, 3)
+assert theory.distribution_of_texts(p, picked, 3, (1, 1)) == wanted
 print(f"{len(wanted)} texts, every probability equal as a fraction; the text 1 1 1 has {wanted[1, 1, 1]}")
 
 # %% [markdown]
-# **Prompt lookup** (A. Saxena, 2023) takes the longest end of the text, of 8 tokens down to 2, that stood in the text
-# before, and copies what followed it there. The whole idea in a few lines:
+# **Prompt lookup** (A. Saxena, 2023) takes the longest suffix of the text, from 8 tokens down to 2, that
+# occurred in the text before, and copies the tokens that followed it there. The whole idea in a few lines:
 
 
 # %%
@@ -135,27 +134,24 @@ tokens = tokenizer.encode("for name in names:\n    print(name)\n\nfor name in")
 print(repr(tokenizer.decode(look_up(tokens, 4))))
 
 # %% [markdown]
-# The real one (`workbench/speculation/drafts/lookup.py`) keeps an index, so that a question costs microseconds however
-# long the text is, and goes on copying from its own copy where the text ends.
+# The real one (`workbench/speculation/drafts/lookup.py`) keeps an index, so that a look-up takes microseconds
+# for any length of text. When the copy reaches the end of the text, it continues with the tokens it has just
+# copied.
 #
-# An **n-gram table** knows more than this text: what followed the last few tokens in a million characters of the
-# training modules. It says a probability, so its tokens can be drawn or picked. **Phrases** are its surest entries: an
-# end of a text that nearly always goes on in one way.
+# An **n-gram table** uses more than this text: it counts which token followed the last few tokens in a million
+# characters of the training modules. It has probabilities, so its tokens can be sampled or picked. **Phrases**
+# are its surest entries: suffixes that nearly always continue in one way.
 
 # %%
 lookup, table = PromptLookupDraft(target), NGramDraft.of_training_modules(target)
 phrases = PhrasesDraft.of(target, table=table.table)
 longest = sorted(phrases.phrases.items(), key=lambda one: -len(one[1]))[:5]
-rows = [
-    [html.token(tokenizer.decode(list(a))), html.token(tokenizer.decode(list(b))), len(b)] for a, b in longest
-]
-HTML(
-    html.table(["after", "comes", "tokens"], rows, f"the longest of {len(phrases.phrases):,} learned phrases")
-)
+rows = [[html.token(tokenizer.decode(list(a))), html.token(tokenizer.decode(list(b))), len(b)] for a, b in longest]
+HTML(html.table(["after", "comes", "tokens"], rows, f"the longest of {len(phrases.phrases):,} learned phrases"))
 
 # %% [markdown]
-# Four kinds of text to go on from: held-out code, docstrings, a function that is to be written once more, and the
-# digits of π.
+# Four kinds of text to continue: held-out code, docstrings, a function that is to be repeated, and the digits
+# of π.
 
 # %%
 written = {}
@@ -168,14 +164,10 @@ names = list(dict.fromkeys(name for _, name in written if name != "plain"))
 rows = []
 for kind in PROMPT_SETS:
     cells = [written[kind, name].speculation for name in names]
-    rows.append(
-        [kind, *(f"{sum(s.tokens_per_round) / s.rounds:.2f} ({s.acceptance_rate or 0:.0%})" for s in cells)]
-    )
+    rows.append([kind, *(f"{sum(s.tokens_per_round) / s.rounds:.2f} ({s.acceptance_rate or 0:.0%})" for s in cells)])
 HTML(
     html.table(
-        ["", *map(title_of, names)],
-        rows,
-        "tokens a pass of the target, K = 8; in brackets: kept, of those looked at",
+        ["", *map(title_of, names)], rows, "tokens a pass of the target, K = 8; in brackets: kept, of those looked at"
     )
 )
 
@@ -185,23 +177,24 @@ copying = written["copying", "prompt_lookup"].speculation
 few = [written[kind, "phrases"].speculation for kind in PROMPT_SETS]
 fired = 1 - sum(s.plain_rounds for s in few) / sum(s.rounds for s in few)
 Markdown(
-    f"Phrases fire seldom: in {fired:.0%} of the passes. Where they are silent they cost nothing either. "
-    f"On copying, lookup gives {sum(copying.tokens_per_round) / copying.rounds:.1f} tokens a pass. And on the digits? Look at what "
-    f"the target writes there: `{digits[:40]}…`. Greedy decoding cannot guess π either, so the target falls into a loop, and a "
-    "loop is what lookup copies best. What counts is never whether a text is hard, only whether *draft and target agree*."
+    f"Phrases fire seldom: in {fired:.0%} of the passes. Where they are silent they cost nothing either. On copying,"
+    f" lookup gives {sum(copying.tokens_per_round) / copying.rounds:.1f} tokens a pass. And on the digits? Look at what"
+    f" the target writes there: `{digits[:40]}…`. Greedy decoding cannot guess π either, so the target falls into a"
+    " loop, and a loop is what lookup copies best. What counts is never whether a text is hard, only whether *draft"
+    " and target agree*."
 )
 
 # %% [markdown]
 # # How sure?
 #
-# A fixed K drafts as much where the draft is always wrong as where it is always right. The draft knows more: the
-# probability it gave each token. **Threshold**: draft on while the product of these stays above a threshold; after a
-# rejection move the threshold toward the product where it happened, after a full success lower it by a step; keep it
-# within bounds.
+# A fixed K drafts as much where the draft is always wrong as where it is always right. But the draft also knows
+# the probability it gave each token. **Threshold**: draft while the product of these probabilities is above a
+# threshold. After a rejection, move the threshold toward the product at the rejected token; if all were
+# accepted, lower it by a step; keep it within bounds.
 #
-# Is that still exact? The decision to stop looks at the token that was just drawn. That is allowed, so long as the
-# token *stays*: what was drawn is proposed. Throwing away an unsure token changes the law of those that remain. Both,
-# enumerated:
+# Is that still exact? The decision to stop looks at the token that was just drawn. That is allowed, as long as
+# that token is *still proposed*. Throwing away a token of low confidence changes the distribution of those that
+# remain. Both, enumerated:
 
 # %%
 half = Fraction(1, 2)
@@ -214,24 +207,25 @@ def q(text):
 
 def throws_away(proposal, p_rows, draws):
     """The tempting bug: an unsure token is taken back before it is verified, and all after it."""
-    sure = [law[token] >= half for law, token in zip(proposal.laws, proposal.tokens)]
+    sure = [distribution[token] >= half for distribution, token in zip(proposal.distributions, proposal.tokens)]
     kept = sure.index(False) if False in sure else len(sure)
     return verify(proposal.cut(kept, kept), p_rows[: kept + 1], draws)
 
 
-stops = theory.law_of_texts(p, q, 3, (1, 1, 1), go_on=lambda confidence: confidence >= half)
-throws = theory.law_of_texts(p, q, 3, (1, 1, 1), verify=throws_away)
+stops = theory.distribution_of_texts(p, q, 3, (1, 1, 1), go_on=lambda confidence: confidence >= half)
+throws = theory.distribution_of_texts(p, q, 3, (1, 1, 1), verify=throws_away)
 assert stops == wanted and throws != wanted
 worst = max(wanted, key=lambda text: abs(throws[text] - wanted[text]))
 print(f"stopping after an unsure token: all {len(stops)} texts as the target writes them")
 print(f"throwing it away: the text {worst} has {throws[worst]} instead of {wanted[worst]}")
 
 # %% [markdown]
-# **Dynamic** goes further. It measures: acceptance at each position, and what drafts and verifications take against the
-# plain steps of the same moment; and takes the K of the most tokens a second. When no K beats plain steps it switches the
-# draft off. A draft that is off is *heard* now and then: in one pass it reads what was written without it and says which
-# of those tokens it would have guessed, which is cheaper than a round for each. It is also tried, for two rounds. Both
-# together take at most a percent of all the time.
+# **Dynamic** goes further. It measures the acceptance at each position and the times of drafts and
+# verifications, compared with plain steps at the same time, and takes the K with the most tokens per second. If
+# no K is faster than plain steps, it switches the draft off. From time to time the switched-off draft is
+# tested: in one pass it processes the text generated without it, and reports which of those tokens it would
+# have drafted; this is cheaper than a round for each. It is also tried in two real rounds. Both together take
+# at most one percent of the time.
 
 # %%
 lengths = wb.panels.draft_threshold(new_tokens=NEW, prompts=1)
@@ -245,22 +239,24 @@ lengths.snapshot()
 ratio = {(m.settings["texts"], m.settings["policy"]): m for m in by_policy}
 pi8, pi_dynamic = ratio["digits", "8"], ratio["digits", "dynamic"]
 Markdown(
-    f"On the digits the draft model keeps {pi8.counts['kept_share']:.0%} of what it drafts. K = 8 is **{pi8.median:.2f} ×** "
-    f"there, K = 2 {ratio['digits', '2'].median:.2f} ×; the threshold {ratio['digits', 'threshold'].median:.2f} ×; the dynamic one "
-    f"went without a draft in {pi_dynamic.counts['plain_rounds_share']:.0%} of the rounds and is at **{pi_dynamic.median:.2f} ×**. "
-    f"On code they are at {ratio['code', '8'].median:.2f}, {ratio['code', '2'].median:.2f}, "
-    f"{ratio['code', 'threshold'].median:.2f} and {ratio['code', 'dynamic'].median:.2f} ×."
+    f"On the digits the draft model keeps {pi8.counts['kept_share']:.0%} of what it drafts. K = 8 is **{pi8.median:.2f}"
+    f" ×** there, K = 2 {ratio['digits', '2'].median:.2f} ×; the threshold {ratio['digits', 'threshold'].median:.2f} ×;"
+    f" the dynamic one went without a draft in {pi_dynamic.counts['plain_rounds_share']:.0%} of the rounds and is at"
+    f" **{pi_dynamic.median:.2f} ×**. On code they are at {ratio['code', '8'].median:.2f},"
+    f" {ratio['code', '2'].median:.2f}, {ratio['code', 'threshold'].median:.2f} and"
+    f" {ratio['code', 'dynamic'].median:.2f} ×."
 )
 
 # %% [markdown]
 # # A draft for the draft
 #
-# A draft model is a model, so it can be sped up as one. **Staged**: prompt lookup guesses for the small model, which
-# verifies that and writes on, and what it stands for goes to the target. The tokens are the small model's own draws
-# and the laws its own rows, so the outer rule sees nothing of the cheap draft (B. Spector and C. Ré, 2023).
+# A draft model is a model, so it can be sped up like one. **Staged**: prompt lookup drafts for the small model,
+# which verifies that and continues, and its tokens go to the target. These tokens were sampled by the small
+# model, from its own distributions, so the outer rule does not see the cheap draft (B. Spector and C. Ré,
+# 2023).
 #
-# **The target in 4 bits** as its own draft: hardly a token that it would not have said, and no second model to
-# train. But it costs as many operations as the target, and only its bytes are fewer.
+# **The target in 4 bits** as its own draft: nearly all of its tokens agree with the target's, and no second
+# model must be trained. But it launches as many operations as the target; only its bytes are fewer.
 
 # %%
 drafts = {
@@ -275,30 +271,42 @@ for name, draft in drafts.items():
         plain_run, got = write(kind, number=2), write(kind, draft, number=2)
         assert got.tokens == plain_run.tokens
         s = found[name, kind] = got.speculation
-        rows.append([f"{kind}, {name}", f"{sum(s.tokens_per_round) / s.rounds:.2f}", f"{s.acceptance_rate:.0%}",
-                     f"{s.draft_calls / s.rounds:.2f}", f"{s.draft_s / s.rounds / plain_run.tpot_s:.2f}",
-                     f"{plain_run.tpot_s / got.tpot_s:.2f} ×"])  # fmt: skip
-HTML(html.table(["", "tokens a pass", "kept", "draft's calls a round", "drafting, in plain steps", "times as fast"], rows,
-                "K = 4; one text each, so times are rough"))  # fmt: skip
+        rows.append(
+            [
+                f"{kind}, {name}",
+                f"{sum(s.tokens_per_round) / s.rounds:.2f}",
+                f"{s.acceptance_rate:.0%}",
+                f"{s.draft_calls / s.rounds:.2f}",
+                f"{s.draft_s / s.rounds / plain_run.tpot_s:.2f}",
+                f"{plain_run.tpot_s / got.tpot_s:.2f} ×",
+            ]
+        )
+HTML(
+    html.table(
+        ["", "tokens a pass", "kept", "draft's calls a round", "drafting, in plain steps", "times as fast"],
+        rows,
+        "K = 4; one text each, so times are rough",
+    )
+)
 
 # %%
 a, b = (found[name, "code"] for name in ("draft model", "staged: lookup, draft model"))
 quantized = found["itself in 4 bits", "code"]
 Markdown(
-    f"Staged, the draft model is called {b.draft_calls / b.rounds:.2f} times a round on code instead of "
-    f"{a.draft_calls / a.rounds:.2f}, and writes the same. Whether that is time saved depends on what a wider pass of the small "
-    f"model costs. The target in 4 bits is right in {quantized.acceptance_rate:.0%} of the cases on code, the small model in "
-    f"{a.acceptance_rate:.0%}; but its drafting takes {quantized.draft_s / quantized.rounds / write('code', number=2).tpot_s:.1f} plain "
-    "steps a round. It pays where a step's time is its bytes (lab 05). Count "
-    "what a step of yours waits for before you take it."
+    f"Staged, the draft model is called {b.draft_calls / b.rounds:.2f} times a round on code instead of"
+    f" {a.draft_calls / a.rounds:.2f}, and writes the same. Whether that is time saved depends on what a wider pass of"
+    f" the small model costs. The target in 4 bits is right in {quantized.acceptance_rate:.0%} of the cases on code,"
+    f" the small model in {a.acceptance_rate:.0%}; but its drafting takes"
+    f" {quantized.draft_s / quantized.rounds / write('code', number=2).tpot_s:.1f} plain steps a round. It pays where a"
+    " step's time is its bytes (lab 05). Count what a step of yours waits for before you take it."
 )
 
 # %% [markdown]
 # # Trees
 #
-# A chain bets on one continuation. Where the draft is torn between two, bet on both: verification reads the weights
-# once, whether it has 5 rows or 16. A tree of drafted tokens goes through the target in **one** pass, if each token
-# sees the text, the branch above it, and nothing else.
+# A chain proposes one continuation. If the draft is unsure between two, propose both: verification reads the
+# weights once, whether it has 5 rows or 16. A tree of drafted tokens goes through the target in **one** pass,
+# if each token sees the text, its own ancestors, and nothing else.
 #
 # ```text
 #      text … c ─┬─ the ─┬─ first        row      sees
@@ -309,8 +317,8 @@ Markdown(
 #                                        last     text c the         last
 # ```
 #
-# In the flat forward that is one more list: `parents`. Positions count along the branch, so `the` and `a` stand at
-# the same place. Let each branch also be read alone, as a text of its own, and compare:
+# In the flat forward that is one more list: `parents`. Positions count along the branch, so `the` and `a` have
+# the same position. Compare with each branch processed alone, as its own text:
 
 # %%
 from workbench.kv import make_kv
@@ -334,27 +342,34 @@ assert apart < 1e-5
 print(f"four nodes in one pass, and each branch alone: logits differ by {apart:.1e} of the largest")
 
 # %% [markdown]
-# The rule for several children (recursive rejection sampling; W. Jeon and others, 2024): try them in order. After a
-# rejection p becomes the residual, and the next child counts with the law it was drawn from, *without* the ones before
-# it. Nothing of this is left to trust. The engine's own code, every draw enumerated, on trees:
+# The rule for several children (recursive rejection sampling; W. Jeon and others, 2024): try them in order.
+# After a rejection p becomes the residual, and the next child is compared using the distribution it was drawn
+# from, *without* the children before it. We test this too: the engine's own code, with every draw enumerated,
+# on trees:
 
 # %%
 trees = {"2": (2,), "2, 1": (2, 1), "2, 2": (2, 2), "3, 1": (3, 1)}
 rows = []
 for name, branching in trees.items():
-    law = theory.law_of_texts(p, q, 3, branching)
-    assert law == wanted
+    distribution = theory.distribution_of_texts(p, q, 3, branching)
+    assert distribution == wanted
     first = theory.enumerate_outcomes(lambda draws, b=branching: len(theory.write_round((), p, q, b, draws)))
     chain = (1,) * len(branching)
     as_chain = theory.enumerate_outcomes(lambda draws, b=chain: len(theory.write_round((), p, q, b, draws)))
     mean, chain_mean = (float(sum(n * w for n, w in found.items())) for found in (first, as_chain))
     rows.append([name, "equal", f"{mean:.3f}", f"{chain_mean:.3f}"])
-HTML(html.table(["children, level by level", "law of 27 texts", "tokens of the first round", "a chain as deep"], rows,
-                "by enumeration, in fractions"))  # fmt: skip
+HTML(
+    html.table(
+        ["children, level by level", "distribution of 27 texts", "tokens of the first round", "a chain as deep"],
+        rows,
+        "by enumeration, in fractions",
+    )
+)
 
 # %% [markdown]
-# After the pass the cache holds all nodes, and one branch of them is text. `kv.keep` moves its keys and values
-# together and forgets the rest. Positions were counted along the branch, so nothing has to be computed again:
+# After the pass the cache holds all nodes, but only one branch belongs to the text. `kv.keep` moves the keys
+# and values of that branch together and removes the rest. Positions were counted along the branch, so nothing
+# has to be recomputed:
 
 # %%
 kv = wb.kv.kv_for("contiguous", plain_target, max_tokens=64)
@@ -369,11 +384,12 @@ with torch.inference_mode():
     fresh = plain_target(whole, make_kv("recompute", plain_target.config))[-1]
 assert torch.allclose(kept, fresh, atol=1e-3) and kv.lengths[0] == len(text) + 3
 print(
-    f"{kv.lengths[0]} tokens in the cache; the next logits differ by {float((kept - fresh).abs().max()):.1e} from a fresh pass"
+    f"{kv.lengths[0]} tokens in the cache; the next logits differ by {float((kept - fresh).abs().max()):.1e} from a"
+    " fresh pass"
 )
 
 # %% [markdown]
-# Round by round, on real text: the tree, its mask, the branch that stays, and the cache.
+# Round by round, on real text: the tree, its mask, the accepted branch, and the cache.
 
 # %%
 tree_panel = wb.panels.draft_tree(texts="comments", new_tokens=20, shown_step=14)
@@ -387,28 +403,31 @@ tree_panel.snapshot()
 kept, first = (sum(m.counts[key] for m in tree_rounds) for key in ("kept", "first_branch_kept"))
 nodes = sum(m.counts["nodes"] for m in tree_rounds) / len(tree_rounds)
 Markdown(
-    f"In {len(tree_rounds)} rounds the trees kept {kept:.0f} tokens; their first branches alone would have kept {first:.0f}. For that "
-    f"the target read {nodes:.0f} rows more each time. On a machine that waits for weights these rows are nearly free. On one that "
-    "waits for arithmetic they are what it pays for."
+    f"In {len(tree_rounds)} rounds the trees kept {kept:.0f} tokens; their first branches alone would have kept"
+    f" {first:.0f}. For that the target read {nodes:.0f} rows more each time. On a machine that waits for weights these"
+    " rows are nearly free. On one that waits for arithmetic they are what it pays for."
 )
 
 # %% [markdown]
 # # Heads
 #
-# Why have a second model at all? The target's last hidden row, the *feature*, already knows more than the next token.
+# Is a second model needed at all? The target's last hidden state (its *feature*, in the papers) contains
+# information about more than the next token.
 #
-# **Medusa** (T. Cai and others, 2024): a few small networks beside the output head, each looking one step further.
-# All read the same feature, so drafting is one small product. But head 2 does not know what head 1 chose.
+# **Medusa** (T. Cai and others, 2024): a few small networks beside the output head, each predicting one step
+# further. All use the same hidden state, so drafting is one small product. But head 2 does not know which token
+# head 1 chose.
 #
-# **EAGLE** (Y. Li and others, 2024): predict the *next feature*, from this feature **and the token that was really
-# drawn**; let the target's own head turn it into a law; go on from there. The token resolves what the feature leaves
-# open: after "I" may come "am" or "always", and these lead to different features.
+# **EAGLE** (Y. Li and others, 2024): predict the *next hidden state* from this one
+# **and the token that was really drawn**; let the target's own head turn it into a distribution; continue from
+# there. The token resolves what the hidden state leaves open: after "I" may come "am" or "always", and these
+# lead to different hidden states.
 #
 # ```text
-#      Medusa    feature t ──► head 1 ──► token t+2         EAGLE    feature t   ┐
-#                         ├──► head 2 ──► token t+3                  token t+1   ┴► layer ─► feature t+1 ─► head ─► law of t+2
-#                         └──► head 3 ──► token t+4                  its guess   ┐
-#                                                                    token t+2   ┴► layer ─► feature t+2 ─► …
+#      Medusa    h_t ──► head 1 ──► token t+2         EAGLE    h_t             ┐
+#                   ├──► head 2 ──► token t+3                  token t+1       ┴► layer ─► h_t+1 ─► head ─► q of t+2
+#                   └──► head 3 ──► token t+4                  predicted h_t+1 ┐
+#      h: hidden state                                         token t+2       ┴► layer ─► h_t+2 ─► …
 # ```
 
 # %%
@@ -429,9 +448,9 @@ rows.append(
 HTML(html.table(["", "weights of its own", "of the target's"], rows, "what ships"))
 
 # %% [markdown]
-# Acceptance by position: at each token of a text, each draft guesses twelve, as a chain and as a tree. How many of those
-# that came to a position are right there? On the target's own greedy text, which is what is verified in a greedy
-# request, and on held-out text, as people wrote it.
+# Acceptance by position: at each token of a text, each draft proposes twelve, as a chain and as a tree. At each
+# position that is reached, how many are right? On the target's own greedy text, which is what a greedy request
+# verifies, and on held-out text that people wrote.
 
 # %%
 heads = run_experiment("drafts.heads", {"passages": 2})
@@ -442,8 +461,13 @@ for each, kind in zip(axes, ("the target's own", "held-out")):
     for m in chains:
         if m.settings["texts"] == kind:
             kept = [m.counts[f"kept_{i}"] for i in range(1, 7) if f"kept_{i}" in m.counts]
-            each.plot(range(1, len(kept) + 1), kept, color=COLOURS[m.settings["drafter"]], label=title_of(m.settings["drafter"]),
-                      **style.MEASURED)  # fmt: skip
+            each.plot(
+                range(1, len(kept) + 1),
+                kept,
+                color=COLOURS[m.settings["drafter"]],
+                label=title_of(m.settings["drafter"]),
+                **style.MEASURED,
+            )
     each.set(ylim=(0, 1), xticks=range(1, 7))
     style.label(
         each,
@@ -452,7 +476,10 @@ for each, kind in zip(axes, ("the target's own", "held-out")):
         title=f"{kind} text",
     )
 style.legend(axes[1], loc="upper right")
-alt = "Share of guesses kept at positions 1 to 6 for draft model, EAGLE and Medusa, on the target's own text and on held-out text."
+alt = (
+    "Share of guesses kept at positions 1 to 6 for draft model, EAGLE and Medusa, on the target's own text and on"
+    " held-out text."
+)
 picture(figure, alt)
 
 # %%
@@ -461,38 +488,50 @@ for m in heads:
     s = m.settings
     per[s["drafter"], s["shape"], s["texts"]] = m.counts
     rates = " ".join(f"{m.counts.get(f'kept_{i}', 0):.2f}" for i in range(1, 5))
-    rows.append([f"{title_of(s['drafter'])}, {s['shape']}", s["texts"], rates, f"{m.counts['nodes']:.1f}",
-                 f"{m.counts['tokens_per_round']:.2f}"])  # fmt: skip
-HTML(html.table(["", "text", "kept at 1, 2, 3, 4", "rows drafted", "tokens a round"], rows,
-                f"{heads[0].counts['places']:,.0f} places; if a round began at each token"))  # fmt: skip
+    rows.append(
+        [
+            f"{title_of(s['drafter'])}, {s['shape']}",
+            s["texts"],
+            rates,
+            f"{m.counts['nodes']:.1f}",
+            f"{m.counts['tokens_per_round']:.2f}",
+        ]
+    )
+HTML(
+    html.table(
+        ["", "text", "kept at 1, 2, 3, 4", "rows drafted", "tokens per round"],
+        rows,
+        f"{heads[0].counts['places']:,.0f} places; if a round began at each token",
+    )
+)
 
 # %%
 own = {name: per[name, "chain", "the target's own"] for name in COLOURS}
 grown = {
-    name: per[name, "tree", "the target's own"]["tokens_per_round"] - own[name]["tokens_per_round"]
-    for name in COLOURS
+    name: per[name, "tree", "the target's own"]["tokens_per_round"] - own[name]["tokens_per_round"] for name in COLOURS
 }
 Markdown(
-    f"At the first position on the target's own text: EAGLE **{own['eagle']['kept_1']:.0%}**, the draft model "
-    f"**{own['model']['kept_1']:.0%}**, Medusa **{own['medusa']['kept_1']:.0%}**. At the third: {own['eagle'].get('kept_3', 0):.0%}, "
-    f"{own['model'].get('kept_3', 0):.0%}, {own['medusa'].get('kept_3', 0):.0%}. The feature that Medusa reads is from *before* the "
-    "text's last token was chosen, so its very first guess does not know what it follows; EAGLE is told.\n\n"
-    f"At equal rows, twelve of a tree against as many of a chain (Medusa's chain ends with its {own['medusa']['nodes']:.0f} heads), "
-    f"the tree gives {grown['medusa']:+.2f} tokens a round for Medusa, {grown['model']:+.2f} for the draft model and "
-    f"{grown['eagle']:+.2f} for EAGLE. A tree is for drafts that are unsure; where the first guess is nearly always right, go deep. But "
-    "a chain of twelve is twelve steps of the draft, and these trees are four. "
-    "On held-out text all of them look worse, and so would the "
-    "target itself: people write what no model says. In a request the target is the only judge."
+    f"At the first position on the target's own text: EAGLE **{own['eagle']['kept_1']:.0%}**, the draft model"
+    f" **{own['model']['kept_1']:.0%}**, Medusa **{own['medusa']['kept_1']:.0%}**. At the third:"
+    f" {own['eagle'].get('kept_3', 0):.0%}, {own['model'].get('kept_3', 0):.0%}, {own['medusa'].get('kept_3', 0):.0%}."
+    " The hidden state that Medusa reads is from *before* the text's last token was chosen, so its very first guess does"
+    " not know what it follows; EAGLE is told.\n\nAt equal rows, twelve of a tree against as many of a chain (Medusa's"
+    f" chain ends with its {own['medusa']['nodes']:.0f} heads), the tree gives {grown['medusa']:+.2f} tokens per round"
+    f" for Medusa, {grown['model']:+.2f} for the draft model and {grown['eagle']:+.2f} for EAGLE. A tree is for drafts"
+    " that are unsure; where the first guess is nearly always right, go deep. But a chain of twelve is twelve steps of"
+    " the draft, and these trees are four. On held-out text all of them look worse, and so would the target itself:"
+    " people write what no model says. In a request the target is the only judge."
 )
 
 # %% [markdown]
 # # No second model
 #
-# **Lookahead** (Y. Fu and others, 2024) lets the target draft for itself. Guess several future tokens at once,
-# anything; let one pass put in the place of each what the model says there, given the guesses before it; repeat.
-# That is Jacobi's iteration for a system of equations, and it ends at the greedy text, seldom sooner than one token
-# a pass. But on its way it runs through n-grams that the text likes to say. Lookahead keeps those in a pool, and bets
-# on the ones that begin with the text's last token. Guesses and bets travel in one tree.
+# In **Lookahead** (Y. Fu and others, 2024) the target drafts for itself. Start with any guess of several future
+# tokens; in one pass, replace each by the token that the model predicts there, given the guesses before it;
+# repeat. This is Jacobi's iteration for a system of equations. It converges to the greedy text, but seldom
+# faster than one token per pass. On the way it produces n-grams that are likely in this text. Lookahead keeps
+# those in a pool, and proposes the ones that begin with the text's last token. Both kinds of guesses are sent
+# in one tree.
 
 # %%
 ahead = {kind: write(kind, "lookahead", draft_length=8) for kind in PROMPT_SETS}
@@ -500,30 +539,34 @@ rows = []
 for kind, got in ahead.items():
     s, plain_run = got.speculation, written[kind, "plain"]
     assert got.tokens == plain_run.tokens
-    rows.append([kind, f"{sum(s.tokens_per_round) / s.rounds:.2f}", f"{sum(s.rows_per_round) / s.rounds:.1f}",
-                 f"{plain_run.tpot_s / got.tpot_s:.2f} ×"])  # fmt: skip
-HTML(
-    html.table(
-        ["", "tokens a pass", "rows a pass", "times as fast, one text"], rows, "lookahead, window 5, 4-grams"
+    rows.append(
+        [
+            kind,
+            f"{sum(s.tokens_per_round) / s.rounds:.2f}",
+            f"{sum(s.rows_per_round) / s.rounds:.1f}",
+            f"{plain_run.tpot_s / got.tpot_s:.2f} ×",
+        ]
     )
-)
+HTML(html.table(["", "tokens a pass", "rows a pass", "times as fast, one text"], rows, "lookahead, window 5, 4-grams"))
 
 # %%
 code = ahead["code"].speculation
 Markdown(
-    f"On code {sum(code.tokens_per_round) / code.rounds:.2f} tokens a pass, for {sum(code.rows_per_round) / code.rounds:.0f} rows where "
-    "a chain of four sends five. Where rows are free, that is a bargain with nothing to train. Where they are not, it is dear."
+    f"On code {sum(code.tokens_per_round) / code.rounds:.2f} tokens a pass, for"
+    f" {sum(code.rows_per_round) / code.rounds:.0f} rows where a chain of four sends five. Where rows are free, that is"
+    " a bargain with nothing to train. Where they are not, it is dear."
 )
 
 # %% [markdown]
 # # Grammars
 #
-# Some text is not guessed but *known*. Where the answer must be JSON of a given schema, much of it is decided before
-# the model is asked. A grammar says at each step which tokens may follow; the others get probability zero and the
-# rest is divided by its sum. Draft and target are masked alike, so speculation stays exact under a grammar.
+# Some text is not guessed but *known*. If the answer must be JSON of a given schema, much of it is fixed before
+# the model runs. A grammar says at each step which tokens are legal; the others get probability zero and the
+# rest is normalized. Draft and target use the same mask, so speculation stays exact under a grammar.
 #
-# What is the law of such a text? Not the model's own, given that the text fits. The mask cannot see ahead. A model
-# over two tokens that likes to begin with 0, and a grammar that allows 0 1 and 1 0 and 1 1:
+# What is the distribution of such a text? It is not the model's own distribution, conditioned on fitting the
+# grammar, because the mask cannot look ahead. Take a model over two tokens that prefers to begin with 0, and a
+# grammar that allows 0 1 and 1 0 and 1 1:
 
 # %%
 first_row, second = theory.table(9, 1), {0: theory.table(99, 1), 1: theory.table(1, 1)}
@@ -538,20 +581,18 @@ assert sum(masked.values()) == 1 and masked != given
 rows = [[f"{a} {b}", f"{float(masked[a, b]):.3f}", f"{float(given[a, b]):.3f}"] for a, b in legal]
 HTML(
     html.table(
-        ["text", "masked step by step", "the model, given that it fits"],
-        rows,
-        "the same model, the same grammar",
+        ["text", "masked step by step", "the model, given that it fits"], rows, "the same model, the same grammar"
     )
 )
 
 # %% [markdown]
-# After 0 the model would hardly ever write 1, but the mask has already let it begin with 0. Every engine that masks
-# writes the middle column. To write the last one, whole texts must be weighed (K. Park and others, 2024).
+# After 0 the model would hardly ever choose 1, but the mask has already let it begin with 0. Every engine that
+# masks gives the middle column. To get the last one, whole texts must be weighted (K. Park and others, 2024).
 #
-# **Jump-forward.** Where only one *token* is legal, it has probability 1 under the mask: append it without asking
-# anyone. That is exact. Where only one *text* can follow, such as `": "`, there are still several ways to cut it into
-# tokens, and the model would have chosen among them. Skipping that choice saves far more calls, and changes what the
-# model reads next.
+# **Jump-forward.** If only one *token* is legal, it has probability 1 under the mask: append it without a model
+# call. That is exact. If only one *text* can follow, such as `": "`, there are still several ways to tokenize
+# it, and the model would have chosen among them. Skipping that choice saves far more calls, but changes the
+# tokens that the model sees next.
 
 # %%
 grammar = wb.panels.draft_grammar(repeats=2)
@@ -565,23 +606,28 @@ grammar.snapshot()
 never, exact, by_text = (jumps[name].counts for name in ("never", "tokens", "text"))
 assert exact["tokens"] == never["tokens"] and by_text["calls"] < exact["calls"] < never["calls"]
 Markdown(
-    f"Without a jump: {never['tokens']:.0f} tokens, {never['calls']:.0f} calls. Jumping only where one token is legal, the same "
-    f"tokens in {exact['calls']:.0f} calls. Jumping by text, {by_text['tokens']:.0f} tokens, of which **{by_text['calls']:.0f} needed the "
-    f"model**, {by_text['calls'] / by_text['tokens']:.0%}. In print one finds a JSON object of 41 tokens of which 11 needed the model, "
-    f"{11 / 41:.0%}: another model, tokenizer and schema, and a jump by text. With exact jumps alone it is "
-    f"{exact['calls'] / exact['tokens']:.0%} here. Our target never saw JSON of wizards; the mask makes it write some."
+    f"Without a jump: {never['tokens']:.0f} tokens, {never['calls']:.0f} calls. Jumping only where one token is legal,"
+    f" the same tokens in {exact['calls']:.0f} calls. Jumping by text, {by_text['tokens']:.0f} tokens, of which"
+    f" **{by_text['calls']:.0f} needed the model**, {by_text['calls'] / by_text['tokens']:.0%}. In print one finds a"
+    f" JSON object of 41 tokens of which 11 needed the model, {11 / 41:.0%}: another model, tokenizer and schema, and a"
+    f" jump by text. With exact jumps alone it is {exact['calls'] / exact['tokens']:.0%} here. Our target never saw"
+    " JSON of wizards; the mask makes it write some."
 )
 
 # %% [markdown]
-# A grammar and a draft work together. And what cannot be enforced is refused before anything is written:
+# A grammar and a draft can be combined. And a schema that cannot be enforced is refused before anything is
+# generated:
 
 # %%
-schema = {"type": "object", "properties": {"tokens": {"type": "integer", "minimum": 1, "maximum": 999}},
-          "required": ["tokens"], "additionalProperties": False}  # fmt: skip
+schema = {
+    "type": "object",
+    "properties": {"tokens": {"type": "integer", "minimum": 1, "maximum": 999}},
+    "required": ["tokens"],
+    "additionalProperties": False,
+}
 guide = Guide.json_schema(schema, tokenizer)
 both_ways = [
-    generate(target, "stats = ", guide=guide, max_new_tokens=40, **d)
-    for d in ({}, {"draft": ModelDraft(small)})
+    generate(target, "stats = ", guide=guide, max_new_tokens=40, **d) for d in ({}, {"draft": ModelDraft(small)})
 ]
 assert both_ways[0].tokens == both_ways[1].tokens
 print(both_ways[1].text, "·", ", ".join(both_ways[1].kinds))
@@ -594,9 +640,10 @@ for broken in ({"type": "integer", "minimum": 5, "maximum": 3}, {"$ref": "#/$def
 # %% [markdown]
 # # Which one?
 #
-# Three of the drafts, on four kinds of text, each in step with plain decoding of the same engine, token by token: the memory of
-# a machine may be twice as slow half a second later, and so both see the same one. Dashed is what counted parts predict: the
-# tokens a round, what a round of so many rows takes, and the draft's own time.
+# Three of the drafts, on four kinds of text, compared with plain decoding of the same engine token by token in
+# turns: a machine's memory may be twice as slow half a second later, and this way both are affected alike. The
+# dashed line is predicted from counted parts: the tokens per round, the time of a round with that many rows,
+# and the draft's own time.
 
 # %%
 bars = wb.panels.draft_speed(drafts="model,prompt_lookup,eagle", prompts=1, repeats=2, new_tokens=NEW)
@@ -611,15 +658,9 @@ rows, told = [], []
 for kind in PROMPT_SETS:
     of_kind = sorted((m for m in speeds if m.settings["texts"] == kind), key=lambda m: -m.median)
     best, worst = of_kind[0], of_kind[-1]
-    rows.append(
-        [kind, *(f"{title_of(m.settings['drafter'])} {m.median:.2f} ×" for m in (best, of_kind[1], worst))]
-    )
+    rows.append([kind, *(f"{title_of(m.settings['drafter'])} {m.median:.2f} ×" for m in (best, of_kind[1], worst))])
 HTML(
-    html.table(
-        ["", "best", "second", "worst"],
-        rows,
-        "measured here; one prompt of each kind, so take it as a sketch",
-    )
+    html.table(["", "best", "second", "worst"], rows, "measured here; one prompt of each kind, so take it as a sketch")
 )
 
 # %%
@@ -627,24 +668,27 @@ off = [m for m in speeds if m.settings["drafter"].endswith("dynamic")]
 lowest = min(off, key=lambda m: m.median)
 fixed_lowest = min((m for m in speeds if m not in off), key=lambda m: m.median)
 shares = [m.counts["measured_to_predicted"] for m in speeds]
-eagle, copy = (next(m for m in speeds if m.settings["texts"] == "code" and m.settings["drafter"] == name)
-               for name in ("eagle", "prompt_lookup"))  # fmt: skip
+eagle, copy = (
+    next(m for m in speeds if m.settings["texts"] == "code" and m.settings["drafter"] == name)
+    for name in ("eagle", "prompt_lookup")
+)
 Markdown(
-    f"No draft is best everywhere. EAGLE gives {eagle.counts['tokens_per_round']:.2f} tokens a pass on code and prompt lookup "
-    f"{copy.counts['tokens_per_round']:.2f}; but a round's drafting takes {eagle.counts['draft_s_per_plain_step']:.2f} of a plain step "
-    f"with EAGLE and {copy.counts['draft_s_per_plain_step']:.2f} with lookup. The head is small beside a target of billions of "
-    "weights, and not so small beside ours: every drafted token goes through the whole vocabulary.\n\n"
-    f"With a fixed length the worst is {title_of(fixed_lowest.settings['drafter'])} on {fixed_lowest.settings['texts']}, "
-    f"{fixed_lowest.median:.2f} ×. With a dynamic one, which switches itself off, the worst is "
-    f"{title_of(lowest.settings['drafter'])} on {lowest.settings['texts']}, **{lowest.median:.2f} ×**. Measured over predicted: "
-    f"{min(shares):.2f} to {max(shares):.2f}."
+    f"No draft is best everywhere. EAGLE gives {eagle.counts['tokens_per_round']:.2f} tokens a pass on code and prompt"
+    f" lookup {copy.counts['tokens_per_round']:.2f}; but a round's drafting takes"
+    f" {eagle.counts['draft_s_per_plain_step']:.2f} of a plain step with EAGLE and"
+    f" {copy.counts['draft_s_per_plain_step']:.2f} with lookup. The head is small beside a target of billions of"
+    " weights, and not so small beside ours: every drafted token goes through the whole vocabulary.\n\nWith a fixed"
+    f" length the worst is {title_of(fixed_lowest.settings['drafter'])} on {fixed_lowest.settings['texts']},"
+    f" {fixed_lowest.median:.2f} ×. With a dynamic one, which switches itself off, the worst is"
+    f" {title_of(lowest.settings['drafter'])} on {lowest.settings['texts']}, **{lowest.median:.2f} ×**. Measured over"
+    f" predicted: {min(shares):.2f} to {max(shares):.2f}."
 )
 
 # %% [markdown]
 # ## Beside another engine
 #
-# The same weights and prompts in `transformers`, with its assisted generation and its prompt lookup, each engine
-# against its own plain decoding and against ours. From the archive, not measured here:
+# The same weights and prompts in `transformers`, with its assisted generation and its prompt lookup, each
+# engine against its own plain decoding and against ours. These numbers are recorded, not measured here:
 
 # %%
 from workbench.records import records_of
@@ -654,8 +698,14 @@ for record in records_of("drafts.peers")[:1]:
     label = f"recorded: {record.label}"
     for m in record.of("drafts.peers"):
         c = m.counts
-        rows.append([f"{m.settings['texts']}, {m.settings['engine']}", style.milliseconds(m.median),
-                     f"{c['times_as_fast_as_its_plain_decoding']:.2f} ×", f"{c['times_as_fast_as_our_plain_decoding']:.2f} ×"])  # fmt: skip
+        rows.append(
+            [
+                f"{m.settings['texts']}, {m.settings['engine']}",
+                style.milliseconds(m.median),
+                f"{c['times_as_fast_as_its_plain_decoding']:.2f} ×",
+                f"{c['times_as_fast_as_our_plain_decoding']:.2f} ×",
+            ]
+        )
 HTML(html.table(["", "a token", "against its own plain", "against our plain"], rows, label))
 
 # %% [markdown]
@@ -663,24 +713,24 @@ HTML(html.table(["", "a token", "against its own plain", "against our plain"], r
 #
 # | draft | costs | gains where | loses where |
 # |---|---|---|---|
-# | prompt lookup, phrases, n-grams | nothing to speak of | texts repeat themselves, or the training text | everything is new: it is silent, and costs nothing |
-# | draft model | a forward a token, a second cache | the two models agree | a draft step is not much cheaper than the target's |
-# | staged | a second verification | the small model's own text can be guessed | rounds are short |
-# | itself in fewer bits | nearly a target step | steps wait for bytes | steps wait for anything else |
+# | prompt lookup, phrases, n-grams | almost nothing | texts repeat themselves, or the training text | everything is new: it proposes nothing, and costs nothing |
+# | draft model | a forward per token, a second cache | the two models agree | a draft step is not much cheaper than the target's |
+# | staged | a second verification | the small model's own text is predictable | rounds are short |
+# | the target in fewer bits | nearly a target step | steps are bandwidth-bound | steps have any other limit |
 # | Medusa | one small product; training | rows are free | only chains fit, or batches are large |
-# | EAGLE | a layer a token; training; features kept | as Medusa, and deeper | the target was changed after the head was trained |
-# | lookahead | many rows a pass | rows are free, nothing may be trained | rows cost |
+# | EAGLE | a layer per token; training; stored hidden states | as Medusa, and deeper | the target was changed after the head was trained |
+# | lookahead | many rows per pass | rows are free, no training is possible | rows cost time |
 # | grammar jumps | a parser | formats | free text: nothing is forced |
 #
-# All of them buy fewer passes with more rows. With a batch of users the rows are no longer free (lab 06): the gain
-# shrinks, and then it is a loss.
+# All of them trade fewer passes for more rows. With a batch of users the rows are no longer free (lab 06): the
+# gain shrinks, and then becomes a loss.
 
 # %% [markdown]
 # # What production systems do
 #
 # | here | in production |
 # |---|---|
-# | prompt lookup | `ngram` in vLLM, `prompt_lookup_num_tokens` in transformers: on by hand, for summaries, edits and code |
+# | prompt lookup | `ngram` in vLLM, `prompt_lookup_num_tokens` in transformers: switched on by hand, for summaries, edits and code |
 # | EAGLE | the usual choice where a head exists: EAGLE-1 to -3 in vLLM, SGLang and TensorRT-LLM |
 # | Medusa | a line of its own models; in TensorRT-LLM and vLLM |
 # | heads trained with the model | multi-token prediction: DeepSeek-V3 ships such a module and uses it to draft |
@@ -692,43 +742,45 @@ HTML(html.table(["", "a token", "against its own plain", "against our plain"], r
 #
 # In [exercises/07_better_drafts.ipynb](../exercises/07_better_drafts.ipynb) you write the real parts:
 #
-# 1. **Prompt lookup**: what followed these words before.
+# 1. **Prompt lookup**: which tokens followed these before.
 # 2. **A moving threshold**: how long to draft.
-# 3. **The tree mask**: who sees whom.
-# 4. **Medusa's candidates**: which branch of a tree stays.
+# 3. **The tree mask**: which token sees which.
+# 4. **Medusa's candidates**: which branch of a tree is accepted.
 # 5. **Jump-forward**: what a grammar forces.
 #
-# The last cell there lets your parts draft for the real model. `workbench check` says how far you are.
+# In the last cell there, your parts draft for the real model. `workbench check` shows which answers are right
+# so far.
 
 # %% [markdown]
 # # Further reading
 #
 # - A. Saxena, [*Prompt Lookup Decoding*](https://github.com/apoorvumang/prompt-lookup-decoding), 2023.
-# - B. Spector, C. Ré, *Accelerating LLM Inference with Staged Speculative Decoding*, 2023,
-#   [arXiv 2308.04623](https://arxiv.org/abs/2308.04623).
-# - Z. Chen and others, *Cascade Speculative Drafting for Even Faster LLM Inference*, 2023,
-#   [arXiv 2312.11462](https://arxiv.org/abs/2312.11462).
-# - J. Mamou and others, *Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language Models*,
-#   2024, [arXiv 2405.04304](https://arxiv.org/abs/2405.04304): how long to draft.
-# - X. Miao and others, *SpecInfer*, 2023, [arXiv 2305.09781](https://arxiv.org/abs/2305.09781): trees, and their
-#   verification in one pass.
-# - W. Jeon and others, *Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement*,
-#   2024, [arXiv 2402.14160](https://arxiv.org/abs/2402.14160): the rule for several children.
+# - B. Spector, C. Ré, *Accelerating LLM Inference with Staged Speculative Decoding*, 2023, [arXiv
+#   2308.04623](https://arxiv.org/abs/2308.04623).
+# - Z. Chen and others, *Cascade Speculative Drafting for Even Faster LLM Inference*, 2023, [arXiv
+#   2312.11462](https://arxiv.org/abs/2312.11462).
+# - J. Mamou and others, *Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language
+#   Models*, 2024, [arXiv 2405.04304](https://arxiv.org/abs/2405.04304): how long to draft.
+# - X. Miao and others, *SpecInfer*, 2023, [arXiv 2305.09781](https://arxiv.org/abs/2305.09781): trees, and
+#   their verification in one pass.
+# - W. Jeon and others, *Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without
+#   Replacement*, 2024, [arXiv 2402.14160](https://arxiv.org/abs/2402.14160): the rule for several children.
 # - T. Cai and others, *Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads*, 2024,
 #   [arXiv 2401.10774](https://arxiv.org/abs/2401.10774).
-# - Y. Li and others, *EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty*, 2024,
-#   [arXiv 2401.15077](https://arxiv.org/abs/2401.15077), and *EAGLE-2*, 2024,
-#   [arXiv 2406.16858](https://arxiv.org/abs/2406.16858): trees that follow the draft's confidence.
-# - Y. Fu and others, *Break the Sequential Dependency of LLM Inference Using Lookahead Decoding*, 2024,
-#   [arXiv 2402.02057](https://arxiv.org/abs/2402.02057).
-# - B. Willard, R. Louf, *Efficient Guided Generation for Large Language Models*, 2023,
-#   [arXiv 2307.09702](https://arxiv.org/abs/2307.09702); W. Kurt,
-#   [*Coalescence: making LLM inference 5x faster*](https://blog.dottxt.co/coalescence.html), 2024.
-# - L. Zheng and others, *SGLang: Efficient Execution of Structured Language Model Programs*, 2023,
-#   [arXiv 2312.07104](https://arxiv.org/abs/2312.07104): jump-forward with a compressed automaton.
-# - K. Park and others, *Grammar-Aligned Decoding*, 2024, [arXiv 2405.21047](https://arxiv.org/abs/2405.21047): the law
-#   that masking writes, and the other one.
-# - llguidance, [*Fast-forward tokens*](https://github.com/guidance-ai/llguidance/blob/main/docs/fast_forward.md): why
-#   jumps by text should keep to the tokenizer's own tokens.
-# - DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, [arXiv 2412.19437](https://arxiv.org/abs/2412.19437): §2.2,
-#   multi-token prediction.
+# - Y. Li and others, *EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty*, 2024, [arXiv
+#   2401.15077](https://arxiv.org/abs/2401.15077), and *EAGLE-2*, 2024, [arXiv
+#   2406.16858](https://arxiv.org/abs/2406.16858): trees that follow the draft's confidence.
+# - Y. Fu and others, *Break the Sequential Dependency of LLM Inference Using Lookahead Decoding*, 2024, [arXiv
+#   2402.02057](https://arxiv.org/abs/2402.02057).
+# - B. Willard, R. Louf, *Efficient Guided Generation for Large Language Models*, 2023, [arXiv
+#   2307.09702](https://arxiv.org/abs/2307.09702); W. Kurt, [*Coalescence: making LLM inference 5x
+#   faster*](https://blog.dottxt.co/coalescence.html), 2024.
+# - L. Zheng and others, *SGLang: Efficient Execution of Structured Language Model Programs*, 2023, [arXiv
+#   2312.07104](https://arxiv.org/abs/2312.07104): jump-forward with a compressed automaton.
+# - K. Park and others, *Grammar-Aligned Decoding*, 2024, [arXiv 2405.21047](https://arxiv.org/abs/2405.21047):
+#   the distribution that masking gives, and the conditional one.
+# - llguidance, [*Fast-forward
+#   tokens*](https://github.com/guidance-ai/llguidance/blob/main/docs/fast_forward.md): why jumps by text should
+#   keep to the tokenizer's own tokens.
+# - DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, [arXiv 2412.19437](https://arxiv.org/abs/2412.19437):
+#   §2.2, multi-token prediction.

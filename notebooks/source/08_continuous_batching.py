@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Lab 08 · Continuous batching
 #
-# **The question.** A step reads all weights, whether it writes one token or sixteen (lab 02). So many users should
-# share each step. But one of them wants 3 tokens and another 96, one has a prompt of a line and another of a book, and
-# nobody comes at the same time. Who shares a step with whom?
+# **The question.** A step reads all weights, whether it generates one token or sixteen (lab 02). So many users
+# should share each step. But one of them wants 3 tokens and another 96, one has a prompt of a line and another
+# of a book, and they arrive at different times. Which requests share a step?
 #
-# The first answer was: make groups, fill them up with padding, and wait for the slowest. The second answer decides
-# anew after *every* step. This lab counts what lies between them, builds the second, and lets it run under load.
+# The first answer was: form groups, pad them to equal length, and wait for the slowest request. The second
+# answer decides again after *every* step. This lab compares the two, builds the second, and runs it under load.
 
 # %%
 from collections import deque
@@ -19,16 +19,16 @@ from IPython.display import HTML, Image, Markdown
 import workbench as wb
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
-from workbench.experiments.serve_inputs import ragged, requests_for
 from workbench.instruments.costs import kv_bytes
 from workbench.instruments.device import PUBLISHED, ceilings
 from workbench.kv import Contiguous
 from workbench.kv.blocks import BlockTables
+from workbench.labs.lab08_continuous_batching.inputs import ragged, requests_for
 from workbench.models import prepare, public_shape
 from workbench.models.batch import Batch
 from workbench.panels import html, style
 from workbench.serving import POLICIES, Engine, Request, Scheduler, SchedulerSettings, Written
-from workbench.serving.bounds import gain_bound, greedy_steps, least_steps, static_batches
+from workbench.serving.bounds import gain_bound, greedy_steps, min_steps, static_batches
 from workbench.serving.gaps import Bursty, Poisson
 from workbench.serving.lengths import HeavyTail, Uniform
 from workbench.serving.load import Workload, prompt_ids, with_deadlines, with_priorities, workload
@@ -59,9 +59,9 @@ print("prompts:", *(a.prompt_tokens for a in asked))
 print("outputs:", *outputs)
 
 # %% [markdown]
-# They are served in groups of 8, in this order. A group is padded to its longest prompt, and goes on until its longest
-# output is done. Which share of all computed rows will be padding? And how many times as fast is it when a place that
-# became free is taken at once? Put your guesses here.
+# They are served in groups of 8, in this order. A group is padded to its longest prompt, and runs until its
+# longest output is done. What share of all computed rows is padding? And how many times as fast is it if every
+# free slot is filled at once? Put your guesses here.
 
 # %%
 my_guess = {"padding": 0.25, "times as fast": 1.5}
@@ -69,14 +69,12 @@ my_guess = {"padding": 0.25, "times as fast": 1.5}
 # %% [markdown]
 # ## The naive way, measured
 #
-# One by one, each with the cache of lab 03. Keep the tokens: everything below must write the same.
+# One by one, each with the cache of lab 03. Keep the tokens: everything below must generate the same ones.
 
 # %%
 requests = requests_for(asked, model)
 how = {"stop_token_ids": (), "kv": "contiguous"}
-alone = {
-    r.id: wb.generate(model, list(r.prompt_ids), max_new_tokens=r.max_new_tokens, **how) for r in requests
-}
+alone = {r.id: wb.generate(model, list(r.prompt_ids), max_new_tokens=r.max_new_tokens, **how) for r in requests}
 seconds = {"one by one": sum(g.token_times_s[-1] for g in alone.values())}
 steps = {"one by one": sum(g.model_calls for g in alone.values())}
 texts = {name: tuple(g.tokens) for name, g in alone.items()}
@@ -85,30 +83,31 @@ print(
 )
 
 # %% [markdown]
-# Each of those steps read all weights for one token. (But for the first of each text, which has its prompt.)
+# Each of those steps read all weights for one token (except the first step of each request, which processed the
+# prompt).
 
 # %% [markdown]
 # # Padding
 #
-# **Static batching**: a group of B goes through the model together, as a rectangle. Prompts differ, so the shorter ones
-# are padded. Outputs differ, so whoever is done stays in the rectangle until all are done. Nobody can leave, and nobody
-# can come.
+# **Static batching**: a group of B requests goes through the model together, as a rectangle. Shorter prompts
+# are padded, and a finished request stays in the rectangle until all are done. No request can leave early, and
+# none can join.
 #
 # ```text
 #   B = 4          prompt        step  2 3 4 5 6 7 8 9
 #   request 0      p p p p             0 0 0
 #   request 1      p p · ·             1 1 1 1 1 1 1 1
 #   request 2      p p p ·             2
-#   request 3      p · · ·             3 3                       · and what is empty on the right is padding:
+#   request 3      p · · ·             3 3                       · and the empty places on the right are padding:
 #   requests 4 …   wait ───────────────────────────────► 4       rows that are computed and thrown away
 # ```
 #
-# With prompts $s_i$ and outputs $n_i$, request i needs $s_i + n_i - 1$ rows: its prompt, whose last row writes the
-# first token, and a row for each further token but the last, which nobody sends. The rectangle has
+# With prompts $s_i$ and outputs $n_i$, request i needs $s_i + n_i - 1$ rows: its prompt, whose last row gives
+# the first token, and one row for each further token except the last, which is never sent. The rectangle has
 #
 # $$B \cdot \left(\max_i s_i + \max_i n_i - 1\right) \text{ rows in } \max_i n_i \text{ steps.}$$
 #
-# So the lengths alone say what is wasted:
+# So the lengths alone say how much is wasted:
 
 
 # %%
@@ -123,13 +122,17 @@ groups = [by_hand(asked[start : start + 8]) for start in range(0, 32, 8)]
 rows, useful, static_steps = map(sum, zip(*groups))
 told = static_batches(asked, 8)
 assert (told.rows, told.steps) == (rows, static_steps) and told.padding_share == (rows - useful) / rows
-HTML(html.table(["group", "rows", "useful", "steps", "padding"],
-                [[i, r, u, n, f"{1 - u / r:.0%}"] for i, (r, u, n) in enumerate(groups)]
-                + [["all", rows, useful, static_steps, f"{1 - useful / rows:.0%}"]],
-                "static groups of 8, counted from the lengths"))  # fmt: skip
+HTML(
+    html.table(
+        ["group", "rows", "useful", "steps", "padding"],
+        [[i, r, u, n, f"{1 - u / r:.0%}"] for i, (r, u, n) in enumerate(groups)]
+        + [["all", rows, useful, static_steps, f"{1 - useful / rows:.0%}"]],
+        "static groups of 8, counted from the lengths",
+    )
+)
 
 # %% [markdown]
-# Now let an engine really compute these rectangles. It is the engine of the whole lab; `batching="static"` is a switch:
+# Now the engine of this lab computes these rectangles; `batching="static"` is a switch:
 
 
 # %%
@@ -147,16 +150,16 @@ assert sum(r.rows for r in reports) == told.rows and len(reports) == told.steps
 assert sum(r.padding_rows for r in reports) == told.rows - useful
 seconds["static"], steps["static"] = results[-1].finished_s, len(reports)
 Markdown(
-    f"The same texts, and the rows and steps that were counted: **{told.padding_share:.0%}** of the rows are padding (your "
-    f"guess: {my_guess['padding']:.0%}). {seconds['static']:.1f} s instead of {seconds['one by one']:.1f} s: "
-    f"{steps['one by one'] / steps['static']:.1f} times fewer steps, and only "
-    f"**{seconds['one by one'] / seconds['static']:.2f} times** as fast."
+    f"The same texts, and the rows and steps that were counted: **{told.padding_share:.0%}** of the rows are padding"
+    f" (your guess: {my_guess['padding']:.0%}). {seconds['static']:.1f} s instead of {seconds['one by one']:.1f} s:"
+    f" {steps['one by one'] / steps['static']:.1f} times fewer steps, and only"
+    f" **{seconds['one by one'] / seconds['static']:.2f} times** as fast."
 )
 
 # %% [markdown]
-# "30 to 70 % is wasted", one reads. It depends on the lengths and on B: the longest of more texts is longer. Here are
-# workloads of two public traces (Azure, 2023: chat, and completions of code), one of ours, and one whose lengths are
-# all alike:
+# "30 to 70 % is wasted" is a common claim. It depends on the lengths and on B: in a larger group, the longest
+# request is longer. Here are workloads from two public traces (Azure, 2023: chat, and code completions), one of
+# ours, and one of equal lengths:
 
 
 # %%
@@ -166,39 +169,48 @@ def padding_of(name, batch, order="arrival", count=1024):
 
 
 BATCHES = (1, 4, 16, 64)
-rows = [[name, *(f"{padding_of(name, B).decode_padding_share:.0%} / {padding_of(name, B).padding_share:.0%}" for B in BATCHES)]
-        for name in ("conversation", "code", "ragged", "uniform")]  # fmt: skip
+rows = [
+    [
+        name,
+        *(f"{padding_of(name, B).decode_padding_share:.0%} / {padding_of(name, B).padding_share:.0%}" for B in BATCHES),
+    ]
+    for name in ("conversation", "code", "ragged", "uniform")
+]
 assert all(row[1] == "0% / 0%" for row in rows)
-HTML(html.table(["workload", *(f"B = {B}" for B in BATCHES)], rows,
-                "padding: share of the rows after the prompt / of all rows; 1,024 requests in the order of arrival"))  # fmt: skip
+HTML(
+    html.table(
+        ["workload", *(f"B = {B}" for B in BATCHES)],
+        rows,
+        "padding: share of the rows after the prompt / of all rows; 1,024 requests in the order of arrival",
+    )
+)
 
 # %%
-sixteen = {
-    name: padding_of(name, 16).decode_padding_share for name in ("conversation", "code", "ragged", "uniform")
-}
+sixteen = {name: padding_of(name, 16).decode_padding_share for name in ("conversation", "code", "ragged", "uniform")}
 ideal = padding_of("ragged", 16, "sorted").decode_padding_share
 assert ideal < 0.2 < sixteen["uniform"] < sixteen["code"]
 Markdown(
-    f"In groups of 16, {min(sixteen.values()):.0%} to {max(sixteen.values()):.0%} of the rows after the prompts: the claim is "
-    f"right, and for heavy tails too low. If one knew the outputs beforehand and sorted by them, it would be {ideal:.0%} for the "
-    "ragged ones. Nobody knows them: a text ends when the model says so."
+    f"In groups of 16, {min(sixteen.values()):.0%} to {max(sixteen.values()):.0%} of the rows after the prompts: the"
+    " claim is right, and for heavy tails too low. If one knew the outputs beforehand and sorted by them, it would be"
+    f" {ideal:.0%} for the ragged ones. Nobody knows them: a text ends when the model says so."
 )
 
 # %% [markdown]
-# # Every step a turn
+# # Iteration-level scheduling
 #
-# The rectangle is not the model's wish. The model knows rows. So decide after each step: who is done leaves, who waits
-# comes into the free place. This is **iteration-level scheduling** (Orca, 2022), better known as continuous batching:
+# The model does not need the rectangle. It processes rows. So decide after each step: finished requests leave,
+# waiting requests take the free slots ("places" in the tables below). This is **iteration-level scheduling**
+# (Orca, 2022), better known as continuous batching:
 #
 # ```text
-#   4 places       step  1 2 3 4 5 6 7 8 9
-#   place 0              0 0 0 0 5 5 5 …          request 5 comes in the step after 0 is done
-#   place 1              1 1 1 1 1 1 1 1 1
-#   place 2              2 2 4 4 4 4 …
-#   place 3              3 3 3 6 6 …
+#   4 slots        step  1 2 3 4 5 6 7 8 9
+#   slot 0               0 0 0 0 5 5 5 …          request 5 starts in the step after 0 is done
+#   slot 1               1 1 1 1 1 1 1 1 1
+#   slot 2               2 2 4 4 4 4 …
+#   slot 3               3 3 3 6 6 …
 # ```
 #
-# Without a model it is a few lines. Each request is the number of steps that it needs:
+# Without a model it takes a few lines. Each request is just its number of steps:
 
 # %%
 waiting, running, turns = deque(outputs), [], 0
@@ -211,22 +223,24 @@ assert turns == greedy_steps(asked, 8)
 print(f"{turns} steps; in static groups {static_steps}")
 
 # %% [markdown]
-# Could it be fewer? No step writes more than B tokens, and the longest text takes its own length. So any batching needs
-# $\max(\max_i n_i, \lceil \sum n_i / B \rceil)$ steps. And whoever always fills free places needs at most
-# $\sum n_i / B + (1 - 1/B) \max_i n_i$: when the last one ends, all places were busy until it began (Graham, 1969).
+# Could it take fewer steps? No step generates more than B tokens, and the longest output needs as many steps as
+# it has tokens. So any batching needs at least $\max(\max_i n_i, \lceil \sum n_i / B \rceil)$ steps. And a
+# schedule that always fills free slots needs at most $\sum n_i / B + (1 - 1/B) \max_i n_i$: all slots were busy
+# until the request that ends last was started (Graham, 1969).
 
 # %%
-least, most = least_steps(asked, 8), sum(outputs) / 8 + (1 - 1 / 8) * max(outputs)
+least, most = min_steps(asked, 8), sum(outputs) / 8 + (1 - 1 / 8) * max(outputs)
 assert least <= turns <= most < 2 * least
 Markdown(
-    f"At least {least}, at most {most:.0f}, and here {turns}. Static batching needs {static_steps}: nobody can gain more than "
-    f"{gain_bound(asked, 8):.2f} times in steps on these requests. The longest output, {max(outputs)} tokens, is what "
-    "the rest has to fit around."
+    f"At least {least}, at most {most:.0f}, and here {turns}. Static batching needs {static_steps}: nobody can gain"
+    f" more than {gain_bound(asked, 8):.2f} times in steps on these requests. The longest output, {max(outputs)}"
+    " tokens, is what the rest has to fit around."
 )
 
 # %% [markdown]
-# Both side by side, by the same engine. Each row is a place; Play lets time run. Move `slots`, `longest output` and `tail`:
-# when the outputs are alike there is little to gain.
+# Both side by side, computed by the same engine. Each row of the picture is a slot; Play shows the steps one by
+# one. Change `slots`, `longest output` and `tail`: when the outputs have similar lengths there is little to
+# gain.
 
 # %%
 timelines = wb.panels.timelines()
@@ -242,11 +256,11 @@ assert continuous.counts["padding_rows"] == 0 and continuous.counts["steps"] == 
 assert static.counts["steps"] == static_steps and static.counts["rows"] == told.rows
 by_rows = static.counts["rows"] / continuous.counts["rows"]
 Markdown(
-    f"**{faster.median:.2f} times** as fast as static (your guess: {my_guess['times as fast']:.2f}). The steps alone say "
-    f"{faster.predicted:.2f}, the rows alone {by_rows:.2f}. Which is right depends on what a step costs: all the weights, "
-    "read once, or its rows, one by one (lab 02). The first token comes after "
-    f"{continuous.counts['ttft_mean_s'] * 1e3:.0f} ms instead of {static.counts['ttft_mean_s'] * 1e3:.0f} ms on average, because "
-    f"nobody waits for a group to end. {faster.check[0].upper()}{faster.check[1:]}."
+    f"**{faster.median:.2f} times** as fast as static (your guess: {my_guess['times as fast']:.2f}). The steps alone"
+    f" say {faster.predicted:.2f}, the rows alone {by_rows:.2f}. Which is right depends on what a step costs: all the"
+    " weights, read once, or its rows, one by one (lab 02). The first token comes after"
+    f" {continuous.counts['ttft_mean_s'] * 1e3:.0f} ms instead of {static.counts['ttft_mean_s'] * 1e3:.0f} ms on"
+    f" average, because nobody waits for a group to end. {faster.check[0].upper()}{faster.check[1:]}."
 )
 
 # %%
@@ -258,28 +272,43 @@ for batching in [*taken] * 2:  # in turns: a machine that slows down slows both
 seconds |= {batching: min(both) for batching, both in taken.items()}
 steps["continuous"] = len(reports)
 assert steps["continuous"] == turns
-rows = [[name, steps[name], f"{seconds[name]:.2f} s", f"{sum(outputs) / seconds[name]:.0f}",
-         f"{seconds['one by one'] / seconds[name]:.2f} ×"] for name in seconds]  # fmt: skip
-HTML(html.table(["", "steps", "all done after", "tokens/s", "as fast as one by one"], rows,
-                "32 ragged requests on this machine, 8 places; the same texts"))  # fmt: skip
+rows = [
+    [
+        name,
+        steps[name],
+        f"{seconds[name]:.2f} s",
+        f"{sum(outputs) / seconds[name]:.0f}",
+        f"{seconds['one by one'] / seconds[name]:.2f} ×",
+    ]
+    for name in seconds
+]
+HTML(
+    html.table(
+        ["", "steps", "all done after", "tokens/s", "as fast as one by one"],
+        rows,
+        "32 ragged requests on this machine, 8 places; the same texts",
+    )
+)
 
 # %% [markdown]
 # ## One flat batch
 #
-# A step now holds texts of all lengths: one at its 200th token, one at its third, one with a whole prompt. What does
-# the model compute? Look at what a layer does to a row: normalize, project, rotate, attend, project, normalize, MLP.
-# All but one do not care whose row it is. Only attention must know, because each row looks at its own text.
+# A step now holds sequences of all lengths: one at its 200th token, one at its third, one with a whole prompt.
+# What does the model compute? A layer does this to each row: normalize, project, rotate, attend, project,
+# normalize, MLP. All of these but attention are the same for every row. Only attention must know the sequence
+# of a row, because each row attends to its own sequence.
 #
 # ```text
-#   rows of the step      [ a₆ │ b₂ │ c₀ c₁ c₂ c₃ c₄ ]       N = 7 rows of B = 3 texts, no padding
+#   rows of the step      [ a₆ │ b₂ │ c₀ c₁ c₂ c₃ c₄ ]       N = 7 rows of B = 3 sequences, no padding
 #                           └────────┬───────────┘
 #   norms, projections,     one matrix product over all N rows: the weights are read once
 #   MLP, output head                 │
 #   attention             [ a₆ ]─► a's keys    [ b₂ ]─► b's keys    [ c₀ … c₄ ]─► c's keys
 # ```
 #
-# That is **selective batching** (Orca, section 3.2): batch what can be batched, split what cannot. Our model has had
-# this shape from lab 01 on: a `Batch` is a flat list of rows and where each text begins. So there was nothing to add:
+# That is **selective batching** (Orca, section 3.2): batch the operations that can be batched, and run
+# attention per sequence. Our model has worked this way since lab 01: a `Batch` is a flat list of rows with the
+# start of each sequence. So nothing had to be added:
 
 # %%
 kv = Contiguous(model.config, max_sequences=3, max_tokens=64)
@@ -288,24 +317,20 @@ with torch.inference_mode():
     model(Batch.of([a[:6], b[:2]], sequences=["a", "b"]), kv)  # a and b are on their way
     mixed = Batch.of([a[6:7], b[2:3], c[:5]], first_positions=[6, 2, 0], sequences=["a", "b", "c"])
     logits = model(mixed, kv)
-    by_itself = [
-        model(Batch.of([part]), Contiguous(model.config, max_tokens=64)) for part in (a[:7], b[:3], c[:5])
-    ]
+    by_itself = [model(Batch.of([part]), Contiguous(model.config, max_tokens=64)) for part in (a[:7], b[:3], c[:5])]
 assert torch.allclose(logits, torch.cat(by_itself), atol=1e-4)
-print(
-    f"N = {mixed.num_tokens} rows, texts begin at {mixed.query_starts}, positions {mixed.positions.tolist()}"
-)
+print(f"N = {mixed.num_tokens} rows, texts begin at {mixed.query_starts}, positions {mixed.positions.tolist()}")
 print("the last row of each text has the logits of that text alone")
 
 # %% [markdown]
-# A prompt beside a decode is no special case. Prefill and decode were two *phases* of one request; in a step they are
-# rows like others, 5 of c and 1 of each that is being written.
+# A prompt in the same step as decodes is no special case. Prefill and decode are two *phases* of a request, but
+# in a step both are just rows: 5 of c, and 1 of each decode.
 
 # %% [markdown]
 # # Prompts in chunks
 #
-# But rows cost time when there are many. Seven texts are being written, a token a step. Then someone comes with a
-# prompt of 900 tokens. All of them are in the next step, and so the other seven get their next token when the whole
+# But many rows take time. Seven sequences are decoding, one token per step. Then a request with a prompt of 900
+# tokens arrives. All 900 go into the next step, so the other seven get their next token only when the whole
 # prompt is done:
 
 # %%
@@ -353,15 +378,12 @@ for chunk, colour in ((None, style.LEARNER), (256, style.COMPUTE), (64, style.TA
     )
 axes.set_yscale("log")
 style.label(
-    axes,
-    x="ms after the long prompt came",
-    y="ms between two tokens",
-    title="one of the seven that were there",
+    axes, x="ms after the long prompt came", y="ms between two tokens", title="one of the seven that were there"
 )
 style.legend(axes)
 alt = (
-    "Time between two tokens against time: with the whole prompt in one step there is one gap, many times as long as all "
-    "others; with chunks a row of gaps that are somewhat longer, and then it is as before."
+    "Time between two tokens against time: with the whole prompt in one step there is one gap, many times as long as"
+    " all others; with chunks a row of gaps that are somewhat longer, and then it is as before."
 )
 picture(figure, alt)
 
@@ -370,27 +392,41 @@ rows, worst = [], {}
 for chunk, (results, reports) in stalled.items():
     times = RequestTimes.of(results["long"])
     worst[chunk] = max(RequestTimes.of(results[r.id]).longest_gap_s for r in requests[:7])
-    rows.append(["whole" if chunk is None else chunk, max(r.rows for r in reports[12:]), f"{worst[chunk] * 1e3:.0f} ms",
-                 f"{times.ttft_s * 1e3:.0f} ms", f"{max(one.finished_s for one in results.values()):.2f} s"])  # fmt: skip
+    rows.append(
+        [
+            "whole" if chunk is None else chunk,
+            max(r.rows for r in reports[12:]),
+            f"{worst[chunk] * 1e3:.0f} ms",
+            f"{times.ttft_s * 1e3:.0f} ms",
+            f"{max(one.finished_s for one in results.values()):.2f} s",
+        ]
+    )
 usual = sorted(gap for _, gap in gaps_ms(stalled[None][0]))[25]
 assert [row[1] for row in rows] == [LONG + 7, 256 + 7, 64 + 7, 16 + 7]
-HTML(html.table(["chunk", "largest step, rows", "longest gap of the seven", "first token of the long one", "all done after"],
-                rows, "a prompt of 900 tokens beside seven that write; the same texts in every line"))  # fmt: skip
+HTML(
+    html.table(
+        ["chunk", "largest step, rows", "longest gap of the seven", "first token of the long one", "all done after"],
+        rows,
+        "a prompt of 900 tokens beside seven that write; the same texts in every line",
+    )
+)
 
 # %%
 assert worst[None] > 2 * worst[64]
 Markdown(
-    f"A usual gap is {usual:.0f} ms. With the whole prompt one gap is {worst[None] * 1e3:.0f} ms, **{worst[None] * 1e3 / usual:.0f} "
-    f"times** as long: a stall. In chunks of 64 the longest is {worst[64] * 1e3:.0f} ms. Nothing is computed twice: a chunk "
-    "attends to the keys of the chunks before (lab 03). The price is paid by the newcomer, whose first token comes later, "
-    "and in very small chunks by all, because every step reads the weights."
+    f"A usual gap is {usual:.0f} ms. With the whole prompt one gap is {worst[None] * 1e3:.0f} ms,"
+    f" **{worst[None] * 1e3 / usual:.0f} times** as long: a stall. In chunks of 64 the longest is {worst[64] * 1e3:.0f}"
+    " ms. Nothing is computed twice: a chunk attends to the keys of the chunks before (lab 03). The price is paid by"
+    " the newcomer, whose first token comes later, and in very small chunks by all, because every step reads the"
+    " weights."
 )
 
 # %% [markdown]
-# So a step has a **budget** of rows. Those that write get theirs first, a row each; prompts share what is left
-# (Sarathi-Serve, 2024). The budget is the handle between the two latencies: the time to the first token, and the
-# time between tokens. Predicted for a card, one step with 64 texts of 1,024 tokens that write. (Servers there start a step
-# as one recorded graph, with one attention kernel for all its texts; so here what it takes to start operations is left out.)
+# So a step has a **token budget**. Decodes are scheduled first, one row each; prefills share what is left
+# (Sarathi-Serve, 2024). The budget sets the balance between the two latencies: the time to the first token, and
+# the time between tokens. Below is one step on a card, predicted, with 64 decodes at 1,024 tokens. (Servers
+# launch such a step as one CUDA graph, with one attention kernel for all sequences; so launch time is left
+# out.)
 
 # %%
 shape, h200 = public_shape("llama-3.1-8b"), replace(PUBLISHED["h200"], launch_s=1e-9)
@@ -401,32 +437,36 @@ for budget in (64, 128, 256, 512, 1024, 2048, 8192):
     step = StepShape((1,) * 64 + (prompt,) * (prompt > 0), (1024,) * 64 + (0,) * (prompt > 0), 64)
     step_of[budget] = on_h200(step)
     rows.append([f"{budget:,}", f"{step_of[budget] * 1e3:.1f} ms", f"{prompt / step_of[budget]:,.0f}"])
-HTML(html.table(["budget, rows", "time between tokens", "prompt tokens a second beside them"], rows,
-                "predicted: H200, Llama 3.1 8B in 16 bits"))  # fmt: skip
+HTML(
+    html.table(
+        ["budget, rows", "time between tokens", "prompt tokens a second beside them"],
+        rows,
+        "predicted: H200, Llama 3.1 8B in 16 bits",
+    )
+)
 
 # %%
 assert step_of[256] < 1.5 * step_of[64] and step_of[8192] > 10 * step_of[64]
 Markdown(
-    f"Up to a few hundred rows a step takes hardly longer ({step_of[64] * 1e3:.1f} ms with 64 rows, {step_of[256] * 1e3:.1f} ms with "
-    "256): while the weights are being read there is arithmetic to spare, and a prompt fits into it. Beyond that each row costs "
-    "time. The right budget lies near the knee of lab 02."
+    f"Up to a few hundred rows a step takes hardly longer ({step_of[64] * 1e3:.1f} ms with 64 rows,"
+    f" {step_of[256] * 1e3:.1f} ms with 256): while the weights are being read there is arithmetic to spare, and a"
+    " prompt fits into it. Beyond that each row costs time. The right budget lies near the knee of lab 02."
 )
 
 # %% [markdown]
 # # Whose turn?
 #
-# When more wait than places are free, someone decides. A **policy** is a key: who has the smallest goes first. To look at
-# policies no model is needed, only lengths and time. So here the same scheduler runs without one, in its **twin**: what
-# it plans is noted as done, and the clock jumps by what the step would take. Here every step is one second.
+# When more requests wait than slots are free, the scheduler must choose. A **policy** is a sort key: the
+# request with the smallest key goes first. To study policies no model is needed, only lengths and time. So the
+# same scheduler runs in a simulator, its **twin**: the planned work counts as done, and the clock advances by
+# the time of the step. Here every step takes one second.
 
 # %%
 mixed_load = Workload(Uniform(8, 64), HeavyTail(4, 128), Poisson(0.11))
 arrivals = with_priorities(with_deadlines(mixed_load.draw(200, seed=1), 30, 1.5), {0: 1, 1: 3}, seed=1)
 
 
-def simulated(
-    arrivals, policy="first_come", max_running=2, step_s=lambda step: 1.0, num_blocks=4096, **switches
-):
+def simulated(arrivals, policy="first_come", max_running=2, step_s=lambda step: 1.0, num_blocks=4096, **switches):
     """What the twin measures: {name: (arrival, its times)}."""
     settings = SchedulerSettings(max_running=max_running, policy=policy, remember=False, **switches)
     twin = Twin(settings, num_blocks=num_blocks, step_s=step_s, prefix=None)
@@ -442,26 +482,32 @@ for policy in POLICIES:
     in_time = sum(t.latency_s <= a.deadline_s for a, t in served) / len(served)
     by_policy[policy] = (sum(waits) / len(waits), max(waits), sum(urgent) / len(urgent), in_time)
     rows.append([policy, *(f"{value:.0f} s" for value in by_policy[policy][:3]), f"{in_time:.0%}"])
-HTML(html.table(["policy", "TTFT, mean", "TTFT, longest", "TTFT of the urgent, mean", "deadlines met"], rows,
-                "200 requests, 2 places, a step a second; a quarter of the requests is urgent"))  # fmt: skip
+HTML(
+    html.table(
+        ["policy", "TTFT, mean", "TTFT, longest", "TTFT of the urgent, mean", "deadlines met"],
+        rows,
+        "200 requests, 2 places, a step a second; a quarter of the requests is urgent",
+    )
+)
 
 # %%
 mean, longest, urgent, met = ({policy: values[i] for policy, values in by_policy.items()} for i in range(4))
 assert min(mean, key=mean.get) == "shortest_remaining" and min(urgent, key=urgent.get) != "first_come"
 assert longest["shortest_remaining"] > longest["first_come"]
 Markdown(
-    f"The shortest first has the least mean wait: {mean['shortest_remaining']:.0f} s instead of {mean['first_come']:.0f} s. But it "
-    f"has a longest wait of {longest['shortest_remaining']:.0f} s (first come: {longest['first_come']:.0f} s). Most deadlines, "
-    f"{max(met.values()):.0%}, are met by `{max(met, key=met.get)}`. Under no policy do the places work faster: a policy "
-    "hands waiting from one to another. And it trusts the number of tokens that was asked for, as nobody knows where a text ends."
+    f"The shortest first has the least mean wait: {mean['shortest_remaining']:.0f} s instead of"
+    f" {mean['first_come']:.0f} s. But it has a longest wait of {longest['shortest_remaining']:.0f} s (first come:"
+    f" {longest['first_come']:.0f} s). Most deadlines, {max(met.values()):.0%}, are met by `{max(met, key=met.get)}`."
+    " Under no policy do the places work faster: a policy hands waiting from one to another. And it trusts the number"
+    " of tokens that was asked for, as nobody knows where a text ends."
 )
 
 # %% [markdown]
 # ## Starvation and aging
 #
-# A long request, and behind it a stream of short ones, as many as can be served: here one place, and every 4 s a request of
-# 4 tokens. By the shortest first the long one waits until the stream ends. If it never ends, it waits forever: it
-# **starves**.
+# A long request, and behind it a stream of short ones, as many as the server can handle: here one slot, and
+# every 4 s a request of 4 tokens. With shortest first, the long request waits until the stream ends. If it
+# never ends, the request waits forever: it **starves**.
 
 
 # %%
@@ -482,36 +528,38 @@ rows = [["none", *(f"{wait:.0f} s" for wait in starving)]]
 rows += [[f"{a:.0f} s", *(f"{wait:.0f} s" for wait in waits)] for a, waits in aging.items()]
 HTML(
     html.table(
-        ["aging", *(f"{n} short ones" for n in streams)],
-        rows,
-        "how long the long request waits for its first token",
+        ["aging", *(f"{n} short ones" for n in streams)], rows, "how long the long request waits for its first token"
     )
 )
 
 # %% [markdown]
-# **Aging**: every `aging_s` seconds of waiting count as one level of the policy's own number, here a token. A request of
-# 40 tokens that waited long enough counts as one of 4, and goes first. Its wait is bounded, whatever comes behind it.
+# **Aging**: every `aging_s` seconds of waiting lower the policy's key by one unit, here by one token. A request
+# of 40 tokens that has waited long enough counts like one of 4, and goes first. Its wait is bounded, whatever
+# arrives after it.
 #
-# Two more rules keep things fair in this scheduler, under every policy:
+# Two more rules keep this scheduler fair, under every policy:
 #
-# - **Nobody overtakes.** Where the next in order does not fit, those behind him wait too, even if they would fit. A stream
-#   of small requests would otherwise keep a large one out forever. The price is a place that stays empty for a while.
-# - **Who runs stays**, unless the memory runs out. Changing the order of those that run would move their keys and values.
+# - **No overtaking.** If the next request in order does not fit, those behind it wait too, even if they would
+#   fit. Otherwise a stream of small requests could keep a large one out forever. The price is a slot that stays
+#   empty for a while.
+# - **Running requests stay**, unless memory runs out. Replacing a running request would mean moving or
+#   discarding its keys and values.
 
 # %% [markdown]
 # # The scheduler
 #
-# A step is three verbs. Only the middle one knows a model:
+# A step has three parts. Only the middle one uses the model:
 #
 # ```text
-#   schedule   who computes what: those that write, then prompts that are begun, then the queue      no tensor
-#   run        one flat batch through the model                                                      tensors
-#   settle     tokens to their texts; who is done gives his blocks back                              no tensor
+#   schedule     what to compute: decodes, then prefills already begun, then the queue                  no tensor
+#   run          one flat batch through the model                                                       tensors
+#   postprocess  append the tokens to their sequences; finished sequences free their blocks             no tensor
 # ```
 #
-# What limits it? Places, the budget of rows, and **memory**. Keys and values lie in blocks of 16 tokens, taken as a text
-# grows (lab 09 has all about them). Someone is let in when the blocks of the tokens that he has now are free, and a few
-# more (the watermark), so that those who run can grow. By hand, over the real scheduler, with tiny blocks:
+# What limits a step? Slots, the token budget, and **memory**. Keys and values lie in blocks of 16 tokens,
+# allocated as a sequence grows (see lab 09). A request is admitted when there are free blocks for the tokens
+# that it has now, plus a reserve (the watermark) so that running sequences can grow. Here is the real
+# scheduler, step by step, with tiny blocks:
 
 # %%
 tables = BlockTables(num_blocks=9, block_size=4)
@@ -520,23 +568,28 @@ for name, prompt, new in (("a", 3, 8), ("b", 12, 6), ("c", 4, 7)):
     scheduler.add(Request(name, range(prompt), new))
 while not scheduler.idle:
     plan = scheduler.schedule(now_s=scheduler.steps)
-    tables.grow({w.track.sequence: w.start + w.count for w in plan.work})  # the model would do this
-    print(f"step {scheduler.steps:>2}:", ", ".join(f"{w.track.request.id} {w.start}…{w.start + w.count - 1}" for w in plan.work),
-          f"  {tables.num_available} blocks free", *(f"  {t.request.id} gives way" for t in plan.preempted))  # fmt: skip
-    writers = [work.track for work in plan.work if work.writes]
-    for track in writers:
-        track.token_ids.append(7)  # a very dull model
-    written = {track.sequence: Written(1, None if track.remaining else "length") for track in writers}
-    scheduler.settle(plan, written, now_s=scheduler.steps)
+    tables.grow({w.sequence.id: w.start + w.count for w in plan.work})  # the model would do this
+    print(
+        f"step {scheduler.steps:>2}:",
+        ", ".join(f"{w.sequence.request.id} {w.start}…{w.start + w.count - 1}" for w in plan.work),
+        f"  {tables.num_available} blocks free",
+        *(f"  {t.request.id} is preempted" for t in plan.preempted),
+    )
+    decodes = [work.sequence for work in plan.work if work.writes]
+    for sequence in decodes:
+        sequence.token_ids.append(7)  # a very dull model
+    written = {sequence.id: Written(1, None if sequence.remaining else "length") for sequence in decodes}
+    scheduler.postprocess(plan, written, now_s=scheduler.steps)
 tables.check()
 
 # %% [markdown]
-# a and b write beside each other while c comes in. Then all have grown, no block is left, and c **gives way**: last in
-# order, first to go. Its blocks are free for the others. When b is done it comes back, and all its 7 tokens are processed in
-# one step: its prompt, and what it had written.
+# a and b decode while c is in prefill. Then all have grown, no block is left, and c is **preempted** (it "gives
+# way"): the last in the policy's order is preempted first. Its blocks are freed for the others. When b is done,
+# c is admitted again, and all its 7 tokens are processed in one step: its prompt, and the tokens that it had
+# already generated.
 #
-# Larger, with a Play button: who waits and why, the rows of each step, the blocks. Move `policy`, `chunk`, `blocks`,
-# `preemption`, and see what becomes of a request:
+# A larger run, with a Play button: which requests wait and why, the rows of each step, the blocks. Change
+# `policy`, `chunk`, `blocks` and `preemption`:
 
 # %%
 stepping = wb.panels.scheduler_steps()
@@ -548,20 +601,21 @@ stepping.snapshot()
 
 # %%
 Markdown(
-    f"{stepped.counts['steps']:.0f} steps, {stepped.counts['rows']:.0f} rows, {stepped.counts['preemptions']:.0f} times a text gave "
-    f"way, and {stepped.counts['recomputed_rows']:.0f} rows were computed a second time. {stepped.check[0].upper()}{stepped.check[1:]}."
+    f"{stepped.counts['steps']:.0f} steps, {stepped.counts['rows']:.0f} rows, {stepped.counts['preemptions']:.0f} times"
+    f" a sequence was preempted, and {stepped.counts['recomputed_rows']:.0f} rows were computed a second time."
+    f" {stepped.check[0].upper()}{stepped.check[1:]}."
 )
 
 # %% [markdown]
-# ## Giving way
+# ## Preemption
 #
-# When memory runs out in the middle of a text, there are two ways to make room and lose nothing:
+# When memory runs out in the middle of a sequence, there are two ways to free its blocks and lose no tokens:
 #
-# - **Recompute**: throw its keys and values away. What it has written so far is part of its prompt now, and when it comes
-#   back all of it is processed at once.
-# - **Swap**: move them to the memory of the host, and back later.
+# - **Recompute**: discard its keys and values. The tokens generated so far become part of its prompt, which is
+#   processed again later.
+# - **Swap**: copy them to host memory, and back later.
 #
-# Both must be invisible in the text. A pool that is far too small, and the same 8 requests:
+# Neither may change the tokens. Here is a pool that is far too small, with the same 8 requests:
 
 # %%
 eight = [Request(r.id, r.prompt_ids, 48) for r in requests[:8]]
@@ -578,32 +632,26 @@ def squeezed(num_blocks, preemption):
 
 enough = -(-max(r.longest for r in eight) // 16) * 8
 rows, same = [], {}
-for name, blocks, preemption in (
-    ("enough", enough, "recompute"),
-    ("recompute", 14, "recompute"),
-    ("swap", 14, "swap"),
-):
+for name, blocks, preemption in (("enough", enough, "recompute"), ("recompute", 14, "recompute"), ("swap", 14, "swap")):
     results, reports = squeezed(blocks, preemption)
     same[name] = {one.request_id: one.token_ids for one in results}
-    gave_way = sum(one.preemptions for one in results)
+    preemptions = sum(one.preemptions for one in results)
     rows.append(
-        [
-            name,
-            blocks,
-            gave_way,
-            len(reports),
-            sum(r.rows for r in reports),
-            f"{results[-1].finished_s:.2f} s",
-        ]
+        [name, blocks, preemptions, len(reports), sum(r.rows for r in reports), f"{results[-1].finished_s:.2f} s"]
     )
 assert same["enough"] == same["recompute"] == same["swap"]
 assert rows[0][2] == 0 < min(rows[1][2], rows[2][2]) and rows[1][4] > rows[0][4] == rows[2][4]
-HTML(html.table(["", "blocks of 16", "gave way", "steps", "rows", "all done after"], rows,
-                "8 requests of 48 tokens; the texts are equal, token for token"))  # fmt: skip
+HTML(
+    html.table(
+        ["", "blocks of 16", "preemptions", "steps", "rows", "all done after"],
+        rows,
+        "8 requests of 48 tokens; the texts are equal, token for token",
+    )
+)
 
 # %% [markdown]
-# Which is cheaper? A swap moves bytes twice over the bus; recomputing is a prefill. For a text of S tokens on a card,
-# with a bus of 64 GB/s each way (PCIe 5.0, sixteen lanes, nominal):
+# Which is cheaper? A swap moves the bytes twice over the bus; recomputing is a prefill. For a sequence of S
+# tokens on a card, with a bus of 64 GB/s in each direction (PCIe 5.0, sixteen lanes, nominal):
 
 # %%
 BUS = 64e9
@@ -615,19 +663,26 @@ for S in (128, 1024, 8192, 65_536):
         StepShape((1,) * 64, (1024,) * 64, 64)
     )
     rows.append([f"{S:,}", *(f"{t * 1e3:.1f} ms" for t in (there_and_back, again, beside))])
-HTML(html.table(["tokens S", "swap, both ways", "compute again, alone", "compute again, beside 64 that write"], rows,
-                "predicted: H200, Llama 3.1 8B in 16 bits"))  # fmt: skip
+HTML(
+    html.table(
+        ["tokens S", "swap, both ways", "compute again, alone", "compute again, beside 64 that write"],
+        rows,
+        "predicted: H200, Llama 3.1 8B in 16 bits",
+    )
+)
 
 # %% [markdown]
-# Swapping moves 128 KiB a token, recomputing costs 16 billion FLOPs. A short text is computed again beside others almost for
-# nothing; for long ones this bus is ahead, and a smaller model or a slower bus turns it round. Recomputing needs no memory on the host and little code, and may find its own
-# blocks still in the pool (lab 09). vLLM has both measured in its paper, and today recomputes.
+# Swapping moves 128 KiB per token, recomputing costs 16 billion FLOPs per token. A short sequence is recomputed
+# beside others at almost no cost. For long ones, swapping over this bus is faster; with a smaller model or a
+# slower bus, recomputing is. Recomputing needs no host memory and little code, and may find its own blocks
+# still in the pool (lab 09). The vLLM paper measures both; today's vLLM recomputes.
 
 # %% [markdown]
 # ## Admission by memory
 #
-# Letting everyone in at once fills the places, and then those that grow throw each other out. A higher watermark lets
-# fewer in. On the card, in a small part of its memory, with requests as in the conversation trace:
+# If every request is admitted at once, all slots are filled, and then growing sequences preempt each other. A
+# higher watermark admits fewer. On the card, in a small part of its memory, with requests as in the
+# conversation trace:
 
 # %%
 talks = workload("conversation").at_rate(40).draw(250, seed=3)
@@ -636,15 +691,27 @@ for watermark in (0.0, 0.01, 0.05, 0.2):
     settings = SchedulerSettings(max_running=256, token_budget=1024, watermark=watermark, remember=False)
     twin, reports = Twin(settings, num_blocks=2500, step_s=on_h200, prefix=None), []
     told = summarize([RequestTimes.of(one) for one in twin.run(talks, watch=reports.append)])
-    rows.append([f"{watermark:.0%}", twin.scheduler.preemptions, f"{twin.scheduler.scheduled_rows:,}",
-                 f"{sum(r.running * r.seconds for r in reports) / sum(r.seconds for r in reports):.0f}",
-                 f"{told.tokens_per_s:,.0f}"])  # fmt: skip
+    rows.append(
+        [
+            f"{watermark:.0%}",
+            twin.scheduler.preemptions,
+            f"{twin.scheduler.scheduled_rows:,}",
+            f"{sum(r.running * r.seconds for r in reports) / sum(r.seconds for r in reports):.0f}",
+            f"{told.tokens_per_s:,.0f}",
+        ]
+    )
 assert rows[0][1] >= rows[-1][1]
-HTML(html.table(["watermark", "gave way", "rows", "running, mean", "tokens/s"], rows,
-                "simulated: 250 requests, a pool of 40,000 tokens, Llama 3.1 8B on an H200"))  # fmt: skip
+HTML(
+    html.table(
+        ["watermark", "preemptions", "rows", "running, mean", "tokens/s"],
+        rows,
+        "simulated: 250 requests, a pool of 40,000 tokens, Llama 3.1 8B on an H200",
+    )
+)
 
 # %% [markdown]
-# What can *never* fit is refused at the door, with the numbers. It would block the queue forever:
+# A request that can *never* fit is refused when it arrives, with the numbers. Otherwise it would block the
+# queue forever:
 
 # %%
 small = Engine(model, SchedulerSettings(max_running=2), num_blocks=8)
@@ -662,48 +729,61 @@ print(f"aborted in the middle: {gone.finish_reason!r}, {len(gone.token_ids)} tok
 # %% [markdown]
 # # Under load
 #
-# Until now everyone was there at the start. Real users come when they come, whether or not the others are done: an
-# **open loop**. (A benchmark with a fixed number of users who wait for their answers is a closed loop. It asks a slow server
-# less, and so flatters it.) What is published of real ones, the Azure trace of 2023:
+# Until now all requests were there at the start. Real users send requests at any time, whether or not earlier
+# ones are done: an **open loop**. (A benchmark with a fixed number of users who wait for their answers is a
+# closed loop. It sends fewer requests to a slow server, and so makes it look better.) Published statistics of
+# real requests, from the Azure trace of 2023:
 
 # %%
 chat, code = workload("conversation"), workload("code")
-rows = [[name, f"{w.gaps.rate_per_s:g}/s", f"{w.prompts.mean:,.0f}", f"{w.prompts.at(0.5):,}", f"{w.prompts.at(0.99):,}",
-         f"{w.outputs.mean:,.0f}", f"{w.outputs.at(0.5):,}", f"{w.outputs.at(0.99):,}"]
-        for name, w in (("conversation", chat), ("code", code))]  # fmt: skip
+rows = [
+    [
+        name,
+        f"{w.gaps.rate_per_s:g}/s",
+        f"{w.prompts.mean:,.0f}",
+        f"{w.prompts.at(0.5):,}",
+        f"{w.prompts.at(0.99):,}",
+        f"{w.outputs.mean:,.0f}",
+        f"{w.outputs.at(0.5):,}",
+        f"{w.outputs.at(0.99):,}",
+    ]
+    for name, w in (("conversation", chat), ("code", code))
+]
 assert [round(w.prompts.mean) for w in (chat, code)] == [1155, 2048]
 assert [round(w.outputs.mean) for w in (chat, code)] == [211, 28]
-HTML(html.table(["", "rate", "prompt: mean", "median", "99 %", "output: mean", "median", "99 %"], rows,
-                "tokens, of the distributions that we draw from; they go through the published numbers"))  # fmt: skip
+HTML(
+    html.table(
+        ["", "rate", "prompt: mean", "median", "99 %", "output: mean", "median", "99 %"],
+        rows,
+        "tokens, of the distributions that we draw from; they go through the published numbers",
+    )
+)
 
 # %%
 figure, (axes,) = style.new_figure(height=2.6)
-for y, (gaps, name) in enumerate(
-    ((Poisson(2.57), "Poisson"), (Bursty(2.57, 8), "bursts, as in the code trace"))
-):
+for y, (gaps, name) in enumerate(((Poisson(2.57), "Poisson"), (Bursty(2.57, 8), "bursts, as in the code trace"))):
     times = [a.at_s for a in replace(code, gaps=gaps).draw(600, seed=5)]
-    axes.eventplot(
-        times, lineoffsets=y, linelengths=0.7, linewidths=0.8, color=(style.TARGET, style.COMPUTE)[y]
-    )
+    axes.eventplot(times, lineoffsets=y, linelengths=0.7, linewidths=0.8, color=(style.TARGET, style.COMPUTE)[y])
     style.write(axes, 1, y + 0.4, name, va="bottom")
 axes.set(xlim=(0, 120), ylim=(-0.5, 1.8), yticks=[])
-style.label(
-    axes, x="seconds; a line is a request, in bursts they lie on each other; 2.57 a second in the long run"
+style.label(axes, x="seconds; a line is a request, in bursts they lie on each other; 2.57 a second in the long run")
+alt = (
+    "Two rows of lines along two minutes: Poisson arrivals are spread unevenly, bursty ones come in dense packs with"
+    " long pauses."
 )
-alt = "Two rows of lines along two minutes: Poisson arrivals are spread unevenly, bursty ones come in dense packs with long pauses."
 picture(figure, alt)
 
 # %% [markdown]
 # ## Little's law
 #
-# However they come and whoever goes first, three averages belong together: how many are in the system (L), how many come
-# each second (λ), and how long each stays (W):
+# For any arrival process and any policy, three averages are related: how many requests are in the system (L),
+# how many arrive per second (λ), and how long each stays (W):
 #
 # $$L = \lambda \, W$$
 #
-# It is no model and no approximation. Draw a bar for each request, from its arrival to its end. The area of all bars is
-# "how many, added up over time"; and it is "how long, added up over requests". Count it both ways, on a real run, in exact
-# fractions:
+# This is neither a model nor an approximation. Draw a bar for each request, from its arrival to its end. The
+# total length of all bars is "number in the system, summed over time", and also "time in the system, summed
+# over requests". Count it both ways, on a real run, in exact fractions:
 
 # %%
 small_chat = chat.scaled(192)
@@ -711,37 +791,36 @@ open_loop = small_chat.at_rate(12).draw(24, seed=4)
 
 
 def as_requests(arrivals):
-    return [
-        Request(a.name, prompt_ids(a, model.config.vocab_size), a.new_tokens, arrival_s=a.at_s)
-        for a in arrivals
-    ]
+    return [Request(a.name, prompt_ids(a, model.config.vocab_size), a.new_tokens, arrival_s=a.at_s) for a in arrivals]
 
 
 results, _ = serve("continuous", as_requests(open_loop), token_budget=64)
 times = [RequestTimes.of(one) for one in results]
-law = littles_law(times)
-assert law.in_system == law.rate_per_s * law.time_in_system_s
+window = littles_law(times)
+assert window.in_system == window.rate_per_s * window.time_in_system_s
 middle = littles_law(
-    times, law.start_s + (law.end_s - law.start_s) / 3, law.end_s - (law.end_s - law.start_s) / 3
+    times, window.start_s + (window.end_s - window.start_s) / 3, window.end_s - (window.end_s - window.start_s) / 3
 )
 assert middle.difference == middle.explained
 Markdown(
-    f"L = {float(law.in_system):.2f} = {float(law.rate_per_s):.2f} a second · {float(law.time_in_system_s):.3f} s, equal as "
-    "fractions. In a window in the middle, where bars are cut at both ends, "
-    f"L = {float(middle.in_system):.2f} and λW = {float(middle.rate_per_s * middle.time_in_system_s):.2f}; the difference "
-    f"of {float(middle.difference):+.2f} is exactly what the cut ends add up to."
+    f"L = {float(window.in_system):.2f} = {float(window.rate_per_s):.2f} a second · {float(window.time_in_system_s):.3f} s,"
+    " equal as fractions. In a window in the middle, where bars are cut at both ends, L ="
+    f" {float(middle.in_system):.2f} and λW = {float(middle.rate_per_s * middle.time_in_system_s):.2f}; the difference"
+    f" of {float(middle.difference):+.2f} is exactly what the cut ends add up to."
 )
 
 # %% [markdown]
-# It is good for two things. A measurement where L and λW differ has a bug. And it is a lever: a server with 256 places, each
-# request in it for 8 s, cannot take more than 256 / 8 = 32 a second, whatever its card could do.
+# It has two uses. A measurement where L and λW differ has a bug. And it gives a limit: a server with 256 slots,
+# where each request stays for 8 s, cannot take more than 256 / 8 = 32 requests per second, however fast its
+# card is.
 
 # %% [markdown]
 # ## Latency against throughput
 #
-# Let the rate rise. At first latency hardly changes. Then the queue begins, and past what the server can do it grows
-# without end. The twin serves thousands of requests in seconds, with step times predicted for a card. Choose the shape, the
-# card and the workload; the two limits say which requests count as in time:
+# Increase the arrival rate. At first latency hardly changes. Then requests begin to queue, and beyond the
+# server's capacity the queue grows without end. The twin serves thousands of requests in seconds, with step
+# times predicted for a card. Choose the shape, the card and the workload; the two limits define which requests
+# count as in time:
 
 # %%
 curve = wb.panels.load_curve()
@@ -756,20 +835,18 @@ limits = {"ttft_s": curve.settings["ttft_limit"], "tpot_s": curve.settings["tpot
 points = {"continuous": [], "static": []}
 for m in found:
     pairs = list(zip(m.settings["ttft_s"], m.settings["tpot_s"]))
-    in_time = sum(first <= limits["ttft_s"] and later <= limits["tpot_s"] for first, later in pairs) / len(
-        pairs
-    )
+    in_time = sum(first <= limits["ttft_s"] and later <= limits["tpot_s"] for first, later in pairs) / len(pairs)
     points[m.settings["batching"]].append(
         LoadPoint(m.settings["rate_per_s"], m.counts["done_per_s"], m.counts["latency_mean_s"], in_time)
     )
 turn, good = knee(points["continuous"]), {how: goodput(some) for how, some in points.items()}
 peak = {how: max(p.throughput_per_s for p in some) for how, some in points.items()}
 Markdown(
-    f"Continuous batching does {peak['continuous']:.1f} requests a second at most, static groups {peak['static']:.1f}: "
-    f"**{peak['continuous'] / peak['static']:.1f} times** as many, with the same model, card and places. The **knee**, where "
-    f"throughput over latency is greatest, lies where {turn.rate_per_s:.1f} come a second. **Goodput** is the highest rate at which "
-    f"90 % of the requests keep both limits, a first token within {limits['ttft_s']:g} s and then one every "
-    f"{limits['tpot_s'] * 1e3:.0f} ms: {good['continuous']:.1f} a second, "
+    f"Continuous batching does {peak['continuous']:.1f} requests a second at most, static groups {peak['static']:.1f}:"
+    f" **{peak['continuous'] / peak['static']:.1f} times** as many, with the same model, card and places. The **knee**,"
+    f" where throughput over latency is greatest, lies where {turn.rate_per_s:.1f} come a second. **Goodput** is the"
+    f" highest rate at which 90 % of the requests keep both limits, a first token within {limits['ttft_s']:g} s and"
+    f" then one every {limits['tpot_s'] * 1e3:.0f} ms: {good['continuous']:.1f} a second, "
     + (
         f"against {good['static']:.1f} in static groups. "
         if good["static"]
@@ -781,27 +858,36 @@ Markdown(
 # %% [markdown]
 # ## On this machine
 #
-# Is the twin to be believed? It is the same scheduler and the same blocks; only the step times are made up. Here are both:
-# requests come to the real engine on this machine, below what it can serve and far beyond it, and then to the twin, whose step
-# times were fitted to *other* requests:
+# Can the twin be trusted? It uses the same scheduler and the same blocks; only the step times are predicted.
+# Here are both: requests are sent to the real engine on this machine, below its capacity and far beyond it, and
+# then to the twin, whose step times were fitted to *other* requests:
 
 # %%
 twins = run_experiment("serving.twin", {"requests": 24, "longest": 192, "max_running": 8, "repeats": 1})
-rows = [[f"{m.settings['load']:g} of what it can do", m.settings["measured"],
-         *(f"{value:,.0f} tokens/s" if m.unit == "tokens/s" else style.milliseconds(value) for value in (m.median, m.predicted)),
-         f"{m.predicted / m.median - 1:+.0%}"] for m in twins]  # fmt: skip
+rows = [
+    [
+        f"{m.settings['load']:g} of what it can do",
+        m.settings["measured"],
+        *(
+            f"{value:,.0f} tokens/s" if m.unit == "tokens/s" else style.milliseconds(value)
+            for value in (m.median, m.predicted)
+        ),
+        f"{m.predicted / m.median - 1:+.0%}",
+    ]
+    for m in twins
+]
 HTML(html.table(["arrivals", "", "engine", "twin", "difference"], rows, f"{twins[0].check}"))
 
 # %%
 told = twins[0].counts
 Markdown(
-    f"The cost model alone explains {told['counted_share']:.0%} of the steps' time here; what the engine adds in Python and in "
-    "gathering blocks is fitted. One run of so few requests is noisy, and the twin cannot know what else this machine did. "
-    "`workbench experiment serving.twin` takes more of them."
+    f"The cost model alone explains {told['counted_share']:.0%} of the steps' time here; what the engine adds in Python"
+    " and in gathering blocks is fitted. One run of so few requests is noisy, and the twin cannot know what else this"
+    " machine did. `workbench experiment serving.twin` takes more of them."
 )
 
 # %% [markdown]
-# And a curve by the real engine, with its own calibrated twin beside it:
+# And a latency curve of the real engine, with its own calibrated twin beside it:
 
 # %%
 settings = SchedulerSettings(max_running=8, token_budget=64, remember=False)
@@ -810,9 +896,7 @@ settings = SchedulerSettings(max_running=8, token_budget=64, remember=False)
 def real_run(arrivals):
     """(summary, [(shape, seconds) of each step]) of the engine on this machine."""
     engine, steps = Engine(model, settings, num_blocks=256, prefix=None), []
-    results = engine.run(
-        as_requests(arrivals), watch=lambda r: steps.append((StepShape.of_report(r), r.seconds))
-    )
+    results = engine.run(as_requests(arrivals), watch=lambda r: steps.append((StepShape.of_report(r), r.seconds)))
     return summarize([RequestTimes.of(one) for one in results]), steps
 
 
@@ -823,8 +907,13 @@ def all_at_once(count, seed):
 real_run(all_at_once(4, 6))  # warm up
 full, taken = real_run(all_at_once(24, 6))
 counted = step_seconds(model.config, ceilings(), "float32", weight_bytes_per_element=4)
-fitted = step_seconds(model.config, ceilings(), "float32", weight_bytes_per_element=4,
-                      calibration=Calibration.fit(taken, counted.counted_s))  # fmt: skip
+fitted = step_seconds(
+    model.config,
+    ceilings(),
+    "float32",
+    weight_bytes_per_element=4,
+    calibration=Calibration.fit(taken, counted.counted_s),
+)
 measured, promised = [], []
 for share in (0.25, 0.5, 1.0, 2.0):
     arrivals = small_chat.at_rate(share * full.requests_per_s).draw(24, seed=7)
@@ -836,16 +925,10 @@ for share in (0.25, 0.5, 1.0, 2.0):
 figure, (axes,) = style.new_figure(height=2.9)
 for told, look, name in ((promised, style.PREDICTED, "twin"), (measured, style.MEASURED, "engine")):
     axes.plot(
-        [s.requests_per_s for s in told],
-        [s.latency_s.mean * 1e3 for s in told],
-        color=style.TARGET,
-        label=name,
-        **look,
+        [s.requests_per_s for s in told], [s.latency_s.mean * 1e3 for s in told], color=style.TARGET, label=name, **look
     )
 axes.set(xlim=(0, None), ylim=(0, None))
-style.label(
-    axes, x="requests done a second", y="latency, mean, ms", title="this machine, stdlib-10m, 8 places"
-)
+style.label(axes, x="requests done a second", y="latency, mean, ms", title="this machine, stdlib-10m, 8 places")
 style.legend(axes)
 alt = "Latency against throughput on this machine at four rates, engine and twin: flat at first, then steep."
 picture(figure, alt)
@@ -853,10 +936,10 @@ picture(figure, alt)
 # %% [markdown]
 # # How many times as fast?
 #
-# In print stands "up to 36.9 times" (Orca against FasterTransformer, at equal latency), "up to 23 times" (vLLM against naive
-# static batching, Anyscale's blog) and "2 to 4 times" (vLLM against Orca and FasterTransformer). Here it was
-# much less. All of them can be right, because the number says as much about what one compares *with*. The same 128
-# conversations, all there at once, simulated on the card:
+# Published numbers are "up to 36.9 times" (Orca against FasterTransformer, at equal latency), "up to 23 times"
+# (vLLM against naive static batching, Anyscale's blog) and "2 to 4 times" (vLLM against Orca and
+# FasterTransformer). Here it was much less. All of them can be right, because the number depends as much on the
+# *baseline*. The same 128 conversations, all there at once, simulated on the card:
 
 # %%
 CARD = {"max_running": 256, "token_budget": 1024, "remember": False}
@@ -874,10 +957,7 @@ for name, switches in ways.items():
     twin = Twin(SchedulerSettings(**CARD | switches), num_blocks=blocks, step_s=on_h200, prefix=None)
     rates[name] = summarize([RequestTimes.of(one) for one in twin.run(crowd)]).tokens_per_s
 names = list(rates)
-rows = [
-    [name, f"{rate:,.0f}", *(f"{rate / rates[base]:.1f} ×" for base in names[:3])]
-    for name, rate in rates.items()
-]
+rows = [[name, f"{rate:,.0f}", *(f"{rate / rates[base]:.1f} ×" for base in names[:3])] for name, rate in rates.items()]
 HTML(
     html.table(
         ["", "tokens/s", *(f"against {base}" for base in names[:3])],
@@ -893,53 +973,63 @@ fair = rates["continuous, 32 places"] / rates["static, groups of 32"]
 assert over["one by one"] > 10 > over["static, groups of 32"] > fair > 1
 here = seconds["static"] / seconds["continuous"]
 Markdown(
-    f"Against one by one **{over['one by one']:.0f} times**, against groups of 8 {over['static, groups of 8']:.1f} times, against "
-    f"groups of 32 {over['static, groups of 32']:.1f} times; and with as many places as the static groups have members, which is the "
-    f"scheduling alone, **{fair:.1f} times**. On this machine it was {here:.1f} times for the scheduling alone. The large "
-    "numbers add two other things: a larger batch, which on a large card costs next to nothing, and the memory to hold it, which "
-    "is lab 09. The small ones compare scheduling with scheduling."
+    f"Against one by one **{over['one by one']:.0f} times**, against groups of 8 {over['static, groups of 8']:.1f}"
+    f" times, against groups of 32 {over['static, groups of 32']:.1f} times; and with as many places as the static"
+    f" groups have members, which is the scheduling alone, **{fair:.1f} times**. On this machine it was {here:.1f}"
+    " times for the scheduling alone. The large numbers add two other things: a larger batch, which on a large card"
+    " costs next to nothing, and the memory to hold it, which is lab 09. The small ones compare scheduling with"
+    " scheduling."
 )
 
 # %% [markdown]
-# On a processor there is less to win: with 8 rows a step already takes visibly longer than with one. And the others? The same 64
-# ragged requests through transformers, static and continuous, and llama.cpp with 16 slots, beside ours, all verified:
-# `workbench experiment serving.peers`. That takes minutes, so it is not in this notebook.
+# On a CPU there is less to gain: a step with 8 rows already takes noticeably longer than a step with one. And
+# other systems? The same 64 ragged requests through transformers, static and continuous, and llama.cpp with 16
+# slots, beside ours, all verified: `workbench experiment serving.peers`. That takes minutes, so it is not in
+# this notebook.
 
 # %% [markdown]
 # # What it costs, and when it does not help
 #
-# Scheduling is Python between two steps, and on a fast card a step takes milliseconds. What it costs without the model, with
-# full places and others waiting:
+# The scheduler runs in Python between two steps, and on a fast card a step takes milliseconds. Here is its time
+# without the model, with full slots and a waiting queue:
 
 # %%
 overhead = run_experiment("serving.overhead", {"over": "block tables", "repeats": 40})
-rows = [[m.settings["running"], style.milliseconds(m.median), style.milliseconds(m.counts["p99_s"]),
-         *(style.milliseconds(m.counts[f"{part}_s"]) for part in ("schedule", "grow", "settle")),
-         style.milliseconds(m.counts["s_a_text"])] for m in overhead]  # fmt: skip
-HTML(html.table(["running", "a step", "99 %", "schedule", "blocks", "settle", "for each text"], rows,
-                "scheduler and bookkeeping of a step, measured on this machine"))  # fmt: skip
+rows = [
+    [
+        m.settings["running"],
+        style.milliseconds(m.median),
+        style.milliseconds(m.counts["p99_s"]),
+        *(style.milliseconds(m.counts[f"{part}_s"]) for part in ("schedule", "grow", "postprocess")),
+        style.milliseconds(m.counts["s_a_text"]),
+    ]
+    for m in overhead
+]
+HTML(
+    html.table(
+        ["running", "a step", "99 %", "schedule", "blocks", "postprocess", "for each text"],
+        rows,
+        "scheduler and bookkeeping of a step, measured on this machine",
+    )
+)
 
 # %% [markdown]
 # | | |
 # |---|---|
-# | code | a scheduler, a pool, texts that come, go, give way and are aborted in any step |
-# | every step is another shape | kernels and CUDA graphs want fixed shapes: sizes are rounded up, which is padding again |
-# | latency of one | a text that shares its steps is written more slowly than alone |
-# | does not help | one user, or a few who come one after the other: there is nobody to share with |
+# | code | a scheduler, a block pool, and sequences that start, finish, are preempted or are aborted in any step |
+# | every step has another shape | kernels and CUDA graphs want fixed shapes: sizes are rounded up, which is padding again |
+# | latency of one request | a request that shares its steps gets its tokens more slowly than alone |
+# | does not help | one user, or a few whose requests come one after the other: there is nothing to batch |
 # | | outputs of one length, all there at once (classification, embeddings): a static group wastes nothing |
-# | | a machine without arithmetic to spare: rows cost time there from the first on |
-# | | a server beyond its knee: no order of serving makes it faster |
+# | | a machine that is already compute-bound at one row: every further row costs time |
+# | | a server beyond its capacity: no scheduling order makes it faster |
 
 # %% [markdown]
-# The first of these, and the shape of the tail, from the lengths alone:
+# The first case without gain, and the shape of the tail, from the lengths alone:
 
 # %%
 rows, gains = [], {}
-for name, lengths in (
-    ("all alike", Uniform(64, 64)),
-    ("uniform", Uniform(1, 128)),
-    ("heavy tail", HeavyTail(4, 512)),
-):
+for name, lengths in (("all alike", Uniform(64, 64)), ("uniform", Uniform(1, 128)), ("heavy tail", HeavyTail(4, 512))):
     drawn = Workload(Uniform(32, 32), lengths, stratified=True).draw(256, seed=9)
     gains[name] = [static_batches(drawn, B).steps / greedy_steps(drawn, B) for B in (1, 4, 16, 64)]
     rows.append([name, *(f"{gain:.2f} ×" for gain in gains[name])])
@@ -947,9 +1037,7 @@ assert gains["all alike"] == [1, 1, 1, 1] and all(gain[0] == 1 for gain in gains
 assert gains["heavy tail"][2] > gains["uniform"][2] > 1
 HTML(
     html.table(
-        ["outputs", *(f"B = {B}" for B in (1, 4, 16, 64))],
-        rows,
-        "steps of static over steps of continuous batching",
+        ["outputs", *(f"B = {B}" for B in (1, 4, 16, 64))], rows, "steps of static over steps of continuous batching"
     )
 )
 
@@ -958,13 +1046,13 @@ HTML(
 #
 # | here | in production |
 # |---|---|
-# | a turn after every step | all of them: vLLM, SGLang, TensorRT-LLM (there "in-flight batching"), TGI, llama.cpp's server (slots) |
-# | a budget of rows, prompts in chunks | vLLM `max_num_batched_tokens` and `--enable-chunked-prefill`, SGLang `--chunked-prefill-size` |
-# | places | vLLM `max_num_seqs`, llama.cpp `--parallel` |
-# | first come, priorities | vLLM `--scheduling-policy fcfs` or `priority`; others leave policy to a router before the servers |
+# | scheduling after every step | all of them: vLLM, SGLang, TensorRT-LLM (there "in-flight batching"), TGI, llama.cpp's server (slots) |
+# | a token budget, prompts in chunks | vLLM `max_num_batched_tokens` and `--enable-chunked-prefill`, SGLang `--chunked-prefill-size` |
+# | slots | vLLM `max_num_seqs`, llama.cpp `--parallel` |
+# | first come, priorities | vLLM `--scheduling-policy fcfs` or `priority`; others leave the policy to a router in front of the servers |
 # | recompute or swap | vLLM's first engine had both, its second recomputes |
-# | nobody overtakes | the usual rule; SGLang may prefer requests whose beginning is in its cache (lab 09) |
-# | one engine for prompts and tokens | large installations give them to different machines: disaggregation (lab 11) |
+# | no overtaking | the usual rule; SGLang may prefer requests whose prefix is in its cache (lab 09) |
+# | one engine for prefill and decode | large installations use different machines for the two: disaggregation (lab 11) |
 
 # %% [markdown]
 # # Exercises
@@ -972,12 +1060,13 @@ HTML(
 # In [exercises/08_continuous_batching.ipynb](../exercises/08_continuous_batching.ipynb) you write the real parts:
 #
 # 1. **What padding wastes**: rows and steps, from the lengths.
-# 2. **Retire and admit**: the turn after a step.
-# 3. **Prompts in chunks**: a budget of rows, and whose token is written.
-# 4. **Whose turn?** A policy for deadlines that starves nobody.
+# 2. **Retire and admit**: what happens between two steps.
+# 3. **Prompts in chunks**: a token budget, and which sequences get a new token.
+# 4. **Whose turn?** A policy for deadlines under which no request starves.
 # 5. **The scheduler**: all of it, with memory that runs out.
 #
-# At the end your scheduler serves sixteen requests on the real model. `workbench check` says how far you are.
+# At the end your scheduler serves sixteen requests on the real model. `workbench check` shows which answers are
+# right so far.
 
 # %% [markdown]
 # # Further reading

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Lab 09 · PagedAttention
 #
-# **The question.** Lab 08's engine lets texts come and go with every step. Each needs memory for its keys and values,
-# more with every token, and nobody knows how much in the end. How much does one set aside?
+# **The question.** In lab 08's engine, sequences start and finish at every step. Each needs memory for its keys
+# and values, more with every token, and nobody knows the final length in advance. How much memory should each
+# get?
 #
-# For the longest answer that there could be? Then most of it stays empty. This lab says where the memory goes, gives
-# it out in **blocks** instead, and finds that blocks can do what pieces cannot: be shared.
+# Enough for the longest possible answer? Then most of it stays empty. This lab shows where the memory goes, and
+# allocates **blocks** instead. Unlike contiguous memory, blocks can also be shared.
 
 # %%
 import functools
@@ -44,9 +45,9 @@ def picture(figure, alt):
 # %% [markdown]
 # ## Predict
 #
-# A service for conversations, with the lengths of a published trace. Its longest request has 15,050 tokens. Every
-# request gets room for as many. Of all the memory that is taken, what share holds a token, on average over time? Put
-# your guess here, from 0 to 1.
+# A service for conversations, with the lengths of a published trace. Its longest request has 15,050 tokens, and
+# every request gets room for that many. Of all the allocated memory, what share holds a token, on average over
+# time? Put your guess here, from 0 to 1.
 
 # %%
 my_guess = 0.5
@@ -54,8 +55,9 @@ my_guess = 0.5
 # %% [markdown]
 # ## The naive way
 #
-# A `Contiguous` cache (lab 03) has a slot of `max_tokens` for each of its sequences. It must: attention wants a
-# text's keys in one piece, and a text that has outgrown its piece would have to be copied somewhere else.
+# A `Contiguous` cache (lab 03) has a slot of `max_tokens` for each of its sequences. Its attention needs the
+# keys of a sequence in one contiguous region, so a sequence that outgrows its region would have to be copied
+# somewhere else.
 
 # %%
 kv = Contiguous(shape, max_sequences=4, max_tokens=1024)
@@ -64,24 +66,22 @@ with torch.inference_mode():
     model(Batch.of(list(texts.values()), sequences=list(texts)), kv)
 tokens = sum(map(len, texts.values()))
 assert kv.bytes_in_use == kv_bytes(shape, tokens, 4)
-print(
-    f"{len(texts)} texts, {tokens} tokens: {readable_bytes(kv.bytes_in_use)} of {readable_bytes(kv.bytes_reserved)}"
-)
+print(f"{len(texts)} texts, {tokens} tokens: {readable_bytes(kv.bytes_in_use)} of {readable_bytes(kv.bytes_reserved)}")
 print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more text will fill it")
 
 # %% [markdown]
 # # Where the memory went
 #
-# A place is room for one token's keys and values. What can a place be that holds no token?
+# A place is a token slot: room for one token's keys and values. Why can a place hold no token?
 #
 # | | |
 # |---|---|
-# | **reserved** | a text has it and will use it later; meanwhile nobody else can |
-# | **internal** | a text has it and will never use it: internal fragmentation |
-# | **external** | nobody has it, and still the text that waits cannot: the pieces are too small |
+# | **reserved** | it belongs to a sequence that will use it later; until then no other can |
+# | **internal** | it belongs to a sequence that will never use it: internal fragmentation |
+# | **external** | it is free, but the waiting request cannot use it, because the free regions are too small |
 #
-# Draw them. No text here has more than 16 tokens. Text a comes with 5, then b with 3, then a writes four more. In the
-# end a will have 11 and b 4. Three ways to hand out 32 places:
+# No sequence has more than 16 tokens. Sequence a arrives with 5, then b with 3, then a generates four more. In
+# the end a will have 11 and b 4. Three ways to allocate 32 places, drawn:
 
 
 # %%
@@ -110,12 +110,12 @@ for allocator in (ContiguousMaximum(32, 16), Buddy(32), PagedBlocks(32, 4)):
     assert now.used == 12 and now.capacity == 32
 
 # %% [markdown]
-# The first takes the maximum. A **buddy** allocator takes the next power of two; at the ninth token a had filled its
-# eight places, and all of it was copied to where sixteen were free. The third cuts everything into blocks of 4, and
-# a's third block lies behind b's.
+# The first allocates the maximum. A **buddy** allocator allocates the next power of two; before its ninth
+# token, a had filled its eight places, and everything was copied to a free region of sixteen. The third divides
+# the memory into blocks of 4, and a's third block lies behind b's.
 #
-# External fragmentation shows when texts leave. Four texts of three tokens fill 16 places; two of them go; one of 5
-# comes:
+# External fragmentation appears when sequences leave. Four sequences of three tokens fill 16 places; two of
+# them leave; one of 5 arrives:
 
 # %%
 rows = []
@@ -128,25 +128,22 @@ for allocator in (Buddy(16), PagedBlocks(16, 4)):
     fits = "yes" if allocator.fits(5) else "no"
     rows.append([type(allocator).__name__, strip(allocator, dict.fromkeys("bd", 3)), fits, now.external])
 assert [row[2:] for row in rows] == [["no", 8], ["yes", 0]]
-HTML(
-    html.table(
-        ["allocator", "the places", "do 5 tokens fit?", "external"], rows, "eight places are free in both"
-    )
-)
+HTML(html.table(["allocator", "the places", "do 5 tokens fit?", "external"], rows, "eight places are free in both"))
 
 # %% [markdown]
-# Eight places are free, five are needed, and the buddy says no: its eight are two pieces of four. Blocks need not lie
-# beside each other, so *any* free block will do.
+# Eight places are free and five are needed, but the buddy allocator refuses: its eight are two regions of four.
+# Blocks need not be adjacent, so *any* free block will do.
 #
 # ## How much it was
 #
-# The authors of PagedAttention (Kwon et al., 2023, Fig. 2) measured the systems of their day on real requests. Of the
-# memory taken for caches, so much held tokens: **20.4 %** with a slot of the maximum, **26.8 %** with powers of two,
-# **38.2 %** with an oracle that knew each answer's length, because what will be used later is taken too. With blocks:
-# **96.3 %**.
+# The authors of PagedAttention (Kwon et al., 2023, Fig. 2) measured the systems of their time on real requests.
+# This share of the memory allocated for caches held tokens: **20.4 %** with a slot of the maximum, **26.8 %**
+# with powers of two, **38.2 %** with an oracle that knew each answer's length (memory that will be used later
+# counts as allocated too). With blocks: **96.3 %**.
 #
-# Now you. Lengths are those of a published trace of a conversation service (Azure 2023: prompts 1,155 tokens on
-# average, answers 211). Which one wastes how much? Run serves the same requests with each:
+# Now measure it yourself. The lengths are those of a published trace of a conversation service (Azure 2023:
+# prompts 1,155 tokens on average, answers 211). Which allocator wastes how much? Run serves the same requests
+# with each:
 
 # %%
 panel = wb.panels.allocators()
@@ -169,8 +166,8 @@ Markdown(
 )
 
 # %% [markdown]
-# Wasted memory is wasted time. A step reads all weights, whoever is in it (lab 02): more texts in a step are more
-# tokens for the same reading.
+# Wasted memory costs throughput. A step reads all weights once (lab 02), so more sequences in a step mean more
+# tokens for the same bytes.
 
 # %%
 steps = [m.counts["steps"] for m in (slots, blocks)]
@@ -185,8 +182,8 @@ Markdown(
 # %% [markdown]
 # # Blocks
 #
-# Operating systems had this problem sixty years ago, and solved it with **paging**. A program sees one long memory.
-# It is cut into pages of equal size, which lie anywhere, and a table says where.
+# Operating systems had this problem sixty years ago, and solved it with **paging**. A program sees one long
+# memory. It is divided into pages of equal size, which may lie anywhere, and a table says where.
 #
 # | operating system | here |
 # |---|---|
@@ -194,12 +191,12 @@ Markdown(
 # | byte | token, its keys and values in all layers |
 # | page, frame | logical block, physical block |
 # | page table | **block table** |
-# | page fault on first use | a block is taken when the text reaches it |
+# | page fault on first use | a block is allocated when the sequence reaches it |
 # | shared pages, copy on write after `fork` | the same |
 # | swapping | the same |
 #
 # ```text
-#   block size 4, a text of 10 tokens               the pool
+#   block size 4, a sequence of 10 tokens           the pool
 #
 #   logical block 0   def read _ lines      ──►     block 5     def  read  _    lines
 #   logical block 1   ( path ) :            ──►     block 0     (    path  )    :
@@ -208,7 +205,7 @@ Markdown(
 #   block table [5, 0, 3]          token 9  →  block table[9 // 4] = 3, place 9 % 4 = 1  →  3 · 4 + 1 = 13
 # ```
 #
-# The bookkeeping knows no tensors. A block is a number:
+# The bookkeeping needs no tensors. A block is a number:
 
 # %%
 books = BlockTables(num_blocks=6, block_size=4)
@@ -218,10 +215,10 @@ for lengths in ({"a": 6}, {"b": 3}, {"a": 8}, {"a": 9, "b": 4}):
 assert books.tables["a"] == [0, 1, 3]
 
 # %% [markdown]
-# Nothing was set aside for tokens that may never come. `a` had 6 tokens and two blocks; 8 tokens fitted into the same
-# two; the ninth took a third, and not the one beside them, because `b` had that.
+# Nothing was allocated for tokens that may never come. `a` had 6 tokens and two blocks; 8 tokens fitted into
+# the same two; the ninth needed a third, which is not adjacent, because `b` had the next one.
 #
-# What does not fit is refused *whole*. Of these two one would find room, and neither gets it:
+# A request that does not fit is refused *whole*. One of these two sequences would fit, but neither gets a block:
 
 # %%
 before = dict(books.lengths)
@@ -234,12 +231,13 @@ assert dict(books.lengths) == before
 # %% [markdown]
 # ## At most one block
 #
-# Every block of a text is full but the last. So at most b − 1 places of a text are empty, wherever it ends and
-# however it came there, and (b − 1)/2 on average if its end is anywhere. With T tokens a text:
+# Every block of a sequence is full except the last. So at most b − 1 places of a sequence are empty, whatever
+# its length and its history, and (b − 1)/2 on average if all lengths are equally likely. With T tokens in a
+# sequence:
 #
 # $$\text{useful} \ge \frac{T}{T + b - 1} \qquad\qquad \text{on average about } \frac{T}{T + (b - 1)/2}$$
 #
-# No length of an answer needs to be known for it, and nothing is lost between the blocks.
+# This needs no knowledge of the answer's length, and nothing is lost between the blocks.
 
 # %%
 T = blocks.counts["tokens_per_sequence"]
@@ -255,7 +253,7 @@ Markdown(
 # %% [markdown]
 # ## The same tokens
 #
-# `Paged` is a kv like any other. It must write what every other kv writes:
+# `Paged` is a kv like any other. It must generate the same tokens as every other kv:
 
 # %%
 prompt = text_ids[:200]
@@ -266,29 +264,29 @@ for size in (1, 3, 16, 256):
     written = wb.generate(model, prompt, max_new_tokens=24, stop_token_ids=(), kv=kv)
     assert written.tokens == plain.tokens and written.rows_processed == plain.rows_processed
     rows.append([size, kv.num_blocks, "the same", readable_bytes(kv.bytes_reserved, binary=True)])
-HTML(
-    html.table(
-        ["block size", "blocks", "24 tokens", "pool"], rows, "a prompt of 200 tokens, against kv='contiguous'"
-    )
-)
+HTML(html.table(["block size", "blocks", "24 tokens", "pool"], rows, "a prompt of 200 tokens, against kv='contiguous'"))
 
 # %% [markdown]
-# And for every kind of attention of lab 04, beside the kv that was made for it:
+# And for every kind of attention of lab 04, compared with the kv that was made for it:
 
 # %%
-kinds = {"stdlib-3m-mha": "contiguous", "stdlib-3m-mqa": "contiguous", "stdlib-3m-hybrid": "window",
-         "stdlib-3m-shared": "shared_layers", "stdlib-3m-mla": "latent"}  # fmt: skip
+kinds = {
+    "stdlib-3m-mha": "contiguous",
+    "stdlib-3m-mqa": "contiguous",
+    "stdlib-3m-hybrid": "window",
+    "stdlib-3m-shared": "shared_layers",
+    "stdlib-3m-mla": "latent",
+}
 for name, kind in kinds.items():
     other = wb.load(name)
     how = {"max_new_tokens": 16, "stop_token_ids": ()}
-    first, second, third = (
-        wb.generate(other, prompt, kv=kv, **how).tokens for kv in ("recompute", kind, "paged")
-    )
+    first, second, third = (wb.generate(other, prompt, kv=kv, **how).tokens for kv in ("recompute", kind, "paged"))
     assert first == second == third
     print(f"{name:16} recompute, {kind} and paged: the same {len(third)} tokens")
 
 # %% [markdown]
-# Tokens are a coarse test. Compare all logits, for texts side by side, a prompt in two chunks and a step:
+# Comparing tokens is a coarse test. Compare all logits, for several sequences in one batch, a prompt in two
+# chunks, and a decode step:
 
 
 # %%
@@ -310,13 +308,14 @@ for size in (1, 7, 16, 128):
     print(f"blocks of {size:3}: {len(got)} rows of logits differ by {apart:.0e} of the largest")
 
 # %% [markdown]
-# A block size of `max_tokens` is the contiguous cache: one block a text. The slot is a special case of the block.
+# With a block size of `max_tokens` this is the contiguous cache: one block per sequence. The slot is a special
+# case of the block.
 
 # %% [markdown]
 # # Reading through a table
 #
-# Attention wants the keys of a text in order. They lie in blocks. By hand, for one text and one layer: write every
-# token to its place, then **gather**.
+# Attention needs the keys of a sequence in order, but they lie in scattered blocks. By hand, for one sequence
+# and one layer: write every token to its place, then **gather**.
 
 # %%
 size, table, S = 4, [5, 0, 3], 10
@@ -341,15 +340,16 @@ assert not attend(pool_k[at], pool_v[at]).isnan().any()
 print("through the table: equal in every bit to attention in one piece")
 
 # %% [markdown]
-# All places of the pool that are not this text's hold NaN. None was read. That matters: a place that is read and
-# hidden by the mask has the weight 0, and 0 times NaN is NaN.
+# All places of the pool that do not belong to this sequence hold NaN. None of them was read. That matters: a
+# place that is read and then masked has weight 0, and 0 times NaN is NaN.
 #
 # ## What the gather costs, and a kernel does not
 #
-# `pool[at]` makes a copy. So each key and value is read, written and read again: three times the bytes. A kernel
-# takes the table *into* the attention: it loads a number of the table, then that block, multiplies, and goes on to
-# the next. What it reads more than attention over one piece is the table. Counted, for a Llama 3.1 of 8 billion
-# weights in 16 bits on an H100, 64 texts of 2,048 tokens, blocks of 16:
+# `pool[at]` makes a copy. So each key and value is read, written and read again: three times the bytes. A
+# kernel can use the table *inside* attention: it loads a block number from the table, then that block,
+# multiplies, and continues with the next. Compared with contiguous attention it only reads the table in
+# addition. Counted, for a Llama 3.1 of 8 billion weights in 16 bits on an H100, 64 sequences of 2,048 tokens,
+# blocks of 16:
 
 # %%
 from workbench.instruments.device import PUBLISHED
@@ -360,18 +360,32 @@ step = decode_costs(llama, batch=B, context=S - 1, weight_bytes_per_element=2)
 weights, cache = step.bytes_by_part["weights"], B * kv_bytes(llama, S, 2)
 tables = llama.num_layers * B * S // 16 * 4  # a 4-byte number a block, read in every layer
 ways = {"in one piece": cache, "a kernel with a table": cache + tables, "gathered, then attended": 3 * cache}
-rows = [[name, f"{moved / 1e9:.3f} GB", f"{moved / h100.read_bytes_per_s * 1e3:.2f} ms",
-         f"{(weights + moved) / h100.read_bytes_per_s * 1e3:.1f} ms"] for name, moved in ways.items()]  # fmt: skip
+rows = [
+    [
+        name,
+        f"{moved / 1e9:.3f} GB",
+        f"{moved / h100.read_bytes_per_s * 1e3:.2f} ms",
+        f"{(weights + moved) / h100.read_bytes_per_s * 1e3:.1f} ms",
+    ]
+    for name, moved in ways.items()
+]
 assert tables / cache < 1e-3
-HTML(html.table(["keys and values", "moved in a step", "at the H100's bandwidth", "with the weights"], rows,
-                f"the table is {tables / cache:.4%} of the cache"))  # fmt: skip
+HTML(
+    html.table(
+        ["keys and values", "moved in a step", "at the H100's bandwidth", "with the weights"],
+        rows,
+        f"the table is {tables / cache:.4%} of the cache",
+    )
+)
 
 # %% [markdown]
-# So the idea costs next to nothing, and gathering costs twice the cache. On a CPU we gather; the kernel is written in
-# lab 10. (Jumping from block to block is not quite free either: the paper's own kernel took 20 to 26 % longer for
-# attention than one without a table, and the whole was still 2 to 4 times as fast, because more texts ran.)
+# So paging itself costs almost nothing, while gathering moves twice the cache in addition. On a CPU we gather;
+# the kernel is written in lab 10. (Scattered blocks are not quite free for a kernel either: in the paper its
+# attention kernel took 20 to 26 % longer than one without a table. The whole system was still 2 to 4 times as
+# fast, because more sequences ran at once.)
 #
-# What does it cost here? A step of four texts of 600 tokens, against the contiguous kv, in turns:
+# What does it cost here? A step of four sequences of 600 tokens, compared with the contiguous kv, measured in
+# turns:
 
 
 # %%
@@ -395,9 +409,7 @@ room = {"max_sequences": 4, "max_tokens": 640}
 in_one_piece = stepper(make_kv("contiguous", shape, **room))
 step_ratios = {}
 for size in (1, 16, 256):
-    pair = measure_pair(
-        stepper(make_kv("paged", shape, block_size=size, **room)), in_one_piece, repeats=7, warmup=2
-    )
+    pair = measure_pair(stepper(make_kv("paged", shape, block_size=size, **room)), in_one_piece, repeats=7, warmup=2)
     step_ratios[size] = pair.median_ratio
     print(
         f"blocks of {size:3}: {pair.median_ratio:.2f} times a step of the contiguous kv "
@@ -405,9 +417,9 @@ for size in (1, 16, 256):
     )
 
 # %% [markdown]
-# The gather is seen, the block size hardly: our gather picks token after token, whatever the block. What if it moved
-# whole blocks, as a kernel or a copy to the host does? The same 32 MiB in pieces of growing size, scattered over a
-# pool of 64 MiB:
+# The cost of the gather is visible, the effect of the block size hardly: our gather copies token by token,
+# whatever the block size. What if it moved whole blocks, as kernels and host copies do? The same 32 MiB in
+# pieces of growing size, scattered over a pool of 64 MiB:
 
 # %%
 pool = torch.randn(2**17, heads * D)  # one layer's keys of 131,072 tokens
@@ -423,9 +435,7 @@ def gather_of(size):
 
 gathers = {size: gather_of(size) for size in (1, 4, 16, 64, 256)}
 rounds = [{size: min(measure(gather, repeats=2)) for size, gather in gathers.items()} for _ in range(6)]
-speeds = {
-    size: target.nbytes / min(found[size] for found in rounds) / 1e9 for size in gathers
-}  # in turns, the best
+speeds = {size: target.nbytes / min(found[size] for found in rounds) / 1e9 for size in gathers}  # in turns, the best
 
 # %%
 figure, (axes,) = style.new_figure(height=2.7)
@@ -446,13 +456,13 @@ Markdown(
 # %% [markdown]
 # # Sharing
 #
-# Now what pieces cannot do. Four answers to one prompt begin with the same tokens, so with the same keys and values.
-# With a table, four texts simply name the same blocks. Two rules make it safe:
+# Now what contiguous memory cannot do. Four answers to one prompt start with the same tokens, so with the same
+# keys and values. With block tables, four sequences can refer to the same blocks. Two rules make it safe:
 #
-# - **Reference counts.** A block knows how many tables name it, and is free when the last lets go.
-# - **Copy on write.** Who writes into a block that others name gets a copy of it first.
+# - **Reference counts.** Each block counts the tables that refer to it, and is free when the count reaches 0.
+# - **Copy on write.** A sequence that writes into a block that others also use gets its own copy first.
 #
-# Only the *last*, half-full block is ever copied. A full block is never written again.
+# Only the *last*, partly filled block is ever copied. A full block is never written again.
 
 # %%
 books = BlockTables(num_blocks=8, block_size=4)
@@ -466,13 +476,13 @@ assert books.copies == 1 and books.references[books.tables["a"][0]] == 2
 books.check()
 
 # %% [markdown]
-# `b` wrote first and had to copy. When `a` wrote, nobody else named its block any more, and it wrote in place. So n
-# texts that part at a half-full block take n − 1 copies. (`check` holds every rule after every step; a test lets it
-# do so over thousands of random histories.)
+# `b` wrote first and had to copy. When `a` wrote, no other sequence used its block any more, so it wrote in
+# place. So n sequences that diverge within a block need n − 1 copies. (`check` tests every rule after every
+# step; one of our tests does so over thousands of random histories.)
 #
-# The panel plays a scene on a pool: three samples of one prompt (A), a prompt that begins like it (B), one with
-# nothing in common (C), and a next turn (D). Predict before each step: which block is copied? Which is free
-# afterwards?
+# The panel plays a sequence of events on a pool: three samples of one prompt (A), a prompt with the same
+# beginning (B), one with nothing in common (C), and the next turn of a conversation (D). Predict before each
+# step: which block is copied? Which block is free afterwards?
 
 # %%
 pool_panel = wb.panels.block_pool(shown_step=2)
@@ -498,9 +508,9 @@ Markdown(
 # %% [markdown]
 # ## Counted on the engine
 #
-# A request with `n=4` wants four texts from one prompt. The engine computes the prompt but for its last token once,
-# and forks; each sample sends that token itself, for its own random draw. Prompts of 96, 97 and 100 tokens, blocks of
-# 16:
+# A request with `n=4` asks for four outputs from one prompt. The engine computes the prompt except its last
+# token once, and forks; each sample then sends that last token itself, for its own random draw. Prompts of 96,
+# 97 and 100 tokens, blocks of 16:
 
 
 # %%
@@ -511,9 +521,7 @@ def samples_of(tokens, n, new=32):
     def watch(report):
         nonlocal most
         books = engine.kv.tables
-        most = max(
-            most, (books.num_blocks - books.num_available, sum(books.references)), key=lambda held: held[1]
-        )
+        most = max(most, (books.num_blocks - books.num_available, sum(books.references)), key=lambda held: held[1])
 
     sampling = SamplingSettings(temperature=0.8)
     done = engine.run([Request("four", text_ids[:tokens], new, sampling=sampling, seed=0, n=n)], watch=watch)
@@ -526,18 +534,31 @@ rows = []
 for tokens in (96, 97, 100):
     engine, (held, named) = samples_of(tokens, 4)
     assert engine.kv.tables.copies == (3 if (tokens - 1) % 16 else 0)
-    rows.append([tokens, engine.kv.tables.copies, named, held, f"{1 - held / named:.0%}",
-                 readable_bytes((named - held) * a_block, binary=True)])  # fmt: skip
-HTML(html.table(["prompt tokens", "blocks copied", "blocks, if alone", "held", "saved", "bytes saved"], rows,
-                "four samples of 32 tokens each, at their most"))  # fmt: skip
+    rows.append(
+        [
+            tokens,
+            engine.kv.tables.copies,
+            named,
+            held,
+            f"{1 - held / named:.0%}",
+            readable_bytes((named - held) * a_block, binary=True),
+        ]
+    )
+HTML(
+    html.table(
+        ["prompt tokens", "blocks copied", "blocks, if alone", "held", "saved", "bytes saved"],
+        rows,
+        "four samples of 32 tokens each, at their most",
+    )
+)
 
 # %% [markdown]
-# After 96 shared tokens nobody writes into a shared block: no copy at all. Else three, for the last of the four may
-# keep the block that all held.
+# With 96 shared tokens all shared blocks are full, so nothing is copied. Otherwise there are three copies: the
+# last of the four may keep the shared block.
 
 # %% [markdown]
-# A **beam search** (lab 01) forks at every step and forgets the losers, so beams share much more than their prompt.
-# Without sharing, a beam that is forked is a cache that is copied:
+# A **beam search** (lab 01) forks at every step and drops the worst beams, so beams share much more than their
+# prompt. Without sharing, each fork of a beam copies its cache:
 
 
 # %%
@@ -568,13 +589,14 @@ Markdown(
 # %% [markdown]
 # # Prefixes
 #
-# Samples of one request are born together. But requests of *different* users begin alike too: the same system prompt,
-# the same document, the same conversation one turn later. Their blocks were computed, perhaps a minute ago. How does
-# one find them?
+# Samples of one request start together. But requests of *different* users have common beginnings too: the same
+# system prompt, the same document, the same conversation one turn later. Their blocks were already computed,
+# perhaps a minute ago. How can they be found?
 #
 # ## A block is not its tokens
 #
-# Tempting: look for a block with the same 16 tokens. Try it. The same 16 tokens after two different beginnings:
+# The obvious idea is to look for a block with the same 16 tokens. Try it. The same 16 tokens after two
+# different beginnings:
 
 # %%
 middle, keys = text_ids[100:116], []
@@ -587,14 +609,15 @@ assert apart > 0.05
 print(f"the same 16 tokens, another beginning: their logits differ by {apart:.0%} of the largest")
 
 # %% [markdown]
-# Keys and values depend on everything that stands before (lab 03). So what finds a block has to say everything before
-# it. There are two ways to build that.
+# Keys and values depend on all tokens before them (lab 03). So the key by which a block is found must cover
+# everything before it. There are two ways to build that.
 #
-# **A chain of hashes.** The key of a block is a hash of the block's tokens *and the key of the block before*:
+# **A chain of hashes.** The key of a block is a hash of the block's tokens *and of the key of the previous
+# block*:
 #
 # $$h_0 = H(\text{tenant}), \qquad h_{i+1} = H(h_i, \text{ the tokens of block } i)$$
 #
-# Equal keys, equal text from the first token on. By hand:
+# Equal keys mean equal texts from the first token on. By hand:
 
 
 # %%
@@ -614,11 +637,12 @@ assert chain([a, b, c, d], 2) == chain([a, b, c, d, e, f], 2)[:2]
 assert not set(chain([x, b, c, d], 2)) & set(chain([a, b, c, d], 2))
 
 # %% [markdown]
-# In the last text `c d` is the same and its key is not. (Why SHA-256 and not Python's `hash`? A key that can be
-# *forged* lets a prompt be answered from another's blocks. vLLM had to mend exactly that: CVE-2025-25183.)
+# In the last text `c d` is the same, but its key is not. (Why SHA-256 and not Python's `hash`? If keys can be
+# *forged*, a prompt can be answered from another prompt's blocks. vLLM had to fix exactly that:
+# CVE-2025-25183.)
 #
-# **A radix tree.** Texts as paths from a root; what several have in common is one edge. No hash: tokens are compared.
-# Both answer the same question:
+# **A radix tree.** Token sequences are paths from a root, and common beginnings share an edge. There is no
+# hash: tokens are compared. Both answer the same question:
 
 # %%
 blocks_of = {"abcdef": [0, 1, 2], "abcdxf": [0, 1, 3]}
@@ -626,8 +650,7 @@ for index in (HashChain(2), RadixTree(2)):
     for text, numbers in blocks_of.items():
         index.insert(["abcdefx".index(t) for t in text], numbers, "")
     answers = {
-        text: index.match(["abcdefx".index(t) for t in text], "")
-        for text in ("abcdxf", "abcdee", "abxd", "xbcd")
+        text: index.match(["abcdefx".index(t) for t in text], "") for text in ("abcdxf", "abcdee", "abxd", "xbcd")
     }
     print(type(index).__name__, answers)
     assert answers == {"abcdxf": [0, 1, 3], "abcdee": [0, 1], "abxd": [0], "xbcd": []}
@@ -635,33 +658,29 @@ for index in (HashChain(2), RadixTree(2)):
 # %% [markdown]
 # | | chain of hashes | radix tree |
 # |---|---|---|
-# | find | a hash and a look-up a block, the whole prompt is hashed once | compare tokens along the path |
-# | a block is lost | what follows stays and can be found again, if its beginning comes back | what follows is forgotten too |
-# | shared between machines | a key is a key everywhere | a tree is where it is |
-# | can tell | this block, yes or no | also which beginnings are common, for scheduling |
-# | who | vLLM | SGLang |
+# | find | one hash and one look-up per block, the whole prompt is hashed once | compare tokens along the path |
+# | a block is evicted | later blocks stay, and are found again if the missing one comes back | later blocks are forgotten too |
+# | shared between machines | a key is valid everywhere | the tree belongs to one machine |
+# | what it can tell | this block, yes or no | also which beginnings are common, for scheduling |
+# | used by | vLLM | SGLang |
 
 # %%
 long = (text_ids * 3)[:4096]
 times = {}
 for index in (HashChain(16), RadixTree(16)):
     index.insert(long, list(range(256)), "")
-    times[type(index).__name__] = sorted(
-        measure(functools.partial(index.match, long, ""), repeats=9, warmup=2)
-    )[4]
-print(
-    "4,096 tokens, 256 blocks, all found:", ", ".join(f"{name} {s * 1e6:.0f} µs" for name, s in times.items())
-)
+    times[type(index).__name__] = sorted(measure(functools.partial(index.match, long, ""), repeats=9, warmup=2))[4]
+print("4,096 tokens, 256 blocks, all found:", ", ".join(f"{name} {s * 1e6:.0f} µs" for name, s in times.items()))
 
 # %% [markdown]
 # ## Blocks that nobody holds
 #
-# When a text ends, its blocks have no holder. Free them? What is in them could be asked for again. So a block that is
-# known stays **idle**: it can be found, and it can be taken when nothing free is left, the least recently used first.
-# The memory for it costs nothing: it would be empty otherwise.
+# When a sequence ends, no table refers to its blocks. But their contents may be needed again. So a block in the
+# prefix index stays **idle**: it can still be found, and it is reused when no free block is left, the least
+# recently used first. This costs no memory: the blocks would be empty otherwise.
 #
-# Who goes first *within* a text? Its end: a beginning without its end is still a beginning, an end without a
-# beginning is nothing. So a text gives its blocks back last first:
+# Which block *of a sequence* is evicted first? The last: a beginning is useful without its end, but an end
+# without its beginning cannot be found. So a sequence releases its blocks in reverse order:
 
 # %%
 books = BlockTables(num_blocks=4, block_size=2, prefix=HashChain(2))
@@ -676,8 +695,8 @@ print("of a b c d e f there are left", books.open("again", [a, b, c, d, e, f]), 
 assert books.evictions == 1 and books.lengths["again"] == 4
 
 # %% [markdown]
-# And never the *whole* prompt: at least its last token goes through the model, for what comes after it is what we
-# want to know.
+# And the *whole* prompt is never taken from the cache: at least its last token must go through the model,
+# because we need the logits after it.
 
 # %%
 books.release("b")
@@ -688,9 +707,10 @@ print("a b c d finds 2 tokens, a b c d e finds 4")
 # %% [markdown]
 # ## How much is found
 #
-# Hit rates are easily told and hard to judge: 40 % may be poor or perfect. So we count what *could* be found: a cache
-# of whole blocks that never forgets anything, on the same requests in the same order. Conversations of three tenants,
-# system prompts, several turns; pools from what the texts in work need alone upward:
+# Hit rates are easy to report and hard to judge: 40 % may be poor or perfect. So we also count what *could* be
+# found: by a cache of whole blocks that never evicts, on the same requests in the same order. Conversations of
+# three tenants, with system prompts and several turns; the smallest pool is just what the running sequences
+# need:
 
 # %%
 hits = wb.panels.prefix_hits()
@@ -706,13 +726,9 @@ pools = [m for m in found if m.settings["measured"] == "hits"]
 apart = [m for m in pools if m.settings["isolated"] and m.settings["index"] == "hash"]
 tight, ample = apart[0], apart[-1]
 assert ample.counts["of_optimum"] >= 0.95 and all(m.median <= m.predicted for m in pools)
-trees = {
-    (m.settings["isolated"], m.settings["pool"]): m.median for m in pools if m.settings["index"] == "radix"
-}
+trees = {(m.settings["isolated"], m.settings["pool"]): m.median for m in pools if m.settings["index"] == "radix"}
 equal = sum(
-    m.median == trees[m.settings["isolated"], m.settings["pool"]]
-    for m in pools
-    if m.settings["index"] == "hash"
+    m.median == trees[m.settings["isolated"], m.settings["pool"]] for m in pools if m.settings["index"] == "hash"
 )
 assert equal == len(trees)
 Markdown(
@@ -726,39 +742,45 @@ Markdown(
 # %% [markdown]
 # ## The first token
 #
-# A token that is found is a row that is not computed. That is time to the *first* token. Request after request
-# through two engines in turns, one of which finds beginnings:
+# A token that is found is a row that is not computed. That shortens the time to the *first* token. The same
+# requests through two engines in turns, one of which reuses prefixes:
 
 # %%
-shown = list(zip(ttft.settings["rows"], ttft.settings["hits"], ttft.settings["ttft_s"], ttft.settings["ttft_found_s"],
-                 ttft.samples, ttft.settings["promised"]))  # fmt: skip
+shown = list(
+    zip(
+        ttft.settings["rows"],
+        ttft.settings["hits"],
+        ttft.settings["ttft_s"],
+        ttft.settings["ttft_found_s"],
+        ttft.samples,
+        ttft.settings["promised"],
+    )
+)
 assert shown[0][1] == 0 and all(hit > 0 for _, hit, *_ in shown[1:])
-rows = [[n + 1, prompt_tokens, hit, *(f"{t * 1e3:.0f} ms" for t in (alone, with_it)), f"{ratio:.1f} ×", f"{by_model:.1f} ×"]
-        for n, (prompt_tokens, hit, alone, with_it, ratio, by_model) in enumerate(shown)]  # fmt: skip
+rows = [
+    [n + 1, prompt_tokens, hit, *(f"{t * 1e3:.0f} ms" for t in (alone, with_it)), f"{ratio:.1f} ×", f"{by_model:.1f} ×"]
+    for n, (prompt_tokens, hit, alone, with_it, ratio, by_model) in enumerate(shown)
+]
 HTML(
     html.table(
-        ["request", "prompt tokens", "found", "TTFT without", "TTFT with", "measured", "predicted"],
-        rows,
-        ttft.check,
+        ["request", "prompt tokens", "found", "TTFT without", "TTFT with", "measured", "predicted"], rows, ttft.check
     )
 )
 
 # %% [markdown]
-# The first request finds nothing and gains nothing. The prediction counts the two passes and nothing around them: the
-# fewer rows are left to compute, the more the engine's own work shows. What a hit never changes is the pace *after* the first token:
-# every step still reads all those keys and values.
+# The first request finds nothing and gains nothing. The prediction counts only the two forward passes: the
+# fewer rows are left to compute, the more the engine's own work shows. A hit never changes the time per token
+# *after* the first: every step still reads all those keys and values.
 #
 # ## In which order?
 #
-# If idle blocks are few, the *order* of requests decides what is still there. Six documents, five questions to each;
-# the pool has room for three documents. As they come, in turns, or those that share a beginning together:
+# If there are few idle blocks, the *order* of requests decides what is still in the cache. Six documents, five
+# questions about each; the pool has room for three documents. First in order of arrival, which alternates
+# between documents, then grouped by prefix:
 
 # %%
 documents = [[1000 * n + t for t in range(160)] for n in range(6)]
-asked = {
-    "in turns": [d for _ in range(5) for d in range(6)],
-    "together": [d for d in range(6) for _ in range(5)],
-}
+asked = {"in turns": [d for _ in range(5) for d in range(6)], "together": [d for d in range(6) for _ in range(5)]}
 shares = {}
 for name, order in asked.items():
     books = BlockTables(num_blocks=36, block_size=16, prefix=RadixTree(16))
@@ -773,13 +795,15 @@ for name, order in asked.items():
 assert shares["in turns"] == 0 and shares["together"] == 4 / 5 * 160 / 162
 
 # %% [markdown]
-# LRU's worst case: what comes round again was evicted just before. So SGLang schedules *prefix-aware*: of those who
-# wait, the one with the longest known beginning goes first. That is unfair to all others, and wants aging (lab 08).
+# This is LRU's worst case: each document was evicted just before it is needed again. So SGLang schedules
+# *prefix-aware*: the waiting request with the longest cached prefix goes first. That is unfair to the others,
+# and needs aging (lab 08).
 #
 # ## Whose blocks?
 #
-# A hit is fast, and fast can be *seen*. Alice fills in a form; her diagnosis is in it. Mallory knows the form, not
-# the diagnosis. He sends the form with one guess after the other and looks at the clock:
+# A hit is fast, and the difference can be *measured*. Alice fills in a form, and her diagnosis is in it.
+# Mallory knows the form, but not the diagnosis. He sends the form with one guess after another and measures the
+# time:
 
 
 # %%
@@ -807,16 +831,10 @@ HTML(html.table(["Mallory's guess", *seen], rows, "what the clock tells"))
 
 # %%
 told = {way: max(guesses, key=lambda g: guesses[g][0]) for way, guesses in seen.items()}
-fast_s, slow_s = (
-    seen["no tenants"]["asthma"][1],
-    min(s for g, (_, s) in seen["no tenants"].items() if g != "asthma"),
-)
+fast_s, slow_s = (seen["no tenants"]["asthma"][1], min(s for g, (_, s) in seen["no tenants"].items() if g != "asthma"))
 assert told["no tenants"] == "asthma" and seen["no tenants"]["asthma"][0] > 300
 assert all(
-    hit < 50
-    for way, guesses in seen.items()
-    for g, (hit, _) in guesses.items()
-    if (way, g) != ("no tenants", "asthma")
+    hit < 50 for way, guesses in seen.items() for g, (hit, _) in guesses.items() if (way, g) != ("no tenants", "asthma")
 )
 Markdown(
     f"Without tenants the right guess is {slow_s / fast_s:.0f} times as fast as the next best: Alice's "
@@ -826,8 +844,8 @@ Markdown(
 )
 
 # %% [markdown]
-# Isolation is not free: a system prompt that all tenants share is now computed and kept once for each. The panel's
-# two curves show the price:
+# Isolation has a cost: a system prompt that all tenants share is now computed and stored once for each. The
+# panel's two curves show it:
 
 # %%
 best = {m.settings["isolated"]: m.predicted for m in pools}
@@ -837,13 +855,15 @@ print(f"could be found with tenants apart: {best[True]:.1%}, with all together: 
 # %% [markdown]
 # # When the pool is full
 #
-# Blocks are given out when they are needed, so one day none is left while everybody wants one more. Someone has to
-# give way, the last that came: **preemption** (lab 08). Two ways to come back:
+# Blocks are allocated when needed, so at some point none is left while every sequence needs one more. Then one
+# sequence must be **preempted**, the last admitted (lab 08). There are two ways to continue it later:
 #
-# - **recompute**: forget the keys and values, and send the whole text again later, prompt and what was written;
-# - **swap**: copy the blocks to the host's memory, and back later, into whatever blocks are free then.
+# - **recompute**: discard the keys and values, and later send the whole sequence again, the prompt and the
+#   generated tokens;
+# - **swap**: copy the blocks to host memory, and later back, into whatever blocks are free then.
 #
-# By hand, the second. `a` goes to the host, others take its blocks, and it comes back elsewhere:
+# By hand, the second way. `a` is swapped to the host, others take its blocks, and it comes back to different
+# blocks:
 
 # %%
 kv = Paged(shape, max_sequences=3, max_tokens=128, num_blocks=8)
@@ -859,15 +879,13 @@ print(f"{readable_bytes(moved, binary=True)} moved; blocks {was}, then {list(kv.
 assert was != list(kv.tables.tables["a"]) and torch.allclose(logits, alone, atol=1e-4)
 
 # %% [markdown]
-# Now the engine, with eight requests and half the blocks that they need in the end:
+# Now the engine, with eight requests and half of the blocks that they need in the end:
 
 
 # %%
 def served_with(num_blocks, preemption="recompute"):
     """The engine after eight requests of 40 and 48 tokens, and what it wrote."""
-    engine = Engine(
-        fast, SchedulerSettings(max_running=8, preemption=preemption), num_blocks=num_blocks, prefix=None
-    )
+    engine = Engine(fast, SchedulerSettings(max_running=8, preemption=preemption), num_blocks=num_blocks, prefix=None)
     done = engine.run([Request(n, text_ids[100 * n : 100 * n + 40], 48) for n in range(8)])
     assert engine.kv.num_available == num_blocks  # nothing leaks
     return engine.scheduler, {one.request_id: one.token_ids for one in done}
@@ -882,51 +900,54 @@ for preemption in ("recompute", "swap"):
 assert rows[1][3] > rows[2][3] == rows[0][3] and roomy.preemptions == 0
 HTML(
     html.table(
-        ["pool", "preemptions", "steps", "rows"],
-        rows,
-        "the same tokens for every request, whatever happened to it",
+        ["pool", "preemptions", "steps", "rows"], rows, "the same tokens for every request, whatever happened to it"
     )
 )
 
 # %% [markdown]
-# Which is better? Recomputing is one prefill, which a card does fast. Swapping moves bytes over the bus, twice.
-# Predicted for the 8B model on an H100, with the 64 GB/s that PCI Express 5 has on paper:
+# Which is better? Recomputing is one prefill, which is fast on a card. Swapping moves the bytes over the bus,
+# twice. Predicted for the 8B model on an H100, with the nominal 64 GB/s of PCI Express 5:
 
 # %%
 from workbench.instruments.costs import predict
 
 rows, PCIE = [], 64e9
 for tokens in (250, 1000, 4000):
-    again = predict(
-        prefill_costs(llama, batch=1, prompt=tokens, weight_bytes_per_element=2), h100, "bfloat16"
-    ).seconds
+    again = predict(prefill_costs(llama, batch=1, prompt=tokens, weight_bytes_per_element=2), h100, "bfloat16").seconds
     there_and_back = 2 * kv_bytes(llama, tokens, 2) / PCIE
     pieces = 2 * llama.num_layers * -(-tokens // 16)
-    rows.append([f"{tokens:,}", f"{again * 1e3:.1f} ms", f"{there_and_back * 1e3:.1f} ms", f"{pieces:,}",
-                 readable_bytes(16 * llama.num_kv_heads * llama.head_dim * 2, binary=True)])  # fmt: skip
+    rows.append(
+        [
+            f"{tokens:,}",
+            f"{again * 1e3:.1f} ms",
+            f"{there_and_back * 1e3:.1f} ms",
+            f"{pieces:,}",
+            readable_bytes(16 * llama.num_kv_heads * llama.head_dim * 2, binary=True),
+        ]
+    )
 HTML(
     html.table(
         ["tokens", "recompute", "swap, there and back", "pieces to copy, blocks of 16", "of"],
         rows,
-        "one text gives way",
+        "one sequence is preempted",
     )
 )
 
 # %% [markdown]
-# On paper the swap wins. But it is thousands of small copies, each of which has to be started, and the smaller the
-# block the more of them; and rows that are recomputed ride along in steps that read the weights anyway. The paper
-# measured it (§7.3): with small blocks swapping is by far the slower, from 16 to 64 both are comparable. And
-# recomputing has a friend here: with a prefix index the blocks of who gave way are idle, not gone, until someone
-# takes them.
+# In this prediction the swap is faster. But it consists of thousands of small copies, each of which must be
+# started, and smaller blocks mean more copies. And recomputed rows share a step that reads the weights anyway.
+# The paper measured it (§7.3): with small blocks swapping is much slower, and from 16 to 64 both are
+# comparable. With a prefix index recomputing has another advantage: the blocks of a preempted sequence stay
+# idle, and can be found until they are reused.
 
 # %% [markdown]
 # # How large is a block?
 #
-# Everything above in one table. Small blocks waste less and share more; large ones have shorter tables, fewer hashes,
-# and read better.
+# One table for all of the above. Small blocks waste less and share more; large ones have shorter tables and
+# fewer hashes, and are read faster.
 
 # %%
-from workbench.experiments.paging_prefixes import order_of, replay
+from workbench.labs.lab09_paged_attention.prefix_hits import order_of, replay
 
 rows, useful, shared = [], {}, {}
 for size in (1, 4, 16, 64):
@@ -934,17 +955,16 @@ for size in (1, 4, 16, 64):
     books = replay(order, order.all_blocks, size, "hash", True)
     useful[size], shared[size] = served[f"paged, {size}"].median, books.hit_tokens / books.prompt_tokens
     rows.append(
-        [
-            size,
-            f"{useful[size]:.2%}",
-            f"{shared[size]:.1%}",
-            f"{-(-4096 // size):,}",
-            f"{speeds[size]:.1f} GB/s",
-        ]
+        [size, f"{useful[size]:.2%}", f"{shared[size]:.1%}", f"{-(-4096 // size):,}", f"{speeds[size]:.1f} GB/s"]
     )
 assert sorted(useful.values(), reverse=True) == list(useful.values()) and shared[1] > shared[64]
-HTML(html.table(["block size", "useful memory", "prompt tokens found", "entries, 4,096 tokens", "gathered"], rows,
-                "the conversations from above; an ample pool; tenants apart"))  # fmt: skip
+HTML(
+    html.table(
+        ["block size", "useful memory", "prompt tokens found", "entries, 4,096 tokens", "gathered"],
+        rows,
+        "the conversations from above; an ample pool; tenants apart",
+    )
+)
 
 # %%
 Markdown(
@@ -959,14 +979,14 @@ Markdown(
 #
 # | | |
 # |---|---|
-# | a kernel of its own | every attention kernel must read through tables; a new one that cannot has to wait |
-# | bookkeeping | tables, counts and hashes in every step, before the card can begin |
-# | does not help | one user, one text: a slot of the right length is simpler and as good |
-# | | memory to spare: useful memory is worth something where memory limits the batch |
-# | | very short texts: half a block each is a large share |
-# | | prompts that begin differently: a time or a name in the first line, and nothing after it is ever found |
-# | a hit does not help | the pace after the first token: every step reads the same keys and values |
-# | left out here | blocks that slid out of a window are kept until the text ends; production gives them back |
+# | a kernel of its own | every attention kernel must read through block tables; a new kernel that cannot is not usable yet |
+# | bookkeeping | tables, counts and hashes in every step, before the card can start |
+# | does not help | one user, one sequence: a slot of the right length is simpler and as good |
+# | | memory to spare: less waste helps only where memory limits the batch |
+# | | very short sequences: half an empty block is a large share of them |
+# | | prompts that differ at the start: after a time or a name in the first line nothing is found |
+# | a hit does not help | the time per token after the first: every step reads the same keys and values |
+# | left out here | blocks that have left a sliding window are kept until the sequence ends; production engines free them |
 
 # %%
 short = 30
@@ -981,8 +1001,8 @@ Markdown(
 #
 # | here | in production |
 # |---|---|
-# | blocks of 16, tables, counts | vLLM: 16 by default, where all this began; TensorRT-LLM: 32, a power of two; SGLang: pages of one token, or more |
-# | a chain of SHA-256 | vLLM, on by default; the key holds images and adapters too; `cache_salt` in a request keeps tenants apart |
+# | blocks of 16, tables, counts | vLLM, which introduced them: 16 by default; TensorRT-LLM: 32, a power of two; SGLang: pages of one token, or more |
+# | a chain of SHA-256 | vLLM, on by default; the key includes images and adapters too; `cache_salt` in a request keeps tenants apart |
 # | a radix tree | SGLang (RadixAttention), and TensorRT-LLM |
 # | least recently used first | all; TensorRT-LLM with priorities that a request may set |
 # | the last one is preempted, recompute | vLLM recomputes; its newer engine does not swap |
@@ -997,12 +1017,13 @@ Markdown(
 #
 # 1. **Who holds a block?** A pool with reference counts.
 # 2. **Copy on write**: tables that grow, fork, and copy only when they must.
-# 3. **Attention through a table**: a gather that reads nothing that is not its own.
+# 3. **Attention through a table**: a gather that reads nothing of other sequences.
 # 4. **Equal beginnings**: keys, look-up and eviction.
-# 5. **What is wasted**: the account of what each way of allocating holds.
+# 5. **What is wasted**: how the memory of each allocator is used.
 #
-# At the end your parts hold a real model's memory. `workbench check` says how far you are. And `workbench soak
-# blocks` plays random histories on our pool against a second bookkeeping, for as long as you like.
+# At the end your parts manage a real model's memory. `workbench check` shows which answers are right so far.
+# And `workbench soak blocks` compares our pool with a second, independent bookkeeping over random histories,
+# for as long as you like.
 
 # %% [markdown]
 # # Further reading

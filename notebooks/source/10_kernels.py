@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Lab 10 · Kernels
 #
-# **The question.** Nine labs counted bytes: of weights, of caches, of blocks. The counts said what *has* to move. But
-# between two operations of PyTorch everything that was computed goes out to memory and comes in again, and each
-# operation has to be started. What does a step move, and wait for, that nobody asked for? And how does one write the
-# operation that does not?
+# **The question.** Nine labs counted bytes: of weights, of caches, of blocks. The counts said what *must* be
+# moved. But between two PyTorch operations every result goes out to memory and comes back in, and each
+# operation must be launched. What does a step move, and wait for, without need? And how does one write an
+# operation that avoids it?
 #
-# A function that runs on the card, from loading to storing, is a **kernel**. In this lab you read and write them, from
-# a blank file to the ones that our engine runs. Without a GPU they run in Triton's *interpreter*: the same source,
-# block by block in numpy. Results are then right and times mean nothing, so no time of a kernel is shown here that
-# was not taken on a GPU. What you see of an H200 is **predicted**, and says so.
+# A function that runs on the card, from loading to storing, is a **kernel**. In this lab you read and write
+# kernels, from an empty file to the ones that our engine runs. Without a GPU they run in Triton's
+# *interpreter*: the same source, block by block in numpy. Its results are right, but its times mean nothing, so
+# every kernel time shown here was taken on a GPU. The numbers for an H200 are **predicted**, and marked so.
 
 # %%
 import math
@@ -19,11 +19,11 @@ from IPython.display import HTML, Markdown
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import workbench as wb
-from workbench.experiments.kernel_traffic import LEAST, STANDARD, TILES, passes, shape_at, traffic
 from workbench.instruments.costs import decode_costs
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.memory import readable_bytes
 from workbench.kernels import launch
+from workbench.labs.lab10_kernels.attention_traffic import LEAST, STANDARD, TILES, passes, shape_at, traffic
 from workbench.models import public_shape
 from workbench.models.attention import eager_attention
 from workbench.panels import html, style
@@ -51,9 +51,9 @@ def off(ours, truth):
 # %% [markdown]
 # ## Predict
 #
-# Attention of one text of 2,048 tokens over itself: 8 heads of 64, in float32. It has to read q, k and v and to write
-# as much as q. As it is written down in lab 01 (scores, scale, mask, softmax, product), how many times as many bytes does
-# it move? Put your guess here.
+# Attention of one sequence of 2,048 tokens over itself: 8 heads of 64, in float32. It has to read q, k and v
+# and to write as much as q. If it is computed as in lab 01 (scores, scale, mask, softmax, product), how many
+# times as many bytes does it move? Put your guess here.
 
 # %%
 my_guess = 10
@@ -61,13 +61,11 @@ my_guess = 10
 # %% [markdown]
 # # What attention moves
 #
-# Count it, operation by operation. Each reads its inputs from memory and writes its output there:
+# Count them, operation by operation. Each reads its inputs from memory and writes its output there:
 
 # %%
 shape = shape_at(2048, 8, 8, 64, "float32")
-rows = [
-    [p.name, readable_bytes(p.bytes_read), readable_bytes(p.bytes_written)] for p in passes(STANDARD, shape)
-]
+rows = [[p.name, readable_bytes(p.bytes_read), readable_bytes(p.bytes_written)] for p in passes(STANDARD, shape)]
 times_the_least = traffic(STANDARD, shape) / traffic(LEAST, shape)
 rows.append(["all", readable_bytes(traffic(STANDARD, shape)), f"{times_the_least:.0f} × the least"])
 assert passes(STANDARD, shape)[0].bytes_written == 8 * 2048**2 * 4
@@ -76,13 +74,13 @@ HTML(html.table(["operation", "read", "written"], rows, "one text of 2,048 token
 # %%
 squares = 8 * 4 * shape.square / traffic(STANDARD, shape)
 Markdown(
-    f"**{times_the_least:.0f} times** what it has to; your guess was {my_guess}. {squares:.0%} of it are "
-    "scores, S² of them a head, which go over the bus eight times in all. Nobody wants them: they are intermediate results."
+    f"**{times_the_least:.0f} times** what it has to; your guess was {my_guess}. {squares:.0%} of it are scores, S² of"
+    " them a head, which go over the bus eight times in all. Nobody wants them: they are intermediate results."
 )
 
 # %% [markdown]
-# Now measured: the same attention by PyTorch's operations one after the other (*eager*), and by its fused function
-# (`scaled_dot_product_attention`, SDPA). On a CPU the fused one avoids the same traffic in the same way.
+# Now measured: the same attention as separate PyTorch operations (*eager*), and by PyTorch's fused function
+# (`scaled_dot_product_attention`, SDPA). On a CPU too, the fused one avoids the same traffic in the same way.
 
 # %%
 panel = wb.panels.attention_traffic(largest=1024, repeats=5)
@@ -99,18 +97,19 @@ longest = max(ratios)
 assert peaks[longest, "eager"] > 10 * peaks[longest, "sdpa"]
 growth = peaks[longest, "eager"] / peaks[longest // 2, "eager"]
 Markdown(
-    f"At {longest:,} tokens eager took **{ratios[longest].median:.1f} ×** as long as fused, on this machine, and allocated "
-    f"{readable_bytes(peaks[longest, 'eager'])} at its worst where fused took {readable_bytes(peaks[longest, 'sdpa'])}. "
-    f"Twice the text allocated {growth:.1f} times as much. Both computed the same numbers."
+    f"At {longest:,} tokens eager took **{ratios[longest].median:.1f} ×** as long as fused, on this machine, and"
+    f" allocated {readable_bytes(peaks[longest, 'eager'])} at its worst where fused took"
+    f" {readable_bytes(peaks[longest, 'sdpa'])}. Twice the text allocated {growth:.1f} times as much. Both computed the"
+    " same numbers."
 )
 
 # %% [markdown]
-# How can one compute a softmax over S scores without having S scores? That is the idea of this lab, and everything
-# else hangs on it. But first the tool.
+# How can one compute a softmax over S scores without storing S scores? That is the central idea of this lab.
+# But first the tool.
 #
-# # A kernel from a blank file
+# # A kernel from an empty file
 #
-# A card is a hundred small processors and one large memory:
+# A card has about a hundred small processors and one large memory:
 #
 # | H200 | how many | how much | how fast |
 # |---|---|---|---|
@@ -118,12 +117,12 @@ Markdown(
 # | cache (L2), for all | 1 | 50 MB | several times that |
 # | processors (SM), each with its own memory and registers | 132 | 256 KB and 256 KB | tens of TB/s, all together |
 #
-# (NVIDIA's data sheet and *Hopper Architecture* paper; speeds within the card are orders of magnitude.) A kernel is a
-# **program** that is started many times, each with its number. A program loads some blocks, computes in registers,
-# stores a block. What it does not store never was in memory.
+# (NVIDIA's data sheet and *Hopper Architecture* paper; the speeds on the chip are orders of magnitude.) A
+# kernel is a **program** that is started many times, each time with its own number. A program loads some
+# blocks, computes in registers, and stores a block. What it does not store is never in memory.
 #
-# Triton is Python for one such program: it handles a *block* of numbers at once, and the compiler divides it among
-# threads. The smallest one that does something, y = 2x:
+# Triton is a form of Python for one such program: the program works on a *block* of numbers at once, and the
+# compiler divides it among threads. A very small kernel, y = 2x:
 
 
 # %%
@@ -141,14 +140,14 @@ assert torch.equal(y, 2 * x)
 print("four programs, 1,000 numbers, none left out:", not y.isnan().any().item())
 
 # %% [markdown]
-# Three habits are in it, and in every kernel of `kernels/`: the output was full of NaN before, so that a number that no
-# program wrote is seen; the last block is cut by a **mask**, because 1,000 is no multiple of 256; and the truth is
-# computed another way.
+# It shows three habits that all kernels in `kernels/` follow. The output is filled with NaN first, so that an
+# element that no program wrote is visible. The last block is cut by a **mask**, because 1,000 is not a multiple
+# of 256. And the result is compared with one computed in another way.
 #
-# ## Softmax, version 1: as it is defined
+# ## Softmax, version 1: from the definition
 #
-# A program for each row. The row may be longer than a block, so it goes through it in steps, three times: the maximum
-# (else exp overflows), the sum, the result.
+# One program per row. The row may be longer than a block, so the program goes through it in steps, three times:
+# for the maximum (else exp overflows), the sum, and the result.
 
 
 # %%
@@ -185,13 +184,13 @@ assert error < 1e-6
 #
 # ## The online softmax
 #
-# Suppose we have seen some scores, with maximum $m$ and sum $l = \sum e^{s - m}$. Now comes a tile with the maximum
-# $m'$. If $m' \le m$, nothing changes but the sum. If it is larger, every term that we have summed had the wrong
-# maximum in its exponent, and *all by the same factor*:
+# Suppose we have seen some scores, with maximum $m$ and sum $l = \sum e^{s - m}$. Now comes a tile with the
+# maximum $m'$. If $m' \le m$, only the sum changes. If it is larger, every term that we have summed had the
+# wrong maximum in its exponent, and *all by the same factor*:
 #
 # $$e^{s - m'} = e^{s - m} \cdot e^{m - m'}$$
 #
-# So keep two numbers, and mend the sum when a new maximum comes:
+# So keep two numbers, and rescale the sum when a new maximum comes:
 #
 # $$m_{new} = \max(m, m'), \qquad l_{new} = l \cdot e^{m - m_{new}} + \sum_{s \in tile} e^{s - m_{new}}$$
 #
@@ -207,15 +206,11 @@ for tile in scores.split(2):
     lines.append([f"{tile.tolist()}", f"{m:g}", f"{factor:.4f}", f"{total:.4f}"])
 truth = (scores - scores.max()).exp().sum().item()
 assert abs(total - truth) < 1e-6
-HTML(
-    html.table(
-        ["tile", "m", "factor on the old sum", "l"], lines, f"the sum over all six at once: {truth:.4f}"
-    )
-)
+HTML(html.table(["tile", "m", "factor on the old sum", "l"], lines, f"the sum over all six at once: {truth:.4f}"))
 
 # %% [markdown]
-# Version 2 does that: maximum and sum in one pass (each lane of the block has its own pair; they are put together at the
-# end, by the same rule).
+# Version 2 does that: maximum and sum in one pass. (Each lane of the block has its own pair; the pairs are
+# merged at the end, by the same rule.)
 
 
 # %%
@@ -240,9 +235,10 @@ assert off(by_rows(softmax_2, x), x.double().softmax(-1)) < 1e-6
 print("version 2 agrees")
 
 # %% [markdown]
-# And version 3 reads once: where the whole row fits into registers it stays there. All three are in
-# `kernels/softmax.py`, with what a notebook leaves out: any stride, 16-bit types, rows of nothing but −∞. Open it beside
-# this page: header, three kernels, one call, the twin in PyTorch, the work. Every kernel file is made like that.
+# And version 3 reads once: if the whole row fits into registers it stays there. All three are in
+# `kernels/softmax.py`, with the cases that a notebook leaves out: any stride, 16-bit types, rows that are all
+# −∞. Open it beside this page: the header, three kernels, one call, the PyTorch reference, the work. Every
+# kernel file has these parts.
 
 # %%
 from workbench.kernels import softmax
@@ -255,19 +251,25 @@ for version, words in softmax.VERSIONS.items():
     assert error < 1e-5 and counted.total() == 1
     moved = softmax.softmax_bytes(torch.empty(16_384, 16_384, dtype=torch.bfloat16, device="meta"), version)
     rows.append([version, words, f"{error:.0e}", readable_bytes(moved), on_h200(moved)])
-HTML(html.table(["version", "", "off by", "asks for", "at an H200's bandwidth"], rows,
-                "16,384 rows of 16,384 in 16 bits: predicted, not yet measured"))  # fmt: skip
+HTML(
+    html.table(
+        ["version", "", "off by", "asks for", "at an H200's bandwidth"],
+        rows,
+        "16,384 rows of 16,384 in 16 bits: predicted, not yet measured",
+    )
+)
 
 # %% [markdown]
 # # FlashAttention
 #
-# Attention is a softmax whose result is used at once, as weights of a sum of values. So the output can be mended like
-# the sum! Keep for each query the maximum m, the sum l, and the sum of values that is not divided yet:
+# Attention uses the result of a softmax at once, as the weights of a sum of values. So the output can be
+# rescaled just like the sum! Keep for each query the maximum m, the sum l, and the weighted sum of values, not
+# yet divided:
 #
 # $$acc_{new} = acc \cdot e^{m - m_{new}} + \sum_{j \in tile} e^{s_j - m_{new}}\, v_j \qquad out = acc / l$$
 #
-# Scores exist for one tile at a time, in registers. That is FlashAttention (Dao and others, 2022). In tiles of 16 queries
-# by 16 keys, one head of 128 tokens, with the numbers of a real run:
+# The scores exist for one tile at a time, in registers. That is FlashAttention (Dao and others, 2022). In tiles
+# of 16 queries by 16 keys, one head of 128 tokens, with the numbers of a real run:
 
 # %%
 tiles = wb.panels.tiles()
@@ -283,15 +285,16 @@ assert by["tiles"].median == by["tiles"].predicted and by["bytes"].median == by[
 assert sum(by["tiles"].counts.values()) == 64
 last = by["kernel"].check if "kernel" in by else "the kernel did not run on this device"
 Markdown(
-    f"**{by['tiles'].median:.0f}** of 64 tiles were loaded, {by['tiles'].counts['masked']:.0f} of them with a mask, because the "
-    f"diagonal crosses them; {by['tiles'].counts['skipped']:.0f} were never looked at. {by['bytes'].check[0].upper()}"
-    f"{by['bytes'].check[1:]}; {last}."
+    f"**{by['tiles'].median:.0f}** of 64 tiles were loaded, {by['tiles'].counts['masked']:.0f} of them with a mask,"
+    f" because the diagonal crosses them; {by['tiles'].counts['skipped']:.0f} were never looked at."
+    f" {by['bytes'].check[0].upper()}{by['bytes'].check[1:]}; {last}."
 )
 
 # %% [markdown]
-# Press Play, and watch the followed row: a tile with a larger score shrinks what was summed before. Then make the
-# blocks of queries larger: fewer bytes, because keys pass by once for each *block* of queries. On a card a block has 64
-# to 128 queries; then it is:
+# Press Play, and look at the selected row: a tile with a larger score scales down the previous sum. Then make
+# the blocks of queries larger: fewer bytes are moved, because the keys are read once for each *block* of
+# queries. On a card a block has 64 to 128 queries; then the traffic
+# is:
 
 # %%
 longer = shape_at(8192, 32, 8, 128, "bfloat16")
@@ -303,16 +306,16 @@ HTML(html.table(["a Llama layer, 8,192 tokens", "bytes", "at 4.8 TB/s"], rows, "
 flops_s = passes(LEAST, longer)[0].flops / h200.flop_per_s["bfloat16"]
 assert moved[LEAST] / h200.read_bytes_per_s < flops_s < moved[STANDARD] / h200.read_bytes_per_s
 Markdown(
-    f"Its FLOPs take {style.milliseconds(flops_s)}. With whole matrices memory binds, {on_h200(moved[STANDARD])}. With tiles it would "
-    f"still be {on_h200(moved[TILES])} if all came from memory; but programs that run side by side want the same keys, and "
-    f"those of a layer with their values, {readable_bytes(2 * longer.keys)}, fit into the L2 cache. Then *arithmetic* binds. A "
-    "memory problem has become a compute problem: that is all one can ask of a kernel."
+    f"Its FLOPs take {style.milliseconds(flops_s)}. With whole matrices memory binds, {on_h200(moved[STANDARD])}. With"
+    f" tiles it would still be {on_h200(moved[TILES])} if all came from memory; but programs that run side by side want"
+    f" the same keys, and those of a layer with their values, {readable_bytes(2 * longer.keys)}, fit into the L2 cache."
+    " Then *arithmetic* binds. A memory problem has become a compute problem: that is all one can ask of a kernel."
 )
 
 # %% [markdown]
 # ## In twenty-five lines
 #
-# One head, causal. A program is a block of queries:
+# One head, causal. Each program computes a block of queries:
 
 
 # %%
@@ -352,8 +355,8 @@ for tokens in (1, 16, 50, 97):
     print(f"{tokens:3} tokens: off by {off(out, truth):.0e} of the largest")
 
 # %% [markdown]
-# Every line is from above. `kernels/flash_attention.py` has the same loop, in a function `fold` that all attention
-# kernels share, and three versions around it. Compare them:
+# Every line follows from the text above. `kernels/flash_attention.py` has the same loop, in a function `fold`
+# that most attention kernels share, and three versions built on it. Compare them:
 
 # %%
 from workbench.kernels import flash_attention as flash
@@ -370,23 +373,25 @@ for version, words in flash.VERSIONS.items():
     print(f"version {version}, {words}: off by {off(ours, truth):.0e}")
 
 # %% [markdown]
-# From 1 to 2: half of the tiles are not loaded, and only those on a border are masked. From 2 to 3: query heads that
-# share a key-value head (lab 04) become rows of one tile, so keys come once for all of them.
+# From 1 to 2: half of the tiles are not loaded, and only those on the diagonal are masked. From 2 to 3: query
+# heads that share a key-value head (lab 04) become rows of one tile, so the keys are read once for all of them.
 #
 # # One new token
 #
-# In decode there is one query a text. Its tile is one row, and it has S scores, not S²: what must be read are the keys
-# and values, all of them, once. The trouble is another. A program is a (text, key-value head), so of one Llama text
-# there are 8 programs, and the card has 132 processors. Most of them have nothing to do.
+# In decode there is one query per sequence. Its tile is one row, and it has S scores, not S²: the keys and
+# values must be read, all of them, once. The problem is a different one. Each program handles one sequence and
+# one key-value head, so one Llama sequence has 8 programs, and the card has 132 processors. Most of them are
+# idle.
 #
 # ## The log-sum-exp
 #
-# Can the keys of one text be divided among programs? Each would give the softmax over *its* keys. Two such parts can be
-# put together, if each tells one number more, its log-sum-exp $\mathrm{lse} = m + \log l$:
+# Can the keys of one sequence be divided among programs? Each program would compute the softmax over *its*
+# keys. Two such results can be merged if each also returns one number, its log-sum-exp
+# $\mathrm{lse} = m + \log l$:
 #
 # $$out = \frac{e^{lse_1}\, out_1 + e^{lse_2}\, out_2}{e^{lse_1} + e^{lse_2}}$$
 #
-# The same rescaling once more, this time between programs.
+# It is the same rescaling again, this time between programs.
 
 # %%
 q, k, v = torch.randn(1, 64), torch.randn(100, 64), torch.randn(100, 64)
@@ -405,7 +410,7 @@ assert off(together, whole) < 1e-6
 print(f"30 keys and 70 keys, merged: off by {off(together, whole):.0e}; the first weighs {weight:.2f}")
 
 # %% [markdown]
-# That is Flash-Decoding. The kernel, in any number of splits, gives the same:
+# That is Flash-Decoding. The kernel gives the same result with any number of splits:
 
 # %%
 from workbench.kernels import flash_decoding as decoding
@@ -427,22 +432,25 @@ for texts, tokens in ((1, 32_768), (8, 8192), (64, 2048)):
     splits = decoding.choose_splits(programs, tokens, torch.device("cpu"))
     busy = min(1, programs / 132)
     rows.append([f"{texts} × {tokens:,}", programs, f"{busy:.0%}", splits, f"{programs * splits:,}"])
-HTML(html.table(["texts × tokens", "programs", "of 132 processors busy", "splits", "programs then"], rows,
-                "Llama 3.1 8B, 8 key-value heads, as our kernel divides for an H200"))  # fmt: skip
+HTML(
+    html.table(
+        ["texts × tokens", "programs", "of 132 processors busy", "splits", "programs then"],
+        rows,
+        "Llama 3.1 8B, 8 key-value heads, as our kernel divides for an H200",
+    )
+)
 
 # %% [markdown]
 # # Through a table
 #
-# Lab 09 gathered the blocks of a text and then attended: three times the bytes. A kernel needs no gather. It computes
-# the *address* of a key, and an address can come out of a table. The difference to attention over keys in one piece is
-# one line:
+# Lab 09 gathered the blocks of a sequence and then attended: three times the bytes. A kernel needs no gather.
+# It computes the *address* of a key, and it can take that address from a block table. The difference from
+# attention over contiguous keys is one line:
 
 
 # %%
 @triton.jit
-def tiny_paged(
-    q, k, v, table, out, length, scale, D: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr
-):  # fmt: skip
+def tiny_paged(q, k, v, table, out, length, scale, D: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     dims = tl.arange(0, D)
     query = tl.load(q + dims)
     m, total, acc = tl.full([1], -1e30, tl.float32), tl.zeros([1], tl.float32), tl.zeros([D], tl.float32)
@@ -475,8 +483,8 @@ assert off(out, truth) < 1e-5
 print(f"18 tokens in blocks {table.tolist()}: off by {off(out, truth):.0e}; no NaN around them was read")
 
 # %% [markdown]
-# `kernels/paged_decode.py` is that line within the splits of the last section; `kernels/paged_prefill.py` has it within
-# FlashAttention. What it must move, for the 64 texts of lab 09:
+# `kernels/paged_decode.py` has that line within the splits of the last section; `kernels/paged_prefill.py` has
+# it within FlashAttention. What it must move, for the 64 sequences of lab 09:
 
 # %%
 from workbench.kernels.traffic import split_decode
@@ -491,20 +499,18 @@ for name, how in {
     moved = split_decode([2048] * 64, **heads, **how)
     rest = moved.bytes - moved.parts["k"] - moved.parts["v"]
     rows.append([name, f"{moved.bytes:,}", f"{rest / moved.bytes:.2%}", on_h200(moved.bytes)])
-HTML(
-    html.table(
-        ["keys and values", "bytes", "not keys or values", "on an H200"], rows, "64 texts of 2,048; predicted"
-    )
-)
+HTML(html.table(["keys and values", "bytes", "not keys or values", "on an H200"], rows, "64 texts of 2,048; predicted"))
 
 # %% [markdown]
-# Lengths and tables are tensors on the card, and the grid depends on neither. Keep that in mind for a page or two.
+# Lengths and tables are tensors on the card, and the launch grid depends on neither. This will matter for CUDA
+# graphs below.
 #
-# # Fewer bits, without writing them down
+# # Dequantize in registers
 #
-# Weights in 8 or 4 bits (lab 05) are fewer bytes to read. But "turn codes into numbers, then multiply" writes the
-# numbers to memory, and reads them: *more* bytes than before. In a kernel the number exists in a register, between the
-# load and the multiplication. One output of a product with int8 weights, one scale a row:
+# Weights in 8 or 4 bits (lab 05) are fewer bytes to read. But "convert codes to numbers, then multiply", as two
+# operations, writes the numbers to memory and reads them again: *more* bytes than before. In a kernel the
+# number exists only in a register, between the load and the multiplication. One output of a product with int8
+# weights, with one scale per row:
 
 
 # %%
@@ -528,8 +534,9 @@ assert off(y, truth) < 1e-5
 print(f"off by {off(y, truth):.0e} of the largest, against the dequantized weights in float64")
 
 # %% [markdown]
-# Four bits are two codes a byte and a scale for each group: the same idea, more arithmetic for each byte, and at some
-# point the arithmetic binds. `kernels/matvec_int4.py` begins with that calculation. What a product with one row moves:
+# With four bits there are two codes per byte and a scale for each group: the same idea, but more arithmetic for
+# each byte, and at some batch size the kernel is compute-bound. `kernels/matvec_int4.py` begins with that
+# calculation. What a product with one row moves:
 
 # %%
 weights = 14_336 * 4096  # one matrix of an 8B model
@@ -546,8 +553,8 @@ HTML(html.table(["weights", "bytes", "at 4.8 TB/s"], rows, "[14,336, 4,096], gro
 # %% [markdown]
 # # The small operations
 #
-# The other kernels are small: RMSNorm, rotary embedding, SwiGLU, sampling. Hardly any FLOPs, hardly any bytes... but count
-# what PyTorch does for a norm and the sum before it:
+# The other kernels are small: RMSNorm, rotary embedding, SwiGLU, sampling. They need few FLOPs and few bytes.
+# But count what PyTorch does for a norm and the addition before it:
 
 
 # %%
@@ -581,28 +588,29 @@ eager_norm = len(by_torch.names)
 print(f"PyTorch: {eager_norm} operations ({', '.join(by_torch.names)}); kernel: {counted.total()} launch")
 
 # %% [markdown]
-# Each of them is a launch, and each goes over memory. How long does it take with the 4,096 numbers of one token?
+# Each of these operations is a launch, and each reads and writes memory. How long do they take for the 4,096
+# numbers of one token?
 
 # %%
 one_row = norm.rms_norm_work(*(torch.empty(s, dtype=torch.bfloat16) for s in ((1, 4096), (4096,), (1, 4096))))
 bytes_s = one_row.bytes / h200.read_bytes_per_s
 Markdown(
-    f"{one_row.bytes:,} bytes: **{bytes_s * 1e9:.0f} ns** at 4.8 TB/s. Starting an operation takes 1.3 µs in the best case "
-    f"(Hazy Research measured that inside a CUDA graph, on an H100), {h200.launch_s / bytes_s:.0f} times as long, and several "
-    f"times more from Python. So {eager_norm} operations take {eager_norm * h200.launch_s * 1e6:.1f} µs at least, and one takes "
-    f"{h200.launch_s * 1e6:.1f}. Not the bytes, the *starts* are saved."
+    f"{one_row.bytes:,} bytes: **{bytes_s * 1e9:.0f} ns** at 4.8 TB/s. Starting an operation takes 1.3 µs in the best"
+    f" case (Hazy Research measured that inside a CUDA graph, on an H100), {h200.launch_s / bytes_s:.0f} times as long,"
+    f" and several times more from Python. So {eager_norm} operations take {eager_norm * h200.launch_s * 1e6:.1f} µs at"
+    f" least, and one takes {h200.launch_s * 1e6:.1f}. Not the bytes, the *starts* are saved."
 )
 
 # %% [markdown]
-# That is the third regime of lab 02: **launch-bound**. Two medicines:
+# That is the third regime of lab 02: **launch-bound**. There are two remedies:
 #
-# - **Fewer operations.** By hand, as above and in `prepare`; or by `torch.compile`, which writes such fused Triton kernels
-#   by itself (on a CPU: C++).
-# - **Cheaper starts.** A **CUDA graph** records the operations of a whole step once, with all addresses, and starts them
-#   again with one call. Python does not run at all.
+# - **Fewer operations.** Fused by hand, as above and in `prepare`; or by `torch.compile`, which generates such
+#   fused Triton kernels itself (on a CPU: C++).
+# - **Cheaper launches.** A **CUDA graph** records the operations of a whole step once, with all addresses, and
+#   launches them again with one call. Python does not run at all.
 #
-# Where do they help? A decode step over the size of the model, predicted for an H200, and what fewer operations gain
-# on this machine:
+# Where do they help? A decode step for models of different sizes, predicted for an H200, and what fewer
+# operations gain on this machine:
 
 # %%
 crossover = wb.panels.crossover(repeats=9)
@@ -613,7 +621,7 @@ steps = crossover.run()
 crossover.snapshot()
 
 # %%
-from workbench.experiments.kernel_crossover import crossing, line, ways
+from workbench.labs.lab10_kernels.crossover import crossing, line, ways
 
 at = {way.name: crossing(line("h200", way, batch=1, context=64)) for way in ways("h200", 10.0)[:3]}
 graph = at["the same in a graph"]
@@ -621,23 +629,24 @@ here = {m.settings["model"]: m for m in steps if m.unit == "ratio"}
 smallest, largest = here["stdlib-1m"], here["random-110m"]
 assert smallest.counts["plain"] > smallest.counts["fast"] and graph is not None
 Markdown(
-    f"Predicted: even in a graph, launches and bytes take equally long at about {graph / 1e9:.1f} billion weights. Smaller models "
-    "are launch-bound on this card, however good their kernels. On this machine "
-    f"{smallest.counts['plain']:.0f} operations became {smallest.counts['fast']:.0f} for stdlib-1m: **{smallest.median:.2f} ×** as "
-    f"fast (predicted {smallest.predicted:.2f}); for random-110m, which reads a hundred times the weights, **{largest.median:.2f} "
-    f"×** (predicted {largest.predicted:.2f})."
+    f"Predicted: even in a graph, launches and bytes take equally long at about {graph / 1e9:.1f} billion weights."
+    " Smaller models are launch-bound on this card, however good their kernels. On this machine"
+    f" {smallest.counts['plain']:.0f} operations became {smallest.counts['fast']:.0f} for stdlib-1m:"
+    f" **{smallest.median:.2f} ×** as fast (predicted {smallest.predicted:.2f}); for random-110m, which reads a hundred"
+    f" times the weights, **{largest.median:.2f} ×** (predicted {largest.predicted:.2f})."
 )
 
 # %% [markdown]
 # ## Graphs
 #
-# A graph replays *exactly* what was recorded: these kernels, these addresses, these numbers. A length that Python read
-# while recording would be that length for ever. So a step must take everything that changes from buffers: tokens,
-# positions, lengths, block tables. Now you see why our decode kernels read lengths and tables on the card, and why
-# padding rows have length 0.
+# A graph replays *exactly* what was recorded: these kernels, these addresses, these numbers. If Python read a
+# length while recording, that length would be fixed for ever. So a step must read everything that changes from
+# buffers: tokens, positions, lengths, block tables. That is why our decode kernels read lengths and tables on
+# the card, and why padding rows have length 0.
 #
-# `workbench/models/graphs.py` records a step for 1, 2, 4, 8, 16, … texts and replays the next larger. Without a GPU
-# it records with torch.fx, which saves no time, and shows that a replay depends on the buffers alone:
+# `workbench/models/graphs.py` records a step for 1, 2, 4, 8, 16, … sequences and replays the next larger size.
+# Without a GPU it records with torch.fx. That saves no time, but shows that a replay depends only on the
+# buffers:
 
 # %%
 graphs = wb.panels.graphs(formats="bfloat16", shape="llama-3.2-1b")
@@ -648,7 +657,7 @@ replayed = graphs.run()
 graphs.snapshot()
 
 # %%
-from workbench.experiments.kernel_decode import on_card
+from workbench.labs.lab10_kernels.graphs import on_card
 
 gains = {}
 for name in ("llama-3.2-1b", "llama-3.1-8b"):
@@ -656,9 +665,9 @@ for name in ("llama-3.2-1b", "llama-3.1-8b"):
     gains[name] = predicted["eager"][0][1] / predicted["graph"][0][1]
 assert gains["llama-3.2-1b"] > gains["llama-3.1-8b"] > 1
 Markdown(
-    f"Predicted for an H200, one text: a graph makes the 1B model **{gains['llama-3.2-1b']:.1f} ×** as fast and the 8B model "
-    f"**{gains['llama-3.1-8b']:.1f} ×**, if Python needs 10 µs to start an operation. Whether it does is *not yet measured*. Here: "
-    f"{replayed[0].check}."
+    f"Predicted for an H200, one text: a graph makes the 1B model **{gains['llama-3.2-1b']:.1f} ×** as fast and the 8B"
+    f" model **{gains['llama-3.1-8b']:.1f} ×**, if Python needs 10 µs to start an operation. Whether it does is *not"
+    f" yet measured*. Here: {replayed[0].check}."
 )
 
 # %% [markdown]
@@ -666,9 +675,9 @@ Markdown(
 #
 # # The bounds
 #
-# All of it in one table. For each kernel: what it must move and compute, and the least time of that on an H200. Run holds
-# each kernel to its definition (in the interpreter, where there is no GPU), counts its launches, and times PyTorch's
-# own operations on this machine against *its* bound:
+# One table for all of it. For each kernel: what it must move and compute, and the least time for that on an
+# H200. Run compares each kernel with its definition (in the interpreter, if there is no GPU), counts its
+# launches, and times PyTorch's own operations on this machine against *its* bound:
 
 # %%
 bounds = wb.panels.bounds(repeats=3)
@@ -679,47 +688,48 @@ everything = bounds.run()
 bounds.snapshot()
 
 # %%
-from workbench.experiments.kernel_bounds import on_card as bound_of
-from workbench.experiments.kernel_cases import MAKERS
+from workbench.labs.lab10_kernels.bounds import on_card as bound_of
+from workbench.labs.lab10_kernels.cases import MAKERS
 
 binds = {name: bound_of(name, "h200")[3] for name in MAKERS}
 held = [m for m in everything if m.settings["by"] == "kernel"]
 assert len(held) == len(MAKERS)
 computing = [name for name, limit in binds.items() if limit == "compute"]
 Markdown(
-    f"{len(held)} kernels gave what their definitions give. On an H200 {sum(limit == 'bandwidth' for limit in binds.values())} of "
-    f"them are bound by bandwidth at these sizes, and {len(computing)} by arithmetic: {', '.join(computing)}. "
+    f"{len(held)} kernels gave what their definitions give. On an H200"
+    f" {sum(limit == 'bandwidth' for limit in binds.values())} of them are bound by bandwidth at these sizes, and"
+    f" {len(computing)} by arithmetic: {', '.join(computing)}. "
     + ("How near they come is not yet measured." if launch.INTERPRETED else "")
 )
 
 # %% [markdown]
-# The best that we know of, from others: **83 %** of an H200's bandwidth for batched decode attention and **84 to 89 %** for
-# a product with one row and 470 MB of weights or more (TileOPs, written in TileLang, cold cache); **69 %** of a card's
-# arithmetic for a large product in 16 bits (torchao's figure for an H100). Nobody reaches a data sheet's peak, and small
-# matrices come nowhere near it: 11 % at 1,024 × 1,024.
+# The best published results that we know: **83 %** of an H200's bandwidth for batched decode attention and **84
+# to 89 %** for a product with one row and 470 MB of weights or more (TileOPs, written in TileLang, cold cache);
+# **69 %** of a card's peak FLOP/s for a large product in 16 bits (torchao's figure for an H100). Nobody reaches
+# a data sheet's peak, and small matrices are far below it: 11 % at 1,024 × 1,024.
 #
 # # What it costs, and when it does not help
 #
 # | | |
 # |---|---|
-# | a second truth | every kernel has a twin in plain PyTorch, and a test that holds one to the other |
+# | a second implementation | every kernel has a plain PyTorch reference, and a test that compares the two |
 # | shapes | head sizes, types and cards that it was not written for must be refused, not computed wrongly |
-# | tuning | blocks, warps and stages that are best on one card are not on another |
+# | tuning | the best blocks, warps and stages of one card are not the best of another |
 # | graphs | memory for each recorded size; padding; whatever Python decides in a step is decided once |
-# | does not help | a large product at a large batch: cuBLAS is near the arithmetic's limit, nothing is left |
-# | | fusing into a step that waits for its weights: 70 billion of them hide every launch |
-# | | FlashAttention in decode: there are no S² scores. Split keys help there, and only for few texts |
-# | | dequantizing at a batch of 128: the arithmetic binds, and fewer bits are more of it |
-# | | Amdahl: attention is a tenth of the step? A kernel twice as fast gains 5 % |
+# | does not help | a large product at a large batch: cuBLAS is near the compute limit, nothing is left to gain |
+# | | fusing in a step that is bandwidth-bound: reading 70 billion weights hides every launch |
+# | | FlashAttention in decode: there are no S² scores. Split keys help there, and only for few sequences |
+# | | dequantizing at a batch of 128: it is compute-bound, and unpacking adds arithmetic |
+# | | Amdahl: if attention is a tenth of the step, a kernel twice as fast gains 5 % |
 
 # %%
 step, many = (decode_costs(llama, batch=b, context=2048, weight_bytes_per_element=2) for b in (1, 64))
 share = step.bytes_by_part["kv"] / step.bytes
 assert share < 0.05
 Markdown(
-    f"Of the bytes of an 8B step with one text of 2,048 tokens {share:.1%} are keys and values: an attention kernel that "
-    f"took no time at all would make the step {1 / (1 - share):.3f} × as fast. With 64 such texts it is another matter: "
-    f"{many.bytes_by_part['kv'] / many.bytes:.0%}."
+    f"Of the bytes of an 8B step with one text of 2,048 tokens {share:.1%} are keys and values: an attention kernel"
+    f" that took no time at all would make the step {1 / (1 - share):.3f} × as fast. With 64 such texts it is another"
+    f" matter: {many.bytes_by_part['kv'] / many.bytes:.0%}."
 )
 
 # %% [markdown]
@@ -728,13 +738,13 @@ Markdown(
 # | here | in production |
 # |---|---|
 # | tiles, online softmax, causal skipping | FlashAttention-2, in CUDA: the same loop, work divided among warps so that they share less |
-# | a loop with loads ahead | FlashAttention-3, for Hopper: one group of warps loads, others multiply, softmax of one tile beside the product of the next; fp8 |
-# | split keys, merge by log-sum-exp | Flash-Decoding; FlashInfer plans the splits on the host for ragged texts, and merges |
+# | a loop with prefetched loads | FlashAttention-3, for Hopper: one group of warps loads, others multiply, softmax of one tile overlaps the product of the next; fp8 |
+# | split keys, merge by log-sum-exp | Flash-Decoding; FlashInfer plans the splits on the host for ragged batches, and merges |
 # | a table in the kernel | vLLM's PagedAttention; FlashInfer, FlashAttention and TensorRT-LLM take tables too; vLLM has a Triton backend like ours |
 # | latent attention | FlashMLA |
 # | int4 in registers | Marlin: weights rearranged for tensor cores, near-ideal speed to batches of 16 to 32 on an A10 |
 # | small fused kernels, and graphs of a step | vLLM, SGLang and TensorRT-LLM record decode steps by batch size; torch.compile fuses between attentions |
-# | one launch an operation | "megakernels": the whole step of a 1B model in one launch, 78 % of an H100's bandwidth (Hazy Research) |
+# | one launch per operation | "megakernels": the whole step of a 1B model in one launch, 78 % of an H100's bandwidth (Hazy Research) |
 
 # %% [markdown]
 # # Exercises
@@ -747,7 +757,7 @@ Markdown(
 # 4. **A product with four bits**, dequantized in registers.
 # 5. **RMSNorm and the residual** in one pass.
 #
-# At the end your kernels run in a real model. `workbench check` says how far you are.
+# At the end your kernels run in a real model. `workbench check` shows which answers are right so far.
 
 # %% [markdown]
 # # Further reading
@@ -768,6 +778,7 @@ Markdown(
 #   [arXiv 2408.11743](https://arxiv.org/abs/2408.11743).
 # - B. Spector and others, [Look Ma, No Bubbles!](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles), Hazy
 #   Research, 2025: launches, and a step without them.
-# - P. Tillet, H. T. Kung, D. Cox, *Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations*,
+# - P. Tillet, H. T. Kung, D. Cox, *Triton: An Intermediate Language and Compiler for Tiled Neural Network
+#   Computations*,
 #   2019; and [Triton's tutorials](https://triton-lang.org/main/getting-started/tutorials/index.html).
 # - NVIDIA, [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/), "CUDA Graphs".

@@ -27,13 +27,15 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import nbformat
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Response, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / "artifacts"
 WORKBENCH = Path(sys.executable).parent / "workbench"
-
+# JupyterLab saves a notebook by itself every two minutes. A save that begins while another is under way finds the
+# file changed and asks what to do with it ("File Changed"): here the tests alone save.
+NO_AUTOSAVE = "lab/user-settings/@jupyterlab/docmanager-extension/plugin.jupyterlab-settings"
 
 # True after three quiet looks in a row, and at once when a dialog is open; `wait` tells one waiting from the next.
 QUIET = """wait => {
@@ -70,15 +72,13 @@ class LabServer:
             name: str(scratch / name.lower())
             for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
         }
+        autosave = Path(folders["JUPYTER_CONFIG_DIR"], NO_AUTOSAVE)
+        autosave.parent.mkdir(parents=True)
+        autosave.write_text('{"autosave": false}')
         self.process = subprocess.Popen(
             [WORKBENCH, "lab", "--no-browser", "--port", str(free_port())],
             cwd=course,
-            env={
-                **os.environ,
-                **folders,
-                "WORKBENCH_CACHE": str(cache or scratch / "cache"),
-                "HF_HUB_OFFLINE": "1",
-            },
+            env={**os.environ, **folders, "WORKBENCH_CACHE": str(cache or scratch / "cache"), "HF_HUB_OFFLINE": "1"},
             stdout=self.output.open("w"),
             stderr=self.log.open("w"),
             start_new_session=True,
@@ -141,12 +141,12 @@ class LabPage:
         self.page.on("pageerror", lambda error: self.console_errors.append(f"uncaught: {error}"))
 
     def open(self, notebook: str, timeout_s: float = 120) -> None:
-        """Open `notebook` (a path inside the course), alone, and wait until its kernel is idle. A dialog fails the wait."""
+        """Open `notebook` (a path inside the course), alone, and wait until its kernel is idle. A dialog fails the
+        wait."""
         self.notebook = notebook
         parts = urlsplit(self.server.url)
         self.page.goto(
-            f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?{parts.query}&reset",
-            timeout=timeout_s * 1000,
+            f"{parts.scheme}://{parts.netloc}/lab/tree/{notebook}?{parts.query}&reset", timeout=timeout_s * 1000
         )
         expect(self.book.locator(".jp-Cell").first).to_be_visible(timeout=timeout_s * 1000)
         self.wait_idle(timeout_s)
@@ -174,9 +174,7 @@ class LabPage:
         """Until the kernel is idle and no cell waits its turn, three times in a row. The page looks itself: asking it
         from here, several questions five times a second, would take a tenth of a core from what is waited for."""
         with contextlib.suppress(PlaywrightTimeout):
-            self.page.wait_for_function(
-                QUIET, arg=time.monotonic(), polling=200, timeout=max(1.0, timeout_s * 1000)
-            )
+            self.page.wait_for_function(QUIET, arg=time.monotonic(), polling=200, timeout=max(1.0, timeout_s * 1000))
             assert self.dialogs() == [], "a dialog came up"
             return
         raise TimeoutError(f"kernel not idle after {timeout_s} s: {self.waiting_cells()} cells to run")
@@ -191,7 +189,8 @@ class LabPage:
             self.page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{re.escape(label)}$")).click()
 
     def run_all(self, timeout_s: float = 120) -> None:
-        """Clear all outputs, so that a number beside a cell says that it ran now; run all; wait until nothing is left to run.
+        """Clear all outputs, so that a number beside a cell says that it ran now; run all; wait until nothing is left
+        to run.
 
         Nothing waits before the page has queued the first cell, which takes a busy machine a while.
         """
@@ -204,14 +203,19 @@ class LabPage:
     def saved(self) -> nbformat.NotebookNode:
         """The notebook as the page holds it now: saved from the menu and read back."""
         path = self.server.course / self.notebook
-        before = path.stat().st_mtime_ns
-        self.menu("File", "Save Notebook")
-        for _ in range(100):
-            if path.stat().st_mtime_ns != before:
-                with contextlib.suppress(nbformat.reader.NotJSONError):  # half written
-                    return nbformat.read(path, as_version=4)
-            self.page.wait_for_timeout(100)
-        raise TimeoutError(f"{self.notebook} was not saved")
+
+        def ended_a_save(answer: Response) -> bool:
+            """After it wrote the file, the page asks for the hash of what is there now."""
+            nonlocal written
+            if urlsplit(answer.url).path.endswith(f"/api/contents/{self.notebook}"):
+                written = written or answer.request.method == "PUT"
+                return written and answer.request.method == "GET"
+            return False
+
+        written = False
+        with self.page.expect_response(ended_a_save):
+            self.menu("File", "Save Notebook")
+        return nbformat.read(path, as_version=4)
 
     def cell_problems(self) -> list[str]:
         """Errors, warnings and broken widgets that the page shows, and code cells that never ran."""
@@ -306,9 +310,7 @@ class PanelOnPage:
     def wait_status(self, pattern: str, timeout_s: float) -> float:
         """Seconds until the status line matches `pattern`; fails with the line it had instead."""
         start = time.monotonic()
-        expect(self.output.locator("[role=status]").first).to_have_text(
-            re.compile(pattern), timeout=timeout_s * 1000
-        )
+        expect(self.output.locator("[role=status]").first).to_have_text(re.compile(pattern), timeout=timeout_s * 1000)
         return time.monotonic() - start
 
     def table(self) -> list[list[str]]:

@@ -1,9 +1,9 @@
-"""Fixtures for the browser tests: one JupyterLab for all of them, on a copy of the course as a student gets it, and a browser
-a test module.
+"""Fixtures for the browser tests: one JupyterLab for all of them, on a copy of the course as a student gets it, and a
+browser a test module.
 
-A test module asks for them with `pytest_plugins = ["lab_fixtures"]`. (A conftest.py here would hide the one above, from which
-other tests import. And the browser not for the session: while Playwright is running, nothing else in the process can use
-asyncio.)
+A test module asks for them with `pytest_plugins = ["lab_fixtures"]`. (A conftest.py here would hide the one above, from
+which other tests import. And the browser not for the session: while Playwright is running, nothing else in the process
+can use asyncio.)
 """
 
 import os
@@ -46,8 +46,8 @@ def browser(chromium):
 
 @pytest.fixture(scope="session")
 def lab(chromium, tmp_path_factory):
-    """JupyterLab as `workbench lab` starts it, on a fresh `workbench copy` of the course, for all test modules of a worker:
-    each page opens its own notebooks there, with kernels of their own that end with it.
+    """JupyterLab as `workbench lab` starts it, on a fresh `workbench copy` of the course, for all test modules of a
+    worker: each page opens its own notebooks there, with kernels of their own that end with it.
 
     The ceilings of the machine are measured by the first lecture that asks, and kept for all workers of this run.
     """
@@ -70,7 +70,8 @@ def lab_page(browser, lab, request):
 
 @pytest.fixture(scope="module")
 def page(browser, lab, request):
-    """The lecture that the test module names in NOTEBOOK, opened and run once for all its tests; no error on its console."""
+    """The lecture that the test module names in NOTEBOOK, opened and run once for all its tests; no error on its
+    console."""
     name = request.module.NOTEBOOK
     with LabPage(browser, lab) as page:
         page.open(f"notebooks/{name}.ipynb")

@@ -15,7 +15,7 @@ OUTLIERS = "What do a few outlier channels do to each way to round, and what res
 AWQ = "By how much does AWQ scale a channel up before it is rounded?"
 GPTQ = "Where does the rounding error of a column go?"
 TABLE = "What does each method of quantization cost in bytes, quality and time?"
-MOVED = {ROW: "bits", AWQ: "channels", GPTQ: "shown columns", TABLE: "budget (bits a weight)"}
+MOVED = {ROW: "bits", AWQ: "channels", GPTQ: "shown columns", TABLE: "budget (bits per weight)"}
 
 
 def test_it_runs_through_without_a_question_or_an_error(page):
@@ -64,7 +64,7 @@ def test_run_measures_and_fills_the_table(page):
 def test_every_recipe_stands_in_the_table_with_its_bits_and_its_time(page):
     panel = page.panel(TABLE)
     head, *rows = panel.table()
-    assert rows[0][0] == "float32" and len(rows) >= 8 and head[1] == "bits a weight"
+    assert rows[0][0] == "float32" and len(rows) >= 8 and head[1] == "bits per weight"
     assert all(float(row[1]) >= 2 for row in rows)
     assert all(re.search(r"[\d.,]+ (µs|ms|s)", row[8]) for row in rows[1:]), rows
 

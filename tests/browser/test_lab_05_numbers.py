@@ -1,4 +1,5 @@
-"""Claims about two panels of lab 05 in a real JupyterLab: bits are flipped by hand, and a row of weights answers its sliders."""
+"""Claims about two panels of lab 05 in a real JupyterLab: bits are flipped by hand, and a row of weights answers its
+sliders."""
 
 import re
 
@@ -18,9 +19,7 @@ CELLS = (
     'panels.numbers(format="fp8_e4m3", number="0.1")',
     'panels.weight_row(model="stdlib-3m-gqa", outlier=20)',
 )
-DRAWN_WITHIN_S = (
-    30.0  # on a machine that runs other things as well; how long a drawing takes is held elsewhere
-)
+DRAWN_WITHIN_S = 30.0  # on a machine that runs other things as well; how long a drawing takes is held elsewhere
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +55,7 @@ def test_a_bit_flipped_by_hand_changes_number_picture_and_table(page):
     panel.wait_for_change(panel.picture, before, timeout_s=DRAWN_WITHIN_S)
     assert bits.all_inner_texts() == list("10011101")
     assert panel.output.locator("textarea").input_value() == "-0.1015625"
-    expect(panel.output).to_contain_text(
-        "(−1)^1 · 2^(3 − 7) · 1.101 in base 2", timeout=1000 * DRAWN_WITHIN_S
-    )
+    expect(panel.output).to_contain_text("(−1)^1 · 2^(3 − 7) · 1.101 in base 2", timeout=1000 * DRAWN_WITHIN_S)
     panel.screenshot("lab05-numbers-flipped")
 
 

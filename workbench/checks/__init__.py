@@ -9,23 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from workbench import registry
 from workbench.errors import unknown
 from workbench.grading.check import Exercise, ExerciseSet, Verdict, evaluate
 
-__all__ = ["CheckFailed", "NotAttempted", "WrongAnswer", "check", "exercise_sets", "trying"]
-
-
-@dataclass(frozen=True)
-class WrongAnswer:
-    """A plausible mistake: the whole source of an answer's cell, and the name of the check that is there to catch it."""
-
-    name: str
-    source: str
-    caught_by: str
-    why: str
+__all__ = ["CheckFailed", "NotAttempted", "check", "exercise_sets", "trying"]
 
 
 class _Short:
@@ -45,10 +35,7 @@ class NotAttempted(_Short, NotImplementedError):
 
 def exercise_sets() -> dict[str, ExerciseSet]:
     """The exercises of every lab by the name of their notebook, with their visible checks only."""
-    from workbench.checks import lab01, lab02, lab03, lab04, lab05, lab06, lab07, lab08, lab09, lab10
-
-    labs = (lab01, lab02, lab03, lab04, lab05, lab06, lab07, lab08, lab09, lab10)
-    return {lab.EXERCISES.name: lab.EXERCISES for lab in labs}
+    return registry.labs().exercise_sets()
 
 
 def _exercise(grade_id: str) -> Exercise:
@@ -73,7 +60,8 @@ def check(grade_id: str, answer: Any) -> None:
 
 @contextmanager
 def trying(grade_id: str) -> Iterator[None]:
-    """Around a cell that uses an answer before it is checked: an answer not written yet is said in one line, not raised.
+    """Around a cell that uses an answer before it is checked: an answer not written yet is said in one line, not
+    raised.
 
     Every other error comes through.
     """
@@ -84,5 +72,6 @@ def trying(grade_id: str) -> Iterator[None]:
         if not str(error).startswith(f"{grade_id}:"):
             raise
         print(
-            f"{grade_id}: not attempted yet. Write {exercise.entry} in the cell above, run it, then run this cell again."
+            f"{grade_id}: not attempted yet. Write {exercise.entry} in the cell above, run it, then run this cell"
+            " again."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def softmax(row: list[float]) -> list[float]:
@@ -11,7 +12,7 @@ def softmax(row: list[float]) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
-def log_softmax(row: list[float]) -> list[float]:
+def log_softmax(row: Sequence[float]) -> list[float]:
     top = max(row)
     log_total = top + math.log(sum(math.exp(x - top) for x in row))
     return [x - log_total for x in row]

@@ -1,15 +1,9 @@
-"""From logits to text: sampling filters, the generation loop with streaming, beam search."""
+"""From logits to text: sampling, one step for many sequences, the naive loop with its stream, beam search, grammars."""
 
 from workbench.decoding.beam import Hypothesis, beam_search, generate_beam
-from workbench.decoding.guide import Guide
-from workbench.decoding.law import SamplingLaw
-from workbench.decoding.loop import Generation, Stream, StreamedToken, generate, stream, token_loop
-from workbench.decoding.sampling import (
+from workbench.decoding.filters import (
     FILTERS,
-    SamplingSettings,
     apply_temperature,
-    choose,
-    filter_stages,
     keep_min_p,
     keep_top_k,
     keep_top_p,
@@ -17,25 +11,46 @@ from workbench.decoding.sampling import (
     penalize_presence,
     penalize_repetition,
 )
-from workbench.decoding.speculative import SpeculationStats
+from workbench.decoding.guide import Guide
+from workbench.decoding.loop import Generation, Stream, StreamedToken, token_loop
+from workbench.decoding.sampling import (
+    BestDraws,
+    RandomDraws,
+    Sampler,
+    SamplingSettings,
+    TokenDistribution,
+    choose,
+    draw,
+    filter_stages,
+)
+from workbench.decoding.sequence import NewToken, Request, Sequence, Status
+from workbench.decoding.step import Chunk, Step, StepOutput
 
 __all__ = [
-    "generate",
-    "stream",
-    "generate_beam",
     "token_loop",
-    "Guide",
-    "SamplingLaw",
-    "SpeculationStats",
-    "Generation",
     "Stream",
     "StreamedToken",
+    "Generation",
+    "generate_beam",
     "beam_search",
     "Hypothesis",
+    "Guide",
+    "Request",
+    "Sequence",
+    "Status",
+    "NewToken",
+    "Step",
+    "StepOutput",
+    "Chunk",
+    "Sampler",
+    "TokenDistribution",
     "SamplingSettings",
+    "RandomDraws",
+    "BestDraws",
+    "draw",
+    "choose",
     "FILTERS",
     "filter_stages",
-    "choose",
     "apply_temperature",
     "keep_top_k",
     "keep_top_p",

@@ -12,17 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from workbench.decoding.loop import Generation, stop_ids
-from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv
-from workbench.decoding.sampling import check_logits, finite_number, whole_number
+from workbench.decoding.filters import check_logits, finite_number, whole_number
+from workbench.decoding.loop import Generation
+from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv, stop_ids
 from workbench.decoding.text import GeneratedText
 from workbench.errors import WorkbenchError
 from workbench.kv import KV, make_kv
 from workbench.models.batch import Batch
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 
 ForwardMany = Callable[[list[list[int]]], torch.Tensor]
 
@@ -116,7 +117,7 @@ def _best_extensions(beams: Sequence[Beam], logits: torch.Tensor, count: int) ->
 
 
 def generate_beam(
-    model: Decoder,
+    model: Model,
     prompt: str | Sequence[int],
     *,
     num_beams: int = 4,
@@ -126,7 +127,7 @@ def generate_beam(
     stop_token_ids: Sequence[int] | None = None,
     num_return: int = 1,
     kv: str | Callable[..., KV] | KV = "recompute",
-    search: Callable[..., list] = beam_search,
+    search: Callable[..., list[Any]] = beam_search,
     cancel: threading.Event | None = None,
 ) -> list[Generation]:
     """Beam search on a model: the num_return best continuations as Generations with a `score`, best first.
@@ -148,21 +149,21 @@ def generate_beam(
             raise _Cancelled
         return runner.forward_many(texts)
 
-    settings = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
+    settings: dict[str, Any] = {
+        "num_beams": num_beams,
+        "max_new_tokens": max_new_tokens,
+        "length_penalty": length_penalty,
+    }
     if search is beam_search:
         settings |= {"early_stopping": early_stopping, "num_return": num_return}
     elif early_stopping is not False:
-        raise WorkbenchError(
-            "early_stopping is a setting of our own search; leave it out together with search="
-        )
+        raise WorkbenchError("early_stopping is a setting of our own search; leave it out together with search=")
     try:
         found = search(forward_many, list(prompt_ids), eos_token_ids=eos_token_ids, **settings)
         seconds = runner.clock() - started
         if search is not beam_search:
             if not isinstance(found, list | tuple) or not found:
-                raise WorkbenchError(
-                    f"search must give a list of (tokens, score) pairs, best first; got {found!r:.80}"
-                )
+                raise WorkbenchError(f"search must give a list of (tokens, score) pairs, best first; got {found!r:.80}")
             found = [_as_hypothesis(model, prompt_ids, item, max_new_tokens) for item in found[:num_return]]
     except _Cancelled:
         return []
@@ -191,42 +192,36 @@ class _Cancelled(Exception):
 
 
 @torch.no_grad()
-def _as_hypothesis(model: Decoder, prompt_ids: list[int], item: object, max_new_tokens: int) -> Hypothesis:
+def _as_hypothesis(model: Model, prompt_ids: list[int], item: Any, max_new_tokens: int) -> Hypothesis:
     """What a learner's search found, checked: a Hypothesis, or a (tokens, score) pair."""
     tokens, score = (item.tokens, item.score) if hasattr(item, "score") else _pair(item)
     if not 1 <= len(tokens) <= max_new_tokens:
-        raise WorkbenchError(
-            f"search gave a text of {len(tokens)} new tokens; expected 1 to {max_new_tokens}"
-        )
+        raise WorkbenchError(f"search gave a text of {len(tokens)} new tokens; expected 1 to {max_new_tokens}")
     for token_id in tokens:
         whole_number("each token that search gives", token_id, at_least=0)
         if token_id >= model.config.vocab_size:
-            raise WorkbenchError(
-                f"search gave token id {token_id}; ids lie in 0 … {model.config.vocab_size - 1}"
-            )
+            raise WorkbenchError(f"search gave token id {token_id}; ids lie in 0 … {model.config.vocab_size - 1}")
     batch = Batch.of([[*prompt_ids, *tokens[:-1]]], logits="all", device=model.device)
-    rows = (
-        model(batch, make_kv("recompute", model.config))[len(prompt_ids) - 1 :].double().log_softmax(dim=-1)
-    )
+    rows = model(batch, make_kv("recompute", model.config))[len(prompt_ids) - 1 :].double().log_softmax(dim=-1)
     return Hypothesis(list(tokens), float(score), [rows[at, t].item() for at, t in enumerate(tokens)])
 
 
-def _pair(item: object) -> tuple[list[int], float]:
+def _pair(item: Any) -> tuple[list[int], float]:
     try:
         tokens, score = item
         return list(tokens), float(score)
     except (TypeError, ValueError):
-        raise WorkbenchError(
-            f"search must give (tokens, score) pairs, best first; got {item!r:.80}"
-        ) from None
+        raise WorkbenchError(f"search must give (tokens, score) pairs, best first; got {item!r:.80}") from None
 
 
-def _text(model: Decoder, prompt_ids: list[int], tokens: list[int], eos_token_ids: Sequence[int]) -> str:
+def _text(model: Model, prompt_ids: list[int], tokens: list[int], eos_token_ids: Sequence[int]) -> str:
     text = GeneratedText(model.tokenizer, prompt_ids, stop=())
     return "".join(text.add(t) for t in tokens if t not in eos_token_ids) + text.finish()
 
 
-def _check(num_beams, max_new_tokens, length_penalty, early_stopping, num_return) -> None:
+def _check(
+    num_beams: int, max_new_tokens: int, length_penalty: float, early_stopping: bool | str, num_return: int
+) -> None:
     whole_number("num_beams", num_beams, at_least=1)
     whole_number("max_new_tokens", max_new_tokens, at_least=1)
     whole_number("num_return", num_return, at_least=1)

@@ -2,21 +2,21 @@
 
 The grammar work is done by llguidance (https://github.com/guidance-ai/llguidance), imported when a guide is made.
 
-**The law of guided text.** At each step the model's probabilities of the tokens that the grammar forbids are set to
-zero and the rest divided by their sum, so a text t₁ … tₙ has the probability Π p(tᵢ | before) / Z(before), where Z is
-the share of allowed tokens there. This is *not* the model's own law given that the text fits the grammar: that would be
-Π p(tᵢ | before) / (probability that the model writes some fitting text). They differ because the mask cannot see ahead:
-a first token that the model likes stays likely, however badly the grammar forces it to go on. To draw from the other
-law one must weigh whole texts (Park et al., arXiv 2405.21047; Lipkin et al., arXiv 2504.05410). What speculation keeps
-exactly is the masked law.
+**The distribution of guided text.** At each step the model's probabilities of the tokens that the grammar forbids are
+set to zero and the rest divided by their sum, so a text t₁ … tₙ has the probability Π p(tᵢ | before) / Z(before), where
+Z is the share of allowed tokens there. This is *not* the model's own distribution given that the text fits the grammar:
+that would be Π p(tᵢ | before) / (probability that the model writes some fitting text). They differ because the mask
+cannot see ahead: a first token that the model likes stays likely, however badly the grammar forces it to go on. To draw
+from the other distribution one must weigh whole texts (Park et al., arXiv 2405.21047; Lipkin et al., arXiv 2504.05410).
+What speculation keeps exactly is the masked distribution.
 
 **Jump-forward.** Two kinds, see `GuideState.forced`.
 - exact: only one *token* is allowed, so it has probability 1 under the mask. Nothing changes but the model calls.
 - text: only one *text* can follow, say `{"name": "`, and the tokenizer's own tokens for it are taken. Under the mask a
   text can be written in several ways, {"name" as `{` `"` `name` or `{` `"` `n` `ame`, and the model would have chosen
   among them by their probabilities. Skipping that choice leaves the forced characters as they are, but the model then
-  goes on after other tokens, so the law of what follows may differ. It is much more often possible, and the tokens are
-  the ones that the model saw in training.
+  goes on after other tokens, so the distribution of what follows may differ. It is much more often possible, and the
+  tokens are the ones that the model saw in training.
 
 llguidance by itself mixes the two: while its text is forced its mask allows the tokenizer's own token alone. Here
 `allowed` never does that (the option no_forcing), and text-level forcing is asked for by name.
@@ -36,13 +36,16 @@ import torch
 
 from workbench.decoding import guide_trial
 from workbench.decoding.guide_schema import checked_schema
-from workbench.errors import WorkbenchError, check_whole
+from workbench.decoding.sequence import NewToken
+from workbench.decoding.sequence import Sequence as DecodedSequence
+from workbench.errors import WorkbenchError, check_whole, unknown
+from workbench.models.fast import Model
 from workbench.models.tokenizer import Tokenizer
 
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
-MOST_REGEX_CHARACTERS = 16_384
-MOST_LARK_CHARACTERS = 65_536
-MOST_FORCED = 256  # tokens that one call of `forced` returns
+MAX_REGEX_CHARACTERS = 16_384
+MAX_LARK_CHARACTERS = 65_536
+MAX_FORCED = 256  # tokens that one call of `forced` returns
 _KEPT_MASKS = 128  # of a state: more than the nodes of a draft tree
 
 
@@ -52,9 +55,9 @@ class Guide:
 
     Make one with `json_schema`, `regex` or `grammar`. A source that cannot be enforced in full, that no text satisfies
     or that asks for too much work is refused with a WorkbenchError, within a second on an idle machine for the shipped
-    tokenizer (a large one takes longer to read, and is read twice): sizes are bounded first, then the grammar is tried out in a process of its own
-    that is ended when it takes too long (`guide_trial`). What only a later step of some text reaches is bounded by the
-    library's limits, and raises there.
+    tokenizer (a large one takes longer to read, and is read twice): sizes are bounded first, then the grammar is tried
+    out in a process of its own that is ended when it takes too long (`guide_trial`). What only a later step of some
+    text reaches is bounded by the library's limits, and raises there.
     """
 
     kind: str  # "json_schema", "regex" or "grammar"
@@ -68,7 +71,7 @@ class Guide:
     @classmethod
     def json_schema(
         cls,
-        schema: dict | str,
+        schema: dict[str, Any] | str,
         tokenizer: Tokenizer,
         *,
         separators: tuple[str, str] = (", ", ": "),
@@ -101,7 +104,7 @@ class Guide:
 
         The syntax is Rust's regex crate's: no look-around, no back-references; matching time is linear, always.
         """
-        _check_source("regex", pattern, MOST_REGEX_CHARACTERS)
+        _check_source("regex", pattern, MAX_REGEX_CHARACTERS)
         _check_what_the_library_would_drop(pattern)
         lark = "start: /" + _library().regex_to_lark(pattern, use_ascii="") + "/" if pattern else 'start: ""'
         return cls._made("regex", pattern, lark, tokenizer, end_token_ids, vocab_size)
@@ -120,7 +123,7 @@ class Guide:
         Not taken: rule options in brackets, %json, %llguidance, special tokens. Not noticed: recursion that never ends,
         such as `start: "a" start`, under which a text grows until its limit.
         """
-        _check_source("grammar", lark, MOST_LARK_CHARACTERS)
+        _check_source("grammar", lark, MAX_LARK_CHARACTERS)
         found = re.search(r"%(json|llguidance|regex|lark)\b|^[ \t]*[?!]?[\w-]+[ \t]*\[.*", lark, re.MULTILINE)
         if found:
             raise WorkbenchError(
@@ -141,7 +144,8 @@ class Guide:
     ) -> Guide:
         if not isinstance(tokenizer, Tokenizer):
             raise WorkbenchError(
-                f"a guide needs the model's Tokenizer, got {type(tokenizer).__name__}: a model without one writes no text"
+                f"a guide needs the model's Tokenizer, got {type(tokenizer).__name__}: a model without one writes no"
+                " text"
             )
         size = tokenizer.vocab_size if vocab_size is None else check_whole("vocab_size", vocab_size, 1)
         ends = _end_tokens(tokenizer, end_token_ids, size)
@@ -149,9 +153,7 @@ class Guide:
         try:
             tokens = guide_trial.make_tokenizer(library, tokenizer_json, ends)
         except Exception as error:  # the library raises that, too, for kinds that it does not know
-            raise WorkbenchError(
-                f"this tokenizer cannot be guided, the grammar library says: {error}"
-            ) from error
+            raise WorkbenchError(f"this tokenizer cannot be guided, the grammar library says: {error}") from error
         if wrong := guide_trial.try_out(tokenizer_json, ends, NO_FORCING + lark, lark):
             raise _refused(kind, wrong)
         known = min(tokens.vocab_size, tokenizer.vocab_size, size)
@@ -195,12 +197,13 @@ class GuideState:
         return self._mask(tuple(generated_ids)).clone()
 
     def forced(self, generated_ids: Sequence[int], exact: bool) -> list[int]:
-        """Tokens that follow without a choice, at most MOST_FORCED; never an end token, for that ask `finished`.
+        """Tokens that follow without a choice, at most MAX_FORCED; never an end token, for that ask `finished`.
 
         exact=True: each is the only allowed one after those before it. Under the mask it has probability 1, so that
-        the law of tokens is unchanged, whatever the model.
+        the distribution of tokens is unchanged, whatever the model.
         exact=False: the only text that can follow, in the tokenizer's own tokens; its last characters are left out
-        while what comes later could change their tokens. The law of texts may change, see the head of this file.
+        while what comes later could change their tokens. The distribution of texts may change, see the head of this
+        file.
         """
         ids = tuple(generated_ids)
         if not exact:
@@ -208,9 +211,9 @@ class GuideState:
                 return []
             legal = self._forcing.move_to(ids)
             assert legal, "what the plain matcher allows the forcing one allows too"
-            return self._forcing.ask("compute_ff_tokens")[:MOST_FORCED]
+            return self._forcing.ask("compute_ff_tokens")[:MAX_FORCED]
         found: list[int] = []
-        while len(found) < MOST_FORCED:
+        while len(found) < MAX_FORCED:
             mask = self._mask((*ids, *found))
             token = int(mask.byte().argmax())
             if int(mask.sum()) != 1 or token in self.guide.end_token_ids:
@@ -273,9 +276,10 @@ class _Place:
         """A method of the matcher. Raises WorkbenchError when the library gives up."""
         if self._matcher is None:
             self._matcher, self._read = self._make(), ()
-        answer = getattr(self._matcher, question)(*what)
-        if self._matcher.is_error():
-            self._give_up(_reason(self._matcher.get_error()))
+        matcher: Any = self._matcher
+        answer = getattr(matcher, question)(*what)
+        if matcher.is_error():
+            self._give_up(_reason(matcher.get_error()))
         return answer
 
     def _give_up(self, why: str) -> None:
@@ -303,29 +307,25 @@ def _library() -> ModuleType:
     return llguidance
 
 
-def _check_source(kind: str, text: object, most: int) -> None:
+def _check_source(kind: str, text: object, max_characters: int) -> None:
     if not isinstance(text, str):
         raise WorkbenchError(f"a {kind} is a string, got {type(text).__name__}")
-    if len(text) > most:
+    if len(text) > max_characters:
         raise WorkbenchError(
-            f"a {kind} may have {most:,} characters, this one has {len(text):,}; make it shorter"
+            f"a {kind} may have {max_characters:,} characters, this one has {len(text):,}; make it shorter"
         )
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise WorkbenchError(
-            f"the {kind} contains U+0000 or half of a surrogate pair, which no tokenizer writes"
-        )
+        raise WorkbenchError(f"the {kind} contains U+0000 or half of a surrogate pair, which no tokenizer writes")
 
 
 def _check_what_the_library_would_drop(pattern: str) -> None:
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise WorkbenchError(f"the regex ends with a backslash that escapes nothing: {pattern[-40:]!r}")
     if "\n" in pattern and re.search(r"\(\?[A-Za-z]*x", pattern):
-        raise WorkbenchError(
-            "a regex of several lines with the flag x is not read here; write it without (?x)"
-        )
+        raise WorkbenchError("a regex of several lines with the flag x is not read here; write it without (?x)")
 
 
-def _separators(given: object) -> tuple[str, str]:
+def _separators(given: Any) -> tuple[str, str]:
     """As regexes: they are spaces around the comma and the colon, which mean themselves."""
     good = (
         isinstance(given, tuple | list)
@@ -334,9 +334,7 @@ def _separators(given: object) -> tuple[str, str]:
         and (given[0].strip(" "), given[1].strip(" ")) == (",", ":")
     )
     if not good:
-        raise WorkbenchError(
-            f"separators are a comma and a colon with spaces around, (', ', ': '); got {given!r:.60}"
-        )
+        raise WorkbenchError(f"separators are a comma and a colon with spaces around, (', ', ': '); got {given!r:.60}")
     return given[0], given[1]
 
 
@@ -370,3 +368,53 @@ def _reason(message: str) -> str:
     chosen = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
     chosen = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", chosen)
     return _STOPS.get(chosen, chosen if len(chosen) <= 300 else chosen[:120] + " … " + chosen[-160:])
+
+
+# -- a grammar and one sequence -----------------------------------------------------------------------------
+
+JUMPS = ("tokens", "text", "never")
+
+
+class GuidedSequence:
+    """A grammar's state of one request, and how far it may jump. See `generate`'s guide and jump."""
+
+    def __init__(self, guide: Guide, model: Model, jump: str) -> None:
+        if jump not in JUMPS:
+            raise unknown("jump", jump, JUMPS)
+        if not hasattr(guide, "begin"):
+            raise WorkbenchError(f"guide takes a workbench.decoding.Guide, got {type(guide).__name__}")
+        self._state, self._jump = guide.begin(), jump
+        self.end_token_ids = (model.tokenizer.end_of_text,)
+        if len(self._state.allowed([])) != model.config.vocab_size:
+            raise WorkbenchError(
+                f"the guide speaks of {len(self._state.allowed([])):,} tokens, model {model.name!r} has "
+                f"{model.config.vocab_size:,}; make it with the model's tokenizer"
+            )
+
+    def allowed(self, generated_ids: Sequence[int]) -> torch.Tensor:
+        return self._state.allowed(generated_ids)
+
+    def forced(self, generated_ids: Sequence[int]) -> list[int]:
+        if self._jump == "never":
+            return []
+        return self._state.forced(generated_ids, exact=self._jump == "tokens")
+
+
+def begin_guide(guide: Guide, model: Model, jump: str) -> GuidedSequence:
+    """Raises WorkbenchError for a model without a tokenizer, and for what is no guide."""
+    if model.tokenizer is None or model.tokenizer.end_of_text is None:
+        raise WorkbenchError(
+            f"a grammar is about text and its end, and model {model.name!r} has no tokenizer with an end of text"
+        )
+    return GuidedSequence(guide, model, jump)
+
+
+def forced_tokens(sequence: DecodedSequence) -> tuple[NewToken, ...]:
+    """Append what its grammar leaves no choice about, up to the end of the sequence."""
+    assert sequence.guide is not None
+    forced = []
+    for token in sequence.guide.forced(sequence.generated_ids):
+        forced.append(NewToken(token, None, "grammar", "jump"))
+        if sequence.append(token):
+            break
+    return tuple(forced)

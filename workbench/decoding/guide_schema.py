@@ -8,50 +8,75 @@ written in the schema holds for the text, or the schema is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import unquote
 
 from workbench.errors import WorkbenchError, nearest
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-MOST_CHARACTERS = 65_536
-MOST_DEPTH = 60  # levels of lists and objects in the schema's own text
-MOST_LOOKS = 200_000  # at parts of a schema, to find out whether its recursion can end
+MAX_CHARACTERS = 65_536
+MAX_DEPTH = 60  # levels of lists and objects in the schema's own text
+MAX_LOOKS = 200_000  # at parts of a schema, to find out whether its recursion can end
 
 _ONE = ("additionalProperties", "items")  # keywords that hold a schema,
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")  # a list of them,
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")  # or an object of them
 _PLAIN = (
-    "$ref", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength",
-    "maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern",
-    "required", "type",
-)  # fmt: skip
-_NOTES = (
-    "$comment",
-    "$schema",
-    "default",
-    "deprecated",
-    "description",
-    "examples",
-    "readOnly",
-    "title",
-    "writeOnly",
+    "$ref",
+    "const",
+    "enum",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "pattern",
+    "required",
+    "type",
 )
+_NOTES = ("$comment", "$schema", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly")
 ENFORCED = (*_ONE, *_MANY, *_NAMED, *_PLAIN)
 # in the standard, and neither enforced by the library nor safe to ignore
 _UNSUPPORTED = (
-    "$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$vocabulary", "contains", "contentEncoding", "contentMediaType",
-    "contentSchema", "dependencies", "dependentRequired", "dependentSchemas", "else", "if", "maxContains",
-    "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
-)  # fmt: skip
+    "$anchor",
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$id",
+    "$vocabulary",
+    "contains",
+    "contentEncoding",
+    "contentMediaType",
+    "contentSchema",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "maxContains",
+    "minContains",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
+)
 
 
-def checked_schema(schema: dict | bool | str) -> dict:
+def checked_schema(schema: dict[str, Any] | bool | str) -> dict[str, Any]:
     """The schema as a dict of JSON values of its own. Raises WorkbenchError for what cannot be enforced in full."""
     text = schema if isinstance(schema, str) else _dumped(schema)
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise WorkbenchError(
-            f"a JSON schema may have {MOST_CHARACTERS:,} characters, this one has {len(text):,}; a list of very many "
+            f"a JSON schema may have {MAX_CHARACTERS:,} characters, this one has {len(text):,}; a list of very many "
             "values is better a string, and checked afterwards"
         )
     try:
@@ -63,9 +88,7 @@ def checked_schema(schema: dict | bool | str) -> dict:
     if not isinstance(root, dict):
         raise WorkbenchError(f"a JSON schema is an object such as {{'type': 'object', …}}, got {root!r:.60}")
     if root.get("$schema", DIALECT) != DIALECT:
-        raise WorkbenchError(
-            f"the JSON schema names the dialect {root['$schema']!r:.80}; only {DIALECT} is read here"
-        )
+        raise WorkbenchError(f"the JSON schema names the dialect {root['$schema']!r:.80}; only {DIALECT} is read here")
     _check_depth(root)
     targets: dict[str, object] = {}
     _check_parts(root, targets)
@@ -77,7 +100,7 @@ def checked_schema(schema: dict | bool | str) -> dict:
     return root
 
 
-def _dumped(schema: object) -> str:
+def _dumped(schema: Any) -> str:
     try:
         return json.dumps(schema, allow_nan=False, ensure_ascii=False)
     except RecursionError:
@@ -86,7 +109,7 @@ def _dumped(schema: object) -> str:
         raise WorkbenchError(f"a JSON schema was expected, and this has no JSON: {error}") from None
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -101,14 +124,14 @@ def _no_constant(name: str) -> None:
 
 def _too_deep() -> WorkbenchError:
     return WorkbenchError(
-        f"a JSON schema may nest {MOST_DEPTH} levels of lists and objects, this one nests more; name its parts in "
+        f"a JSON schema may nest {MAX_DEPTH} levels of lists and objects, this one nests more; name its parts in "
         "$defs and refer to them with $ref"
     )
 
 
-def _check_depth(root: object) -> None:
+def _check_depth(root: Any) -> None:
     level = [root]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [
             child
             for node in level
@@ -119,7 +142,7 @@ def _check_depth(root: object) -> None:
         raise _too_deep()
 
 
-def _inner(node: dict) -> Iterator[object]:
+def _inner(node: dict[str, Any]) -> Iterator[Any]:
     """The schemas directly inside a schema."""
     for name in _ONE:
         if name in node:
@@ -130,7 +153,7 @@ def _inner(node: dict) -> Iterator[object]:
         yield from _of_type(node, name, dict, {}).values()
 
 
-def _of_type(node: dict, name: str, kind: type, absent: object) -> object:
+def _of_type(node: dict[str, Any], name: str, kind: type, absent: Any) -> Any:
     value = node.get(name, absent)
     if not isinstance(value, kind):
         expected = "a list" if kind is list else "an object"
@@ -138,7 +161,7 @@ def _of_type(node: dict, name: str, kind: type, absent: object) -> object:
     return value
 
 
-def _check_parts(root: dict, targets: dict[str, object]) -> None:
+def _check_parts(root: dict[str, Any], targets: dict[str, object]) -> None:
     """Every keyword of every schema in it is known; what is referred to is put into targets."""
     waiting: list[object] = [root]
     seen: set[int] = set()
@@ -163,9 +186,7 @@ def _check_keyword(name: str) -> None:
     if name in ENFORCED or name in _NOTES:
         return
     if name == "$id":
-        raise WorkbenchError(
-            "the JSON schema has an $id; nothing is fetched or looked up by name here: take it out"
-        )
+        raise WorkbenchError("the JSON schema has an $id; nothing is fetched or looked up by name here: take it out")
     if name in _UNSUPPORTED:
         raise WorkbenchError(
             f"the JSON schema uses {name!r}, which the grammar library cannot enforce; take it out, and check the "
@@ -176,14 +197,14 @@ def _check_keyword(name: str) -> None:
     raise WorkbenchError(f"the JSON schema has an unknown keyword {name!r:.60}, which would be ignored{hint}")
 
 
-def _target(root: dict, reference: object) -> object:
+def _target(root: dict[str, Any], reference: Any) -> object:
     """What a reference within the schema points at: "#" or a JSON pointer such as "#/$defs/node" (RFC 6901)."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise WorkbenchError(
             f"$ref {reference!r:.80} points out of the schema or to a name; only '#' and pointers such as "
             "'#/$defs/item' are followed, and nothing is fetched"
         )
-    at: object = root
+    at: Any = root
     for part in reference.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(at, list) and key.isdecimal() and len(key) < 7 and int(key) < len(at):
@@ -195,7 +216,7 @@ def _target(root: dict, reference: object) -> object:
     return at
 
 
-def _can_end(root: dict, targets: dict[str, object]) -> bool:
+def _can_end(root: dict[str, Any], targets: dict[str, object]) -> bool:
     """Whether some finite value can satisfy the schema's structure: the least fixed point over its references.
 
     Only what recursion needs is looked at; contradictions between numbers, lengths and patterns are the library's.
@@ -203,10 +224,10 @@ def _can_end(root: dict, targets: dict[str, object]) -> bool:
     ending: set[str] = set()
     looks = 0
 
-    def ends(node: object) -> bool:
+    def ends(node: Any) -> bool:
         nonlocal looks
         looks += 1
-        if looks > MOST_LOOKS:
+        if looks > MAX_LOOKS:
             raise WorkbenchError("the references in this JSON schema are too entangled; make it smaller")
         if isinstance(node, bool):
             return True
@@ -226,7 +247,7 @@ def _can_end(root: dict, targets: dict[str, object]) -> bool:
     return ends(root)
 
 
-def _ends_as(node: dict, kind: object, ends) -> bool:
+def _ends_as(node: dict[str, Any], kind: Any, ends: Callable[[Any], bool]) -> bool:
     if kind == "object":
         required, properties = node.get("required", ()), node.get("properties", {})
         if not isinstance(required, list | tuple) or "patternProperties" in node:
@@ -238,7 +259,5 @@ def _ends_as(node: dict, kind: object, ends) -> bool:
         first = node.get("prefixItems", [])
         if not isinstance(least, int):
             return True
-        return all(map(ends, first[: max(0, least)])) and (
-            least <= len(first) or ends(node.get("items", True))
-        )
+        return all(map(ends, first[: max(0, least)])) and (least <= len(first) or ends(node.get("items", True)))
     return True

@@ -8,6 +8,7 @@ says what went wrong; when its processor time is used up the system ends it. It 
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import signal
@@ -44,7 +45,7 @@ def may_follow(matcher: Any) -> list[int]:
     return found
 
 
-def trouble(llguidance: ModuleType, request: dict, seconds: Callable[[], float]) -> str | None:
+def trouble(llguidance: ModuleType, request: dict[str, Any], seconds: Callable[[], float]) -> str | None:
     """What is wrong with the request's two forms of a grammar, {"plain": lark, "forcing": lark}, or None.
 
     seconds() is the processor time used so far.
@@ -108,9 +109,7 @@ def try_out(tokenizer_json: str, ends: Sequence[int], plain: str, forcing: str) 
         return json.loads(done.stdout)
     if done.returncode < 0:  # ended by the system: its time, or its memory
         return too_much
-    return (
-        f"the grammar library failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1][-200:]}"
-    )
+    return f"the grammar library failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1][-200:]}"
 
 
 def main() -> None:
@@ -122,5 +121,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    assert isinstance(sys.stdin, io.TextIOWrapper)
     sys.stdin.reconfigure(encoding="utf-8")
     main()

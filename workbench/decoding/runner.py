@@ -1,17 +1,19 @@
-"""Whole texts in, logits out: sends through the model what the kv does not remember, and counts it."""
+"""Token ids in, logits out: runs the model on tokens that are not in the kv yet, and counts them."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import torch
 
+from workbench.decoding.filters import whole_number
 from workbench.errors import WorkbenchError
 from workbench.kv import KV, kv_for
 from workbench.models.batch import Batch
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 
 _KV_MEMBERS = ("lengths", "begin", "attend", "truncate", "fork", "release", "bytes_in_use", "bytes_reserved")
 
@@ -22,9 +24,9 @@ class ModelRunner:
     rows_processed and model_calls count exactly what went through the model.
     """
 
-    def __init__(self, model: Decoder, kv: KV) -> None:
+    def __init__(self, model: Model, kv: KV) -> None:
         self._model, self._kv = model, kv
-        self._owned: set[int] = set()  # names of sequences to give back
+        self._owned: set[int] = set()  # names of sequences to release
         self._by_text: dict[tuple[int, ...], int] = {}  # of forward_many: text -> name
         self._name: int | None = None  # of forward
         self._last_row: torch.Tensor | None = None
@@ -33,7 +35,7 @@ class ModelRunner:
         self.model_calls = 0
 
     def forward(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[1, V] logits of the token that comes after the text, which grows from call to call."""
+        """[1, V] logits of the token after these, which begin with those of the last call."""
         if self._name is None:
             [self._name] = self._new_names(1)
         logits = self._run([token_ids], [self._name])
@@ -41,10 +43,10 @@ class ModelRunner:
         return logits
 
     def forward_many(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """[B, V] logits after each of B different texts, in one flat batch.
+        """[B, V] logits after each of B different sequences, in one flat batch.
 
-        Every text is a text of the last call and one token more, or new; the kv forks what they share.
-        Texts of the last call that none of these continues are released.
+        Each is one of the last call plus a token, or new; the kv forks what they share.
+        Those of the last call that none of these continues are released.
         """
         keys = [tuple(text) for text in texts]
         children = dict(zip(keys, self._new_names(len(keys))))
@@ -58,21 +60,22 @@ class ModelRunner:
         return self._run(keys, list(children.values()))
 
     def log_prob(self, token_id: int) -> float:
-        """Natural log of the token's probability after the text of the last `forward`, under the model alone."""
+        """Natural log of the token's probability by the last `forward`, under the model alone."""
+        assert self._last_row is not None
         return self._last_row.log_softmax(dim=-1)[token_id].item()
 
     def origin(self) -> tuple[str, str]:
-        """Who wrote the token that came last, and its kind: here always the model, one token a step."""
+        """(origin, kind) of the last token: here always the model, one token per step."""
         return "target", "plain"
 
     def release(self) -> None:
-        """Give every sequence begun here back to the kv. May be called twice."""
+        """Release every sequence that was begun here. May be called twice."""
         for name in self._owned & set(self._kv.lengths):
             self._kv.release(name)
         self._owned.clear()
 
     def stats(self) -> None:
-        """No statistics of speculation: there was none."""
+        """None: statistics are of speculation."""
         return None
 
     def clock(self) -> float:
@@ -100,17 +103,17 @@ class ModelRunner:
         self.rows_processed += batch.num_tokens
         self.model_calls += 1
         wide = torch.promote_types(logits.dtype, torch.float32)
-        return logits.to(wide, copy=True)  # out here a copy is an ordinary tensor, that anyone may change
+        return logits.to(wide, copy=True)  # a copy outside inference mode is an ordinary tensor, which may be changed
 
     def _new_names(self, count: int) -> list[int]:
-        """Numbers that name no live sequence of the kv, which other requests may be using too; owned from now."""
+        """Unused sequence names in the kv, which other requests may share; owned from now on."""
         taken = self._owned | set(self._kv.lengths)
         names = list(itertools.islice((n for n in itertools.count() if n not in taken), count))
         self._owned.update(names)
         return names
 
 
-def ready_kv(kv: str | Callable[..., KV] | KV, model: Decoder, max_sequences: int, max_tokens: int) -> KV:
+def ready_kv(kv: str | Callable[..., KV] | KV, model: Model, max_sequences: int, max_tokens: int) -> KV:
     """A kv to use: the ready one that was given, or a fresh one by kind, class or function."""
     room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
     made = kv_for(kv, model, **room) if isinstance(kv, str) or callable(kv) else kv
@@ -123,13 +126,11 @@ def ready_kv(kv: str | Callable[..., KV] | KV, model: Decoder, max_sequences: in
     return made
 
 
-def prompt_token_ids(model: Decoder, prompt: str | Sequence[int], max_new_tokens: int) -> list[int]:
+def prompt_token_ids(model: Model, prompt: str | Sequence[int], max_new_tokens: int) -> list[int]:
     """The prompt as token ids, once it is certain that it and max_new_tokens fit in the model's context."""
     if isinstance(prompt, str):
         if model.tokenizer is None:
-            raise WorkbenchError(
-                f"model {model.name!r} has no tokenizer; give the prompt as a list of token ids"
-            )
+            raise WorkbenchError(f"model {model.name!r} has no tokenizer; give the prompt as a list of token ids")
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
@@ -157,3 +158,30 @@ def prompt_token_ids(model: Decoder, prompt: str | Sequence[int], max_new_tokens
             f"but the context of model {model.name!r} holds {context}; {do}"
         )
     return ids
+
+
+def stop_strings(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
+    stop = (stop,) if isinstance(stop, str) else _tuple("stop", stop)
+    for string in stop:
+        if not isinstance(string, str) or not string:
+            raise WorkbenchError(f"stop takes strings of at least one character, got {string!r}")
+    if stop and model.tokenizer is None:
+        raise WorkbenchError(
+            f"model {model.name!r} has no tokenizer, so stop strings cannot be seen; use stop_token_ids"
+        )
+    return stop
+
+
+def stop_ids(model: Model, stop_token_ids: Sequence[int] | None) -> tuple[int, ...]:
+    ids = model.config.eos_token_ids if stop_token_ids is None else _tuple("stop_token_ids", stop_token_ids)
+    for token_id in ids:
+        whole_number("each of stop_token_ids", token_id, at_least=0)
+        if token_id >= model.config.vocab_size:
+            raise WorkbenchError(f"stop token id {token_id} is outside 0 … {model.config.vocab_size - 1}")
+    return ids
+
+
+def _tuple(name: str, values: object) -> tuple[Any, ...]:
+    if not isinstance(values, Iterable):
+        raise WorkbenchError(f"{name} takes a list, got {values!r}")
+    return tuple(values)

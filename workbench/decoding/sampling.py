@@ -1,142 +1,25 @@
-"""From logits to a token: temperature, top-k, top-p, min-p and penalties as pure functions, then one draw.
+"""From logits to a token: a request's filters in order, the distribution that they leave, and one draw from it.
 
-Every filter takes logits and gives new logits of the same shape; a token that may not be chosen has −inf, and
-the distribution of a stage is softmax(logits). No input is ever changed. The order is that of transformers:
-
-    repetition, presence, frequency penalty → temperature → top-k → top-p → min-p
-
-and it matters: top-p and min-p look at probabilities, so what they keep depends on the temperature before them,
-and top-p after top-k measures its mass within the k tokens that are left.
+`decoding.filters` has the filters; here are the settings that choose among them, the `TokenDistribution` of a request,
+its random numbers, and the `Sampler` that chooses a sequence's next token.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from workbench.errors import WorkbenchError, unknown
+from workbench.decoding.filters import FILTERS, REMOVED, check_filter_names, check_logits
+from workbench.errors import WorkbenchError
 
-REMOVED = -math.inf
-
-
-def finite_number(name: str, value: object, expected: str, holds: Callable[[float], bool]) -> None:
-    """Raise unless `value` is a finite int or float (no bool) for which `holds`."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and holds(value)):
-        raise WorkbenchError(f"{name} must be {expected}, got {value!r}")
+TextOf = Callable[[int], Sequence[int]]  # row of logits -> the token ids before the token that this row predicts
 
 
-def whole_number(name: str, value: object, *, at_least: int) -> None:
-    """Raise unless `value` is an int (no bool, no float) of at least `at_least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise WorkbenchError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
-
-
-# -- filters on probabilities: logits [..., V], row by row ---------------------------------------------
-
-
-def apply_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Divide by the temperature: below 1 sharper, above 1 flatter. It never changes the order of tokens.
-
-    0 is the limit T → 0, greedy: only the best token is left (of equals, the one with the smallest id).
-    """
-    finite_number("temperature", temperature, "0 (greedy) or a positive number", lambda t: t >= 0)
-    if temperature == 0:
-        best = logits.argmax(dim=-1, keepdim=True)
-        return torch.full_like(logits, REMOVED).scatter(-1, best, logits.gather(-1, best))
-    scaled = logits / temperature
-    if (scaled == math.inf).any():
-        # a tiny temperature overflowed; with the best token at 0 the softmax is the same
-        scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    return scaled
-
-
-def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the k best tokens, and all that equal the k-th. k ≥ V keeps everything."""
-    whole_number("top_k", k, at_least=1)
-    kth_best = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
-    return logits.masked_fill(logits < kth_best, REMOVED)
-
-
-def keep_top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Keep the smallest set of best tokens whose probability reaches p (the nucleus, arXiv 1904.09751).
-
-    A token stays while the tokens better than it hold less than p together, so the best always stays; of equal
-    tokens at the edge, smaller ids stay first. p = 1 keeps everything.
-    """
-    finite_number("top_p", p, "above 0 and at most 1 (1 keeps every token)", lambda p: 0 < p <= 1)
-    if p == 1:
-        return logits.clone()
-    best_first, order = logits.sort(dim=-1, descending=True, stable=True)
-    reached = _wide(best_first).softmax(dim=-1).cumsum(dim=-1)
-    before = torch.cat((torch.zeros_like(reached[..., :1]), reached[..., :-1]), dim=-1)
-    removed = torch.empty_like(order, dtype=torch.bool).scatter(-1, order, before >= p)
-    return logits.masked_fill(removed, REMOVED)
-
-
-def keep_min_p(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Keep tokens at least p times as probable as the best one (arXiv 2407.01082). p = 0 keeps everything.
-
-    In logits the ratio of two probabilities is a difference, so no softmax is needed.
-    """
-    finite_number("min_p", p, "from 0 to 1 (0 keeps every token)", lambda p: 0 <= p <= 1)
-    if p == 0:
-        return logits.clone()
-    threshold = logits.amax(dim=-1, keepdim=True) + math.log(p)
-    return logits.masked_fill(logits < threshold, REMOVED)
-
-
-# -- penalties: logits [V], and what has been said so far ----------------------------------------------
-
-
-def penalize_repetition(logits: torch.Tensor, token_ids: Sequence[int], penalty: float) -> torch.Tensor:
-    """Divide positive logits of the tokens seen by the penalty and multiply negative ones (arXiv 1909.05858).
-
-    token_ids: prompt and generated so far; how often a token was seen makes no difference. Above 1 discourages.
-    """
-    finite_number("repetition_penalty", penalty, "a positive number (1 changes nothing)", lambda x: x > 0)
-    seen = _counts(logits, token_ids) > 0
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-
-
-def penalize_presence(logits: torch.Tensor, generated_ids: Sequence[int], penalty: float) -> torch.Tensor:
-    """Subtract the penalty once from each token that was generated (the OpenAI API's definition)."""
-    finite_number("presence_penalty", penalty, "a finite number (0 changes nothing)", lambda _: True)
-    return logits - penalty * _counts(logits, generated_ids).clamp(max=1)
-
-
-def penalize_frequency(logits: torch.Tensor, generated_ids: Sequence[int], penalty: float) -> torch.Tensor:
-    """Subtract the penalty once for every time a token was generated (the OpenAI API's definition)."""
-    finite_number("frequency_penalty", penalty, "a finite number (0 changes nothing)", lambda _: True)
-    return logits - penalty * _counts(logits, generated_ids)
-
-
-def _counts(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
-    """[V] how often each token stands in token_ids, in the dtype of the logits."""
-    if logits.dim() != 1:
-        raise WorkbenchError(f"penalties take the logits of one text, [V], got {list(logits.shape)}")
-    ids, vocabulary = torch.as_tensor(list(token_ids), dtype=torch.int64), logits.shape[0]
-    if ids.numel() and not (ids.min() >= 0 and ids.max() < vocabulary):
-        raise WorkbenchError(f"token ids must lie in 0 … {vocabulary - 1}, got {ids.min()} … {ids.max()}")
-    return torch.bincount(ids, minlength=vocabulary).to(logits)  # its dtype and device
-
-
-FILTERS: dict[str, Callable[..., torch.Tensor]] = {  # in the order in which they are applied
-    "repetition_penalty": penalize_repetition,
-    "presence_penalty": penalize_presence,
-    "frequency_penalty": penalize_frequency,
-    "temperature": apply_temperature,
-    "top_k": keep_top_k,
-    "top_p": keep_top_p,
-    "min_p": keep_min_p,
-}
-
-
-# -- all of them in order --------------------------------------------------------------------------------
+# -- a request's filters ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -173,9 +56,8 @@ class SamplingSettings:
         return names[: names.index("temperature") + 1] if self.greedy else names
 
 
-_NEUTRAL = {field.name: field.default for field in dataclasses.fields(SamplingSettings)} | {
-    "temperature": 1.0
-}
+GREEDY = SamplingSettings()
+_NEUTRAL = {field.name: field.default for field in dataclasses.fields(SamplingSettings)} | {"temperature": 1.0}
 
 
 def filter_stages(
@@ -192,15 +74,13 @@ def filter_stages(
     Raises WorkbenchError for NaN, for +inf, for no token left, and for a replacement that returns no [V].
     """
     replace = replace or {}
-    check_replacements(replace)
+    check_filter_names(replace)
     if logits.dim() != 1:
-        raise WorkbenchError(
-            f"choosing takes the logits of one next token, [V], got {list(logits.shape)}; use the last row, logits[-1]"
-        )
+        raise _not_one_row(logits)
     check_logits(logits, "the model")
     stages = [("model", logits)]
     for name in settings.active():
-        arguments: list = [getattr(settings, name)]
+        arguments: list[Any] = [getattr(settings, name)]
         if name == "repetition_penalty":
             arguments.insert(0, [*prompt_ids, *generated_ids])
         elif name.endswith("penalty"):
@@ -209,9 +89,7 @@ def filter_stages(
             changed = replace[name](logits.clone(), *arguments)
             if not isinstance(changed, torch.Tensor) or changed.shape != logits.shape:
                 came = list(changed.shape) if isinstance(changed, torch.Tensor) else type(changed).__name__
-                raise WorkbenchError(
-                    f"filter {name!r} must return logits of shape {list(logits.shape)}, got {came}"
-                )
+                raise WorkbenchError(f"filter {name!r} must return logits of shape {list(logits.shape)}, got {came}")
         else:
             changed = FILTERS[name](logits, *arguments)
         check_logits(changed, f"filter {name!r}")
@@ -220,50 +98,180 @@ def filter_stages(
     return stages
 
 
-def check_replacements(replace: Mapping[str, object], settings: SamplingSettings | None = None) -> None:
-    """Raise for a name that is no filter, and when the settings would call none of the replacements."""
-    for name in replace:
-        if name not in FILTERS:
-            raise unknown("filter", name, FILTERS)
-    if not replace or settings is None:
-        return
-    called = [name for name in settings.active() if not (name == "temperature" and settings.greedy)]
-    if not set(replace) & set(called):
-        raise WorkbenchError(
-            f"filters replaces {', '.join(replace)}, but with these settings none of them would be called; "
-            f"active: {', '.join(called) or 'none (temperature 0 is greedy)'}. Set values at which they act"
-        )
+# -- the distribution of the next token --------------------------------------------------------------------
 
 
-def check_logits(logits: torch.Tensor, source: str) -> None:
-    """Raise when a row of [..., V] is no distribution: a NaN, a +inf, or every token removed."""
-    best = logits.amax(dim=-1)  # NaN wins in amax, so one number a row tells all three
-    if math.isfinite(best.item()) if best.dim() == 0 else torch.isfinite(best).all():
-        return
-    if best.isnan().any():
-        raise WorkbenchError(f"{source} gave NaN logits, so there is nothing to choose from; look for 0/0, "
-                             "inf − inf or weights that overflowed")  # fmt: skip
-    if (best == math.inf).any():
-        raise WorkbenchError(f"{source} gave a logit of +inf; use finite logits, and −inf to remove a token")
-    raise WorkbenchError(f"{source} removed every token (all logits are −inf); at least one must be left")
+class Mask(Protocol):
+    """A grammar's state: which tokens may come next."""
+
+    def allowed(self, generated_ids: Sequence[int]) -> torch.Tensor: ...
+
+
+class TokenDistribution:
+    """From logits to the probabilities that a request's tokens are drawn from: a grammar's mask, then all filters.
+
+    One object serves target and draft, so that both are filtered alike. The grammar comes first: what it forbids has
+    −inf before any filter sees it, so top-p measures its mass among legal tokens. After a text that is not legal
+    nothing is masked: no such text is ever kept.
+    """
+
+    def __init__(
+        self,
+        settings: SamplingSettings,
+        prompt_ids: Sequence[int],
+        *,
+        replace: Mapping[str, Callable[..., torch.Tensor]] | None = None,
+        guide: Mask | None = None,
+    ) -> None:
+        self.settings, self.greedy = settings, settings.greedy
+        self._num_prompt_tokens, self._prompt_ids = len(prompt_ids), prompt_ids
+        self._replace, self._guide = dict(replace or {}), guide
+        self._active = settings.active()
+        self._row_by_row = bool(self._replace) or any(name.endswith("penalty") for name in self._active)
+        self._at_one: SamplingSettings | None = None
+        self._only_argmax = self._active == ["temperature"] and settings.greedy and not self._replace
+        self.is_argmax = self._only_argmax and guide is None
+        """Greedy, and no filter, penalty or grammar has a say: the token of the highest logit."""
+
+    def probabilities(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
+        """[n, V] float64 on the CPU from logits [n, V]. Greedy: the best token has 1."""
+        return self._filtered(self.settings, logits, text_of).double().cpu().softmax(dim=-1)
+
+    def confidences(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
+        """`probabilities`, at temperature 1 where decoding is greedy. What a draft drafts by: greedy or not, it can
+        say how sure it is of its first, second and third choice."""
+        if self._at_one is None:
+            self._at_one = dataclasses.replace(self.settings, temperature=1.0) if self.greedy else self.settings
+        return self._filtered(self._at_one, logits, text_of).double().cpu().softmax(dim=-1)
+
+    def best(self, logits: torch.Tensor, text_of: TextOf) -> list[int]:
+        """[n] the most probable token of each row."""
+        if self._only_argmax:
+            logits = self._masked(logits, text_of)
+            check_logits(logits[0] if len(logits) == 1 else logits, "the model")
+            return logits.argmax(dim=-1).tolist()
+        return self._filtered(self.settings, logits, text_of).argmax(dim=-1).tolist()
+
+    def _filtered(self, settings: SamplingSettings, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
+        logits = self._masked(logits, text_of)
+        if self._row_by_row:
+            rows = [
+                filter_stages(settings, row, self._prompt_ids, self._generated(text_of(i)), self._replace)[-1][1]
+                for i, row in enumerate(logits)
+            ]
+            return torch.stack(rows)
+        check_logits(logits[0] if len(logits) == 1 else logits, "the model")
+        for name in settings.active():
+            logits = FILTERS[name](logits, getattr(settings, name))
+        return logits
+
+    def _masked(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
+        if self._guide is None:
+            return logits
+        masks = [self._guide.allowed(self._generated(text_of(i))) for i in range(len(logits))]
+        allowed = torch.stack([mask if mask.any() else torch.ones_like(mask) for mask in masks])
+        return logits.masked_fill(~allowed.to(logits.device), REMOVED)
+
+    def _generated(self, token_ids: Sequence[int]) -> Sequence[int]:
+        return token_ids[self._num_prompt_tokens :]
+
+
+# -- from a distribution to a token ------------------------------------------------------------------------
+
+
+def draw(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """[n] token ids from rows [n, V], one uniform number of [0, 1) each, by inverse CDF. No value is looked at, so the
+    device need not be waited for.
+
+    It is the first token whose cumulative probability exceeds the number, so never one of probability 0; where rounding
+    left the sum below the number, the last token of any probability. Everything that draws a token ends here.
+    """
+    cumulative = probabilities.cumsum(dim=-1)
+    tokens = torch.searchsorted(cumulative, uniforms[..., None], right=True)[..., 0]
+    return torch.where(tokens < probabilities.shape[-1], tokens, cumulative.argmax(dim=-1))
+
+
+class Draws(Protocol):
+    """Where chance comes from: a generator of random numbers, or an enumeration of all that can happen."""
+
+    def accept(self, probability: Any) -> bool:
+        """True with this probability (of 1 or more: always)."""
+        ...
+
+    def choose(self, probabilities: Any) -> int:
+        """A token id from a row [V], each with its probability."""
+        ...
+
+
+class RandomDraws:
+    """`Draws` from a torch generator on the CPU. Each decision takes one uniform number in float64, so that the same
+    seed makes the same decisions on every device."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def uniform(self) -> float:
+        """From [0, 1)."""
+        return self._uniform().item()
+
+    def accept(self, probability: Any) -> bool:
+        return self.uniform() < probability
+
+    def choose(self, probabilities: torch.Tensor) -> int:
+        return int(draw(probabilities, self._uniform().to(probabilities.device)))
+
+    def _uniform(self) -> torch.Tensor:
+        return torch.rand((), generator=self._generator, dtype=torch.float64, device=self._generator.device)
+
+
+class BestDraws:
+    """No chance: the most probable token, of equals the one with the smallest id. For greedy decoding."""
+
+    def accept(self, probability: Any) -> bool:
+        return probability >= 1
+
+    def choose(self, probabilities: torch.Tensor) -> int:
+        return int(probabilities.argmax())
+
+
+def draws_for(settings: SamplingSettings, seed: int | None) -> RandomDraws | BestDraws:
+    """A request's own random numbers; torch's global ones are never touched. None: a fresh seed."""
+    if settings.greedy:
+        return BestDraws()
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return RandomDraws(generator)
+
+
+class Sampler:
+    """How one sequence's tokens are chosen: by its distribution and its draws."""
+
+    __slots__ = ("distribution", "draws")
+
+    def __init__(self, distribution: TokenDistribution, draws: Draws) -> None:
+        self.distribution, self.draws = distribution, draws
+
+    def choose(self, logits: torch.Tensor, token_ids: Sequence[int]) -> int:
+        """The token id after these, from the model's logits [V]. The one place where a next token is chosen."""
+        if logits.dim() != 1:
+            raise _not_one_row(logits)
+        if self.distribution.greedy:
+            return self.distribution.best(logits[None], lambda _: token_ids)[0]
+        return self.draws.choose(self.distribution.probabilities(logits[None], lambda _: token_ids)[0])
 
 
 def choose(logits: torch.Tensor, generator: torch.Generator | None = None) -> int:
-    """One token id from logits [V]: drawn from softmax(logits), or the best one when there is no generator.
-
-    The draw is by inverse CDF with one uniform number (float64, on the generator's device): the first token
-    whose cumulative probability exceeds it. So a removed token is never drawn, and a CPU generator gives the
-    same tokens from the same logits on every device.
-    """
+    """One token id from logits [V]: drawn from softmax(logits), or the best one when there is no generator."""
     check_logits(logits, "the last stage")
     if generator is None:
         return int(logits.argmax())
-    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
-    cumulative = cumulative / cumulative[-1]  # ends at exactly 1, above every uniform number in [0, 1)
-    uniform = torch.rand((), generator=generator, dtype=torch.float64, device=generator.device)
-    return int(torch.searchsorted(cumulative, uniform.to(cumulative.device), right=True))
+    return RandomDraws(generator).choose(logits.double().softmax(dim=-1))
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    """At least float32: sums of bfloat16 probabilities would not reach 1."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _not_one_row(logits: torch.Tensor) -> WorkbenchError:
+    return WorkbenchError(
+        f"choosing takes the logits of one next token, [V], got {list(logits.shape)}; use the last row, logits[-1]"
+    )

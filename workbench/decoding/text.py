@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from workbench.models.tokenizer import Tokenizer
 
-BROKEN = (
-    "\ufffd"  # how bytes that make up no character decode; a character that is not complete yet ends in it
-)
+BROKEN = "\ufffd"  # how bytes that make up no character decode; a character that is not complete yet ends in it
 
 
 class Detokenizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +13,7 @@ from workbench.errors import WorkbenchError, check_settings, unknown
 KINDS = ("int", "float", "choice", "text", "flag", "model")
 LONGEST_TEXT = 100_000  # characters; more than any model here can read, little enough to show
 BRIEF = "WORKBENCH_BRIEF"  # the environment variable
-_FLAGS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 def brief_mode() -> bool:
@@ -40,8 +31,8 @@ class Setting:
     kind: "int" and "float" have bounds low … high, both allowed; "choice" is one of `choices`; "text" is any
     text; "flag" is True or False; "model" is a model's name or a Decoder already loaded.
     `step` is how far one key press moves a slider; nothing else depends on it.
-    `brief` is the most that a number may be in brief mode, where the tests see that every cell of every lecture runs: it is
-    for how often, how long and on how long a text a thing is measured, never for what is measured.
+    `brief` is the most that a number may be in brief mode, where the tests see that every cell of every lecture runs:
+    it is for how often, how long and on how long a text a thing is measured, never for what is measured.
     """
 
     name: str
@@ -70,9 +61,7 @@ class Setting:
             try:
                 return self.check((int if self.kind == "int" else float)(text))
             except ValueError as error:
-                raise (
-                    error if isinstance(error, WorkbenchError) else self._wrong(self._wanted(), text)
-                ) from None
+                raise (error if isinstance(error, WorkbenchError) else self._wrong(self._wanted(), text)) from None
         if self.kind == "choice":
             return self.check(next((c for c in self.choices if str(c) == text), text))
         return self.check(text)
@@ -91,9 +80,7 @@ class Setting:
             if not isinstance(value, str):
                 raise self._wrong("a text", value)
             if len(value) > LONGEST_TEXT:
-                raise WorkbenchError(
-                    f"{self.name} has {len(value):,} characters; at most {LONGEST_TEXT:,} are taken"
-                )
+                raise WorkbenchError(f"{self.name} has {len(value):,} characters; at most {LONGEST_TEXT:,} are taken")
         elif not ((isinstance(value, str) and value) or hasattr(value, "config")):
             raise self._wrong("a model's name or a Decoder", value)
         return value
@@ -116,9 +103,7 @@ class Setting:
 
     def _wrong(self, wanted: str, value: Any) -> WorkbenchError:
         shown = repr(value)
-        return WorkbenchError(
-            f"{self.name} must be {wanted}, got {shown if len(shown) < 80 else shown[:77] + '…'}"
-        )
+        return WorkbenchError(f"{self.name} must be {wanted}, got {shown if len(shown) < 80 else shown[:77] + '…'}")
 
 
 @dataclass(frozen=True)
@@ -142,7 +127,7 @@ class Experiment:
     how: str
     settings: tuple[Setting, ...]
     run: Callable[..., Iterator]
-    predict: Callable[..., list[tuple[float, float, str]]]
+    predict: Callable[..., Sequence[tuple[float, float, str]]]
     learner: tuple[str, ...] = ()
     record: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict, hash=False)
 
@@ -177,3 +162,8 @@ class Experiment:
             if name not in self.learner:
                 raise unknown(f"part of {self.name} to replace", name, self.learner)
         return given
+
+
+def no_times(ceilings: Any, **settings: Any) -> list[tuple[float, float, str]]:
+    """The prediction of an experiment that counts bytes."""
+    return []

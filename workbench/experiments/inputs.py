@@ -18,7 +18,7 @@ from workbench.models.batch import Batch
 from workbench.models.checkpoints import ZOO, read_config, zoo_config, zoo_names
 from workbench.models.config import ModelConfig
 from workbench.models.corpus import held_out_files
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 from workbench.models.shapes import public_shape
 from workbench.models.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ MODEL = Setting("model", "stdlib-10m", "model", help="a model's name, a folder, 
 PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 
 
-def shape_of(model: str | Decoder) -> ModelConfig:
+def shape_of(model: str | Model) -> ModelConfig:
     """The shape of a model, without loading one. Raises WorkbenchError for a name that is none."""
     if not isinstance(model, str):
         return model.config
@@ -38,14 +38,14 @@ def shape_of(model: str | Decoder) -> ModelConfig:
     return read_config(Path(model)) if os.path.isdir(model) else public_shape(model)
 
 
-def dtype_of(model: str | Decoder) -> torch.dtype:
+def dtype_of(model: str | Model) -> torch.dtype:
     """The type `load(model)` gives: float32 for shipped models, bfloat16 for public shapes."""
     if not isinstance(model, str):
         return model.dtype
     return torch.float32 if model in zoo_names() else torch.bfloat16
 
 
-def tokenizer_of(model: str | Decoder) -> Tokenizer | None:
+def tokenizer_of(model: str | Model) -> Tokenizer | None:
     """The tokenizer that comes with a model, without loading the model."""
     if not isinstance(model, str):
         return model.tokenizer
@@ -64,7 +64,7 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v if not hasattr(v, "config") else getattr(v, "name", "unnamed") for k, v in settings.items()}
 
 
-def tokens_of(model: str | Decoder, text: str) -> list[int]:
+def tokens_of(model: str | Model, text: str) -> list[int]:
     """Token ids of a prompt. A model without a tokenizer (random weights) reads the text's bytes.
 
     Raises WorkbenchError for a prompt that is empty or longer than the model can read.
@@ -81,7 +81,7 @@ def tokens_of(model: str | Decoder, text: str) -> list[int]:
     return ids
 
 
-def text_ids(model: Decoder, count: int) -> list[int]:
+def text_ids(model: Model, count: int) -> list[int]:
     """`count` token ids of text the model was not trained on (random ids for a model without a tokenizer)."""
     if model.tokenizer is None or model.tokenizer.vocab_size > model.config.vocab_size:
         draw = random.Random(0)
@@ -96,22 +96,23 @@ def _held_out_text() -> str:
     return "".join(file.text for file in held_out_files())
 
 
-def whole_text(model: Decoder, ids: list[int]) -> Batch:
+def whole_text(model: Model, ids: list[int]) -> Batch:
     """The batch of a step without a cache: all tokens of one text, logits of the last row."""
     return Batch.of([ids], device=model.device)
 
 
 @torch.no_grad()
-def next_logits(decoder: Decoder, ids: Sequence[int]) -> torch.Tensor:
+def next_logits(decoder: Model, ids: Sequence[int]) -> torch.Tensor:
     """[V] float32 logits of the token after `ids`: one run of the model over all of them."""
     return decoder(whole_text(decoder, list(ids)), make_kv("recompute", decoder.config))[-1].float()
 
 
-def token_text(model: str | Decoder, token_id: int) -> str:
-    return model.tokenizer.token_text(token_id) if model.tokenizer is not None else f"#{token_id}"
+def token_text(model: str | Model, token_id: int) -> str:
+    tokenizer = None if isinstance(model, str) else model.tokenizer
+    return tokenizer.token_text(token_id) if tokenizer is not None else f"#{token_id}"
 
 
-def text_of(decoder: Decoder, result: Generation) -> str:
+def text_of(decoder: Model, result: Generation) -> str:
     return result.text if decoder.tokenizer else " ".join(f"#{t}" for t in result.tokens)
 
 

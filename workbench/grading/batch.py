@@ -1,4 +1,5 @@
-"""Check one notebook for its author, or grade a class of them: the way in for `workbench check` and `workbench grade`."""
+"""Check one notebook for its author, or grade a class of them: the way in for `workbench check` and `workbench
+grade`."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from workbench.errors import WorkbenchError, check_between, unknown
-from workbench.grading.check import ExerciseSet, Verdict
+from workbench.grading.check import ExerciseSet, Verdict, with_hint
 from workbench.grading.collect import Submission, duplicates, find_submissions, parse_time
 from workbench.grading.confine import Limits
 from workbench.grading.desk import load_instructors, load_sets, result_of, write_whole
+from workbench.grading.mistakes import KnownFor
 from workbench.grading.notebooks import Answers, set_named_like, set_of
 from workbench.grading.reports import Graded, csv_text, feedback_html, gradescope, inert, junit_xml
 from workbench.grading.runner import Runner, preload_of
@@ -69,8 +72,8 @@ def check_notebook(
 class Summary:
     """`errors`: a line for each submission that could not be read or graded. `confinement`: what the system allowed.
 
-    notes: what is to be looked at, by student: exercises that are missing, several submissions of one lab. kept: how many
-    were graded by an earlier run and had not changed.
+    notes: what is to be looked at, by student: exercises that are missing, several submissions of one lab. kept: how
+    many were graded by an earlier run and had not changed.
     """
 
     out: Path
@@ -100,16 +103,14 @@ class Summary:
             "calls": "fewer system calls",
         }
         if self.confinement:
-            held = [
-                f"{text}: {'yes' if self.confinement.get(name) else 'NO'}" for name, text in names.items()
-            ]
+            held = [f"{text}: {'yes' if self.confinement.get(name) else 'NO'}" for name, text in names.items()]
             lines.append("Confinement of students' code on this machine: " + ", ".join(held))
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Late:
-    """What being late costs: `percent_per_day` of the points earned for every day begun after `due` (UTC)."""
+    """The penalty for lateness: `percent_per_day` of the points earned for every day begun after `due` (UTC)."""
 
     due: datetime
     percent_per_day: float = 0.0
@@ -138,16 +139,18 @@ def grade(
     again: bool = False,
     late: Late | None = None,
     only_student: str | None = None,
+    known_for: KnownFor | None = None,
 ) -> Summary:
     """Grade every submission under `paths` into the folder `out`, several at a time.
 
     sets: `module:function` that returns name -> ExerciseSet; hidden: files that define HIDDEN. Both are named, not
     passed, because each grading notebook loads them in its own kernel. assignment: only this set's exercises, also for
     files that do not tell. seed: what the checks' inputs are drawn from; without one, a secret one that `out` keeps.
-    progress(Graded) is called after each. only_student: everything found is this one's.
+    progress(Graded) is called after each. only_student: everything found is this one's. known_for: the mistakes that a
+    failing check has words for, asked for once a check and here, where no answer is; without it there are no hints.
 
-    workers: how many at a time on this machine (default: one a core). executor: any concurrent.futures.Executor instead,
-    whose workers have this package; it is not shut down here.
+    workers: how many at a time on this machine (default: one a core). executor: any concurrent.futures.Executor
+    instead, whose workers have this package; it is not shut down here.
 
     Writes out/grades.csv (whole after every submission), out/<student>/results.json and feedback.html, at the end
     junit.xml and summary.html, and out/.grading for the instructor, which is not to be handed out. What an earlier run
@@ -165,16 +168,14 @@ def grade(
     if only_student is not None:
         submissions = [replace(one, student_id=only_student) for one in submissions]
     if not submissions:
-        raise WorkbenchError(
-            "no notebooks found; give notebooks, zips, or a folder with one folder for each student"
-        )
+        raise WorkbenchError("no notebooks found; give notebooks, zips, or a folder with one folder for each student")
     out = Path(out)
     try:
         (out / WORK_FOLDER).mkdir(parents=True, mode=0o700, exist_ok=True)
     except OSError as error:
         raise WorkbenchError(f"cannot write to {out}: {error.strerror or error}") from None
     with _alone_in(out / WORK_FOLDER):
-        settings = {
+        settings: dict[str, Any] = {
             "sets": sets,
             "hidden": [[Path(file).name, Path(file).read_text(encoding="utf-8")] for file in hidden],
             "import_paths": [str(Path(path).resolve()) for path in import_paths],
@@ -200,6 +201,8 @@ def grade(
         with _running(jobs, waiting, out, workers, executor) as arriving:
             for number, outcome in arriving:
                 job = jobs[number]
+                assert job.exercises is not None, "only what has a task was run"
+                _add_hints(job.exercises, outcome, known_for, settings["seed"])
                 confinement = outcome["confinement"] or confinement
                 if not outcome["broken"]:
                     _keep(out, job, outcome)
@@ -215,7 +218,8 @@ def grade(
 
 @dataclass(frozen=True)
 class _Job:
-    """One submission: what is known before it is graded, where its results go; task: None when there is no grading it."""
+    """One submission: what is known before it is graded, where its results go; task: None when there is no grading
+    it."""
 
     graded: Graded
     folder: str
@@ -237,11 +241,7 @@ def _jobs(submissions, known: Mapping[str, ExerciseSet], checks: tuple, settings
         missing = [e.grade_id for e in exercises.exercises if e.grade_id not in answers.found]
         notes = [f"no cell for {', '.join(missing)}"] if missing else []
         one = replace(one, notes=(*notes, *answers.problems.values()))
-        task = settings | {
-            "assignment": exercises.name,
-            "answers": answers.sources,
-            "problems": answers.problems,
-        }
+        task = settings | {"assignment": exercises.name, "answers": answers.sources, "problems": answers.problems}
         if exercises.name not in common:
             common[exercises.name] = _digest(_what_grades(exercises, settings))
         mark = _digest([common[exercises.name], answers.sources, answers.problems])
@@ -263,7 +263,8 @@ def _digest(value: object) -> str:
 
 
 def _what_grades(exercises: ExerciseSet, settings: dict) -> list:
-    """All that a mark depends on beside the answers: the checks and the files that define them, the seed, the limits."""
+    """All that a mark depends on beside the answers: the checks and the files that define them, the seed, the
+    limits."""
     functions = [f for e in exercises.exercises for c in e.checks for f in (c.cases, c.probe, c.judge)]
     files = {getattr(sys.modules.get(f.__module__), "__file__", None) for f in functions}
     sources = {
@@ -272,12 +273,7 @@ def _what_grades(exercises: ExerciseSet, settings: dict) -> list:
         if file and os.path.isfile(file)
     }
     listed = [
-        [
-            e.grade_id,
-            e.entry,
-            *e.forbidden,
-            *[(c.name, c.points, c.hidden, repr(c.speedup)) for c in e.checks],
-        ]
+        [e.grade_id, e.entry, *e.forbidden, *[(c.name, c.points, c.hidden, repr(c.speedup)) for c in e.checks]]
         for e in exercises.exercises
     ]
     return [settings, exercises.prelude, exercises.starters, listed, sources]
@@ -300,7 +296,7 @@ def seed_in(file: Path) -> str:
 
 
 def late_after(due: str, percent_per_day: float = 0.0) -> Late:
-    """Late, from what an instructor typed; WorkbenchError for what is no time or no percentage."""
+    """A `Late` from an instructor's input; WorkbenchError for anything that is no time or no percentage."""
     moment = parse_time(due)
     if moment is None:
         raise WorkbenchError(f"{due!r} is not a time; write it like 2026-11-30T23:59+01:00")
@@ -320,9 +316,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise WorkbenchError(
-                f"another `workbench grade` is writing to {folder.parent}; wait for its end"
-            ) from None
+            raise WorkbenchError(f"another `workbench grade` is writing to {folder.parent}; wait for its end") from None
         yield
 
 
@@ -359,8 +353,7 @@ def _running(
     pool = ThreadPoolExecutor(max_workers=workers)
     try:
         futures = {
-            pool.submit(graded, unit, out / WORK_FOLDER / jobs[number].folder): number
-            for number, unit in units.items()
+            pool.submit(graded, unit, out / WORK_FOLDER / jobs[number].folder): number for number, unit in units.items()
         }
         yield _arriving(futures)
     finally:
@@ -376,8 +369,9 @@ def _cores() -> list[int]:
 
 
 def _core_shares(workers: int) -> list[list[int]]:
-    """For each of the submissions graded at a time, the cores on which its answers run: nobody else's answers do, so that
-    the hundred processes of a neighbour take no time from them. [], all cores, where there are too few for that."""
+    """For each of the submissions graded at a time, the cores on which its answers run: nobody else's answers do, so
+    that the hundred processes of a neighbour take no time from them. [], all cores, where there are too few for
+    that."""
     cores = _cores()
     return [cores[number::workers] if workers <= len(cores) else [] for number in range(workers)]
 
@@ -387,12 +381,7 @@ def _arriving(futures: dict[Future, int]) -> Iterator[tuple[int, dict]]:
         try:
             outcome = future.result()
         except Exception as error:  # of the executor: a worker that is gone, a network that is down
-            outcome = {
-                "broken": f"{type(error).__name__}: {error}",
-                "results": {},
-                "confirmed": {},
-                "confinement": {},
-            }
+            outcome = {"broken": f"{type(error).__name__}: {error}", "results": {}, "confirmed": {}, "confinement": {}}
         yield futures[future], {"seconds": 0.0} | outcome
 
 
@@ -404,6 +393,7 @@ def _graded(job: _Job, outcome: dict) -> Graded:
     if outcome["broken"]:
         why = f"could not be graded, for no fault of the submission: {outcome['broken']}"
         return replace(job.graded, error=why)
+    assert job.exercises is not None, "only what has a task was run"
     results = tuple(
         result_of(e, outcome["results"].get(e.grade_id), set(outcome["confirmed"].get(e.grade_id, ())))
         for e in job.exercises.exercises
@@ -417,6 +407,16 @@ def _graded(job: _Job, outcome: dict) -> Graded:
         seconds=outcome["seconds"],
         checks_seconds=round(checks_seconds, 3),
     )
+
+
+def _add_hints(exercises: ExerciseSet, outcome: dict, known_for: KnownFor | None, seed: int | str) -> None:
+    """After the messages of the checks that failed, the words for what the desk says they have shown."""
+    for exercise in exercises.exercises:
+        noted = outcome["results"].get(exercise.grade_id, {})
+        for index, shown in noted.pop("shown", {}).items():
+            result, check = noted["checks"][int(index)], exercise.checks[int(index)]
+            words = known_for(exercises, exercise, check, seed).find(shown) if known_for else ""
+            result["message"] = with_hint(result["message"], words)
 
 
 def _keep(out: Path, job: _Job, outcome: dict) -> None:
@@ -507,8 +507,4 @@ def _unused(name: str, used) -> str:
 def _folder_name(name: str) -> str:
     """A student's name as the name of a folder: no separators, nothing hidden, nothing unprintable."""
     name = re.sub(r'[/\\:*?"<>|\s]', "_", inert(name))[:80].strip()
-    return (
-        "_" + name
-        if not name or name.startswith(".") or name.endswith((".csv", ".xml", ".html", "."))
-        else name
-    )
+    return "_" + name if not name or name.startswith(".") or name.endswith((".csv", ".xml", ".html", ".")) else name

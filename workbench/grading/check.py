@@ -16,12 +16,13 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from workbench.errors import WorkbenchError
+from workbench.grading.cell import run_cell
 
 MAX_JSON_BYTES = 1_000_000
 MAX_ITEMS = 250_000
@@ -42,8 +43,8 @@ class Verdict(StrEnum):
 class Speedup:
     """How fast an answer has to be: at least so many times as fast as a right and slow one, timed beside it.
 
-    baseline: the source of that answer's cell, with its own imports. named: what it is called in a message. plausible: a
-    measured ratio above it is believed and marked, for the instructor to look at.
+    baseline: the source of that answer's cell, with its own imports. named: what it is called in a message. plausible:
+    a measured ratio above it is believed and marked, for the instructor to look at.
     """
 
     baseline: str
@@ -54,8 +55,17 @@ class Speedup:
     def __post_init__(self) -> None:
         if not 1 < self.at_least < self.plausible:
             raise WorkbenchError(
-                f"a speedup of at least {self.at_least:g}, plausible up to {self.plausible:g}: both above 1, in this order"
+                f"a speedup of at least {self.at_least:g}, plausible up to {self.plausible:g}: both above 1, in this"
+                " order"
             )
+
+
+class Known(Protocol):
+    """The mistakes that are known; `mistakes.Known` is one of these."""
+
+    def explain(self, check: Check, cases: Sequence[dict], observations: Sequence[dict], failed: int) -> str:
+        """The words for the mistake that what was seen on the case at index `failed` shows, or ""."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -67,8 +77,10 @@ class Check:
     judge(case, observation) -> None when right, else what was seen, what was expected, where to look. Both arguments
     went through JSON: tuples and tensors arrive as lists, inf and nan as floats.
 
-    speedup: the answer is timed, too, once all checks before this one have passed: the first case warms up, each further
-    one is a pair, and what came back is judged every time.
+    speedup: the answer is timed, too, once all checks before this one have passed: the first case warms up, each
+    further one is a pair, and what came back is judged every time.
+
+    known: finds the words for a mistake that is listed; they follow the judge's.
     """
 
     name: str
@@ -78,6 +90,7 @@ class Check:
     judge: Callable[[dict, Any], str | None]
     hidden: bool = False
     speedup: Speedup | None = None
+    known: Known | None = None
 
     def __post_init__(self) -> None:
         if not self.name or type(self.points) is not int or self.points < 0:
@@ -94,14 +107,9 @@ class Check:
 
 
 def claim(
-    name: str,
-    probe: Callable,
-    judge: Callable,
-    cases: Callable,
-    points: int = 1,
-    speedup: Speedup | None = None,
+    name: str, probe: Callable, judge: Callable, cases: Callable, points: int = 1, speedup: Speedup | None = None
 ) -> Check:
-    """A Check in the order in which a list of them reads well."""
+    """A Check with its arguments in the order of reading."""
     return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, speedup=speedup)
 
 
@@ -125,9 +133,7 @@ class Exercise:
         if len(set(names)) < len(names):
             raise WorkbenchError(f"{self.grade_id}: two checks share a name among {', '.join(names)}")
         if self.checks and self.checks[0].speedup is not None:
-            raise WorkbenchError(
-                f"{self.grade_id}: its first check, {names[0]!r}, is timed; what is right comes first"
-            )
+            raise WorkbenchError(f"{self.grade_id}: its first check, {names[0]!r}, is timed; what is right comes first")
 
     @property
     def max_points(self) -> int:
@@ -153,9 +159,7 @@ class ExerciseSet:
             raise WorkbenchError(f"{self.name}: two exercises share a grade_id among {', '.join(ids)}")
 
     def with_hidden(
-        self,
-        hidden: dict[str, tuple[Check, ...]] | None,
-        forbidden: dict[str, tuple[str, ...]] | None = None,
+        self, hidden: dict[str, tuple[Check, ...]] | None, forbidden: dict[str, tuple[str, ...]] | None = None
     ) -> ExerciseSet:
         """The same set with `hidden` (grade_id -> checks) after the visible checks, and with `forbidden` names.
 
@@ -171,10 +175,18 @@ class ExerciseSet:
         )
         return replace(self, exercises=exercises)
 
+    def with_known(self, known: Known) -> ExerciseSet:
+        """The same set, whose checks have words for these mistakes."""
+        exercises = tuple(
+            replace(e, checks=tuple(replace(check, known=known) for check in e.checks)) for e in self.exercises
+        )
+        return replace(self, exercises=exercises)
+
 
 @dataclass(frozen=True)
 class CheckResult:
-    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what to look at."""
+    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what to look
+    at."""
 
     name: str
     passed: bool
@@ -203,10 +215,7 @@ class Result:
         return f"{self.grade_id}: {self.verdict.replace('_', ' ')} {self.points}/{self.max_points}"
 
     def to_dict(self) -> dict:
-        return asdict(self) | {
-            "verdict": str(self.verdict),
-            "checks": [asdict(check) for check in self.checks],
-        }
+        return asdict(self) | {"verdict": str(self.verdict), "checks": [asdict(check) for check in self.checks]}
 
     @classmethod
     def from_dict(cls, data: dict) -> Result:
@@ -304,7 +313,7 @@ def brief(value: Any, limit: int = 160) -> str:
 
 
 def refused_or_not(call: Callable[[], Any]) -> dict:
-    """What a call came to that is to be refused: {"refused": message} of a WorkbenchError, {"error"} of another
+    """The outcome of a call that must be refused: {"refused": message} of a WorkbenchError, {"error"} of another
     exception, {"returned": type} of neither. For probes; an answer that is not written yet says so itself."""
     try:
         value = call()
@@ -318,18 +327,16 @@ def refused_or_not(call: Callable[[], Any]) -> dict:
 
 
 def not_refused(seen: dict) -> str:
-    """In words, what came instead of a refusal; for judges."""
+    """A sentence on what came instead of a refusal; for judges."""
     if "error" in seen:
         return f"{seen['error']} was raised"
     return f"no error was raised, a {seen['returned']} came back"
 
 
 def describe_error(error: BaseException) -> str:
-    """`TypeError: …` and, where it can be told, the line of the answer that raised it."""
+    """`TypeError: …` and, where it is known, the line of the answer that raised it."""
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg} (line {error.lineno} of the answer's cell)"[
-            :MAX_MESSAGE_CHARS
-        ]
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno} of the answer's cell)"[:MAX_MESSAGE_CHARS]
     try:
         text = f"{type(error).__name__}: {error}"
         text = "MemoryError: the limit on memory was reached" if text == "MemoryError: " else text
@@ -362,7 +369,7 @@ def observe(grade_id: str, probe: Callable[..., Any], answer: Any, case: dict) -
         return {"error": describe_error(error)}
 
 
-def cases_of(exercise: Exercise, check: Check, seed: int = 0) -> list[dict]:
+def cases_of(exercise: Exercise, check: Check, seed: int | str = 0) -> list[dict]:
     """The check's cases, the same for the same seed, as they look after JSON."""
     cases = check.cases(random.Random(f"{seed}/{exercise.grade_id}/{check.name}"))
     if not cases:
@@ -370,23 +377,29 @@ def cases_of(exercise: Exercise, check: Check, seed: int = 0) -> list[dict]:
     return [loads(dumps(case)) for case in cases]
 
 
-def judge_check(check: Check, cases: list[dict], observations: Iterator[dict] | list[dict]) -> str | None:
-    """None when every case is right, else the message of the first that is not. A missing observation is not right."""
-    seen = iter(observations)
-    for number, case in enumerate(cases, 1):
-        observation = next(seen, {"error": "the answer stopped before this case"})
-        of = f"case {number} of {len(cases)}: " if len(cases) > 1 else ""
-        if "value" not in observation:  # about the whole answer, or about this case
-            reason = observation.get("not_attempted") or observation.get("reason")
-            if reason is None:
-                reason = of + (f"with {brief(case)}: " if case else "") + str(observation.get("error"))
-            return str(reason)[:MAX_MESSAGE_CHARS]
+def with_hint(message: str, words: str) -> str:
+    return f"{message}. Hint: {words}"[:MAX_MESSAGE_CHARS] if words else message
+
+
+def judge_check(check: Check, cases: list[dict], observations: Sequence[dict]) -> str | None:
+    """None when every case is right, else the message of the first that is not. A missing observation is not right.
+
+    The words of a known mistake follow, where what was seen shows one.
+    """
+    seen = [*observations, *[{"error": "the answer stopped before this case"}] * (len(cases) - len(observations))]
+    for number, (case, observation) in enumerate(zip(cases, seen)):
+        of = f"case {number + 1} of {len(cases)}: " if len(cases) > 1 else ""
         try:
-            message = check.judge(case, decode(observation["value"]))
+            if "value" in observation:
+                message = check.judge(case, decode(observation["value"]))
+            elif reason := observation.get("not_attempted") or observation.get("reason"):  # about the whole answer
+                return str(reason)[:MAX_MESSAGE_CHARS]
+            else:
+                message = (f"with {brief(case)}: " if case else "") + str(observation.get("error"))
         except Exception:  # judges expect the probe's shape; an answer can make it anything
-            message = (
-                f"the answer gave {brief(decode(observation['value']))}, which is not of the expected form"
-            )
+            message = f"the answer gave {brief(decode(observation['value']))}, which is not of the expected form"
+        if message is not None and check.known:
+            message = with_hint(message, check.known.explain(check, cases, seen, number))
         if message is not None:
             return (of + str(message))[:MAX_MESSAGE_CHARS]
     return None
@@ -394,7 +407,7 @@ def judge_check(check: Check, cases: list[dict], observations: Iterator[dict] | 
 
 # --- Speed: counted first, then timed as paired ratios, by whoever judges ---
 
-FEWEST_PAIRS, HOPELESS_PAIRS = 5, 7
+MIN_PAIRS, HOPELESS_PAIRS = 5, 7
 COUNTS_FIRST = "not timed: the checks before this one have to pass first"
 
 # a case -> what was seen, and the seconds of processor time that it took
@@ -405,11 +418,13 @@ def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple
     """(None when right and fast enough, else the message; a mark when it is faster than can be believed, else "").
 
     Each case but the first is a pair: the same fresh inputs for both, who is first alternates, and what the answer gave
-    is judged. Its speed is the median of the pairs' ratios, so what slows a machine down for a while slows both. It ends
-    after five pairs if that is enough, after seven if not one of them was, and else with the last case: noise is given
-    more chances to pass, none to fail.
+    is judged. Its speed is the median of the pairs' ratios, so what slows a machine down for a while slows both. It
+    ends after five pairs if that is enough, after seven if not one of them was, and else with the last case: noise is
+    given more chances to pass, none to fail.
     """
-    wanted, ratios = check.speedup, []
+    wanted = check.speedup
+    assert wanted is not None, "a check that asks for a speed"
+    ratios: list[float] = []
     for number, case in enumerate(cases):
         turns = (answer, baseline) if number % 2 else (baseline, answer)
         took = {}
@@ -418,28 +433,24 @@ def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple
             if turn is answer and (message := judge_check(check, [case], [seen])) is not None:
                 return message, ""
             if turn is baseline and "value" not in seen:
-                raise WorkbenchError(
-                    f"check {check.name!r}: what answers are timed against failed: {brief(seen)}"
-                )
+                raise WorkbenchError(f"check {check.name!r}: what answers are timed against failed: {brief(seen)}")
         if number:
             ratios.append(took[baseline] / max(took[answer], 1e-9))
-        if len(ratios) >= FEWEST_PAIRS and statistics.median(ratios) >= wanted.at_least:
+        if len(ratios) >= MIN_PAIRS and statistics.median(ratios) >= wanted.at_least:
             break
         if len(ratios) >= HOPELESS_PAIRS and max(ratios) < wanted.at_least:
             break
-    if len(ratios) < FEWEST_PAIRS:
-        raise WorkbenchError(
-            f"check {check.name!r} has {len(cases)} cases; {FEWEST_PAIRS + 1} or more are needed to time"
-        )
+    if len(ratios) < MIN_PAIRS:
+        raise WorkbenchError(f"check {check.name!r} has {len(cases)} cases; {MIN_PAIRS + 1} or more are needed to time")
     ratio = statistics.median(ratios)
-    told = f"{_times(ratio)} as fast as {wanted.named}"
+    measured = f"{_times(ratio)} as fast as {wanted.named}"
     spread = f"the median of {len(ratios)} pairs, {min(ratios):.2g} to {max(ratios):.2g}"
     if ratio < wanted.at_least:
-        return f"right, and {told}; expected at least {_times(wanted.at_least)} ({spread})", ""
+        return f"right, and {measured}; expected at least {_times(wanted.at_least)} ({spread})", ""
     if ratio > wanted.plausible:
         return (
             None,
-            f"{told}, where more than {_times(wanted.plausible)} is not plausible ({spread}): look at the answer",
+            f"{measured}, where more than {_times(wanted.plausible)} is not plausible ({spread}): look at the answer",
         )
     return None, ""
 
@@ -473,14 +484,13 @@ def conclude(exercise: Exercise, checks: list[CheckResult], untouched: bool = Fa
     if len(shown) > 1 and len({check.message for check in failed if not check.hidden}) == 1:
         shown = [next(check.message for check in failed if not check.hidden)]
     shown += [f"{check.name}: a hidden check failed" for check in failed if check.hidden]
-    return Result(
-        exercise.grade_id, Verdict.FAILED, points, max_points, "\n".join(shown) or "no checks", tuple(checks)
-    )
+    return Result(exercise.grade_id, Verdict.FAILED, points, max_points, "\n".join(shown) or "no checks", tuple(checks))
 
 
 def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:
     """Judge `answer` in this process, without limits: for a learner's own notebook and for tests, not for grading."""
-    results, met_stub = [], 0
+    met_stub = 0
+    results: list[CheckResult] = []
     for check in exercise.checks:
         cases, mark = cases_of(exercise, check, seed), ""
         if check.speedup is None:
@@ -497,9 +507,7 @@ def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:
                 message, mark = race(check, cases, *turns)
         points = check.points * (message is None)
         results.append(
-            CheckResult(
-                check.name, message is None, points, check.points, message or "", check.hidden, mark=mark
-            )
+            CheckResult(check.name, message is None, points, check.points, message or "", check.hidden, mark=mark)
         )
     return conclude(exercise, results, untouched=met_stub == len(exercise.checks))
 
@@ -521,8 +529,6 @@ def _one_thread() -> Iterator[None]:
 
 def _defined(source: str, entry: str) -> Any:
     """What a cell of our own defines."""
-    from workbench.grading.child import run_cell
-
     names: dict = {"__name__": "__main__"}
     run_cell(source, names)
     return names[entry]

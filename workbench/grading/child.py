@@ -12,20 +12,17 @@ to write the right one, which is what a right answer does anyway.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import importlib
 import io
 import json
-import linecache
 import os
 import random
 import select
 import signal
 import socket
 import sys
-import types
-import zlib
+from typing import Any
 
 RESULT_FD, COMMAND_FD = 3, 4
 WITHIN = "WORKBENCH_GRADING_WITHIN"  # in the environment: what this process was started in
@@ -33,7 +30,8 @@ HELLO, READY, LOADED = -2, -1, 0  # numbers of the first lines; cases count from
 
 
 def serve(control: socket.socket, preload: list[str], import_paths: list[str]) -> None:
-    """Import, tell that we are ready, then fork one session after the other until the runner closes the socket."""
+    """Import everything, report that we are ready, then fork one session after the other until the runner closes the
+    socket."""
     from workbench.grading import confine
 
     apart = confine.leave_network()
@@ -123,7 +121,8 @@ def _wait(child: int, session: int, control: socket.socket, wake_read: int) -> i
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return status
-        ready, _, _ = select.select([control, wake_read], [], [], 5.0)
+        watched: list[Any] = [control, wake_read]
+        ready, _, _ = select.select(watched, [], [], 5.0)
         if wake_read in ready:
             os.read(wake_read, 4096)
         if control in ready and not control.recv(1, socket.MSG_PEEK):
@@ -149,13 +148,7 @@ def _become_session(control: socket.socket, fds: list[int], request: dict, impor
         commands, results, output = (_above(fd, 16) for fd in fds)
         null = _above(os.open(os.devnull, os.O_RDWR), 16)
         control.detach()
-        for source, target in (
-            (null, 0),
-            (output, 1),
-            (output, 2),
-            (results, RESULT_FD),
-            (commands, COMMAND_FD),
-        ):
+        for source, target in ((null, 0), (output, 1), (output, 2), (results, RESULT_FD), (commands, COMMAND_FD)):
             os.dup2(source, target, inheritable=target < 3)
         os.closerange(5, 1 << 12)
         os.setsid()
@@ -186,6 +179,7 @@ def _above(fd: int, lowest: int) -> int:
 
 def session() -> None:
     """Execute prelude and answer, then run one probe on one case a line, until there are no more lines."""
+    from workbench.grading.cell import fresh_main, load_answer
     from workbench.grading.check import decode, describe_error, observe
     from workbench.grading.reference import disarm
 
@@ -195,12 +189,7 @@ def session() -> None:
     commands, me = os.fdopen(COMMAND_FD, "rb"), os.getpid()
     setup = json.loads(commands.readline())
     # before anybody patches them
-    nonce, answer, to_text, from_text = (
-        setup["nonce"],
-        None,
-        json.dumps,
-        json.loads,
-    )
+    nonce, answer, to_text, from_text = (setup["nonce"], None, json.dumps, json.loads)
 
     def send(number: int, message: dict) -> None:
         if os.getpid() != me:  # a copy that the answer forked comes back out of the probe, too
@@ -248,39 +237,10 @@ def _seed() -> None:
     random.seed(0)
     for name, seed in (("numpy", "random.seed"), ("torch", "manual_seed")):
         if name in sys.modules:
-            function = sys.modules[name]
+            function: Any = sys.modules[name]
             for part in seed.split("."):
                 function = getattr(function, part)
             function(0)
-
-
-def fresh_main(prelude: str) -> types.ModuleType:
-    """A new `__main__`, which is what a notebook's cells run in, after our setup cell."""
-    module = types.ModuleType("__main__")
-    module.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = module
-    exec(compile(prelude, "<prelude>", "exec"), module.__dict__)
-    return module
-
-
-def run_cell(source: str, names: dict[str, object]) -> None:
-    """Run the source of an answer's cell in `names`.
-
-    Its lines can be looked up afterwards as those of a notebook's cell can (`inspect.getsource`): Triton compiles a
-    kernel from its text. Nothing is written to disk.
-    """
-    text = source + "\n"
-    filename = f"<answer {zlib.crc32(text.encode()):08x}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    exec(compile(text, filename, "exec", dont_inherit=True), names)
-
-
-def load_answer(module: types.ModuleType, source: str, entry: str) -> object:
-    """Run the answer's cell in `module` and take the name it must define. It sees the prelude and nothing else."""
-    run_cell(source, module.__dict__)
-    if entry not in module.__dict__:
-        raise NameError(f"the cell defines no {entry!r}")
-    return module.__dict__[entry]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Find what was handed in: notebooks, folders of one folder a student, zips, and what nbgrader and Gradescope export.
 
-    submitted/ann/03_kv_cache.ipynb                 a folder a student; also submitted/ann/03_kv_cache/….ipynb, nbgrader's
+    submitted/ann/03_kv_cache.ipynb                 a folder a student; also submitted/ann/03_kv_cache/….ipynb,
+                                                    nbgrader's
     submitted/ann.zip, submitted/ann/work.zip       a student's zip
     class.zip                                       one of the above, packed
     assignment_1_export/submission_metadata.yml     Gradescope's export: who handed in submission_123/
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.grading.notebooks import MAX_NOTEBOOK_BYTES, cells_of, read_cells
@@ -60,11 +62,11 @@ class Submission:
 
     @property
     def told_as(self) -> Path:
-        """A path by which a set can be told from the names of file and folder."""
+        """A path whose file and folder names identify the exercise set."""
         return self.path.parent / self.member if self.member else self.path
 
     def when(self) -> str:
-        """When it was handed in, as YYYY-MM-DD HH:MM:SS in UTC, "" where nobody knows."""
+        """When it was handed in, as YYYY-MM-DD HH:MM:SS in UTC; "" where this is not known."""
         try:
             return self.timestamp or _utc(datetime.fromtimestamp(self.path.stat().st_mtime, UTC))
         except (OSError, ValueError, OverflowError):
@@ -119,7 +121,7 @@ def find_submissions(paths: Sequence[str | Path], set_names: Sequence[str] = ())
 def _in_folder(folder: Path) -> tuple[list[Submission], list[Path]]:
     """The submissions of a folder of students, and the notebooks that lie in it by themselves."""
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    people = _gradescope_people(folder)
+    people: dict[str, Any] = _gradescope_people(folder)
     found: list[Submission] = []
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink():
@@ -245,9 +247,9 @@ def _in_zip(path: Path, name: str, *, one_student: bool) -> list[Submission]:
             continue
         folders = [part for part in parts[:-1] if part not in (name, "submitted", "submissions", "..")]
         student = name if one_student or not folders else folders[0]
-        error = _refusal(entry, counts[entry.filename])
+        refusal = _refusal(entry, counts[entry.filename])
         stamp = _utc(datetime(*entry.date_time)) if _is_date(entry.date_time) else ""
-        found.append(Submission(student, path, member=entry.filename, timestamp=stamp, error=error))
+        found.append(Submission(student, path, member=entry.filename, timestamp=stamp, error=refusal))
     return found or [_unread(path, name, "holds no notebook (.ipynb)")]
 
 
@@ -260,11 +262,7 @@ def _is_date(parts: tuple) -> bool:
 
 def _refusal(entry: zipfile.ZipInfo, copies: int) -> str | None:
     name = entry.filename
-    if (
-        name.startswith(("/", "\\"))
-        or ".." in name.replace("\\", "/").split("/")
-        or ":" in name.split("/")[0]
-    ):
+    if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/") or ":" in name.split("/")[0]:
         return f"the entry {name!r} leads out of the archive; it was not read"
     if stat.S_ISLNK(entry.external_attr >> 16):
         return f"the entry {name!r} is a link; it was not read"
@@ -284,7 +282,8 @@ def _entries(path: Path) -> list[zipfile.ZipInfo]:
                 raise WorkbenchError(f"{path.name} is not a file")
             if status.st_size > MAX_ARCHIVE_BYTES:
                 raise WorkbenchError(
-                    f"{path.name} has {status.st_size / 1e6:,.0f} MB; at most {MAX_ARCHIVE_BYTES / 1e6:,.0f} MB are read"
+                    f"{path.name} has {status.st_size / 1e6:,.0f} MB; at most {MAX_ARCHIVE_BYTES / 1e6:,.0f} MB are"
+                    " read"
                 )
             if _directory_bytes(file, status.st_size) > MAX_DIRECTORY_BYTES:
                 raise WorkbenchError(f"{path.name} lists too many files; hand in the notebook alone")

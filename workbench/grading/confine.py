@@ -1,8 +1,9 @@
-"""What a child process gives up before a student's code runs in it: limits, the network, files, other processes, system calls.
+"""The sandbox that an answer runs in: what its process gives up first (limits, network, files, other processes, system
+calls).
 
-Everything here is Linux system calls through ctypes, each used where the system has it; what is missing is told, never
-silently assumed. Resource limits work everywhere but on Windows. This makes accidents harmless and cheating hard; it is
-not a virtual machine: a class of strangers is graded in a container, with this inside.
+Everything here is Linux system calls through ctypes, each used where the system has it; what is missing is reported,
+never silently assumed. Resource limits work everywhere but on Windows. This makes accidents harmless and cheating
+hard; it is not a virtual machine: a class of strangers is graded in a container, with this inside.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
 _PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 8, 36, 38
 _CAP_DAC_READ_SEARCH = 1 << 2
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform != "win32" else None
+_libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform != "win32" else None
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def _works(deed: Callable[[], None]) -> bool:
 
 
 def new_process_namespace() -> None:
-    """The next child of this process is the first of a new process namespace: when it ends, all it started ends with it.
+    """The next child of this process is the first of a new process namespace: when it ends, all it started ends with
+    it.
 
     It sees no process outside, and shared memory and message queues of its own, which end with it, too. OSError where
     `leave_network` did not give "processes".
@@ -103,10 +106,12 @@ def adopt_orphans() -> None:
 
 
 def end_children(seconds: float = 5.0) -> None:
-    """Kill every descendant of this process, those of a fork bomb, too: stopped first, so that there are no new ones."""
+    """Kill every descendant of this process, a fork bomb included: all are stopped first, so that no new ones
+    appear."""
     import psutil
 
-    until, stopped = time.monotonic() + seconds, set()
+    until = time.monotonic() + seconds
+    stopped: set[int] = set()
     while time.monotonic() < until:
         family = {child.pid for child in psutil.Process().children(recursive=True)}
         if not family:
@@ -163,7 +168,8 @@ def _memory_now() -> tuple[int, int]:
 
 
 def _threads_of_user() -> int:
-    """Threads that count towards this user's RLIMIT_NPROC already; 0 for root, whose children get a user of their own."""
+    """Threads that count towards this user's RLIMIT_NPROC already; 0 for root, whose children get a user of their
+    own."""
     total, uid = 0, os.getuid()
     if uid == 0 or not os.path.isdir("/proc"):
         return 0
@@ -196,7 +202,8 @@ def landlock_version() -> int:
 
 
 def confine_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
-    """Let this process open nothing but what lies under these paths; also no TCP and no signals out. False: no Landlock.
+    """Let this process open nothing but what lies under these paths; also no TCP and no signals out. False: no
+    Landlock.
 
     So solutions, hidden checks, other submissions and the memory of other processes cannot be read. Paths that do not
     exist are passed over. Cannot be undone.
@@ -231,34 +238,83 @@ def confine_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
 # sockets, by whose names Landlock and namespaces let a process reach others of its user; and what Landlock lets pass
 # of changes to files that are not to be opened, which an answer that runs as the grader's user owns. x86-64, ARM64.
 _REFUSED_CALLS = {
-    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "ptrace": (101, 117),
-    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "unshare": (272, 97), "setns": (308, 268),
-    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428),
-    "move_mount": (429, 429), "fsopen": (430, 430), "bpf": (321, 280), "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282), "io_uring_setup": (425, 425), "kexec_load": (246, 104), "init_module": (175, 105),
-    "finit_module": (313, 273), "delete_module": (176, 106), "pidfd_getfd": (438, 438), "open_by_handle_at": (304, 265),
-    "name_to_handle_at": (303, 264), "quotactl": (179, 60), "swapon": (167, 224), "reboot": (169, 142),
-    "shmget": (29, 194), "shmat": (30, 196), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
-    "socket": (41, 198), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
-    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None),
-    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "truncate": (76, 45),
-    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
-    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
-    "file_setattr": (469, 469), "sched_setaffinity": (203, 122),
-}  # fmt: skip
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "kexec_load": (246, 104),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "pidfd_getfd": (438, 438),
+    "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264),
+    "quotactl": (179, 60),
+    "swapon": (167, 224),
+    "reboot": (169, 142),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "socket": (41, 198),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "truncate": (76, 45),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "sched_setaffinity": (203, 122),
+}
 # On other processes of the same user, where a session has no process namespace: signals, limits, priorities, pages.
 _REFUSED_AMONG_OTHERS = {
-    "tkill": (200, 130), "pidfd_send_signal": (424, 424), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
-    "sched_setattr": (314, 274), "migrate_pages": (256, 238), "move_pages": (279, 239),
+    "tkill": (200, 130),
+    "pidfd_send_signal": (424, 424),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
     "process_madvise": (440, 440),
-}  # fmt: skip
+}
 _ON_ITSELF_ONLY = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}
 # who is sent a file's signals
-_OWNERS = {
-    "fcntl": ((72, 25), (8, 10, 15)),
-    "ioctl": ((16, 29), (0x8901, 0x8902)),
-}
+_OWNERS = {"fcntl": ((72, 25), (8, 10, 15)), "ioctl": ((16, 29), (0x8901, 0x8902))}
 _OPENS = (((257, 56), 32), ((2, None), 24))  # openat, open, and where their flags stand
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _CLONE, _ABSENT = (56, 220), ((435, 435), (437, 437))  # clone3 and openat2, without which libc makes do
@@ -296,8 +352,8 @@ def refuse_calls(*, alone: bool = True) -> bool:
         program += [(_ABOVE, 0, 1, 0x40000000), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
     refused = _REFUSED_CALLS if alone else _REFUSED_CALLS | _REFUSED_AMONG_OTHERS
     for numbers in refused.values():
-        if numbers[column] is not None:
-            program += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERROR | _EPERM)]
+        if (number := numbers[column]) is not None:
+            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERROR | _EPERM)]
     for numbers in _ABSENT:
         program += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
     refuse = [(_RETURN, 0, 0, _ERROR | _EPERM), (_RETURN, 0, 0, _ALLOW)]
@@ -312,9 +368,7 @@ def refuse_calls(*, alone: bool = True) -> bool:
         program += looked_into(numbers, tests)
     if not alone:
         for numbers in _ON_ITSELF_ONLY.values():
-            program += looked_into(
-                numbers, [(_LOAD, 0, 0, _FIRST), (_EQUAL, 2, 0, os.getpid()), (_EQUAL, 1, 0, 0)]
-            )
+            program += looked_into(numbers, [(_LOAD, 0, 0, _FIRST), (_EQUAL, 2, 0, os.getpid()), (_EQUAL, 1, 0, 0)])
         for numbers, wanted in _OWNERS.values():
             tests = [(_EQUAL, len(wanted) - 1 - i, i == len(wanted) - 1, one) for i, one in enumerate(wanted)]
             program += looked_into(numbers, [(_LOAD, 0, 0, _SECOND), *tests])
@@ -327,27 +381,17 @@ def install_filter(program: Sequence[tuple[int, int, int, int]]) -> None:
     """Have every system call of this process and all it starts go through `program`, in the kernel's packet filter."""
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     _call(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    _call(
-        _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Filter(len(program), packed)), 0, 0)
-    )
+    _call(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Filter(len(program), packed)), 0, 0))
 
 
 def readable_paths(import_paths: Sequence[str]) -> list[str]:
-    """What Python, torch and the probes need to read: the interpreter, the packages, system libraries; no home, no /etc."""
+    """What Python, torch and the probes need to read: the interpreter, the packages, system libraries; no home, no
+    /etc."""
     package = Path(__file__).resolve().parent.parent
     python = [sys.prefix, sys.base_prefix, sys.executable, os.path.realpath(sys.executable)]
-    packages = [
-        path for path in sys.path if path and os.path.basename(path) in ("site-packages", "dist-packages")
-    ]
+    packages = [path for path in sys.path if path and os.path.basename(path) in ("site-packages", "dist-packages")]
     system = ["/usr", "/lib", "/lib64", "/bin", "/opt", "/sys/devices", "/sys/fs/cgroup", "/proc/self"]
-    system += [
-        "/proc/cpuinfo",
-        "/proc/meminfo",
-        "/proc/stat",
-        "/proc/sys/vm",
-        "/etc/ld.so.cache",
-        "/etc/localtime",
-    ]
+    system += ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/etc/ld.so.cache", "/etc/localtime"]
     system += ["/etc/passwd", "/etc/nsswitch.conf", "/dev/urandom", "/dev/random", "/dev/zero"]
     return [*python, *packages, str(package), str(package.parent / "kernels"), *system, *import_paths]
 

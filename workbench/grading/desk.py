@@ -21,14 +21,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from workbench.errors import WorkbenchError
 from workbench.grading.check import Check, CheckResult, Exercise, ExerciseSet, Result, conclude
 from workbench.grading.confine import Limits
+from workbench.grading.mistakes import Noted
 from workbench.grading.runner import Runner, preload_of
-from workbench.grading.session import START_SECONDS
+from workbench.grading.server import START_SECONDS
 from workbench.grading.warm import Forked, Warm, order
 
 _CONFTEST = '''"""Name each cell by its grade_id in the JUnit report; cell numbers mean nothing."""
@@ -59,13 +60,12 @@ def load_sets(reference: str, import_paths: Sequence[str | Path] = ()) -> dict[s
 
 
 def load_hidden(files: Sequence[str | Path]) -> dict[str, tuple[Check, ...]]:
-    """grade_id -> hidden checks, from the HIDDEN of each Python file; the instructor's own files, which are executed."""
+    """grade_id -> hidden checks, from the HIDDEN of each Python file; the instructor's own files, which are
+    executed."""
     return load_instructors(files)[0]
 
 
-def load_instructors(
-    files: Sequence[str | Path],
-) -> tuple[dict[str, tuple[Check, ...]], dict[str, tuple[str, ...]]]:
+def load_instructors(files: Sequence[str | Path]) -> tuple[dict[str, tuple[Check, ...]], dict[str, tuple[str, ...]]]:
     """What only the instructor has: grade_id -> hidden checks, and grade_id -> names that an answer may not use.
 
     Each file defines HIDDEN or FORBIDDEN, or both. They are the instructor's own, and are executed.
@@ -78,6 +78,7 @@ def load_instructors(
             raise WorkbenchError(f"hidden checks: {file} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # dataclasses look their module up
+        assert spec.loader is not None
         spec.loader.exec_module(module)
         given = {name: getattr(module, name, None) for name in ("HIDDEN", "FORBIDDEN")}
         if not any(isinstance(value, dict) for value in given.values()):
@@ -99,7 +100,8 @@ class Desk:
     def __init__(self, task_file: str | Path = "task.json") -> None:
         task = json.loads(Path(task_file).read_text(encoding="utf-8"))
         sets = load_sets(task["sets"], task["import_paths"])
-        self.exercises = sets[task["assignment"]].with_hidden(*load_instructors(task["hidden"]))
+        self.noted = Noted()
+        self.exercises = sets[task["assignment"]].with_hidden(*load_instructors(task["hidden"])).with_known(self.noted)
         self.answers, self.problems, self.seed = task["answers"], task["problems"], task["seed"]
         limits = Limits(**task["limits"])
         self.deadline = time.monotonic() + limits.submission_seconds
@@ -107,9 +109,7 @@ class Desk:
         self.results: dict[str, dict] = {}
         self._streams: dict = {}
         try:
-            self.runner = Runner(
-                preload_of(self.exercises), task["import_paths"], limits, cores=task.get("cores", ())
-            )
+            self.runner = Runner(preload_of(self.exercises), task["import_paths"], limits, cores=task.get("cores", ()))
             self.runner.start()
         except WorkbenchError as error:
             self._write(broken=str(error))
@@ -119,10 +119,10 @@ class Desk:
     def check(self, grade_id: str, index: int) -> None:
         """Run the next check of an exercise, note its result, and print its line; raises CheckNotPassed."""
         exercise = self._exercise(grade_id)
-        noted = self.results.setdefault(grade_id, {"checks": [], "stubs": 0, "seconds": 0.0})
+        noted = self.results.setdefault(grade_id, {"checks": [], "stubs": 0, "seconds": 0.0, "shown": {}})
         if index != len(noted["checks"]):
             raise WorkbenchError(f"checks run in order: number {len(noted['checks'])} is next, not {index}")
-        before = self.runner.answer_seconds
+        before, self.noted.shown = self.runner.answer_seconds, None
         try:
             if grade_id not in self._streams:
                 self._streams[grade_id] = self._stream(exercise)
@@ -132,6 +132,8 @@ class Desk:
             raise
         noted["checks"].append(asdict(result))
         noted["stubs"] += met_stub
+        if self.noted.shown is not None:
+            noted["shown"][str(index)] = self.noted.shown
         noted["seconds"] = round(noted["seconds"] + self.runner.answer_seconds - before, 4)
         self._write()
         if not result.passed:
@@ -149,9 +151,7 @@ class Desk:
     def _stream(self, exercise: Exercise):
         problem = self.problems.get(exercise.grade_id)
         if problem is not None:
-            return (
-                (CheckResult(c.name, False, 0, c.points, problem, c.hidden), False) for c in exercise.checks
-            )
+            return ((CheckResult(c.name, False, 0, c.points, problem, c.hidden), False) for c in exercise.checks)
         source = self.answers.get(exercise.grade_id)
         return self.runner.stream(self.exercises, exercise, source, seed=self.seed, deadline=self.deadline)
 
@@ -160,9 +160,7 @@ class Desk:
 
     def _write(self, broken: str | None = None) -> None:
         confinement = self.runner.confinement if hasattr(self, "runner") else {}
-        write_whole(
-            self.file, json.dumps({"results": self.results, "confinement": confinement, "broken": broken})
-        )
+        write_whole(self.file, json.dumps({"results": self.results, "confinement": confinement, "broken": broken}))
 
 
 def check_line(exercise: Exercise, index: int) -> str:
@@ -179,9 +177,7 @@ def result_of(exercise: Exercise, noted: dict | None, confirmed: set[int] | None
         if seen is None:
             seen = CheckResult(check.name, False, 0, check.points, "was not run", check.hidden)
         elif seen.passed and confirmed is not None and index not in confirmed:
-            seen = replace(
-                seen, passed=False, points=0, message="passed, but nbval's report does not confirm it"
-            )
+            seen = replace(seen, passed=False, points=0, message="passed, but nbval's report does not confirm it")
         results.append(seen)
     return conclude(exercise, results, untouched=0 < len(exercise.checks) == noted["stubs"])
 
@@ -229,12 +225,7 @@ def run_task(folder: Path, limits: Limits, warm_process: Warm | None = None) -> 
     folder = Path(folder).resolve()
     arguments = ["grading.ipynb", "-p", "nbval.plugin", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
     # five collections of garbage at the end
-    arguments += [
-        "-p",
-        "no:unraisableexception",
-        "-p",
-        "no:threadexception",
-    ]
+    arguments += ["-p", "no:unraisableexception", "-p", "no:threadexception"]
     arguments += ["--nbval-lax", "--nbval-current-env"]
     arguments += [f"--nbval-cell-timeout={int(limits.check_seconds + START_SECONDS) + 30}"]
     arguments += ["--nbval-kernel-startup-timeout=120", "-c", "pytest.ini", "--rootdir=.", "--confcutdir=."]
@@ -286,11 +277,11 @@ def _read_outcome(folder: Path) -> dict:
         outcome |= json.loads((folder / "results.json").read_text(encoding="utf-8"))
         report = ElementTree.parse(folder / "junit.xml")
     except (OSError, ValueError, ElementTree.ParseError):
-        told = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")[-1500:]
-        outcome["broken"] = outcome["broken"] or f"the grading notebook did not finish. {told}"
+        end_of_log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")[-1500:]
+        outcome["broken"] = outcome["broken"] or f"the grading notebook did not finish. {end_of_log}"
         return outcome
     for case in report.iter("testcase"):
-        named = {p.get("name"): p.get("value") for p in case.iter("property")}
+        named: dict[Any, Any] = {p.get("name"): p.get("value") for p in case.iter("property")}
         passed = not any(case.find(tag) is not None for tag in ("failure", "error", "skipped"))
         if passed and "check" in named:
             outcome["confirmed"].setdefault(named["grade_id"], set()).add(int(named["check"]))

@@ -2,9 +2,9 @@
 
     python -m workbench.grading.gradescope /autograder
 
-A run that Gradescope stops keeps nothing but what lies in results.json by then, so that file is there from the start and
-is written again as checks are done. Container and harness are shared with the student's code: it runs as another user
-and, where the kernel of the container's host allows, without network and files, and results/ is closed to it.
+A run that Gradescope stops keeps nothing but what lies in results.json by then, so that file is there from the start
+and is written again as checks are done. Container and harness are shared with the student's code: it runs as another
+user and, where the kernel of the container's host allows, without network and files, and results/ is closed to it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from workbench.errors import WorkbenchError
 from workbench.grading.batch import WORK_FOLDER, grade
 from workbench.grading.collect import OTHER_ARCHIVES
 from workbench.grading.desk import load_instructors, load_sets, result_of, write_whole
+from workbench.grading.mistakes import Known
 from workbench.grading.notebooks import MAX_NOTEBOOK_BYTES
 from workbench.grading.reports import Graded, gradescope
 
@@ -51,9 +52,7 @@ def run(root: Path) -> dict:
         watcher = threading.Thread(target=_watch, args=(Path(out), settings, hidden, student, write, over))
         watcher.start()
         try:
-            if not any(
-                path.suffix in (".ipynb", *OTHER_ARCHIVES, ".zip") for path in _files(root / "submission")
-            ):
+            if not any(path.suffix in (".ipynb", *OTHER_ARCHIVES, ".zip") for path in _files(root / "submission")):
                 raise WorkbenchError("No notebook was handed in: none of the files is an .ipynb or a .zip.")
             summary = grade(
                 [root / "submission"],
@@ -65,27 +64,26 @@ def run(root: Path) -> dict:
                 import_paths=settings.get("import_paths", ()),
                 workers=1,
                 only_student=student,
+                known_for=(lambda *_: Known(settings["mistakes"])) if "mistakes" in settings else None,
             )
-            graded, told = _chosen(summary.graded, settings["assignment"])
+            graded, note = _chosen(summary.graded, settings["assignment"])
             # what the container allowed, for the instructor: stdout is hidden
             print(str(summary).splitlines()[-1])
         except WorkbenchError as error:
-            graded, told = Graded(student, settings["assignment"], "", "", error=str(error)), ""
+            graded, note = Graded(student, settings["assignment"], "", "", error=str(error)), ""
         finally:
             over.set()
             watcher.join()
     report = gradescope(graded)
-    report["output"] = "\n".join(filter(None, (report["output"], told)))
+    report["output"] = "\n".join(filter(None, (report["output"], note)))
     return write(report)
 
 
 def _chosen(graded: tuple[Graded, ...], assignment: str) -> tuple[Graded, str]:
     """The one that counts when several notebooks were handed in: the one named like the lab, else the first read."""
-    ranked = sorted(
-        graded, key=lambda one: (one.error is not None, not one.file.startswith(assignment), one.file)
-    )
-    told = f"{len(graded)} notebooks were handed in; {ranked[0].file} counts" if len(graded) > 1 else ""
-    return ranked[0], told
+    ranked = sorted(graded, key=lambda one: (one.error is not None, not one.file.startswith(assignment), one.file))
+    note = f"{len(graded)} notebooks were handed in; {ranked[0].file} counts" if len(graded) > 1 else ""
+    return ranked[0], note
 
 
 def _files(folder: Path) -> Iterator[Path]:

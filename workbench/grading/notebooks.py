@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.grading.check import ExerciseSet
@@ -42,8 +43,8 @@ def read_cells(path: str | Path) -> list[dict]:
                 raise WorkbenchError(f"{path.name} is not a file")
             if status.st_size > MAX_NOTEBOOK_BYTES:
                 raise WorkbenchError(
-                    f"{path.name} has {status.st_size / 1e6:.0f} MB; at most {MAX_NOTEBOOK_BYTES / 1e6:.0f} MB are read. "
-                    "Clear its outputs and save it again"
+                    f"{path.name} has {status.st_size / 1e6:.0f} MB; at most {MAX_NOTEBOOK_BYTES / 1e6:.0f} MB are"
+                    " read. Clear its outputs and save it again"
                 )
             data = file.read(MAX_NOTEBOOK_BYTES + 1)
     except IsADirectoryError:
@@ -93,7 +94,8 @@ def read_answers(path: str | Path, grade_ids: Iterable[str]) -> Answers:
 
 def answers_in(notebook: Iterable[dict], grade_ids: Iterable[str]) -> Answers:
     """The answers to these exercises among the cells of a notebook."""
-    wanted, cells = set(grade_ids), {}
+    wanted = set(grade_ids)
+    cells: dict[str, Any] = {}
     for cell in notebook:
         if (name := grade_id_of(cell)) in wanted:
             cells.setdefault(name, []).append(cell)
@@ -102,14 +104,13 @@ def answers_in(notebook: Iterable[dict], grade_ids: Iterable[str]) -> Answers:
         sources = [_source(cell) for cell in found]
         if len(found) > 1:
             answers.problems[name] = (
-                f"{len(found)} cells carry the grade_id {name!r}; keep the one cell that was handed out and delete its copies"
+                f"{len(found)} cells carry the grade_id {name!r}; keep the one cell that was handed out and delete its"
+                " copies"
             )
         elif found[0].get("cell_type") != "code":
             answers.problems[name] = f"the cell {name!r} is no longer a code cell; turn it back into one"
         elif sources[0] is None or len(sources[0]) > MAX_ANSWER_CHARS:
-            answers.problems[name] = (
-                f"the cell {name!r} holds no text, or more than {MAX_ANSWER_CHARS:,} characters"
-            )
+            answers.problems[name] = f"the cell {name!r} holds no text, or more than {MAX_ANSWER_CHARS:,} characters"
         else:
             answers.sources[name] = sources[0]
     return answers
@@ -154,6 +155,4 @@ def set_of(
 def set_named_like(path: str | Path, sets: Mapping[str, ExerciseSet]) -> ExerciseSet | None:
     """The set whose name the file's name, or its folder's, begins with."""
     path = Path(path)
-    return next(
-        (s for name, s in sets.items() if path.stem.startswith(name) or path.parent.name == name), None
-    )
+    return next((s for name, s in sets.items() if path.stem.startswith(name) or path.parent.name == name), None)

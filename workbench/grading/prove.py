@@ -1,6 +1,8 @@
-"""Whether exercises prove themselves where they are graded: right answers get every point, each listed mistake is caught.
+"""Whether exercises prove themselves where they are graded: right answers get every point, each listed mistake is
+caught.
 
-The same limited processes as for a student's answer, so it says what the checks of an exercise cost on this machine, too.
+The same limited processes as for a student's answer, so it says what the checks of an exercise cost on this machine,
+too.
 """
 
 from __future__ import annotations
@@ -8,25 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from workbench.grading.check import ExerciseSet, Verdict
 from workbench.grading.confine import Limits
+from workbench.grading.mistakes import Mistake
 from workbench.grading.runner import Runner, preload_of
-
-
-class Mistake(Protocol):
-    """A wrong answer: its cell, and the name of the check that is there to catch it."""
-
-    name: str
-    source: str
-    caught_by: str
 
 
 @dataclass(frozen=True)
 class Proof:
     """What came of one exercise. seconds: in answer and probes, on the wall, for all of its checks; the slower of two
-    right answers. caught: how many of the wrong ones failed the check meant for them. faults: what is not as it should be."""
+    right answers. caught: how many of the wrong ones failed the check meant for them. faults: what is not as it should
+    be.
+    """
 
     grade_id: str
     points: int
@@ -66,9 +62,7 @@ def prove(
                 caught += mistake.caught_by in failed
                 if mistake.caught_by not in failed:
                     got = f"only by {', '.join(failed)}" if failed else "by no check"
-                    faults.append(
-                        f"wrong answer {mistake.name!r}: caught {got}, expected {mistake.caught_by}"
-                    )
+                    faults.append(f"wrong answer {mistake.name!r}: caught {got}, expected {mistake.caught_by}")
             hidden = sum(check.hidden for check in exercise.checks)
             visible = len(exercise.checks) - hidden
             listed = len(wrong.get(name, ()))

@@ -6,8 +6,8 @@ An exercise may forbid names, and FORBIDDEN of the instructor's files (grade_id 
     "workbench"                            all of a package, but for what the setup cell imports by name
 
 In the text (`uses`), imports and attributes are followed to the object they mean. At run time (`disarm`) a forbidden
-function's code is replaced before the answer is loaded, so that finding it in another way, by `sys.modules` or among all
-objects, finds nothing that works. An answer that reads our source files and runs a copy of them is not seen.
+function's code is replaced before the answer is loaded, so that finding it in another way, by `sys.modules` or among
+all objects, finds nothing that works. An answer that reads our source files and runs a copy of them is not seen.
 """
 
 from __future__ import annotations
@@ -147,9 +147,7 @@ def disarm(forbidden: Sequence[str]) -> None:
         for function in _functions(thing):
             size = len(function.__code__.co_freevars)
             if size > 1:
-                raise WorkbenchError(
-                    f"{name} cannot be forbidden: {function.__qualname__} holds {size} cells"
-                )
+                raise WorkbenchError(f"{name} cannot be forbidden: {function.__qualname__} holds {size} cells")
             said = f"{name.replace(':', '.')} is the workbench's own; this exercise is to write it"
             function.__code__ = (_refuse_with_cell() if size else _refuse).__code__
             function.__defaults__, function.__kwdefaults__ = None, {"_forbidden": said}

@@ -23,16 +23,12 @@ def dask_executor(scheduler: str) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError as error:
-        raise WorkbenchError(
-            'grading on a cluster needs dask: pip install "inference-workbench[dask]"'
-        ) from error
+        raise WorkbenchError('grading on a cluster needs dask: pip install "inference-workbench[dask]"') from error
     try:
         client = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise WorkbenchError(f"no dask scheduler answers at {scheduler}: {error}") from error
     with client:
         if not client.scheduler_info()["workers"]:
-            raise WorkbenchError(
-                f"the scheduler at {scheduler} has no workers; start some: dask worker {scheduler}"
-            )
+            raise WorkbenchError(f"the scheduler at {scheduler} has no workers; start some: dask worker {scheduler}")
         yield client.get_executor(retries=RETRIES, pure=False)

@@ -1,4 +1,5 @@
-"""What a graded class gets: nbgrader's CSV, JUnit's XML, Gradescope's results.json, and a page of feedback for each student.
+"""What a graded class gets: nbgrader's CSV, JUnit's XML, Gradescope's results.json, and a page of feedback for each
+student.
 
 Every text in them may come from a student's code. In the page it is inert: HTML is escaped, terminal codes are dropped,
 control and direction-changing characters are shown by number. Nothing here that a student gets holds an input, an
@@ -18,9 +19,18 @@ from xml.etree import ElementTree
 from workbench.grading.check import CheckResult, Result, Verdict
 
 CSV_COLUMNS = (
-    "assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email",
-    "raw_score", "late_submission_penalty", "score", "max_score",
-)  # fmt: skip
+    "assignment",
+    "duedate",
+    "timestamp",
+    "student_id",
+    "last_name",
+    "first_name",
+    "email",
+    "raw_score",
+    "late_submission_penalty",
+    "score",
+    "max_score",
+)
 
 HIDDEN_TEXT = "A hidden check: what it runs is not shown."
 _ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
@@ -33,8 +43,8 @@ _UNSEEN = re.compile(
 class Graded:
     """One submission after grading. `error`: why it could not be read or graded; then there are no results.
 
-    notes: what its teacher should know, such as missing exercises. penalty: points taken off for being late, by `days_late`
-    days, of which one that has begun counts. seconds: how
+    notes: what its teacher should know, such as missing exercises. penalty: points taken off for being late, by
+    `days_late` days, of which one that has begun counts. seconds: how
     long grading took, checks_seconds: how long of it answers ran; in no student's report, so that these are the same
     whenever they are made.
     """
@@ -67,7 +77,8 @@ class Graded:
 
 
 def inert(text: str) -> str:
-    """`text` as plain characters that all show: no terminal codes, no control, zero-width or bidirectional characters."""
+    """`text` as plain characters that all show: no terminal codes, no control, zero-width or bidirectional
+    characters."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", _ANSI.sub("", str(text)))
 
 
@@ -82,9 +93,7 @@ def csv_text(graded: Sequence[Graded]) -> str:
     for one in graded:
         texts = [one.assignment, one.duedate, one.timestamp, one.student_id]
         texts += [one.last_name, one.first_name, one.email]
-        writer.writerow(
-            [*map(_csv_cell, texts), one.raw_score, f"{one.penalty:g}", f"{one.score:g}", one.max_score]
-        )
+        writer.writerow([*map(_csv_cell, texts), one.raw_score, f"{one.penalty:g}", f"{one.score:g}", one.max_score])
     return out.getvalue()
 
 
@@ -97,7 +106,8 @@ def _csv_cell(text: str) -> str:
 
 
 def gradescope(graded: Graded) -> dict:
-    """Gradescope's schema: one test for each check; hidden ones are shown after the grades are published, without text."""
+    """Gradescope's schema: one test for each check; hidden ones are shown after the grades are published, without
+    text."""
     tests = []
     for number, result in enumerate(graded.results, 1):
         for index, check in enumerate(result.checks, 1):
@@ -144,20 +154,13 @@ def junit_xml(graded: Sequence[Graded]) -> str:
         suite = ElementTree.SubElement(suites, "testsuite", name=inert(f"{one.student_id}: {one.assignment}"))
         cases = [(result, check) for result in one.results for check in result.checks]
         failed = sum(not check.passed for _, check in cases)
-        counts = {
-            "tests": max(1, len(cases)),
-            "failures": failed,
-            "errors": int(bool(one.error)),
-            "skipped": 0,
-        }
+        counts = {"tests": max(1, len(cases)), "failures": failed, "errors": int(bool(one.error)), "skipped": 0}
         suite.attrib |= {key: str(value) for key, value in counts.items()}
         if one.error:
             case = ElementTree.SubElement(suite, "testcase", classname="submission", name="read and graded")
             ElementTree.SubElement(case, "error", message=inert(one.error)[:2_000])
         for result, check in cases:
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=result.grade_id, name=inert(check.name)
-            )
+            case = ElementTree.SubElement(suite, "testcase", classname=result.grade_id, name=inert(check.name))
             properties = ElementTree.SubElement(case, "properties")
             for name in ("points", "max_points"):
                 ElementTree.SubElement(properties, "property", name=name, value=str(getattr(check, name)))
@@ -184,19 +187,22 @@ _STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 3rem; max-width: 52rem; background: var(--page); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 0; } h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .25rem; }
+h2 { font-size: 1.1rem; margin: 0; } h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
 .dim { color: var(--dim); } .score { font-size: 1.25rem; margin: 1rem 0 .35rem; }
 meter { width: 100%; height: 1rem; }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0 1.5rem; }
 th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line); }
 th.n, td.n { text-align: right; padding-right: 0; font-variant-numeric: tabular-nums; white-space: nowrap; }
-section { border: 1px solid var(--line); border-radius: .5rem; padding: 1rem 1.25rem; margin: 1rem 0; break-inside: avoid; }
+section { border: 1px solid var(--line); border-radius: .5rem; padding: 1rem 1.25rem; margin: 1rem 0;
+  break-inside: avoid; }
 section header { display: flex; justify-content: space-between; gap: 1rem; flex-wrap: wrap; }
 .passed { color: var(--good); } .failed { color: var(--bad); } .not_attempted, .blocked { color: var(--none); }
 .verdict { font-weight: 600; white-space: nowrap; }
 ul { list-style: none; margin: .75rem 0 0; padding: 0; } li { padding: .3rem 0; }
 li .row { display: flex; justify-content: space-between; gap: 1rem; }
-pre { background: var(--card); border-radius: .35rem; padding: .6rem .8rem; margin: .35rem 0 .2rem; white-space: pre-wrap;
+pre { background: var(--card); border-radius: .35rem; padding: .6rem .8rem; margin: .35rem 0 .2rem;
+  white-space: pre-wrap;
   overflow-wrap: anywhere; font: .875rem/1.45 ui-monospace, monospace; unicode-bidi: plaintext; }
 bdi { unicode-bidi: isolate; overflow-wrap: anywhere; }
 @media print { body { padding: 0; max-width: none; font-size: 10.5pt; } }
@@ -214,7 +220,10 @@ def feedback_html(graded: Graded) -> str:
     share = f'<meter min="0" max="{max(graded.max_score, 1)}" value="{graded.score}">{graded.score}</meter>'
     body = [
         f"<h1>{text_in_html(graded.assignment or 'Unknown assignment')}</h1>",
-        f'<p class="dim">Feedback for <bdi>{text_in_html(graded.student_id)}</bdi>, file <bdi>{text_in_html(graded.file)}</bdi></p>',
+        (
+            f'<p class="dim">Feedback for <bdi>{text_in_html(graded.student_id)}</bdi>, file'
+            f" <bdi>{text_in_html(graded.file)}</bdi></p>"
+        ),
         f'<p class="score"><strong>{graded.score:g}</strong> of {graded.max_score} points</p>{share}',
     ]
     if graded.penalty:
@@ -224,16 +233,19 @@ def feedback_html(graded: Graded) -> str:
         )
     if graded.error:
         body.append(
-            f'<section><h2 class="failed">This submission could not be graded</h2><pre>{text_in_html(graded.error)}</pre></section>'
+            '<section><h2 class="failed">This submission could not be'
+            f" graded</h2><pre>{text_in_html(graded.error)}</pre></section>"
         )
     else:
         rows = "".join(
-            f'<tr><td>{text_in_html(titles.get(r.grade_id, r.grade_id))}</td><td class="{r.verdict}">{" ".join(_WORDS[r.verdict])}</td>'
-            f'<td class="n">{r.points} / {r.max_points}</td></tr>'
+            f"<tr><td>{text_in_html(titles.get(r.grade_id, r.grade_id))}</td><td"
+            f' class="{r.verdict}">{" ".join(_WORDS[r.verdict])}</td><td class="n">{r.points} /'
+            f" {r.max_points}</td></tr>"
             for r in graded.results
         )
         body.append(
-            f'<table><thead><tr><th>Exercise</th><th>Verdict</th><th class="n">Points</th></tr></thead><tbody>{rows}</tbody></table>'
+            "<table><thead><tr><th>Exercise</th><th>Verdict</th><th"
+            f' class="n">Points</th></tr></thead><tbody>{rows}</tbody></table>'
         )
     body += [_section(result, titles.get(result.grade_id, result.grade_id)) for result in graded.results]
     return page(f"{graded.assignment}: {graded.student_id}", body)

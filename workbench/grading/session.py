@@ -12,16 +12,12 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from workbench.errors import WorkbenchError
 from workbench.grading import child
-from workbench.grading.check import MAX_JSON_BYTES, Check, Exercise, ExerciseSet, encode, pack
+from workbench.grading.check import MAX_JSON_BYTES, Check, Exercise, ExerciseSet, NotEncodable, decode, encode, pack
+from workbench.grading.server import START_SECONDS, Server, remove_tree
 
-if TYPE_CHECKING:
-    from workbench.grading.runner import Runner
-
-START_SECONDS = 120.0
 SHOWN_OUTPUT_CHARS = 4_000
 MAX_WORK_FILES = 10_000
 MAX_WORK_DEPTH = 100
@@ -35,17 +31,18 @@ class Session:
     """One forked child with one answer loaded; its pipes, its folder, its limits, its end."""
 
     def __init__(
-        self, runner: Runner, exercises: ExerciseSet, exercise: Exercise, source: str, *, single: bool = False
+        self, server: Server, exercises: ExerciseSet, exercise: Exercise, source: str, *, single: bool = False
     ) -> None:
         """source: of the answer's cell. single: it can start no thread and no process, as long as it lives; for what is
         timed."""
-        self.limits, self.runner = runner.limits, runner
+        self.limits, self.server = server.limits, server
         self.exercises, self.exercise, self.source = exercises, exercise, source
         self.nonce = secrets.token_hex(16)
-        self.loaded, self.over, self.exit_code = False, False, None
+        self.loaded, self.over = False, False
+        self.exit_code: int | None = None
         self._results, self._output, self._output_bytes = b"", b"", 0
         self._watched, self._asked, self.wall_seconds = 0.0, 0, 0.0
-        self.folder = tempfile.mkdtemp(prefix="answer-", dir=runner.folder)
+        self.folder: str | None = tempfile.mkdtemp(prefix="answer-", dir=server.folder)
         command_read, self._commands = os.pipe()
         self._result_read, result_write = os.pipe()
         self._output_read, output_write = os.pipe()
@@ -56,11 +53,11 @@ class Session:
             "folder": self.folder,
             "limits": asdict(self.limits) | ({"processes": 0} if single else {}),
             "cpu_seconds": self.limits.check_seconds * (len(exercise.checks) + 1),
-            "cores": runner.cores,
+            "cores": server.cores,
             "user": 60_000 + secrets.randbelow(5_000),  # a new one, so that nothing is left for the next
         }
         try:
-            self.pid = runner.fork(request, theirs)
+            self.pid = server.fork(request, theirs)
         except WorkbenchError:
             self._close_pipes()
             raise
@@ -69,8 +66,8 @@ class Session:
                 os.close(fd)
 
     def prepare(self) -> None:
-        """Wait until the prelude, which is ours, has run. WorkbenchError when our side fails: nothing that is seen up to
-        here can be the answer's doing, which the process has not got yet."""
+        """Wait until the prelude, which is ours, has run. WorkbenchError when our side fails: nothing that is seen up
+        to here can be the answer's doing, which the process has not got yet."""
         setup = {
             "nonce": self.nonce,
             "grade_id": self.exercise.grade_id,
@@ -81,9 +78,9 @@ class Session:
         try:
             self._ask(json.dumps(setup), child.HELLO, time.monotonic() + START_SECONDS)
         except SessionEnded as ended:  # before any of the student's code ran
-            told = self.take_output()
+            output = self.take_output()
             self.end()
-            raise WorkbenchError(f"a limited process could not be started here: {ended}. {told}") from ended
+            raise WorkbenchError(f"a limited process could not be started here: {ended}. {output}") from ended
         try:
             seen = self._ask("", child.READY, time.monotonic() + START_SECONDS)
         except SessionEnded as ended:
@@ -102,22 +99,23 @@ class Session:
         """What the probe of `check` saw on `case`. Raises SessionEnded with the reason when there is no telling."""
         self._asked += 1  # never the same number twice: what is left of an earlier case answers nothing
         command = {"number": self._asked, "probe": check.probe_name, "case": encode(case)}
-        return self._ask(pack(command), self._asked, until)
+        return plain(self._ask(pack(command), self._asked, until))
 
     def timed(self, check: Check, case: dict, until: float) -> tuple[dict, float]:
         """What `observe` gives, and the seconds that it took on the system's clock of this process's processor time.
 
-        All threads count, so more of them gain nothing, and waiting for a neighbour costs nothing. Where there is no such
-        clock (macOS), or where processes of the answer could hide from it (no process namespace), it is the time on the
-        wall. After its turn the process is stopped, so that it cannot slow down what runs beside it. Raises SessionEnded
-        for one that has started others all the same.
+        All threads count, so more of them gain nothing, and waiting for a neighbour costs nothing. Where there is no
+        such clock (macOS), or where processes of the answer could hide from it (no process namespace), it is the time
+        on the wall. After its turn the process is stopped, so that it cannot slow down what runs beside it. Raises
+        SessionEnded for one that has started others all the same.
         """
         self._signal(signal.SIGCONT)
         started = processor_seconds(self.pid)
         seen = self.observe(check, case, until)
         ended = processor_seconds(self.pid)
-        charged = None not in (started, ended) and self.runner.confinement.get("processes")
-        seconds = ended - started if charged else self.wall_seconds
+        seconds = self.wall_seconds
+        if started is not None and ended is not None and self.server.confinement.get("processes"):
+            seconds = ended - started
         self._signal(signal.SIGSTOP)
         if len(family_of(self.pid)) > 1:
             raise self._stop("stopped: the answer has started processes; what is timed works in one")
@@ -147,7 +145,7 @@ class Session:
         self._kill()
         with contextlib.suppress(OSError, EOFError):
             while self.exit_code is None:
-                self.exit_code = self.runner.hear().get("exit")
+                self.exit_code = self.server.hear().get("exit")
         self.over = True
         self._close_pipes()
         remove_tree(self.folder)
@@ -176,7 +174,7 @@ class Session:
         finally:
             self.wall_seconds = time.monotonic() - started
             if number >= child.LOADED:
-                self.runner.answer_seconds += self.wall_seconds
+                self.server.answer_seconds += self.wall_seconds
         if not self.over:
             self._look()  # an answer may be done with its flood before anybody looked
         return reply
@@ -190,14 +188,14 @@ class Session:
         with selectors.DefaultSelector() as selector:
             selector.register(self._result_read, selectors.EVENT_READ, "result")
             selector.register(self._output_read, selectors.EVENT_READ, "output")
-            selector.register(self.runner.control, selectors.EVENT_READ, "control")
+            selector.register(self.server.control, selectors.EVENT_READ, "control")
             if unsent:
                 selector.register(self._commands, selectors.EVENT_WRITE, "command")
             while (reply := self._reply(number)) is None:
                 if time.monotonic() >= until:
                     raise self._stop(f"stopped after {self.limits.check_seconds:g} s: an infinite loop?")
                 self._watch()
-                wait = 0.0 if self.runner.heard else min(0.2, max(0.0, until - time.monotonic()))
+                wait = 0.0 if self.server.heard else min(0.2, max(0.0, until - time.monotonic()))
                 ready = {key.data for key, _ in selector.select(wait)}
                 if "command" in ready:
                     try:
@@ -208,7 +206,7 @@ class Session:
                         selector.unregister(self._commands)
                 if "output" in ready and not self._read_output():
                     selector.unregister(self._output_read)
-                ended = ("control" in ready or self.runner.heard) and self._heard_exit()
+                ended = ("control" in ready or self.server.heard) and self._heard_exit()
                 if "result" in ready or ended:
                     data = self._read_results()
                     received += len(data)
@@ -226,7 +224,7 @@ class Session:
 
     def _heard_exit(self) -> bool:
         try:
-            self.exit_code = self.runner.hear().get("exit")
+            self.exit_code = self.server.hear().get("exit")
         except (OSError, EOFError):
             self.exit_code = -signal.SIGKILL
         return True
@@ -276,7 +274,7 @@ class Session:
 
     def _look(self) -> None:
         self._watched = time.monotonic()
-        grown = grown_bytes(self.pid, self.runner.server_resident_bytes)
+        grown = grown_bytes(self.pid, self.server.server_resident_bytes)
         if grown > self.limits.memory_bytes:
             raise self._stop(f"stopped: more than {self.limits.memory_bytes / 2**30:.3g} GiB of memory")
         written, files = 0, 0
@@ -296,14 +294,23 @@ class Session:
                         # blocks of a sparse file, size of one whose last block is half full
                         written += min(status.st_blocks * 512, status.st_size)
                     if written > self.limits.file_bytes:
-                        raise self._stop(
-                            f"stopped: wrote more than {self.limits.file_bytes / 1e6:g} MB of files"
-                        )
+                        raise self._stop(f"stopped: wrote more than {self.limits.file_bytes / 1e6:g} MB of files")
                     if files > MAX_WORK_FILES:
                         raise self._stop(f"stopped: made more than {MAX_WORK_FILES:,} files")
 
 
-def _reason(exit_code: int) -> str:
+def plain(reply: dict) -> dict:
+    """A reply to `Session.observe` as `check.observe` makes them: an answer may have taken its child's place."""
+    if "value" not in reply:
+        return {name: text for name, text in reply.items() if isinstance(text, str)}
+    try:
+        return {"value": encode(decode(reply["value"]))}
+    except (NotEncodable, RecursionError, TypeError, KeyError):
+        return {"error": "the answer's process sent what is no observation"}
+
+
+def _reason(exit_code: int | None) -> str:
+    assert exit_code is not None, "a session that is over has ended in some way"
     if exit_code >= 0:
         return f"the process ended with exit code {exit_code}: does the answer call exit?"
     if -exit_code == signal.SIGXCPU:
@@ -345,63 +352,3 @@ def processor_seconds(pid: int) -> float | None:
     with contextlib.suppress(OSError):
         return time.clock_gettime(~pid << 3 | 2)
     return None
-
-
-def remove_tree(folder: str) -> None:
-    """Remove a folder an answer may have made hard to remove. Changes nothing outside it; it may be gone already.
-
-    It goes down and up one step at a time, by open folders and not by paths: neither length nor depth matters.
-    """
-    here = _opened(folder)
-    if here is None:
-        return
-    names: list[str] = []
-    below = [_unlink_files(here)]
-    while below:
-        if below[-1]:
-            name = below[-1].pop()
-            if (deeper := _opened(name, here)) is not None:
-                os.close(here)
-                here = deeper
-                names.append(name)
-                below.append(_unlink_files(here))
-            continue
-        below.pop()
-        if names:
-            above = os.open("..", os.O_RDONLY, dir_fd=here)
-            os.close(here)
-            here = above
-            with contextlib.suppress(OSError):
-                os.rmdir(names.pop(), dir_fd=here)
-    os.close(here)
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
-
-
-def _opened(name: str, within: int | None = None) -> int | None:
-    """A folder, opened to its owner where need be; None for what is none, or is a link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    for _ in range(2):
-        try:
-            return os.open(name, flags, dir_fd=within)
-        except PermissionError:
-            with contextlib.suppress(OSError):
-                os.chmod(name, 0o700, dir_fd=within)
-        except OSError:
-            break
-    return None
-
-
-def _unlink_files(folder: int) -> list[str]:
-    """Unlink what is no folder in an open folder; the names of those that are."""
-    folders = []
-    with contextlib.suppress(OSError):
-        os.fchmod(folder, 0o700)
-        with os.scandir(folder) as entries:
-            for entry in list(entries):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-                else:
-                    with contextlib.suppress(OSError):
-                        os.unlink(entry.name, dir_fd=folder)
-    return folders

@@ -47,17 +47,10 @@ def _lab(lab: str, graded: Sequence[Graded]) -> list[str]:
         "<h3>Points by exercise, mean share of what it is worth</h3>",
         _bars(list(_shares(marked)), "% of its points"),
         "<h3>Verdicts</h3>",
-        _table(
-            ("Exercise", *(v.replace("_", " ") for v in Verdict)),
-            list(_verdicts(marked)),
-            numbers=range(1, 5),
-        ),
+        _table(("Exercise", *(v.replace("_", " ") for v in Verdict)), list(_verdicts(marked)), numbers=range(1, 5)),
     ]
     if failing := _failing(marked):
-        parts += [
-            "<h3>Checks that fail most, where the exercise was attempted</h3>",
-            _bars(failing, "submissions"),
-        ]
+        parts += ["<h3>Checks that fail most, where the exercise was attempted</h3>", _bars(failing, "submissions")]
     if seconds:
         answers = sum(one.checks_seconds for one in marked) / max(1e-9, sum(seconds))
         parts += [
@@ -88,7 +81,7 @@ def _verdicts(marked: Sequence[Graded]) -> Iterable[tuple]:
         yield (title, *(counts[verdict] for verdict in Verdict))
 
 
-def _failing(marked: Sequence[Graded]) -> list[tuple[str, float]]:
+def _failing(marked: Sequence[Graded]) -> list[tuple[str, int]]:
     failed: Counter[str] = Counter()
     for one in marked:
         for result in one.results:
@@ -109,9 +102,10 @@ def _bars(rows: Sequence[tuple[str, float]], unit: str) -> str:
         width = BAR_WIDTH * value / longest
         shown = label if len(label) <= 48 else label[:47] + "…"
         parts.append(
-            f'<text x="350" y="{y + 13}" text-anchor="end" font-size="12" fill="currentColor">{text_in_html(shown)}</text>'
-            f'<rect x="358" y="{y + 2}" width="{width:.1f}" height="{ROW_HEIGHT - 5}" fill="#4878a8"/>'
-            f'<text x="{364 + width:.1f}" y="{y + 13}" font-size="12" fill="currentColor">{value:.3g}</text>'
+            f'<text x="350" y="{y + 13}" text-anchor="end" font-size="12"'
+            f' fill="currentColor">{text_in_html(shown)}</text><rect x="358" y="{y + 2}" width="{width:.1f}"'
+            f' height="{ROW_HEIGHT - 5}" fill="#4878a8"/><text x="{364 + width:.1f}" y="{y + 13}" font-size="12"'
+            f' fill="currentColor">{value:.3g}</text>'
         )
     return "".join(parts) + "</svg>"
 
@@ -121,9 +115,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence], numbers: Iterable[int]
 
     def line(cells: Sequence, tag: str) -> str:
         made = [
-            f'<{tag} class="n">{text_in_html(cell)}</{tag}>'
-            if i in numbers
-            else f"<{tag}>{text_in_html(cell)}</{tag}>"
+            f'<{tag} class="n">{text_in_html(cell)}</{tag}>' if i in numbers else f"<{tag}>{text_in_html(cell)}</{tag}>"
             for i, cell in enumerate(cells)
         ]
         return f"<tr>{''.join(made)}</tr>"

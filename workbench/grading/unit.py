@@ -17,7 +17,8 @@ from workbench.errors import WorkbenchError
 from workbench.grading.check import ExerciseSet
 from workbench.grading.confine import Limits
 from workbench.grading.desk import load_instructors, load_sets, run_task, write_task, write_whole
-from workbench.grading.runner import preload_of, scrubbed_environment
+from workbench.grading.runner import preload_of
+from workbench.grading.server import scrubbed_environment
 from workbench.grading.warm import Warm
 
 
@@ -25,7 +26,8 @@ class WarmKeeper:
     """The warm process of one grader, started when first needed and again when it has died."""
 
     def __init__(self) -> None:
-        self._lock, self._warm, self._closed = threading.Lock(), None, False
+        self._lock, self._closed = threading.Lock(), False
+        self._warm: Warm | None = None
 
     def get(self, sets: str, import_paths: tuple[str, ...]) -> Warm | None:
         """None where there can be none, and after `close`."""
@@ -65,7 +67,8 @@ def grade_anywhere(unit: dict) -> dict:
 
 
 def grade_unit(unit: dict, keeper: WarmKeeper, folder: Path) -> dict:
-    """Run the grading notebook of `unit` in `folder`. Returns plain data: results, confirmed, confinement, broken, seconds.
+    """Run the grading notebook of `unit` in `folder`. Returns plain data: results, confirmed, confinement, broken,
+    seconds.
 
     results, confirmed: as `run_task` has them. broken: why there is no grading it here, or None.
     """

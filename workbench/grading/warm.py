@@ -1,15 +1,18 @@
-"""A process that has imported everything once, and forks what grading a submission needs: nbval, its kernel, the server.
+"""A fork server: a process that has imported everything once, and forks what grading a submission needs (nbval, its
+kernel, the server of the answers).
 
 Importing pytest, Jupyter, torch and the probes takes seconds, three times a submission; a copy of a process that has
 them takes milliseconds. So each process that grades keeps one of these:
 
     grader ── Warm ── pytest with nbval ── the notebook's kernel ── the server (`child`) ── sessions with answers
 
-All but the sessions are forked by Warm itself, each by order of the one on its left, over a socket that it was given
-at birth. Warm knows no submission, no hidden check and no seed, so no session inherits any. Who dies takes along what
-it ordered: Warm sees the socket close and kills it; the kernel of the operating system does when Warm itself dies.
+All but the sessions are forked by Warm itself, each on request of the process to its left, over a socket that this
+process received when it was started. Warm knows no submission, no hidden check and no seed, so no session inherits any.
+When a process ends, Warm sees its socket close and kills what was forked for it; when Warm ends, the operating system
+kills them.
 
-Where this cannot be (no SEQPACKET sockets: macOS), `Warm.start` gives None and every process is started from nothing.
+Where this is not possible (no SEQPACKET sockets: macOS), `Warm.start` gives None and every process is started from
+nothing.
 """
 
 from __future__ import annotations
@@ -40,16 +43,17 @@ class Forked:
     stdin = stdout = stderr = None
 
     def __init__(self, life: int) -> None:
-        self._life, self.returncode = life, None
+        self._life = life
+        self.returncode: int | None = None
         ready, _, _ = select.select([life], [], [], 60.0)
-        told = os.read(life, 64) if ready else b""
-        if not told.strip().isdigit():
+        reply = os.read(life, 64) if ready else b""
+        if not reply.strip().isdigit():
             os.close(life)
             raise OSError("the warm process did not fork")
-        self.pid = int(told)
+        self.pid = int(reply)
 
     def poll(self) -> int | None:
-        """None while it runs; 0 when it is over. How it ended is told by what it wrote."""
+        """None while it runs; 0 when it is over. How it ended is in what it wrote."""
         if self.returncode is None and select.select([self._life], [], [], 0)[0]:
             os.close(self._life)
             self.returncode = 0
@@ -58,8 +62,9 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; subprocess.TimeoutExpired after `timeout` seconds."""
         if self.returncode is None and not select.select([self._life], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("a forked process", timeout)
-        return self.poll()
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+        self.poll()
+        return 0
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -233,7 +238,7 @@ def run_pytest(warm: socket.socket, log: int, *, arguments: list[str], cwd: str,
         return order(warm, "kernel", details)
 
     if hasattr(local_provisioner, "launch_kernel"):  # else it starts a kernel from nothing
-        local_provisioner.launch_kernel = launch
+        vars(local_provisioner)["launch_kernel"] = launch
     return int(pytest.main(arguments))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, overload
 
 from workbench.errors import unknown
 from workbench.instruments import device as devices
@@ -13,8 +13,10 @@ from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Paired, Stopped
 
 if TYPE_CHECKING:
+    import torch
+
     from workbench.models.decoder import Decoder
-    from workbench.models.fast import FastDecoder
+    from workbench.models.fast import Model
 
 ARRANGEMENTS = ("plain", "fast", "compiled")
 
@@ -24,20 +26,17 @@ class Bench:
 
     device: "cpu", "cuda", …; raises WorkbenchError where there is none of that name.
     stop: set it, from any thread, and the next `check_stop` raises `Stopped`.
-    report: called at every stage that takes a while with whatever there is to say of it, a short text from the
-        bench itself (default: nothing happens). On the thread that measures, never inside a timed run.
+    report: called with a short progress message at every stage that takes a while (default: nothing happens). On the
+    thread that measures, never inside a timed run.
     """
 
     def __init__(
-        self,
-        device: str = "cpu",
-        stop: threading.Event | None = None,
-        report: Callable[..., None] | None = None,
+        self, device: str = "cpu", stop: threading.Event | None = None, report: Callable[..., None] | None = None
     ) -> None:
         self.device = str(devices.check_device(device))
         self.stop = stop if stop is not None else threading.Event()
         self.report = report or (lambda *stage: None)
-        self._models: dict[tuple, Decoder | FastDecoder] = {}
+        self._models: dict[tuple, Model] = {}
         self._ceilings: devices.Ceilings | None = None
         self._fingerprint: dict[str, Any] | None = None
 
@@ -46,7 +45,15 @@ class Bench:
         if self.stop.is_set():
             raise Stopped
 
-    def model(self, name: str | Decoder, *, arrangement: str = "plain", **settings) -> Decoder | FastDecoder:
+    @overload
+    def model(
+        self, name: str | Decoder, *, weights: str = ..., dtype: torch.dtype | str | None = ..., seed: int = ...
+    ) -> Decoder: ...
+
+    @overload
+    def model(self, name: str | Model, *, arrangement: str, **settings: Any) -> Model: ...
+
+    def model(self, name: str | Model, *, arrangement: str = "plain", **settings: Any) -> Model:
         """The model of that name on this bench's device, loaded once; a model is passed through as it is.
 
         arrangement: "plain" (as `load` gives it), "fast" (`prepare`) or "compiled" (its steps of one row through
@@ -75,7 +82,7 @@ class Bench:
         return self._models[key]
 
     def ceilings(self) -> devices.Ceilings:
-        """What this machine can do; measured, once a machine, when it is not yet known (a few seconds)."""
+        """The ceilings of this machine; measured once per machine, when not known yet (a few seconds)."""
         if self._ceilings is None:
             self.report("this machine's ceilings")
             self._ceilings = devices.ceilings(self.device, stop=self.check_stop)
@@ -83,17 +90,13 @@ class Bench:
 
     def measure(self, function: Callable[[], object], *, repeats: int, warmup: int = 1) -> list[float]:
         """Seconds of each run; see `timing.measure`. Raises `Stopped` between two runs."""
-        return timing.measure(
-            function, repeats=repeats, warmup=warmup, device=self.device, check_stop=self.check_stop
-        )
+        return timing.measure(function, repeats=repeats, warmup=warmup, device=self.device, check_stop=self.check_stop)
 
     def measure_pair(
         self, a: Callable[[], object], b: Callable[[], object], *, repeats: int, warmup: int = 1
     ) -> Paired:
         """A B A B …; see `timing.measure_pair`. Raises `Stopped` between two runs."""
-        return timing.measure_pair(
-            a, b, repeats=repeats, warmup=warmup, device=self.device, check_stop=self.check_stop
-        )
+        return timing.measure_pair(a, b, repeats=repeats, warmup=warmup, device=self.device, check_stop=self.check_stop)
 
     def measurement(
         self,
@@ -102,7 +105,7 @@ class Bench:
         settings: dict[str, Any],
         samples: list[float],
         unit: str,
-        counts: dict[str, float] | None = None,
+        counts: Mapping[str, float] | None = None,
         predicted: float | None = None,
         limit: str | None = None,
         check: str = "",

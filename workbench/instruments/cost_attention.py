@@ -17,12 +17,7 @@ from workbench.models.latent import absorbing_pays
 
 
 def attend_operations(
-    config: ModelConfig,
-    new_tokens: Sequence[int],
-    contexts: Sequence[int],
-    memory: Memory,
-    weight: float,
-    wide: float,
+    config: ModelConfig, new_tokens: Sequence[int], contexts: Sequence[int], memory: Memory, weight: float, wide: float
 ) -> tuple[list[OperationCosts], int]:
     """The operations of `kv.attend` in all layers, and the FLOPs of attention that computes the whole rectangle."""
     alike = Counter((memory.look(config, i), config.kv_source(i) == i) for i in range(config.num_layers))
@@ -176,12 +171,7 @@ class _Layer:
         squares = sum(n * n for n in hidden)
         return [
             OperationCosts(
-                "mask",
-                "other",
-                1,
-                launches=8 * len(hidden),
-                elementwise_bytes=8 * squares,
-                bytes_written=4 * squares,
+                "mask", "other", 1, launches=8 * len(hidden), elementwise_bytes=8 * squares, bytes_written=4 * squares
             )
         ]
 
@@ -333,12 +323,9 @@ class _Layer:
             kernels=2 * calls + len(expanded),
             flops=self._pairs_flops,
             kv_bytes=(sum(read) + self.rows) * shape.cached_dim * self.stored,
-            activation_bytes=(queries + fresh + expanded_read + result) * self.wide
-            + 2 * scores * self.stored,
+            activation_bytes=(queries + fresh + expanded_read + result) * self.wide + 2 * scores * self.stored,
             elementwise_bytes=scores * steps + gathered * 2 * result * self.wide,
-            bytes_written=(1 + gathered) * result * self.wide
-            + fresh * self.stored
-            + scores * (self.stored + half),
+            bytes_written=(1 + gathered) * result * self.wide + fresh * self.stored + scores * (self.stored + half),
         )
 
     def _window_read(self, one_call: bool) -> int | None:

@@ -11,10 +11,39 @@ from workbench.instruments.cost_operations import OperationCosts, together
 from workbench.models.config import ModelConfig
 
 ORDER = (
-    "positions", "embedding", "embedding scale", "rotary table", "norm", "qkv", "q_kv_down", "q_down", "q", "k", "v",
-    "kv_down", "latent norm", "q_up", "qk norm", "rotary", "absorb", "dequantize", "expand", "mask", "attention",
-    "store", "restore", "o", "gate_up", "gate", "up", "activation", "down", "residual", "logit rows", "head",
-)  # fmt: skip
+    "positions",
+    "embedding",
+    "embedding scale",
+    "rotary table",
+    "norm",
+    "qkv",
+    "q_kv_down",
+    "q_down",
+    "q",
+    "k",
+    "v",
+    "kv_down",
+    "latent norm",
+    "q_up",
+    "qk norm",
+    "rotary",
+    "absorb",
+    "dequantize",
+    "expand",
+    "mask",
+    "attention",
+    "store",
+    "restore",
+    "o",
+    "gate_up",
+    "gate",
+    "up",
+    "activation",
+    "down",
+    "residual",
+    "logit rows",
+    "head",
+)
 
 
 class LayerCounter:
@@ -24,9 +53,7 @@ class LayerCounter:
     where they are stored in another format; head, embedding, norms and biases stay at `weight`.
     """
 
-    def __init__(
-        self, config: ModelConfig, rows: int, weight: float, wide: float, linear: float | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, rows: int, weight: float, wide: float, linear: float | None = None) -> None:
         self.config, self.rows, self.weight, self.wide = config, rows, weight, wide
         self.linear = weight if linear is None else linear
         self.layers, self.narrow = config.num_layers, wide < 4
@@ -154,7 +181,7 @@ class LayerCounter:
 
     def _latent(self, arrangement: str) -> list[OperationCosts]:
         """Multi-head latent attention: to the latent and its rotary key, to q through a latent of its own or not."""
-        c, shape, d = self.config, self.config.latent_attention, self.config.hidden_size
+        c, shape, d = self.config, self.config.latent_shape, self.config.hidden_size
         norms = [self._norm("latent norm", self.layers, shape.kv_rank, arrangement)]
         down = ("q", self.q) if shape.query_rank is None else ("q_down", shape.query_rank)
         if arrangement == "fast":
@@ -167,13 +194,13 @@ class LayerCounter:
         if shape.query_rank is not None:
             norms.append(self._norm("latent norm", self.layers, shape.query_rank, arrangement))
             products.append(self.product("q_up", "projections", shape.query_rank, self.q))
-        turned = self.rows * (c.num_heads + 1) * shape.rotary_head_dim
-        joined = self.rows * (self.q + shape.cached_dim)  # each put together again with what was not turned
-        if arrangement == "fast":  # q's and k's parts are joined, turned as one, and joined with the rest
-            rotary = self.elementwise("rotary", self.layers, 6, 6 * turned + joined, 4 * turned + joined)
+        rotary_values = self.rows * (c.num_heads + 1) * shape.rotary_head_dim
+        joined = self.rows * (self.q + shape.cached_dim)  # each put together again with what was not rotated
+        if arrangement == "fast":  # q's and k's parts are joined, rotated as one, and joined with the rest
+            rotary = self.elementwise("rotary", self.layers, 6, 6 * rotary_values + joined, 4 * rotary_values + joined)
         else:
             rotary = self.elementwise(
-                "rotary", self.layers, 2 * 7 + 2, 5 * turned + joined, 4 * turned + joined
+                "rotary", self.layers, 2 * 7 + 2, 5 * rotary_values + joined, 4 * rotary_values + joined
             )
         return [*products, together(norms), rotary, self.product("o", "projections", self.mixed, d)]
 
@@ -198,9 +225,7 @@ class LayerCounter:
         each = 4 + self.narrow if joined else self._norm_launches(self.config.zero_centered_norms)
         moved = 4 + (1 if joined else 2) * self.narrow
         both = self.rows * (self.q + self.kv)
-        found = [
-            self.elementwise("qk norm", self.owners, 2 * each + joined, moved * both, moved * both, 2 * head)
-        ]
+        found = [self.elementwise("qk norm", self.owners, 2 * each + joined, moved * both, moved * both, 2 * head)]
         if self.sharers:
             moved -= joined  # nothing to put together
             alone = moved * self.rows * self.q

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from workbench.errors import WorkbenchError, check_settings, unknown
 from workbench.instruments.cost_quantized import CODE_FORMATS, GROUP, Groups, check_format
@@ -24,7 +25,7 @@ REWIND = 16  # of kv.window, unless asked otherwise
 
 @dataclass(frozen=True)
 class Memory:
-    """Which kv, and what of it matters to the costs. Make one with `Memory.of`, which refuses what does not fit."""
+    """The kind of kv and its settings, as far as the costs depend on them. Made by `Memory.of`, which checks them."""
 
     kind: str  # of workbench.kv.KINDS
     stored: float  # bytes of an element that is kept
@@ -42,14 +43,14 @@ class Memory:
         kind: str,
         stored: float,
         *,
-        kv_settings: Mapping[str, object] | None = None,
+        kv_settings: Mapping[str, Any] | None = None,
         latent_form: str = "auto",
     ) -> Memory:
         """kv_settings: what the kv is made with, as for `kv_for`: form=, window=, sinks=, rewind=, format=, group=.
 
         latent_form: the form alone, one of FORMS. "paged" is counted as what lies in its blocks, like "latent" or
-        "contiguous": neither the gathering that a CPU needs, nor the part of the last block that is empty. Raises WorkbenchError for what does not go with the kind or the
-        shape.
+        "contiguous": neither the gathering that a CPU needs, nor the part of the last block that is empty. Raises
+        WorkbenchError for what does not go with the kind or the shape.
         """
         if kind not in COUNTED_KVS:
             raise unknown("kv kind to count", kind, COUNTED_KVS)
@@ -65,9 +66,7 @@ class Memory:
             if one not in FORMS:
                 raise unknown("latent_form", one, FORMS)
         if given not in ("auto", form):
-            raise WorkbenchError(
-                f"latent_form {form!r} and kv_settings['form'] {given!r} differ; give one of them"
-            )
+            raise WorkbenchError(f"latent_form {form!r} and kv_settings['form'] {given!r} differ; give one of them")
         if kind == "latent" and config.latent_attention is None:
             raise WorkbenchError(
                 f"kv 'latent' keeps the latents of latent attention, and this shape ({config.family}) has none; "
@@ -90,7 +89,7 @@ class Memory:
         return cls(kind, stored, form, **{**settings, "sinks": settings.get("sinks") or 0})
 
     def check_contexts(self, contexts: Sequence[int]) -> None:
-        """Raise WorkbenchError for remembered tokens where nothing is remembered."""
+        """Raise WorkbenchError for contexts above 0 with a kv that caches nothing."""
         if self.kind == "recompute" and any(contexts):
             raise WorkbenchError(
                 "kv 'recompute' remembers nothing and is sent every text whole: contexts must be 0, got "
@@ -98,7 +97,7 @@ class Memory:
             )
 
     def bytes_kept(self, config: ModelConfig, tokens: int) -> float:
-        """Of one sequence of so many tokens, over all layers."""
+        """Bytes kept for one sequence of so many tokens, over all layers."""
         if self.kind == "recompute":
             return 0
         if self.kind == "latent":
@@ -114,7 +113,7 @@ class Memory:
         return kept * heads * values * self.stored
 
     def look(self, config: ModelConfig, layer: int) -> tuple[int | None, int]:
-        """The window and the sinks that a layer sees through."""
+        """The window and the number of sinks of a layer."""
         own = config.window_of(layer)
         return (self.window, self.sinks) if own is None else (own, config.attention_sinks)
 
@@ -140,6 +139,4 @@ def _check_window(config: ModelConfig, window=None, sinks=None, rewind=REWIND) -
             f"{config.sliding_window} tokens already"
         )
     if window is None and sinks is not None:
-        raise WorkbenchError(
-            f"sinks={sinks} goes with a window: both are for layers without one of their own"
-        )
+        raise WorkbenchError(f"sinks={sinks} goes with a window: both are for layers without one of their own")

@@ -33,7 +33,7 @@ class OperationCosts:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte; 0 for an operation that computes no product."""
+        """Arithmetic intensity, FLOPs per byte; 0 for an operation that computes no product."""
         return self.flops / self.bytes if self.bytes else 0.0
 
 
@@ -88,7 +88,7 @@ class StepCosts:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
+        """Arithmetic intensity, FLOPs per byte."""
         return self.flops / self.bytes
 
     def operation(self, name: str) -> OperationCosts:
@@ -120,12 +120,12 @@ def with_rectangle(costs: StepCosts) -> StepCosts:
 
 
 def times(o: OperationCosts, occurrences: int) -> OperationCosts:
-    """So many of this operation."""
+    """The operation with its count and all amounts multiplied."""
     return replace(o, **{name: occurrences * getattr(o, name) for name in _AMOUNTS})
 
 
 def together(operations: Iterable[OperationCosts]) -> OperationCosts:
-    """Operations of one name as one: all amounts added."""
+    """Operations with the same name merged into one: all amounts added."""
     first, *others = operations
     assert all((o.name, o.part) == (first.name, first.part) for o in others)
     return replace(first, **{name: sum(getattr(o, name) for o in (first, *others)) for name in _AMOUNTS})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from workbench.errors import unknown
 from workbench.instruments.cost_operations import StepCosts
 from workbench.instruments.device import Ceilings
@@ -20,7 +22,7 @@ class Prediction:
     operations: tuple[tuple[str, float, str], ...] = ()  # (name, seconds, limit) of each, in order
 
 
-def predict(costs: StepCosts, ceilings: Ceilings, dtype: str) -> Prediction:
+def predict(costs: StepCosts, ceilings: Ceilings, dtype: str | torch.dtype) -> Prediction:
     """The roofline, operation by operation: Σ max(launch, bytes / bandwidth, FLOPs / FLOP rate).
 
     Operations run one after the other, so their times add. Within one, bytes and FLOPs go on at the same time, so

@@ -90,7 +90,8 @@ class Groups:
         return tokens - self.count(tokens) * self.group
 
     def runs(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Groups first … last − 1, cut where they do not lie in one piece: after the pinned, and where the ring ends."""
+        """Groups first … last − 1, cut where they do not lie in one piece: after the pinned, and where the ring
+        ends."""
         runs = []
         while first < last:
             end = last
@@ -103,7 +104,7 @@ class Groups:
         return runs
 
     def held(self, tokens: int) -> int:
-        """Groups that are there."""
+        """Groups that are kept."""
         count = self.count(tokens)
         return int(min(count, self.pinned) + min(max(0, count - self.pinned), self.ring))
 
@@ -118,14 +119,15 @@ class Groups:
         return first, group, 0
 
     def seen(self, new: int, past: int) -> int:
-        """Keys that attention is given."""
+        """Keys that attention reads."""
         first, _, sinks = self.look(past)
         return sinks + past - first + new
 
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """One sequence in one layer. a_token: numbers that one token leaves here. stored: bytes of those kept as they came."""
+    """One sequence in one layer. a_token: numbers that one token leaves here. stored: bytes of those kept as they
+    came."""
 
     groups: Groups
     codes: CodeFormat

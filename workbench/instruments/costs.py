@@ -17,7 +17,7 @@ Bytes are those that must cross the memory bus when no two operations are fused 
 between them: each weight read once a step, whatever N is (of the embedding only the rows looked up); the keys and
 values that are remembered, read once a sequence, and the new ones written; each product's inputs read and outputs
 written once; and what the operations without a product (norms, rotary embedding, sums, activations) read and
-write, counted in whole rows: the few single numbers a row are left out.
+write, counted in whole rows: the few single numbers per row are left out.
 
 Launches are those of the layers and of the step around them. What a kv prepares once a step for all of its layers
 (masks, places) is left out.
@@ -58,8 +58,8 @@ def step_costs(
     """Count one forward pass over B sequences.
 
     new_tokens: [B] tokens that each sequence brings; N is their sum.
-    contexts: [B] tokens of each sequence that the kv remembers already (`kv.lengths`, `Batch.first_positions`).
-        Recompute remembers none and is sent every text whole, so there they are all 0.
+    contexts: [B] cached tokens of each sequence (`kv.lengths`, `Batch.first_positions`).
+        With recompute they are all 0: it caches nothing and gets every sequence whole.
     logit_rows: rows for which the output head is computed; at 0 it is not read either.
     linear_bytes_per_element: of the matrices of the layers alone, scales and all, where they are stored in fewer bits:
         nbytes / weights of `QuantizedLinear`s. Each is read once a step, so a step reads that many bytes of them.
@@ -82,9 +82,7 @@ def step_costs(
     if linear_bytes_per_element is not None and not linear_bytes_per_element > 0:
         raise WorkbenchError(f"linear_bytes_per_element must be above 0, got {linear_bytes_per_element}")
     count = LayerCounter(config, rows, weight_bytes_per_element, wide, linear_bytes_per_element)
-    attend, rectangle = attend_operations(
-        config, new_tokens, contexts, memory, weight_bytes_per_element, wide
-    )
+    attend, rectangle = attend_operations(config, new_tokens, contexts, memory, weight_bytes_per_element, wide)
     operations = [
         *count.start(arrangement),
         *count.around_attention(arrangement),
@@ -112,16 +110,15 @@ def attention_costs(
     """The same for the attention of all layers alone, of any shape there is, mixtures of experts too.
 
     That is what `kv.attend` does: with keys and values it stores and attends; with latents it expands or absorbs as
-    well. projections: with the projections before and after it, the norms of q, k and latents, and the turning.
+    well. projections: with the projections before and after it, the norms of q, k and latents, and the rotary
+    embedding.
     """
     _check_fields(config)
     rows, wide = _check_step(new_tokens, contexts, weight_bytes_per_element, activation_bytes_per_element)
     if arrangement not in ARRANGEMENTS:
         raise unknown("arrangement", arrangement, ARRANGEMENTS)
     memory = _memory(config, contexts, wide, kv, kv_bytes_per_element, kv_settings, latent_form)
-    operations, rectangle = attend_operations(
-        config, new_tokens, contexts, memory, weight_bytes_per_element, wide
-    )
+    operations, rectangle = attend_operations(config, new_tokens, contexts, memory, weight_bytes_per_element, wide)
     if projections:
         count = LayerCounter(config, rows, weight_bytes_per_element, wide)
         operations = [*operations, *count.around_attention(arrangement)]
@@ -188,9 +185,7 @@ def weights_read(config: ModelConfig, rows: int, logit_rows: int) -> int:
     return config.num_parameters() - tables + embedded + head
 
 
-def _memory(
-    config, contexts, wide: float, kv: str, stored: float | None, kv_settings, latent_form: str
-) -> Memory:
+def _memory(config, contexts, wide: float, kv: str, stored: float | None, kv_settings, latent_form: str) -> Memory:
     stored = wide if stored is None else stored
     memory = Memory.of(config, kv, stored, kv_settings=kv_settings, latent_form=latent_form)
     memory.check_contexts(contexts)
@@ -233,12 +228,38 @@ def _check_step(new_tokens, contexts, weight: float, activation: float | None) -
 
 # What the formulas take from a shape, and what changes no count.
 COUNTED_FIELDS = (
-    "family", "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
-    "context_length", "norm_eps", "rope_theta", "rope_scaling", "local_rope_theta", "qkv_bias",
-    "attention_output_bias", "mlp_bias", "qk_norm", "post_norms", "zero_centered_norms", "activation",
-    "embedding_scale", "query_pre_attn_scalar", "tie_embeddings", "sliding_window", "global_layers",
-    "attention_sinks", "kv_sources", "bos_token_id", "eos_token_ids", "latent_attention", "experts",
-)  # fmt: skip
+    "family",
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "context_length",
+    "norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "local_rope_theta",
+    "qkv_bias",
+    "attention_output_bias",
+    "mlp_bias",
+    "qk_norm",
+    "post_norms",
+    "zero_centered_norms",
+    "activation",
+    "embedding_scale",
+    "query_pre_attn_scalar",
+    "tie_embeddings",
+    "sliding_window",
+    "global_layers",
+    "attention_sinks",
+    "kv_sources",
+    "bos_token_id",
+    "eos_token_ids",
+    "latent_attention",
+    "experts",
+)
 
 
 # -- memory and money ----------------------------------------------------------------------------------------
@@ -280,9 +301,7 @@ def largest_batch(
     """
     one = kv_bytes(config, tokens, kv_bytes_per_element, kv=kv, kv_settings=kv_settings)
     if not one:
-        raise WorkbenchError(
-            f"kv {kv!r} keeps nothing of {tokens} tokens, so no number of sequences fills the memory"
-        )
+        raise WorkbenchError(f"kv {kv!r} keeps nothing of {tokens} tokens, so no number of sequences fills the memory")
     free = memory_bytes - config.num_parameters() * weight_bytes_per_element
     return max(0, int(free // one))
 

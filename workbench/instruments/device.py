@@ -125,7 +125,7 @@ def last_cache_bytes(device: str = "cpu") -> int:
         return torch.cuda.get_device_properties(device).L2_cache_size
     sizes = []
     for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        number, unit = re.fullmatch(r"(\d+)([KMG]?)", entry.read_text().strip()).groups()
+        number, unit = re.findall(r"^(\d+)([KMG]?)$", entry.read_text().strip())[0]
         sizes.append(int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit])
     return max(sizes, default=32 << 20)
 
@@ -133,12 +133,7 @@ def last_cache_bytes(device: str = "cpu") -> int:
 def _nvidia_smi(index: int) -> dict[str, Any]:
     """Driver and clocks as the driver reports them now; empty where nvidia-smi is not at hand."""
     fields = ("driver_version", "clocks.sm", "clocks.mem", "power.limit")
-    command = [
-        "nvidia-smi",
-        f"--id={index}",
-        f"--query-gpu={','.join(fields)}",
-        "--format=csv,noheader,nounits",
-    ]
+    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -165,9 +160,7 @@ class Ceilings:
     spread: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # of each: (p10, median, p90)
     # by dtype: weights passing through a product with one row; absent where only a data sheet is known
     weight_bytes_per_s: dict[str, float] = field(default_factory=dict)
-    kv_bytes_per_s: float | None = (
-        None  # keys and values passing through the attention of one query a sequence
-    )
+    kv_bytes_per_s: float | None = None  # keys and values passing through the attention of one query a sequence
 
     # "product", "attention": from calling one with next to nothing in it to its end; absent: as every operation
     kernel_launch_s: dict[str, float] = field(default_factory=dict)

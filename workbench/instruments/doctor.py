@@ -43,8 +43,20 @@ def examine() -> list[Finding]:
     """Look at everything. Never raises: an examination that fails is itself a finding."""
     findings: list[Finding] = []
     for look in (
-        _python, _packages, _torch, _cpu, _memory, _triton, _kernel, _lab, _widgets, _disk, _hub, _models, _course,
-    ):  # fmt: skip
+        _python,
+        _packages,
+        _torch,
+        _cpu,
+        _memory,
+        _triton,
+        _kernel,
+        _lab,
+        _widgets,
+        _disk,
+        _hub,
+        _models,
+        _course,
+    ):
         findings += _safely(look)
     return findings
 
@@ -177,9 +189,7 @@ def _widgets() -> Iterator[Finding]:
     if version and there:
         yield Finding("widgets", True, f"ipywidgets {version}, JupyterLab extension in {there}")
     else:
-        missing = (
-            "ipywidgets is not installed" if not version else "the JupyterLab extension is not installed"
-        )
+        missing = "ipywidgets is not installed" if not version else "the JupyterLab extension is not installed"
         fix = "python -m pip install --force-reinstall ipywidgets jupyterlab_widgets"
         yield Finding("widgets", False, missing, fix)
 
@@ -199,9 +209,7 @@ def _disk() -> Iterator[Finding]:
 
 def _hub() -> Iterator[Finding]:
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    yield Finding(
-        "hub", True, "offline (HF_HUB_OFFLINE is set)" if offline else "asked for hub ids, and only then"
-    )
+    yield Finding("hub", True, "offline (HF_HUB_OFFLINE is set)" if offline else "asked for hub ids, and only then")
 
 
 def _models() -> Iterator[Finding]:
@@ -224,9 +232,7 @@ def _course() -> Iterator[Finding]:
         yield Finding("course", False, f"no notebooks/ in {Path.cwd()}, nor beside the package", fix)
     else:
         count = len(list((folder / "notebooks").glob("*.ipynb")))
-        yield Finding(
-            "course", count > 0, f"{count} notebooks in {folder}", "" if count else "run `make build`"
-        )
+        yield Finding("course", count > 0, f"{count} notebooks in {folder}", "" if count else "run `make build`")
 
 
 def package_folder() -> Path:

@@ -76,13 +76,7 @@ def peak_memory(device: str = "cpu") -> Iterator[Peak]:
         return
     # The old interface of torch's profiler, because its present one writes to the terminal at every use.
     settings = torch.autograd.ProfilerConfig(
-        torch.autograd.ProfilerState.CPU,
-        False,
-        True,
-        False,
-        False,
-        False,
-        torch._C._profiler._ExperimentalConfig(),
+        torch.autograd.ProfilerState.CPU, False, True, False, False, False, torch._C._profiler._ExperimentalConfig()
     )
     gc.collect()
     collects = gc.isenabled()

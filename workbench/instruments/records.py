@@ -61,11 +61,7 @@ class Measurement:
         for key in ("settings", "counts", "device", "versions"):
             self._want(isinstance(getattr(self, key), dict), key, "a dict")
         samples_right = isinstance(self.samples, list) and len(self.samples) > 0
-        self._want(
-            samples_right and all(map(_finite, self.samples)),
-            "samples",
-            "a list of one finite number or more",
-        )
+        self._want(samples_right and all(map(_finite, self.samples)), "samples", "a list of one finite number or more")
         self._want(all(map(_finite, self.counts.values())), "counts", "a dict of finite numbers")
         self._want(self.predicted is None or _finite(self.predicted), "predicted", "a finite number or None")
         self._want(self.limit is None or self.limit in LIMITS, "limit", f"one of {', '.join(LIMITS)} or None")
@@ -77,9 +73,7 @@ class Measurement:
 
     def _want(self, right: bool, key: str, expected: str) -> None:
         if not right:
-            raise WorkbenchError(
-                f"measurement {self.name!r}: {key} must be {expected}, got {getattr(self, key)!r:.80}"
-            )
+            raise WorkbenchError(f"measurement {self.name!r}: {key} must be {expected}, got {getattr(self, key)!r:.80}")
 
     @property
     def median(self) -> float:
@@ -102,9 +96,7 @@ class Measurement:
         check_settings("Measurement", values, known)
         missing = [name for name in known if name not in values]
         if missing:
-            raise WorkbenchError(
-                f"a measurement lacks {', '.join(missing)}; it was not written by this program"
-            )
+            raise WorkbenchError(f"a measurement lacks {', '.join(missing)}; it was not written by this program")
         return cls(**values)
 
 

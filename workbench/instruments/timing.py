@@ -102,7 +102,8 @@ def measure_pair(
     _check_runs(repeats, warmup)
     with exclusive(check_stop):
         clock = _clock(device)
-        a_s, b_s = [], []
+        a_s: list[float] = []
+        b_s: list[float] = []
         for run in range(-warmup, repeats):
             for function, samples in ((a, a_s), (b, b_s)):
                 _poll(check_stop)

@@ -1,18 +1,20 @@
 """What JupyterLab needs to open the course without asking anything: one kernel and four settings.
 
-`python -m workbench.jupyter` installs both into the Python environment that runs it; `make setup` calls it. On a machine where
-the course lives in an environment of its own beside a shared JupyterLab, give that JupyterLab's environment: `--prefix FOLDER`.
+`python -m workbench.jupyter` installs both into the Python environment that runs it; `make setup` calls it. On a
+machine where the course lives in an environment of its own beside a shared JupyterLab, give that JupyterLab's
+environment: `--prefix FOLDER`.
 
 The settings (overrides.json) are defaults; what a user chose in JupyterLab's settings still wins.
 
 - `fetchNews`, `checkForUpdates`: no question about news on the first start, no request to the network.
 - `autoStartDefaultKernel`: a notebook whose kernel is not on this machine opens on the default one, not on a dialog.
-- `windowingMode: defer`: every cell stays in the page, so that long lectures keep their pictures and panels while scrolling.
+- `windowingMode: defer`: every cell stays in the page, so that long lectures keep their pictures and panels while
+  scrolling.
 
-`commsOverSubshells` is left alone on purpose: with it JupyterLab sends a panel's messages to a thread of the kernel's, so that
-Stop works while a cell runs. ipykernel before 7.0 has no such threads, and from 7.4 on it uses them for a widget that a cell
-made only when asked to (`let_the_page_choose`, workbench/panels/controls.py): without them a click waits for the cell. The
-panels work on threads of their own and are right both ways.
+`commsOverSubshells` is left alone on purpose: with it JupyterLab sends a panel's messages to a thread of the kernel's,
+so that Stop works while a cell runs. ipykernel before 7.0 has no such threads, and from 7.4 on it uses them for a
+widget that a cell made only when asked to (`let_the_page_choose`, workbench/panels/controls.py): without them a click
+waits for the cell. The panels work on threads of their own and are right both ways.
 """
 
 import shutil

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import unknown
 from workbench.kv.contiguous import Contiguous
@@ -18,7 +18,7 @@ from workbench.kv.window import Window
 from workbench.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from workbench.models.decoder import Decoder
+    from workbench.models.decoder import Shaped
 
 KINDS: dict[str, Callable[..., KV]] = {
     "recompute": Recompute,
@@ -31,7 +31,7 @@ KINDS: dict[str, Callable[..., KV]] = {
 }
 
 
-def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings) -> KV:
+def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings: Any) -> KV:
     """A fresh kv for a model: by the name of its kind, or by any class or function that takes a ModelConfig."""
     if callable(kind):
         return kind(config, **settings)
@@ -43,11 +43,11 @@ def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings) -> K
 
 def kv_for(
     kind: str | Callable[..., KV],
-    model: Decoder,
+    model: Shaped,
     *,
     max_sequences: int = 1,
     max_tokens: int | None = None,
-    **settings,
+    **settings: Any,
 ) -> KV:
     """A fresh kv that fits a loaded model: its device, its dtype, and room for so many sequences and tokens.
 
@@ -56,7 +56,7 @@ def kv_for(
     """
     if callable(kind) or kind == "recompute":
         return make_kv(kind, model.config, **settings)
-    room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
+    room: dict[str, Any] = {"max_sequences": max_sequences, "max_tokens": max_tokens}
     return make_kv(kind, model.config, **room, dtype=model.dtype, device=model.device, **settings)
 
 

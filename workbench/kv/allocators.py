@@ -14,12 +14,12 @@ A place is room for the keys and values of one token. At any moment each is one 
     external    free, of no use to the request that waits, and yet in all as much as it asks for: external fragmentation
     free        the rest
 
-The terms are those of Kwon et al., arXiv 2309.06180 §3.1 and Fig. 2, where 20.4 to 38.2 % of the memory of earlier systems held
-tokens and 96.3 % of the paged one. There `external` is known to be lost before anything is served; here it is what a request
-waits in spite of, so it is 0 while nobody waits.
+The terms are those of Kwon et al., arXiv 2309.06180 §3.1 and Fig. 2, where 20.4 to 38.2 % of the memory of earlier
+systems held tokens and 96.3 % of the paged one. There `external` is known to be lost before anything is served; here it
+is what a request waits in spite of, so it is 0 while nobody waits.
 
-Left out: what a smarter allocator could do with sequences that end where they were expected to, and the time that it takes to
-copy a sequence that moves (it is counted, in tokens).
+Left out: what a smarter allocator could do with sequences that end where they were expected to, and the time that it
+takes to copy a sequence that moves (it is counted, in tokens).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from workbench.errors import WorkbenchError, check_whole
 from workbench.kv.blocks import BlockTables, NoRoom
 
 
 class Allocator(ABC):
-    """`capacity` places, and who has which. A subclass hands them out.
+    """`capacity` places for tokens, and which sequence holds which. Subclasses implement the allocation.
 
-    largest: tokens of the longest sequence that there can ever be. moved: tokens that were copied so far because a sequence
-    had to move. Raises WorkbenchError for wrong use; where there is merely no room now, the answer is False and nothing has
-    changed.
+    largest: tokens of the longest sequence that can occur. moved: tokens copied so far because a sequence had to move.
+    Raises WorkbenchError for wrong use. When there is no room, methods return False and change nothing.
     """
 
     largest: int
@@ -56,11 +56,11 @@ class Allocator(ABC):
 
     @property
     def free(self) -> int:
-        """Places that no sequence has, wherever they are."""
+        """Places that no sequence holds, contiguous or not."""
         return self.capacity - sum(map(self.places, self._lengths))
 
     def arrive(self, sequence: Hashable, tokens: int) -> bool:
-        """Room for the first tokens of a sequence, if there is."""
+        """Allocate the first tokens of a sequence; False when there is no room."""
         if sequence in self._lengths:
             raise WorkbenchError(f"sequence {sequence!r} is here already; it leaves before it arrives again")
         if check_whole("tokens", tokens, 1) > self.largest:
@@ -73,7 +73,7 @@ class Allocator(ABC):
         return True
 
     def grow(self, sequence: Hashable) -> bool:
-        """Room for one token more, if there is."""
+        """Allocate one more token; False when there is no room."""
         tokens = self._length_of(sequence) + 1
         if tokens > self.largest:
             raise WorkbenchError(
@@ -85,7 +85,7 @@ class Allocator(ABC):
         return True
 
     def leave(self, sequence: Hashable) -> None:
-        """All its places are free again."""
+        """Free all places of a sequence."""
         self._length_of(sequence)
         self._leave(sequence)
         del self._lengths[sequence]
@@ -101,14 +101,12 @@ class Allocator(ABC):
         ...
 
     def places(self, sequence: Hashable) -> int:
-        """How many places a sequence has, used or not."""
+        """Places that a sequence holds, used or only reserved."""
         return sum(count for _, count in self.ranges(sequence))
 
     def _length_of(self, sequence: Hashable) -> int:
         if sequence not in self._lengths:
-            raise WorkbenchError(
-                f"sequence {sequence!r} is not here; these are: {sorted(map(repr, self._lengths))}"
-            )
+            raise WorkbenchError(f"sequence {sequence!r} is not here; these are: {sorted(map(repr, self._lengths))}")
         return self._lengths[sequence]
 
     @abstractmethod
@@ -129,8 +127,8 @@ class ContiguousMaximum(Allocator):
         self.largest = check_whole("max_tokens", max_tokens, 1)
         if max_tokens > capacity:
             raise WorkbenchError(
-                f"a sequence of max_tokens = {max_tokens:,} does not fit into {capacity:,} places; make one smaller or the "
-                "other larger"
+                f"a sequence of max_tokens = {max_tokens:,} does not fit into {capacity:,} places; make one smaller or"
+                " the other larger"
             )
         self._free = list(range(capacity // max_tokens - 1, -1, -1))  # the last is taken first
         self._slots: dict[Hashable, int] = {}
@@ -162,9 +160,9 @@ def power_of_two(tokens: int) -> int:
 class Buddy(Allocator):
     """A range of a power of two for every sequence; Knuth, The Art of Computer Programming 1, §2.5, algorithms R and S.
 
-    A range of 2ᵏ places begins at a multiple of 2ᵏ. One that is too large is split into two buddies until it fits; buddies that
-    are both free are one range again. A sequence that has filled its range takes its right buddy where that is free, and
-    else moves to a range of twice the size; while it moves it has both.
+    A range of 2ᵏ places begins at a multiple of 2ᵏ. One that is too large is split into two buddies until it fits;
+    buddies that are both free are one range again. A sequence that has filled its range takes its right buddy where
+    that is free, and else moves to a range of twice the size; while it moves it has both.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -237,14 +235,13 @@ class Buddy(Allocator):
 
 
 class PagedBlocks(Allocator):
-    """Blocks of `block_size` places, one more when a sequence reaches it: `workbench.kv.blocks`, as the engine uses it."""
+    """Blocks of `block_size` places, one more when a sequence reaches it: `workbench.kv.blocks`, as the engine uses
+    it."""
 
     def __init__(self, capacity: int, block_size: int = 16) -> None:
         super().__init__(capacity)
         if check_whole("block_size", block_size, 1) > capacity:
-            raise WorkbenchError(
-                f"a block of {block_size:,} does not fit into {capacity:,} places; make it smaller"
-            )
+            raise WorkbenchError(f"a block of {block_size:,} does not fit into {capacity:,} places; make it smaller")
         self.tables = BlockTables(capacity // block_size, block_size)
         self.largest = self.tables.num_blocks * block_size
 
@@ -277,7 +274,7 @@ class PagedBlocks(Allocator):
 
 @dataclass(frozen=True)
 class Account:
-    """What every place of an allocator is at one moment; see the module. Together they are its capacity."""
+    """How many places are in each state at one moment; see the module. They add up to the capacity."""
 
     used: int
     reserved: int
@@ -287,7 +284,7 @@ class Account:
 
     @property
     def taken(self) -> int:
-        """Places that nobody else can have: all but the free ones."""
+        """Places that no other sequence can use: all but the free ones."""
         return self.used + self.reserved + self.internal + self.external
 
     @property
@@ -295,10 +292,10 @@ class Account:
         return self.taken + self.free
 
 
-def account(allocator: Allocator, ends: Mapping[Hashable, int], waiting: int | None = None) -> Account:
-    """ends: tokens that each sequence will have when it leaves, which the allocator does not know.
+def account(allocator: Allocator, ends: Mapping[Any, int], waiting: int | None = None) -> Account:
+    """ends: final length of each sequence in tokens, which the allocator itself does not know.
 
-    waiting: tokens of the request that waits for room, None where nobody does.
+    waiting: tokens of the request that waits for room; None when none waits.
     """
     used = reserved = internal = 0
     for sequence, tokens in allocator.lengths.items():
@@ -314,7 +311,8 @@ def account(allocator: Allocator, ends: Mapping[Hashable, int], waiting: int | N
 
 @dataclass(frozen=True)
 class Demand:
-    """What one request asks of the memory: it comes at a step with a prompt, and writes a token in every step it runs."""
+    """What one request asks of the memory: it comes at a step with a prompt, and writes a token in every step it
+    runs."""
 
     arrives: int
     prompt_tokens: int
@@ -327,16 +325,16 @@ class Demand:
 
     @property
     def end(self) -> int:
-        """Tokens that it has at its end."""
+        """Final length in tokens."""
         return self.prompt_tokens + self.output_tokens
 
 
 @dataclass(frozen=True)
 class Served:
-    """How one allocator went through a workload: an account of each step in which anything was there.
+    """The run of one allocator through a workload: an account of each step with at least one sequence.
 
-    running: sequences in each of those steps. refused: requests that can never be held. preemptions: how often a sequence
-    had to go and come again, because another one could not grow. moved: tokens copied to another place.
+    running: sequences in each of those steps. refused: requests that can never be held. preemptions: how often a
+    sequence was preempted because another one could not grow. moved: tokens copied to another place.
     """
 
     accounts: tuple[Account, ...]
@@ -348,7 +346,7 @@ class Served:
 
     @property
     def useful_share(self) -> float:
-        """Of the places that nobody else could have, over time, the share with a token in it: Fig. 2 of the paper."""
+        """Over time, the share of the allocated places that hold a token: Fig. 2 of the paper."""
         return _share(sum(a.used for a in self.accounts), sum(a.taken for a in self.accounts))
 
     def share(self, part: str) -> float:
@@ -367,9 +365,10 @@ def _share(part: float, whole: float) -> float:
 def serve(allocator: Allocator, demands: Sequence[Demand]) -> Served:
     """Drive an empty allocator through a workload. A step is one token for all that run, so all steps weigh the same.
 
-    In a step: those that run, the oldest first, grow by a token, and where one cannot, the youngest is preempted: it waits
-    before all others and comes back with the text it had. If none was preempted, those that wait are admitted, first come
-    first served, while the next one fits with the token that it writes at once. The account is taken, and who is done leaves.
+    In a step every running sequence, the oldest first, grows by one token; when one cannot, the youngest is preempted:
+    it becomes the first of the waiting ones and later continues from the tokens it had. If none was preempted, waiting
+    sequences are admitted, first come first served, as long as the next one fits together with its first new token.
+    Then the account is taken, and finished sequences leave.
     """
     if allocator.lengths:
         raise WorkbenchError(f"the allocator must be empty, and has {len(allocator.lengths)} sequences")
@@ -405,15 +404,12 @@ def serve(allocator: Allocator, demands: Sequence[Demand]) -> Served:
             allocator.leave(number)
             running.remove(number)
         step += 1
-    return Served(
-        tuple(accounts), tuple(counts), len(ends), len(demands) - len(ends), preemptions, allocator.moved
-    )
+    return Served(tuple(accounts), tuple(counts), len(ends), len(demands) - len(ends), preemptions, allocator.moved)
 
 
-def compare(
-    capacity: int, demands: Sequence[Demand], *, max_tokens: int, block_size: int = 16
-) -> dict[str, Served]:
-    """One workload through all three allocators, each with the same memory. max_tokens: of the longest request there may be."""
+def compare(capacity: int, demands: Sequence[Demand], *, max_tokens: int, block_size: int = 16) -> dict[str, Served]:
+    """One workload through all three allocators, each with the same memory. max_tokens: of the longest request there
+    may be."""
     return {
         "contiguous": serve(ContiguousMaximum(capacity, max_tokens), demands),
         "buddy": serve(Buddy(capacity), demands),

@@ -1,4 +1,4 @@
-"""Blocks: who holds which part of a paged KV cache. Bookkeeping alone: no torch, no tensors, a block is a number.
+"""The block manager of a paged KV cache: which sequence holds which block. No torch, no tensors: a block is a number.
 
     block size 4                      A: 10 tokens, table [0 1 2]        B was forked from A: [0 1 2]
                                          0 | 1 | 2 · ·   the last block is half full, and has two holders
@@ -6,16 +6,16 @@
 
 The rules, which `check` holds after every step:
 
-    references    a block has as many as tables name it
-    writing       a block is written by the one table that names it; a shared one is copied first (copy-on-write)
-    idle          a block that no table names is free, or, where a prefix index knows what is in it, idle: it is found again
-                  by a prompt that begins with the same tokens, and is taken for something else when nothing free is left,
-                  the one longest idle first
-    whole         a call that fails has changed nothing
+    references    the reference count of a block is the number of block tables that contain it
+    writes        only the single holder of a block writes to it; a shared block is copied first (copy-on-write)
+    idle          a block in no table is free, or idle if the prefix index knows its tokens: a prompt with the same
+                  prefix reuses it, and it is evicted, least recently used first, when no free block is left
+    atomic        a call that fails has changed nothing
 
-A text gives its blocks back last first, and who holds a block holds all before it: so of two idle blocks of a text the later
-one was idle first, and is evicted first. (Two texts that were computed at the same time hold the same beginning twice. One of
-the two is known; what follows the other one can outlive it, and is forgotten with it or waits to be evicted.)
+A sequence frees its blocks from the last to the first, and whoever holds a block also holds all blocks before it. So of
+two idle blocks of one sequence the later one became idle first and is evicted first. (Two sequences that were computed
+at the same time may hold the same prefix twice. Only one of the two copies is in the index. Blocks that follow the
+other copy can be idle longer than it; they are forgotten together with it, or evicted in their turn.)
 
 PagedAttention: Kwon et al., arXiv 2309.06180 §4.
 """
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from workbench.errors import WorkbenchError, check_whole, is_whole
 
@@ -35,26 +35,26 @@ class NoRoom(WorkbenchError):
 
     def __init__(self, needed: int, available: int, what: str) -> None:
         super().__init__(
-            f"{what} needs {needed:,} more block{'s' * (needed != 1)}, and {available:,} "
-            f"{'is' if available == 1 else 'are'} free or idle; release or preempt a sequence, or make the pool with more blocks"
+            f"{what} needs {needed:,} more block{'s' * (needed != 1)}, and {available:,}"
+            f" {'is' if available == 1 else 'are'} free or idle; release or preempt a sequence, or make the pool with"
+            " more blocks"
         )
         self.needed, self.available = needed, available
 
 
 class PrefixIndex(Protocol):
-    """Which blocks hold which beginnings of texts (`workbench.kv.prefix`). It holds no references."""
+    """Which blocks hold which prefixes (`workbench.kv.prefix`). It holds no references."""
 
     def match(self, token_ids: Sequence[int], tenant: str) -> list[int]:
-        """Blocks of the longest beginning that is known, in whole blocks, in order."""
+        """The blocks of the longest known prefix, whole blocks only, in order."""
         ...
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
-        """From now on these blocks, all full, hold this beginning of a text. One that is known already stays as it was."""
+        """Index these blocks, all full, as this prefix. Blocks that are indexed already stay as they are."""
         ...
 
     def forget(self, block: int) -> list[int]:
-        """This block holds something else now. Returns the blocks that cannot be found any more with it, which are
-        forgotten too. Nothing for one that is not known."""
+        """Remove a block whose content changes, with every block after it. Returns those removed; [] if not indexed."""
         ...
 
     def __contains__(self, block: int) -> bool: ...
@@ -65,10 +65,10 @@ class PrefixIndex(Protocol):
 
 
 class BlockTables:
-    """A pool of `num_blocks` blocks of `block_size` tokens, and the tables of the sequences that hold them.
+    """The block manager: a pool of `num_blocks` blocks of `block_size` tokens, and the block table of every sequence.
 
-    prefix: an index of what is in the blocks, or None: then nothing is found again.
-    `lengths` and `tables` are to be read; they change through the methods alone.
+    prefix: the prefix cache's index of the blocks, or None for no prefix cache.
+    `lengths` and `tables` are read-only for callers; only the methods change them.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix: PrefixIndex | None = None) -> None:
@@ -83,16 +83,16 @@ class BlockTables:
         self._idle: OrderedDict[int, None] = OrderedDict()  # longest idle first
         self._tables: dict[Hashable, list[int]] = {}
         self._lengths: dict[Hashable, int] = {}
-        self._swapped: dict[Hashable, int] = {}  # lengths of those whose blocks lie elsewhere
-        # blocks that may be known as full ones, and are not full to who holds them
+        self._swapped: dict[Hashable, int] = {}  # lengths of sequences that are swapped out
+        # last blocks of truncated sequences: the index may know them as full
         self._cut: set[int] = set()
-        self.prompt_tokens = self.hit_tokens = self.evictions = self.copies = 0  # so far
+        self.prompt_tokens = self.hit_tokens = self.evictions = self.copies = 0  # in total
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     @property
     def tables(self) -> Mapping[Hashable, Sequence[int]]:
-        """The blocks of each sequence, in the order of its text."""
+        """The blocks of each sequence, in the order of its tokens."""
         return MappingProxyType(self._tables)
 
     @property
@@ -107,7 +107,7 @@ class BlockTables:
 
     @property
     def num_free(self) -> int:
-        """Blocks in which nothing is."""
+        """Blocks that hold nothing."""
         return len(self._free)
 
     @property
@@ -116,13 +116,14 @@ class BlockTables:
         return len(self._free) + len(self._idle)
 
     def blocks_for(self, length: int) -> int:
-        """Blocks of a text of so many tokens."""
+        """Blocks needed by a sequence of this many tokens."""
         return -(-length // self.block_size)
 
-    def missing(self, lengths: Mapping[Hashable, int]) -> int:
-        """Blocks that it takes to let sequences grow to these lengths, copies of shared blocks included."""
+    def missing(self, lengths: Mapping[Any, int]) -> int:
+        """Blocks that must be allocated for the sequences to grow to these lengths, copy-on-write copies included."""
         size, tables, references = self.block_size, self._tables, self.references
-        more, shared = 0, {}
+        more = 0
+        shared: dict[int, int] = {}
         for sequence, length in lengths.items():
             table = tables.get(sequence, ())
             needed = -(-length // size) - len(table)
@@ -132,7 +133,7 @@ class BlockTables:
                 shared[table[-1]] = shared.get(table[-1], 0) + 1
         if not shared:
             return more
-        # where all holders of a block write, the last of them may keep it
+        # if all holders of a block write, the last one keeps the original
         return more + sum(min(writers, references[block] - 1) for block, writers in shared.items())
 
     def _writes_last(self, sequence: Hashable, length: int) -> bool:
@@ -143,31 +144,32 @@ class BlockTables:
     # -- a sequence's life -----------------------------------------------------------------------------------------
 
     def open(self, sequence: Hashable, token_ids: Sequence[int] = (), tenant: str = "") -> int:
-        """Begin a sequence with what is known of its beginning; returns how many of its tokens that are.
+        """Start a sequence from the prefix cache; returns the number of its tokens that were found there.
 
-        Whole blocks, and never the last token: its logits are wanted. tenant: only what was remembered under the same
-        name is found.
+        Whole blocks only, and never the last token, because its logits are needed. tenant: only blocks that were
+        remembered under the same name match.
         """
         self._check_new(sequence)
-        found: list[int] = []
+        cached: list[int] = []
         if self.prefix is not None and len(token_ids):
-            most = (len(token_ids) - 1) // self.block_size * self.block_size
-            found = self.prefix.match(token_ids[:most], tenant)
-        for block in found:
+            max_hit = (len(token_ids) - 1) // self.block_size * self.block_size
+            cached = self.prefix.match(token_ids[:max_hit], tenant)
+        for block in cached:
             self._hold(block)
-        self._tables[sequence], self._lengths[sequence] = found, len(found) * self.block_size
+        self._tables[sequence], self._lengths[sequence] = cached, len(cached) * self.block_size
         self.prompt_tokens += len(token_ids)
         self.hit_tokens += self._lengths[sequence]
         return self._lengths[sequence]
 
     def grow(self, lengths: Mapping[Hashable, int]) -> list[tuple[int, int]]:
-        """Make room for so many tokens of each sequence, writable from its present length on. A new name begins one.
+        """Make room for each sequence to have this many tokens, writable from its present length on. An unknown
+        name starts a sequence.
 
-        Returns (from, to) of blocks whose content is to be copied before anything is written. Raises NoRoom for all of
-        them together.
+        Returns the (from, to) pairs of blocks that the caller must copy before it writes (copy-on-write). Raises NoRoom
+        when the blocks for all of them together are not available.
         """
         size, tables, known, references = self.block_size, self._tables, self._lengths, self.references
-        changing = {}  # those of which more changes than the length; of a step that writes a token each, a few
+        changing = {}  # sequences whose table changes, too: in a decode step, a few
         for sequence, length in lengths.items():
             before = known.get(sequence, 0)
             if length.__class__ is not int or length < before or sequence in self._swapped:
@@ -181,9 +183,7 @@ class BlockTables:
                 changing[sequence] = length
         needed = self.missing(changing)
         if needed > self.num_available:
-            raise NoRoom(
-                needed, self.num_available, f"growing {len(lengths)} sequence{'s' * (len(lengths) > 1)}"
-            )
+            raise NoRoom(needed, self.num_available, f"growing {len(lengths)} sequence{'s' * (len(lengths) > 1)}")
         copies = []
         for sequence, length in changing.items():
             table = tables.setdefault(sequence, [])
@@ -195,7 +195,7 @@ class BlockTables:
                     self._drop(last)
                 elif last in self._cut:
                     self._cut.discard(last)
-                    if last in self.prefix:
+                    if self.prefix is not None and last in self.prefix:
                         self._forget(last)  # it was full once, and is written again
             while len(table) * size < length:
                 table.append(self._take())
@@ -213,7 +213,7 @@ class BlockTables:
             raise WorkbenchError(f"sequence {sequence!r} is swapped out; swap it in before it grows")
 
     def truncate(self, sequence: Hashable, length: int) -> None:
-        """Forget the tokens from `length` on."""
+        """Remove the tokens from position `length` on."""
         before = self._length_of(sequence)
         if not is_whole(length) or not 0 <= length <= before:
             raise WorkbenchError(
@@ -237,7 +237,8 @@ class BlockTables:
         self._tables[new_sequence], self._lengths[new_sequence] = table, length
 
     def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str = "") -> None:
-        """Tell the index what is in the full blocks of a sequence, whose text begins with these tokens."""
+        """Add the full blocks of a sequence to the prefix index. token_ids: the tokens of the sequence from its
+        start."""
         length = self._length_of(sequence)
         if self.prefix is None:
             return
@@ -246,7 +247,7 @@ class BlockTables:
             self.prefix.insert(token_ids[: full * self.block_size], self._tables[sequence][:full], tenant)
 
     def release(self, sequence: Hashable) -> None:
-        """End a sequence, also one that is swapped out."""
+        """End a sequence and free its blocks; also one that is swapped out."""
         if self._swapped.pop(sequence, None) is not None:
             return
         self._length_of(sequence)
@@ -254,7 +255,7 @@ class BlockTables:
         del self._tables[sequence], self._lengths[sequence]
 
     def swap_out(self, sequence: Hashable) -> list[int]:
-        """Give back the blocks of a sequence whose content was saved elsewhere; returns them, in order."""
+        """Free the blocks of a sequence after the caller has saved their content; returns them, in order."""
         length = self._length_of(sequence)
         blocks = list(self._tables[sequence])
         self.release(sequence)
@@ -270,9 +271,7 @@ class BlockTables:
         length = self._swapped[sequence]
         needed = self.blocks_for(length)
         if needed > self.num_available:
-            raise NoRoom(
-                needed, self.num_available, f"sequence {sequence!r}, to come back with {length:,} tokens,"
-            )
+            raise NoRoom(needed, self.num_available, f"sequence {sequence!r}, to come back with {length:,} tokens,")
         del self._swapped[sequence]
         self.grow({sequence: length})
         return list(self._tables[sequence])
@@ -280,7 +279,7 @@ class BlockTables:
     # -- the rules -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert everything that the module's head says. For tests: it looks at every block."""
+        """Assert the rules of the module's docstring. For tests: it looks at every block."""
         holders = [0] * self.num_blocks
         for sequence, table in self._tables.items():
             assert len(set(table)) == len(table), f"{sequence!r} names a block twice: {table}"
@@ -330,13 +329,9 @@ class BlockTables:
 
     def _check_new(self, sequence: Hashable) -> None:
         if sequence in self._tables or sequence in self._swapped:
-            raise WorkbenchError(
-                f"sequence {sequence!r} already exists; release it first or choose another name"
-            )
+            raise WorkbenchError(f"sequence {sequence!r} already exists; release it first or choose another name")
 
     def _length_of(self, sequence: Hashable) -> int:
         if sequence not in self._lengths:
-            raise WorkbenchError(
-                f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._lengths))}"
-            )
+            raise WorkbenchError(f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._lengths))}")
         return self._lengths[sequence]

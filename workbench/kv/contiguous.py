@@ -13,7 +13,9 @@ paging (lab 09) is for. Nothing is allocated after construction; what does not f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +24,9 @@ from workbench.kv.slots import Places, Slots, dtype_name, require_room
 from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
+from workbench.models.latent import UpProjections
 
-RECTANGLE_WASTE = (
-    1.5  # a batch of single tokens is one rectangle if that reads at most so many times its keys
-)
+RECTANGLE_WASTE = 1.5  # a batch of single tokens is one rectangle if that reads at most so many times its keys
 
 
 class Contiguous(Slots):
@@ -47,8 +48,9 @@ class Contiguous(Slots):
         device: torch.device | str = "cpu",
         attention: str = "sdpa",
     ) -> None:
-        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-        super().__init__(config, **room, dtype=dtype, device=device, attention=attention)
+        super().__init__(
+            config, max_sequences=max_sequences, max_tokens=max_tokens, dtype=dtype, device=device, attention=attention
+        )
         needed = self.reserved_bytes_for(
             config, max_sequences=max_sequences, max_tokens=self.max_tokens, dtype=self.dtype
         )
@@ -61,9 +63,7 @@ class Contiguous(Slots):
         self._step: _Step | None = None  # of the batch that `begin` accepted
 
     @staticmethod
-    def reserved_bytes_for(
-        config: ModelConfig, *, max_sequences: int, max_tokens: int, dtype: torch.dtype
-    ) -> int:
+    def reserved_bytes_for(config: ModelConfig, *, max_sequences: int, max_tokens: int, dtype: torch.dtype) -> int:
         """2·L·H_kv·D·S·B·b. dtype: as stored."""
         return max_sequences * max_tokens * config.expanded_kv_values_per_token() * dtype.itemsize
 
@@ -75,8 +75,17 @@ class Contiguous(Slots):
     def bytes_reserved(self) -> int:
         return self._keys.nbytes + self._values.nbytes
 
-    def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch, up=None) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: Batch,
+        up: UpProjections | None = None,
+    ) -> torch.Tensor:
         if up is not None:
+            assert k is not None, "latents come as keys"
             k, v = up.expand(k)
         self._enter(layer, batch, self._misfit(layer, q, k, v))
         step, window = self._step_of(batch), self.config.window_of(layer)
@@ -87,7 +96,7 @@ class Contiguous(Slots):
         if step.rectangle:
             out = self._attend_rectangle(place, q, k, v, step, step.seen[window])
         else:
-            if k is not None:
+            if k is not None and v is not None:
                 self._put(place, k, v, step)
             out = self._attend_one_by_one(place, q, step, window)
         return out if out.dtype == out_dtype else out.to(out_dtype)
@@ -103,9 +112,8 @@ class Contiguous(Slots):
         For a step that computes all its layers at once and hands their new keys to `put_step`. S is at most W − 1
         where all layers have a window W.
         """
-        assert self._batch is batch and batch.num_tokens == 1, (
-            "one new token of the batch that begin accepted"
-        )
+        assert self._batch is batch and batch.num_tokens == 1, "one new token of the batch that begin accepted"
+        assert self._places is not None
         slot, past = self._places.slots[0], batch.first_positions[0]
         window = self.config.sliding_window
         first = 0 if window is None else max(0, past - window + 1)
@@ -114,6 +122,7 @@ class Contiguous(Slots):
     def put_step(self, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
         """Store the keys and values [L, H_kv, D] of the one new token, all layers at once."""
         self._enter(self.config.num_layers - 1, batch)
+        assert self._places is not None
         slot, at = self._places.slots[0], batch.first_positions[0]
         self._keys[:, slot, :, at] = k
         self._values[:, slot, :, at] = v
@@ -126,6 +135,7 @@ class Contiguous(Slots):
     def _step_of(self, batch: Batch) -> _Step:
         """Made when the first layer attends: a step that goes through `before_step` needs none."""
         if self._step is None:
+            assert self._places is not None, "a batch was accepted"
             tensors = self._keys, self._values
             self._step = _Step(batch, self._places, self.config, *tensors, together=not self._eager)
         return self._step
@@ -140,7 +150,7 @@ class Contiguous(Slots):
             stored[:, target, :, :length] = stored[:, source, :, :length]
 
     def _move(self, slot: int, to: int, places: list[int]) -> None:
-        """A key is turned by the position that it has in the text, so moving it there is all there is to do."""
+        """A key is rotated by the position that it has in the text, so moving it there is all there is to do."""
         for stored in (self._keys, self._values):
             stored[:, slot, :, to : to + len(places)] = stored[:, slot, :, places]
 
@@ -151,12 +161,14 @@ class Contiguous(Slots):
 
     # -- attention over what is stored -----------------------------------------------------------------------
 
-    def _attend_rectangle(self, place: int, q, k, v, step: _Step, seen: _Seen) -> torch.Tensor:
+    def _attend_rectangle(
+        self, place: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, step: _Step, seen: _Seen
+    ) -> torch.Tensor:
         """One new token a sequence: all B of them in one call, over keys [B, H_kv, longest, D].
 
         The G = H_q / H_kv query heads of a group take the place of G queries, so no key is repeated in memory.
         """
-        if k is not None:
+        if k is not None and v is not None:
             step.write(place, k, v)
         out = F.scaled_dot_product_attention(
             q.view(len(step.slots), self.config.num_kv_heads, -1, self.config.head_dim),
@@ -167,11 +179,9 @@ class Contiguous(Slots):
         )
         return out.reshape(q.shape[0], q.shape[1], -1)
 
-    def _attend_one_by_one(
-        self, place: int, q: torch.Tensor, step: _Step, window: int | None
-    ) -> torch.Tensor:
+    def _attend_one_by_one(self, place: int, q: torch.Tensor, step: _Step, window: int | None) -> torch.Tensor:
         parts = []
-        look = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
+        look: dict[str, Any] = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
         for slot, length, tree, mask, (a, b) in zip(
             step.slots, step.lengths, step.trees, step.masks[window], pairwise(step.query_starts)
         ):
@@ -186,7 +196,15 @@ class Contiguous(Slots):
 class _Seen:
     """What the layers of one window see of a rectangle: views keys[place], values[place] [B, H_kv, seen, D]."""
 
-    def __init__(self, slots, lengths, window: int | None, sinks: int, keys, values) -> None:
+    def __init__(
+        self,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        window: int | None,
+        sinks: int,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
         count, shortest, longest = len(slots), min(lengths), max(lengths)
         first = 0 if window is None or sinks else max(0, shortest - window)
         self.num_read, self.num_needed = count * (longest - first), sum(lengths) - count * first
@@ -212,7 +230,16 @@ class _Step:
     sequences attend one by one, with `masks[window]`, trees among them.
     """
 
-    def __init__(self, batch: Batch, places: Places, config, keys, values, *, together: bool) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        places: Places,
+        config: ModelConfig,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        together: bool,
+    ) -> None:
         self.slots, self.lengths, self.query_starts = places.slots, places.lengths, batch.query_starts
         slots, lengths = places.slots, places.lengths
         windows, sinks = {config.window_of(i) for i in config.kv_layers}, config.attention_sinks

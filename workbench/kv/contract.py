@@ -13,20 +13,20 @@ from workbench.models.latent import UpProjections
 
 @runtime_checkable
 class KV(Protocol):
-    """The memory of decoding. State lives here and nowhere else; two of them never share any.
+    """The cache of one or more sequences. All decoding state of the model lives here; two kvs never share state.
 
-    A sequence comes into being with its first `begin` and ends with `release`. `lengths[s]` is how many of
-    its tokens are remembered: the caller sends the tokens from there on, so the same loop drives a memory
-    that keeps everything (one new token a step) and one that keeps nothing (the whole text every step).
+    A sequence is created by its first `begin` and ended by `release`. `lengths[s]` is the number of its tokens in the
+    cache: the caller sends the tokens from there on, so the same loop drives a kv that keeps everything (one new token
+    per step) and one that keeps nothing (the whole sequence in every step).
 
-    Two methods more are for those that can: `before_step(batch)` shows at once what the one sequence of a batch of one
-    token remembers, keys and values [L, H_kv, S, D], and `put_step(k, v, batch)` stores the new token's of all layers.
+    Two more methods are optional: for a batch of one token, `before_step(batch)` returns the cached keys and values of
+    its sequence for all layers, [L, H_kv, S, D], and `put_step(k, v, batch)` stores those of the new token.
     A compiled step then takes every layer in one graph (`workbench.models.compiled`); see `Contiguous`.
     """
 
     @property
     def lengths(self) -> Mapping[Hashable, int]:
-        """Remembered tokens of each live sequence. Read it; it changes only through the methods below."""
+        """Cached tokens of each live sequence. Read-only: it changes only through the methods below."""
         ...
 
     def begin(self, batch: Batch) -> None:
@@ -42,10 +42,10 @@ class KV(Protocol):
         batch: Batch,
         up: UpProjections | None = None,
     ) -> torch.Tensor:
-        """Store the new keys and values of a layer, attend over all that are remembered.
+        """Store the new keys and values of a layer, then attend over all that are cached.
 
         q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D_v] -> [N, H_q, D_v]. Owns nothing it returns.
-        Two kinds of model hand over less. A layer that attends over the keys of another (`config.kv_sources`)
+        Two kinds of model pass less. A layer that attends over the keys of another (`config.kv_sources`)
         has k = v = None. Latent attention has k [N, 1, kv_rank + rotary], the latents, v = None and `up`, which
         expands latents to keys and values, or moves the expansion to q; models without it never pass `up`.
         """
@@ -56,11 +56,11 @@ class KV(Protocol):
         ...
 
     def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
-        """Let a new sequence begin with all that `sequence` remembers; from then on they are apart."""
+        """Start a new sequence with a copy of what is cached for `sequence`; afterwards the two are independent."""
         ...
 
     def release(self, sequence: Hashable) -> None:
-        """Forget the sequence and give back its memory. Raises for one that is not live."""
+        """End the sequence and free its memory. Raises for a sequence that is not live."""
         ...
 
     @property
@@ -76,31 +76,50 @@ class KV(Protocol):
 
 @runtime_checkable
 class DraftingKV(KV, Protocol):
-    """A kv that drafts can be verified through: every kind here is one, a class of your own need not be.
+    """A kv that supports the verification of drafts. Every kind here does; a class of your own need not.
 
     A batch may bring several drafted tokens of a sequence, a chain of them or a tree (`Batch.parents`). A token of a
-    tree sees what was remembered before the batch, its ancestors and itself. What is stored lies in the order of the
-    batch, a place a token, and `lengths` counts the places: after a tree that is no text yet. So the next that happens
-    to such a sequence is `keep` or `truncate` (or its release); `begin` and `fork` refuse it until then.
+    tree attends to what was cached before the batch, its ancestors and itself. Tokens are stored in the order of the
+    batch, one place per token, and `lengths` counts places: after a tree they are not a sequence of tokens yet. So the
+    next call for such a sequence must be `keep`, `truncate` or `release`; `begin` and `fork` refuse it until then.
     """
 
     holds_trees: bool  # False: `begin` refuses a batch with trees
 
     def draft_room(self, sequence: Hashable) -> int:
-        """How many tokens beyond the next one may come in one batch with it, without any trace in what is computed.
+        """How many drafted tokens may follow the next token in one batch without changing any result.
 
-        They are seen as if they had come one by one, and all of them can be cut again, as if they had never come. The
-        next token itself is not counted: it is part of the text. All nodes of a tree count. At least 0; for a name that
-        is not live as for a new sequence.
+        The results are those of sending the tokens one by one, and truncating them restores the state before them. The
+        next token itself is not counted; all nodes of a tree are. At least 0. For a name that is not live: the room of
+        a new sequence.
         """
         ...
 
     def keep(self, sequence: Hashable, length: int, places: Sequence[int]) -> None:
-        """Of all that is remembered keep the first `length` tokens and, moved behind them, those at `places`.
+        """Keep the first `length` cached tokens and, moved behind them, those at `places`; remove all others.
 
-        places: ascending, from `length` to below `lengths[sequence]`. What stays has to be one text, each token after
-        the one it followed when it came. All others are forgotten, as by `truncate`, which is `keep` without places.
-        Raises WorkbenchError and changes nothing for anything else. A kv that remembers nothing has lengths of 0, no
-        order to be put in, and takes keep(sequence, 0, ()) alone.
+        places: ascending, from `length` to below `lengths[sequence]`. The tokens that stay must be one branch: each
+        follows its parent. Without places this is `truncate`. Raises WorkbenchError and changes nothing for anything
+        else. A kv that caches nothing has lengths of 0 and accepts keep(sequence, 0, ()) only.
         """
         ...
+
+
+class BlockManager(Protocol):
+    """What a scheduler asks about blocks and who holds them: `kv.blocks.BlockTables`, or a `kv.Paged` that has one."""
+
+    block_size: int
+    num_blocks: int
+
+    @property
+    def num_available(self) -> int: ...
+    @property
+    def lengths(self) -> Mapping[Hashable, int]: ...
+    def open(self, sequence: Hashable, token_ids: Sequence[int], tenant: str = "") -> int: ...
+    def missing(self, lengths: Mapping[Hashable, int]) -> int: ...
+    def fork(self, sequence: Hashable, new_sequence: Hashable) -> None: ...
+    def truncate(self, sequence: Hashable, length: int) -> None: ...
+    def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str = "") -> None: ...
+    def release(self, sequence: Hashable) -> None: ...
+    def swap_out(self, sequence: Hashable) -> object: ...
+    def swap_in(self, sequence: Hashable) -> object: ...

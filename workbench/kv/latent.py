@@ -1,10 +1,10 @@
 """A cache of latents: what multi-head latent attention leaves behind a token, however many heads there are.
 
-    latents [L, slots, S_max, kv_rank + rotary]     a token's row   | c, the latent  | k_r, turned |
+    latents [L, slots, S_max, kv_rank + rotary]     a token's row   | c, the latent  | k_r, rotated |
                                                     as the key      |<------- all of it --------->|
                                                     as the value    |<- kv_rank ---->|   a view, stored once
 
-L·(kv_rank + rotary)·b bytes a token, (512 + 64)·L·b for DeepSeek's shape (DeepSeek-V2, arXiv 2405.04434 §2.1). The
+L·(kv_rank + rotary)·b bytes per token, (512 + 64)·L·b for DeepSeek's shape (DeepSeek-V2, arXiv 2405.04434 §2.1). The
 two equal forms of attention over it are in `workbench.models.latent`:
 
     expanded   keys and values of every head are made from the latents anew, each step, then attended over
@@ -15,7 +15,9 @@ two equal forms of attention over it are in `workbench.models.latent`:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -52,9 +54,10 @@ class Latent(Slots):
     ) -> None:
         _require_latents(config)
         _check_form(form)
-        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-        super().__init__(config, **room, dtype=dtype, device=device, attention=attention)
-        self.shape, self.form = config.latent_attention, form
+        super().__init__(
+            config, max_sequences=max_sequences, max_tokens=max_tokens, dtype=dtype, device=device, attention=attention
+        )
+        self.shape, self.form = config.latent_shape, form
         needed = self.reserved_bytes_for(
             config, max_sequences=max_sequences, max_tokens=self.max_tokens, dtype=self.dtype
         )
@@ -62,7 +65,7 @@ class Latent(Slots):
         require_room("KV cache of latents", needed, max_sequences, self.max_tokens, stored, device)
         room = (config.num_layers, max_sequences, self.max_tokens, self.shape.cached_dim)
         self._latents = torch.zeros(room, dtype=self.dtype, device=device)
-        self._step: _Step | None = None  # of the batch that `begin` accepted
+        self._step: Any = None  # the _Step of the batch that `begin` accepted
 
     @staticmethod
     def reserved_bytes_for(
@@ -82,15 +85,23 @@ class Latent(Slots):
         return self._latents.nbytes
 
     def attend(
-        self, layer: int, q: torch.Tensor, k, v, batch: Batch, up: UpProjections | None = None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: Batch,
+        up: UpProjections | None = None,
     ) -> torch.Tensor:
-        self._enter(layer, batch, self._misfit(q, k, v, up) if layer == 0 or up is None else "")
+        self._enter(layer, batch, self._misfit_latents(q, k, v, up) if layer == 0 or up is None else "")
         step, window = self._step, self.config.window_of(layer)
+        assert k is not None and up is not None, "latents, and the maps from them"
         step.write(self._latents[layer], k[:, 0])
         folded = up.absorb(q).to(self.dtype) if any(step.absorbed) else None  # [N, H, kv_rank + rotary]
         if step.rectangle:
             first, mask = step.seen[window]
             seen = self._latents[layer, step.side, first : max(step.lengths)]
+            assert folded is not None, "a rectangle is absorbed"
             mixed = self._mix(folded[:, None], seen, mask).flatten(0, 1)  # [B, H, kv_rank]
             return up.restore(mixed.to(up.v_up.dtype)).to(q.dtype)
         return self._attend_one_by_one(layer, q, folded, up, window)
@@ -103,9 +114,7 @@ class Latent(Slots):
             absorbed = [absorbing_pays(self.shape, n) for n in sizes]
         else:
             absorbed = [self.form == "absorbed"] * len(sizes)
-        self._step = _Step(
-            batch, places, self.config, sizes, absorbed, self._latents, together=not self._eager
-        )
+        self._step = _Step(batch, places, self.config, sizes, absorbed, self._latents, together=not self._eager)
 
     def _forget(self, slot: int, start: int, end: int) -> None:
         """Zero these positions: in a ragged batch they are multiplied by a weight of 0, and 0 · NaN is NaN."""
@@ -117,7 +126,9 @@ class Latent(Slots):
     def _move(self, slot: int, to: int, places: list[int]) -> None:
         self._latents[:, slot, to : to + len(places)] = self._latents[:, slot, places]
 
-    def _misfit(self, q: torch.Tensor, k, v, up) -> str:
+    def _misfit_latents(
+        self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, up: UpProjections | None
+    ) -> str:
         c, rows = self.config, len(q)
         problem = misfit(q, k, v, (rows, c.num_heads, c.head_dim), (rows, 1, self.shape.cached_dim), None)
         if not problem and (up is None or up.shape != self.shape):
@@ -127,9 +138,11 @@ class Latent(Slots):
 
     # -- attention over what is stored -----------------------------------------------------------------------
 
-    def _attend_one_by_one(self, layer: int, q, folded, up, window: int | None) -> torch.Tensor:
+    def _attend_one_by_one(
+        self, layer: int, q: torch.Tensor, folded: torch.Tensor | None, up: UpProjections, window: int | None
+    ) -> torch.Tensor:
         step, parts = self._step, []
-        look = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
+        look: dict[str, Any] = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
         for i, (slot, length, tree, mask, (a, b)) in enumerate(
             zip(step.slots, step.lengths, step.trees, step.masks[window], pairwise(step.query_starts))
         ):
@@ -143,6 +156,7 @@ class Latent(Slots):
                     out = sdpa_attention(new, *keys, **look, mask=mask)
                 parts.append(out.to(q.dtype))
                 continue
+            assert folded is not None, "an absorbed sequence"
             if self._eager:
                 values = latents[..., : self.shape.kv_rank]
                 mixed = eager_attention(folded[a:b], latents, values, **look, parents=tree)
@@ -151,11 +165,13 @@ class Latent(Slots):
             parts.append(up.restore(mixed.to(up.v_up.dtype)).to(q.dtype))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _mix(self, folded: torch.Tensor, latents: torch.Tensor, mask) -> torch.Tensor:
+    def _mix(self, folded: torch.Tensor, latents: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         return mix(folded, latents, mask, scale=self.scale, kv_rank=self.shape.kv_rank)
 
 
-def mix(folded: torch.Tensor, latents: torch.Tensor, mask, *, scale: float, kv_rank: int) -> torch.Tensor:
+def mix(
+    folded: torch.Tensor, latents: torch.Tensor, mask: torch.Tensor | None, *, scale: float, kv_rank: int
+) -> torch.Tensor:
     """Attention with one key-value head whose value is a view of its key; the softmax in float32.
 
     folded [B, n, H, kv_rank + rotary], latents [B, S, kv_rank + rotary], mask [B, n, 1, S] float or None
@@ -181,7 +197,15 @@ class _Step:
     """
 
     def __init__(
-        self, batch: Batch, places: Places, config, sizes, absorbed, latents, *, together: bool
+        self,
+        batch: Batch,
+        places: Places,
+        config: ModelConfig,
+        sizes: Sequence[int],
+        absorbed: Sequence[bool],
+        latents: torch.Tensor,
+        *,
+        together: bool,
     ) -> None:
         self.slots, self.lengths, self.query_starts = places.slots, places.lengths, batch.query_starts
         self.absorbed = absorbed
@@ -205,7 +229,7 @@ class _Step:
             self.seen = {w: _rectangle(self.lengths, w, sinks, ends, dtype) for w in windows}
             return
         self.trees = batch.parents or (None,) * count
-        self.masks = {w: [] for w in windows}
+        self.masks: dict[int | None, list[torch.Tensor | None]] = {w: [] for w in windows}
         for window, masks in self.masks.items():
             for n, length, is_absorbed, tree in zip(sizes, self.lengths, absorbed, self.trees):
                 mask = fused_mask(n, length, window, device, sinks, tree) if together else None
@@ -224,7 +248,9 @@ class _Step:
             latents[slot, length - (b - a) : length] = new[a:b]
 
 
-def _rectangle(lengths, window: int | None, sinks: int, ends: torch.Tensor, dtype) -> tuple:
+def _rectangle(
+    lengths: Sequence[int], window: int | None, sinks: int, ends: torch.Tensor, dtype: torch.dtype
+) -> tuple[int, torch.Tensor | None]:
     """(first position that is read, mask [B, 1, 1, longest − first] float or None where all is seen)."""
     shortest, longest = min(lengths), max(lengths)
     first = 0 if window is None or sinks else max(0, shortest - window)

@@ -4,9 +4,9 @@
     the ledger   which sequence must have which blocks, and what must be known       here; slow
     the memory   a list a block; a slot holds the whole text up to its token, and whose text it is
 
-Keys and values of a token depend on every token before it. So a slot holds the whole text: it is right exactly where the keys
-and values would be, and no model has to run. The memory is written, copied, saved and restored as the pool says, never as
-the ledger does. After every call:
+Keys and values of a token depend on every token before it. So a slot holds the whole text: it is right exactly where
+the keys and values would be, and no model has to run. The memory is written, copied, saved and restored as the pool
+says, never as the ledger does. After every call:
 
     conservation   every block is free, idle or held, and is so once
     references     a block has as many as there are tables that name it
@@ -22,15 +22,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.kv.blocks import BlockTables, NoRoom
 
-Mark = tuple  # (tenant, token, token, …): what a slot holds
+Mark = tuple[Any, ...]  # (tenant, token, token, …): what a slot holds
 
 
 class Disagreement(AssertionError):
-    """The pool and the ledger do not say the same."""
+    """The block manager and the ledger disagree."""
 
 
 def agree(what: str, pool: object, ledger: object) -> None:
@@ -38,16 +39,20 @@ def agree(what: str, pool: object, ledger: object) -> None:
         raise Disagreement(f"{what}: {pool} in the pool, and by the ledger {ledger}")
 
 
+def _with(before: Mark, token: int) -> Mark:
+    return (*before, token)
+
+
 def marks_of(tenant: str, token_ids: Sequence[int]) -> list[Mark]:
-    """What the tokens of a text leave in memory."""
-    return list(accumulate(token_ids, lambda before, token: (*before, token), initial=(tenant,)))[1:]
+    """The marks that stand for the keys and values of these tokens."""
+    return list(accumulate(token_ids, _with, initial=(tenant,)))[1:]
 
 
 class Ledger:
-    """Drives a fresh pool and says what must be so: each method does one thing to both, then compares everything.
+    """A plain model of a block manager. Each method makes one call to both, then compares all visible state.
 
-    kind: of the pool's index. "radix": with a block that is forgotten goes all that follows it.
-    Raises Disagreement, or what the pool raises that it should not.
+    kind: of the prefix index. With "radix", forgetting a block also forgets every block after it.
+    Raises Disagreement, and passes on any error that the block manager should not have raised.
     """
 
     def __init__(self, pool: BlockTables, kind: str | None) -> None:
@@ -56,7 +61,7 @@ class Ledger:
         self.tenants: dict[Hashable, str] = {}
         self.marks: dict[Hashable, list[Mark]] = {}
         self.tables: dict[Hashable, list[int]] = {}
-        self.saved: dict[Hashable, list[list[Mark]]] = {}  # of those that are swapped out, block by block
+        self.saved: dict[Hashable, list[list[Mark | None]]] = {}  # of those that are swapped out, block by block
         self.known: dict[int, list[Mark]] = {}  # what a block holds that the index knows
         self.found: dict[Mark, int] = {}  # the same the other way round, by the last mark of the block
         self.idle: dict[int, None] = {}  # the one longest idle first
@@ -73,7 +78,8 @@ class Ledger:
     # -- a sequence's life ---------------------------------------------------------------------------------------
 
     def open(self, name: Hashable, token_ids: Sequence[int], tenant: str) -> int:
-        """Begin a text with what is known of it, which is returned in tokens: all of it, and never the last token."""
+        """Start a sequence from the prefix cache and check that it found the longest known prefix, but the last
+        token."""
         size, marks, table = self.pool.block_size, marks_of(tenant, token_ids), []
         for end in range(size, len(marks), size):
             if marks[end - 1] not in self.found:
@@ -90,7 +96,7 @@ class Ledger:
         return hit
 
     def write(self, more: Mapping[Hashable, Sequence[int]]) -> bool:
-        """New tokens for several sequences, as a step of an engine brings them. A new name begins one.
+        """Append tokens to several sequences, as one engine step does. A new name starts a sequence.
 
         False: there is no room for all of them, and nothing was changed.
         """
@@ -247,10 +253,7 @@ class Ledger:
         marks, held = self.marks.setdefault(name, []), self.held()
         mark = marks[-1] if marks else (self.tenants.setdefault(name, ""),)
         for token in token_ids:
-            block, slot = (
-                self.tables[name][len(marks) // self.pool.block_size],
-                len(marks) % self.pool.block_size,
-            )
+            block, slot = (self.tables[name][len(marks) // self.pool.block_size], len(marks) % self.pool.block_size)
             agree(f"holders of block {block}, which is written,", held[block], 1)
             agree(f"whether block {block}, which is written, is known", False, block in self.known)
             mark = (*mark, token)

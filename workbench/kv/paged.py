@@ -1,4 +1,4 @@
-"""The paged KV cache: keys and values in blocks that lie anywhere, a table a sequence that says where.
+"""The paged KV cache: keys and values in blocks anywhere in a pool, and per sequence a table of its blocks.
 
     text of 10 tokens, block size 4      block table  [5, 0, 3]         places   20 21 22 23 | 0 1 2 3 | 12 13
     token t lies at place                table[t // 4] · 4 + t % 4      token 9  -> table[2]·4 + 1 = 13
@@ -7,50 +7,48 @@ Nothing is reserved for tokens that may never come: a block is taken when the te
 sequence is not full. Blocks can be shared (equal beginnings, forks) and are copied when one of the holders writes.
 Who holds what is `workbench.kv.blocks`, without a tensor; here are the tensors, [L, places, heads, size].
 
-Attention reads through the table. On a CPU the places of a sequence are gathered first; sequences that bring one token and
-are about as long as each other are gathered and attended together. Kernels do the same without the copy, all texts in one launch
-or two (`workbench.kv.paged_triton`, lab 10).
+Attention reads through the table. On a CPU the places of a sequence are gathered first; sequences that bring one token
+and are about as long as each other are gathered and attended together. Kernels do the same without the copy, all texts
+in one launch or two (`workbench.kv.paged_triton`, lab 10).
 
-What lies at a place:  key and value of every kv head  |  in few bits, a scale a token and head (format=…)  |  a latent, for
-models with latent attention.
+What lies at a place:  key and value of every kv head  |  in few bits, a scale a token and head (format=…)  |  a latent,
+for models with latent attention.
 
 PagedAttention: Kwon et al., arXiv 2309.06180 §4.1–4.3.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, check_whole
 from workbench.kv.blocks import BlockTables, NoRoom
-from workbench.kv.contiguous import RECTANGLE_WASTE
-from workbench.kv.latent import hiding, mix
+from workbench.kv.latent import mix
+from workbench.kv.paged_step import Group, PagedStep, spread
 from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store
-from workbench.kv.paged_triton import Kernels, KernelStep, choose_attention
+from workbench.kv.paged_triton import Kernels, choose_attention
 from workbench.kv.prefix import prefix_index
 from workbench.kv.slots import Places, Slots, dtype_name, misfit, require_room, stored_dtype
-from workbench.models.attention import causal_mask, eager_attention, fused_mask, sdpa_attention
+from workbench.models.attention import eager_attention, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
-from workbench.models.latent import absorbing_pays
+from workbench.models.latent import UpProjections
 
 
 class Paged(Slots):
     """A KV cache of `num_blocks` blocks of `block_size` tokens for up to `max_sequences` sequences at a time.
 
-    num_blocks: default as many as max_sequences texts of max_tokens need. prefix: "hash" or "radix": sequences that are
-    begun with `open` find the blocks of equal beginnings that `remember` was told of; None: nothing is found.
-    format: None, or "int8", "fp8", "int4": keys and values in few bits, each with a scale of its token and head; an error
-    of a key or value is at most `quantization.formats.error_bound`. dtype: as in `Contiguous`.
-    attention: "sdpa" or "eager" over what is gathered, "triton" for the kernels of `workbench.kv.paged_triton`, "auto" for
-    them on a CUDA device that runs them and else "sdpa"; `attention` says which it is, `attention_because` why.
-    With block_size = max_tokens it is a contiguous reservation: one block a sequence.
+    num_blocks: default as many as max_sequences texts of max_tokens need. prefix: "hash" or "radix": the index of the
+    prefix cache. `open` reuses the blocks of equal prefixes that `remember` has indexed. None: no prefix cache.
+    format: None, or "int8", "fp8", "int4": keys and values in few bits, each with a scale of its token and head; an
+    error of a key or value is at most `quantization.formats.error_bound`. dtype: as in `Contiguous`.
+    attention: "sdpa" or "eager" over what is gathered, "triton" for the kernels of `workbench.kv.paged_triton`, "auto"
+    for them on a CUDA device that runs them and else "sdpa"; `attention` says which it is, `attention_reason` why.
+    With block_size = max_tokens it is a contiguous reservation: one block per sequence.
     Raises WorkbenchError for settings that make no sense and, before allocating, for more bytes than are free.
     """
 
@@ -70,14 +68,20 @@ class Paged(Slots):
     ) -> None:
         check_whole("block_size", block_size, 1)
         kind = _store_kind(config, format)
-        self.attention, self.attention_because = choose_attention(
-            attention, config, kind,
-            block_size=block_size, dtype=stored_dtype(dtype, device), device=device, format=format,
-        )  # fmt: skip
-        self._kernels = Kernels(config, block_size, format) if self.attention == "triton" else None
-        gathered = "sdpa" if self._kernels else self.attention
-        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-        super().__init__(config, **room, dtype=dtype, device=device, attention=gathered)
+        self.attention, self.attention_reason = choose_attention(
+            attention,
+            config,
+            kind,
+            block_size=block_size,
+            dtype=stored_dtype(dtype, device),
+            device=device,
+            format=format,
+        )
+        self.kernels: Any = Kernels(config, block_size, format) if self.attention == "triton" else None
+        gathered = "sdpa" if self.kernels else self.attention
+        super().__init__(
+            config, max_sequences=max_sequences, max_tokens=max_tokens, dtype=dtype, device=device, attention=gathered
+        )
         if num_blocks is None:
             num_blocks = max_sequences * -(-self.max_tokens // block_size)
         self.tables = BlockTables(num_blocks, block_size, prefix_index(prefix, block_size))
@@ -87,30 +91,33 @@ class Paged(Slots):
         places = num_blocks * block_size
         needed = places * kind.bytes_per_token(config, self.dtype, format)
         stored = format or dtype_name(self.dtype)
-        require_room(
-            f"paged KV cache ({num_blocks:,} blocks of {block_size})", needed, 1, places, stored, device
-        )
-        self._store: Store = kind(config, places, self.dtype, device, format)
+        require_room(f"paged KV cache ({num_blocks:,} blocks of {block_size})", needed, 1, places, stored, device)
+        self.store: Store = kind(config, places, self.dtype, device, format)
         self._owner: dict[int, Hashable] = {}  # of a slot
         self._swapped: dict[Hashable, tuple[torch.Tensor, ...]] = {}  # contents, on the host
-        self._step: _Step | None = None
+        self._step: Any = None  # the PagedStep of the batch that `begin` accepted
 
     @staticmethod
     def reserved_bytes_for(
-        config: ModelConfig, *, max_sequences: int, max_tokens: int, dtype: torch.dtype, block_size: int = 16,
+        config: ModelConfig,
+        *,
+        max_sequences: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        block_size: int = 16,
         format: str | None = None,
-    ) -> int:  # fmt: skip
-        """Of a pool for so many whole texts: B · ⌈S / block⌉ · block · bytes of a token. dtype: as stored."""
+    ) -> int:
+        """Of a pool for B sequences of S tokens: B · ⌈S / block⌉ · block · bytes per token. dtype: as stored."""
         tokens = max_sequences * -(-max_tokens // block_size) * block_size
         return tokens * _store_kind(config, format).bytes_per_token(config, dtype, format)
 
     @property
     def bytes_per_token(self) -> int:
-        return self._store.bytes_per_token(self.config, self.dtype, self.format)
+        return self.store.bytes_per_token(self.config, self.dtype, self.format)
 
     @property
     def bytes_in_use(self) -> int:
-        """Of places that hold a token, a shared one counted once."""
+        """Bytes of the places that hold a token; a shared place counts once."""
         used: dict[int, int] = {}
         for sequence, table in self.tables.tables.items():
             length = self._lengths[sequence]
@@ -120,12 +127,12 @@ class Paged(Slots):
 
     @property
     def bytes_reserved(self) -> int:
-        return sum(t.nbytes for t in self._store.tensors)
+        return sum(t.nbytes for t in self.store.tensors)
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
     def open(self, sequence: Hashable, token_ids: Sequence[int], tenant: str = "") -> int:
-        """Begin a sequence with what is known of its beginning; returns how many tokens that are, all but one at most.
+        """Start a sequence from the prefix cache; returns how many tokens were found, at most all but the last.
 
         The caller sends the tokens from there on. Without an index 0, and the first batch might as well begin it.
         """
@@ -136,7 +143,7 @@ class Paged(Slots):
         return found
 
     def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str = "") -> None:
-        """Let others find the full blocks of this sequence, whose text begins with token_ids."""
+        """Index the full blocks of this sequence for other prompts. token_ids: its tokens from the start."""
         self._length_of(sequence)
         self.tables.remember(sequence, token_ids, tenant)
 
@@ -146,20 +153,20 @@ class Paged(Slots):
         self._owner[self._slots[new_sequence]] = new_sequence
 
     def release(self, sequence: Hashable) -> None:
-        """Also one that is swapped out."""
+        """Free the blocks of a sequence; also of one that is swapped out."""
         if self._swapped.pop(sequence, None) is None:
             super().release(sequence)
         if sequence in self.tables.tables or sequence in self.tables.swapped:
             self.tables.release(sequence)
 
     def swap_out(self, sequence: Hashable) -> int:
-        """Move what a sequence remembers to the host, and give its blocks back; returns the bytes moved."""
+        """Copy the keys and values of a sequence to the host and free its blocks; returns the bytes moved."""
         self._drop_unfinished()
         length = self._length_of(sequence)
         if sequence in self._trees:
             raise WorkbenchError(self._out_of_order(sequence, "be swapped out"))
         at = self._places_of(sequence, length)
-        self._swapped[sequence] = contents = tuple(t[:, at].to("cpu", copy=True) for t in self._store.tensors)
+        self._swapped[sequence] = contents = tuple(t[:, at].to("cpu", copy=True) for t in self.store.tensors)
         self.tables.swap_out(sequence)
         self._free = sorted([*self._free, self._slots.pop(sequence)])
         del self._lengths[sequence]
@@ -167,28 +174,29 @@ class Paged(Slots):
         return sum(t.nbytes for t in contents)
 
     def swap_in(self, sequence: Hashable) -> int:
-        """Bring it back, into other blocks; returns the bytes moved. Raises NoRoom, and then nothing has changed."""
+        """Copy them back into newly allocated blocks; returns the bytes moved. Raises NoRoom and then changes
+        nothing."""
         self._drop_unfinished()
         self._check_slot_free()
-        length = self.tables.swapped.get(sequence)
-        self.tables.swap_in(sequence)
+        length = self.tables.swapped.get(sequence, 0)
+        self.tables.swap_in(sequence)  # which refuses one that is not swapped out
         self._adopt(sequence, length)
         at, contents = self._places_of(sequence, length), self._swapped.pop(sequence)
-        for stored, kept in zip(self._store.tensors, contents):
+        for stored, kept in zip(self.store.tensors, contents):
             stored[:, at] = kept.to(stored.device)
         return sum(t.nbytes for t in contents)
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken."""
+        """Blocks that can be allocated: free and idle ones."""
         return self.tables.num_available
 
     def missing(self, lengths: Mapping[Hashable, int]) -> int:
-        """Blocks that it takes to let sequences grow to these lengths."""
+        """Blocks that must be allocated for the sequences to grow to these lengths."""
         return self.tables.missing(lengths)
 
     def draft_room(self, sequence: Hashable) -> int:
-        """Also bounded by the blocks that are left; those that other sequences of the batch take are not foreseen."""
+        """Also bounded by the available blocks, without those that other sequences of the batch will take."""
         length = self._lengths.get(sequence, 0)
         held = len(self.tables.tables.get(sequence, ())) * self.block_size
         free = held + self.tables.num_available * self.block_size
@@ -212,25 +220,21 @@ class Paged(Slots):
         try:
             copies = self.tables.grow(dict(zip(batch.sequences, after)))
         except NoRoom as error:
-            raise NoRoom(
-                error.needed, error.available, f"this batch of {batch.num_tokens:,} tokens"
-            ) from None
+            raise NoRoom(error.needed, error.available, f"this batch of {batch.num_tokens:,} tokens") from None
         self._owner.update(zip(slots, batch.sequences))
-        size, device = self.block_size, self._store.tensors[0].device
+        size, device = self.block_size, self.store.tensors[0].device
         if copies:
             inside = torch.arange(size, device=device)
-            source, target = (
-                torch.tensor(blocks, device=device)[:, None] * size + inside for blocks in zip(*copies)
-            )
-            for stored in self._store.tensors:
+            source, target = (torch.tensor(blocks, device=device)[:, None] * size + inside for blocks in zip(*copies))
+            for stored in self.store.tensors:
                 stored[:, target.flatten()] = stored[:, source.flatten()]
 
     def _open(self, batch: Batch, places: Places) -> None:
         tables = [self.tables.tables[name] for name in batch.sequences]
-        self._step = _Step(self, batch, places.lengths, tables)
+        self._step = PagedStep(self, batch, places.lengths, tables, eager=self._eager)
 
     def _forget(self, slot: int, start: int, end: int) -> None:
-        """Nothing is overwritten: places beyond a text are never read."""
+        """Nothing is overwritten: places past the end of a sequence are never read."""
         if self._owner[slot] in self.tables.tables:
             self.tables.truncate(self._owner[slot], start)
 
@@ -240,49 +244,56 @@ class Paged(Slots):
     def _move(self, slot: int, to: int, places: list[int]) -> None:
         at = self._places_of(self._owner[slot], max(*places, to + len(places)) + 1)
         target, source = at[to : to + len(places)], at[places]
-        for stored in self._store.tensors:
+        for stored in self.store.tensors:
             stored[:, target] = stored[:, source]
 
     def _places_of(self, sequence: Hashable, length: int) -> torch.Tensor:
-        """[length] where the first tokens of a text lie."""
-        table = torch.tensor(
-            self.tables.tables[sequence], dtype=torch.int64, device=self._store.tensors[0].device
-        )
+        """[length] places of a sequence's first tokens."""
+        table = torch.tensor(self.tables.tables[sequence], dtype=torch.int64, device=self.store.tensors[0].device)
         return spread(table[None], self.block_size)[0, :length]
 
     # -- attention -----------------------------------------------------------------------------------------------------
 
-    def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch, up=None) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: Batch,
+        up: UpProjections | None = None,
+    ) -> torch.Tensor:
         self._enter(layer, batch, self._why_not(layer, q, k, v, up))
         step, place = self._step, self._place[self.config.kv_source(layer)]
         window = self.config.window_of(layer)
         if k is not None:
-            self._store.write(place, step.write_at, k, v)
+            self.store.write(place, step.write_at, k, v)
         if up is not None:
             return self._attend_latents(place, q, up, window)
         out_dtype, q = q.dtype, q.to(self.dtype)
         by_kernel = step.by_kernel
         if by_kernel is not None and by_kernel.rows is None:
-            return self._kernels.attend(self._store, place, q, by_kernel, window).to(out_dtype)
+            return self.kernels.attend(self.store, place, q, by_kernel, window).to(out_dtype)
         if step.all_together:
             [group] = step.groups
-            keys, values = self._store.read(place, group.read_at[window])
+            keys, values = self.store.read(place, group.read_at[window])
             return self._together(q, keys, values, group.masks[window]).to(out_dtype)
         out = q.new_empty((*q.shape[:2], self.config.value_head_dim))
         if by_kernel is not None:
-            out[by_kernel.rows] = self._kernels.attend(
-                self._store, place, q[by_kernel.rows], by_kernel, window
-            )
+            out[by_kernel.rows] = self.kernels.attend(self.store, place, q[by_kernel.rows], by_kernel, window)
         for group in step.groups:
-            keys, values = self._store.read(place, group.read_at[window])
+            keys, values = self.store.read(place, group.read_at[window])
             if group.together:
                 out[group.rows] = self._together(q[group.rows], keys, values, group.masks[window])
             else:
                 out[group.rows] = self._alone(q[group.rows], keys, values, group, window)
         return out.to(out_dtype)
 
-    def _together(self, q, keys, values, mask) -> torch.Tensor:
-        """One new token a sequence: q [b, H_q, D], keys [b, S, H_kv, D]. The query heads of a group are so many queries."""
+    def _together(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One new token per sequence: q [b, H_q, D], keys [b, S, H_kv, D]. The query heads that share a key-value head
+        are its queries."""
         out = F.scaled_dot_product_attention(
             q.view(len(q), self.config.num_kv_heads, -1, self.config.head_dim),
             keys.transpose(1, 2),
@@ -292,30 +303,32 @@ class Paged(Slots):
         )
         return out.reshape(*q.shape[:2], -1)
 
-    def _alone(self, q, keys, values, group: _Group, window: int | None) -> torch.Tensor:
-        look = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
+    def _alone(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group, window: int | None
+    ) -> torch.Tensor:
+        look: dict[str, Any] = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
         if self._eager:
             return eager_attention(q, keys, values, **look, parents=group.tree)
         return sdpa_attention(q, keys, values, **look, mask=group.masks[window])
 
-    def _attend_latents(self, place: int, q: torch.Tensor, up, window: int | None) -> torch.Tensor:
-        """Both forms of latent attention, as in `kv.latent`, over gathered rows; the kernel has the absorbed one."""
-        shape, step = self.config.latent_attention, self._step
+    def _attend_latents(self, place: int, q: torch.Tensor, up: UpProjections, window: int | None) -> torch.Tensor:
+        """Both forms of latent attention, as in `kv.latent`, over gathered rows; kernels compute the absorbed one."""
+        shape, step = self.config.latent_shape, self._step
         by_kernel = step.by_kernel
         if by_kernel is not None and by_kernel.rows is None:
-            return self._kernels.attend(self._store, place, q, by_kernel, window, up)
+            return self.kernels.attend(self.store, place, q, by_kernel, window, up)
         out = q.new_empty((*q.shape[:2], self.config.value_head_dim))
         if by_kernel is not None:
             new = q[by_kernel.rows]
-            out[by_kernel.rows] = self._kernels.attend(self._store, place, new, by_kernel, window, up)
+            out[by_kernel.rows] = self.kernels.attend(self.store, place, new, by_kernel, window, up)
         for group in step.groups:
-            latents = self._store.read(place, group.read_at[window])  # [S, 1, r] or, together, [b, S, 1, r]
+            latents: Any = self.store.read(place, group.read_at[window])  # [S, 1, r] or, together, [b, S, 1, r]
             new = q[group.rows]
             if not group.absorbed:
                 keys, values = (t.to(self.dtype) for t in up.expand(latents))
                 found = self._alone(new.to(self.dtype), keys, values, group, window)
             elif self._eager:
-                look = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
+                look: dict[str, Any] = {"scale": self.scale, "window": window, "sinks": self.config.attention_sinks}
                 folded, values = up.absorb(new).to(self.dtype), latents[..., : shape.kv_rank]
                 found = up.restore(
                     eager_attention(folded, latents, values, **look, parents=group.tree).to(up.v_up.dtype)
@@ -329,7 +342,9 @@ class Paged(Slots):
             out[group.rows] = found.to(q.dtype)
         return out
 
-    def _why_not(self, layer: int, q, k, v, up) -> str:
+    def _why_not(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, up: UpProjections | None
+    ) -> str:
         shape = self.config.latent_attention
         if shape is None:
             return self._misfit(layer, q, k, v)
@@ -342,136 +357,12 @@ class Paged(Slots):
         return problem
 
 
-def spread(tables: torch.Tensor, block_size: int) -> torch.Tensor:
-    """[b, blocks] tables -> [b, blocks · block_size] places."""
-    inside = torch.arange(block_size, device=tables.device)
-    return (tables[:, :, None] * block_size + inside).flatten(1)
-
-
 def _store_kind(config: ModelConfig, format: str | None) -> type[Store]:
     if config.latent_attention is not None:
         if format is not None:
             raise WorkbenchError(
-                f"kv 'paged' keeps latents as they came (got format={format!r}): an error in one reaches every head's key "
-                "and value"
+                f"kv 'paged' keeps latents as they came (got format={format!r}): an error in one reaches every head's"
+                " key and value"
             )
         return Latents
     return KeysAndValues if format is None else Codes
-
-
-@dataclass
-class _Group:
-    """Sequences of a batch that are attended over together: one with any number of new tokens, or several with one each."""
-
-    rows: slice | torch.Tensor  # of the batch
-    together: bool
-    read_at: dict[int | None, torch.Tensor]  # by window: [S] places, or [b, S]
-    masks: dict[int | None, torch.Tensor | None]
-    tree: tuple[int, ...] | None
-    absorbed: bool  # the form of latent attention
-
-
-class _Step:
-    """What all layers share while one batch is processed: where rows are written, who reads what."""
-
-    def __init__(
-        self, kv: Paged, batch: Batch, lengths: tuple[int, ...], tables: list[Sequence[int]]
-    ) -> None:
-        self._kv, self._device, self._dtype = kv, batch.token_ids.device, kv.dtype
-        self._latent = kv.config.latent_attention
-        self._windows = {kv.config.window_of(i) for i in kv.config.kv_layers}
-        self._sinks = kv.config.attention_sinks
-        sizes = [b - a for a, b in pairwise(batch.query_starts)]
-        trees = batch.parents or (None,) * len(sizes)
-        size = kv.block_size
-        self.write_at = torch.tensor(
-            [
-                table[at // size] * size + at % size
-                for table, length, n in zip(tables, lengths, sizes)
-                for at in range(length - n, length)
-            ],
-            device=self._device,
-        )
-        taken = kv._kernels.takes(kv._store, sizes, trees) if kv._kernels else []
-        self.by_kernel = self._by_kernel(taken, batch, lengths, tables, sizes) if taken else None
-        single = [i for i, n in enumerate(sizes) if n == 1 and trees[i] is None] if not taken else []
-        if kv._eager or len(single) < 2:
-            single = []
-        beside = {*single, *taken}
-        self.groups = [
-            self._alone(slice(a, b), lengths[i], tables[i], trees[i])
-            for i, (a, b) in enumerate(pairwise(batch.query_starts))
-            if i not in beside
-        ]
-        rows = batch.query_starts
-        alike = _alike(single, lengths)
-        # then they stay in the batch's order
-        self.all_together = len(alike) == 1 and not self.groups and not taken
-        for some in alike:
-            some = sorted(some)
-            self.groups.append(
-                self._together([rows[i] for i in some], [lengths[i] for i in some], [tables[i] for i in some])
-            )
-
-    def _by_kernel(self, taken: list[int], batch: Batch, lengths, tables, sizes: list[int]) -> KernelStep:
-        """For the texts that kernels attend over: all of the batch, or these and their rows."""
-        of_taken = [[of[i] for i in taken] for of in (tables, lengths, sizes)]
-        rows = None
-        if len(taken) < len(sizes):
-            rows = [row for i in taken for row in range(*batch.query_starts[i : i + 2])]
-        return KernelStep.of(*of_taken, self._kv.block_size, self._kv.max_tokens, self._device, rows)
-
-    def _alone(self, rows: slice, length: int, table: Sequence[int], tree) -> _Group:
-        n = rows.stop - rows.start
-        at = spread(torch.tensor([table], device=self._device), self._kv.block_size)[0, :length]
-        absorbed = self._latent is not None and absorbing_pays(self._latent, n)
-        masks = {}
-        for window in self._windows:
-            mask = None if self._kv._eager else fused_mask(n, length, window, self._device, self._sinks, tree)
-            if absorbed and not self._kv._eager:
-                if mask is None and n > 1:  # nothing hides the future by itself here
-                    mask = causal_mask(n, length, window, self._device, self._sinks)
-                mask = None if mask is None else hiding(~mask, self._dtype)[None, :, None, :]
-            masks[window] = mask
-        return _Group(rows, False, dict.fromkeys(self._windows, at), masks, tree, absorbed)
-
-    def _together(self, rows: list[int], lengths: list[int], tables: list[Sequence[int]]) -> _Group:
-        longest, shortest = max(lengths), min(lengths)
-        blocks = max(map(len, tables))
-        flat = array("q")  # a list of lists would be turned into a tensor number by number
-        for table in tables:
-            flat.extend(table)
-            flat.extend(table[:1] * (blocks - len(table)))
-        padded = torch.frombuffer(flat, dtype=torch.int64).view(len(tables), blocks).to(self._device)
-        places = spread(padded, self._kv.block_size)[:, :longest]
-        ends = torch.tensor(lengths, device=self._device)[:, None]
-        at = torch.arange(longest, device=self._device)[None, :]
-        if shortest < longest:
-            # only a text's own tokens are read, the hidden ones too
-            places = torch.where(at < ends, places, places[:, :1])
-        read_at, masks = {}, {}
-        for window in self._windows:
-            first = 0 if window is None or self._sinks else max(0, shortest - window)
-            read_at[window], masks[window] = places[:, first:], None
-            if shortest < longest or longest - first > (window or longest):
-                hidden = at[:, first:] >= ends
-                if window is not None:
-                    hidden = hidden | ((at[:, first:] < ends - window) & (at[:, first:] >= self._sinks))
-                masks[window] = hiding(hidden, self._dtype)[:, None, None, :]
-        absorbed = self._latent is not None
-        return _Group(torch.tensor(rows, device=self._device), True, read_at, masks, None, absorbed)
-
-
-def _alike(indices: list[int], lengths: Sequence[int]) -> list[list[int]]:
-    """In groups that read at most RECTANGLE_WASTE times what they need when padded to their longest."""
-    groups: list[list[int]] = []
-    total = 0
-    for i in sorted(indices, key=lambda i: -lengths[i]):
-        longest = lengths[groups[-1][0]] if groups else 0
-        if groups and (len(groups[-1]) + 1) * longest <= RECTANGLE_WASTE * (total + lengths[i]):
-            groups[-1].append(i)
-            total += lengths[i]
-        else:
-            groups.append([i])
-            total = lengths[i]
-    return groups

@@ -1,4 +1,4 @@
-"""What lies at a place of a paged cache, and how it is written and read. Tensors [layers, places, heads, size]."""
+"""Storage of keys and values at the places of a paged cache. Tensors [layers, places, heads, size]."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from workbench.errors import unknown
 from workbench.models.config import ModelConfig
 from workbench.quantization.formats import FORMATS, Format, decode, encode, fit
 
-PAGED_FORMATS: dict[str, Format] = {
-    "int8": FORMATS["int8"],
-    "fp8": FORMATS["fp8_e4m3"],
-    "int4": FORMATS["int4"],
-}
+PAGED_FORMATS: dict[str, Format] = {"int8": FORMATS["int8"], "fp8": FORMATS["fp8_e4m3"], "int4": FORMATS["int4"]}
 SCALE_DTYPE = torch.float16
 
 
@@ -25,7 +21,7 @@ class Store(ABC):
 
     @abstractmethod
     def __init__(
-        self, config: ModelConfig, places: int, dtype: torch.dtype, device, format: str | None
+        self, config: ModelConfig, places: int, dtype: torch.dtype, device: torch.device | str, format: str | None
     ) -> None: ...
 
     @staticmethod
@@ -39,7 +35,7 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, layer: int, at: torch.Tensor) -> tuple[torch.Tensor, ...] | torch.Tensor:
-        """What lies at [...] places: keys and values [..., H_kv, D], or latents [..., 1, rank], new tensors."""
+        """The contents of [...] places: keys and values [..., H_kv, D], or latents [..., 1, rank], as new tensors."""
         ...
 
 
@@ -49,10 +45,17 @@ def _gather(stored: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
 
 
 class KeysAndValues(Store):
-    """As they came, a key and a value of every kv head. Where they have one size they lie side by side, [layers, places, 2,
-    heads, size], so that one gather brings both."""
+    """Unquantized keys and values. If they have the same size they are stored side by side, [layers, places, 2, heads,
+    size], so that one gather reads both."""
 
-    def __init__(self, config, places, dtype, device, format=None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        places: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        format: str | None = None,
+    ) -> None:
         heads, sizes = config.num_kv_heads, (config.head_dim, config.value_head_dim)
         self._side_by_side = sizes[0] == sizes[1]
         room = (len(config.kv_layers), places)
@@ -60,46 +63,58 @@ class KeysAndValues(Store):
         self.tensors = tuple(torch.zeros((*room, *shape), dtype=dtype, device=device) for shape in shapes)
 
     @staticmethod
-    def bytes_per_token(config, dtype, format=None) -> int:
+    def bytes_per_token(config: ModelConfig, dtype: torch.dtype, format: str | None = None) -> int:
         return config.expanded_kv_values_per_token() * dtype.itemsize
 
-    def write(self, layer, at, k, v) -> None:
+    def write(self, layer: int, at: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
+        assert v is not None, "keys come with values"
         new = (torch.stack((k, v), dim=1),) if self._side_by_side else (k, v)
         for stored, rows in zip(self.tensors, new):
             stored[layer].index_copy_(0, at, rows.to(stored.dtype))
 
-    def read(self, layer, at) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, layer: int, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = [_gather(stored[layer], at) for stored in self.tensors]
-        return found[0].unbind(-3) if self._side_by_side else tuple(found)
+        k, v = found[0].unbind(-3) if self._side_by_side else found
+        return k, v
 
 
 class Latents(Store):
-    """A latent a token, its turned part behind it; see `workbench.kv.latent`."""
+    """One latent per token, followed by its rotary key; see `workbench.kv.latent`."""
 
-    def __init__(self, config, places, dtype, device, format=None) -> None:
-        room = (config.num_layers, places, 1, config.latent_attention.cached_dim)
+    def __init__(
+        self,
+        config: ModelConfig,
+        places: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        format: str | None = None,
+    ) -> None:
+        room = (config.num_layers, places, 1, config.latent_shape.cached_dim)
         self._latents = torch.zeros(room, dtype=dtype, device=device)
         self.tensors = (self._latents,)
 
     @staticmethod
-    def bytes_per_token(config, dtype, format=None) -> int:
+    def bytes_per_token(config: ModelConfig, dtype: torch.dtype, format: str | None = None) -> int:
         return config.kv_values_per_token() * dtype.itemsize
 
-    def write(self, layer, at, k, v) -> None:
+    def write(self, layer: int, at: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
         self._latents[layer].index_copy_(0, at, k.to(self._latents.dtype))
 
-    def read(self, layer, at) -> torch.Tensor:
+    def read(self, layer: int, at: torch.Tensor) -> torch.Tensor:
         return _gather(self._latents[layer], at)
 
 
 class Codes(Store):
-    """In few bits, with a scale (and a zero, where the format has one) of each token and head.
+    """Quantized, with a scale (and a zero, where the format has one) of each token and head.
 
-    A block needs no neighbour to be read, and a token no later one: so blocks are shared, cut and moved like any others.
-    A scale a channel over a group of tokens is more exact for keys (`kv.quantized`), and ties those tokens together.
+    A block needs no neighbour to be read, and a token no later one: so blocks are shared, cut and moved like any
+    others. A scale a channel over a group of tokens is more exact for keys (`kv.quantized`), and ties those tokens
+    together.
     """
 
-    def __init__(self, config, places, dtype, device, format) -> None:
+    def __init__(
+        self, config: ModelConfig, places: int, dtype: torch.dtype, device: torch.device | str, format: str | None
+    ) -> None:
         self._format, self._dtype = _format_named(format), dtype
         room = (len(config.kv_layers), places, config.num_kv_heads)
         code, bits = self._format.code_dtype, self._format.bits
@@ -111,27 +126,23 @@ class Codes(Store):
         self.tensors = tuple(parts)
 
     @staticmethod
-    def bytes_per_token(config, dtype, format) -> int:
+    def bytes_per_token(config: ModelConfig, dtype: torch.dtype, format: str | None) -> int:
         """L · H_kv · ((D + D_v) · bits / 8 + 2 bytes for each scale and zero)."""
         kind = _format_named(format)
         codes = (config.head_dim + config.value_head_dim) * kind.bits // 8
-        return (
-            len(config.kv_layers)
-            * config.num_kv_heads
-            * (codes + 2 * (1 + kind.has_zero) * SCALE_DTYPE.itemsize)
-        )
+        return len(config.kv_layers) * config.num_kv_heads * (codes + 2 * (1 + kind.has_zero) * SCALE_DTYPE.itemsize)
 
-    def write(self, layer, at, k, v) -> None:
+    def write(self, layer: int, at: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
+        assert v is not None, "keys come with values"
         half = len(self.tensors) // 2
         for parts, new in ((self.tensors[:half], k), (self.tensors[half:], v)):
             scale, zero = fit(new, self._format, -1, SCALE_DTYPE)
             coded = (encode(new, scale, zero, self._format), scale, zero)
             for stored, part in zip(parts, coded):
-                stored[layer].view(torch.uint8).index_copy_(
-                    0, at, part.to(stored.dtype).contiguous().view(torch.uint8)
-                )
+                assert part is not None, "as many tensors as the format has parts"
+                stored[layer].view(torch.uint8).index_copy_(0, at, part.to(stored.dtype).contiguous().view(torch.uint8))
 
-    def read(self, layer, at) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, layer: int, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         half, found = len(self.tensors) // 2, []
         for parts in (self.tensors[:half], self.tensors[half:]):
             codes, scale, *zero = (_gather(t[layer].view(torch.uint8), at).view(t.dtype) for t in parts)
@@ -139,7 +150,7 @@ class Codes(Store):
         return found[0], found[1]
 
 
-def _format_named(name: str) -> Format:
-    if name not in PAGED_FORMATS:
-        raise unknown("format of kv 'paged'", name, PAGED_FORMATS)
+def _format_named(name: str | None) -> Format:
+    if name is None or name not in PAGED_FORMATS:
+        raise unknown("format of kv 'paged'", str(name), PAGED_FORMATS)
     return PAGED_FORMATS[name]

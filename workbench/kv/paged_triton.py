@@ -1,13 +1,14 @@
-"""The paged cache's attention through kernels: no gather, no mask, one or two launches a layer for all texts of a batch.
+"""The paged cache's attention through kernels: no gather, no mask, one or two launches per layer for all sequences of a
+batch.
 
     what lies in the blocks     a batch of single tokens              texts with several new tokens
-    keys and values             kernels/paged_decode.py               kernels/paged_prefill.py, single tokens beside them too
+    keys and values             kernels/paged_decode.py               kernels/paged_prefill.py, also single tokens
     latents                     kernels/latent_decode.py              gathered, as without kernels
     few bits                    kernels/paged_quantized.py            gathered
 
-A tree is gathered in every case: the kernels see a text's tokens in their order. What all layers share, the table of each text
-and its length, goes to the device once a step, in one copy. Tables are padded to a power of two of blocks, so that few shapes
-come and the number of splits, which follows from the shape, stays the same for a while.
+A tree is gathered in every case: the kernels see a text's tokens in their order. What all layers share, the table of
+each text and its length, goes to the device once a step, in one copy. Tables are padded to a power of two of blocks, so
+that few shapes come and the number of splits, which follows from the shape, stays the same for a while.
 
 Triton is imported here when a cache is made with attention="triton", or "auto" on a CUDA device, and not before.
 """
@@ -18,6 +19,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -53,14 +55,14 @@ def choose_attention(
         return "sdpa", reason
     if reason:
         raise WorkbenchError(
-            f"kv 'paged' cannot attend with attention='triton' here: {reason}. Take attention='sdpa', or 'auto' for the "
-            "kernels where they run"
+            f"kv 'paged' cannot attend with attention='triton' here: {reason}. Take attention='sdpa', or 'auto' for the"
+            " kernels where they run"
         )
-    because = "as asked" if name == "triton" else "a CUDA device that runs the kernels"
+    reason = "as asked" if name == "triton" else "a CUDA device that runs the kernels"
     if store_kind is not KeysAndValues:
         kept = "latents" if store_kind is Latents else format
-        because += f"; single tokens through the kernel for {kept}, several new tokens of a text are gathered"
-    return "triton", because
+        reason += f"; single tokens through the kernel for {kept}, several new tokens of a text are gathered"
+    return "triton", reason
 
 
 def why_not(
@@ -72,7 +74,7 @@ def why_not(
     device: torch.device,
     format: str | None,
 ) -> str:
-    """Why kernels do not attend over such a store on this device, "" where they do: they are asked, for no texts."""
+    """Why kernels cannot attend over such a store on this device, "" where they can: tried on an empty batch."""
     try:
         from workbench.kernels import launch
     except ImportError as error:
@@ -87,7 +89,7 @@ def why_not(
         return "the kernel for latents sees whole texts, and this model has windows"
     kernels = Kernels(config, block_size, format)
     store = store_kind(config, block_size, dtype, device, format)
-    width = config.head_dim if store_kind is not Latents else config.latent_attention.cached_dim
+    width = config.head_dim if store_kind is not Latents else config.latent_shape.cached_dim
     q = torch.empty((0, config.num_heads, width), dtype=dtype, device=device)
     none = KernelStep.of([], [], [], block_size, 1, device)
     try:
@@ -101,13 +103,13 @@ def why_not(
 
 @dataclass(frozen=True)
 class KernelStep:
-    """What the kernels are told of a batch, on the device, for all layers. Build one with `of`, or of tensors at hand."""
+    """The kernels' description of a batch, on the device, for all layers. Built by `of`, or from existing tensors."""
 
-    tables: torch.Tensor  # [B, blocks] int32; behind a text's blocks stands anything
-    lengths: torch.Tensor  # [B] int32, with the new tokens
+    tables: torch.Tensor  # [B, blocks] int32; entries past a sequence's blocks are arbitrary
+    lengths: torch.Tensor  # [B] int32, new tokens included
     query_starts: torch.Tensor | None = None  # [B+1] int32; None: one new token each
     max_queries: int = 1
-    rows: torch.Tensor | None = None  # of the batch, in the order of these texts; None: all of them
+    rows: torch.Tensor | None = None  # of the batch, in the order of these sequences; None: all of them
 
     @classmethod
     def of(
@@ -120,7 +122,7 @@ class KernelStep:
         device: torch.device | str,
         rows: Sequence[int] | None = None,
     ) -> KernelStep:
-        """Tables, lengths and numbers of new tokens of some texts, in one copy to the device."""
+        """From tables, lengths and numbers of new tokens, in one copy to the device."""
         most = max(map(len, tables), default=1)
         width = max(most, min(1 << (most - 1).bit_length(), -(-max_tokens // block_size)))
         flat = array("i")
@@ -143,11 +145,11 @@ class KernelStep:
 
 
 class Kernels:
-    """The kernels of one cache. What they read is handed to them, so whoever holds the store may exchange it."""
+    """The kernels of one cache. The store is an argument of each call, so its owner may replace it."""
 
     def __init__(self, config: ModelConfig, block_size: int, format: str | None = None) -> None:
         self.config, self.format = config, format
-        self._look = {"block_size": block_size, "scale": config.attention_scale}
+        self._look: dict[str, Any] = {"block_size": block_size, "scale": config.attention_scale}
 
     def takes(self, store: Store, sizes: Sequence[int], trees: Sequence[tuple[int, ...] | None]) -> list[int]:
         """The sequences of a batch that go through the kernels."""
@@ -163,29 +165,28 @@ class Kernels:
         window: int | None,
         up: UpProjections | None = None,
     ) -> torch.Tensor:
-        """q [N, H, D] of the texts of the step, over layer `place` of the store -> [N, H, D_v]. up: of latents."""
+        """q [N, H, D] of the step's sequences, over layer `place` of the store -> [N, H, D_v]. up: of latents."""
         if up is None:
             return self.mix(store, place, q, step, window)
         folded = up.absorb(q).to(store.tensors[0].dtype)
         mixed = self.mix(store, place, folded, step, window)
         return up.restore(mixed.to(up.v_up.dtype)).to(q.dtype)
 
-    def mix(
-        self, store: Store, place: int, q: torch.Tensor, step: KernelStep, window: int | None
-    ) -> torch.Tensor:
+    def mix(self, store: Store, place: int, q: torch.Tensor, step: KernelStep, window: int | None) -> torch.Tensor:
         """The launches themselves."""
         if isinstance(store, Latents):
             from workbench.kernels.latent_decode import latent_decode
 
-            rank = self.config.latent_attention.kv_rank
+            rank = self.config.latent_shape.kv_rank
             latents = store.tensors[0][place]
             return latent_decode(q, latents, step.tables, step.lengths, kv_rank=rank, **self._look)
-        look = {**self._look, "window": window, "sinks": self.config.attention_sinks}
+        look: dict[str, Any] = {**self._look, "window": window, "sinks": self.config.attention_sinks}
         if isinstance(store, Codes):
             from workbench.kernels.paged_quantized import Coded, paged_decode_quantized
 
-            k, v = (Coded(*parts, self.format) for parts in _coded(store, place))
-            return paged_decode_quantized(q, k, v, step.tables, step.lengths, **look)
+            assert self.format is not None, "codes have a format"
+            coded_k, coded_v = (Coded(codes, scale, zero, self.format) for codes, scale, zero in _coded(store, place))
+            return paged_decode_quantized(q, coded_k, coded_v, step.tables, step.lengths, **look)
         k, v = _keys_and_values(store, place)
         if step.query_starts is None:
             from workbench.kernels.paged_decode import paged_decode
@@ -197,13 +198,14 @@ class Kernels:
         return paged_prefill(q, k, v, step.tables, starts, step.lengths, max_queries=most, **look)
 
 
-def _keys_and_values(store: KeysAndValues, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _keys_and_values(store: Store, place: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[places, H_kv, D] and [places, H_kv, D_v] of a layer, views: side by side in one tensor, or in two."""
     layer = [stored[place] for stored in store.tensors]
-    return layer[0].unbind(1) if len(layer) == 1 else tuple(layer)
+    k, v = layer[0].unbind(1) if len(layer) == 1 else layer
+    return k, v
 
 
-def _coded(store: Codes, place: int) -> list[tuple]:
+def _coded(store: Codes, place: int) -> list[tuple[Any, ...]]:
     """(codes, scale, zero or None) of the keys and of the values of a layer."""
     layer = [stored[place] for stored in store.tensors]
     half = len(layer) // 2

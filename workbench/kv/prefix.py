@@ -1,30 +1,30 @@
-"""Which blocks hold which beginnings of texts: a chain of hashes, and a radix tree. Two structures, one answer.
+"""The index of the prefix cache: which blocks hold which prefixes. A chain of hashes and a radix tree, same answers.
 
-    block size 2, texts  a b c d e f   and  a b c d x y          |  the same as a tree
+    block size 2, sequences  a b c d e f  and  a b c d x y       |  the same as a tree
     key of a block: H(tenant), H(that, "a b"), H(that, "c d")    |  a b c d ─┬─ e f
-    equal keys, equal text from the first token on               |  (0, 1)   └─ x y
+    equal keys: equal tokens from the first one on               |  (0, 1)   └─ x y
 
-A key says everything before a block as well, because it contains the key of the block before: keys and values depend on the
-whole text so far, not on the block's own tokens. The tenant is part of the first key, so that nobody can find out, by the
-time his prompt takes, what others have asked. The hash is SHA-256: with one that can be forged a prompt could be answered
-from another's blocks.
+A block's key contains the key of the block before it, so it identifies all tokens from the start of the sequence: keys
+and values depend on the whole prefix, not on the block's own tokens alone. The tenant is part of the first key, so that
+no tenant can find out from the latency of a prompt what another tenant has sent. The hash is SHA-256: with one that can
+be forged, a prompt could be answered from another prompt's blocks.
 
-The chain looks up block after block, a hash each, and is what vLLM does. The tree compares tokens, joins blocks that were
-never told apart into one edge, and is what SGLang does (RadixAttention, Zheng et al., arXiv 2312.07104 §3).
+The chain looks up one hash per block, as vLLM does. The tree compares tokens and keeps blocks between two branching
+points on one edge, as SGLang does (RadixAttention, Zheng et al., arXiv 2312.07104 §3).
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from workbench.errors import WorkbenchError, check_whole, unknown
 
 
 class HashChain:
-    """One key a block; see the module. `PrefixIndex` of `workbench.kv.blocks`."""
+    """One key per block; see the module. `PrefixIndex` of `workbench.kv.blocks`."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = check_whole("block_size", block_size, 1)
@@ -38,31 +38,32 @@ class HashChain:
         return len(self._keys)
 
     def match(self, token_ids: Sequence[int], tenant: str) -> list[int]:
-        found = []
+        blocks = []
         for key in self._keys_of(token_ids, tenant):
             block = self._blocks.get(key)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
         _check_full(token_ids, blocks, self.block_size)
         known = next((at for at, block in enumerate(blocks) if block not in self._keys), len(blocks))
-        before = self._keys[blocks[known - 1]] if known else None  # what is known need not be hashed again
+        before = self._keys[blocks[known - 1]] if known else None  # indexed blocks are not hashed again
         new = list(self._keys_of(token_ids[known * self.block_size :], tenant, before))
         for key, block in zip(new, blocks[known:]):
             if key not in self._blocks and block not in self._keys:
                 self._blocks[key], self._keys[block] = block, key
 
     def forget(self, block: int) -> list[int]:
-        """What follows stays: it is found again when the same beginning is remembered in another block."""
+        """Later blocks of the chain stay indexed: they match again once the same prefix is remembered in another
+        block."""
         key = self._keys.pop(block, None)
         if key is not None:
             del self._blocks[key]
         return []
 
-    def _keys_of(self, token_ids: Sequence[int], tenant: str, key: bytes | None = None):
+    def _keys_of(self, token_ids: Sequence[int], tenant: str, key: bytes | None = None) -> Iterator[bytes]:
         """The keys of all whole blocks, one after the other. key: of the block before them, if there is one."""
         if key is None:
             key = hashlib.sha256(tenant.encode()).digest()
@@ -74,7 +75,7 @@ class HashChain:
 
 @dataclass(eq=False)
 class _Node:
-    """An edge and what comes after it: `chunks` are blocks' tokens, `blocks` the blocks that hold them."""
+    """A node with the edge that leads to it: `chunks` are the tokens of its blocks, `blocks` their numbers."""
 
     chunks: list[tuple[int, ...]]
     blocks: list[int]
@@ -83,7 +84,7 @@ class _Node:
 
 
 class RadixTree:
-    """A tree of beginnings, a root each tenant; see the module. `PrefixIndex` of `workbench.kv.blocks`."""
+    """A tree of prefixes, one root per tenant; see the module. `PrefixIndex` of `workbench.kv.blocks`."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = check_whole("block_size", block_size, 1)
@@ -97,10 +98,10 @@ class RadixTree:
         return len(self._home)
 
     def match(self, token_ids: Sequence[int], tenant: str) -> list[int]:
-        found: list[int] = []
+        blocks: list[int] = []
         for node, count in self._walk(self._chunks(token_ids), self._roots.get(tenant)):
-            found += node.blocks[:count]
-        return found
+            blocks += node.blocks[:count]
+        return blocks
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
         _check_full(token_ids, blocks, self.block_size)
@@ -125,7 +126,7 @@ class RadixTree:
             self._home.update(dict.fromkeys(blocks, node))
 
     def forget(self, block: int) -> list[int]:
-        """With it goes what follows it, which hangs on it."""
+        """The whole subtree below the block is removed with it."""
         node = self._home.get(block)
         if node is None:
             return []
@@ -141,11 +142,10 @@ class RadixTree:
         del node.chunks[at:], node.blocks[at:]
         node.children.clear()
         if not at:
+            assert node.parent is not None, "a root has no blocks"
             del node.parent.children[first]
             if node.parent.parent is None and not node.parent.children:  # nothing is left of this tenant
-                self._roots = {
-                    tenant: root for tenant, root in self._roots.items() if root is not node.parent
-                }
+                self._roots = {tenant: root for tenant, root in self._roots.items() if root is not node.parent}
         return [gone for gone in below if gone != block]
 
     def _chunks(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
@@ -153,14 +153,12 @@ class RadixTree:
         return [tuple(token_ids[a : a + size]) for a in range(0, len(token_ids) - size + 1, size)]
 
     @staticmethod
-    def _walk(chunks: list[tuple[int, ...]], node: _Node | None):
-        """The nodes below one along a text, and how many of each one's blocks belong to it; at least one of each."""
+    def _walk(chunks: list[tuple[int, ...]], node: _Node | None) -> Iterator[tuple[_Node, int]]:
+        """The nodes below `node` that these chunks pass, and how many blocks of each they match, at least one."""
         at = 0
         while node is not None and at < len(chunks) and (node := node.children.get(chunks[at])) is not None:
             same = 0
-            while (
-                same < len(node.chunks) and at + same < len(chunks) and node.chunks[same] == chunks[at + same]
-            ):
+            while same < len(node.chunks) and at + same < len(chunks) and node.chunks[same] == chunks[at + same]:
                 same += 1
             yield node, same
             at += same
@@ -178,8 +176,8 @@ class RadixTree:
         node.children = {rest.chunks[0]: rest}
 
 
-def _last_known(blocks: Sequence[int], known: dict) -> int:
-    """Place of the last block that is known already, −1 for none. All before it need not be looked at again."""
+def _last_known(blocks: Sequence[int], known: Container[int]) -> int:
+    """Index of the last block that is in the tree already, −1 for none. Those before it are in it, too."""
     return next((at for at in range(len(blocks) - 1, -1, -1) if blocks[at] in known), -1)
 
 
@@ -190,10 +188,10 @@ def _check_full(token_ids: Sequence[int], blocks: Sequence[int], block_size: int
         )
 
 
-PREFIX_INDEXES = {"hash": HashChain, "radix": RadixTree}
+PREFIX_INDEXES: dict[str, type[HashChain | RadixTree]] = {"hash": HashChain, "radix": RadixTree}
 
 
-def prefix_index(kind: str | None, block_size: int):
+def prefix_index(kind: str | None, block_size: int) -> HashChain | RadixTree | None:
     """An empty index by its name; None for none."""
     if kind is None:
         return None

@@ -27,8 +27,10 @@ Reading takes a layer's groups back to numbers, one sequence after the other, an
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,38 +40,35 @@ from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_ro
 from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
+from workbench.models.latent import UpProjections
 from workbench.quantization.formats import FORMATS, Format, decode, encode, fit
 
-KV_FORMATS: dict[str, Format] = {
-    "int8": FORMATS["int8"],
-    "fp8": FORMATS["fp8_e4m3"],
-    "int4": FORMATS["int4"],
-}
+KV_FORMATS: dict[str, Format] = {"int8": FORMATS["int8"], "fp8": FORMATS["fp8_e4m3"], "int4": FORMATS["int4"]}
 SCALE_DTYPE = torch.float16
 GROUP = 32  # KIVI's
 
 NOT_QUANTIZED = {  # other kinds of kv: why none of them takes a format
     "recompute": "it stores nothing that could be in fewer bits",
-    "latent": "its latents are the low-rank form already, and an error in one reaches every head's key and value; "
-    "kv 'quantized' keeps such a model's expanded keys and values in few bits",
+    "latent": (
+        "its latents are the low-rank form already, and an error in one reaches every head's key and value; "
+        "kv 'quantized' keeps such a model's expanded keys and values in few bits"
+    ),
     "contiguous": "it keeps keys and values as they came; use kv 'quantized'",
     "window": "it keeps keys and values as they came; kv 'quantized' keeps the model's own windows as well",
     "shared_layers": "it keeps keys and values as they came; kv 'quantized' keeps shared layers once as well",
 }
 
 
-def check_takes_format(kind: str, settings: dict) -> None:
+def check_takes_format(kind: str, settings: dict[str, Any]) -> None:
     """Raise WorkbenchError with the reason when a format is asked of a kind of kv that has none."""
     if kind == "paged" and "group" in settings:
         raise WorkbenchError(
-            f"kv 'paged' takes no group (got {settings['group']!r}): its scales are of one token and head, so that blocks can "
-            "be shared and cut"
+            f"kv 'paged' takes no group (got {settings['group']!r}): its scales are of one token and head, so that"
+            " blocks can be shared and cut"
         )
     for name in ("format", "group"):
         if name in settings and kind in NOT_QUANTIZED:
-            raise WorkbenchError(
-                f"kv {kind!r} takes no {name} (got {settings[name]!r}): {NOT_QUANTIZED[kind]}"
-            )
+            raise WorkbenchError(f"kv {kind!r} takes no {name} (got {settings[name]!r}): {NOT_QUANTIZED[kind]}")
 
 
 class Quantized(Slots):
@@ -92,8 +91,9 @@ class Quantized(Slots):
         format: str = "int8",
         group: int = GROUP,
     ) -> None:
-        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-        super().__init__(config, **room, dtype=dtype, device=device, attention=attention)
+        super().__init__(
+            config, max_sequences=max_sequences, max_tokens=max_tokens, dtype=dtype, device=device, attention=attention
+        )
         self.format, self.group = format, group
         plan = _Plan.of(config, self.max_tokens, self.dtype, format, group)
         needed = max_sequences * plan.bytes_per_slot
@@ -115,7 +115,7 @@ class Quantized(Slots):
         self._groups = [0] * max_sequences  # quantized so far, of each slot
         self._since = [plan.pinned] * max_sequences  # first group of the ring that is still there
         self._last_user = {config.kv_source(layer): layer for layer in range(config.num_layers)}
-        self._step: _Step | None = None
+        self._step: Any = None  # the _Step of the batch that `begin` accepted
 
     # -- bytes -----------------------------------------------------------------------------------------------
 
@@ -138,12 +138,7 @@ class Quantized(Slots):
 
     @staticmethod
     def bits_per_value(
-        config: ModelConfig,
-        num_tokens: int,
-        *,
-        dtype: torch.dtype,
-        format: str = "int8",
-        group: int = GROUP,
+        config: ModelConfig, num_tokens: int, *, dtype: torch.dtype, format: str = "int8", group: int = GROUP
     ) -> float:
         """Bits that one kept number takes, scales, zeros and the recent part included, in a text of so many tokens."""
         check_size("num_tokens", num_tokens, config.context_length)
@@ -168,8 +163,17 @@ class Quantized(Slots):
 
     # -- reading and writing a batch ---------------------------------------------------------------------------
 
-    def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch, up=None) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: Batch,
+        up: UpProjections | None = None,
+    ) -> torch.Tensor:
         if up is not None:
+            assert k is not None, "latents come as keys"
             k, v = up.expand(k)
         self._enter(layer, batch, self._misfit(layer, q, k, v))
         step, source = self._step, self.config.kv_source(layer)
@@ -180,11 +184,13 @@ class Quantized(Slots):
         for index, rows in enumerate(step.rows):
             seen = step.shared.pop((source, index), None)
             if seen is None:
+                assert k is not None and v is not None, "the first layer that reads these keys brings them"
                 seen = self._seen(source, step, index, k[rows], v[rows])
                 self._put(source, step, index, k[rows], v[rows])
             if self._last_user[source] != layer:
                 step.shared[source, index] = seen
-            out[rows] = self._attend_one(q[rows], *seen, step.looks[index, self.config.window_of(layer)])
+            keys, values = seen
+            out[rows] = self._attend_one(q[rows], keys, values, step.looks[index, self.config.window_of(layer)])
         if layer == self.config.num_layers - 1:
             step.scratch = None
         return out if out_dtype == self.dtype else out.to(out_dtype)
@@ -195,7 +201,7 @@ class Quantized(Slots):
         for index, rows in enumerate(self._step.rows):
             self._put(layer, self._step, index, k[rows], v[rows])
 
-    def remembered(self, sequence, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def remembered(self, sequence: Hashable, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What a layer attends over: positions [S], k' [S, H_kv, D], v' [S, H_kv, D_v], as they are read, new tensors.
 
         Positions are ascending; those that a layer with a window has forgotten are missing.
@@ -210,23 +216,21 @@ class Quantized(Slots):
             spans = [(0, min(groups, self._plan.pinned)), (self._since[slot], groups)]
         keys, values, positions = [], [], []
         for first, last in ((a, b) for a, b in spans if a < b):
-            k, v = (
-                t.new_empty((t.shape[2], (last - first) * group, t.shape[4]))
-                for t in (self._keys, self._values)
-            )
+            k, v = (t.new_empty((t.shape[2], (last - first) * group, t.shape[4])) for t in (self._keys, self._values))
             store.read(at, slot, first, last, k, v)
-            (
-                keys.append(k),
-                values.append(v),
-                positions.append(torch.arange(first * group, last * group, device=device)),
-            )
+            keys.append(k)
+            values.append(v)
+            positions.append(torch.arange(first * group, last * group, device=device))
         recent = length - groups * group
-        keys.append(self._keys[place, slot, :, :recent]), values.append(self._values[place, slot, :, :recent])
+        keys.append(self._keys[place, slot, :, :recent])
+        values.append(self._values[place, slot, :, :recent])
         positions.append(torch.arange(groups * group, length, device=device))
         k, v = (torch.cat(parts, 1).transpose(0, 1) for parts in (keys, values))
         return torch.cat(positions), k, v
 
-    def _seen(self, source: int, step: _Step, index: int, k, v) -> tuple[torch.Tensor, torch.Tensor]:
+    def _seen(
+        self, source: int, step: _Step, index: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [H_kv, seen, D] of one sequence: sinks, then from `look.first` on, the new ones last."""
         store, at, place = self._home[source]
         grow, look = step.growths[index], step.looks[index, self.config.window_of(source)]
@@ -241,9 +245,7 @@ class Quantized(Slots):
             kept[:, c:] = new.transpose(0, 1)
         start = look.first - base  # the sinks go right before the first that is seen
         if look.sinks:
-            pinned = [
-                t.new_empty((t.shape[0], self._plan.pinned * group, t.shape[2])) for t in (keys, values)
-            ]
+            pinned = [t.new_empty((t.shape[0], self._plan.pinned * group, t.shape[2])) for t in (keys, values)]
             store.read(at, grow.slot, 0, self._plan.pinned, *pinned)
             for kept, sinks in zip((keys, values), pinned):
                 kept[:, start : start + look.sinks] = sinks[:, : look.sinks]
@@ -254,28 +256,23 @@ class Quantized(Slots):
         fresh = self.config.kv_sources is not None
         if fresh or step.scratch is None:
             longest = size if fresh else step.longest
-            step.scratch = tuple(
-                t.new_empty((t.shape[2], longest, t.shape[4])) for t in (self._keys, self._values)
-            )
+            new = [t.new_empty((t.shape[2], longest, t.shape[4])) for t in (self._keys, self._values)]
+            step.scratch = new[0], new[1]
         keys, values = step.scratch
         if fresh:
             step.scratch = None
         return keys[:, :size], values[:, :size]
 
-    def _attend_one(self, q: torch.Tensor, keys, values, look: _Look) -> torch.Tensor:
+    def _attend_one(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, look: _Look) -> torch.Tensor:
         """q [n, H_q, D], keys and values [H_kv, seen, D] -> [n, H_q, D_v]."""
         if self._eager or len(q) > 1:
             k, v = keys.transpose(0, 1), values.transpose(0, 1)
             if self._eager:
                 sinks = self.config.attention_sinks
-                return eager_attention(
-                    q, k, v, scale=self.scale, window=look.window, sinks=sinks, parents=look.parents
-                )
+                return eager_attention(q, k, v, scale=self.scale, window=look.window, sinks=sinks, parents=look.parents)
             return sdpa_attention(q, k, v, scale=self.scale, mask=look.mask)
         groups = q.view(1, keys.shape[0], -1, q.shape[2])  # query heads of a group take the place of queries
-        out = F.scaled_dot_product_attention(
-            groups, keys[None], values[None], attn_mask=look.mask, scale=self.scale
-        )
+        out = F.scaled_dot_product_attention(groups, keys[None], values[None], attn_mask=look.mask, scale=self.scale)
         return out.reshape(1, q.shape[1], -1)
 
     def _put(self, source: int, step: _Step, index: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -368,9 +365,9 @@ class Quantized(Slots):
             start, end = to - before, to - before + len(places)
             t[:, slot, :, start:end] = t[:, slot, :, [place - before for place in places]]
 
-    def draft_room(self, sequence) -> int:
-        """As many as the recent part takes before its oldest group is quantized: those that come after that see the
-        group with its error, those before without, and a group cut again would not be what it was."""
+    def draft_room(self, sequence: Hashable) -> int:
+        """As many tokens as fit into the recent part before its oldest group is quantized. Tokens after that point
+        would attend to the group with its rounding error and earlier ones without, and truncating could not undo it."""
         room = self._recent_room(self._slots.get(sequence), self._lengths.get(sequence, 0))
         return min(super().draft_room(sequence), max(0, room - 1))
 
@@ -387,7 +384,7 @@ class Quantized(Slots):
             f"branch is kept; there is room for {room} tokens until then. Send fewer, or one branch"
         )
 
-    def _why_not_cut(self, sequence, length: int) -> str:
+    def _why_not_cut(self, sequence: Hashable, length: int) -> str:
         """A length whose next token would see groups that a ring has written over."""
         plan, since, known = self._plan, self._since[self._slots[sequence]], self._lengths[sequence]
         least, to = since * plan.group + (plan.window or 0) - 1, plan.pinned * plan.group
@@ -421,7 +418,7 @@ class _Plan:
     def of(cls, config: ModelConfig, max_tokens: int, dtype: torch.dtype, format: str, group: int) -> _Plan:
         if format not in KV_FORMATS:
             raise unknown("format of a KV cache", format, KV_FORMATS)
-        check_size("group", group, None, least=2)
+        check_size("group", group, None, minimum=2)
         codes = KV_FORMATS[format]
         if group % codes.multiple:
             raise WorkbenchError(
@@ -432,7 +429,7 @@ class _Plan:
         if window is not None:
             pinned = min(most, -(-config.attention_sinks // group))
             ring = min(most - pinned, max(1, -(-(window - 1) // group)))
-        stores: dict = {}
+        stores: dict[int | None, tuple[list[int], int]] = {}
         for layer in config.kv_layers:
             own = config.window_of(layer)
             stores.setdefault(own, ([], most if own is None else pinned + ring))[0].append(layer)
@@ -464,10 +461,7 @@ class _Plan:
     def held(self, groups: int, since: int) -> int:
         """Quantized groups over all layers, of a sequence with so many and its ring from `since` on."""
         in_ring = min(groups, self.pinned) + max(0, groups - since)
-        return sum(
-            len(layers) * (groups if window is None else in_ring)
-            for window, (layers, _) in self.stores.items()
-        )
+        return sum(len(layers) * (groups if window is None else in_ring) for window, (layers, _) in self.stores.items())
 
     def held_tokens(self, groups: int, since: int, length: int) -> int:
         """Tokens kept, summed over the layers."""
@@ -494,14 +488,16 @@ class _Store:
     Group i of a layer that sees everything has place i. Of one with a window: i while i < pinned, then a ring.
     """
 
-    def __init__(self, plan: _Plan, layers: list[int], places: int, max_sequences: int, device) -> None:
+    def __init__(
+        self, plan: _Plan, layers: list[int], places: int, max_sequences: int, device: torch.device | str
+    ) -> None:
         c, codes = plan.config, plan.format
         windowed = c.window_of(layers[0]) is not None
         self.format, self.pinned, self.ring = codes, plan.pinned, plan.ring if windowed else None
         shape = (len(layers), max_sequences, c.num_kv_heads, places)
         packed = codes.code_bytes(plan.group)
 
-        def zeros(*inner: int, dtype=SCALE_DTYPE) -> torch.Tensor:
+        def zeros(*inner: int, dtype: torch.dtype = SCALE_DTYPE) -> torch.Tensor:
             return torch.zeros((*shape, *inner), dtype=dtype, device=device)
 
         self._codes = [zeros(packed, d, dtype=codes.code_dtype) for d in (c.head_dim, c.value_head_dim)]
@@ -513,11 +509,10 @@ class _Store:
     def read(self, at: int, slot: int, first: int, last: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Groups first … last − 1 as numbers into k [H_kv, groups · group, D] and v."""
         for begin, end, place in self._runs(first, last):
-            for out, *stored in zip((k, v), self._codes, self._scales, self._zeros):
+            for out, codes, scale, zero in zip((k, v), self._codes, self._scales, self._zeros):
                 out = out.unflatten(1, (last - first, -1))[:, begin - first : end - first]
                 here = (at, slot, slice(None), slice(place, place + end - begin))
-                codes, scale, zero = (None if t is None else t[here] for t in stored)
-                decode(codes, scale, zero, self.format, packed=-2, out=out)
+                decode(codes[here], scale[here], None if zero is None else zero[here], self.format, packed=-2, out=out)
 
     def write(self, at: int, slot: int, first: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """k [H_kv, groups, group, D] and v as groups first …; of more than a ring holds, those that stay."""
@@ -528,7 +523,7 @@ class _Store:
                 x = x[:, begin - first : end - first]
                 scale, zero = fit(x, self.format, axis, SCALE_DTYPE)
                 for t, new in zip(stored, (encode(x, scale, zero, self.format, packed=-2), scale, zero)):
-                    if t is not None:
+                    if t is not None and new is not None:
                         t[here] = new
 
     def forget(self, slot: int, first: int, last: int) -> None:
@@ -550,6 +545,7 @@ class _Store:
                 t[:, grow.slot, :, place : place + end - begin] = one
 
     def _overwritten(self, grow: _Growth) -> list[tuple[int, int, int]]:
+        assert self.ring is not None, "a store of layers with a window"
         return self._runs(grow.since, min(grow.before, grow.after - self.ring))
 
     def _kept_runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
@@ -603,7 +599,7 @@ class _Look:
 class _Step:
     """What all layers share while one batch is processed."""
 
-    def __init__(self, batch: Batch, growths: list[_Growth], plan: _Plan, device) -> None:
+    def __init__(self, batch: Batch, growths: list[_Growth], plan: _Plan, device: torch.device | str) -> None:
         self.growths = growths
         self.rows = [slice(a, b) for a, b in pairwise(batch.query_starts)]
         trees = batch.parents or (None,) * len(growths)
@@ -613,19 +609,22 @@ class _Step:
             for window in plan.stores
         }
         self.longest = max(
-            look.sinks
-            + growths[index].past
-            - look.group * plan.group
-            + self.rows[index].stop
-            - self.rows[index].start
+            look.sinks + growths[index].past - look.group * plan.group + self.rows[index].stop - self.rows[index].start
             for (index, _), look in self.looks.items()
         )
         self.scratch: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.shared: dict[tuple[int, int], tuple] = {}  # (layer, sequence) until the last layer that reads it
-        self.kept: dict[int, tuple] = {}  # slot: what has to come back if the batch is undone
+        self.shared: dict[tuple[int, int], tuple[Any, ...]] = {}  # (layer, sequence) until the last layer that reads it
+        self.kept: dict[int, tuple[Any, ...]] = {}  # slot: what has to come back if the batch is undone
 
     @staticmethod
-    def _look(grow: _Growth, count: int, tree, window: int | None, plan: _Plan, device) -> _Look:
+    def _look(
+        grow: _Growth,
+        count: int,
+        tree: tuple[int, ...] | None,
+        window: int | None,
+        plan: _Plan,
+        device: torch.device | str,
+    ) -> _Look:
         first, sinks, sink_tokens = 0, 0, plan.config.attention_sinks
         if window is not None:
             first = max(0, grow.past - window + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -12,10 +13,11 @@ from workbench.errors import WorkbenchError
 from workbench.models.attention import attention_function
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
+from workbench.models.latent import UpProjections
 
 
 class Recompute:
-    """A kv that remembers nothing: `lengths` is always 0, so the caller sends every sequence whole.
+    """A kv that caches nothing: `lengths` is always 0, so the caller sends the whole sequence in every step.
 
     attention: "sdpa" (fused) or "eager" (the definition, for proofs). A step over a text of S tokens costs
     S rows of the model, so generating n tokens after P costs P + (P+1) + … + (P+n−1) rows.
@@ -28,9 +30,7 @@ class Recompute:
         self.config = config
         self.scale = config.attention_scale
         self._attention = attention_function(attention)
-        self._shared: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # of this batch, layers that others attend over
+        self._shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of this batch, layers that others attend over
         self._live: dict[Hashable, int] = {}  # always 0; kept so that release of an unknown name is an error
 
     @property
@@ -48,21 +48,31 @@ class Recompute:
             self._live[name] = 0
         self._shared.clear()
 
-    def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch, up=None) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: Batch,
+        up: UpProjections | None = None,
+    ) -> torch.Tensor:
         if up is not None:
+            assert k is not None, "latents come as keys"
             k, v = up.expand(k)
         if self.config.kv_sources is not None:
-            if k is not None:
+            if k is not None and v is not None:
                 self._shared[layer] = (k, v)
             k, v = self._shared[self.config.kv_source(layer)]
             if layer == self.config.num_layers - 1:
                 self._shared.clear()
-        look = {
+        look: dict[str, Any] = {
             "scale": self.scale,
             "window": self.config.window_of(layer),
             "sinks": self.config.attention_sinks,
         }
         trees = batch.parents or (None,) * len(batch.sequences)
+        assert k is not None and v is not None, "a layer without keys has those of another"
         parts = [
             self._attention(q[a:b], k[a:b], v[a:b], **look, parents=tree)
             for tree, (a, b) in zip(trees, pairwise(batch.query_starts))
@@ -78,7 +88,7 @@ class Recompute:
             )
 
     def keep(self, sequence: Hashable, length: int, places: Sequence[int]) -> None:
-        """Nothing is remembered, so nothing can stay or has to be put in order: the one use is keep(sequence, 0, ())."""
+        """Nothing is cached, so only keep(sequence, 0, ()) is valid."""
         if list(places):
             self._check_live(sequence)
             raise WorkbenchError(
@@ -88,16 +98,14 @@ class Recompute:
         self.truncate(sequence, length)
 
     def draft_room(self, sequence: Hashable) -> int:
-        """The context less the next token, whatever the text: it comes anew with every batch, and nothing here knows
-        how long it is. Text and draft together have to fit the context; that is the caller's to see to."""
+        """The context length less the next token. This kv does not know how long a sequence is, as it is sent anew in
+        every batch; the caller must see to it that sequence and draft fit the context together."""
         return self.config.context_length - 1
 
     def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
         self._check_live(sequence)
         if new_sequence in self._live:
-            raise WorkbenchError(
-                f"sequence {new_sequence!r} already exists; release it first or choose another name"
-            )
+            raise WorkbenchError(f"sequence {new_sequence!r} already exists; release it first or choose another name")
         self._live[new_sequence] = 0
 
     def release(self, sequence: Hashable) -> None:
@@ -106,9 +114,7 @@ class Recompute:
 
     def _check_live(self, sequence: Hashable) -> None:
         if sequence not in self._live:
-            raise WorkbenchError(
-                f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._live))}"
-            )
+            raise WorkbenchError(f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._live))}")
 
     @property
     def bytes_in_use(self) -> int:

@@ -23,6 +23,7 @@ from bisect import insort
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -199,9 +200,7 @@ class Slots(ABC):
         if sequence in self._trees:
             raise WorkbenchError(self._out_of_order(sequence, "be forked"))
         if new_sequence in self._lengths:
-            raise WorkbenchError(
-                f"sequence {new_sequence!r} already exists; release it first or choose another name"
-            )
+            raise WorkbenchError(f"sequence {new_sequence!r} already exists; release it first or choose another name")
         if not self._free:
             raise WorkbenchError(
                 f"all {self.max_sequences} slots of the KV cache are taken; release a sequence before this fork, "
@@ -229,9 +228,7 @@ class Slots(ABC):
         """Call first in `attend`. problem: why q, k, v do not belong here; then the batch is undone."""
         assert self._batch is batch, "attend belongs to the batch that begin accepted"
         if not 0 <= layer < self.config.num_layers:
-            problem = (
-                f"this KV cache is for a model of {self.config.num_layers} layers, got keys of layer {layer}"
-            )
+            problem = f"this KV cache is for a model of {self.config.num_layers} layers, got keys of layer {layer}"
         if problem:
             self._undo()
             raise WorkbenchError(problem)
@@ -281,14 +278,13 @@ class Slots(ABC):
         )
 
     def _check_one_text(self, sequence: Hashable, length: int, places: list[int]) -> None:
-        """Raise unless the first `length` tokens and those at `places` are one text, each token after the one before."""
+        """Raise unless the first `length` tokens and those at `places` are one text, each token after the one
+        before."""
         known = self._lengths[sequence]
-        if not all(map(is_whole, places)) or any(
-            a >= b for a, b in zip([length - 1, *places], [*places, known])
-        ):
+        if not all(map(is_whole, places)) or any(a >= b for a, b in zip([length - 1, *places], [*places, known])):
             raise WorkbenchError(
-                f"after the first {length} of its {known} tokens sequence {sequence!r} can keep some of those at places "
-                f"{length} … {known - 1}, ascending, got {places}"
+                f"after the first {length} of its {known} tokens sequence {sequence!r} can keep some of those at places"
+                f" {length} … {known - 1}, ascending, got {places}"
             )
         tree = self._trees.get(sequence, _Tree(known, ()))
         start = min(tree.before, length)
@@ -296,19 +292,17 @@ class Slots(ABC):
         for previous, place in zip([start - 1, *kept], kept):
             if tree.follows(place) != previous:
                 raise WorkbenchError(
-                    f"what sequence {sequence!r} keeps has to be one text: the token at place {place} follows the one at "
-                    f"{tree.follows(place)}, and the one kept before it is at {previous}; keep one branch, or cut it to "
-                    f"0 … {tree.before} tokens"
+                    f"what sequence {sequence!r} keeps has to be one text: the token at place {place} follows the one"
+                    f" at {tree.follows(place)}, and the one kept before it is at {previous}; keep one branch, or cut"
+                    f" it to 0 … {tree.before} tokens"
                 )
 
     def _length_of(self, sequence: Hashable) -> int:
         if sequence not in self._lengths:
-            raise WorkbenchError(
-                f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._lengths))}"
-            )
+            raise WorkbenchError(f"sequence {sequence!r} is not live here; live: {sorted(map(repr, self._lengths))}")
         return self._lengths[sequence]
 
-    def _misfit(self, layer: int, q: torch.Tensor, k, v) -> str:
+    def _misfit(self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None) -> str:
         """Why q, k, v of a layer do not belong here, or "". For kinds that keep keys and values of every head.
 
         Shapes are asked for in the first layer; whether a layer brings keys of its own, in each.
@@ -323,7 +317,14 @@ class Slots(ABC):
         return ""
 
 
-def misfit(q: torch.Tensor, k, v, queries: tuple, keys: tuple, values: tuple | None) -> str:
+def misfit(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    queries: tuple[Any, ...],
+    keys: tuple[Any, ...],
+    values: tuple[Any, ...] | None,
+) -> str:
     """Why q, k, v of one layer do not have these shapes, or "". values None: v is not handed over (latents)."""
     expected = (queries, keys, values)
     came = tuple(None if t is None else tuple(t.shape) for t in (q, k, v))
@@ -352,14 +353,14 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def require_room(kind: str, needed: int, max_sequences: int, max_tokens: int, stored: str, device) -> None:
+def require_room(
+    kind: str, needed: int, max_sequences: int, max_tokens: int, stored: str, device: torch.device | str
+) -> None:
     """Raise WorkbenchError with bytes needed and available, before anything is allocated."""
-    require_bytes(
-        needed, str(device), f"a {kind} of {max_sequences:,} sequences × {max_tokens:,} tokens in {stored}"
-    )
+    require_bytes(needed, str(device), f"a {kind} of {max_sequences:,} sequences × {max_tokens:,} tokens in {stored}")
 
 
-def check_size(name: str, value: int, most: int | None, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most and value > most):
-        wanted = f"from {least} to the model's context of {most:,}" if most else f"of at least {least}"
+def check_size(name: str, value: int, maximum: int | None, minimum: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum or (maximum and value > maximum):
+        wanted = f"from {minimum} to the model's context of {maximum:,}" if maximum else f"of at least {minimum}"
         raise WorkbenchError(f"{name} must be a whole number {wanted}, got {value!r}")

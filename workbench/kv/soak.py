@@ -6,18 +6,19 @@
     flood     a text that takes much of what is free or idle: what was remembered is evicted
     refuse    a call that makes no sense
 
-Small pools of small blocks and a vocabulary of three tokens, so that everything meets. What must be so after every call is
-said and held by `workbench.kv.ledger`. `workbench soak blocks` walks as long as one likes; the tests walk a little, and let
-hypothesis choose the calls too.
+Small pools of small blocks and a vocabulary of three tokens, so that everything meets. What must be so after every call
+is said and held by `workbench.kv.ledger`. `workbench soak blocks` walks as long as one likes; the tests walk a little,
+and let hypothesis choose the calls too.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from workbench.errors import check_whole
 from workbench.kv.blocks import BlockTables
@@ -29,9 +30,20 @@ VOCABULARY = 3
 LARGEST_POOL, LARGEST_BLOCK = 16, 4
 
 OPERATIONS = (  # as often as they are named
-    *("admit",) * 6, *("write",) * 8, *("fork",) * 4, *("truncate",) * 2, "remember", *("finish",) * 2,
-    "abort", *("preempt",) * 2, *("resume",) * 2, *("swap_out",) * 2, *("swap_in",) * 2, "flood", "refuse",
-)  # fmt: skip
+    *("admit",) * 6,
+    *("write",) * 8,
+    *("fork",) * 4,
+    *("truncate",) * 2,
+    "remember",
+    *("finish",) * 2,
+    "abort",
+    *("preempt",) * 2,
+    *("resume",) * 2,
+    *("swap_out",) * 2,
+    *("swap_in",) * 2,
+    "flood",
+    "refuse",
+)
 
 
 def make_pool(num_blocks: int, block_size: int, kind: str | None) -> BlockTables:
@@ -40,7 +52,8 @@ def make_pool(num_blocks: int, block_size: int, kind: str | None) -> BlockTables
 
 @dataclass(frozen=True)
 class Failure:
-    """A history that ended in a disagreement. `seed` makes it again; `calls` are those of a `Ledger`, the last one failed."""
+    """A random history that failed. `seed` reproduces it; `calls` are the calls of a `Ledger`, of which the last
+    failed."""
 
     kind: str | None
     num_blocks: int
@@ -48,7 +61,7 @@ class Failure:
     seed: int
     step: int
     message: str
-    calls: tuple[tuple[str, tuple], ...]
+    calls: tuple[tuple[str, tuple[Any, ...]], ...]
 
     def __str__(self) -> str:
         head = f"index {self.kind or 'none'}, seed {self.seed}, step {self.step}: {self.message}"
@@ -65,13 +78,13 @@ class Walk:
         size = (self.random.randint(1, LARGEST_POOL), self.random.randint(1, LARGEST_BLOCK))
         self.ledger = Ledger(make(*size, kind), kind)
         self.counts: Counter[str] = Counter()
-        self.calls: list[tuple[str, tuple]] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._names = count()
         self._seen: list[list[int]] = []  # texts that others may begin with
-        self._preempted: list[tuple[int, list[int], str]] = []
+        self._preempted: list[tuple[Hashable, list[int], str]] = []
 
     def run(self, steps: int) -> Failure | None:
-        """So many steps, and then everything is released: nothing may be held any more."""
+        """Run so many steps, then release everything and check that no block is held."""
         for step in range(1, steps + 2):
             try:
                 if step <= steps:
@@ -89,20 +102,24 @@ class Walk:
         return None
 
     def step(self) -> None:
-        """One operation, of those that are possible now."""
+        """One random operation of those that are possible now."""
         ledger, operation = self.ledger, self.random.choice(OPERATIONS)
-        needs = {"resume": self._preempted, "swap_in": ledger.saved, "abort": ledger.tables or ledger.saved}
+        needs: dict[str, Any] = {
+            "resume": self._preempted,
+            "swap_in": ledger.saved,
+            "abort": ledger.tables or ledger.saved,
+        }
         needs |= dict.fromkeys(("admit", "flood", "refuse"), True)
         if not needs.get(operation, ledger.tables):
             operation = "admit"
         self.counts[operation] += 1
         getattr(self, "_" + operation)()
 
-    def _do(self, method: str, *arguments) -> object:
+    def _do(self, method: str, *arguments: Any) -> Any:
         self.calls.append((method, arguments))
         return getattr(self.ledger, method)(*arguments)
 
-    def _live(self) -> int:
+    def _live(self) -> Hashable:
         return self.random.choice(list(self.ledger.tables))
 
     def _tokens(self, most: int, least: int = 0) -> list[int]:
@@ -121,7 +138,7 @@ class Walk:
         for name in [name for name in names if self._begin(name, text, tenant)]:
             self._settle(name)
 
-    def _begin(self, name: int, text: list[int], tenant: str) -> bool:
+    def _begin(self, name: Hashable, text: list[int], tenant: str) -> bool:
         hit = self._do("open", name, text, tenant)
         self.counts.update(opened=1, hits=hit > 0)
         if self._do("write", {name: text[hit:]}):
@@ -131,7 +148,7 @@ class Walk:
         self._do("release", name)
         return False
 
-    def _settle(self, name: int) -> None:
+    def _settle(self, name: Hashable) -> None:
         """What was computed is remembered, now and then not at once."""
         if self.random.random() < 0.6:
             self._do("remember", name, len(self.ledger.marks[name]))
@@ -141,7 +158,7 @@ class Walk:
         live = list(self.ledger.tables)
         self._step_of(self.random.sample(live, min(len(live), self.random.randint(1, 3))))
 
-    def _step_of(self, names: list[int]) -> None:
+    def _step_of(self, names: Sequence[Hashable]) -> None:
         if self._do("write", {name: self._tokens(self.ledger.pool.block_size + 1, 1) for name in names}):
             for name in names:
                 self._settle(name)
@@ -200,7 +217,8 @@ class Walk:
 
     def _refuse(self) -> None:
         """Calls that make no sense, with whatever there is now."""
-        nobody, wrong = next(self._names), []
+        nobody = next(self._names)
+        wrong: list[tuple[Any, ...]] = []
         wrong += [(method, nobody) for method in ("release", "swap_out", "swap_in")]
         wrong += [("truncate", nobody, 0), ("fork", nobody, next(self._names)), ("remember", nobody, [0] * 9)]
         wrong += [("grow", {nobody: length}) for length in (-1, True, 1.0, None)]
@@ -233,8 +251,9 @@ def soak(
 ) -> Soaked:
     """So many random histories for each kind of index, with seeds from `seed` on.
 
-    After a failure the others go only as far as would be shorter. make(num_blocks, block_size, kind): a fresh pool.
-    report: told how many runs are done, after each. Raises WorkbenchError for counts that make no sense.
+    After a failure, later histories are cut where they would be longer than the failing one. make(num_blocks,
+    block_size, kind): a fresh pool. report: told how many runs are done, after each. Raises WorkbenchError for counts
+    that make no sense.
     """
     check_whole("runs", runs, 1)
     check_whole("seed", seed, 0)

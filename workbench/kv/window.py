@@ -19,28 +19,25 @@ What a batch overwrites is kept aside until the next one, so that an interrupted
 `window=` and `sinks=` for a model that was trained without: its layers that see everything are given that mask.
 That is lossy by design. It is the mask of StreamingLLM (Xiao et al., arXiv 2309.17453 §3.2), whose sinks take up the
 attention that has nowhere else to go. Left out: StreamingLLM also counts positions anew within the cache; here keys
-keep the position by which they were turned. Rolling buffer: Mistral 7B, arXiv 2310.06825 §2.
+keep the position by which they were rotated. Rolling buffer: Mistral 7B, arXiv 2310.06825 §2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
 from workbench.kv.contiguous import RECTANGLE_WASTE
-from workbench.kv.slots import (
-    Places,
-    Slots,
-    check_size,
-    dtype_name,
-    require_room,
-)
+from workbench.kv.slots import Places, Slots, check_size, dtype_name, require_room
 from workbench.models.attention import eager_attention, fused_mask, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
+from workbench.models.latent import UpProjections
 
 REWIND = 16  # tokens that can be cut again, unless asked otherwise
 
@@ -49,7 +46,7 @@ class Window(Slots):
     """A KV cache of O(W) places in layers with a window, allocated here and now; see the module.
 
     window, sinks: for the layers that have no window of their own (lossy); the model's own are kept as they are.
-    rewind: how many of the newest tokens can always be cut. max_tokens, dtype, attention: as in `Contiguous`.
+    rewind: how many of the newest tokens can always be truncated. max_tokens, dtype, attention: as in `Contiguous`.
     Latent attention is kept expanded. Raises WorkbenchError for a model without any window when none is given, for
     settings that would be ignored, and for more bytes than the device has free.
     """
@@ -67,8 +64,9 @@ class Window(Slots):
         sinks: int | None = None,
         rewind: int = REWIND,
     ) -> None:
-        room = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-        super().__init__(config, **room, dtype=dtype, device=device, attention=attention)
+        super().__init__(
+            config, max_sequences=max_sequences, max_tokens=max_tokens, dtype=dtype, device=device, attention=attention
+        )
         groups = _groups(config, window, sinks, rewind, self.max_tokens)
         needed = _bytes(groups, config, max_sequences, self.dtype)
         require_room("KV cache", needed, max_sequences, self.max_tokens, dtype_name(self.dtype), device)
@@ -84,8 +82,8 @@ class Window(Slots):
         }
         self._last_user = {config.kv_source(layer): layer for layer in range(config.num_layers)}
         self._parts: list[list[_Singles | _Chunk]] = []  # [rings] of the batch that `begin` accepted
-        self._overwritten: list[tuple] = []  # (ring, index, keys, values), until the next batch comes
-        self._since_before: list[tuple] = []  # (ring, slot, since)
+        self._overwritten: list[tuple[Any, ...]] = []  # (ring, index, keys, values), until the next batch comes
+        self._since_before: list[tuple[Any, ...]] = []  # (ring, slot, since)
 
     @staticmethod
     def reserved_bytes_for(
@@ -114,8 +112,17 @@ class Window(Slots):
     def bytes_reserved(self) -> int:
         return sum(ring.keys.nbytes + ring.values.nbytes for ring in self._rings)
 
-    def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch, up=None) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: Batch,
+        up: UpProjections | None = None,
+    ) -> torch.Tensor:
         if up is not None:
+            assert k is not None, "latents come as keys"
             k, v = up.expand(k)
         self._enter(layer, batch, self._misfit(layer, q, k, v))
         source = self.config.kv_source(layer)
@@ -128,12 +135,9 @@ class Window(Slots):
         if len(parts) == 1:
             out = parts[0].attend(place, q, k, v, last_use)
         else:
-            out = torch.cat([
-                part.attend(
-                    place, *(None if t is None else t[part.rows] for t in (q, k, v)), last_use
-                )
-                for part in parts
-            ])  # fmt: skip
+            out = torch.cat(
+                [part.attend(place, q[part.rows], _rows(k, part.rows), _rows(v, part.rows), last_use) for part in parts]
+            )
         return out if out.dtype == out_dtype else out.to(out_dtype)
 
     # -- what a slot holds ---------------------------------------------------------------------------------
@@ -173,8 +177,8 @@ class Window(Slots):
         for ring in self._rings:
             ring.move(slot, to, places)
 
-    def draft_room(self, sequence) -> int:
-        """As many as fit, or `rewind` where they would write over tokens that are needed once they are cut again."""
+    def draft_room(self, sequence: Hashable) -> int:
+        """As many as fit, or `rewind` where more would overwrite tokens that are needed again after a truncation."""
         return min(super().draft_room(sequence), self._room_at(self._lengths.get(sequence, 0)))
 
     def _room_at(self, length: int) -> int:
@@ -192,16 +196,17 @@ class Window(Slots):
             f"{room} of them beside the one that stays; send fewer, or make the cache with a larger rewind"
         )
 
-    def _why_not_cut(self, sequence, length: int) -> str:
+    def _why_not_cut(self, sequence: Hashable, length: int) -> str:
         slot, known = self._slots[sequence], self._lengths[sequence]
-        round_ = [ring for ring in self._rings if ring.since[slot] and ring.window > 1]  # they came round
-        least = max((ring.since[slot] + ring.window - 1 for ring in round_), default=0)
-        most = min((ring.sinks for ring in round_), default=0)  # up to here nothing but sinks is needed
+        # of those that came round
+        round_ = [(ring, ring.window) for ring in self._rings if ring.since[slot] and ring.window and ring.window > 1]
+        least = max((ring.since[slot] + window - 1 for ring, window in round_), default=0)
+        most = min((ring.sinks for ring, _ in round_), default=0)  # up to here nothing but sinks is needed
         if length >= least or length <= most:
             return ""
-        narrow = max(round_, key=lambda ring: ring.since[slot] + ring.window - 1)
+        narrow, window = max(round_, key=lambda one: one[0].since[slot] + one[1] - 1)
         return (
-            f"sequence {sequence!r} has {known:,} tokens, and its rolling buffer, for a window of {narrow.window:,}, "
+            f"sequence {sequence!r} has {known:,} tokens, and its rolling buffer, for a window of {window:,}, "
             f"remembers them from position {narrow.since[slot]:,} on: it can be cut to {least:,} … {known:,} tokens, "
             f"or to {'0' if most == 0 else f'0 … {most}'}, got {length:,}. Cut it to 0 and send the text again, or "
             "make the cache with a larger rewind"
@@ -227,6 +232,10 @@ class Window(Slots):
         ]
 
 
+def _rows(tensor: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
+    return None if tensor is None else tensor[rows]
+
+
 # -- which layers see what -----------------------------------------------------------------------------------
 
 
@@ -237,7 +246,7 @@ def _groups(
     if window is not None:
         check_size("window", window, None)
     if sinks is not None:
-        check_size("sinks", sinks, None, least=0)
+        check_size("sinks", sinks, None, minimum=0)
     check_size("rewind", rewind, None)
     wide = [layer for layer in range(config.num_layers) if config.window_of(layer) is None]
     if window is None and sinks is not None:
@@ -255,7 +264,7 @@ def _groups(
             f"window={window} is for layers that see the whole text, and every layer of this model has its window of "
             f"{config.sliding_window} tokens already; leave window out"
         )
-    groups: dict = {}
+    groups: dict[tuple[int | None, int], tuple[int, list[int]]] = {}
     for layer in config.kv_layers:
         own = config.window_of(layer)
         look = (window, sinks or 0) if own is None else (own, config.attention_sinks)
@@ -264,7 +273,9 @@ def _groups(
     return groups
 
 
-def _bytes(groups: dict, config: ModelConfig, max_sequences: int, dtype: torch.dtype) -> int:
+def _bytes(
+    groups: dict[Any, tuple[int, list[int]]], config: ModelConfig, max_sequences: int, dtype: torch.dtype
+) -> int:
     per_place = config.num_kv_heads * (config.head_dim + config.value_head_dim) * dtype.itemsize
     return max_sequences * per_place * sum(places * len(layers) for places, layers in groups.values())
 
@@ -272,7 +283,17 @@ def _bytes(groups: dict, config: ModelConfig, max_sequences: int, dtype: torch.d
 class _Ring:
     """What the layers of one window keep. `since[slot]`: the first position after the sinks that is still there."""
 
-    def __init__(self, config, window, sinks, places, layers, max_sequences, dtype, device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        window: int | None,
+        sinks: int,
+        places: int,
+        layers: int,
+        max_sequences: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
         self.window, self.sinks, self.places = window, sinks, places
         self.turns = max(1, places - sinks)  # C
         shape = (layers, max_sequences, config.num_kv_heads, places)
@@ -281,7 +302,7 @@ class _Ring:
         self.bytes_per_place = (self.keys.nbytes + self.values.nbytes) // (max_sequences * places)
         self.since = [0] * max_sequences
 
-    def place_of(self, position):
+    def place_of(self, position: Any) -> Any:
         """Of one position (int), or of many (tensor)."""
         if isinstance(position, int):
             return position if position < self.sinks else self.sinks + (position - self.sinks) % self.turns
@@ -330,7 +351,7 @@ class _Singles:
     The G = H_q / H_kv query heads of a group take the place of G queries, so no key is repeated in memory.
     """
 
-    def __init__(self, ring: _Ring, slots, lengths, rows: slice, scale: float) -> None:
+    def __init__(self, ring: _Ring, slots: Sequence[int], lengths: Sequence[int], rows: slice, scale: float) -> None:
         self.rows, self.scale = rows, scale
         self._shape = (len(slots), ring.keys.shape[2], -1, ring.keys.shape[4])  # of q: [B, H_kv, G, D]
         side = slice(slots[0], slots[0] + len(slots))
@@ -340,6 +361,7 @@ class _Singles:
         self._mask = self._make_mask(ring, lengths, read)
         self.overwrites = max(lengths) > ring.places
         device = ring.keys.device
+        self.written: tuple[Any, ...]  # the places, of all layers
         self._together = min(at) == max(at)  # all write at the same place: plain views
         if self._together:
             self.written = (slice(None), side, slice(None), at[0])
@@ -350,7 +372,7 @@ class _Singles:
             self._new = [ring.keys.unbind(0), ring.values.unbind(0)]
 
     @staticmethod
-    def _make_mask(ring: _Ring, lengths, read: int) -> torch.Tensor | None:
+    def _make_mask(ring: _Ring, lengths: Sequence[int], read: int) -> torch.Tensor | None:
         """[B or 1, 1, 1, read] float, 0 or −∞; None where every place is seen by its sequence."""
         first = [0 if ring.window is None else max(0, length - ring.window) for length in lengths]
         sinks = [min(length, ring.sinks) for length in lengths]
@@ -364,14 +386,17 @@ class _Singles:
                 mask[..., arc] = float("-inf")
             return mask
         place = torch.arange(read, device=device)
-        end, first = (torch.tensor(numbers, device=device)[:, None] for numbers in (lengths, first))
+        end, start = (torch.tensor(numbers, device=device)[:, None] for numbers in (lengths, first))
         held = end - 1 - (end - 1 - place) % ring.turns  # the newest position of that place
-        seen = torch.where(place < ring.sinks, place < end, held >= first.clamp(min=ring.sinks))
+        seen = torch.where(place < ring.sinks, place < end, held >= start.clamp(min=ring.sinks))
         mask = torch.zeros(seen.shape, dtype=dtype, device=device)
         return mask.masked_fill_(~seen, float("-inf"))[:, None, None, :]
 
-    def attend(self, place: int, q: torch.Tensor, k, v, last_use: bool) -> torch.Tensor:
+    def attend(
+        self, place: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, last_use: bool
+    ) -> torch.Tensor:
         if k is not None:
+            assert v is not None, "keys come with values"
             for stored, new in zip(self._new, (k, v)):
                 if self._together:
                     stored[place].copy_(new)
@@ -393,15 +418,21 @@ class _Chunk:
     """
 
     def __init__(
-        self, ring: _Ring, slot: int, length: int, rows: slice, scale: float, eager: bool, tree=None
+        self,
+        ring: _Ring,
+        slot: int,
+        length: int,
+        rows: slice,
+        scale: float,
+        eager: bool,
+        tree: tuple[int, ...] | None = None,
     ) -> None:
         count = rows.stop - rows.start
         first = length - count
         self.rows, self._ring, self._slot, self._eager = rows, ring, slot, eager
-        self._look = {"scale": scale, "window": ring.window, "sinks": ring.sinks, "parents": tree}
-        self._held: dict[
-            int, list
-        ] = {}  # [place] keys and values, for later layers that attend over the same
+        self.written: tuple[Any, ...]  # the places, of all layers
+        self._look: dict[str, Any] = {"scale": scale, "window": ring.window, "sinks": ring.sinks, "parents": tree}
+        self._held: dict[int, list[Any]] = {}  # [place] keys and values, for later layers that attend over the same
         device = ring.keys.device
         self._straight = length <= ring.places
         self.overwrites = not self._straight and first > 0
@@ -411,6 +442,7 @@ class _Chunk:
             seen = length
         else:
             sinks = min(first, ring.sinks)
+            assert ring.window is not None, "a ring that comes round has a window"
             oldest = max(sinks, first - ring.window + 1)
             past = torch.cat([torch.arange(a, b, device=device) for a, b in ((0, sinks), (oldest, first))])
             self._past = ring.place_of(past)
@@ -423,7 +455,9 @@ class _Chunk:
         if not eager:
             self._mask = fused_mask(count, seen, ring.window, device, ring.sinks, tree)
 
-    def attend(self, place: int, q: torch.Tensor, k, v, last_use: bool) -> torch.Tensor:
+    def attend(
+        self, place: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, last_use: bool
+    ) -> torch.Tensor:
         seen = self._held.pop(place) if k is None and not self._straight else self._put(place, k, v)
         if not last_use and not self._straight:
             self._held[place] = seen
@@ -431,7 +465,7 @@ class _Chunk:
             return eager_attention(q, *seen, **self._look)
         return sdpa_attention(q, *seen, **self._look, mask=self._mask)
 
-    def _put(self, place: int, k, v) -> list[torch.Tensor]:
+    def _put(self, place: int, k: torch.Tensor | None, v: torch.Tensor | None) -> list[torch.Tensor]:
         """Store the new keys and values; those that the chunk sees [seen, H_kv, D]."""
         seen = []
         for stored, new in ((self._ring.keys[place], k), (self._ring.values[place], v)):
@@ -441,6 +475,7 @@ class _Chunk:
                     stored[:, self._span] = new.transpose(0, 1)
                 seen.append(stored[:, : self._seen].transpose(0, 1))
                 continue
+            assert new is not None, "the first layer that reads these keys brings them"
             new = new.to(stored.dtype)
             past = stored.index_select(1, self._past).transpose(0, 1)
             seen.append(torch.cat((past, new)))

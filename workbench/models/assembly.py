@@ -25,7 +25,7 @@ _CGROUPS = (
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Bytes that can still be allocated on a device without swapping; None where nobody tells.
+    """Bytes that can still be allocated on a device without swapping; None where this is not known.
 
     On the CPU the smaller of what the machine and what the container (cgroup) leave.
     """
@@ -86,7 +86,11 @@ class _NoInitialization(TorchFunctionMode):
     for a second and more."""
 
     def __torch_function__(
-        self, function: Callable, types: object, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__module__", "") == "torch.nn.init":
@@ -121,9 +125,7 @@ def random_tensors(
         tensor = torch.empty(parameter.shape, dtype=dtype, device=device)
         if parameter.dim() >= 2:
             back = name.endswith(("attention.o.weight", "mlp.down.weight"))
-            tensor.normal_(
-                0.0, 0.02 / math.sqrt(2 * model.config.num_layers) if back else 0.02, generator=generator
-            )
+            tensor.normal_(0.0, 0.02 / math.sqrt(2 * model.config.num_layers) if back else 0.02, generator=generator)
         else:
             owner = model.get_submodule(name.rpartition(".")[0])
             zero = name.endswith("bias") or isinstance(owner, ZeroCenteredRMSNorm)

@@ -36,11 +36,7 @@ def causal_mask(
 
 
 def tree_mask(
-    parents: Sequence[int],
-    num_keys: int,
-    window: int | None,
-    device: torch.device | str,
-    sinks: int = 0,
+    parents: Sequence[int], num_keys: int, window: int | None, device: torch.device | str, sinks: int = 0
 ) -> torch.Tensor:
     """[n, num_keys] bool, True where a token of a tree may look. The n tokens are the last of the keys.
 
@@ -89,7 +85,7 @@ def eager_attention(
 
 
 def needs_mask(num_queries: int, num_keys: int, window: int | None) -> bool:
-    """Whether the fused kernel has to be told who sees what: not for one query, nor for a whole text."""
+    """Whether the fused kernel needs an explicit mask: not for a single query, nor for a whole prompt."""
     return not ((window is None or window >= num_keys) and num_queries in (1, num_keys))
 
 
@@ -101,13 +97,11 @@ def fused_mask(
     sinks: int = 0,
     parents: Sequence[int] | None = None,
 ) -> torch.Tensor | None:
-    """What the fused kernel has to be told of who sees what, [num_queries, num_keys] bool; None: nothing."""
+    """The mask that the fused kernel needs, [num_queries, num_keys] bool; None where it needs none."""
     if parents is not None:
         return tree_mask(parents, num_keys, window, device, sinks)
     return (
-        causal_mask(num_queries, num_keys, window, device, sinks)
-        if needs_mask(num_queries, num_keys, window)
-        else None
+        causal_mask(num_queries, num_keys, window, device, sinks) if needs_mask(num_queries, num_keys, window) else None
     )
 
 
@@ -129,8 +123,11 @@ def sdpa_attention(
     queries, keys = q.shape[0], k.shape[0]
     if mask is None:
         mask = fused_mask(queries, keys, window, q.device, sinks, parents)
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))  # [1, H, tokens, D]
     out = F.scaled_dot_product_attention(
-        *(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)),  # [1, H, tokens, D]
+        q,
+        k,
+        v,
         attn_mask=mask,
         is_causal=mask is None and queries > 1,
         scale=scale,

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 
@@ -66,9 +67,9 @@ class Batch:
         """A batch of the given lists of token ids, one list a sequence.
 
         first_positions: position of each list's first token (default 0: a whole prompt).
-        sequences: the names the kv remembers by (default 0 … B-1).
+        sequences: the names of the sequences in the kv (default 0 … B-1).
         parents: for each list None, a text, or for each of its tokens the index in the list of the token that it
-            follows, −1 for what is remembered; parents stand before their children. One branch alone is a text.
+            follows, −1 for the last cached token; parents stand before their children. One branch alone is a chain.
         logits: "last" asks for one row a sequence, "all" for every row; or how many of the last rows of each list.
         Raises WorkbenchError for no sequences, an empty one, a repeated name, a negative position, parents that are
         no tree, or more rows of logits than tokens.
@@ -77,12 +78,11 @@ class Batch:
         first = tuple(first_positions) if first_positions is not None else (0,) * len(lists)
         names = tuple(sequences) if sequences is not None else tuple(range(len(lists)))
         if not lists or not all(lists):
-            raise WorkbenchError(
-                "a batch needs at least one sequence, and each at least one token; got an empty one"
-            )
+            raise WorkbenchError("a batch needs at least one sequence, and each at least one token; got an empty one")
         if not (len(first) == len(names) == len(lists)):
             raise WorkbenchError(
-                f"{len(lists)} token lists need as many first_positions and sequences, got {len(first)} and {len(names)}"
+                f"{len(lists)} token lists need as many first_positions and sequences, got {len(first)} and"
+                f" {len(names)}"
             )
         if len(set(names)) != len(names):
             raise WorkbenchError(f"each sequence may stand in a batch once, got {names}")
@@ -108,7 +108,7 @@ class Batch:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """How many tokens of the tree stand before each on its branch."""
+    """Depth of each token in its tree: the number of its ancestors there."""
     found: list[int] = []
     for parent in parents:
         found.append(0 if parent < 0 else found[parent] + 1)
@@ -120,9 +120,7 @@ def _trees(
 ) -> tuple[tuple[int, ...] | None, ...] | None:
     """The parents of each list, None for one branch alone; None if all are that. Raises for what is no tree."""
     if len(parents) != len(lists):
-        raise WorkbenchError(
-            f"{len(lists)} token lists need as many lists of parents (or None), got {len(parents)}"
-        )
+        raise WorkbenchError(f"{len(lists)} token lists need as many lists of parents (or None), got {len(parents)}")
     found = tuple(None if of_one is None else _tree(of_one, ids) for of_one, ids in zip(parents, lists))
     return found if any(tree is not None for tree in found) else None
 
@@ -130,9 +128,7 @@ def _trees(
 def _tree(parents: Sequence[int], token_ids: list[int]) -> tuple[int, ...] | None:
     tree = tuple(parents)
     if len(tree) != len(token_ids):
-        raise WorkbenchError(
-            f"a tree needs a parent for each of its {len(token_ids)} tokens, got {len(tree)}"
-        )
+        raise WorkbenchError(f"a tree needs a parent for each of its {len(token_ids)} tokens, got {len(tree)}")
     for index, parent in enumerate(tree):
         if not is_whole(parent) or not -1 <= parent < index:
             raise WorkbenchError(
@@ -153,11 +149,9 @@ def _logit_rows(logits: str | Sequence[int], starts: tuple[int, ...]) -> list[in
         if logits == "all" or count == num_tokens:  # single tokens: the last row is every row
             return None
         return [end - 1 for end in starts[1:]]
-    wanted = list(logits)
+    wanted: list[Any] = list(logits)
     if len(wanted) != count:
-        raise WorkbenchError(
-            f"{count} token lists need as many numbers of rows with logits, got {len(wanted)}"
-        )
+        raise WorkbenchError(f"{count} token lists need as many numbers of rows with logits, got {len(wanted)}")
     for rows, size in zip(wanted, (b - a for a, b in pairwise(starts))):
         if not is_whole(rows) or not 0 <= rows <= size:
             raise WorkbenchError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from workbench.models.checkpoints import ZOO, zoo_config, zoo_names
 from workbench.models.config import ModelConfig
@@ -12,17 +13,17 @@ from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES, TIMING_SHAPES
 BF16_BYTES = 2
 
 
-def list_models() -> list[dict]:
+def list_models() -> list[dict[str, Any]]:
     """One dict a model, the shipped ones first. Counts are exact, bytes are for bfloat16.
 
-    name, kind ("zoo", "public shape" or "timing shape"), family, parameters, bf16_bytes, kv_bytes_per_token, context_length,
-    runnable, trained (weights are here), on_disk_bytes (None when not here), and for the zoo what its card
+    name, kind ("zoo", "public shape" or "timing shape"), family, parameters, bf16_bytes, kv_bytes_per_token,
+    context_length, runnable, trained (weights are here), on_disk_bytes (None when not here), and for the zoo what its
+    card
     says: role, held_out_nats_per_token, tokens_seen (None when unknown); for public shapes hub_id.
     """
     zoo = [_zoo_row(name) for name in zoo_names()]
     public = [
-        _row(name, "public shape", config)
-        | {"trained": False, "on_disk_bytes": None, "hub_id": HUB_IDS[name]}
+        _row(name, "public shape", config) | {"trained": False, "on_disk_bytes": None, "hub_id": HUB_IDS[name]}
         for name, config in PUBLIC_SHAPES.items()
     ]
     timing = [
@@ -32,7 +33,7 @@ def list_models() -> list[dict]:
     return zoo + public + timing
 
 
-def _row(name: str, kind: str, config: ModelConfig) -> dict:
+def _row(name: str, kind: str, config: ModelConfig) -> dict[str, Any]:
     return {
         "name": name,
         "kind": kind,
@@ -45,7 +46,7 @@ def _row(name: str, kind: str, config: ModelConfig) -> dict:
     }
 
 
-def _zoo_row(name: str) -> dict:
+def _zoo_row(name: str) -> dict[str, Any]:
     weights = ZOO / name / "model.safetensors"
     card = _card(ZOO / name / "card.json")
     return _row(name, "zoo", zoo_config(name)) | {
@@ -57,7 +58,7 @@ def _zoo_row(name: str) -> dict:
     }
 
 
-def _card(file: Path) -> dict:
+def _card(file: Path) -> dict[str, Any]:
     """The card as data; a missing or unreadable one says nothing."""
     try:
         card = json.loads(file.read_text(encoding="utf-8"))

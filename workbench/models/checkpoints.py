@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +22,7 @@ from workbench.models.assembly import check_fits, fill, hollow_decoder, random_t
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.layout import config_from_hf, config_to_hf, generation_to_hf
+from workbench.models.recipes import RECIPES, TOKENIZER_NAME
 from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES, TIMING_SHAPES, public_name, public_shape
 from workbench.models.tensor_layout import StoredTensor, bare_name, full_name, is_derived, stored_tensors
 from workbench.models.tokenizer import Tokenizer
@@ -39,7 +41,7 @@ _HUB_SMALL = ["config.json", "generation_config.json", *_TOKENIZER_FILES]
 
 
 def load(
-    name_or_path: str | os.PathLike,
+    name_or_path: str | os.PathLike[str],
     *,
     weights: str = "trained",
     dtype: torch.dtype | str | None = None,
@@ -79,9 +81,7 @@ def load(
     if ours is not None and weights == "random":
         return _random(ours, public_shape(ours), None, dtype or torch.bfloat16, device, seed)
     if ours in TIMING_SHAPES:
-        raise WorkbenchError(
-            f'{ours!r} is a shape for timing, it has no trained weights; use weights="random"'
-        )
+        raise WorkbenchError(f'{ours!r} is a shape for timing, it has no trained weights; use weights="random"')
     if ours is not None and not PUBLIC_SHAPES[ours].runnable:
         hollow_decoder(PUBLIC_SHAPES[ours], name=ours)  # raises, and says what the shape is good for
     if _is_hub_id(name):
@@ -104,24 +104,25 @@ def load(
 
 def zoo_names() -> list[str]:
     """The models that ship, and those that a recipe makes."""
-    from workbench.models.recipes import RECIPES  # recipes saves through this module
-
     found = (config.parent.name for config in ZOO.glob("*/config.json"))
     return sorted({*RECIPES, *found})
 
 
 def zoo_config(name: str) -> ModelConfig:
     """The shape of a zoo model, whether or not its weights are here."""
-    from workbench.models.recipes import RECIPES
-
     if (ZOO / name / "config.json").is_file():
         return read_config(ZOO / name)
     return RECIPES[name].config
 
 
-def _zoo_tokenizer(name: str) -> Tokenizer | None:
-    from workbench.models.recipes import TOKENIZER_NAME
+def shipped_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer.from_folder(ZOO / TOKENIZER_NAME)
+    if tokenizer is None:
+        raise WorkbenchError(f"the shipped tokenizer is missing; make it again with `workbench train {TOKENIZER_NAME}`")
+    return tokenizer
 
+
+def _zoo_tokenizer(name: str) -> Tokenizer | None:
     return Tokenizer.from_folder(ZOO / name) or Tokenizer.from_folder(ZOO / TOKENIZER_NAME)
 
 
@@ -166,12 +167,7 @@ def _from_hub(name: str, patterns: list[str]) -> Path:
 
 
 def _random(
-    name: str,
-    config: ModelConfig,
-    tokenizer: Tokenizer | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    seed: int,
+    name: str, config: ModelConfig, tokenizer: Tokenizer | None, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Decoder:
     if config.runnable:
         check_fits(name, config, dtype, device)
@@ -195,7 +191,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise WorkbenchError(f"{folder}: {error}") from error
 
 
-def _read_json(file: Path) -> dict:
+def _read_json(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -265,9 +261,9 @@ def _pickle_refused(folder: Path, name: str) -> WorkbenchError:
     )
 
 
-def _open_all(stack: contextlib.ExitStack, folder: Path, files: list[Path]) -> dict:
+def _open_all(stack: contextlib.ExitStack, folder: Path, files: list[Path]) -> dict[str, Any]:
     """Bare tensor name -> (open file, name in that file)."""
-    stored: dict[str, tuple] = {}
+    stored: dict[str, tuple[Any, ...]] = {}
     for file in files:
         try:
             opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
@@ -284,13 +280,11 @@ def _open_all(stack: contextlib.ExitStack, folder: Path, files: list[Path]) -> d
     return stored
 
 
-def _check_tensors(folder: Path, config: ModelConfig, plan: list[StoredTensor], stored: dict) -> None:
+def _check_tensors(folder: Path, config: ModelConfig, plan: list[StoredTensor], stored: dict[str, Any]) -> None:
     """Every tensor there, none too many, each with its shape and a floating type. Reads headers only."""
     for tensor in plan:
         if tensor.name not in stored:
-            raise WorkbenchError(
-                f"{folder}: tensor {tensor.name!r} is missing; expected shape {list(tensor.shape)}"
-            )
+            raise WorkbenchError(f"{folder}: tensor {tensor.name!r} is missing; expected shape {list(tensor.shape)}")
         opened, key = stored[tensor.name]
         found = opened.get_slice(key)
         if tuple(found.get_shape()) != tensor.shape:
@@ -322,7 +316,7 @@ def _check_tensors(folder: Path, config: ModelConfig, plan: list[StoredTensor], 
 
 
 def _read_tensors(
-    plan: list[StoredTensor], stored: dict, dtype: torch.dtype, device: torch.device
+    plan: list[StoredTensor], stored: dict[str, Any], dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each parameter in a copy of its own: the file may change or go once the model is there."""
     for tensor in plan:
@@ -334,9 +328,7 @@ def _read_tensors(
 # -- writing a folder --------------------------------------------------------------------------------------
 
 
-def save_checkpoint(
-    model: Decoder, folder: str | os.PathLike, *, dtype: torch.dtype | str | None = None
-) -> None:
+def save_checkpoint(model: Decoder, folder: str | os.PathLike[str], *, dtype: torch.dtype | str | None = None) -> None:
     """Write config.json, generation_config.json, model.safetensors and the tokenizer, as transformers reads them.
 
     A shape that none of transformers' families has (shared layers, attention sinks, …) is written in the same files
@@ -367,7 +359,7 @@ def save_checkpoint(
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _write_files(model: Decoder, values: dict, fresh: Path, dtype: torch.dtype) -> None:
+def _write_files(model: Decoder, values: dict[str, Any], fresh: Path, dtype: torch.dtype) -> None:
     parameters = dict(model.named_parameters())
     plan = stored_tensors(model.config, {n: tuple(p.shape) for n, p in parameters.items()})
     tensors = {full_name(model.config, t.name): t.join(parameters).to(dtype) for t in plan}

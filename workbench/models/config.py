@@ -1,7 +1,7 @@
 """ModelConfig: everything about a decoder's shape, and nothing about its weights. No torch.
 
 Symbols used everywhere: N tokens in a step, B sequences, S context length, L layers, H_q / H_kv heads,
-D head size, d model width, F feed-forward width, V vocabulary, b bytes an element.
+D head size, d model width, F feed-forward width, V vocabulary, b bytes per element.
 """
 
 from __future__ import annotations
@@ -11,18 +11,13 @@ import math
 import types
 import typing
 from dataclasses import dataclass
+from typing import Any
 
 from workbench.errors import WorkbenchError, check_settings, unknown
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "deepseek_v2", "deepseek_v3")
 ACTIVATIONS = ("silu", "gelu_tanh")
-_ABOVE = {
-    "norm_eps": 0,
-    "rope_theta": 1,
-    "local_rope_theta": 1,
-    "embedding_scale": 0,
-    "query_pre_attn_scalar": 0,
-}
+_ABOVE = {"norm_eps": 0, "rope_theta": 1, "local_rope_theta": 1, "embedding_scale": 0, "query_pre_attn_scalar": 0}
 
 
 @dataclass(frozen=True)
@@ -236,13 +231,9 @@ class ModelConfig:
         if self.local_rope_theta is not None and self.sliding_window is None:
             raise WorkbenchError("local_rope_theta goes with a sliding_window; this shape has none")
         if (self.global_layers or self.attention_sinks) and self.sliding_window is None:
-            raise WorkbenchError(
-                "global_layers and attention_sinks go with a sliding_window; this shape has none"
-            )
+            raise WorkbenchError("global_layers and attention_sinks go with a sliding_window; this shape has none")
         if not isinstance(self.attention_sinks, int) or self.attention_sinks < 0:
-            raise WorkbenchError(
-                f"attention_sinks must be a whole number from 0, got {self.attention_sinks!r}"
-            )
+            raise WorkbenchError(f"attention_sinks must be a whole number from 0, got {self.attention_sinks!r}")
         wrong = [i for i in self.global_layers if not 0 <= i < self.num_layers]
         if wrong or list(self.global_layers) != sorted(set(self.global_layers)):
             raise WorkbenchError(
@@ -278,7 +269,7 @@ class ModelConfig:
                 )
 
     def _check_latent_attention(self) -> None:
-        shape = self.latent_attention
+        shape = self.latent_shape
         for field in dataclasses.fields(shape):
             value = getattr(shape, field.name)
             if value is None and field.name == "query_rank":
@@ -307,6 +298,12 @@ class ModelConfig:
             raise WorkbenchError(f"{field} must be a whole number of at least 1, got {value!r}")
 
     # -- what kind of model this is ---------------------------------------------------------------
+
+    @property
+    def latent_shape(self) -> LatentAttentionShape:
+        """`latent_attention` of a model that has it (asserted)."""
+        assert self.latent_attention is not None, "a model without latent attention"
+        return self.latent_attention
 
     @property
     def is_gpt2(self) -> bool:
@@ -410,9 +407,7 @@ class ModelConfig:
         if self.latent_attention is not None:
             a, heads = self.latent_attention, self.num_heads
             wide = heads * a.key_head_dim
-            query = (
-                d * wide if a.query_rank is None else d * a.query_rank + a.query_rank + a.query_rank * wide
-            )
+            query = d * wide if a.query_rank is None else d * a.query_rank + a.query_rank + a.query_rank * wide
             latent = d * a.cached_dim + a.kv_rank
             expand = a.kv_rank * heads * (a.content_head_dim + a.value_head_dim)
             return query + latent + expand + heads * a.value_head_dim * d
@@ -437,17 +432,17 @@ class ModelConfig:
 
     # -- as data ---------------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict) -> ModelConfig:
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
         """The inverse of `to_dict`, tuples as lists too. Raises WorkbenchError that names an unknown key (with the
         nearest known one), a missing one, or a value of another type."""
         return _from_data(cls, values, "")
 
 
-def _from_data(kind: type, values: dict, where: str) -> object:
+def _from_data(kind: Any, values: dict[str, Any], where: str) -> Any:
     """A dataclass from plain data: no unknown key, none missing, every value of its type."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     check_settings(kind.__name__, values, fields)
@@ -458,7 +453,7 @@ def _from_data(kind: type, values: dict, where: str) -> object:
     return kind(**{name: _typed(hints[name], value, where + name) for name, value in values.items()})
 
 
-def _typed(hint: object, value: object, where: str) -> object:
+def _typed(hint: Any, value: object, where: str) -> object:
     """`value` as the type it should have: int, float, bool, str, None, tuple[int, ...], or a dataclass from a dict."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
@@ -466,25 +461,23 @@ def _typed(hint: object, value: object, where: str) -> object:
             if isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
                 return tuple(value)
         elif dataclasses.is_dataclass(option):
-            if isinstance(value, option):
+            if isinstance(value, typing.cast(type, option)):
                 return value
             if isinstance(value, dict) and (len(options) <= 2 or _has_keys_of(option, value)):
                 return _from_data(option, value, f"{where}.")
         elif type(value) is option or (option is float and _is_number(value)):
             return value
-    raise WorkbenchError(
-        f"{where} must be {', or '.join(map(_type_in_words, options))}; got {str(value)[:80]!r}"
-    )
+    raise WorkbenchError(f"{where} must be {', or '.join(map(_type_in_words, options))}; got {str(value)[:80]!r}")
 
 
-def _type_in_words(option: object) -> str:
+def _type_in_words(option: Any) -> str:
     if dataclasses.is_dataclass(option):
         return f"an object with {', '.join(field.name for field in dataclasses.fields(option))}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return "None" if option is types.NoneType else words.get(option, "a list of whole numbers")
 
 
-def _has_keys_of(kind: type, values: dict) -> bool:
+def _has_keys_of(kind: Any, values: dict[str, Any]) -> bool:
     fields = dataclasses.fields(kind)
     needed = {f.name for f in fields if f.default is dataclasses.MISSING}
     return needed <= values.keys() <= {f.name for f in fields}

@@ -18,12 +18,14 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from workbench.errors import WorkbenchError
 from workbench.models.decoder import Attention, Decoder
-from workbench.models.recipes import EpochSampler, Recipe, TrainingAttention, make_optimizers, next_token_loss
+from workbench.models.recipes import Recipe
+from workbench.models.training import EpochSampler, TrainingAttention, make_optimizers, next_token_loss
 
 WARMUP_STEPS = 5
 DECAY_SHARE = 0.6  # the last part of an uptraining, in which the rate falls linearly to 0
@@ -40,14 +42,12 @@ def mean_pool_heads(model: Decoder, num_kv_heads: int) -> Decoder:
     pooled = Decoder(config, tokenizer=model.tokenizer, name=f"{model.name}-pooled-{num_kv_heads}")
     pooled.to(device=model.device, dtype=model.dtype)
     group = model.config.num_kv_heads // num_kv_heads
-    values = dict(model.named_parameters())
+    values: dict[str, torch.Tensor] = dict(model.named_parameters())
     for index, layer in enumerate(model.layers):
-        if layer.attention.owns_kv:
+        if isinstance(layer.attention, Attention) and layer.attention.owns_kv:
             for part in ("k", "v"):
                 for name, old in getattr(layer.attention, part).named_parameters():
-                    values[f"layers.{index}.attention.{part}.{name}"] = _mean_of_groups(
-                        old, group, config.head_dim
-                    )
+                    values[f"layers.{index}.attention.{part}.{name}"] = _mean_of_groups(old, group, config.head_dim)
     with torch.no_grad():
         for name, parameter in pooled.named_parameters():
             parameter.copy_(values[name])
@@ -101,7 +101,7 @@ class Progress:
     step: int  # from 1
     tokens: int  # read so far
     seconds: float  # of training so far; what the caller did between the steps is not in it
-    loss: float  # nats a token of this step's rows, before the step
+    loss: float  # nats per token of this step's rows, before the step
     learning_rate: float
 
 
@@ -128,22 +128,16 @@ def uptrain(
     without the shipped tokenizer's vocabulary.
     """
     if (steps is None) == (seconds is None):
-        raise WorkbenchError(
-            f"say how long by steps or by seconds, one of the two; got {steps} and {seconds}"
-        )
+        raise WorkbenchError(f"say how long by steps or by seconds, one of the two; got {steps} and {seconds}")
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
         raise WorkbenchError(f"steps must be a whole number of at least 1, got {steps!r}")
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         raise WorkbenchError(f"seconds must be a positive number, got {seconds!r}")
     if not isinstance(model, Decoder) or model.dtype != torch.float32:
         came = str(model.dtype).removeprefix("torch.") if isinstance(model, Decoder) else type(model).__name__
-        raise WorkbenchError(
-            f"uptraining takes a Decoder with float32 weights, got {came}; load it in float32"
-        )
+        raise WorkbenchError(f"uptraining takes a Decoder with float32 weights, got {came}; load it in float32")
     if model.tokenizer is None or model.tokenizer.vocab_size > model.config.vocab_size:
-        raise WorkbenchError(
-            f"{model.name} comes with no tokenizer that fits it, so there is no text to train on"
-        )
+        raise WorkbenchError(f"{model.name} comes with no tokenizer that fits it, so there is no text to train on")
     if not 2 <= sequence_length <= model.config.context_length or sequences_per_step < 1:
         raise WorkbenchError(
             f"a step takes 1 or more sequences of 2 to {model.config.context_length:,} tokens, got "
@@ -178,7 +172,7 @@ def _uptrain(
             loss = _one_step(model, optimizers, sampler.rows(step).to(model.device), kv, rate)
             model.eval().requires_grad_(False)
             step, spent = step + 1, spent + time.perf_counter() - started
-            share = step / steps if steps is not None else spent / seconds
+            share = step / steps if steps is not None else spent / cast(float, seconds)
             tokens = step * recipe.sequences_per_step * recipe.sequence_length
             yield Progress(step, tokens, spent, loss, rate)
     finally:
@@ -187,7 +181,7 @@ def _uptrain(
 
 
 def _one_step(
-    model: Decoder, optimizers: list, rows: torch.Tensor, kv: TrainingAttention, rate: float
+    model: Decoder, optimizers: list[torch.optim.Optimizer], rows: torch.Tensor, kv: TrainingAttention, rate: float
 ) -> float:
     with torch.enable_grad():
         loss = next_token_loss(model, rows, kv)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from workbench.errors import WorkbenchError
+from workbench.models.tokenizer import Tokenizer
 
 # Never trained on; chosen over many styles: parsing, data structures, numbers, text, threads, files, network.
 HELD_OUT = (
@@ -56,13 +57,7 @@ class SourceFile:
 
 def _is_table(path: Path) -> bool:
     """encodings/cp037.py and its like: a 256-entry table each."""
-    return path.parts[0] == "encodings" and path.stem not in (
-        "__init__",
-        "aliases",
-        "idna",
-        "punycode",
-        "utf_8_sig",
-    )
+    return path.parts[0] == "encodings" and path.stem not in ("__init__", "aliases", "idna", "punycode", "utf_8_sig")
 
 
 def standard_library(root: Path | None = None) -> list[SourceFile]:
@@ -92,11 +87,7 @@ def _read(root: Path, paths: Iterable[Path]) -> list[SourceFile]:
     for path in paths:
         relative = path.relative_to(root)
         name = relative.as_posix()
-        if (
-            _SKIPPED_FOLDERS.intersection(relative.parts)
-            or name.startswith(_SKIPPED_FILES)
-            or _is_table(relative)
-        ):
+        if _SKIPPED_FOLDERS.intersection(relative.parts) or name.startswith(_SKIPPED_FILES) or _is_table(relative):
             continue
         try:
             text = path.read_text(encoding="utf-8")
@@ -120,8 +111,9 @@ def held_out_files(root: Path | None = None) -> list[SourceFile]:
     return files
 
 
-def token_stream(files: list[SourceFile], tokenizer, order: list[int] | None = None) -> torch.Tensor:
+def token_stream(files: Sequence[SourceFile], tokenizer: Tokenizer, order: list[int] | None = None) -> torch.Tensor:
     """[T] int64: the files' tokens one after the other, each file closed by the end-of-text token."""
+    assert tokenizer.end_of_text is not None, "a tokenizer without the token that closes a file"
     ids: list[int] = []
     for index in order if order is not None else range(len(files)):
         ids.extend(tokenizer.encode(files[index].text))

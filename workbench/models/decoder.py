@@ -8,7 +8,8 @@ new queries, keys and values. So a new way to remember is a new kv class, never 
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
 from workbench.models.layers import GELUMLP, GeGLU, RMSNorm, Rotary, SwiGLU, ZeroCenteredRMSNorm, rotate
+from workbench.models.tokenizer import Tokenizer
 
 Turn = tuple[torch.Tensor, torch.Tensor] | None
 # of layers that turn as usual, and of windowed ones with a rotary base of their own
@@ -25,26 +27,58 @@ Turns = tuple[Turn, Turn]
 LATENT_NORM_EPS = 1e-6  # of the norms inside latent attention, whatever norm_eps is (DeepSeek's own code)
 
 
+class Shaped(Protocol):
+    """What has the shape of a model, and its tensors somewhere."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
 class Attends(Protocol):
     """What the model needs of a kv; the whole contract is `workbench.kv.contract.KV`."""
 
     def begin(self, batch: Batch) -> None: ...
 
-    def attend(self, layer: int, q: torch.Tensor, k, v, batch: Batch) -> torch.Tensor: ...
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        batch: Batch,
+        up: UpProjections | None = None,
+    ) -> torch.Tensor: ...
 
 
-def make_norm(config: ModelConfig) -> nn.Module:
+class CausalModel(Shaped, Protocol):
+    """A model as it was loaded, or arranged for inference (`models.fast`)."""
+
+    def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
+        """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
+        ...
+
+    def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor: ...
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+def make_norm(config: ModelConfig) -> RMSNorm | ZeroCenteredRMSNorm | nn.LayerNorm:
     """The norm over a whole row."""
     if config.is_gpt2:
         return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
     return make_rms_norm(config, config.hidden_size)
 
 
-def make_rms_norm(config: ModelConfig, size: int) -> nn.Module:
+def make_rms_norm(config: ModelConfig, size: int) -> RMSNorm | ZeroCenteredRMSNorm:
     return (ZeroCenteredRMSNorm if config.zero_centered_norms else RMSNorm)(size, config.norm_eps)
 
 
-def make_mlp(config: ModelConfig) -> nn.Module:
+def make_mlp(config: ModelConfig) -> GELUMLP | SwiGLU:
     if config.is_gpt2:
         return GELUMLP(config)
     return (GeGLU if config.activation == "gelu_tanh" else SwiGLU)(config)
@@ -69,14 +103,7 @@ class Attention(nn.Module):
         self.q_norm = make_rms_norm(config, head) if config.qk_norm else nn.Identity()
         self.k_norm = make_rms_norm(config, head) if config.qk_norm and self.owns_kv else nn.Identity()
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        turn: Turn,
-        layer: int,
-        batch: Batch,
-        kv: Attends,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, turn: Turn, layer: int, batch: Batch, kv: Attends) -> torch.Tensor:
         rows, head = x.shape[0], self.config.head_dim
         q, k, v = self.q_norm(self.q(x).view(rows, self.config.num_heads, head)), None, None  # [N, H_q, D]
         if self.owns_kv:
@@ -92,18 +119,18 @@ class LatentAttention(nn.Module):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 §2.1, equations 9 to 19).
 
         x -> latent c [kv_rank] -> normed ------ k_up, v_up (a head each) --> content keys, values
-          -> rotary key k_r [rotary], one for all heads, turned by its position
+          -> rotary key k_r [rotary], one for all heads, rotated by its position
           -> q: H_q × (content, rotary), through a latent of its own (query_rank)
 
     What a token leaves behind is (c, k_r), `cached_dim` values however many heads there are. The position has to
-    go its own way ("decoupled"): were the content keys turned, k_up would stand behind a turn that differs from
+    go its own way ("decoupled"): were the content keys rotated, k_up would stand behind a turn that differs from
     position to position and could not be folded into q. The kv is handed the latents and `up`, the maps from
     them to keys and values; which of the two equal forms it takes (see UpProjections) is its affair.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config, shape = config, config.latent_attention
+        self.config, shape = config, config.latent_shape
         d, heads = config.hidden_size, config.num_heads
         if shape.query_rank is None:
             self.q = nn.Linear(d, heads * shape.key_head_dim, bias=False)
@@ -117,15 +144,9 @@ class LatentAttention(nn.Module):
         self.v_up = nn.Linear(shape.kv_rank, heads * shape.value_head_dim, bias=False)
         self.o = nn.Linear(heads * shape.value_head_dim, d, bias=False)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        turn: Turn,
-        layer: int,
-        batch: Batch,
-        kv: Attends,
-    ) -> torch.Tensor:
-        shape, rows = self.config.latent_attention, x.shape[0]
+    def forward(self, x: torch.Tensor, turn: Turn, layer: int, batch: Batch, kv: Attends) -> torch.Tensor:
+        shape, rows = self.config.latent_shape, x.shape[0]
+        assert turn is not None, "latent attention has rotary positions"
         q = self.q(x) if shape.query_rank is None else self.q_up(self.q_norm(self.q_down(x)))
         content, q_rotary = q.view(rows, -1, shape.key_head_dim).split(
             (shape.content_head_dim, shape.rotary_head_dim), dim=-1
@@ -144,22 +165,13 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = make_norm(config)
-        self.attention = (
-            Attention(config, layer) if config.latent_attention is None else LatentAttention(config)
-        )
+        self.attention = Attention(config, layer) if config.latent_attention is None else LatentAttention(config)
         self.mlp_norm = make_norm(config)
         self.mlp = make_mlp(config)
         self.attention_post_norm = make_norm(config) if config.post_norms else nn.Identity()
         self.mlp_post_norm = make_norm(config) if config.post_norms else nn.Identity()
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        turn: Turn,
-        layer: int,
-        batch: Batch,
-        kv: Attends,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, turn: Turn, layer: int, batch: Batch, kv: Attends) -> torch.Tensor:
         x = x + self.attention_post_norm(self.attention(self.attention_norm(x), turn, layer, batch, kv))
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
 
@@ -171,7 +183,9 @@ class Decoder(nn.Module):
     loaded model is one object to hand around.
     """
 
-    def __init__(self, config: ModelConfig, *, tokenizer=None, name: str = "unnamed") -> None:
+    quantization: Any  # of a quantized one: its quantization.pipeline.QuantizationReport
+
+    def __init__(self, config: ModelConfig, *, tokenizer: Tokenizer | None = None, name: str = "unnamed") -> None:
         super().__init__()
         if not config.runnable:
             raise WorkbenchError(
@@ -179,15 +193,14 @@ class Decoder(nn.Module):
                 "this shape has no runnable model here. Use workbench.models.public_shape(name) for its counts"
             )
         self.config = config
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer  # a Tokenizer, or None
         self.name = name
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embed_positions = (
-            nn.Embedding(config.context_length, config.hidden_size) if config.is_gpt2 else None
-        )
+        self.embed_positions = nn.Embedding(config.context_length, config.hidden_size) if config.is_gpt2 else None
         self.rotary = Rotary(config) if config.uses_rotary else None
         self.local_rotary = Rotary(config, local=True) if config.local_rope_theta is not None else None
-        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        self.layers = cast("Sequence[DecoderLayer]", layers)
         self.norm = make_norm(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -215,11 +228,13 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def start(self, batch: Batch) -> tuple[torch.Tensor, Turns]:
-        """Before the first layer: x [N, d], and the turns of the positions, one for all layers and one for local ones."""
+        """Before the first layer: x [N, d], and the turns of the positions, one for all layers and one for local
+        ones."""
         x = self.embed(batch.token_ids)
         if self.config.embedding_scale != 1:
             x = x * self.embedding_scale
         if self.rotary is None:
+            assert self.embed_positions is not None, "positions are turned or embedded"
             return x + self.embed_positions(batch.positions), (None, None)
         local = None if self.local_rotary is None else self.local_rotary(batch.positions, x.dtype)
         return x, (self.rotary(batch.positions, x.dtype), local)

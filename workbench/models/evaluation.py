@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import tokenizers
 import torch
@@ -19,8 +19,8 @@ from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
 from workbench.models.corpus import SourceFile, held_out_files, token_stream
 from workbench.models.decoder import Attends, Decoder
-from workbench.models.recipes import TrainingAttention, rows_batch
 from workbench.models.tokenizer import Tokenizer
+from workbench.models.training import TrainingAttention, rows_batch
 
 # -- held-out loss through a kv --------------------------------------------------------------------------------
 
@@ -67,7 +67,8 @@ def held_out_passages(tokenizer: Tokenizer | None, context: int, count: int | No
     count = there if count is None else count
     if not 1 <= count <= there:
         raise WorkbenchError(
-            f"the held-out modules make {there:,} passages of {context:,} tokens, not {count:,}; choose fewer or shorter"
+            f"the held-out modules make {there:,} passages of {context:,} tokens, not {count:,}; choose fewer or"
+            " shorter"
         )
     passages = stream[: there * context].view(there, context)
     return passages[[i * there // count for i in range(count)]]
@@ -157,8 +158,13 @@ def _losses_of(
 
 @torch.no_grad()
 def acceptance_rate(
-    target: Decoder, draft: Decoder, *, context: int = 512, max_tokens: int | None = None, check_stop=None
-) -> dict:
+    target: Decoder,
+    draft: Decoder,
+    *,
+    context: int = 512,
+    max_tokens: int | None = None,
+    check_stop: Callable[[], None] | None = None,
+) -> dict[str, Any]:
     """α = Σ_x min(p(x), q(x)) at temperature 1, the mean over every position of the held-out text.
 
     p is the target's next-token distribution and q the draft's; α = 1 − TV(p, q) is the probability that
@@ -183,11 +189,7 @@ def acceptance_rate(
         p, q = (m(batch, TrainingAttention(m.config)).float().softmax(-1) for m in (target, draft))
         overlap += torch.minimum(p, q).sum().item()
         agree += (p.argmax(-1) == q.argmax(-1)).sum().item()
-    return {
-        "alpha": overlap / windows.numel(),
-        "agreement": agree / windows.numel(),
-        "positions": windows.numel(),
-    }
+    return {"alpha": overlap / windows.numel(), "agreement": agree / windows.numel(), "positions": windows.numel()}
 
 
 def parses(text: str) -> bool:

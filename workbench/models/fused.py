@@ -3,8 +3,8 @@ takes several and moves the rows as often.
 
     torch                                       kernels
     add, then norm (5 operations)               one launch: the norm adds what came before on the way
-    norms of q and k, join, products, roll      one launch over the joined q, k and v, in place; the table of cos and sin
-                                                is looked up inside, and v is not touched
+    norms of q and k, join, products, roll      one launch over the joined q, k and v, in place; the table of cos and
+                                                sin is looked up inside, and v is not touched
     activation, product                         one launch
 
 A layer of Llama's block launches 4 (its products and its attention not counted), one with norms after attention and
@@ -13,15 +13,16 @@ feed-forward (Gemma) 6, one with latent attention 6, and 7 where q goes through 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
-from workbench.models.decoder import Decoder
-from workbench.models.fast import FastLatentLayer, FastLayer, RotaryTable, norm_weight
+from workbench.models.decoder import Decoder, Turns
+from workbench.models.fast_layers import FastLatentLayer, FastLayer, Join, MakeNorm, Projected, RotaryTable, norm_weight
 
 KINDS = ("torch", "triton")
 
@@ -91,7 +92,7 @@ def why_not_shape(config: ModelConfig) -> str:
 class FusedNorm:
     """An RMSNorm in one launch. Of a Stream, it adds what is to be added first, to the stream in place."""
 
-    def __init__(self, module: torch.nn.Module, stream: torch.dtype) -> None:
+    def __init__(self, module: Any, stream: torch.dtype) -> None:
         from workbench.kernels.norm import rms_norm
 
         self._rms_norm, self._dtype = rms_norm, module.weight.dtype
@@ -101,7 +102,7 @@ class FusedNorm:
         """[N, d], in the type of the weights, or in `out`."""
         x, added = (x, None) if isinstance(x, torch.Tensor) else x
         if added is None:
-            return self._rms_norm(x, self.weight, self.eps, out=out, dtype=self._dtype)
+            return cast(torch.Tensor, self._rms_norm(x, self.weight, self.eps, out=out, dtype=self._dtype))
         return self._rms_norm(added, self.weight, self.eps, x, out, dtype=self._dtype, in_place=True)[0]
 
 
@@ -118,25 +119,27 @@ class FusedLayer(FastLayer):
     """`before` and `after` of a Stream. What `before` was given is added when `after` is called: `after` begins with
     the x of the same Stream."""
 
-    def _prepare_attention(self, a, join, norm, config: ModelConfig) -> None:
+    def _prepare_attention(self, a: Any, join: Join, norm: MakeNorm, config: ModelConfig) -> None:
         from workbench.kernels.rotary import rotate_rows
         from workbench.kernels.swiglu import swiglu
 
         super()._prepare_attention(a, join, norm, config)
-        self._rotate_rows, self._swiglu, self._activation = rotate_rows, swiglu, config.activation
-        self._head_norms: dict = {}
+        self._rotate_rows: Callable[..., torch.Tensor] = rotate_rows
+        self._swiglu, self._activation = swiglu, config.activation
+        self._head_norms: dict[str, Any] = {}
         if config.latent_attention is None and self.qk_norm is not None:
             weights = [one.weight.expand(n, -1) for one, n in zip(self.qk_norm, self._parted) if n]
             self._head_norms = {"norm_weights": torch.cat(weights).contiguous(), "eps": self.qk_norm[0].eps}
 
-    def before(self, x: Stream, turns):
-        """q [N, H_q, D], k and v [N, H_kv, D], normed and turned where the product left them."""
+    def before(self, x: Stream, turns: Turns) -> Projected:
+        """q [N, H_q, D], k and v [N, H_kv, D], normed and rotated where the product left them."""
         y = self.attention_norm(x)
         heads = self.qkv(y).view(y.shape[0], -1, self.head_dim)  # [N, H_q + 2·H_kv, D]
-        self._rotate_rows(heads, *turns[self.local], self._turned[0], heads, **self._head_norms)
+        self._rotate_rows(heads, *_turn(turns, self.local), self._rotary_heads[0], heads, **self._head_norms)
         if not self.kv_heads:
             return heads, None, None
-        return torch.split_with_sizes(heads, (*self._parted, self.kv_heads), 1)
+        q, k, v = torch.split_with_sizes(heads, (*self._parted, self.kv_heads), 1)
+        return q, k, v
 
     def after(self, x: Stream, mixed: torch.Tensor) -> Stream:
         """The stream of the next layer, with what the feed-forward gave still to be added."""
@@ -151,11 +154,11 @@ class FusedLayer(FastLayer):
 class FusedLatentLayer(FusedLayer, FastLatentLayer):
     """A layer with latent attention: q turns where the product left it, the latents are written where they belong."""
 
-    def before(self, x: Stream, turns):
+    def before(self, x: Stream, turns: Turns) -> Projected:
         """q [N, H_q, content + rotary], latents [N, 1, kv_rank + rotary], None."""
-        y, turn, shape = self.attention_norm(x), turns[self.local], self.shape
+        y, turn, shape = self.attention_norm(x), _turn(turns, self.local), self.shape
         q, latent, k_rotary = torch.split_with_sizes(self.down_x(y), self._downs, -1)
-        if self.q_up is not None:
+        if self.q_up is not None and self.q_norm is not None:
             q = self.q_up(self.q_norm(q))
         q = q.view(y.shape[0], self.heads, -1)
         turning = q[..., shape.content_head_dim :]
@@ -164,6 +167,12 @@ class FusedLatentLayer(FusedLayer, FastLatentLayer):
         self.kv_norm(latent, out=latents[:, 0, : shape.kv_rank])
         self._rotate_rows(k_rotary[:, None], *turn, out=latents[..., shape.kv_rank :])
         return q, latents, None
+
+
+def _turn(turns: Turns, local: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    turn = turns[local]
+    assert turn is not None, "a shape that there are kernels for has rotary positions"
+    return turn
 
 
 def launches_per_layer(config: ModelConfig) -> int:

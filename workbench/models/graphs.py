@@ -1,7 +1,7 @@
 """A decode step recorded once and replayed: what Python decides is decided once, what changes is read from buffers.
 
-A step of a small model is hundreds of small operations, and starting one takes longer than many of them run. A graph starts
-them all at once: recorded for a number of rows, replayed for every batch of at most as many.
+A step of a small model is hundreds of small operations, and starting one takes longer than many of them run. A graph
+starts them all at once: recorded for a number of rows, replayed for every batch of at most as many.
 
     texts      A  B  C                      3 rows, replayed on the graph for 4
     rows       A  B  C  ·                   a padding row: length 0, writes to a scratch place, its logits are dropped
@@ -12,11 +12,12 @@ them all at once: recorded for a number of rows, replayed for every batch of at 
     replay     the operations alone; no Python of the model, the layers or the attention runs
 
 So a number that Python read while recording, a length or a width, would be that number for ever. The step is therefore
-given tensors and nothing else; what needs more than that (prompts, trees, features) runs eagerly, and is counted.
+given tensors and nothing else; what needs more than that (prompts, trees, hidden states) runs eagerly, and is counted.
 
-Two recorders: `CudaGraphs` on a GPU, and `TracedGraphs` on any device, which keeps the operations as a torch.fx graph. That
-one saves no time worth having; it shows, without a GPU, that a replay depends on the buffers alone.
-CUDA graphs: NVIDIA, CUDA C++ Programming Guide, "CUDA Graphs". In engines: vLLM and SGLang record decode in the same way.
+Two recorders: `CudaGraphs` on a GPU, and `TracedGraphs` on any device, which keeps the operations as a torch.fx graph.
+That one saves no time worth having; it shows, without a GPU, that a replay depends on the buffers alone.
+CUDA graphs: NVIDIA, CUDA C++ Programming Guide, "CUDA Graphs". In engines: vLLM and SGLang record decode in the same
+way.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -34,14 +35,15 @@ from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
 
 if TYPE_CHECKING:
-    from workbench.models.decoder import Attends, Decoder
+    from workbench.models.decoder import Attends, CausalModel, Shaped
 
 SPACING = 8  # rows between two graphs, beyond 1, 2 and 4
-MOST_GRAPHS = 32  # each holds its own temporaries' addresses and takes a second or so to record
+MAX_GRAPHS = 32  # each holds its own temporaries' addresses and takes a second or so to record
 CHOICES = ("auto", True, False)
 # how far a replay's logits may be from the step's own, of the largest one; for smaller types 5e-2
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
-Step = Callable[..., tuple[torch.Tensor, ...]]
+Outputs = tuple[torch.Tensor, ...]
+Step = Callable[..., Outputs]
 
 
 # -- recorders -------------------------------------------------------------------------------------------------------
@@ -81,9 +83,8 @@ class CudaGraphs:
                     step(*inputs)
             current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            options = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
             try:
-                with torch.cuda.graph(graph, **options):
+                with torch.cuda.graph(graph, self._pool, stream, "thread_local"):
                     outputs = step(*inputs)
             except Exception:  # a recording that fails leaves its stream behind as the current one
                 torch.cuda.set_stream(current)
@@ -106,17 +107,17 @@ class TracedGraphs:
         from torch.fx.experimental.proxy_tensor import make_fx  # slow to load, and seldom needed
 
         with torch.inference_mode(False), torch.no_grad(), _launched_kernels() as launched:
+            trouble: Exception | None = None
             try:
                 module = make_fx(lambda *given: step(*given))(*inputs)
             except Exception as error:
                 if not launched.total():
                     raise
-                module, because = None, error
+                trouble = error
         if launched.total():
             names = ", ".join(sorted(launched))
-            raise WorkbenchError(
-                f"torch.fx does not see what Triton's kernels do, and this step launches {names}"
-            ) from (because if module is None else None)
+            message = f"torch.fx does not see what Triton's kernels do, and this step launches {names}"
+            raise WorkbenchError(message) from trouble
         operations = sum(node.op == "call_function" for node in module.graph.nodes)
         return Recorded(lambda: module(*inputs), operations)
 
@@ -140,12 +141,12 @@ def check_graphs(graphs: bool | str, *, compiled: bool) -> None:
         raise WorkbenchError(f'graphs must be True, False or "auto", got {graphs!r}')
     if graphs is True and compiled:
         raise WorkbenchError(
-            "graphs=True and compile=True exclude each other: steps of one row would be torch.compile's own; prepare the "
-            "model without compile, or take graphs=False"
+            "graphs=True and compile=True exclude each other: steps of one row would be torch.compile's own; prepare"
+            " the model without compile, or take graphs=False"
         )
 
 
-def why_no_graphs(graphs: bool | str, model: Decoder) -> str:
+def why_no_graphs(graphs: bool | str, model: Shaped) -> str:
     """Why steps of this model are not recorded; "" where they are. Raises as `check_graphs`."""
     compiled = getattr(model, "compiled", False)
     check_graphs(graphs, compiled=compiled)
@@ -160,8 +161,8 @@ def why_no_graphs(graphs: bool | str, model: Decoder) -> str:
     return ""
 
 
-def bucket_sizes(largest: int, most: int = MOST_GRAPHS) -> list[int]:
-    """1, 2, 4, 8, 16, 24, … `largest`: at most `most` of them, further apart where it takes that.
+def bucket_sizes(largest: int, max_sizes: int = MAX_GRAPHS) -> list[int]:
+    """1, 2, 4, 8, 16, 24, … `largest`: at most `max_sizes` of them, further apart where it takes that.
 
     >>> bucket_sizes(20)
     [1, 2, 4, 8, 16, 20]
@@ -169,7 +170,7 @@ def bucket_sizes(largest: int, most: int = MOST_GRAPHS) -> list[int]:
     spacing = SPACING
     while True:
         found = [n for n in (1, 2, 4, *range(spacing, largest, spacing)) if n < largest] + [largest]
-        if len(found) <= max(most, 4):
+        if len(found) <= max(max_sizes, 4):
             return found
         spacing *= 2
 
@@ -180,7 +181,7 @@ def bucket_sizes(largest: int, most: int = MOST_GRAPHS) -> list[int]:
 class StaticTables:
     """[rows, width] int32 on the device, of which every graph reads the first rows, and how the host writes them.
 
-    A table changes once in a block of tokens, so mostly nothing is sent.
+    A block table changes once per block of tokens, so most steps send nothing.
     """
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
@@ -210,7 +211,9 @@ class StaticNumbers:
         self._padding = torch.tensor([0, 0, scratch, 0, -1])[:, None].expand(5, rows).numpy()
         self.values = torch.from_numpy(self._padding.copy()).to(device)
 
-    def prepare(self, batch: Batch, write_at, lengths, sources: Sequence[int] | None) -> Callable[[], None]:
+    def prepare(
+        self, batch: Batch, write_at: Sequence[int], lengths: Sequence[int], sources: Sequence[int] | None
+    ) -> Callable[[], None]:
         """The host's half; what is returned is the device's."""
         count, on_host = batch.num_tokens, batch.token_ids.device.type == "cpu"
         values = _on_host(*self.values.shape, dtype=torch.int64, like=self.values)
@@ -233,8 +236,8 @@ class StaticNumbers:
 
 
 def _on_host(*shape: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-    """Memory that a copy to the device of `like` is only queued from: pinned. torch keeps it until the device has read it,
-    so the host may go on at once and prepare the next step in another."""
+    """Memory that a copy to the device of `like` is only queued from: pinned. torch keeps it until the device has read
+    it, so the host may go on at once and prepare the next step in another."""
     return torch.zeros(shape, dtype=dtype, pin_memory=like.device.type == "cuda")
 
 
@@ -242,17 +245,19 @@ def _on_host(*shape: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tenso
 
 
 class StaticKV(Protocol):
-    """What a kv offers so that a step over it can be recorded: `kv.paged_static.StaticPaged`."""
+    """What a kv must offer for its decode steps to be recorded; implemented by `kv.paged_static.StaticPaged`."""
 
     scratch: int
-    table_width: int
+    max_tokens: int
 
-    def begin_static(self, batch: Batch): ...
-    def static_attention(self, write_at, tables, lengths) -> Attends: ...
+    @property
+    def table_width(self) -> int: ...
+    def begin_static(self, batch: Batch) -> tuple[list[int], tuple[int, ...], list[Sequence[int]]]: ...
+    def static_attention(self, write_at: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor) -> Attends: ...
 
 
 class Decoded(NamedTuple):
-    """Of each text's last token. Valid until the next replay: all graphs leave their logits at one place."""
+    """Logits of the last token of each sequence. Valid until the next replay: all graphs write to the same buffer."""
 
     logits: torch.Tensor  # [n, V], float32 at least
     best: torch.Tensor  # [n] int64, the token of the highest logit
@@ -268,22 +273,17 @@ class _Graph:
 
 
 class GraphedSteps:
-    """Stands wherever the model does: `logits = steps(batch, kv)`, replayed where that can be, eager elsewhere.
+    """Called like the model, `logits = steps(batch, kv)`: replays a graph where possible, else runs eagerly.
 
-    largest: rows of the largest graph, so texts that decode together. A graph is recorded when it is first needed, or by
-    `warm_up`. The first replay of each is held against the step itself, on the same buffers; where they differ, the graph
-    is not used. check_every: every so many replays again (0: never), for whoever changes what is recorded.
-    replayed: replays, by rows of the graph. eager: other steps, by why. padding_rows: rows replayed for no text.
+    largest: rows of the largest graph, that is, sequences that decode together. A graph is recorded when it is first
+    needed, or by `warm_up`. The first replay of each is compared with an eager step on the same buffers; where they
+    differ, the graph is not used. check_every: compare again after so many replays (0: never), for developers of the
+    recorded step. replayed: number of replays by rows of the graph. eager: number of eager steps by reason.
+    padding_rows: rows that were replayed for no sequence.
     """
 
     def __init__(
-        self,
-        model: Decoder,
-        kv: StaticKV,
-        largest: int,
-        *,
-        recorder: Recorder | None = None,
-        check_every: int = 0,
+        self, model: CausalModel, kv: StaticKV, largest: int, *, recorder: Recorder | None = None, check_every: int = 0
     ) -> None:
         self.model, self.kv = model, kv
         self.recorder = recorder or recorder_for(model.device)
@@ -297,19 +297,20 @@ class GraphedSteps:
         self._tables = StaticTables(largest, kv.table_width, model.device)
         self._graphs: dict[int, _Graph] = {}
         self._failed: dict[int, str] = {}
-        self._held = model.reserve_positions(kv.max_tokens) if hasattr(model, "reserve_positions") else []
+        reserve = getattr(model, "reserve_positions", None)
+        self._held: list[torch.Tensor] = reserve(kv.max_tokens) if reserve else []
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)  # what is not about steps is the model's
 
     @property
     def recorded(self) -> dict[int, int | None]:
-        """By rows: operations of one replay, None where that is not known."""
+        """Operations of one replay by rows of the graph; None where not known."""
         return {rows: graph.recorded.operations for rows, graph in sorted(self._graphs.items())}
 
     @property
     def failed(self) -> dict[int, str]:
-        """By rows: why a step of so many could not be recorded."""
+        """Why a step of so many rows could not be recorded, by rows."""
         return dict(self._failed)
 
     def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
@@ -317,12 +318,12 @@ class GraphedSteps:
         if reason:
             self.eager[reason] += 1
             return self.model(batch, kv)
-        assert kv is self.kv, "graphs are recorded over one kv"
+        assert id(kv) == id(self.kv), "graphs are recorded over one kv"
         logits = self.decode(batch).logits
         return logits if batch.logit_rows is None else logits[batch.logit_rows]
 
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
-        self.eager["features are wanted"] += 1
+        self.eager["hidden states are wanted"] += 1
         return self.model.hidden(batch, kv)
 
     def why_eager(self, batch: Batch) -> str:
@@ -344,11 +345,12 @@ class GraphedSteps:
         return self.failed
 
     def decode(self, batch: Batch, sources: Sequence[int] | None = None) -> Decoded:
-        """One step of a batch that `why_eager` has nothing against."""
+        """One step of a batch for which `why_eager` returns ""."""
         return self.prepare(batch, sources)()
 
     def prepare(self, batch: Batch, sources: Sequence[int] | None = None) -> Callable[[], Decoded]:
-        """The host's half of a step: books, and what the buffers will hold. What is returned is the device's half.
+        """The host's half of a step: the bookkeeping and the new contents of the buffers. Returns the device's half, a
+        function.
 
         sources: for each text the row of `previous` that its token is to be read from when the step begins, −1 for the
         one in the batch. So a step can be prepared before the tokens of the one before it are known.
@@ -390,7 +392,9 @@ class GraphedSteps:
             return
         self._graphs[size] = _Graph(numbers, buffers, recorded)
 
-    def _step(self, numbers, tables, previous, logits) -> tuple[torch.Tensor, ...]:
+    def _step(
+        self, numbers: torch.Tensor, tables: torch.Tensor, previous: torch.Tensor, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """What is recorded. numbers [5, rows], tables [rows, width], previous: the tokens of the step before
         -> logits [rows, V], which are written where they were given, best [rows], top [rows]."""
         token_ids, positions, write_at, lengths, source = numbers.unbind(0)
@@ -409,7 +413,7 @@ class GraphedSteps:
         logits.copy_(self.model(batch, attention))
         return logits, logits.argmax(dim=-1), logits.amax(dim=-1)
 
-    def _checked(self, size: int, graph: _Graph, outputs, rows: int):
+    def _checked(self, size: int, graph: _Graph, outputs: Outputs, rows: int) -> Outputs:
         """The replay's outputs, or the step's own where they differ. Running it again writes the same once more."""
         replayed = outputs[0][:rows].clone()
         with torch.no_grad():

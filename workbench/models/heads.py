@@ -1,17 +1,17 @@
-"""Draft heads: small networks that read a target's features and share its embedding and its output head.
+"""Draft heads: small networks that read a target's hidden states and share its embedding and its output head.
 
-A feature is a row of the target after its last norm, f_t: what its head turns into the law of token t + 1. To have it
-costs nothing, the target has computed it anyway.
+A hidden state is a row of the target after its last norm, f_t: what its head turns into the distribution of token t +
+1. To have it costs nothing, the target has computed it anyway.
 
     Medusa (Cai et al., arXiv 2401.10774 §2.1): from f_t alone, head k = 1, 2, … guesses f_(t+k)
         block     x = f_t + SiLU(W_k f_t + b_k)
-        out       P_k x, which goes through the target's own head: law of token t + 1 + k
+        out       P_k x, which goes through the target's own head: distribution of token t + 1 + k
 
     EAGLE (Li et al., arXiv 2401.15077): from f_t and the token that came after it, one decoder layer
-    guesses the next feature, and so on from its own guess
+    guesses the next hidden state, and so on from its own guess
         fc        [norm(embedding of token t + 1) ; f_t]  2d -> d
         layer     one decoder layer, over all rows before
-        norm      as the target's last one            -> f_(t+1), through the target's head: law of token t + 2
+        norm      as the target's last one            -> f_(t+1), through the target's head: distribution of token t + 2
 
 In Medusa-1 every head has a vocabulary matrix of its own, V·d values. Here it is E·P_k, with E the target's head:
 d·d values, 384² instead of 4,096·384, and the same rank.
@@ -24,8 +24,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +39,7 @@ from workbench.errors import WorkbenchError, check_settings, check_whole, is_num
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import ZOO
 from workbench.models.config import ModelConfig
-from workbench.models.decoder import Attends, Decoder, DecoderLayer
+from workbench.models.decoder import Attends, Decoder, DecoderLayer, Shaped
 from workbench.models.layers import RMSNorm, Rotary
 
 VERSION = 1
@@ -61,11 +63,11 @@ class MedusaConfig:
         if self.num_heads > MAX_HEADS:
             raise WorkbenchError(f"num_heads must be at most {MAX_HEADS}, got {self.num_heads}")
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict) -> MedusaConfig:
+    def from_dict(cls, values: dict[str, Any]) -> MedusaConfig:
         names = [field.name for field in dataclasses.fields(cls)]
         check_settings("Medusa heads", values, names)
         for name in names:
@@ -75,7 +77,7 @@ class MedusaConfig:
 
 
 class Heads(nn.Module):
-    """What both kinds have in common: whose they are, and that they fit no other."""
+    """What both kinds of heads share: the name of their target, and the check that a model is that target."""
 
     kind: str
     config: MedusaConfig | ModelConfig
@@ -88,19 +90,19 @@ class Heads(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def check_target(self, target: Decoder) -> None:
-        """Raise WorkbenchError unless these heads were trained on this model's features."""
+    def check_target(self, target: Shaped) -> None:
+        """Raise WorkbenchError unless these heads were trained on this model's hidden states."""
         for what in ("hidden_size", "vocab_size"):
             ours, its = getattr(self.config, what), getattr(target.config, what)
             if ours != its:
                 raise WorkbenchError(
-                    f"{self.name} reads the features of {self.target}, with {what} {ours:,}; {target.name} has {its:,}. "
-                    f"Heads belong to one target: take {self.target}, or train heads for {target.name}"
+                    f"{self.name} reads the hidden states of {self.target}, with {what} {ours:,}; {target.name} has "
+                    f"{its:,}. Heads belong to one target: take {self.target}, or train heads for {target.name}"
                 )
         if target.name != self.target:
             raise WorkbenchError(
-                f"{self.name} was trained on the features of {self.target}, and those of {target.name} mean something "
-                f"else; take {self.target}, or train heads for {target.name}"
+                f"{self.name} was trained on the hidden states of {self.target}, and those of {target.name} mean "
+                f"something else; take {self.target}, or train heads for {target.name}"
             )
 
     def num_parameters(self) -> int:
@@ -116,12 +118,12 @@ class MedusaHead(nn.Module):
         self.block = nn.Linear(size, size)
         self.out = nn.Linear(size, size, bias=False)
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.out(features + F.silu(self.block(features)))
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.out(hidden_states + F.silu(self.block(hidden_states)))
 
 
 class MedusaHeads(Heads):
-    """`num_heads` guesses from one feature: head k (from 0) is for the token k + 2 after the feature's own.
+    """`num_heads` guesses from one hidden state: head k (from 0) is for the token k + 2 after the hidden state's own.
 
     shares [num_heads][RANKS]: how often the best token, the second best, … of each head was the one that the target
     finds best; measured on training text. None: not measured.
@@ -129,11 +131,14 @@ class MedusaHeads(Heads):
 
     kind = "medusa"
 
+    config: MedusaConfig
+
     def __init__(self, config: MedusaConfig, *, target: str, name: str = "unnamed") -> None:
         super().__init__(target, name)
         self.config = config
         self.shares: list[list[float]] | None = None
-        self.heads = nn.ModuleList(MedusaHead(config.hidden_size) for _ in range(config.num_heads))
+        heads = nn.ModuleList(MedusaHead(config.hidden_size) for _ in range(config.num_heads))
+        self.heads = cast("Sequence[MedusaHead]", heads)
 
     def initialize(self, target: Decoder, seed: int) -> None:
         """Every head begins as the target's own, W = b = 0 (arXiv 2401.10774 §2.1), but less sure: P = 0.3.
@@ -146,18 +151,21 @@ class MedusaHeads(Heads):
                 head.block.bias.zero_()
                 nn.init.eye_(head.out.weight).mul_(0.3)
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """features [n, d] -> [num_heads, n, d], for the target's head."""
-        return torch.stack([head(features) for head in self.heads])
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [n, d] -> [num_heads, n, d], for the target's head."""
+        return torch.stack([head(hidden_states) for head in self.heads])
 
 
 class EagleHead(Heads):
-    """One decoder layer from features and tokens to features. `config` is that layer's, with the target's d and V.
+    """One decoder layer from hidden states and tokens to hidden states. `config` is that layer's, with the target's d
+    and V.
 
-    Row i has feature i and token i + 1 and speaks of feature i + 1; its position is i.
+    Row i has hidden state i and token i + 1 and speaks of hidden state i + 1; its position is i.
     """
 
     kind = "eagle"
+
+    config: ModelConfig
 
     def __init__(self, config: ModelConfig, *, target: str, name: str = "unnamed") -> None:
         super().__init__(target, name)
@@ -174,7 +182,8 @@ class EagleHead(Heads):
         self.rotary = Rotary(config)
 
     def initialize(self, target: Decoder, seed: int) -> None:
-        """Begin as "the next feature is this one": fc passes the feature through, and the norm is the target's."""
+        """Begin as "the next hidden state is this one": fc passes the hidden state through, and the norm is the
+        target's."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -186,19 +195,17 @@ class EagleHead(Heads):
             self.fc.weight[:, self.config.hidden_size :] += torch.eye(self.config.hidden_size)
             self.norm.weight.copy_(target.norm.weight)
 
-    def forward(
-        self, embeddings: torch.Tensor, features: torch.Tensor, batch: Batch, kv: Attends
-    ) -> torch.Tensor:
-        """embeddings [N, d] of the next tokens, features [N, d] -> next features [N, d].
+    def forward(self, embeddings: torch.Tensor, hidden_states: torch.Tensor, batch: Batch, kv: Attends) -> torch.Tensor:
+        """embeddings [N, d] of the next tokens, hidden_states [N, d] -> next hidden_states [N, d].
 
         batch says whose rows these are and where they stand; its token ids are not read. `kv.begin` may refuse it.
         """
         kv.begin(batch)
-        x = self.fc(torch.cat((self.token_norm(embeddings), features), dim=-1))
+        x = self.fc(torch.cat((self.token_norm(embeddings), hidden_states), dim=-1))
         return self.norm(self.layer(x, self.rotary(batch.positions, x.dtype), 0, batch, kv))
 
 
-KINDS: dict[str, tuple[type[Heads], type]] = {
+KINDS: dict[str, tuple[Callable[..., MedusaHeads | EagleHead], type[MedusaConfig | ModelConfig]]] = {
     "medusa": (MedusaHeads, MedusaConfig),
     "eagle": (EagleHead, ModelConfig),
 }
@@ -212,7 +219,7 @@ def heads_names() -> list[str]:
     return sorted(file.parent.name for file in ZOO.glob(f"*/{DESCRIPTION}"))
 
 
-def save_heads(heads: Heads, folder: str | os.PathLike, *, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_heads(heads: Heads, folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write heads.safetensors and heads.json; the latter last, so that a folder with it is whole."""
     folder, name = Path(folder), str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
@@ -235,10 +242,7 @@ def save_heads(heads: Heads, folder: str | os.PathLike, *, dtype: torch.dtype = 
 
 
 def load_heads(
-    name_or_path: str | os.PathLike,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    name_or_path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> MedusaHeads | EagleHead:
     """Trained heads by the name they ship under ("stdlib-10m-medusa"), or from a folder; ready to run.
 
@@ -255,7 +259,7 @@ def load_heads(
         raise WorkbenchError(f"{folder}: {error}") from error
 
 
-def _read(folder: Path, dtype: torch.dtype) -> Heads:
+def _read(folder: Path, dtype: torch.dtype) -> MedusaHeads | EagleHead:
     description = _description(folder / DESCRIPTION)
     kind, shape = KINDS[description["kind"]]
     config = shape.from_dict(description["config"])
@@ -286,25 +290,22 @@ def _read(folder: Path, dtype: torch.dtype) -> Heads:
             f"tensor {next(iter(tensors))!r} has no place in {description['kind']} heads of this shape"
         )
     if isinstance(heads, EagleHead):
-        heads.rotary = Rotary(config)
+        heads.rotary = Rotary(heads.config)
     elif "shares" in description:
-        heads.shares = _shares(description["shares"], config.num_heads)
+        heads.shares = _shares(description["shares"], heads.config.num_heads)
     return heads
 
 
-def _shares(values: object, num_heads: int) -> list[list[float]]:
+def _shares(values: Any, num_heads: int) -> list[list[float]]:
     ok = isinstance(values, list) and len(values) == num_heads
     if not ok or not all(
-        isinstance(row, list) and len(row) == RANKS and all(is_number(s) and 0 <= s <= 1 for s in row)
-        for row in values
+        isinstance(row, list) and len(row) == RANKS and all(is_number(s) and 0 <= s <= 1 for s in row) for row in values
     ):
-        raise WorkbenchError(
-            f"shares must be {num_heads} lists of {RANKS} numbers from 0 to 1, got {values!r:.80}"
-        )
+        raise WorkbenchError(f"shares must be {num_heads} lists of {RANKS} numbers from 0 to 1, got {values!r:.80}")
     return values
 
 
-def _description(file: Path) -> dict:
+def _description(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -313,9 +314,7 @@ def _description(file: Path) -> dict:
         raise WorkbenchError(f"{file.name} must hold a JSON object, got {type(values).__name__}")
     check_settings(file.name, values, ("version", "kind", "target", "dtype", "config", "shares"))
     if values.get("version") != VERSION:
-        raise WorkbenchError(
-            f"{file.name} is of version {values.get('version')!r}, this package reads {VERSION}"
-        )
+        raise WorkbenchError(f"{file.name} is of version {values.get('version')!r}, this package reads {VERSION}")
     for key, kind in (("kind", str), ("target", str), ("dtype", str), ("config", dict)):
         if not isinstance(values.get(key), kind):
             raise WorkbenchError(f"{file.name}: {key} must be a {kind.__name__}, got {values.get(key)!r:.80}")

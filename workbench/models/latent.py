@@ -1,6 +1,6 @@
 """The two equal forms of latent attention: expand the cache, or absorb the expansion into the query.
 
-A kv of latent attention holds one row (c, k_r) a token: the latent [kv_rank] and the turned rotary key [rotary].
+A kv of latent attention holds one row (c, k_r) a token: the latent [kv_rank] and the rotated rotary key [rotary].
 Head h has the key (K_h·c, k_r) and the value V_h·c, where K_h [content, kv_rank] and V_h [value, kv_rank]. So
 
     score    q·k = q_c·(K_h·c) + q_r·k_r  =  (K_hᵀ·q_c)·c + q_r·k_r          "absorbed": the key is (c, k_r) itself,
@@ -26,7 +26,8 @@ from workbench.models.config import LatentAttentionShape
 
 @dataclass(frozen=True)
 class UpProjections:
-    """From latents to keys and values of every head, and the same maps moved over to the query and the result."""
+    """The maps from latents to the keys and values of every head, and the same maps applied to queries and outputs
+    instead."""
 
     shape: LatentAttentionShape
     k_up: torch.Tensor  # [H·content, kv_rank]
@@ -57,7 +58,7 @@ class UpProjections:
 
 
 def absorbing_pays(shape: LatentAttentionShape, new_tokens: int) -> bool:
-    """Whether the absorbed form takes fewer FLOPs for so many new tokens of a sequence that remembers far more."""
+    """Whether the absorbed form takes fewer FLOPs for so many new tokens of a sequence with a far longer context."""
     ups = shape.content_head_dim + shape.value_head_dim
     more_a_query = 2 * shape.kv_rank - ups  # multiply-adds for a query and a token, over the expanded form's
     return more_a_query <= 0 or new_tokens * more_a_query < shape.kv_rank * ups

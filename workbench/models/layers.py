@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +82,7 @@ def rotary_frequencies(config: ModelConfig, *, local: bool = False) -> torch.Ten
     """
     pairs = torch.arange(0, config.rotary_head_dim, 2, dtype=torch.int64).float()
     if local:
+        assert config.local_rope_theta is not None, "a shape whose windowed layers turn as the others"
         return 1.0 / (config.local_rope_theta ** (pairs / config.rotary_head_dim))
     frequency = 1.0 / (config.rope_theta ** (pairs / config.rotary_head_dim))
     match config.rope_scaling:
@@ -136,15 +138,15 @@ class Rotary(nn.Module):
         self.put_on(torch.get_default_device())
 
     def put_on(self, device: torch.device) -> None:
-        """Compute the frequencies anew, on `device`. On the meta device they only get their shape: to compute nothing there
-        torch would first import its compiler, for a second and more."""
+        """Compute the frequencies anew, on `device`. On the meta device they only get their shape: to compute nothing
+        there torch would first import its compiler, for a second and more."""
         if device.type == "meta":
             self.frequencies = torch.empty((self.config.rotary_head_dim + 1) // 2, device=device)
         else:
             self.frequencies = rotary_frequencies(self.config, local=self.local).to(device)
 
-    def _apply(self, fn: Callable, recurse: bool = True) -> Rotary:
-        super()._apply(fn, recurse)  # every .to(...) comes through here
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Rotary:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # every .to(...) comes through here
         self.put_on(self.frequencies.device)
         return self
 

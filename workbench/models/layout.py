@@ -8,6 +8,7 @@ files with model_type "workbench", which only this package reads.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh")
 # -- config.json -> ModelConfig ---------------------------------------------------------------------------
 
 
-def config_from_hf(values: dict, generation: dict | None = None) -> ModelConfig:
+def config_from_hf(values: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
     """The ModelConfig of a config.json, in transformers 5's form (rope_parameters), the older one, or our own.
 
     generation: generation_config.json, whose end-of-text ids come first when it has any.
@@ -74,7 +75,7 @@ def config_from_hf(values: dict, generation: dict | None = None) -> ModelConfig:
     return config
 
 
-def _hf_config(family: object, values: dict, eos: object) -> ModelConfig:
+def _hf_config(family: object, values: dict[str, Any], eos: Any) -> ModelConfig:
     if family == "gemma3":
         raise WorkbenchError(
             "model_type 'gemma3' is a model of text and images; only its text part alone, 'gemma3_text', is read here"
@@ -94,7 +95,7 @@ def _hf_config(family: object, values: dict, eos: object) -> ModelConfig:
     )
 
 
-def _workbench_config(values: dict, eos: object) -> ModelConfig:
+def _workbench_config(values: dict[str, Any], eos: object) -> ModelConfig:
     check_settings("config.json", values, ("model_type", "dtype", SHAPE_KEY))
     shape = values.get(SHAPE_KEY)
     if not isinstance(shape, dict):
@@ -106,7 +107,7 @@ def _workbench_config(values: dict, eos: object) -> ModelConfig:
     return ModelConfig.from_dict(shape)
 
 
-def _refuse_experts(family: str, values: dict) -> None:
+def _refuse_experts(family: str, values: dict[str, Any]) -> None:
     dense, layers = values.get("first_k_dense_replace", _DENSE_LAYERS[family]), _num_layers(values)
     if not isinstance(dense, int) or dense < layers:
         raise WorkbenchError(
@@ -115,7 +116,7 @@ def _refuse_experts(family: str, values: dict) -> None:
         )
 
 
-def _gpt2_values(family: str, values: dict) -> dict:
+def _gpt2_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
     _only(values, "activation_function", _GELU_TANH, "another activation", default="gelu_new")
     _only(values, "scale_attn_weights", (True,), "unscaled attention", default=True)
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
@@ -138,7 +139,7 @@ def _gpt2_values(family: str, values: dict) -> dict:
     }
 
 
-def _llama_values(family: str, values: dict) -> dict:
+def _llama_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
     _only(values, "hidden_act", ("silu",), "another activation", default="silu")
     if family in ("mistral", "qwen2"):  # transformers ignores the key there: the file means something else
         _only(values, "attention_bias", (False, None), f"biases that {family} does not have")
@@ -163,10 +164,8 @@ def _llama_values(family: str, values: dict) -> dict:
     }
 
 
-def _gemma_values(family: str, values: dict) -> dict:
-    _only(
-        values, "hidden_activation", ("gelu_pytorch_tanh",), "another activation", default="gelu_pytorch_tanh"
-    )
+def _gemma_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
+    _only(values, "hidden_activation", ("gelu_pytorch_tanh",), "another activation", default="gelu_pytorch_tanh")
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         _only(values, key, (None,), "a soft cap")
     _only(values, "use_bidirectional_attention", (False, None), "attention in both directions")
@@ -194,7 +193,7 @@ def _gemma_values(family: str, values: dict) -> dict:
     }
 
 
-def _deepseek_values(family: str, values: dict) -> dict:
+def _deepseek_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
     """Latent attention and a dense feed-forward in every layer (see `_refuse_experts`)."""
     _only(values, "hidden_act", ("silu",), "another activation", default="silu")
     _only(values, "attention_bias", (False, None), "biases in latent attention")
@@ -233,7 +232,7 @@ _READERS = {
 }
 
 
-def _block_values(family: str, values: dict) -> dict:
+def _block_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
     """What every family but GPT-2 calls the same."""
     return {
         "vocab_size": _need(values, "vocab_size"),
@@ -246,7 +245,7 @@ def _block_values(family: str, values: dict) -> dict:
     }
 
 
-def _num_layers(values: dict) -> int:
+def _num_layers(values: dict[str, Any]) -> int:
     layers = _need(values, "num_hidden_layers")
     if not isinstance(layers, int) or not 1 <= layers <= _MAX_LAYERS:
         raise WorkbenchError(
@@ -258,7 +257,7 @@ def _num_layers(values: dict) -> int:
 # -- positions ---------------------------------------------------------------------------------------------
 
 
-def _rotary(values: dict, context: int) -> dict:
+def _rotary(values: dict[str, Any], context: int) -> dict[str, Any]:
     """rope_theta and rope_scaling, the same for all layers."""
     key = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
     rope = values.get(key) or {}
@@ -272,12 +271,10 @@ def _rotary(values: dict, context: int) -> dict:
     }
 
 
-def _gemma_rotary(values: dict, context: int, *, windowed: bool) -> dict:
+def _gemma_rotary(values: dict[str, Any], context: int, *, windowed: bool) -> dict[str, Any]:
     """One rotary embedding for the layers that see everything, another for those with a window."""
     kinds = values.get("rope_parameters") or {}
-    if not isinstance(kinds, dict) or not all(
-        isinstance(kinds.get(key) or {}, dict) for key in (_FULL, _SLIDING)
-    ):
+    if not isinstance(kinds, dict) or not all(isinstance(kinds.get(key) or {}, dict) for key in (_FULL, _SLIDING)):
         raise WorkbenchError(f"config.json: rope_parameters must hold objects {_FULL} and {_SLIDING}")
     if kinds.keys() - {_FULL, _SLIDING}:
         raise WorkbenchError(
@@ -302,7 +299,7 @@ def _gemma_rotary(values: dict, context: int, *, windowed: bool) -> dict:
     }
 
 
-def _scaling(rope: dict, key: str, original: object, context: int) -> Scaling | None:
+def _scaling(rope: dict[str, Any], key: str, original: Any, context: int) -> Scaling | None:
     """original: the length before the stretching where it stands outside of `rope`."""
     _only(rope, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
     _only(rope, "mrope_section", (None,), "rotary embedding in sections")
@@ -342,7 +339,7 @@ def _scaling(rope: dict, key: str, original: object, context: int) -> Scaling | 
 # -- windows -----------------------------------------------------------------------------------------------
 
 
-def _windows(family: str, values: dict) -> tuple[int | None, tuple[int, ...]]:
+def _windows(family: str, values: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
     """The window, or None, and the layers that have none although there is one."""
     layers, kinds = _num_layers(values), values.get("layer_types")
     if family == "gemma3_text":
@@ -390,7 +387,7 @@ def _few(value: object) -> str:
     return words if len(words) <= 80 else f"{words[:77]}..."
 
 
-def _only(values: dict, key: str, allowed: tuple, what: str, default=None) -> None:
+def _only(values: dict[str, Any], key: str, allowed: tuple[Any, ...], what: str, default: object = None) -> None:
     value = values.get(key, default)
     if value not in allowed:
         raise WorkbenchError(
@@ -399,12 +396,10 @@ def _only(values: dict, key: str, allowed: tuple, what: str, default=None) -> No
         )
 
 
-def _need(values: dict, key: str, where: str = "") -> int | float:
+def _need(values: dict[str, Any], key: str, where: str = "") -> Any:
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
-        raise WorkbenchError(
-            f"config.json: {where + '.' if where else ''}{key} must be a number, got {_few(value)}"
-        )
+        raise WorkbenchError(f"config.json: {where + '.' if where else ''}{key} must be a number, got {_few(value)}")
     return value
 
 
@@ -417,7 +412,7 @@ def _divide(hidden: int, heads: int) -> int:
 # -- ModelConfig -> config.json ---------------------------------------------------------------------------
 
 
-def config_to_hf(config: ModelConfig, dtype: torch.dtype) -> dict:
+def config_to_hf(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     """config.json in transformers 5's form, or with model_type "workbench" where no family of theirs has the shape.
 
     Raises WorkbenchError for a shape that the family it goes by cannot say and another one can.
@@ -439,7 +434,7 @@ def config_to_hf(config: ModelConfig, dtype: torch.dtype) -> dict:
     return {"model_type": WORKBENCH, "dtype": _dtype_name(dtype), SHAPE_KEY: config.to_dict()}
 
 
-def _in_family(config: ModelConfig, dtype: torch.dtype) -> tuple[dict, list[str]]:
+def _in_family(config: ModelConfig, dtype: torch.dtype) -> tuple[dict[str, Any], list[str]]:
     """config.json of its family, and what of the shape is not found there again."""
     if config.is_gpt2:
         block = _gpt2_to_hf(config)
@@ -465,20 +460,17 @@ def _in_family(config: ModelConfig, dtype: torch.dtype) -> tuple[dict, list[str]
     return values, lost
 
 
-def generation_to_hf(config: ModelConfig) -> dict:
+def generation_to_hf(config: ModelConfig) -> dict[str, Any]:
     """generation_config.json: the tokens that begin and end a text."""
     eos = list(config.eos_token_ids)
-    return {
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": (eos[0] if len(eos) == 1 else eos) if eos else None,
-    }
+    return {"bos_token_id": config.bos_token_id, "eos_token_id": (eos[0] if len(eos) == 1 else eos) if eos else None}
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _gpt2_to_hf(config: ModelConfig) -> dict:
+def _gpt2_to_hf(config: ModelConfig) -> dict[str, Any]:
     return {
         "n_embd": config.hidden_size,
         "n_layer": config.num_layers,
@@ -490,7 +482,7 @@ def _gpt2_to_hf(config: ModelConfig) -> dict:
     }
 
 
-def _llama_to_hf(config: ModelConfig) -> dict:
+def _llama_to_hf(config: ModelConfig) -> dict[str, Any]:
     values = {
         **_block_to_hf(config),
         "head_dim": config.head_dim,
@@ -514,7 +506,7 @@ def _llama_to_hf(config: ModelConfig) -> dict:
     return values
 
 
-def _gemma_to_hf(config: ModelConfig) -> dict:
+def _gemma_to_hf(config: ModelConfig) -> dict[str, Any]:
     local = config.rope_theta if config.local_rope_theta is None else config.local_rope_theta
     scalar = config.head_dim if config.query_pre_attn_scalar is None else config.query_pre_attn_scalar
     return {
@@ -532,8 +524,8 @@ def _gemma_to_hf(config: ModelConfig) -> dict:
     }
 
 
-def _deepseek_to_hf(config: ModelConfig) -> dict:
-    latent = config.latent_attention
+def _deepseek_to_hf(config: ModelConfig) -> dict[str, Any]:
+    latent = config.latent_shape
     values = {
         **_block_to_hf(config),
         "q_lora_rank": latent.query_rank,
@@ -553,7 +545,7 @@ def _deepseek_to_hf(config: ModelConfig) -> dict:
     return values
 
 
-def _block_to_hf(config: ModelConfig) -> dict:
+def _block_to_hf(config: ModelConfig) -> dict[str, Any]:
     return {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
@@ -569,7 +561,7 @@ def _layer_types(config: ModelConfig) -> list[str]:
     return [_FULL if config.window_of(i) is None else _SLIDING for i in range(config.num_layers)]
 
 
-def _rope_to_hf(theta: float, scaling: Scaling | None) -> dict:
+def _rope_to_hf(theta: float, scaling: Scaling | None) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": theta}
     match scaling:
         case RotaryScaling():

@@ -5,7 +5,8 @@
 A decode step multiplies every weight with one row or a few, so its time is that of reading the weights. How they
 lie in memory decides how fast they are read: `Plain` leaves them to torch's `F.linear` and is the oracle of all
 others; `Packed` lets oneDNN lay them out once, in blocks that its kernels read straight through; `TritonMatvec` is our
-kernel for a few rows on a CUDA device. Weights in fewer bits are further classes of this kind (`workbench.quantization.inference`).
+kernel for a few rows on a CUDA device. Weights in fewer bits are further classes of this kind
+(`workbench.quantization.inference`).
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class Packed:
     """The weight in oneDNN's blocked layout, made once. CPU only; float32, and bfloat16 where the CPU has it.
 
     The block is chosen for ROWS_HINT rows, because the kernel for that reads the same layout faster for one row
-    too. A large matrix is multiplied with at least LEAST_ROWS rows: the kernel keeps one accumulator a row, and
+    too. A large matrix is multiplied with at least MIN_ROWS rows: the kernel keeps one accumulator a row, and
     with a single one it waits for its own sums instead of for memory (measured: a quarter faster beyond the
     cache, nothing gained in it).
     """
 
     form = "packed"
     ROWS_HINT = 8
-    LEAST_ROWS = 4
+    MIN_ROWS = 4
     LARGE_BYTES = 4 << 20
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -71,8 +72,8 @@ class Packed:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
-        if self._large and rows < self.LEAST_ROWS:
-            x = x.expand(self.LEAST_ROWS, -1) if rows == 1 else F.pad(x, (0, 0, 0, self.LEAST_ROWS - rows))
+        if self._large and rows < self.MIN_ROWS:
+            x = x.expand(self.MIN_ROWS, -1) if rows == 1 else F.pad(x, (0, 0, 0, self.MIN_ROWS - rows))
             return self._multiply(x.contiguous(), self._packed, self.bias, "none", [], "")[:rows]
         return self._multiply(x, self._packed, self.bias, "none", [], "")
 
@@ -82,14 +83,12 @@ class TritonMatvec:
     `F.linear`. CUDA; on a CPU, by name only, in Triton's interpreter."""
 
     form = "Triton kernel"
-    MOST_ROWS = 32
+    MAX_ROWS = 32
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         reason = why_not_triton(weight.dtype, weight.device)
         if reason:
-            raise WorkbenchError(
-                f"this weight cannot go through a Triton kernel: {reason}; use the plain linear"
-            )
+            raise WorkbenchError(f"this weight cannot go through a Triton kernel: {reason}; use the plain linear")
         from workbench.kernels.matvec import matvec
 
         self.out_features, self.in_features = weight.shape
@@ -98,7 +97,7 @@ class TritonMatvec:
         self._multiply = matvec
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > self.MOST_ROWS:
+        if x.shape[0] > self.MAX_ROWS:
             return F.linear(x, self.weight, self.bias)
         return self._multiply(x, self.weight, self.bias)
 
@@ -121,7 +120,8 @@ class Matvec:
 
 
 class SideBySide:
-    """Several Linears over the same x, their outputs one after the other: those that cannot be one matrix."""
+    """Several Linears over the same x with concatenated outputs, where their weights cannot be joined into one
+    matrix."""
 
     def __init__(self, linears: list[Linear]) -> None:
         self.linears = linears
@@ -146,7 +146,8 @@ def linear_class(name: str, dtype: torch.dtype, device: torch.device | str) -> C
 
 
 def chosen_linear(dtype: torch.dtype, device: torch.device | str) -> tuple[Callable[..., Linear], str]:
-    """What "auto" is for such weights, and why: packed on a CPU that can, our kernel on a GPU that can, else plain."""
+    """The class that "auto" stands for, and why: packed on a CPU that supports it, our kernel on such a GPU, else
+    plain."""
     if torch.device(device).type == "cuda":
         reason = why_not_triton(dtype, device)
         if reason:

@@ -23,12 +23,12 @@ SEEDS = ZOO / "seeds.json"
 class Spread:
     """Of one training around the mean of its recipe, pooled over recipes."""
 
-    standard_deviation: float  # nats a token
+    standard_deviation: float  # nats per token
     degrees_of_freedom: int  # runs less recipes
 
 
 def losses_by_seed() -> dict[str, dict[int, float]]:
-    """Model -> seed -> held-out nats a token, of all the held-out text."""
+    """Model -> seed -> held-out nats per token, of all the held-out text."""
     found: dict[str, dict[int, float]] = {}
     for run in json.loads(SEEDS.read_text()):
         found.setdefault(run["model"], {})[run["seed"]] = run["nats_per_token"]

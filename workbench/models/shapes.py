@@ -6,6 +6,8 @@ counts against the published totals and against the built modules.
 
 from __future__ import annotations
 
+from typing import Any
+
 from workbench.errors import unknown
 from workbench.models.config import (
     ExpertsShape,
@@ -18,7 +20,7 @@ from workbench.models.config import (
 
 
 def _llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, wide: int, *, family: str = "llama", **other
+    hidden: int, layers: int, heads: int, kv_heads: int, wide: int, *, family: str = "llama", **other: Any
 ) -> ModelConfig:
     """Llama's block; the head size is d / H_q unless given."""
     return ModelConfig(
@@ -33,7 +35,7 @@ def _llama(
     )
 
 
-def _stretched(factor: float) -> dict:
+def _stretched(factor: float) -> dict[str, Any]:
     """What Llama 3.1 and 3.2 share beyond Llama 3: 128K tokens by slower long waves."""
     scaling = RotaryScaling(factor, 1.0, 4.0, original_context_length=8192)
     return {**_LLAMA_3, "context_length": 131_072, "rope_scaling": scaling}
@@ -58,7 +60,7 @@ def _gpt2(hidden: int, layers: int, heads: int) -> ModelConfig:
     )
 
 
-def _gemma3(hidden: int, layers: int, heads: int, kv_heads: int, wide: int, **other) -> ModelConfig:
+def _gemma3(hidden: int, layers: int, heads: int, kv_heads: int, wide: int, **other: Any) -> ModelConfig:
     """Five layers with a window, then one that sees everything; the two kinds turn by different thetas."""
     return _llama(
         hidden,
@@ -94,7 +96,7 @@ def _deepseek(
     *,
     query_rank: int | None,
     mscale: float,
-    **other,
+    **other: Any,
 ) -> ModelConfig:
     """Latent attention: 512 + 64 values a token a layer are cached, however many heads there are.
 
@@ -120,23 +122,23 @@ def _deepseek(
     )
 
 
-_LLAMA_2 = {"vocab_size": 32_000, "context_length": 4096, "bos_token_id": 1, "eos_token_ids": (2,)}
-_LLAMA_3 = {
+_LLAMA_2: dict[str, Any] = {"vocab_size": 32_000, "context_length": 4096, "bos_token_id": 1, "eos_token_ids": (2,)}
+_LLAMA_3: dict[str, Any] = {
     "vocab_size": 128_256,
     "context_length": 8192,
     "rope_theta": 500_000.0,
     "bos_token_id": 128_000,
     "eos_token_ids": (128_001,),
 }
-_QWEN = {"vocab_size": 151_936, "norm_eps": 1e-6, "rope_theta": 1_000_000.0, "bos_token_id": 151_643}
-_QWEN_25 = {
+_QWEN: dict[str, Any] = {"vocab_size": 151_936, "norm_eps": 1e-6, "rope_theta": 1_000_000.0, "bos_token_id": 151_643}
+_QWEN_25: dict[str, Any] = {
     **_QWEN,
     "family": "qwen2",
     "context_length": 32_768,
     "qkv_bias": True,
     "eos_token_ids": (151_643,),
 }
-_QWEN_3 = {
+_QWEN_3: dict[str, Any] = {
     **_QWEN,
     "family": "qwen3",
     "context_length": 40_960,
@@ -144,9 +146,9 @@ _QWEN_3 = {
     "qk_norm": True,
     "eos_token_ids": (151_645,),
 }
-_DEEPSEEK_V2 = {"vocab_size": 102_400, "bos_token_id": 100_000, "eos_token_ids": (100_001,)}
-_TIED = {"tie_embeddings": True}
-_LONG = {"context_length": 131_072}
+_DEEPSEEK_V2: dict[str, Any] = {"vocab_size": 102_400, "bos_token_id": 100_000, "eos_token_ids": (100_001,)}
+_TIED: dict[str, Any] = {"tie_embeddings": True}
+_LONG: dict[str, Any] = {"context_length": 131_072}
 
 PUBLIC_SHAPES: dict[str, ModelConfig] = {
     "llama-2-7b": _llama(4096, 32, 32, 32, 11_008, **_LLAMA_2),
@@ -185,9 +187,7 @@ PUBLIC_SHAPES: dict[str, ModelConfig] = {
     "gpt2-medium": _gpt2(1024, 24, 16),
     "gpt2-large": _gpt2(1280, 36, 20),
     "gpt2-xl": _gpt2(1600, 48, 25),
-    "gemma-3-1b": _gemma3(
-        1152, 26, 4, 1, 6912, vocab_size=262_144, context_length=32_768, sliding_window=512
-    ),
+    "gemma-3-1b": _gemma3(1152, 26, 4, 1, 6912, vocab_size=262_144, context_length=32_768, sliding_window=512),
     # the text model alone, without the 420 M parameters that look at images
     "gemma-3-4b": _gemma3(
         2560,
@@ -272,7 +272,7 @@ HUB_IDS: dict[str, str] = {
 
 # Nobody's model: the size of GPT-2 with Llama's block, for timing. Its weights are far beyond a CPU's cache.
 TIMING_SHAPES: dict[str, ModelConfig] = {
-    "random-110m": _llama(768, 12, 12, 12, 2048, vocab_size=32_000, context_length=2048, **_TIED),
+    "random-110m": _llama(768, 12, 12, 12, 2048, vocab_size=32_000, context_length=2048, **_TIED)
 }
 
 

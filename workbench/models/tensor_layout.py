@@ -9,7 +9,7 @@ Gemma 3   post_attention_layernorm                     attention_post_norm (else
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,7 +37,7 @@ class StoredTensor:
         tensor = tensor if self.order is None else tensor[self.order()]
         return list(zip(self.parts, tensor.split(self.rows)))
 
-    def join(self, parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+    def join(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The inverse of `split`; contiguous, on the CPU."""
         tensors = [parameters[part].detach().cpu() for part in self.parts]
         joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
@@ -83,13 +83,15 @@ _GPT2_LAYER = {
 
 def stored_tensors(config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> list[StoredTensor]:
     """Every tensor of a checkpoint. shapes: our parameter names -> shapes, a tied head left out."""
+    ends: dict[str, tuple[str, ...]]
+    layer: dict[str, tuple[str, ...]]
     if config.is_gpt2:
         ends = {"wte": ("embed",), "wpe": ("embed_positions",), "ln_f": ("norm",), "lm_head": ("head",)}
         prefix, layer = "h", _GPT2_LAYER
     else:
         ends = {"embed_tokens": ("embed",), "norm": ("norm",), "lm_head": ("head",)}
         attention = _ATTENTION if config.latent_attention is None else _LATENT_ATTENTION
-        prefix, layer = "layers", (_FOUR_NORMS if config.post_norms else _NORMS) | attention | _MLP
+        prefix, layer = "layers", {**(_FOUR_NORMS if config.post_norms else _NORMS), **attention, **_MLP}
     orders = {} if config.latent_attention is None else _LATENT_ORDERS
     modules = {theirs: (theirs, ours) for theirs, ours in ends.items()}
     for index in range(config.num_layers):
@@ -117,20 +119,20 @@ def _neighbours(size: int) -> torch.Tensor:
 
 
 def _query_order(config: ModelConfig) -> torch.Tensor:
-    latent = config.latent_attention
+    latent = config.latent_shape
     rows = torch.arange(config.num_heads * latent.key_head_dim).view(config.num_heads, -1)
     content, rotary = rows.split((latent.content_head_dim, latent.rotary_head_dim), dim=1)
     return torch.cat((content, rotary[:, _neighbours(latent.rotary_head_dim)]), dim=1).flatten()
 
 
 def _latent_order(config: ModelConfig) -> torch.Tensor:
-    latent = config.latent_attention
+    latent = config.latent_shape
     return torch.cat((torch.arange(latent.kv_rank), latent.kv_rank + _neighbours(latent.rotary_head_dim)))
 
 
 def _up_order(config: ModelConfig) -> torch.Tensor:
     """DeepSeek keeps content key and value of a head side by side; we have the keys of all heads first."""
-    sizes = (config.latent_attention.content_head_dim, config.latent_attention.value_head_dim)
+    sizes = (config.latent_shape.content_head_dim, config.latent_shape.value_head_dim)
     rows = torch.arange(config.num_heads * sum(sizes)).view(config.num_heads, -1)
     return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)])
 

@@ -74,11 +74,7 @@ class Tokenizer:
         """Write tokenizer.json and the tokenizer_config.json that transformers wants beside it."""
         self.backend.save(str(folder / "tokenizer.json"))
         end = self.backend.id_to_token(self.end_of_text) if self.end_of_text is not None else None
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": end,
-            "clean_up_tokenization_spaces": False,
-        }
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

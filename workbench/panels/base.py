@@ -16,20 +16,20 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ipywidgets as widgets
 
 from workbench.errors import WorkbenchError, check_settings
-from workbench.experiments import Experiment, experiment
-from workbench.experiments.contract import brief_mode
+from workbench.experiments.contract import Experiment, brief_mode
 from workbench.instruments.bench import Bench
 from workbench.instruments.device import Ceilings
 from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped, exclusive
 from workbench.panels import html, style
 from workbench.panels.controls import DESCRIPTION, control, every_widget, let_the_page_choose, put
+from workbench.panels.plots import matching
 from workbench.panels.view import Snapshot, View
 from workbench.panels.words import recorded_label
 from workbench.records import Record, records_of
@@ -54,19 +54,13 @@ class Panel:
     Raises WorkbenchError for an unknown setting or a value outside its bounds.
     """
 
-    experiment_name: str = ""  # set by each panel
+    experiment: Experiment  # set by each panel
     draws_records: bool = True  # False where `view` has no place for `self.record`: no control for it then
     open_panels: dict[tuple[str, str], Panel] = {}  # noqa: RUF012  the panels of this kernel, by experiment and key
 
     def __init__(
-        self,
-        *,
-        key: str = "",
-        bench: Bench | None = None,
-        record: list[Measurement] | None = None,
-        **given: Any,
+        self, *, key: str = "", bench: Bench | None = None, record: list[Measurement] | None = None, **given: Any
     ) -> None:
-        self.experiment = experiment(self.experiment_name)
         settings, self.learner = self._split(given)
         values = self.experiment.complete(settings)
         self.record = list(record or [])
@@ -108,9 +102,7 @@ class Panel:
         self.controls = {s.name: control(s, values[s.name], models) for s in e.settings}
         for widget in self.controls.values():
             widget.observe(self._changed, names="value")
-        self.run_button = widgets.Button(
-            description="Run", tooltip="measure with these settings", icon="play"
-        )
+        self.run_button = widgets.Button(description="Run", tooltip="measure with these settings", icon="play")
         self.run_button.button_style = "primary"
         self.stop_button = widgets.Button(
             description="Stop", tooltip="end the run after the step in progress", icon="stop", disabled=True
@@ -141,16 +133,14 @@ class Panel:
                 self.words,
                 self.extra,
                 self.table,
-                widgets.HTML(
-                    html.paragraph("How it was measured: " + e.how, style="opacity:.75;font-size:13px")
-                ),
+                widgets.HTML(html.paragraph("How it was measured: " + e.how, style="opacity:.75;font-size:13px")),
             ]
         )
         self._say("ready: Run measures")
 
     def _register(self, key: str) -> None:
         """Take the place of the former panel of this experiment and key."""
-        place = (self.experiment_name, key)
+        place = (self.experiment.name, key)
         former = Panel.open_panels.pop(place, None)
         if former is not None:
             former.close()
@@ -175,6 +165,10 @@ class Panel:
     def _changed(self, _change: Any) -> None:
         self._guard(self.refresh)
 
+    def made(self, settings: dict[str, Any], names: Iterable[str]) -> list[Measurement]:
+        """The Measurements whose settings `names` have the values that `settings` has."""
+        return matching(self.measurements, **{name: settings[name] for name in names})
+
     # -- what was recorded elsewhere -------------------------------------------------------------------
 
     def _find_recordings(self) -> tuple[list[tuple[str, list[Measurement]]], str]:
@@ -186,7 +180,7 @@ class Panel:
         if not self.draws_records:
             return found[:1], ""
         try:
-            archive = records_of(self.experiment_name)
+            archive = records_of(self.experiment.name)
         except WorkbenchError as error:
             return found, str(error)
         return found + [run for record in archive for run in recorded_runs(self.experiment, record)], ""
@@ -234,7 +228,7 @@ class Panel:
 
     def configure(self, **given: Any) -> None:
         """Put settings into the controls. All are checked before the first is changed."""
-        check_settings(self.experiment_name, given, list(self.controls))
+        check_settings(self.experiment.name, given, list(self.controls))
         values = self.experiment.complete({**self.settings, **given})
         models = known_models() if "model" in given else ()
         for name in given:
@@ -243,7 +237,7 @@ class Panel:
     def start(self) -> None:
         """Run on the worker thread; returns at once. `wait()` waits for it, `stop()` ends it."""
         self._begin()
-        self._worker = threading.Thread(target=self._work, name=f"run {self.experiment_name}", daemon=True)
+        self._worker = threading.Thread(target=self._work, name=f"run {self.experiment.name}", daemon=True)
         self._worker.start()
 
     def stop(self) -> None:
@@ -265,9 +259,9 @@ class Panel:
         settings = self.settings  # raises before anything has changed
         with self._state:
             if self._closed:
-                raise WorkbenchError(f"this {self.experiment_name} panel was closed by a newer one; use that")
+                raise WorkbenchError(f"this {self.experiment.name} panel was closed by a newer one; use that")
             if self._running:
-                raise WorkbenchError(f"this {self.experiment_name} panel is still running; stop it first")
+                raise WorkbenchError(f"this {self.experiment.name} panel is still running; stop it first")
             self._running = True
         self._stop_event.clear()
         self._run_settings = settings
@@ -345,9 +339,7 @@ class Panel:
             if self._painting:
                 return
             self._painting = True
-        self._painter = threading.Thread(
-            target=self._paint_all, name=f"draw {self.experiment_name}", daemon=True
-        )
+        self._painter = threading.Thread(target=self._paint_all, name=f"draw {self.experiment.name}", daemon=True)
         self._painter.start()
 
     def _paint_all(self) -> None:
@@ -449,9 +441,7 @@ def recorded_runs(e: Experiment, record: Record) -> list[tuple[str, list[Measure
     """(label, Measurements) of each run of the experiment in a record, told apart by the settings in which the
     runs for the archive differ."""
     found, runs = record.of(e.name), e.record_settings(str(record.device.get("device")))
-    values = {
-        key: {repr(run.get(key, e.setting(key).default)) for run in runs} for run in runs for key in run
-    }
+    values = {key: {repr(run.get(key, e.setting(key).default)) for run in runs} for run in runs for key in run}
     apart = [key for key, seen in values.items() if len(seen) > 1 and all(key in m.settings for m in found)]
     groups: dict[str, list[Measurement]] = {}
     for m in found:

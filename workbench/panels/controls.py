@@ -18,7 +18,7 @@ def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widge
     common = {"description": words, "tooltip": setting.help or words, "style": DESCRIPTION}
     if setting.kind != "text":
         common["layout"] = widgets.Layout(width=WIDTH)
-    bounded = setting.low is not None and setting.high is not None
+    low, high = setting.low, setting.high
     if setting.kind == "flag":
         return widgets.Checkbox(value=value, indent=False, **common)
     if setting.kind == "choice":
@@ -31,17 +31,13 @@ def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widge
         wide = widgets.Layout(width="98%", height="5.2em")
         return widgets.Textarea(value=value, layout=wide, continuous_update=True, **common)
     if setting.kind == "int":
-        if not bounded:
-            return widgets.BoundedIntText(value=value, min=int(setting.low or 0), max=2**31 - 1, **common)
+        if low is None or high is None:
+            return widgets.BoundedIntText(value=value, min=int(low or 0), max=2**31 - 1, **common)
         step = int(setting.step or 1)
-        return widgets.IntSlider(
-            value=value, min=int(setting.low), max=int(setting.high), step=step, **common
-        )
-    assert bounded, f"{setting.name}: a float control needs bounds"
-    step = setting.step or (setting.high - setting.low) / 100
-    return widgets.FloatSlider(
-        value=value, min=setting.low, max=setting.high, step=step, readout_format=".2f", **common
-    )
+        return widgets.IntSlider(value=value, min=int(low), max=int(high), step=step, **common)
+    assert low is not None and high is not None, f"{setting.name}: a float control needs bounds"
+    fine = setting.step or (high - low) / 100
+    return widgets.FloatSlider(value=value, min=low, max=high, step=fine, readout_format=".2f", **common)
 
 
 def model_options(value: Any, models: tuple[str, ...]) -> list[tuple[str, Any]]:

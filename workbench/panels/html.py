@@ -20,9 +20,7 @@ def visible(text: str, *, keep: str = "") -> str:
     'a\\\\x1b[31m\\\\u202eb'
     """
     return "".join(
-        c
-        if c in keep or unicodedata.category(c)[0] != "C"
-        else c.encode("unicode_escape", "surrogatepass").decode()
+        c if c in keep or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape", "surrogatepass").decode()
         for c in text
     )
 

@@ -10,7 +10,7 @@ import functools
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -45,18 +45,15 @@ RECORDED: dict[str, Any] = {
 @functools.cache
 def sheet() -> dict[str, Any]:
     """The style file as a dictionary. Do not change it."""
-    return dict(mpl.rc_params_from_file(FILE, fail_on_error=True, use_default_template=False))
+    read: Any = mpl.rc_params_from_file(FILE, fail_on_error=True, use_default_template=False)
+    return dict(read)
 
 
-def new_figure(
-    rows: int = 1, columns: int = 1, *, height: float | None = None, **subplots
-) -> tuple[Figure, list]:
+def new_figure(rows: int = 1, columns: int = 1, *, height: float | None = None, **subplots) -> tuple[Figure, list]:
     """A figure in the style with rows × columns axes, as (figure, flat list of axes). height in inches."""
     style = sheet()
     width, usual = style["figure.figsize"]
-    figure = Figure(
-        figsize=(width, height or usual), dpi=style["figure.dpi"], facecolor=style["figure.facecolor"]
-    )
+    figure = Figure(figsize=(width, height or usual), dpi=style["figure.dpi"], facecolor=style["figure.facecolor"])
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, **subplots)
     for one in axes.flat:
@@ -68,17 +65,12 @@ def _dress(axes: Axes) -> None:
     style = sheet()
     axes.set_facecolor(style["axes.facecolor"])
     axes.set_axisbelow(True)
-    axes.grid(
-        visible=True,
-        which="major",
-        color=style["grid.color"],
-        linewidth=style["grid.linewidth"],
-        linestyle="-",
-    )
+    axes.grid(visible=True, which="major", color=style["grid.color"], linewidth=style["grid.linewidth"], linestyle="-")
     for side, spine in axes.spines.items():
         spine.set(edgecolor=style["axes.edgecolor"], linewidth=style["axes.linewidth"])
         spine.set_visible(side in ("left", "bottom"))
-    for axis in "xy":
+    sides: tuple[Literal["x", "y"], ...] = ("x", "y")
+    for axis in sides:
         axes.tick_params(
             axis=axis,
             which="both",
@@ -92,16 +84,11 @@ def _dress(axes: Axes) -> None:
 def label(axes: Axes, *, x: str = "", y: str = "", title: str = "") -> None:
     """Name the axes (with units) and the plot, as plain text: a dollar sign is a dollar sign."""
     style = sheet()
-    plain = {"parse_math": False, "fontfamily": "DejaVu Sans"}
+    plain: dict[str, Any] = {"parse_math": False, "fontfamily": "DejaVu Sans"}
     axes.set_xlabel(x, color=style["axes.labelcolor"], fontsize=style["axes.labelsize"], **plain)
     axes.set_ylabel(y, color=style["axes.labelcolor"], fontsize=style["axes.labelsize"], **plain)
     axes.set_title(
-        title,
-        loc="left",
-        color=style["text.color"],
-        fontsize=style["axes.titlesize"],
-        fontweight="normal",
-        **plain,
+        title, loc="left", color=style["text.color"], fontsize=style["axes.titlesize"], fontweight="normal", **plain
     )
 
 
@@ -154,7 +141,8 @@ def drawable(text: str) -> str:
 def png(figure: Figure) -> bytes:
     """The figure as PNG bytes."""
     out = io.BytesIO()
-    figure.canvas.print_png(out, metadata={"Software": None}, pil_kwargs={"compress_level": 1})
+    canvas: Any = figure.canvas  # of the Agg backend
+    canvas.print_png(out, metadata={"Software": None}, pil_kwargs={"compress_level": 1})
     return out.getvalue()
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from workbench.instruments.records import Measurement
 from workbench.panels.style import milliseconds
 
 
-def spread_words(m: Measurement) -> str:
-    """'12.1 ms (11.9 to 13 ms)'; one sample has no spread."""
+def spread_words(m: Measurement | None) -> str:
+    """'12.1 ms (11.9 to 13 ms)'; one sample has no spread, and what is not measured no words."""
+    if m is None:
+        return ""
     low, high = m.spread
     if len(m.samples) == 1:
         return milliseconds(m.median)
@@ -26,8 +29,9 @@ def beside_prediction(measured: list[Measurement]) -> str:
     text += f" ({low:.2g} to {high:.2g} ×)" if len(ratios) > 1 else ""
     if middle > 1.25:
         text += (
-            ": the prediction is a bound from below. It lets the bytes and the arithmetic of an operation overlap entirely "
-            "and takes each at the best this machine reached; real operations are smaller, and wait for each other"
+            ": the prediction is a bound from below. It lets the bytes and the arithmetic of an operation overlap"
+            " entirely and takes each at the best this machine reached; real operations are smaller, and wait for each"
+            " other"
         )
     elif middle < 0.8:
         text += (
@@ -37,7 +41,7 @@ def beside_prediction(measured: list[Measurement]) -> str:
     return text + "."
 
 
-def recorded_label(record: list[Measurement]) -> str:
+def recorded_label(record: Sequence[Measurement]) -> str:
     """What hollow points are called: never to be taken for live."""
     first = record[0]
     return f"recorded on {first.device.get('name', 'another machine')}, {first.date[:10]}"

@@ -1,17 +1,7 @@
-"""Numbers in fewer bits: formats, what they cost in bytes and in error, and the methods that choose them for a model."""
+"""Numbers in fewer bits: formats, what they cost in bytes and in error, and the methods that choose them for a
+model."""
 
-from workbench.quantization import (  # noqa: F401 - they put themselves into METHODS
-    awq,
-    gptq,
-    int8_product,
-    kquant,
-    llm_int8,
-    nf4,
-    quip,
-    rtn,
-    smoothquant,
-    squeezellm,
-)
+from workbench.quantization import awq, gptq, int8_product, kquant, llm_int8, nf4, quip, rtn, smoothquant, squeezellm  # noqa: F401 - they put themselves into METHODS
 from workbench.quantization.calibration import Calibration, Inputs
 from workbench.quantization.files import load_quantized, save_quantized
 from workbench.quantization.formats import (

@@ -1,10 +1,10 @@
 """AWQ, activation-aware weight quantization (Lin et al., arXiv 2306.00978): scale up what matters, then round.
 
 A weight's error reaches the output times its input, so the columns with large inputs matter most. Multiply column j by
-s_j > 1 before rounding and divide its input by s_j: the scale of its group hardly changes, so its error shrinks by about
-s_j. Too large an s_j would stretch the group's range for all others. So s = (mean |x|)^α, and α is searched: the one of
-a grid whose rounded weights give the smallest output error on the calibration inputs, one α for all linears that share
-an input. Then, group by group, the range is narrowed where cutting the largest weights costs less than it saves.
+s_j > 1 before rounding and divide its input by s_j: the scale of its group hardly changes, so its error shrinks by
+about s_j. Too large an s_j would stretch the group's range for all others. So s = (mean |x|)^α, and α is searched: the
+one of a grid whose rounded weights give the smallest output error on the calibration inputs, one α for all linears that
+share an input. Then, group by group, the range is narrowed where cutting the largest weights costs less than it saves.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ import torch
 from workbench.errors import check_flag, check_whole
 from workbench.quantization.calibration import Inputs
 from workbench.quantization.folding import LayerParts
-from workbench.quantization.formats import (
-    IntegerFormat,
-    QuantizedTensor,
-    decode,
-    encode,
-    fit,
-    quantize_tensor,
-)
+from workbench.quantization.formats import IntegerFormat, QuantizedTensor, decode, encode, fit, quantize_tensor
 from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import Grouped, check_finite
 
@@ -106,7 +99,6 @@ def clipped(weight: torch.Tensor, inputs: Inputs, format: IntegerFormat, group: 
         better = error < best_error
         best_error = torch.where(better, error, best_error)
         best = torch.where(better[..., None], range_, best)
+    assert best is not None, "at least one range was tried"
     scale, zero = fit(best, format, -1)
-    return QuantizedTensor(
-        format, encode(blocks, scale, zero, format), scale, zero, (out, wide), weight.dtype, -1
-    )
+    return QuantizedTensor(format, encode(blocks, scale, zero, format), scale, zero, (out, wide), weight.dtype, -1)

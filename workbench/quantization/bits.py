@@ -48,11 +48,10 @@ class BitView:
         return "".join(field.bits for field in self.fields)
 
     def flip(self, place: int) -> BitView:
-        """The number with one bit turned; place 0 is the lowest. Raises WorkbenchError for a place there is not."""
+        """The number with one bit flipped; place 0 is the lowest bit. Raises WorkbenchError for a place that does not
+        exist."""
         if not is_whole(place) or not 0 <= place < len(self.bits):
-            raise WorkbenchError(
-                f"{self.format} has bits 0 to {len(self.bits) - 1}, 0 the lowest; got {place!r}"
-            )
+            raise WorkbenchError(f"{self.format} has bits 0 to {len(self.bits) - 1}, 0 the lowest; got {place!r}")
         return bit_fields(self.pattern ^ (1 << place), self.format)
 
 
@@ -63,9 +62,7 @@ class FloatBits:
     name: str
     exponent_bits: int
     fraction_bits: int
-    has_infinity: bool = (
-        True  # else only exponent and fraction all ones is no number: e4m3 goes one exponent further
-    )
+    has_infinity: bool = True  # else only exponent and fraction all ones is no number: e4m3 goes one exponent further
 
     @property
     def width(self) -> int:
@@ -100,20 +97,19 @@ class FloatBits:
         return -size if sign else size
 
     def nearest(self, value: float) -> int:
-        """The pattern of the nearest number, of two the even one; beyond the largest, infinity or else the largest."""
+        """The pattern of the nearest number, ties to even; beyond the largest: infinity, or the largest where there is
+        none."""
         if math.isnan(value):
             return self.first_beyond + self.has_infinity * 2 ** (self.fraction_bits - 1)
-        most = self.first_beyond - (not self.has_infinity)
+        max_pattern = self.first_beyond - (not self.has_infinity)
         size, sign = abs(value), int(math.copysign(1, value) < 0) << (self.width - 1)
         if math.isinf(size):
-            return sign | most
+            return sign | max_pattern
         exponent = max(math.frexp(size)[1] - 1, 1 - self.bias) if size else 1 - self.bias
         # whole steps of this exponent, ties to even
         steps = round(math.ldexp(size, self.fraction_bits - exponent))
-        pattern = (
-            (exponent + self.bias - 1) << self.fraction_bits
-        ) + steps  # one step too many: the next exponent
-        return sign | min(pattern, most)
+        pattern = ((exponent + self.bias - 1) << self.fraction_bits) + steps  # one step too many: the next exponent
+        return sign | min(pattern, max_pattern)
 
     @property
     def first_beyond(self) -> int:
@@ -208,7 +204,7 @@ class IntegerBits:
 
     def neighbours(self, pattern: int) -> tuple[float | None, float | None]:
         value, there = self.value(pattern), {self.value(p) for p in range(2**self.width)}
-        return tuple(near if near in there else None for near in (value - 1, value + 1))
+        return (value - 1 if value - 1 in there else None), (value + 1 if value + 1 in there else None)
 
 
 @dataclass(frozen=True)
@@ -231,16 +227,14 @@ class LevelBits:
         return min(range(len(self.levels)), key=lambda code: abs(self.levels[code] - max(min(value, 1), -1)))
 
     def fields(self, pattern: int) -> tuple[BitField, ...]:
-        return (
-            BitField("code", f"{pattern:0{self.width}b}", f"level {pattern} of 0 to {len(self.levels) - 1}"),
-        )
+        return (BitField("code", f"{pattern:0{self.width}b}", f"level {pattern} of 0 to {len(self.levels) - 1}"),)
 
     def formula(self, pattern: int) -> str:
         return f"level {pattern} = {self.levels[pattern]!r}"
 
     def neighbours(self, pattern: int) -> tuple[float | None, float | None]:
-        around = (pattern - 1, pattern + 1)
-        return tuple(self.levels[code] if 0 <= code < len(self.levels) else None for code in around)
+        below = self.levels[pattern - 1] if pattern > 0 else None
+        return below, self.levels[pattern + 1] if pattern + 1 < len(self.levels) else None
 
 
 BIT_FORMATS: dict[str, FloatBits | IntegerBits | LevelBits] = {
@@ -269,9 +263,7 @@ def bit_fields(value: float | int, format: str) -> BitView:
     """
     kind = _named(format)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise WorkbenchError(
-            f"bit_fields takes a float (a value) or an int (a pattern of bits), got {value!r}"
-        )
+        raise WorkbenchError(f"bit_fields takes a float (a value) or an int (a pattern of bits), got {value!r}")
     pattern = kind.nearest(value) if isinstance(value, float) else _checked(kind, value)
     return BitView(
         format,
@@ -285,7 +277,7 @@ def bit_fields(value: float | int, format: str) -> BitView:
 
 
 def from_bits(format: str, pattern: int) -> float:
-    """The number that these bits are. Raises WorkbenchError for an unknown format, and bits that it does not have."""
+    """The value of these bits. Raises WorkbenchError for an unknown format, and for bits outside it."""
     kind = _named(format)
     return kind.value(_checked(kind, pattern))
 

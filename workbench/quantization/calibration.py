@@ -5,7 +5,8 @@ enough for every method here, because the error of the outputs is a quadratic fo
 
     ‖X·(W − Ŵ)ᵀ‖² = Σ over outputs  δ·H·δᵀ        δ a row of W − Ŵ
 
-Calibration text comes from the training modules only; quality is judged on the held-out ones, which are never read here.
+Calibration text comes from the training modules only; quality is judged on the held-out ones, which are never read
+here.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch.func import functional_call
 from workbench.errors import WorkbenchError
 from workbench.models.corpus import token_stream, training_files
 from workbench.models.decoder import Decoder
-from workbench.models.recipes import TrainingAttention, rows_batch
 from workbench.models.tokenizer import Tokenizer
+from workbench.models.training import TrainingAttention, rows_batch
 from workbench.quantization.stored import check_finite
 
 
@@ -34,26 +35,17 @@ class Calibration:
 
     def __post_init__(self) -> None:
         rows = self.rows
-        if (
-            not isinstance(rows, torch.Tensor)
-            or rows.dtype != torch.int64
-            or rows.dim() != 2
-            or not rows.numel()
-        ):
+        if not isinstance(rows, torch.Tensor) or rows.dtype != torch.int64 or rows.dim() != 2 or not rows.numel():
             came = f"{list(rows.shape)} {rows.dtype}" if isinstance(rows, torch.Tensor) else repr(rows)[:80]
             raise WorkbenchError(
                 f"calibration needs tokens [sequences, length] in int64, at least one of them; got {came}"
             )
 
     @classmethod
-    def of(
-        cls, tokenizer: Tokenizer, *, sequences: int = 32, length: int = 256, seed: int = 0
-    ) -> Calibration:
+    def of(cls, tokenizer: Tokenizer, *, sequences: int = 32, length: int = 256, seed: int = 0) -> Calibration:
         """Pieces of the training modules, chosen by the seed. Raises WorkbenchError for more than there are."""
         if tokenizer is None:
-            raise WorkbenchError(
-                "calibration text needs a tokenizer, and this model has none; give Calibration(rows)"
-            )
+            raise WorkbenchError("calibration text needs a tokenizer, and this model has none; give Calibration(rows)")
         if sequences < 1 or length < 2:
             raise WorkbenchError(
                 f"calibration takes at least 1 sequence of at least 2 tokens, got {sequences} of {length}"
@@ -87,14 +79,14 @@ class Calibration:
             )
         if int(self.rows.min()) < 0 or int(self.rows.max()) >= config.vocab_size:
             raise WorkbenchError(
-                f"calibration has token ids from {int(self.rows.min())} to {int(self.rows.max())}; {model.name} knows 0 to "
-                f"{config.vocab_size - 1}"
+                f"calibration has token ids from {int(self.rows.min())} to {int(self.rows.max())}; {model.name} knows 0"
+                f" to {config.vocab_size - 1}"
             )
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What came into one linear layer over all calibration text."""
+    """Statistics of the inputs of one linear layer over all calibration text."""
 
     second_moments: torch.Tensor  # H = Σ x·xᵀ [in, in] float32
     mean_abs: torch.Tensor  # [in]
@@ -104,7 +96,7 @@ class Inputs:
     squared_gradients: torch.Tensor | None = None
 
     def divided(self, divisor: torch.Tensor) -> Inputs:
-        """The inputs x / divisor [in], as they are once a divisor is folded in before them."""
+        """The inputs x / divisor [in]: what the layer gets once the divisor is folded into the operation before it."""
         return Inputs(
             self.second_moments / divisor[:, None] / divisor[None, :],
             self.mean_abs / divisor,
@@ -124,22 +116,18 @@ class Inputs:
 
 
 def squared_gradients(
-    model: Decoder,
-    calibration: Calibration,
-    names: Iterable[str],
-    *,
-    check_stop: Callable[[], None] | None = None,
+    model: Decoder, calibration: Calibration, names: Iterable[str], *, check_stop: Callable[[], None] | None = None
 ) -> dict[str, torch.Tensor]:
     """E[(∂loss/∂W)²] over the calibration sequences [out, in] float32, of the weight of each linear named.
 
     The diagonal of the empirical Fisher information (Kim et al., arXiv 2306.07629, equation 3): how much the loss of a
-    sequence, its mean nats a token, moves with each weight. One forward and backward a sequence; the model and its
+    sequence, its mean nats per token, moves with each weight. One forward and backward a sequence; the model and its
     gradients are left alone. Raises WorkbenchError for sequences of one token, and weights that are not finite.
     """
     calibration.check_fits(model)
     if calibration.rows.shape[1] < 2:
         raise WorkbenchError("gradients of the loss need sequences of at least 2 tokens, got 1")
-    leaves = {f"{name}.weight": model.get_submodule(name).weight.detach() for name in names}
+    leaves = {f"{name}.weight": model.get_parameter(f"{name}.weight").detach() for name in names}
     for name, leaf in leaves.items():
         try:
             check_finite(leaf.requires_grad_())
@@ -160,9 +148,9 @@ def squared_gradients(
 
 
 class Reading:
-    """A model reading the calibration text layer by layer, each layer as it is when its turn comes.
+    """A pass of the calibration text through a model, layer by layer.
 
-    So the inputs of a layer are those that the layers before it, already quantized, really give.
+    Layers are quantized in order, so the inputs of a layer are the outputs of already quantized layers.
     """
 
     def __init__(self, model: Decoder, calibration: Calibration) -> None:
@@ -182,8 +170,7 @@ class Reading:
         layer = self._model.layers[self._layer]
         found: dict[str, Inputs] = {}
         hooks = [
-            layer.get_submodule(name).register_forward_pre_hook(self._taking(found, name, len(names)))
-            for name in names
+            layer.get_submodule(name).register_forward_pre_hook(self._taking(found, name, len(names))) for name in names
         ]
         try:
             self._run()
@@ -195,7 +182,7 @@ class Reading:
         return found
 
     def step(self) -> None:
-        """On to the next layer."""
+        """Advance to the next layer."""
         self._x = self._run()
         self._layer += 1
 

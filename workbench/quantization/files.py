@@ -48,8 +48,7 @@ def save_quantized(model: Decoder, folder: Path | str) -> Path:
         "config": model.config.to_dict(),
         "recipe": model.quantization.recipe.to_dict(),
         "linears": {
-            name: {"kind": linear.stored.kind, "settings": linear.stored.settings()}
-            for name, linear in linears.items()
+            name: {"kind": linear.stored.kind, "settings": linear.stored.settings()} for name, linear in linears.items()
         },
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,19 +100,17 @@ def _description(folder: Path) -> dict:
         if not isinstance(values.get(key), kind):
             raise WorkbenchError(f"{file}: {key} must be a {kind.__name__}, got {values.get(key)!r:.80}")
     if values.get("dtype") not in _DTYPES:
-        raise WorkbenchError(
-            f"{file}: dtype must be one of {', '.join(_DTYPES)}, got {values.get('dtype')!r}"
-        )
+        raise WorkbenchError(f"{file}: dtype must be one of {', '.join(_DTYPES)}, got {values.get('dtype')!r}")
     return values
 
 
-def _build(
-    folder: Path, description: dict, tensors: dict[str, torch.Tensor], device: torch.device
-) -> Decoder:
+def _build(folder: Path, description: dict, tensors: dict[str, torch.Tensor], device: torch.device) -> Decoder:
     config = ModelConfig.from_dict(description["config"])
     recipe = QuantizationRecipe.from_dict(description["recipe"])
     model = hollow_decoder(config, name=description["name"], tokenizer=Tokenizer.from_folder(folder))
-    linears = {n: m for n, m in model.layers.named_modules(prefix="layers") if isinstance(m, nn.Linear)}
+    linears = {
+        n: m for n, m in model.get_submodule("layers").named_modules(prefix="layers") if isinstance(m, nn.Linear)
+    }
     left = dict(tensors)
     for name, entry in description["linears"].items():
         if name not in linears:
@@ -147,22 +144,15 @@ def _taken(left: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor
 
 
 def _linear(stands_for: nn.Linear, entry: object, tensors: dict[str, torch.Tensor]) -> QuantizedLinear:
-    if (
-        not isinstance(entry, dict)
-        or entry.keys() != {"kind", "settings"}
-        or not isinstance(entry["settings"], dict)
-    ):
+    if not isinstance(entry, dict) or entry.keys() != {"kind", "settings"} or not isinstance(entry["settings"], dict):
         raise WorkbenchError(f"must be described by a kind and settings, got {entry!r:.80}")
     kind = stored_kind(str(entry["kind"]))
     stored = kind.from_parts(
-        {n.removeprefix("stored."): t for n, t in tensors.items() if n.startswith("stored.")},
-        entry["settings"],
+        {n.removeprefix("stored."): t for n, t in tensors.items() if n.startswith("stored.")}, entry["settings"]
     )
     shape = (stands_for.out_features, stands_for.in_features)
     if (stored.out_features, stored.in_features) != shape:
-        raise WorkbenchError(
-            f"is [{stored.out_features}, {stored.in_features}], this shape makes it {list(shape)}"
-        )
+        raise WorkbenchError(f"is [{stored.out_features}, {stored.in_features}], this shape makes it {list(shape)}")
     floats = tuple(_DTYPES.values())
     others = {n: t for n, t in tensors.items() if not n.startswith("stored.")}
     wanted = {"bias": shape[0]} if stands_for.bias is not None else {}

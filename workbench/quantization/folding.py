@@ -5,10 +5,13 @@
     up   -> ·    -> down                  rows of W_up / s    and W_down[:, j] · s_j  (silu(gate) ⊙ up is linear in up)
 
 AWQ and SmoothQuant choose s so that the weights (or the activations) become easier to round; outliers are planted for
-lab 05 the same way. A layer whose inputs come from nothing that can be divided keeps the divisor and divides at run time.
+lab 05 the same way. A layer whose inputs come from nothing that can be divided keeps the divisor and divides at run
+time.
 """
 
 from __future__ import annotations
+
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,7 +25,7 @@ NEVER = ("attention.k_up", "attention.v_up")  # folded into queries and results 
 
 
 class LayerParts:
-    """One decoder layer, seen as linears in the order they run, those that share an input together."""
+    """The linears of one decoder layer in the order they run, grouped by shared input."""
 
     def __init__(self, layer: DecoderLayer, config: ModelConfig) -> None:
         self.layer, self.config = layer, config
@@ -44,7 +47,7 @@ class LayerParts:
         return tuple(name for stage in self.stages for name in stage)
 
     def linear(self, name: str) -> nn.Linear:
-        return self.layer.get_submodule(name)
+        return cast(nn.Linear, self.layer.get_submodule(name))
 
     def replace(self, name: str, module: nn.Module) -> None:
         owner, _, leaf = name.rpartition(".")
@@ -88,7 +91,7 @@ class LayerParts:
         elif stage[0] == "attention.q_up":
             _divide_norm(layer.attention.q_norm, scale)
         elif stage[0] == "attention.o":
-            _divide_rows(layer.attention.v, scale)
+            _divide_rows(cast(nn.Linear, layer.attention.v), scale)
         elif stage[0] in ("mlp.gate", "mlp.up"):
             _divide_norm(layer.mlp_norm, scale)
         else:
@@ -96,7 +99,7 @@ class LayerParts:
         return True
 
 
-def _divide_norm(norm: nn.Module, scale: torch.Tensor) -> None:
+def _divide_norm(norm: Any, scale: torch.Tensor) -> None:
     weight = norm.weight.float()
     if isinstance(norm, ZeroCenteredRMSNorm):
         _set(norm, "weight", (1 + weight) / scale - 1)

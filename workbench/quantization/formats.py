@@ -71,7 +71,7 @@ class IntegerFormat:
 
     @property
     def multiple(self) -> int:
-        """Of how many codes their number must be a multiple, to fill whole bytes."""
+        """The number of codes must be a multiple of this, so that they fill whole bytes."""
         return 8 // min(_parts(self.bits))
 
     def code_bytes(self, number: int) -> int:
@@ -101,15 +101,13 @@ FP8_E4M3 = FloatFormat("fp8_e4m3", torch.float8_e4m3fn, fraction_bits=3, highest
 FP8_E5M2 = FloatFormat("fp8_e5m2", torch.float8_e5m2, fraction_bits=2, highest=57344.0, least_step=2.0**-16)
 
 Format = IntegerFormat | FloatFormat
-FORMATS: dict[str, Format] = {
-    one.name: one
-    for one in (
-        *(IntegerFormat(bits) for bits in range(8, 1, -1)),
-        *(IntegerFormat(bits, symmetric=True) for bits in range(8, 1, -1)),
-        FP8_E4M3,
-        FP8_E5M2,
-    )
-}
+_EVERY: tuple[Format, ...] = (
+    *(IntegerFormat(bits) for bits in range(8, 1, -1)),
+    *(IntegerFormat(bits, symmetric=True) for bits in range(8, 1, -1)),
+    FP8_E4M3,
+    FP8_E5M2,
+)
+FORMATS: dict[str, Format] = {one.name: one for one in _EVERY}
 
 
 def format_named(name: str | Format) -> Format:
@@ -128,7 +126,7 @@ def format_named(name: str | Format) -> Format:
 class QuantizedTensor:
     """A tensor in codes. Scales and zeros have its shape with 1 on the axes that a block spans.
 
-    With groups the axis of n elements is two here, n / group and group.
+    With groups, an axis of n elements becomes two axes, n / group and group.
     """
 
     format: Format
@@ -155,7 +153,7 @@ class QuantizedTensor:
         return wide.reshape(self.shape).to(self.dtype)
 
     def error_bound(self) -> torch.Tensor:
-        """At least |x − x̂| of every element, in the shape of x; for what `dequantize` gives."""
+        """An upper bound of |x − x̂| for every element, in the shape of x; x̂ is what `dequantize` gives."""
         wide = decode(self.codes, self.scale, self.zero, self.format, packed=self.packed)
         bound = error_bound(wide, self.scale, self.zero, self.format, self.dtype)
         return bound.reshape(self.shape)
@@ -178,9 +176,7 @@ def quantize_tensor(
     """
     format = format_named(format)
     if not x.is_floating_point() or x.numel() == 0:
-        raise WorkbenchError(
-            f"only floating-point tensors with elements are quantized, got {list(x.shape)} {x.dtype}"
-        )
+        raise WorkbenchError(f"only floating-point tensors with elements are quantized, got {list(x.shape)} {x.dtype}")
     axes = _axes(x, over)
     blocks = x
     if group is not None:
@@ -191,7 +187,8 @@ def quantize_tensor(
         size = x.shape[axes[0]]
         if not is_whole(group) or group < 1 or size % group:
             raise WorkbenchError(
-                f"group must be a whole number that divides the {size} elements of axis {axes[0] + x.dim()}, got {group!r}"
+                f"group must be a whole number that divides the {size} elements of axis {axes[0] + x.dim()}, got"
+                f" {group!r}"
             )
         # the axis, from the end, is now the inner of two
         blocks = x.unflatten(axes[0], (size // group, group))
@@ -274,7 +271,7 @@ def decode(
             wide.narrow(packed, half, half).copy_(torch.bitwise_right_shift(codes, 4, out=first))
         else:
             wide.copy_(unpack(codes, packed, format.bits))
-        if format.lowest:
+        if isinstance(format, IntegerFormat) and format.lowest:
             wide.add_(format.lowest)
     elif format is FP8_E4M3:
         wide.copy_(_float16_of_e4m3(codes))
@@ -294,7 +291,7 @@ def error_bound(
     format: Format,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """At least |x − x̂| of every element, from what is stored alone: decoded is x̂, scale and zero as stored.
+    """An upper bound of |x − x̂| for every element, from what is stored: decoded is x̂, scale and zero as stored.
 
     The bound of the module, and on top what arithmetic in float32 can add (4 roundings of 2⁻²⁴, of the size of the
     element and of the zero) and, for a narrower `dtype` of x and x̂, its rounding.
@@ -328,9 +325,7 @@ def pack(codes: torch.Tensor, axis: int = -1, bits: int = 4) -> torch.Tensor:
     packed, shift = [], 0
     for part in _parts(bits):
         fields = (
-            ((codes >> shift) & (2**part - 1)).chunk(8 // part, axis)
-            if bits > part
-            else codes.chunk(8 // part, axis)
+            ((codes >> shift) & (2**part - 1)).chunk(8 // part, axis) if bits > part else codes.chunk(8 // part, axis)
         )
         together = fields[0]
         for place, field in enumerate(fields[1:], 1):
@@ -342,13 +337,14 @@ def pack(codes: torch.Tensor, axis: int = -1, bits: int = 4) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, axis: int = -1, bits: int = 4) -> torch.Tensor:
     """The inverse of `pack`: [… n·bits/8 …] uint8 -> [… n …] uint8 of 0 to 2**bits − 1."""
-    size, codes, shift = packed.shape[axis] * 8 // bits, None, 0
+    size, shift = packed.shape[axis] * 8 // bits, 0
+    codes: torch.Tensor | None = None
     pieces = packed.split([size * part // 8 for part in _parts(bits)], axis)
     for part, piece in zip(_parts(bits), pieces):
-        fields = [(piece >> (place * part)) & (2**part - 1) for place in range(8 // part)]
-        fields = torch.cat(fields, axis)
+        fields = torch.cat([(piece >> (place * part)) & (2**part - 1) for place in range(8 // part)], axis)
         codes = fields if codes is None else codes | (fields << shift)
         shift += part
+    assert codes is not None, "a number of bits has parts"
     return codes
 
 

@@ -99,13 +99,11 @@ def gptq(
             if not largest_first and column % group == 0:
                 fresh = _ahead(w, errors, upper, start, j, end, group)
                 scale[:, at : at + 1], new_zero = fit(fresh.float()[:, None], format, -1)
-                if zero is not None:
+                if zero is not None and new_zero is not None:
                     zero[:, at : at + 1] = new_zero
             step = scale[:, at, 0].double()
             offset = 0.0 if zero is None else zero[:, at, 0].double()
-            code = (
-                ((w[:, j] - offset) / step.where(step != 0, 1)).round().clamp(format.lowest, format.highest)
-            )
+            code = ((w[:, j] - offset) / step.where(step != 0, 1)).round().clamp(format.lowest, format.highest)
             codes[:, column] = code
             errors[:, j - start] = (w[:, j] - (code * step + offset)) / upper[j, j]
             w[:, j + 1 : end] -= errors[:, j - start, None] * upper[j, j + 1 : end]

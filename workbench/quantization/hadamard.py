@@ -3,12 +3,12 @@
 A Hadamard matrix has entries ±1 and orthogonal rows; H / √n is a rotation whose product needs no stored matrix and few
 operations, since the large ones are Kronecker products of small ones, applied one axis after the other:
 
-    n = 2ᵏ        Sylvester: H₂ ⊗ H₂ ⊗ … (here in factors of up to 64, so n·(64 + 64 + …) operations a row at most)
+    n = 2ᵏ        Sylvester: H₂ ⊗ H₂ ⊗ … (here in factors of up to 64, so n·(64 + 64 + …) operations per row at most)
     n = 2ᵏ·m      m odd: a Paley matrix of order 2ⁱ·m if there is one (12, 20, 28, 36, 44, 60 …), ⊗ Sylvester's
     neither       the block-diagonal one, I_m ⊗ H of 2ᵏ: entries of different blocks are not mixed; see `mixed`
 
-With random signs before it, H·diag(±1) makes every entry of the result a sum of n entries with random signs: the largest
-is then about √(2 ln n) times the root mean square, whatever the vector was ("incoherence": QuIP#, Tseng et al.,
+With random signs before it, H·diag(±1) makes every entry of the result a sum of n entries with random signs: the
+largest is then about √(2 ln n) times the root mean square, whatever the vector was ("incoherence": QuIP#, Tseng et al.,
 arXiv 2402.04396 §3, lemma 3.1). Paley, "On orthogonal matrices", 1933.
 """
 
@@ -74,8 +74,8 @@ def sylvester(n: int) -> torch.Tensor:
 
 
 def paley(n: int) -> torch.Tensor:
-    """Paley's Hadamard matrix of order n = q + 1, q a prime that leaves 3 divided by 4, or n = 2·(q + 1), q a prime that
-    leaves 1. It is made of χ(i − j): 1 where that is a square modulo q, −1 where not, 0 for 0. [n, n] float64."""
+    """Paley's Hadamard matrix of order n = q + 1, q a prime that leaves 3 divided by 4, or n = 2·(q + 1), q a prime
+    that leaves 1. It is made of χ(i − j): 1 where that is a square modulo q, −1 where not, 0 for 0. [n, n] float64."""
     first = _is_prime(n - 1) and n % 4 == 0
     q = n - 1 if first else n // 2 - 1
     assert first or (_is_prime(q) and q % 4 == 1), n

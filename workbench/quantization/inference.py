@@ -2,7 +2,7 @@
 
     form             where                          codes                     a product
     NibbleKernel     CPU, bfloat16                  integers, groups of 32·n  torch's kernel for 4 bits; 8 bits are two
-    ScaledRows       CPU, any type                  5 to 8 bits, whole rows   blocks of codes as numbers, scaled afterwards
+    ScaledRows       CPU, any type                  5 to 8 bits, whole rows   codes as numbers, scaled afterwards
     CodeMatvec       one row, in torch.compile      integers, any group       sums of codes times inputs
     TritonInt4, -8   CUDA, 16 bits or float32       integers, groups of 32·n  Triton's kernels (`triton_forms`)
     AsStored         everywhere                     every kind                `StoredWeight.multiply`, the oracle
@@ -23,13 +23,13 @@ The newest maker is asked first, and the first that does not answer None is take
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
 
 from workbench.quantization.formats import IntegerFormat, QuantizedTensor, pack, unpack
-from workbench.quantization.stored import StoredWeight
+from workbench.quantization.stored import Grouped, StoredWeight
 
 
 class Product(Protocol):
@@ -104,7 +104,7 @@ class InferenceLinear:
 
 
 class AsStored:
-    """Blocks of rows turned back into numbers and multiplied, as the stored weight itself does it."""
+    """Blocks of rows are dequantized and multiplied, as the stored weight itself does it."""
 
     form = "numbers again, block by block"
 
@@ -118,18 +118,18 @@ class AsStored:
 # -- integers in groups ------------------------------------------------------------------------------------------
 
 
-def plain_codes(stored: StoredWeight) -> tuple[torch.Tensor, int]:
+def plain_codes(stored: Grouped) -> tuple[torch.Tensor, int]:
     """(codes [out, in/group, group] uint8, or int8 where they are stored so; what to add to them).
 
     x̂ = scale · (code + added) + zero.
     """
     format = stored.format
-    if format.is_packed:
+    if isinstance(format, IntegerFormat) and format.is_packed:
         return unpack(stored.codes, -1, format.bits), format.lowest
     return stored.codes, 0
 
 
-def _has_integers(stored: StoredWeight) -> bool:
+def _has_integers(stored: StoredWeight) -> TypeGuard[Grouped]:
     return isinstance(getattr(stored, "format", None), IntegerFormat)
 
 
@@ -143,7 +143,7 @@ class ScaledRows:
     form = "codes as numbers, block by block, scaled afterwards"
     BLOCK_BYTES = 1 << 20  # of numbers: what stays in a CPU's cache
 
-    def __init__(self, stored: StoredWeight) -> None:
+    def __init__(self, stored: Grouped) -> None:
         codes, added = plain_codes(stored)
         self.codes = codes.reshape(stored.out_features, stored.in_features)
         self.scale = stored.scale.float().view(1, -1)  # [1, out]
@@ -165,17 +165,17 @@ class ScaledRows:
 class NibbleKernel:
     """torch's CPU kernel for weights of 4 bits in groups, which turns codes into numbers in registers.
 
-    The kernel takes a weight for S·(nibble − 8) + Z, with S and Z in bfloat16. Up to 4 bits are one product. A code of
-    5 to 8 bits is 16·high + low: two products, S = 16·scale and S = scale. What it computes with is `dequantize()`;
-    the rounding of S and Z moves a number by at most 2⁻⁸ · (|S·(nibble − 8)| + |Z|), added over its products
-    (`error_bound`): about what rounding the numbers themselves to bfloat16 does.
+    The kernel computes with S·(nibble − 8) + Z as the weight, S and Z in bfloat16. Up to 4 bits are one product. A
+    code of 5 to 8 bits is 16·high + low: two products, S = 16·scale and S = scale. What it computes with is
+    `dequantize()`; the rounding of S and Z moves a number by at most 2⁻⁸ · (|S·(nibble − 8)| + |Z|), added over its
+    products (`error_bound`): about what rounding the numbers themselves to bfloat16 does.
     Many rows go through `StoredWeight.multiply`: there the arithmetic counts, and this kernel is slow at it.
     """
 
     GROUPS = (256, 128, 64, 32)
-    MOST_ROWS = 48  # of all products together, that the kernel is faster with (measured)
+    MAX_ROWS = 48  # of all products together, that the kernel is faster with (measured)
 
-    def __init__(self, stored: StoredWeight) -> None:
+    def __init__(self, stored: Grouped) -> None:
         self.stored = stored
         self.group = self.group_for(stored)
         codes, added = self._centred()
@@ -192,8 +192,8 @@ class NibbleKernel:
         self.weight_bytes = sum(codes.nbytes + scales.nbytes for codes, scales in self.products)
 
     @classmethod
-    def group_for(cls, stored: StoredWeight) -> int | None:
-        """The largest group the kernel knows of which the weight's groups are made."""
+    def group_for(cls, stored: Grouped) -> int | None:
+        """The largest group size of the kernel that divides the weight's group size."""
         return next((size for size in cls.GROUPS if stored.group % size == 0), None)
 
     def _centred(self) -> tuple[torch.Tensor, int]:
@@ -205,12 +205,13 @@ class NibbleKernel:
 
     def _packed(self, nibbles: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor):
         """As the kernel wants them: its own order of nibbles, and S, Z as [in/group, out, 2]."""
+        assert self.group is not None, "made for groups that the kernel knows"
         both = torch.cat((scale, zero), dim=-1).repeat_interleave(self.stored.group // self.group, dim=1)
         both = both.transpose(0, 1).to(torch.bfloat16).contiguous()
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles, 1), both
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] * len(self.products) > self.MOST_ROWS:
+        if x.shape[0] * len(self.products) > self.MAX_ROWS:
             return self.stored.multiply(x)
         x = x.contiguous()
         multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
@@ -218,29 +219,30 @@ class NibbleKernel:
         return y if not others else y.add_(others[0])
 
     def dequantize(self) -> torch.Tensor:
-        """[out, in] float32: the numbers that the kernel takes the weight for."""
-        return sum(steps + zero for steps, zero in self._terms())
+        """[out, in] float32: the weights that the kernel computes with."""
+        first, *others = (steps + zero for steps, zero in self._terms())
+        return sum(others, first)
 
     def error_bound(self) -> torch.Tensor:
-        """[out, in]: at least how far those are from the weight's own."""
-        return sum(2.0**-8 * (steps.abs() + zero.abs()) for steps, zero in self._terms())
+        """[out, in]: an upper bound of their distance from the stored weights."""
+        first, *others = (2.0**-8 * (steps.abs() + zero.abs()) for steps, zero in self._terms())
+        return sum(others, first)
 
     def _terms(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """S·(nibble − 8) and Z of each product, [out, in] each."""
         codes, _ = self._centred()
         nibbles = [codes] if len(self.products) == 1 else [codes >> 4, codes & 15]
-        scales = [
-            both.float().repeat_interleave(self.group, dim=0).permute(2, 1, 0) for _, both in self.products
-        ]
+        scales = [both.float().repeat_interleave(self.group, dim=0).permute(2, 1, 0) for _, both in self.products]
         return [(s * (one - 8), z) for one, (s, z) in zip(nibbles, scales)]
 
 
 class CodeMatvec:
     """One row only, as sums of codes times inputs. For torch.compile, which makes one loop of it.
 
-    y = Σ over groups of scale · Σ (code + added)·x + zero · Σx, in float32: a code is read, made a number and multiplied
-    in registers. LANES outputs lie side by side, so that the sums of a vector register belong to different outputs and
-    are never added up among themselves; groups then cost nothing. Up to 4 bits, the second half of a group is the upper
+    y = Σ over groups of scale · Σ (code + added)·x + zero · Σx, in float32: a code is read, made a number and
+    multiplied in registers. LANES outputs lie side by side, so that the sums of a vector register belong to different
+    outputs and are never added up among themselves; groups then cost nothing. Up to 4 bits, the second half of a group
+    is the upper
     nibble: masked it is 16 times its code, and 1/16 of the sum is exact.
     Exact but for the order of additions. Run eagerly it would write all products.
     """
@@ -248,7 +250,7 @@ class CodeMatvec:
     LANES = 16
     form = "sums of codes, compiled"
 
-    def __init__(self, stored: StoredWeight, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, stored: Grouped, dtype: torch.dtype = torch.float32) -> None:
         """dtype: of the inputs. Beside bfloat16 the scales are held in float32: the compiler gives up vectors where
         the two 16-bit types meet."""
         codes, self.added = plain_codes(stored)
@@ -302,7 +304,7 @@ def _grouped_on_a_cpu(stored: StoredWeight, dtype: torch.dtype) -> Product | Non
 
 
 @fast_form("grouped", "cuda")
-def _grouped_on_a_gpu(stored: StoredWeight, dtype: torch.dtype) -> Product | None:
+def _grouped_on_a_gpu(stored: Any, dtype: torch.dtype) -> Product | None:
     from workbench.quantization import triton_forms  # Triton is loaded by who has a GPU
 
     return triton_forms.maker(stored, dtype)
@@ -317,16 +319,14 @@ def _grouped_in_a_graph(stored: StoredWeight, dtype: torch.dtype) -> Product | N
 
 
 def stacked(weights: list[StoredWeight]) -> StoredWeight | None:
-    """One weight with the rows of all; None where they do not lie alike."""
-    first = weights[0]
+    """One weight with the rows of all; None where their layouts differ."""
+    first: Any = weights[0]
     if first.kind != "grouped" or any(_layout(one) != _layout(first) for one in weights):
         return None
     parts = {name: torch.cat([getattr(one, name) for one in weights]) for name in first.tensors()}
     shape = (len(parts["codes"]), first.in_features)
     return type(first)(
-        QuantizedTensor(
-            first.format, parts["codes"], parts["scale"], parts.get("zero"), shape, torch.float32, -1
-        )
+        QuantizedTensor(first.format, parts["codes"], parts["scale"], parts.get("zero"), shape, torch.float32, -1)
     )
 
 

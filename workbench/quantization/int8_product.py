@@ -30,10 +30,13 @@ EXACT_IN_FLOAT32 = 2**24 // INT8.highest**2  # … and the 24 bits of a float32:
 class Int8Product(StoredWeight):
     """codes [out, in] int8 and a scale for each output [out, 1] float16; `multiply` rounds its inputs too.
 
-    `dequantize` gives what the weight is taken for; `multiply` is not the product with it, since x is rounded there.
+    `dequantize` gives the weight; `multiply` is not the exact product with it, because it rounds x as well.
     """
 
     kind = "int8_product"
+
+    codes: torch.Tensor
+    scale: torch.Tensor
 
     def __init__(self, codes: torch.Tensor, scale: torch.Tensor) -> None:
         super().__init__(*codes.shape)
@@ -73,7 +76,7 @@ def rounded_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def taken_codes(codes_and_scale: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two as they must be. Raises WorkbenchError."""
+    """Codes and scale, checked for type and shape. Raises WorkbenchError."""
     codes, scale = codes_and_scale
     expect(codes, "codes", (None, None), (torch.int8,))
     expect(scale, "scale", (codes.shape[0], 1), (torch.float16,))
@@ -84,14 +87,15 @@ def taken_codes(codes_and_scale: list[torch.Tensor]) -> tuple[torch.Tensor, torc
 def rounded_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x [N, in] float32 -> (codes [N, in] int8, scale [N, 1] float32), a scale for each token.
 
-    A token that holds NaN or an infinity has a scale that is none, and so has no numbers in its results either.
+    A token with NaN or an infinity gets a scale that is not finite, so none of its results is finite.
     """
     scale = x.abs().amax(1, keepdim=True) / INT8.highest
     return (x / scale.where(scale > 0, 1)).round().to(torch.int8), scale
 
 
 def int8_product(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """x [N, in] float32, rounded token by token, times the codes [out, in] with their scale [out, 1] -> [N, out] float32."""
+    """x [N, in] float32, rounded token by token, times the codes [out, in] with their scale [out, 1] -> [N, out]
+    float32."""
     q, token_scale = rounded_tokens(x)
     return integer_product(q, codes).float() * token_scale * scale.float().T
 
@@ -112,7 +116,7 @@ def integer_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def int_mm_is_exact() -> bool:
-    """Whether this processor's torch._int_mm adds all there is.
+    """Whether torch._int_mm is exact on this processor.
 
     On x86 without VNNI instructions oneDNN, which computes it, adds pairs of products in 16 bits and cuts off what does
     not fit (pytorch issue 136746): 64 products of 127 · 127 come out as 8,160.

@@ -8,26 +8,21 @@ Super-blocks follow one another through the rows of a matrix as if these were on
 is the order of GGUF; elsewhere, where GGUF would take another format, a super-block goes on into the next row. The last
 one may end in zeros that nothing is fitted to; they are counted like all others.
 
-What is minimized is Σ weight · (x − x̂)², with all weights 1, or with the mean square of each weight's input, measured on
-calibration text (what llama.cpp calls an importance matrix). The search follows ggml's `make_qkx2_quants` in what it
+What is minimized is Σ weight · (x − x̂)², with all weights 1, or with the mean square of each weight's input, measured
+on calibration text (what llama.cpp calls an importance matrix). The search follows ggml's `make_qkx2_quants` in what it
 tries for a block, and goes on where that stops: scales and codes of a super-block are improved in turn.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError, check_flag, check_settings, is_whole
 from workbench.quantization.calibration import Inputs
-from workbench.quantization.kquant_bytes import (
-    LAYOUTS,
-    SUPER_BLOCK,
-    Layout,
-    SuperBlocks,
-    from_bytes,
-    to_bytes,
-)
+from workbench.quantization.kquant_bytes import LAYOUTS, SUPER_BLOCK, Layout, SuperBlocks, from_bytes, to_bytes
 from workbench.quantization.methods import Method, method
 from workbench.quantization.stored import StoredWeight, check_finite, expect, register, take
 
@@ -41,6 +36,8 @@ class KQuantized(StoredWeight):
     """blocks [ceil(out·in/256), bytes of a super-block] uint8: the bytes that GGUF has."""
 
     kind = "k_quantized"
+
+    blocks: torch.Tensor
 
     def __init__(self, blocks: torch.Tensor, layout: Layout, out_features: int, in_features: int) -> None:
         super().__init__(out_features, in_features)
@@ -85,11 +82,9 @@ class KQuantized(StoredWeight):
     def from_parts(cls, tensors: dict[str, torch.Tensor], settings: dict) -> KQuantized:
         check_settings("a k_quantized weight", settings, ("bits", "out", "in"))
         layout = layout_of(settings.get("bits"))
-        shape = settings.get("out"), settings.get("in")
+        shape: Any = settings.get("out"), settings.get("in")
         if not all(is_whole(n) and n > 0 for n in shape):
-            raise WorkbenchError(
-                f"a k_quantized weight has out and in features, got {shape[0]!r} and {shape[1]!r}"
-            )
+            raise WorkbenchError(f"a k_quantized weight has out and in features, got {shape[0]!r} and {shape[1]!r}")
         (blocks,) = take(tensors, cls.kind, ("blocks",))
         expect(blocks, "blocks", (-(-shape[0] * shape[1] // SUPER_BLOCK), layout.nbytes), (torch.uint8,))
         kept = cls(blocks, layout, *shape)
@@ -138,10 +133,7 @@ def fit_blocks(x: torch.Tensor, weight: torch.Tensor, layout: Layout) -> tuple[t
         reach = x.amax(-1, keepdim=True).clamp(min=0) - low
     else:
         # what is furthest from 0 gets the code that is
-        low, top = (
-            torch.zeros_like(x[..., :1]),
-            -layout.middle,
-        )
+        low, top = (torch.zeros_like(x[..., :1]), -layout.middle)
         reach = furthest(x, -1)
     best: list[torch.Tensor] = []
     for more in torch.linspace(-1, 1, CANDIDATES).tolist():
@@ -204,13 +196,7 @@ def block_scales(
 
 
 def least_squares(
-    x: torch.Tensor,
-    u: torch.Tensor,
-    v: torch.Tensor,
-    weight: torch.Tensor,
-    over: tuple[int, ...],
-    *,
-    signed: bool,
+    x: torch.Tensor, u: torch.Tensor, v: torch.Tensor, weight: torch.Tensor, over: tuple[int, ...], *, signed: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """a and b of least Σ weight · (x − (a·u − b·v))², with b ≥ 0, and a ≥ 0 unless signed, where v is 0.
 

@@ -1,12 +1,13 @@
-"""k-quants as bytes: blocks in a super-block of 256 weights, whose scales (and minima) are codes of few bits themselves.
+"""k-quants as bytes: blocks in a super-block of 256 weights, whose scales (and minima) are codes of few bits
+themselves.
 
     x̂ = (d · scale) · code − (d_min · minimum)        Q2_K, Q4_K, Q5_K   code, scale, minimum ≥ 0
     x̂ = (d · scale) · (code − 2ᵇ⁻¹)                   Q3_K, Q6_K         scale of either sign
 
-d and d_min are float16, one of each for 256 weights; scale and minimum are whole numbers of 4 to 8 bits, one of each for
-a block of 16 or 32. The bytes are those of GGUF (ggml, `block_q2_K` … `block_q6_K`), field after field:
+d and d_min are float16, one of each for 256 weights; scale and minimum are whole numbers of 4 to 8 bits, one of each
+for a block of 16 or 32. The bytes are those of GGUF (ggml, `block_q2_K` … `block_q6_K`), field after field:
 
-    Q2_K   scales 16 · low 64 · d 2 · d_min 2                     84 bytes   2.625 bits a weight
+    Q2_K   scales 16 · low 64 · d 2 · d_min 2                     84 bytes   2.625 bits per weight
     Q3_K   high 32 · low 64 · scales 12 · d 2                    110         3.4375
     Q4_K   d 2 · d_min 2 · scales 12 · low 128                   144         4.5
     Q5_K   d 2 · d_min 2 · scales 12 · high 32 · low 128         176         5.5
@@ -78,12 +79,7 @@ LAYOUTS: dict[int, Layout] = {
     for one in (
         Layout(2, 16, 4, True, (("scales", 16), ("low", 64), ("d", 2), ("d_min", 2)), (("low", 2, 128),)),
         Layout(
-            3,
-            16,
-            6,
-            False,
-            (("high", 32), ("low", 64), ("scales", 12), ("d", 2)),
-            (("low", 2, 128), ("high", 1, 256)),
+            3, 16, 6, False, (("high", 32), ("low", 64), ("scales", 12), ("d", 2)), (("low", 2, 128), ("high", 1, 256))
         ),
         Layout(4, 32, 6, True, (("d", 2), ("d_min", 2), ("scales", 12), ("low", 128)), (("low", 4, 64),)),
         Layout(
@@ -95,12 +91,7 @@ LAYOUTS: dict[int, Layout] = {
             (("low", 4, 64), ("high", 1, 256)),
         ),
         Layout(
-            6,
-            16,
-            8,
-            False,
-            (("low", 128), ("high", 64), ("scales", 16), ("d", 2)),
-            (("low", 4, 128), ("high", 2, 128)),
+            6, 16, 8, False, (("low", 128), ("high", 64), ("scales", 16), ("d", 2)), (("low", 4, 128), ("high", 2, 128))
         ),
     )
 }
@@ -108,7 +99,8 @@ LAYOUTS: dict[int, Layout] = {
 
 @dataclass(frozen=True)
 class SuperBlocks:
-    """n super-blocks in whole numbers: codes [n, blocks, block] from 0, scales and minima [n, blocks], d and d_min [n]."""
+    """n super-blocks in whole numbers: codes [n, blocks, block] from 0, scales and minima [n, blocks], d and d_min
+    [n]."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -117,10 +109,11 @@ class SuperBlocks:
     d_min: torch.Tensor | None
 
     def values(self, layout: Layout) -> torch.Tensor:
-        """x̂ [n, blocks, block] float32; every product is exact, only the difference is rounded (and Q6_K's product)."""
+        """x̂ [n, blocks, block] float32; every product is exact, only the difference is rounded (and Q6_K's
+        product)."""
         step = self.d.float()[:, None] * self.scales
         wide = step[..., None] * (self.codes.float() - layout.middle)
-        if self.minima is None:
+        if self.minima is None or self.d_min is None:
             return wide
         return wide - (self.d_min.float()[:, None] * self.minima)[..., None]
 
@@ -152,14 +145,13 @@ def from_bytes(raw: torch.Tensor, layout: Layout) -> SuperBlocks:
         codes |= unpack(packed, bits=bits).flatten(1) << shift
         shift += bits
     scales, minima = _SCALES[layout.bits][1](fields["scales"])
-    d, *d_min = (
-        fields[name].contiguous().view(torch.float16)[:, 0] for name in ("d", "d_min") if name in fields
-    )
+    d, *d_min = (fields[name].contiguous().view(torch.float16)[:, 0] for name in ("d", "d_min") if name in fields)
     return SuperBlocks(codes.view(n, layout.blocks, -1), scales, minima, d, d_min[0] if d_min else None)
 
 
 def _join_halves(whole: SuperBlocks) -> torch.Tensor:
     """Q2_K: scale and minimum of a block in the two halves of a byte."""
+    assert whole.minima is not None, "a layout with minima"
     return (whole.scales | whole.minima << 4).to(torch.uint8)
 
 
@@ -182,6 +174,7 @@ def _join_pairs(whole: SuperBlocks) -> torch.Tensor:
     Bytes 0–3 hold the first four scales, 4–7 the first four minima, each with two bits to spare; 8–11 the lower halves
     of the last four of both, whose two upper bits are in what was spare.
     """
+    assert whole.minima is not None, "a layout with minima"
     scales, minima = whole.scales.to(torch.uint8), whole.minima.to(torch.uint8)
     first, last = scales.chunk(2, -1)
     first_minima, last_minima = minima.chunk(2, -1)

@@ -1,4 +1,4 @@
-"""Codebooks of the E8 lattice: 8 weights at a time become one point, 2 bits a weight (E8P) or 1 bit a weight.
+"""Codebooks of the E8 lattice: 8 weights at a time become one point, 2 bits per weight (E8P) or 1 bit a weight.
 
 E8 is the densest way to pack spheres in 8 dimensions, so its points serve a cloud of weights better than a grid of the
 same number does: all integers with an even sum, and all halves (½, 3/2 …) with an even sum. Of a Gaussian cloud the
@@ -11,9 +11,10 @@ points in a ball are wanted, and a code must be turned into its point without a 
 
     code of E8P, 16 bits          pattern 8 | signs of entries 0 … 6, entry 0 highest 7 | shift 1 (0: +¼, 1: −¼)
 
-The 256 patterns are the 227 of norm² at most 10 and 29 of the 56 with five 3/2 and three ½ (norm² 12). The paper lists 29;
-here they are the 28 whose ½ stand at places (0 … 7) with an even sum, and the first of the others: as good, but files are
-not exchangeable. After the shift every point lies in E8 + ¼, since D̂8 − ¼ is D8 + ¼ (D8: whole numbers, even sum).
+The 256 patterns are the 227 of norm² at most 10 and 29 of the 56 with five 3/2 and three ½ (norm² 12). The paper lists
+29; here they are the 28 whose ½ stand at places (0 … 7) with an even sum, and the first of the others: as good, but
+files are not exchangeable. After the shift every point lies in E8 + ¼, since D̂8 − ¼ is D8 + ¼ (D8: whole numbers, even
+sum).
 
 Source: QuIP#, Tseng et al., arXiv 2402.04396 §4.1 (E8P) and §4.3 (residual codebooks).
 """
@@ -50,9 +51,7 @@ def e8p_points(device: torch.device | None = None) -> torch.Tensor:
     codes = torch.arange(1 << 16)
     negative = torch.stack([(codes >> (7 - i)) & 1 for i in range(SIZE - 1)], dim=1)  # [65536, 7]
     values = patterns()[codes >> 8]
-    last = (
-        _odd_sum(values) + negative.sum(1)
-    ) % 2  # how many are negative is as odd as the sum of the pattern
+    last = (_odd_sum(values) + negative.sum(1)) % 2  # how many are negative is as odd as the sum of the pattern
     signs = 1.0 - 2.0 * torch.cat((negative, last[:, None]), dim=1)
     shift = SHIFT * (1 - 2 * (codes & 1))
     return (values * signs + shift[:, None]).to(device)
@@ -82,15 +81,11 @@ def nearest_e8p(x: torch.Tensor) -> torch.Tensor:
     """x [N, 8] float32 -> codes [N] int64 of the nearest points, exactly (between equally near ones, any).
 
     For one shift and one pattern the best signs are those of x. If their number of negatives does not fit the pattern,
-    the cheapest one is turned, the entry with the least |x_i|·s_i. So 2 · 256 distances instead of 65,536:
+    the cheapest one is flipped, the entry with the least |x_i|·s_i. So 2 · 256 distances instead of 65,536:
 
-        |x − σs|² = |x|² − 2·Σ|x_i|s_i + |s|²   + 4·min |x_i|s_i where one sign is turned
+        |x − σs|² = |x|² − 2·Σ|x_i|s_i + |s|²   + 4·min |x_i|s_i where one sign is flipped
     """
-    return (
-        torch.cat([_nearest(part) for part in x.split(CHUNK)])
-        if len(x)
-        else x.new_zeros(0, dtype=torch.int64)
-    )
+    return torch.cat([_nearest(part) for part in x.split(CHUNK)]) if len(x) else x.new_zeros(0, dtype=torch.int64)
 
 
 def _nearest(x: torch.Tensor) -> torch.Tensor:

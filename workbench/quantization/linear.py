@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,6 +17,10 @@ class QuantizedLinear(nn.Module):
 
     `dequantized_weight` is the matrix of the plain linear that computes the same, and so the oracle.
     """
+
+    stored: StoredWeight
+    bias: torch.Tensor | None
+    divisor: torch.Tensor | None
 
     def __init__(
         self, stored: StoredWeight, bias: torch.Tensor | None = None, divisor: torch.Tensor | None = None
@@ -61,8 +67,8 @@ class QuantizedLinear(nn.Module):
         return InferenceLinear(product, shape, self.bias, self.divisor, dtype)
 
     def joined_with(self, *others: nn.Module) -> QuantizedLinear | None:
-        """One linear with the outputs of all, one after the other; None where they do not lie alike."""
-        every = [self, *others]
+        """One linear with the concatenated outputs of all; None where their layouts differ."""
+        every: list[Any] = [self, *others]
         if not all(isinstance(one, QuantizedLinear) and _same(one.divisor, self.divisor) for one in every):
             return None
         biased = [one.bias is not None for one in every]

@@ -8,15 +8,17 @@ is that of its ordinary channels. Which columns these are can be decided at two 
     "calibrated"   on calibration text, once. Their weights are kept in fp16 and are no longer among the codes: exact to
                    2⁻¹¹, and they widen no scale. A column that passes for one token of the text takes 16 bits for good;
                    one that passes only later is rounded like the others. This is not the paper's rule.
-    "live"         from the inputs at hand: the paper's rule. Nothing need be known beforehand. The paper multiplies with
-                   fp16 weights, so it has all of them beside the codes. Here, as in bitsandbytes where a model is stored
-                   in int8, the weights of such a column are its codes turned back into numbers: 8 bits a weight, and as
-                   coarse as any other. A token's result depends on which others are in the same step.
+    "live"         from the inputs at hand: the paper's rule. Nothing need be known beforehand. The paper multiplies
+                   with fp16 weights, so it has all of them beside the codes. Here, as in bitsandbytes where a model is
+                   stored in int8, the weights of such a column are its codes turned back into numbers: 8 bits per
+                   weight, and as coarse as any other. A token's result depends on which others are in the same step.
 
 Inputs of outlier columns are multiplied in float32 here; the paper has them in fp16.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +54,7 @@ class LiveOutliers(Int8Product):
         weights = self.codes[:, at].float() * self.scale.float()
         return (ordinary + F.linear(wide[:, at], weights)).to(x.dtype)
 
-    def settings(self) -> dict[str, float]:
+    def settings(self) -> dict[str, Any]:
         return {"threshold": self.threshold}
 
     @classmethod
@@ -74,9 +76,12 @@ class KeptOutliers(StoredWeight):
 
     kind = "int8_kept_outliers"
 
-    def __init__(
-        self, codes: torch.Tensor, scale: torch.Tensor, outliers: torch.Tensor, order: torch.Tensor
-    ) -> None:
+    codes: torch.Tensor
+    scale: torch.Tensor
+    outliers: torch.Tensor
+    order: torch.Tensor
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor, outliers: torch.Tensor, order: torch.Tensor) -> None:
         super().__init__(codes.shape[0], len(order))
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
@@ -85,7 +90,8 @@ class KeptOutliers(StoredWeight):
 
     @classmethod
     def rounded(cls, weight: torch.Tensor, is_outlier: torch.Tensor) -> KeptOutliers:
-        """weight [out, in], is_outlier [in] bool. Raises WorkbenchError for weights that are not finite, in fp16 too."""
+        """weight [out, in], is_outlier [in] bool. Raises WorkbenchError for weights that are not finite, in fp16
+        too."""
         check_finite(weight)
         order = is_outlier.to(torch.int32).argsort(stable=True)
         ordinary, outlying = (
@@ -110,9 +116,7 @@ class KeptOutliers(StoredWeight):
         return torch.empty_like(together).index_copy_(1, self.order.long(), together)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        ordinary, outlying = (
-            x.float().index_select(1, self.order).split([self.codes.shape[1], self.num_outliers], 1)
-        )
+        ordinary, outlying = x.float().index_select(1, self.order).split([self.codes.shape[1], self.num_outliers], 1)
         y = F.linear(outlying, self.outliers.float())
         if ordinary.shape[1]:
             y = y + int8_product(ordinary, self.codes, self.scale)
@@ -154,11 +158,7 @@ class LLMInt8(Method):
         self.threshold = check_above("threshold", threshold, 0)
         if columns not in COLUMNS:
             raise unknown("time to decide on outlier columns", columns, COLUMNS)
-        self.columns = columns
-
-    @property
-    def needs_inputs(self) -> bool:
-        return self.columns == "calibrated"
+        self.columns, self.needs_inputs = columns, columns == "calibrated"
 
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> LiveOutliers | KeptOutliers:
         if self.columns == "live":

@@ -15,7 +15,7 @@ from workbench.quantization.stored import StoredWeight
 
 
 class Method(ABC):
-    """One way to choose few bits for a weight. Made for one recipe; holds no state between layers."""
+    """A quantization method with its settings. Made for one recipe; holds no state between layers."""
 
     needs_inputs: bool = False  # whether it needs calibration
     needs_gradients: bool = False  # beside: whether `Inputs.squared_gradients` are wanted when it stores
@@ -30,7 +30,7 @@ class Method(ABC):
 
     @abstractmethod
     def store(self, weight: torch.Tensor, inputs: Inputs | None) -> StoredWeight:
-        """weight [out, in] float32, as it is after `prepare_layer`; inputs as they come to it then."""
+        """weight [out, in] float32, after `prepare_layer`; inputs: its inputs after `prepare_layer`."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ class QuantizationRecipe:
             raise unknown("method of quantization", self.method, METHODS)
         made = METHODS[self.method]
         check_settings(f"method {self.method}", self.options, made.options)
-        given = {
-            name: value for name, value in (("bits", self.bits), ("group", self.group)) if value is not None
-        }
+        given = {name: value for name, value in (("bits", self.bits), ("group", self.group)) if value is not None}
         unused = [name for name in given if name not in made.numbers]
         if unused:
             raise WorkbenchError(

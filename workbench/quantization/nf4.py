@@ -1,4 +1,5 @@
-"""NF4 with double quantization (QLoRA, Dettmers et al., arXiv 2305.14314 §3): sixteen levels where the weights are dense.
+"""NF4 with double quantization (QLoRA, Dettmers et al., arXiv 2305.14314 §3): sixteen levels where the weights are
+dense.
 
 Trained weights are nearly normal. An even grid spends codes on its ends, where hardly a weight lies; levels at the
 quantiles of a normal distribution are used about equally often. Eight are below 0, seven above and 0 is one of them, so
@@ -48,9 +49,9 @@ NF4_LEVELS: tuple[float, ...] = (
 def normal_levels() -> torch.Tensor:
     """Where the sixteen levels come from, float64 [16] ascending; the published ones are these but for 2·10⁻⁷.
 
-    Between the middle of the normal distribution and its outermost quantile, seven even steps of probability below 0 and
-    eight above; then all divided by the largest. The outermost quantile is the mean of the middles of the last of 15 and
-    of 16 even parts.
+    Between the middle of the normal distribution and its outermost quantile, seven even steps of probability below 0
+    and eight above; then all divided by the largest. The outermost quantile is the mean of the middles of the last of
+    15 and of 16 even parts.
     """
     outermost = (1 - 1 / 30 + 1 - 1 / 32) / 2
     below = -torch.special.ndtri(torch.linspace(outermost, 0.5, 8, dtype=torch.float64))
@@ -68,6 +69,11 @@ class NormalFloat(StoredWeight):
 
     kind = "normal_float"
 
+    codes: torch.Tensor
+    scale: torch.Tensor
+    scale_step: torch.Tensor
+    scale_mean: torch.Tensor
+
     def __init__(
         self,
         codes: torch.Tensor,
@@ -76,7 +82,7 @@ class NormalFloat(StoredWeight):
         scale_mean: torch.Tensor | None = None,
     ) -> None:
         super().__init__(codes.shape[0], codes.shape[1] * codes.shape[2] * 2)
-        self.block, self.double = 2 * codes.shape[2], scale_step is not None
+        self.block, self.is_double = 2 * codes.shape[2], scale_step is not None
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
         self.register_buffer("scale_step", scale_step)
@@ -88,9 +94,7 @@ class NormalFloat(StoredWeight):
         is odd or does not divide the inputs, and for weights that are not finite."""
         wide = weight.shape[1]
         if not is_whole(block) or block < 2 or block % 2 or wide % block:
-            raise WorkbenchError(
-                f"block must be an even number that divides the {wide} inputs, got {block!r}"
-            )
+            raise WorkbenchError(f"block must be an even number that divides the {wide} inputs, got {block!r}")
         check_finite(weight)
         blocks = weight.detach().float().unflatten(1, (-1, block))
         scale = blocks.abs().amax(-1)
@@ -102,7 +106,7 @@ class NormalFloat(StoredWeight):
     def scales(self, start: int, end: int) -> torch.Tensor:
         """Of the blocks of rows start … end − 1, float32 [end − start, in/block], as stored."""
         scale = self.scale[start:end]
-        if not self.double:
+        if not self.is_double:
             return scale
         a_row = self.scale.shape[1]
         which = torch.arange(start * a_row, end * a_row, device=scale.device) // SCALES_TOGETHER
@@ -116,7 +120,7 @@ class NormalFloat(StoredWeight):
         return wide.mul_(self.scales(start, end)[..., None]).flatten(1)
 
     def settings(self) -> dict[str, int | str | bool | None]:
-        return {"double": self.double}
+        return {"double": self.is_double}
 
     @classmethod
     def from_parts(cls, tensors: dict[str, torch.Tensor], settings: dict) -> NormalFloat:
@@ -157,7 +161,7 @@ def round_scales(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
 
 @method("nf4", "sixteen levels at the quantiles of a normal distribution", options=("block", "double"))
 class NF4(Method):
-    """block: weights to a scale. double: whether the scales are rounded to 8 bits as well. 4.127 bits a weight."""
+    """block: weights to a scale. double: whether the scales are rounded to 8 bits as well. 4.127 bits per weight."""
 
     def __init__(self, block: int = 64, double: bool = True) -> None:
         self.block, self.double = check_whole("block", block, 2), check_flag("double", double)

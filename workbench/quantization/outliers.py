@@ -1,10 +1,10 @@
 """Outlier channels: planted where there are none, without changing what a model computes.
 
 In large models a few channels of the hidden states are far larger than all others, the same ones in every layer. At
-6.7 billion parameters the outliers are in only 6 channels of the whole model, up to 20 times as large as others (LLM.int8(),
-Dettmers et al., arXiv 2208.07339 §1 and §4); SmoothQuant speaks of about 100 times (Xiao et al., arXiv 2211.10438 §3).
-The small models of this course have none: there the largest channel that comes from a norm is less than 3 times the
-median one, which `channel_sizes` shows. So here they are planted, and every table says so:
+6.7 billion parameters the outliers are in only 6 channels of the whole model, up to 20 times as large as others
+(LLM.int8(), Dettmers et al., arXiv 2208.07339 §1 and §4); SmoothQuant speaks of about 100 times (Xiao et al., arXiv
+2211.10438 §3). The small models of this course have none: there the largest channel that comes from a norm is less than
+3 times the median one, which `channel_sizes` shows. So here they are planted, and every table says so:
 
     norm's weight g_j · factor,   columns W[:, j] / factor of the linears that read it        the same j in all layers
 
@@ -30,12 +30,7 @@ from workbench.quantization.pipeline import copy_of
 CHANNELS = 6
 FACTOR = 64.0  # a power of two scales without rounding
 # first of a stage that reads a residual norm
-BEHIND_NORMS = (
-    "attention.q",
-    "attention.q_down",
-    "mlp.gate",
-    "mlp.up",
-)
+BEHIND_NORMS = ("attention.q", "attention.q_down", "mlp.gate", "mlp.up")
 
 
 @torch.no_grad()
@@ -68,17 +63,15 @@ def plant_outliers(
                     _check_kept(f"layers.{index}.{name}", old, parts.linear(name).weight, at, factor)
         for norm in (layer.attention_norm, layer.mlp_norm):
             if not all(bool(p.isfinite().all()) for p in norm.parameters()):
-                raise WorkbenchError(
-                    f"a norm's weight · {factor:g} is beyond {model.dtype}; choose a smaller factor"
-                )
+                raise WorkbenchError(f"a norm's weight · {factor:g} is beyond {model.dtype}; choose a smaller factor")
     new.name = f"{model.name}-planted"
     return new
 
 
 @torch.no_grad()
 def channel_sizes(model: Decoder, calibration: Calibration) -> dict[str, torch.Tensor]:
-    """{"layers.0.attention.q": max |x| of each channel [in], …} over the calibration text, for the inputs of all linears;
-    of those that share them the first is named. The model may be quantized."""
+    """{"layers.0.attention.q": max |x| of each channel [in], …} over the calibration text, for the inputs of all
+    linears; of those that share them the first is named. The model may be quantized."""
     reading, found = Reading(model, calibration), {}
     for index, layer in enumerate(model.layers):
         for name, inputs in reading.inputs(_firsts(layer)).items():
@@ -89,9 +82,7 @@ def channel_sizes(model: Decoder, calibration: Calibration) -> dict[str, torch.T
 
 def _firsts(layer: DecoderLayer) -> list[str]:
     """One linear for each input there is. Unlike those of `LayerParts` it may be quantized."""
-    there = {
-        name for name, module in layer.named_modules() if isinstance(module, nn.Linear | QuantizedLinear)
-    }
+    there = {name for name, module in layer.named_modules() if isinstance(module, nn.Linear | QuantizedLinear)}
     either = (BEHIND_NORMS[:2], ("attention.q_up",), ("attention.o",), BEHIND_NORMS[2:], ("mlp.down",))
     return [next(name for name in names if name in there) for names in either if there & set(names)]
 
@@ -107,11 +98,7 @@ def _chosen(channels: int | Sequence[int], width: int, seed: int) -> list[int]:
     if isinstance(channels, int):
         if not 1 <= channels <= width:
             raise WorkbenchError(f"channels must be from 1 to the {width} that there are, got {channels}")
-        return (
-            torch.randperm(width, generator=torch.Generator().manual_seed(seed))[:channels]
-            .sort()
-            .values.tolist()
-        )
+        return torch.randperm(width, generator=torch.Generator().manual_seed(seed))[:channels].sort().values.tolist()
     wrong = [c for c in channels if not is_whole(c) or not 0 <= c < width]
     if wrong or not len(channels) or len(set(channels)) != len(channels):
         raise WorkbenchError(
@@ -127,14 +114,13 @@ def _check_kept(where: str, old: torch.Tensor, new: torch.Tensor, at: list[int],
     eps = torch.finfo(old.dtype).eps
     if not torch.allclose(new[:, at].double() * factor, old[:, at].double(), rtol=2 * eps, atol=0):
         raise WorkbenchError(
-            f"{where}: columns divided by {factor:g} lose digits in {old.dtype}; choose a smaller factor, or load in float32"
+            f"{where}: columns divided by {factor:g} lose digits in {old.dtype}; choose a smaller factor, or load in"
+            " float32"
         )
 
 
 def _check_model(model: Decoder) -> None:
     if not isinstance(model, Decoder):
-        raise WorkbenchError(
-            f"plant_outliers takes a Decoder as `load` gives it, got a {type(model).__name__}"
-        )
+        raise WorkbenchError(f"plant_outliers takes a Decoder as `load` gives it, got a {type(model).__name__}")
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise WorkbenchError(f"{model.name} is quantized; plant the outliers first, then quantize")

@@ -1,7 +1,8 @@
-"""Which bit of which byte belongs to what, for looking at: packed codes, a super-block of k-quants, NF4 with its scales.
+"""Which bit of which byte belongs to what, for looking at: packed codes, a super-block of k-quants, NF4 with its
+scales.
 
-Nothing here knows a layout. Each bit is turned on alone and packed by the code that packs weights, and where a bit shows
-up is where it lies.
+Nothing here knows a layout. Each bit is turned on alone and packed by the code that packs weights, and where a bit
+shows up is where it lies.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def packed_bits(bits: int, count: int) -> tuple[PackedBit, ...]:
 
 
 def super_block_bits(bits: int) -> tuple[PackedBit, ...]:
-    """Of all numbers of a super-block of k-quants, byte after byte. Raises WorkbenchError for bits that are not 2 to 6."""
+    """Of all numbers of a super-block of k-quants, byte after byte. Raises WorkbenchError for bits that are not 2 to
+    6."""
     layout = layout_of(bits)
     nothing = to_bytes(_super_blocks(layout, 1), layout)
     found: list[PackedBit] = []
@@ -140,6 +142,4 @@ def _super_blocks(layout: Layout, n: int, part: str = "", bit: int = 0) -> Super
         numbers[part][range(n), range(n)] = value
     d, d_min = (numbers[name].view(torch.float16)[:, 0] for name in ("d", "d_min"))
     codes = numbers["code"].view(n, layout.blocks, layout.block)
-    return SuperBlocks(
-        codes, numbers["scale"], numbers["minimum"] if has else None, d, d_min if has else None
-    )
+    return SuperBlocks(codes, numbers["scale"], numbers["minimum"] if has else None, d, d_min if has else None)

@@ -27,7 +27,7 @@ from workbench.quantization.stored import check_finite
 
 @dataclass(frozen=True)
 class LinearReport:
-    """What became of one linear."""
+    """The result for one linear: its size and its output error."""
 
     name: str  # "layers.0.attention.q"
     nbytes: int
@@ -61,10 +61,11 @@ def quantize(
     """A new model with the linears of its layers quantized as the recipe says. `model` is not changed; what is not
     quantized (embedding, head, norms that nothing is folded into) is shared with it.
 
-    calibration: for methods that look at their inputs; for others it is only used to report errors.
-    report: is told each layer. check_stop: may raise to stop; nothing is left half-changed.
-    Raises WorkbenchError for a model that is quantized or arranged for inference already, groups that do not divide,
-    weights that are not finite (naming the linear), and a method without the calibration it needs.
+    calibration: needed by methods that use their inputs; for others it only serves to report errors.
+    report: called with a message before each layer. check_stop: called before each layer; may raise to stop, and then
+    nothing is left half-changed. Raises WorkbenchError for a model that is quantized or arranged for inference
+    already, groups that do not divide, weights that are not finite (naming the linear), and a method without the
+    calibration it needs.
     """
     _check_model(model)
     method = recipe.make()
@@ -96,6 +97,7 @@ def quantize(
                     got = got.divided(divisor)
                 where = f"layers.{index}.{name}"
                 if where in gradients:
+                    assert got is not None, "a method that needs gradients has its inputs"
                     got = dataclasses.replace(got, squared_gradients=gradients[where])
                 found.append(_quantize_one(parts, name, where, method, got, divisor))
         if reading is not None:
@@ -133,8 +135,8 @@ def _quantize_one(
         raise WorkbenchError(f"{where}: {error}") from error
     quantized = QuantizedLinear(stored, linear.bias, divisor)
     parts.replace(name, quantized)
-    error = None if inputs is None else inputs.output_error(weight, stored.dequantize())
-    return LinearReport(where, quantized.nbytes, stored.bits_per_weight, error)
+    lost = None if inputs is None else inputs.output_error(weight, stored.dequantize())
+    return LinearReport(where, quantized.nbytes, stored.bits_per_weight, lost)
 
 
 def copy_of(model: Decoder) -> Decoder:
@@ -148,9 +150,10 @@ def copy_of(model: Decoder) -> Decoder:
 def _check_model(model: Decoder) -> None:
     if not isinstance(model, Decoder):
         raise WorkbenchError(
-            f"quantize takes a Decoder, got a {type(model).__name__}: quantize the model that `load` gives, then prepare it"
+            f"quantize takes a Decoder, got a {type(model).__name__}: quantize the model that `load` gives, then"
+            " prepare it"
         )
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise WorkbenchError(f"{model.name} is quantized already; start from the model that `load` gives")
-    if not any(isinstance(module, nn.Linear) for module in model.layers.modules()):
+    if not any(isinstance(module, nn.Linear) for module in model.get_submodule("layers").modules()):
         raise WorkbenchError(f"{model.name} has no linear layers to quantize")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from workbench.errors import unknown
@@ -19,9 +21,9 @@ WEIGHTS = tuple(name for name, format in FORMATS.items() if isinstance(format, I
 def prepare(model: Decoder, *, weights: str | None = None, **settings) -> FastDecoder:
     """The model arranged for inference (`workbench.models.fast.prepare`, which takes the other settings).
 
-    weights: None, as they are; or "int8", "int4", … ("int4_symmetric", …): each linear of the layers is first rounded to
-    the nearest code (RTN), in groups of 128 inputs, or 64 or 32 where 128 does not divide, else whole rows. For a better
-    choice of codes quantize with a method of your own, and prepare what comes out. `model` stays as it was.
+    weights: None, as they are; or "int8", "int4", … ("int4_symmetric", …): each linear of the layers is first rounded
+    to the nearest code (RTN), in groups of 128 inputs, or 64 or 32 where 128 does not divide, else whole rows. For a
+    better choice of codes quantize with a method of your own, and prepare what comes out. `model` stays as it was.
     Raises WorkbenchError for unknown weights, and for a model that is quantized or prepared already.
     """
     if weights is not None:
@@ -33,15 +35,11 @@ def recipe_for(model: Decoder, weights: str) -> QuantizationRecipe:
     """RTN with these weights, in the largest group that every linear of the layers has room for."""
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
-    format = FORMATS[weights]
+    format: Any = FORMATS[weights]
     layers = getattr(model, "layers", None)
-    linears = (
-        [one for one in layers.modules() if isinstance(one, nn.Linear)]
-        if isinstance(layers, nn.Module)
-        else []
-    )
+    linears = [one for one in layers.modules() if isinstance(one, nn.Linear)] if isinstance(layers, nn.Module) else []
     group = next((size for size in GROUPS if all(one.in_features % size == 0 for one in linears)), None)
-    options: dict[str, bool] = {"symmetric": format.symmetric}
+    options: dict[str, Any] = {"symmetric": format.symmetric}
     if group is None:
         options["whole_rows"] = True
     return QuantizationRecipe("rtn", format.bits, group, options)

@@ -2,7 +2,7 @@
 
     W̃ = R_out·W·R_inᵀ      R = Hadamard · random signs, of each side: no outliers are left (`hadamard`)
     Ŵ̃ = scale · points     block LDLQ: 8 columns at a time, what rounding leaves behind made up for by the next ones
-    y = R_outᵀ·(Ŵ̃·(R_in·x))   what runs: x is rotated, multiplied with points that are looked up, and turned back
+    y = R_outᵀ·(Ŵ̃·(R_in·x))   what runs: x is rotated, multiplied with points that are looked up, and rotated back
 
 Block LDLQ goes through the columns from the last block to the first. With H̃ = R_in·H·R_inᵀ = L·D·Lᵀ, L unit lower
 triangular in blocks of 8,
@@ -12,14 +12,15 @@ triangular in blocks of 8,
 which is GPTQ with blocks of 8 in place of single columns. One scale for the whole matrix, and nothing else: 2 bits are
 2 bits. 3 and 4 bits round what is left once more, with a finer scale: E8P + E81, and E8P twice.
 
-Source: QuIP#, Tseng et al., arXiv 2402.04396 (§3 incoherence, §4 lattice, equation 2 block LDLQ). Left out here: training
-the signs and norms afterwards (§5).
+Source: QuIP#, Tseng et al., arXiv 2402.04396 (§3 incoherence, §4 lattice, equation 2 block LDLQ). Left out here:
+training the signs and norms afterwards (§5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,7 @@ class LatticeFormat:
     def round(self, x: torch.Tensor) -> list[torch.Tensor]:
         """x [N, 8] in units of the scale -> codes [N] of each stage."""
         codes = [_as_int16(lattice.nearest_e8p(x))]
-        if self.second is not None:
+        if self.second is not None and self.finer is not None:
             left = (x - self.points(codes)) * self.finer
             again = self.second is torch.int16
             codes.append(_as_int16(lattice.nearest_e8p(left)) if again else lattice.nearest_e81(left).byte())
@@ -53,18 +54,14 @@ class LatticeFormat:
         """Codes […] of each stage -> their sum […, 8] float32, in units of the scale."""
         device = codes[0].device
         found = F.embedding(codes[0].long() & 0xFFFF, lattice.e8p_points(device))
-        if len(codes) == 1:
+        if len(codes) == 1 or self.finer is None:
             return found
         again = codes[1].dtype is torch.int16
         second = lattice.e8p_points(device) if again else lattice.e81_points(device)
         return found + F.embedding(codes[1].long() & (0xFFFF if again else 0xFF), second) / self.finer
 
 
-FORMATS = {
-    2: LatticeFormat(0.97),
-    3: LatticeFormat(1.0, 2.0, torch.uint8),
-    4: LatticeFormat(1.05, 3.6, torch.int16),
-}
+FORMATS = {2: LatticeFormat(0.97), 3: LatticeFormat(1.0, 2.0, torch.uint8), 4: LatticeFormat(1.05, 3.6, torch.int16)}
 
 
 def _as_int16(codes: torch.Tensor) -> torch.Tensor:
@@ -82,6 +79,12 @@ class LatticeWeight(StoredWeight):
     """
 
     kind = "e8_lattice"
+
+    codes: torch.Tensor
+    second: torch.Tensor | None
+    scale: torch.Tensor
+    in_signs: torch.Tensor
+    out_signs: torch.Tensor
 
     def __init__(
         self,
@@ -117,10 +120,10 @@ class LatticeWeight(StoredWeight):
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, in] -> [N, out] in x's type, computed in float32."""
-        turned = hadamard.rotate(x.float() * unpack_signs(self.in_signs, self.in_features))
+        rotated = hadamard.rotate(x.float() * unpack_signs(self.in_signs, self.in_features))
         rows = max(1, stored.ROW_BLOCK_BYTES // (4 * self.in_features))
         parts = [
-            F.linear(turned, self.rotated_rows(at, min(at + rows, self.out_features)))
+            F.linear(rotated, self.rotated_rows(at, min(at + rows, self.out_features)))
             for at in range(0, self.out_features, rows)
         ]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
@@ -133,7 +136,8 @@ class LatticeWeight(StoredWeight):
     @classmethod
     def from_parts(cls, tensors: dict[str, torch.Tensor], settings: dict) -> LatticeWeight:
         check_settings("a lattice weight", settings, ("bits", "in_features", "out_features"))
-        bits, shape = _bits(settings.get("bits")), (settings.get("out_features"), settings.get("in_features"))
+        bits = _bits(settings.get("bits"))
+        shape: Any = settings.get("out_features"), settings.get("in_features")
         if not all(is_whole(n) and n > 0 for n in shape) or shape[1] % 8:
             raise WorkbenchError(
                 f"a lattice weight has out_features, and in_features in eights, got {shape[0]!r} and {shape[1]!r}"
@@ -144,6 +148,7 @@ class LatticeWeight(StoredWeight):
         of_codes = (shape[0], shape[1] // lattice.SIZE)
         expect(codes, "codes", of_codes, (torch.int16,))
         for one in rest:
+            assert second is not None, "named above"
             expect(one, "second", of_codes, (second,))
         expect(scale, "scale", (1,), (torch.float32,))
         check_finite(scale, "scale of a lattice weight")
@@ -197,9 +202,7 @@ class QuIP(Method):
         rotated = rotate_weight(weight.float(), out_signs, in_signs)
         moments = rotate_weight(inputs.second_moments.float(), in_signs, in_signs)
         scale, codes = lattice_ldlq(rotated, moments, FORMATS[self.bits], self.damping)
-        return LatticeWeight(
-            self.bits, codes, scale, pack_signs(in_signs), pack_signs(out_signs), (out, wide)
-        )
+        return LatticeWeight(self.bits, codes, scale, pack_signs(in_signs), pack_signs(out_signs), (out, wide))
 
 
 def rotate_weight(weight: torch.Tensor, out_signs: torch.Tensor, in_signs: torch.Tensor) -> torch.Tensor:

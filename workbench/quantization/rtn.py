@@ -20,9 +20,7 @@ from workbench.quantization.stored import Grouped
 class RTN(Method):
     """bits 2 to 8; group inputs share a scale (default 128), or with whole_rows all inputs of an output do."""
 
-    def __init__(
-        self, bits: int = 4, group: int = 128, symmetric: bool = False, whole_rows: bool = False
-    ) -> None:
+    def __init__(self, bits: int = 4, group: int = 128, symmetric: bool = False, whole_rows: bool = False) -> None:
         self.format = IntegerFormat(bits, symmetric)
         self.group = None if check_flag("whole_rows", whole_rows) else group
 

@@ -2,10 +2,10 @@
 
     y = (x / s)·(s ⊙ W)ᵀ        s_j = max|x_j|^α / max|w_j|^(1−α)            (§4, equation 4)
 
-max|x_j| is the largest input of channel j on calibration text, max|w_j| the largest weight of column j of all linears that
-share the input. With α = ½ both come out equally large in every channel, √(max|x_j| · max|w_j|): a channel that was an
-outlier is none any more, and its weights, which were small, are as large as the others. Then both sides go to int8.
-s is divided into what comes before (a norm, v, up); where nothing can be, the input is divided when it comes.
+max|x_j| is the largest input of channel j on calibration text, max|w_j| the largest weight of column j of all linears
+that share the input. With α = ½ both come out equally large in every channel, √(max|x_j| · max|w_j|): a channel that
+was an outlier is none any more, and its weights, which were small, are as large as the others. Then both sides go to
+int8. s is divided into what comes before (a norm, v, up); where nothing can be, the input is divided when it comes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST, MOST = 1e-4, 1e4  # of s: what a channel may be moved by
     options=("alpha",),
 )
 class SmoothQuant(Method):
-    """alpha: how much of the difficulty goes to the weights; 0 none of it, 1 all (the paper's usual 0.5)."""
+    """alpha: the share of the range of the inputs that is moved into the weights, 0 … 1 (the paper uses 0.5)."""
 
     needs_inputs = True
     scales_layers = True

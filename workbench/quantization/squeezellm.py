@@ -5,12 +5,13 @@
     the levels of a row     weighted k-means:  min Σ over inputs of F_ij·(w_ij − level)²
     the weights F           the diagonal of the empirical Fisher information, F = E[(∂loss/∂w)²] over calibration text:
                             what an error in this one weight costs the loss (to second order, others left alone)
-    in S                    outliers, the largest |w| (0.4 %), which would pull levels away from all others, and the most
-                            sensitive weights (0.05 %); S holds w − D there
+    in S                    outliers, the largest |w| (0.4 %), which would pull levels away from all others, and the
+                            most sensitive weights (0.05 %); S holds w − D there
 
-K-means in one dimension: with the row sorted, a cluster is an interval, and prefix sums of F, F·w and F·w² give its mean
-and its cost at once. The best intervals are found by dynamic programming, in long rows over some of the places where they
-may end, as dense there as the best levels are when there are many, (density·F)^⅓; Lloyd's steps then move their ends.
+K-means in one dimension: with the row sorted, a cluster is an interval, and prefix sums of F, F·w and F·w² give its
+mean and its cost at once. The best intervals are found by dynamic programming, in long rows over some of the places
+where they may end, as dense there as the best levels are when there are many, (density·F)^⅓; Lloyd's steps then move
+their ends.
 
 Source: SqueezeLLM, Kim et al., arXiv 2306.07629 §4.1 (k-means, equation 4) and §4.2 (dense-and-sparse). The density of
 levels: Panter and Dite, "Quantization distortion in pulse-count modulation", 1951.
@@ -19,6 +20,7 @@ levels: Panter and Dite, "Quantization distortion in pulse-count modulation", 19
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -137,9 +139,7 @@ def _best_edges(rows: _Rows, cuts: torch.Tensor, levels: int) -> torch.Tensor:
 def nearest_level(values: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
     """values [rows, n], levels [rows, k] in order -> the index of the nearest [rows, n] int64."""
     levels = levels.double()
-    return torch.searchsorted(
-        ((levels[:, 1:] + levels[:, :-1]) / 2).contiguous(), values.double().contiguous()
-    )
+    return torch.searchsorted(((levels[:, 1:] + levels[:, :-1]) / 2).contiguous(), values.double().contiguous())
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------------
@@ -149,11 +149,17 @@ def nearest_level(values: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
 class CodebookWeight(StoredWeight):
     """Codes into a codebook of each row, and what a sparse matrix (CSR) adds.
 
-    codes [out, in·bits/8] uint8, levels [out, 2ᵇ] float16; with a sparse part: values [nnz] float16, columns [nnz] int16
-    (int32 from 32,768 inputs on) and row_starts [out + 1] int32, where a row's values begin.
+    codes [out, in·bits/8] uint8, levels [out, 2ᵇ] float16; with a sparse part: values [nnz] float16, columns [nnz]
+    int16 (int32 from 32,768 inputs on) and row_starts [out + 1] int32, where a row's values begin.
     """
 
     kind = "codebook"
+
+    codes: torch.Tensor
+    levels: torch.Tensor
+    values: torch.Tensor | None
+    columns: torch.Tensor
+    row_starts: torch.Tensor
 
     def __init__(
         self,
@@ -187,7 +193,8 @@ class CodebookWeight(StoredWeight):
     @classmethod
     def from_parts(cls, tensors: dict[str, torch.Tensor], settings: dict) -> CodebookWeight:
         check_settings("a codebook weight", settings, ("bits", "sparse"))
-        bits, sparse = settings.get("bits"), settings.get("sparse")
+        bits: Any = settings.get("bits")
+        sparse = settings.get("sparse")
         format = _format(bits)
         if not isinstance(sparse, bool):
             raise WorkbenchError(f"a codebook weight is sparse: true or false, got {sparse!r}")
@@ -195,12 +202,13 @@ class CodebookWeight(StoredWeight):
         codes, levels, *rest = take(tensors, cls.kind, named)
         expect(codes, "codes", (None, None), (torch.uint8,))
         if codes.shape[1] % format.code_bytes(format.multiple):
-            raise WorkbenchError(f"codes of {bits} bits do not fill {codes.shape[1]} bytes a row")
+            raise WorkbenchError(f"codes of {bits} bits do not fill {codes.shape[1]} bytes per row")
         expect(levels, "levels", (codes.shape[0], 2**bits), (torch.float16,))
         check_finite(levels, "levels of a codebook weight")
         if sparse:
             _check_csr(*rest, shape=(codes.shape[0], codes.shape[1] * 8 // bits))
-        return cls(bits, codes, levels, tuple(rest) if sparse else None)
+        values: Any = tuple(rest) if sparse else None
+        return cls(bits, codes, levels, values)
 
 
 def _check_csr(
@@ -239,8 +247,9 @@ def column_dtype(in_features: int) -> torch.dtype:
     options=("outliers", "sensitive", "weights"),
 )
 class SqueezeLLM(Method):
-    """bits 2, 3 or 4. outliers, sensitive: shares of a matrix kept in float16; both 0: none are. weights of the k-means:
-    "gradients" (Fisher information, the paper's) or "inputs" (second moments of each input, no gradients needed)."""
+    """bits 2, 3 or 4. outliers, sensitive: shares of a matrix kept in float16; both 0: none are. weights of the
+    k-means: "gradients" (Fisher information, the paper's) or "inputs" (second moments of each input, no gradients
+    needed)."""
 
     needs_inputs = True
 
@@ -288,14 +297,10 @@ def squeeze(
     values = (weight - levels.float().gather(1, codes))[apart].to(torch.float16)
     check_finite(values, "what a level leaves of an outlier, in float16,")
     row_starts = torch.nn.functional.pad(apart.sum(1).cumsum(0), (1, 0)).to(torch.int32)
-    return CodebookWeight(
-        bits, packed, levels, (values, columns.to(column_dtype(weight.shape[1])), row_starts)
-    )
+    return CodebookWeight(bits, packed, levels, (values, columns.to(column_dtype(weight.shape[1])), row_starts))
 
 
-def kept_apart(
-    weight: torch.Tensor, sensitivity: torch.Tensor, outliers: float, sensitive: float
-) -> torch.Tensor:
+def kept_apart(weight: torch.Tensor, sensitivity: torch.Tensor, outliers: float, sensitive: float) -> torch.Tensor:
     """The most sensitive, and of the others the largest |w|: so large a share of the matrix each. [out, in] bool."""
     apart = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
     apart[sensitivity.flatten().topk(round(sensitive * weight.numel())).indices] = True

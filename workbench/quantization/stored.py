@@ -20,14 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from workbench.errors import WorkbenchError, check_settings, is_whole, unknown
-from workbench.quantization.formats import (
-    FloatFormat,
-    Format,
-    QuantizedTensor,
-    decode,
-    format_named,
-    quantize_tensor,
-)
+from workbench.quantization.formats import FloatFormat, Format, QuantizedTensor, decode, format_named, quantize_tensor
 
 ROW_BLOCK_BYTES = 1 << 20  # of float32 that `multiply` makes at a time: what stays in a CPU's cache
 
@@ -87,13 +80,19 @@ class StoredWeight(nn.Module, ABC):
 
 
 class Grouped(StoredWeight):
-    """Integer or fp8 codes with a scale (and zero) for each group of inputs of each output: what RTN, AWQ and GPTQ make.
+    """Integer or fp8 codes with a scale (and zero) for each group of inputs of each output: what RTN, AWQ and GPTQ
+    make.
 
     codes [out, in/group, group·bits/8] uint8 (int8 for 8 symmetric bits, or float8), scale and zero
     [out, in/group, 1]. x̂ = scale · code + zero, see `formats`.
     """
 
     kind = "grouped"
+
+    format: Format
+    codes: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor | None
 
     def __init__(self, weight: QuantizedTensor) -> None:
         out_features, in_features = weight.shape
@@ -127,9 +126,7 @@ class Grouped(StoredWeight):
         named = ("codes", "scale", *(["zero"] if format.has_zero else []))
         codes, scale, *zero = take(tensors, cls.kind, named)
         if not is_whole(group) or group < 1 or group % format.multiple:
-            raise WorkbenchError(
-                f"a grouped weight's group must fill whole bytes of {format.name}, got {group!r}"
-            )
+            raise WorkbenchError(f"a grouped weight's group must fill whole bytes of {format.name}, got {group!r}")
         expect(codes, "codes", (None, None, format.code_bytes(group)), (format.code_dtype,))
         shape = (codes.shape[0], codes.shape[1], 1)
         for name, tensor in (("scale", scale), *(("zero", z) for z in zero)):
@@ -166,9 +163,7 @@ def check_finite(tensor: torch.Tensor, what: str = "the weight") -> None:
     bad = ~torch.isfinite(tensor)
     if bad.any():
         at = tuple(int(i) for i in bad.nonzero()[0])
-        raise WorkbenchError(
-            f"{what} is {tensor[at].item()} at {list(at)}, and only finite numbers are quantized"
-        )
+        raise WorkbenchError(f"{what} is {tensor[at].item()} at {list(at)}, and only finite numbers are quantized")
 
 
 def take(tensors: dict[str, torch.Tensor], kind: str, names: tuple[str, ...]) -> list[torch.Tensor]:
@@ -183,9 +178,7 @@ def take(tensors: dict[str, torch.Tensor], kind: str, names: tuple[str, ...]) ->
     return [tensors[name] for name in names]
 
 
-def expect(
-    tensor: torch.Tensor, name: str, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
-) -> None:
+def expect(tensor: torch.Tensor, name: str, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]) -> None:
     """Raise WorkbenchError unless the tensor has this shape (None: any size above 0) and one of these types."""
     fits = tensor.dim() == len(shape) and all(
         size > 0 and (wanted is None or size == wanted) for size, wanted in zip(tensor.shape, shape)
@@ -194,5 +187,6 @@ def expect(
         wanted = ", ".join("·" if size is None else str(size) for size in shape)
         types = " or ".join(str(t).removeprefix("torch.") for t in dtypes)
         raise WorkbenchError(
-            f"{name} must be [{wanted}] in {types}, got {list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')}"
+            f"{name} must be [{wanted}] in {types}, got {list(tensor.shape)} in"
+            f" {str(tensor.dtype).removeprefix('torch.')}"
         )

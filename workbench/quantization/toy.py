@@ -6,8 +6,8 @@
     mixed precision      the weight of the large input stays as it is           3.0    what is lost is 1 · 0.03
     AWQ, s = 4           0.03 · 4 = 0.12 -> 0.1, and its input is 100 / 4       2.5    the other weight is still 0
 
-Other s are better or worse than 4: s = 10/3 puts 0.03·s on a level and gives 3.0, s = 2 puts it beyond the middle of two
-and gives 5.0. That is why AWQ searches s on real inputs and does not take the largest.
+Other s are better or worse than 4: s = 10/3 puts 0.03·s on a level and gives 3.0, s = 2 puts it beyond the middle of
+two and gives 5.0. That is why AWQ searches s on real inputs and does not take the largest.
 The step of 0.1 is another's doing: some weight of the same group is 0.7, and int4 has seven levels beside 0 for it. By
 themselves (0.03, 0.03) would have a step of 0.03/7 and be exact. `Toy.in_a_group` does the same with that third weight
 and the scale as it is really stored, in float16.

@@ -12,25 +12,38 @@ Nothing of this module loads Triton until a form is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.quantization.formats import IntegerFormat, unpack
-from workbench.quantization.stored import StoredWeight
+from workbench.quantization.formats import Format, IntegerFormat, unpack
+from workbench.quantization.stored import Grouped
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32)  # of activations
-MOST_ROWS = 32
+MAX_ROWS = 32
+
+
+def lowest_of(format: Format) -> int:
+    """What a stored code of 0 stands for."""
+    return format.lowest if isinstance(format, IntegerFormat) else 0
 
 
 class _TritonForm:
     """Scales and zeros lie group after group, as a tile of outputs reads them."""
 
-    def __init__(self, stored: StoredWeight) -> None:
+    _multiply: Callable[..., torch.Tensor]
+
+    def __init__(self, stored: Grouped) -> None:
         self.stored, self.group = stored, stored.group
         self.scale = stored.scale[..., 0].T.contiguous().T  # [out, in/group]
         self.zero = None if stored.zero is None else stored.zero[..., 0].T.contiguous().T
         self.words, self.added = self._arranged()
         self.weight_bytes = sum(one.nbytes for one in (self.words, self.scale, self.zero) if one is not None)
+
+    def _arranged(self) -> tuple[torch.Tensor, int]:
+        """The codes as the kernel reads them, and what it adds to each."""
+        raise NotImplementedError
 
     def _codes(self) -> torch.Tensor:
         """[out, in] as stored, a byte each."""
@@ -39,7 +52,7 @@ class _TritonForm:
         return codes.reshape(self.stored.out_features, self.stored.in_features)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > MOST_ROWS:
+        if x.shape[0] > MAX_ROWS:
             return self.stored.multiply(x)
         return self._multiply(x, self.words, self.scale, self.zero, group=self.group, added=self.added)
 
@@ -51,7 +64,7 @@ class TritonInt4(_TritonForm):
         from workbench.kernels.matvec_int4 import interleaved, matvec_int4
 
         self._multiply = matvec_int4
-        return interleaved(self._codes()), self.stored.format.lowest
+        return interleaved(self._codes()), lowest_of(self.stored.format)
 
 
 class TritonInt8(_TritonForm):
@@ -65,11 +78,11 @@ class TritonInt8(_TritonForm):
         if codes.dtype == torch.int8:
             return interleaved(codes), 0
         return interleaved((codes.to(torch.int16) - 128).to(torch.int8)), 128 + (
-            format.lowest if format.is_packed else 0
+            lowest_of(format) if format.is_packed else 0
         )
 
 
-def why_not_triton(stored: StoredWeight, dtype: torch.dtype) -> str:
+def why_not_triton(stored: Grouped, dtype: torch.dtype) -> str:
     """Why this weight has no kernel for activations of this type where it lies; "" where it has."""
     if stored.kind != "grouped" or not isinstance(stored.format, IntegerFormat):
         return "the kernels are for integer codes in groups"
@@ -84,7 +97,7 @@ def why_not_triton(stored: StoredWeight, dtype: torch.dtype) -> str:
     return launch.why_not(stored.codes.device)
 
 
-def triton_form(stored: StoredWeight, dtype: torch.dtype) -> TritonInt4 | TritonInt8:
+def triton_form(stored: Grouped, dtype: torch.dtype) -> TritonInt4 | TritonInt8:
     """The weight for the kernel of its bits, wherever kernels run: on a CPU that is Triton's interpreter, for tests.
 
     Raises WorkbenchError for a weight that has no kernel, with the reason.
@@ -95,6 +108,6 @@ def triton_form(stored: StoredWeight, dtype: torch.dtype) -> TritonInt4 | Triton
     return TritonInt4(stored) if stored.format.bits <= 4 else TritonInt8(stored)
 
 
-def maker(stored: StoredWeight, dtype: torch.dtype) -> TritonInt4 | TritonInt8 | None:
+def maker(stored: Grouped, dtype: torch.dtype) -> TritonInt4 | TritonInt8 | None:
     """For the list of forms: None where there is no kernel."""
     return None if why_not_triton(stored, dtype) else triton_form(stored, dtype)

@@ -12,19 +12,20 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from workbench import registry
 from workbench.errors import WorkbenchError, check_settings, unknown
 from workbench.instruments.records import Measurement, write_text
 
 FOLDER = Path(__file__).parent
 FORMAT = 1
 LARGEST_FILE = 16 << 20  # bytes
-MOST_MEASUREMENTS = 5_000
-MOST_SAMPLES = 20_000  # of one measurement
+MAX_MEASUREMENTS = 5_000
+MAX_SAMPLES = 20_000  # of one measurement
 LONGEST_NAME = 120  # characters of a device's name
 LONGEST_NOTE = 2_000  # characters
 
@@ -56,10 +57,10 @@ class Record:
         short = isinstance(self.note, str) and len(self.note) <= LONGEST_NOTE
         _want(short, "note", f"a text of at most {LONGEST_NOTE:,} characters", self.note)
         count = len(self.measurements)
-        _want(0 < count <= MOST_MEASUREMENTS, "measurements", f"1 to {MOST_MEASUREMENTS:,} of them", count)
+        _want(0 < count <= MAX_MEASUREMENTS, "measurements", f"1 to {MAX_MEASUREMENTS:,} of them", count)
         for number, m in enumerate(self.measurements):
-            few = len(m.samples) <= MOST_SAMPLES
-            _want(few, f"measurement {number}", f"of at most {MOST_SAMPLES:,} samples", len(m.samples))
+            few = len(m.samples) <= MAX_SAMPLES
+            _want(few, f"measurement {number}", f"of at most {MAX_SAMPLES:,} samples", len(m.samples))
             same = m.device.get("name") == name
             _want(same, f"measurement {number}", f"of {name!r}, as the record", m.device.get("name"))
 
@@ -135,9 +136,7 @@ def _read(path: Path, changed_ns: int, size: int) -> Record:
     try:
         return _record(json.loads(path.read_bytes(), parse_constant=_no_constant))
     except WorkbenchError as error:
-        raise WorkbenchError(
-            f"the record {path} is damaged: {error}; record it again, or remove it"
-        ) from error
+        raise WorkbenchError(f"the record {path} is damaged: {error}; record it again, or remove it") from error
     except (ValueError, RecursionError, OverflowError) as error:
         raise WorkbenchError(
             f"the record {path} is damaged: it is no JSON that can be read ({error}); record it again, or remove it"
@@ -154,16 +153,17 @@ def _record(entry: Any) -> Record:
     _want(not missing, "a record", f"complete; it lacks {', '.join(missing)}", sorted(entry))
     rows = entry.pop("measurements")
     _want(isinstance(rows, list), "measurements", "a list", rows)
-    _want(len(rows) <= MOST_MEASUREMENTS, "measurements", f"at most {MOST_MEASUREMENTS:,} of them", len(rows))
+    _want(len(rows) <= MAX_MEASUREMENTS, "measurements", f"at most {MAX_MEASUREMENTS:,} of them", len(rows))
     return Record(**entry, measurements=tuple(_measurements(rows)))
 
 
 def _measurements(rows: Iterable[Any]) -> Iterable[Measurement]:
     for number, row in enumerate(rows):
         try:
-            yield Measurement.from_dict(row)
+            measurement = Measurement.from_dict(row)
         except WorkbenchError as error:
             raise WorkbenchError(f"measurement {number}: {error}") from error
+        yield replace(measurement, name=registry.labs().current_name(measurement.name))
 
 
 def _keys() -> list[str]:

@@ -1,22 +1,27 @@
 """Serving: many requests at a time. Policy (scheduler), bookkeeping (kv.blocks) and tensors (kv.paged) apart."""
 
-from workbench.serving.engine import Engine, Finished, StepReport, requests_of
+from workbench.decoding.sequence import Finished, Request, Sequence, Status
+from workbench.serving.batching import StaticScheduler, scheduler_for
+from workbench.serving.engine import Engine
+from workbench.serving.load import requests_of
 from workbench.serving.policies import POLICIES
-from workbench.serving.request import Request, Status, Track
-from workbench.serving.scheduler import Memory, Plan, Scheduler, SchedulerSettings, Work, Written
+from workbench.serving.results import StepReport
+from workbench.serving.scheduler import Plan, Scheduler, Work, Written
+from workbench.serving.settings import SchedulerSettings
 
 __all__ = [
     "POLICIES",
     "Engine",
     "Finished",
-    "Memory",
     "Plan",
     "Request",
     "Scheduler",
+    "StaticScheduler",
+    "scheduler_for",
     "SchedulerSettings",
     "Status",
     "StepReport",
-    "Track",
+    "Sequence",
     "Work",
     "Written",
     "requests_of",

@@ -1,38 +1,47 @@
 """One step ahead: while the device computes a step, the host schedules and sends the next one.
 
-    host      schedule 1  send 1  schedule 2  send 2  tokens of 1 → texts  schedule 3  send 3  tokens of 2 → texts
+    host      schedule 1  send 1  schedule 2  send 2  tokens of 1 arrive  schedule 3  send 3  tokens of 2 arrive
     device                └────── step 1 ──────┘└────── step 2 ──────┘└────── step 3 ──────┘
 
-Step 2 needs the tokens of step 1 as its inputs, and the host does not have them yet. The device does: it takes them from where
-step 1 left them. On the host a place is kept for each (`PENDING`), so that lengths and blocks are right.
+Step 2 needs the tokens of step 1 as its inputs, and the host does not have them yet. The device does: it takes them
+from where step 1 left them. On the host a placeholder (`PENDING`) is appended for each, so that lengths and blocks are
+right.
 
-What cannot be known ahead is whether a token ends its text. A text's last token by count is foreseen: it is sent no further,
-and its blocks are given back at once, because the device works in order. A stop token is seen one step late: the text has a
-row too many in the step under way, whose token is dropped and whose place goes back with the text's blocks.
+What cannot be known ahead is whether a token ends its sequence. A sequence's last token by count is foreseen: it is
+sent no further, and its blocks are freed at once, because the device works in order. A stop token is seen one step
+late: the sequence has a row too many in the step under way, whose token is dropped and whose place is freed with the
+sequence's blocks.
 
 A token is chosen on the device as on the host: the highest logit, or the same filters and the same random number, drawn
-before the step. What needs the text itself (penalties), a draft's proposals or a group padded together waits for the tokens:
-such a step is an ordinary one, and is counted.
+before the step. What needs the token ids themselves (penalties), a draft's proposals or a group padded together waits
+for the tokens: such a step is an ordinary one, and is counted.
 NanoFlow, Zhu et al., arXiv 2408.12757 §4.3 (asynchronous scheduling).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections import Counter, abc
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from workbench.decoding.law import SamplingLaw
-from workbench.decoding.sampling import FILTERS, SamplingSettings
+from workbench.decoding.filters import FILTERS, check_logits
+from workbench.decoding.sampling import RandomDraws, Sampler, SamplingSettings, TokenDistribution, draw
+from workbench.decoding.sequence import Finished, Sequence
+from workbench.errors import WorkbenchError
+from workbench.kv.contract import KV, BlockManager
+from workbench.kv.paged import Paged
 from workbench.models.batch import Batch
+from workbench.models.fast import Model
 from workbench.models.graphs import Decoded, GraphedSteps
-from workbench.serving.request import Track
-from workbench.serving.scheduler import Memory, Plan, Scheduler, SchedulerSettings, Work, Written
-from workbench.speculation.engine import Writing
+from workbench.serving.results import StepReport
+from workbench.serving.scheduler import Plan, Scheduler, Work, Written
+from workbench.serving.settings import SchedulerSettings
 
-PENDING = -1  # in a text: a token that is under way
+PENDING = -1  # among a sequence's tokens: one that is under way
 
 
 # -- the scheduler's view --------------------------------------------------------------------------------------------
@@ -41,60 +50,60 @@ PENDING = -1  # in a text: a token that is under way
 class AheadScheduler(Scheduler):
     """A scheduler that can go on before the tokens of the last step are known: `expect`, and later `arrived`."""
 
-    def __init__(self, memory: Memory, settings: SchedulerSettings | None = None) -> None:
+    def __init__(self, memory: BlockManager, settings: SchedulerSettings | None = None) -> None:
         super().__init__(memory, settings)
         # their last token is under way: not among the running, and without blocks
-        self._leaving: set[Track] = set()
+        self._leaving: set[Sequence] = set()
 
-    def expect(self, plan: Plan, writers: Sequence[Track]) -> None:
-        """The plan is under way, and each of the writers will have one token more. All tokens before are known."""
+    def expect(self, plan: Plan, decodes: abc.Sequence[Sequence]) -> None:
+        """The plan is under way, and each of the decodes will have one token more. All tokens before are known."""
         size, remember = self.memory.block_size, self.settings.remember
         for work in plan.work:
-            track = work.track
-            if track.finished:
+            sequence = work.sequence
+            if sequence.finished:
                 continue  # the token before this one ended it
-            computed = track.computed = self.memory.lengths[track.sequence]
+            computed = sequence.computed = self.memory.lengths[sequence.id]
             if remember and computed // size > work.start // size:
-                self.memory.remember(track.sequence, track.token_ids[:computed], track.request.tenant)
-        for track in writers:
-            if track.finished:
+                self.memory.remember(sequence.id, sequence.token_ids[:computed], sequence.request.tenant)
+        for sequence in decodes:
+            if sequence.finished:
                 continue
-            track.token_ids.append(PENDING)
-            if not track.remaining:
+            sequence.token_ids.append(PENDING)
+            if not sequence.remaining:
                 # that was the last by count: its blocks serve others from the next step on
-                self.running.remove(track)
-                self._leaving.add(track)
-                self.memory.release(track.sequence)
+                self.running.remove(sequence)
+                self._leaving.add(sequence)
+                self.memory.release(sequence.id)
 
     def arrived(
-        self, tracks: Sequence[Track], written: Mapping[Hashable, Written], now_s: float
-    ) -> list[Track]:
-        """The tokens of these texts are in `token_ids`. Returns who is done."""
+        self, sequences: abc.Sequence[Sequence], written: Mapping[Hashable, Written], now_s: float
+    ) -> list[Sequence]:
+        """The tokens of these sequences are in `token_ids`. Returns those that ended."""
         done = []
-        for track in tracks:
-            result = written[track.sequence]
+        for sequence in sequences:
+            result = written[sequence.id]
             if result.tokens:
-                if track.first_token_s is None:
-                    track.first_token_s = now_s
-                track.token_times_s.append(now_s)
+                if sequence.first_token_s is None:
+                    sequence.first_token_s = now_s
+                sequence.token_times_s.append(now_s)
             if result.finish_reason is not None:
-                track.error = result.error
-                self._end(track, result.finish_reason, now_s)
-                done.append(track)
+                sequence.error = result.error
+                self._end(sequence, result.finish_reason, now_s)
+                done.append(sequence)
         return done
 
-    def abort(self, request_id: Hashable, now_s: float) -> list[Track]:
-        tracks = super().abort(request_id, now_s)
-        for track in tracks:
-            if track.token_ids[-1] == PENDING:
-                track.token_ids.pop()
-        return tracks
+    def abort(self, request_id: Hashable, now_s: float) -> list[Sequence]:
+        sequences = super().abort(request_id, now_s)
+        for sequence in sequences:
+            if sequence.token_ids[-1] == PENDING:
+                sequence.token_ids.pop()
+        return sequences
 
-    def _end(self, track: Track, reason: str, now_s: float) -> None:
-        if track in self._leaving:
-            self._leaving.remove(track)
-            self.running.append(track)
-        super()._end(track, reason, now_s)
+    def _end(self, sequence: Sequence, reason: str, now_s: float) -> None:
+        if sequence in self._leaving:
+            self._leaving.remove(sequence)
+            self.running.append(sequence)
+        super()._end(sequence, reason, now_s)
 
 
 # -- the device ------------------------------------------------------------------------------------------------------
@@ -122,7 +131,8 @@ class Device(Protocol):
 
 
 class InOrder:
-    """The device of a model. CUDA queues what it is told to do by itself; a CPU does it at once, so nothing overlaps."""
+    """The device of a model. CUDA queues what it is told to do by itself; a CPU does it at once, so nothing
+    overlaps."""
 
     def __init__(self, device: torch.device) -> None:
         self._queues = device.type == "cuda"
@@ -144,19 +154,20 @@ class InOrder:
 # -- choosing a token without looking at it ---------------------------------------------------------------------------
 
 
-def why_not_ahead(law: object) -> str:
-    """Why the token of this law cannot be chosen before the text is known; "" where it can."""
-    if type(law) is not SamplingLaw or type(law.settings) is not SamplingSettings:
-        return "a law of its own"
-    if any(name.endswith("penalty") for name in law.settings.active()):
-        return "penalties read the text"
+def why_not_ahead(sampler: Sampler) -> str:
+    """Why a token cannot be chosen before the ones before it are known; "" where it can."""
+    distribution = sampler.distribution
+    if type(distribution) is not TokenDistribution or type(distribution.settings) is not SamplingSettings:
+        return "a token distribution of its own"
+    if any(name.endswith("penalty") for name in distribution.settings.active()):
+        return "penalties read the tokens"
     return ""
 
 
 def chosen(
-    decoded: Decoded, settings: Sequence[SamplingSettings], uniforms: Sequence[float | None]
+    decoded: Decoded, settings: abc.Sequence[SamplingSettings], uniforms: abc.Sequence[float | None]
 ) -> torch.Tensor:
-    """[n] tokens: what `SamplingLaw.rows` and `RandomDraws.choose` take, and no value is looked at.
+    """[n] tokens: what `Sampler.choose` takes, and no value is looked at.
 
     uniforms: the random number of each row, None where the best token is taken.
     """
@@ -167,25 +178,12 @@ def chosen(
             alike.setdefault(setting, []).append(row)
     for setting, rows in alike.items():
         at = torch.tensor(rows, device=logits.device)
-        cumulative = _filtered(logits[at], setting).double().softmax(dim=-1).cumsum(dim=-1)
+        filtered = logits[at]
+        for name in setting.active():
+            filtered = FILTERS[name](filtered, getattr(setting, name))
         drawn = torch.tensor([uniforms[row] for row in rows], dtype=torch.float64, device=logits.device)
-        found = torch.searchsorted(cumulative, drawn[:, None], right=True)[:, 0]
-        found = torch.where(found < logits.shape[-1], found, cumulative.argmax(dim=-1))
-        tokens = tokens.index_copy(0, at, found)
+        tokens = tokens.index_copy(0, at, draw(filtered.double().softmax(dim=-1), drawn))
     return tokens
-
-
-def _filtered(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    for name in settings.active():
-        value = getattr(settings, name)
-        if name == "temperature":  # as in `apply_temperature`, with both ways computed
-            scaled = logits / value
-            overflows = (scaled == torch.inf).any(dim=-1, keepdim=True)
-            shifted = (logits - logits.amax(dim=-1, keepdim=True)) / value
-            logits = torch.where(overflows, shifted, scaled)
-        else:
-            logits = FILTERS[name](logits, value)
-    return logits
 
 
 # -- a step under way ------------------------------------------------------------------------------------------------
@@ -193,47 +191,51 @@ def _filtered(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
 
 @dataclass
 class Flight:
-    """A step that the device has been given. `tracks`: those that get a token, in the order of the answer's columns."""
+    """A step that the device has been given. `sequences`: those that decode, in the order of the columns."""
 
     plan: Plan
-    tracks: list[Track]
+    sequences: list[Sequence]
     answer: Answer  # [2, n]: tokens, and the highest logit of each
 
-    def land(self) -> list[tuple[Track, int, float]]:
-        """Wait; (text, token, highest logit) of each that still wants its token."""
+    def land(self) -> list[tuple[Sequence, int, float]]:
+        """Wait; (sequence, token, highest logit) of each that has not ended."""
         tokens, tops = self.answer.ready()
         return [
-            (track, int(token), top)
-            for track, token, top in zip(self.tracks, tokens, tops)
-            if not track.finished
+            (sequence, int(token), top)
+            for sequence, token, top in zip(self.sequences, tokens, tops)
+            if not sequence.finished
         ]
+
+
+def _uniform(sequence: Sequence) -> float:
+    """The sequence's next random number."""
+    draws = sequence.sampler.draws
+    assert isinstance(draws, RandomDraws)
+    return draws.uniform()
 
 
 class Launcher:
     """Sends plans to the device. steps: the model, or the `GraphedSteps` that stand for it."""
 
-    def __init__(self, steps, kv, most_texts: int, device: Device | None = None) -> None:
+    def __init__(self, steps: Model | GraphedSteps, kv: KV, max_sequences: int, device: Device | None = None) -> None:
         self._steps, self._kv = steps, kv
         self._graphs = steps if isinstance(steps, GraphedSteps) else None
         self.device = device or InOrder(steps.device)
         self._previous = (
             self._graphs.previous
             if self._graphs is not None
-            else torch.zeros(most_texts, dtype=torch.int64, device=steps.device)
+            else torch.zeros(max_sequences, dtype=torch.int64, device=steps.device)
         )
 
-    def launch(
-        self, plan: Plan, writings: Mapping[Hashable, Writing], before: Flight | None
-    ) -> Flight | None:
+    def launch(self, plan: Plan, before: Flight | None) -> Flight | None:
         """Start a step; None where there is nothing to do. before: the one under way, whose tokens it may need."""
         if not plan.work:
             return None
-        works = sorted(plan.work, key=lambda work: not work.writes)  # writers first, else as they were
-        tracks = [work.track for work in works if work.writes]
-        batch, sources = self._batch(works, len(tracks), before)
-        writing = [writings[track.sequence] for track in tracks]
-        laws = [one.law.settings for one in writing]
-        uniforms = [None if one.law.greedy else one.draws.uniform() for one in writing]
+        works = sorted(plan.work, key=lambda work: not work.writes)  # decodes first, else as they were
+        sequences = [work.sequence for work in works if work.writes]
+        batch, sources = self._batch(works, len(sequences), before)
+        settings = [sequence.sampler.distribution.settings for sequence in sequences]
+        uniforms = [None if sequence.sampler.distribution.greedy else _uniform(sequence) for sequence in sequences]
         if self._graphs is not None and not self._graphs.why_eager(batch):
             step = self._graphs.prepare(batch, sources)
         else:
@@ -242,22 +244,22 @@ class Launcher:
         def work() -> torch.Tensor:
             with torch.inference_mode():
                 decoded = step()
-                tokens = chosen(decoded, laws, uniforms)
-                self._previous[: len(tracks)].copy_(tokens[: len(tracks)])
+                tokens = chosen(decoded, settings, uniforms)
+                self._previous[: len(sequences)].copy_(tokens[: len(sequences)])
                 return torch.stack((tokens.double(), decoded.top.double()))
 
-        return Flight(plan, tracks, self.device.run(work))
+        return Flight(plan, sequences, self.device.run(work))
 
-    def _batch(self, works: list[Work], writers: int, before: Flight | None) -> tuple[Batch, list[int]]:
+    def _batch(self, works: list[Work], decodes: int, before: Flight | None) -> tuple[Batch, list[int]]:
         """The batch, and for each of its lists the row of the tokens under way that it begins with, −1 for none."""
-        under_way = {} if before is None else {track: row for row, track in enumerate(before.tracks)}
-        lists = [work.track.token_ids[work.start : work.start + work.count] for work in works]
-        sources = [under_way[work.track] if ids == [PENDING] else -1 for work, ids in zip(works, lists)]
+        under_way = {} if before is None else {sequence: row for row, sequence in enumerate(before.sequences)}
+        lists = [work.sequence.token_ids[work.start : work.start + work.count] for work in works]
+        sources = [under_way[work.sequence] if ids == [PENDING] else -1 for work, ids in zip(works, lists)]
         batch = Batch.of(
             [[0] if source >= 0 else ids for source, ids in zip(sources, lists)],
             first_positions=[work.start for work in works],
-            sequences=[work.track.sequence for work in works],
-            logits=[1] * writers + [0] * (len(works) - writers) if writers else [1] + [0] * (len(works) - 1),
+            sequences=[work.sequence.id for work in works],
+            logits=[1] * decodes + [0] * (len(works) - decodes) if decodes else [1] + [0] * (len(works) - 1),
         )
         return batch, sources
 
@@ -277,3 +279,104 @@ class Launcher:
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             decoded = Decoded(logits, logits.argmax(dim=-1), logits.amax(dim=-1))
         return lambda: decoded
+
+
+# -- the engine's view -----------------------------------------------------------------------------------------------
+
+
+class Steps(Protocol):
+    """What running ahead needs of an engine, see `serving.engine.Engine`."""
+
+    scheduler: Scheduler
+    kv: Paged
+
+    @property
+    def now_s(self) -> float: ...
+    def compute(self, plan: Plan) -> dict[Hashable, Any]: ...
+    def postprocess(self, plan: Plan, outputs: Mapping[Hashable, Any]) -> list[Finished]: ...
+    def finish(self, sequence: Sequence) -> Finished: ...
+    def report(
+        self,
+        plan: Plan,
+        outputs: Mapping[Hashable, Any],
+        tokens: dict[Hashable, tuple[int, ...]],
+        finished: list[Finished],
+        at_s: float,
+        seconds: float,
+        schedule_s: float,
+    ) -> StepReport: ...
+
+
+class OneStepAhead:
+    """Runs an engine's plans one step ahead. `ran_ahead` counts steps that were sent before the tokens of the one
+    before were known, `waited` those that could not be, by the reason."""
+
+    def __init__(self, engine: Steps, steps: Model | GraphedSteps) -> None:
+        self._engine, self._scheduler = engine, engine.scheduler
+        self.launcher = Launcher(steps, engine.kv, engine.scheduler.settings.max_running)
+        self._flight: Flight | None = None  # the step under way
+        self.ran_ahead = 0
+        self.waited: Counter[str] = Counter()
+
+    def step(self, plan: Plan, began_s: float, planned_s: float) -> StepReport:
+        """Send the plan, then postprocess the step before. What cannot be sent before that is computed after it."""
+        engine, outputs = self._engine, {}
+        reason = self._wait_reason(plan)
+        sent = None if reason else self.launcher.launch(plan, self._flight)
+        before, self._flight = self._flight, sent
+        arrived = [] if before is None else before.land()
+        ran_s = engine.now_s
+        tokens, finished = self._land(arrived)
+        if reason:
+            self.waited[reason] += 1
+            plan.work = [work for work in plan.work if not work.sequence.finished]
+            outputs = engine.compute(plan)
+            ran_s = engine.now_s
+            finished += engine.postprocess(plan, outputs)
+            for sequence_id, output in outputs.items():
+                new = tuple(token.token_id for token in output.emitted)
+                tokens[sequence_id] = tokens.get(sequence_id, ()) + new
+        elif sent is not None:
+            self.ran_ahead += before is not None
+            assert isinstance(self._scheduler, AheadScheduler)
+            self._scheduler.expect(plan, sent.sequences)
+        ended_s = engine.now_s
+        schedule_s = planned_s - began_s + ended_s - ran_s
+        return engine.report(plan, outputs, tokens, finished, began_s, ended_s - began_s, schedule_s)
+
+    def _wait_reason(self, plan: Plan) -> str:
+        """Why this plan needs the tokens that are under way; "" where it does not."""
+        if self._scheduler.settings.draft_tokens:
+            return "a draft"
+        if self._scheduler.settings.batching == "static":
+            return "a group padded together"
+        reasons = (why_not_ahead(work.sequence.sampler) for work in plan.work if work.writes)
+        return next(filter(None, reasons), "")
+
+    def _land(
+        self, arrived: list[tuple[Sequence, int, float]]
+    ) -> tuple[dict[Hashable, tuple[int, ...]], list[Finished]]:
+        """The tokens of a step take their places; (tokens by sequence, results of those that ended)."""
+        written = {sequence.id: _put(sequence, token, top) for sequence, token, top in arrived}
+        tokens: dict[Hashable, tuple[int, ...]] = {
+            sequence.id: (token,) for sequence, token, _ in arrived if written[sequence.id].tokens
+        }
+        if not arrived:
+            return tokens, []
+        assert isinstance(self._scheduler, AheadScheduler)
+        ended = self._scheduler.arrived([sequence for sequence, _, _ in arrived], written, self._engine.now_s)
+        return tokens, [self._engine.finish(sequence) for sequence in ended]
+
+
+def _put(sequence: Sequence, token: int, top: float) -> Written:
+    """The token takes its placeholder's place. top: the highest logit of the row that it was chosen from; not finite
+    where there was nothing to choose."""
+    assert sequence.token_ids[-1] == PENDING
+    if not math.isfinite(top):
+        sequence.token_ids.pop()
+        try:
+            check_logits(torch.tensor([top]), "the model")
+        except WorkbenchError as error:
+            return Written(0, "error", error)
+    sequence.token_ids[-1] = token
+    return Written(1, sequence.end_reason())

@@ -1,7 +1,7 @@
 """A request of a workload, as lengths and names of texts, and the tokens that are made of them. No torch.
 
-A prompt is put together from named texts: a system prompt, what was said before, what is new. The name decides the tokens, so
-prompts that begin with the same texts begin with the same tokens, and no others do but by chance.
+A prompt is put together from named texts: a system prompt, what was said before, what is new. The name decides the
+tokens, so prompts that begin with the same texts begin with the same tokens, and no others do but by chance.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Arrival:
     """A request of a workload, before its tokens are made.
 
     at_s: from the beginning of the workload. prompt_tokens, new_tokens: lengths; an output is meant to be exactly that
-    long. prefix_tokens: of the prompt's, so many belong to texts that other requests begin with too. priority: smaller is
-    more urgent. deadline_s: after arrival. texts: what the prompt is put together from, by name; the last one is the
+    long. prefix_tokens: of the prompt's, so many belong to texts that other requests begin with too. priority: smaller
+    is more urgent. deadline_s: after arrival. texts: what the prompt is put together from, by name; the last one is the
     request's own, and names it.
     """
 
@@ -43,17 +43,13 @@ class Arrival:
         if not isinstance(self.tenant, str):
             raise WorkbenchError(f"tenant must be a text, got {self.tenant!r}")
         if check_whole("prefix_tokens", self.prefix_tokens, 0) > self.prompt_tokens:
-            raise WorkbenchError(
-                f"prefix_tokens is {self.prefix_tokens}, the whole prompt {self.prompt_tokens}"
-            )
+            raise WorkbenchError(f"prefix_tokens is {self.prefix_tokens}, the whole prompt {self.prompt_tokens}")
         if not is_whole(self.priority):
             raise WorkbenchError(f"priority must be a whole number, got {self.priority!r}")
         if self.deadline_s is not None:
             check_above("deadline_s", self.deadline_s, 0)
         if self.texts and sum(count for _, count in self.texts) != self.prompt_tokens:
-            raise WorkbenchError(
-                f"the texts {self.texts} do not add up to {self.prompt_tokens} prompt tokens"
-            )
+            raise WorkbenchError(f"the texts {self.texts} do not add up to {self.prompt_tokens} prompt tokens")
 
     @property
     def name(self) -> str:
@@ -89,13 +85,11 @@ def prompt_ids(
 ) -> list[int]:
     """The tokens of a request's prompt; those with the same beginning of texts have the same beginning of tokens.
 
-    written: what was really written, by the `answer` of the request it was written to. An earlier answer that is not in it
-    is invented like any other text; the pool then finds the prompts of earlier turns again, not the answers.
+    written: what was really written, by the `answer` of the request it was written to. An earlier answer that is not in
+    it is invented like any other text; the pool then finds the prompts of earlier turns again, not the answers.
     """
     if not arrival.texts:
-        raise WorkbenchError(
-            "this arrival names no texts; give it texts=((a name of its own, prompt_tokens),)"
-        )
+        raise WorkbenchError("this arrival names no texts; give it texts=((a name of its own, prompt_tokens),)")
     ids: list[int] = []
     for name, count in arrival.texts:
         real = (written or {}).get(name)

@@ -8,8 +8,8 @@ s + n − 1 rows are useful, whatever the batching.
                                      steps max n      rows B · max s + B · (max n − 1)
     continuous, B at a time          a place is taken again in the step after it became free
 
-Time is given by `step_time_s(rows)`, the time of a step with so many rows: weights are read once for all rows of a step,
-so it grows slowly at first. What attention adds with the length of the texts is not in it, for neither side.
+Time is given by `step_time_s(rows)`, the time of a step with so many rows: weights are read once for all rows of a
+step, so it grows slowly at first. What attention adds with the length of the texts is not in it, for neither side.
 
 Continuous batching: Yu et al., Orca, OSDI 2022 §3. List scheduling: Graham, SIAM J. Applied Mathematics 17(2), 1969.
 """
@@ -31,8 +31,10 @@ ORDERS = ("arrival", "sorted")
 class Sized(Protocol):
     """Anything with lengths: an `Arrival`, or what was measured of a request."""
 
-    prompt_tokens: int
-    new_tokens: int
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def new_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,11 @@ def static_batches(
 ) -> StaticBatches:
     """Groups of `batch`, one after the other; each goes on until its longest output is done.
 
-    order: "arrival", or "sorted" by output, the longest first. Sorted so, the steps Σ max n are the fewest of all ways to
-    make groups of at most B: put any groups in the order of their longest, the longest first. Before the j-th stand j − 1
-    groups with at most (j − 1) B requests, and none of the others is longer than the j-th group's longest. So that one is at
-    least as long as number (j − 1) B + 1 of the sorted requests, and that is the j-th group's longest when sorted.
+    order: "arrival", or "sorted" by output, the longest first. Sorted so, the steps Σ max n are the fewest of all ways
+    to make groups of at most B: put any groups in the order of their longest, the longest first. Before the j-th stand
+    j − 1 groups with at most (j − 1) B requests, and none of the others is longer than the j-th group's longest. So
+    that one is at least as long as number (j − 1) B + 1 of the sorted requests, and that is the j-th group's longest
+    when sorted.
     """
     check_whole("batch", batch, 1)
     ready = _checked(requests)
@@ -85,7 +88,7 @@ def static_batches(
         steps += longest_output
         prompt_rows += len(group) * longest_prompt
         decode_rows += len(group) * (longest_output - 1)
-        if step_time_s is not None:
+        if step_time_s is not None and time_s is not None:
             time_s += _time(step_time_s, len(group) * longest_prompt)
             if longest_output > 1:
                 time_s += (longest_output - 1) * _time(step_time_s, len(group))
@@ -94,11 +97,11 @@ def static_batches(
     )
 
 
-def least_steps(requests: Sequence[Sized], batch: int) -> int:
+def min_steps(requests: Sequence[Sized], batch: int) -> int:
     """No batching with at most `batch` texts in a step needs fewer: max(max n, ⌈Σ n / B⌉).
 
     A text gets one token a step, so the longest output takes max n steps; a step writes at most B tokens. (With drafted
-    tokens a step writes more, and the bound does not hold.)
+    tokens per step writes more, and the bound does not hold.)
     """
     check_whole("batch", batch, 1)
     outputs = [n for _, n in _checked(requests)]
@@ -106,10 +109,11 @@ def least_steps(requests: Sequence[Sized], batch: int) -> int:
 
 
 def greedy_steps(requests: Sequence[Sized], batch: int) -> int:
-    """Steps of continuous batching in the order given, all there from the start, a prompt in one step, memory without end.
+    """Steps of continuous batching in the order given, all there from the start, a prompt in one step, memory without
+    end.
 
-    Whoever is next takes the first place that is free: list scheduling. It needs at most Σ n / B + (1 − 1/B) max n steps,
-    fewer than twice the fewest (Graham): when the last request to end began, all B places were busy until then.
+    Whoever is next takes the first place that is free: list scheduling. It needs at most Σ n / B + (1 − 1/B) max n
+    steps, fewer than twice the fewest (Graham): when the last request to end began, all B places were busy until then.
     """
     places = [0] * check_whole("batch", batch, 1)
     for _, output in _checked(requests):
@@ -117,11 +121,11 @@ def greedy_steps(requests: Sequence[Sized], batch: int) -> int:
     return max(places)
 
 
-def least_time_s(requests: Sequence[Sized], batch: int, step_time_s: StepTime, *, token_budget: int) -> float:
+def min_time_s(requests: Sequence[Sized], batch: int, step_time_s: StepTime, *, token_budget: int) -> float:
     """No batching with at most `batch` texts and `token_budget` rows in a step is faster.
 
-    The steps j = 1 … J with k_j rows compute W = Σ k_j = Σ (s + n − 1) rows, in J ≥ L = `least_steps` steps. Let e be the
-    lower convex envelope of the points (k, step_time_s(k)), k = 1 … token_budget. Then by Jensen's inequality
+    The steps j = 1 … J with k_j rows compute W = Σ k_j = Σ (s + n − 1) rows, in J ≥ L = `min_steps` steps. Let e be
+    the lower convex envelope of the points (k, step_time_s(k)), k = 1 … token_budget. Then by Jensen's inequality
 
         Σ step_time_s(k_j)  ≥  Σ e(k_j)  ≥  J · e(W / J)
 
@@ -131,7 +135,7 @@ def least_time_s(requests: Sequence[Sized], batch: int, step_time_s: StepTime, *
     check_whole("token_budget", token_budget, 1)
     ready = _checked(requests)
     rows = sum(s + n - 1 for s, n in ready)
-    fewest = max(least_steps(requests, batch), -(-rows // token_budget))
+    fewest = max(min_steps(requests, batch), -(-rows // token_budget))
     hull: list[tuple[int, float]] = []
     for count in range(1, token_budget + 1):
         point = (count, _time(step_time_s, count))
@@ -158,18 +162,19 @@ def gain_bound(
     step_time_s: StepTime | None = None,
     token_budget: int = 512,
 ) -> float:
-    """How many times as fast as static batching any batching with as many texts in a step can be, from the lengths alone.
+    """How many times as fast as static batching any batching with as many texts in a step can be, from the lengths
+    alone.
 
     Without a step time every step costs the same: the ratio of the steps.
     """
     static = static_batches(requests, batch, order=order, step_time_s=step_time_s)
     if step_time_s is None:
-        return static.steps / least_steps(requests, batch)
+        return static.steps / min_steps(requests, batch)
     assert static.time_s is not None
-    return static.time_s / least_time_s(requests, batch, step_time_s, token_budget=token_budget)
+    return static.time_s / min_time_s(requests, batch, step_time_s, token_budget=token_budget)
 
 
-def most_hit_tokens(
+def max_hit_tokens(
     prompts: Sequence[Sequence[int]],
     block_size: int,
     *,
@@ -178,10 +183,10 @@ def most_hit_tokens(
 ) -> int:
     """The offline optimum of a prefix cache: tokens of these prompts that a pool without end would find again.
 
-    Each prompt, in this order, finds the longest beginning in whole blocks that some earlier text of the same tenant began
-    with; never its last token, whose logits are wanted. outputs: what was written after each prompt, its last token never
-    computed; left out, only prompts are found again. No order of eviction and no pool does better when requests come one
-    after the other. Those that run side by side cannot yet find each other's blocks.
+    Each prompt, in this order, finds the longest beginning in whole blocks that some earlier text of the same tenant
+    began with; never its last token, whose logits are wanted. outputs: what was written after each prompt, its last
+    token never computed; left out, only prompts are found again. No order of eviction and no pool does better when
+    requests come one after the other. Those that run side by side cannot yet find each other's blocks.
     """
     check_whole("block_size", block_size, 1)
     for name, given in (("tenants", tenants), ("outputs", outputs)):
@@ -192,10 +197,10 @@ def most_hit_tokens(
     for number, prompt in enumerate(prompts):
         text = [*prompt, *(outputs[number][:-1] if outputs else ())]
         node: Hashable = ("tenant", tenants[number] if tenants else "")
-        most = (len(prompt) - 1) // block_size
+        max_blocks = (len(prompt) - 1) // block_size
         for place in range(len(text) // block_size):
             key = (node, tuple(text[place * block_size : (place + 1) * block_size]))
-            found += block_size * (place < most and key in known)
+            found += block_size * (place < max_blocks and key in known)
             node = known.setdefault(key, len(known))  # after a block that was not known nothing is
     return found
 
@@ -204,8 +209,7 @@ def _checked(requests: Sequence[Sized]) -> list[tuple[int, int]]:
     if not requests:
         raise WorkbenchError("there are no requests; lengths of at least one are needed")
     return [
-        (check_whole("prompt_tokens", r.prompt_tokens, 1), check_whole("new_tokens", r.new_tokens, 1))
-        for r in requests
+        (check_whole("prompt_tokens", r.prompt_tokens, 1), check_whole("new_tokens", r.new_tokens, 1)) for r in requests
     ]
 
 

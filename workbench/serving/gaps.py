@@ -30,8 +30,8 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Bursty:
-    """Gamma gaps. cv: coefficient of variation, the gaps' standard deviation over their mean; 1 is Poisson, more is bursts
-    and pauses. The shape of the Gamma distribution is 1/cv², its scale cv²/rate.
+    """Gamma gaps. cv: coefficient of variation, the gaps' standard deviation over their mean; 1 is Poisson, more is
+    bursts and pauses. The shape of the Gamma distribution is 1/cv², its scale cv²/rate.
     """
 
     rate_per_s: float

@@ -42,9 +42,9 @@ class Lengths(ABC):
     def draw(self, random: Random) -> int:
         return self.at(random.random())
 
-    def scaled(self, factor: float, most: int) -> Lengths:
+    def scaled(self, factor: float, max_length: int) -> Lengths:
         """Every length times `factor`, rounded, at least 1 and at most `most`."""
-        return Scaled(self, factor, most)
+        return Scaled(self, factor, max_length)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Uniform(Lengths):
 
 @dataclass(frozen=True)
 class HeavyTail(Lengths):
-    """A bounded Pareto distribution: most lengths are near `low`, a few near `high`. The share of lengths beyond x falls
-    as x^−alpha. The smaller alpha, the heavier the tail; with alpha = 1 each doubling of the length holds about as many
-    tokens as the one before.
+    """A bounded Pareto distribution: most lengths are near `low`, a few near `high`. The share of lengths beyond x
+    falls as x^−alpha. The smaller alpha, the heavier the tail; with alpha = 1 each doubling of the length holds about
+    as many tokens as the one before.
     """
 
     low: int
@@ -94,9 +94,9 @@ class Fitted(Lengths):
     """A shape through what is published of a trace: its smallest and largest length, median, 99th percentile and mean.
 
     The quantile function goes through the first four, straight up to the median and straight in the logarithm above it,
-    where lengths spread over orders of magnitude. One more point, at `share` between the median and the 99th percentile,
-    is the unknown: the mean decides it. It is found by bisection and rounded to 10⁻⁶ tokens; the mean of the whole
-    numbers that are drawn is then the published one within 10⁻⁵ tokens. Raises where no such point exists.
+    where lengths spread over orders of magnitude. One more point, at `share` between the median and the 99th
+    percentile, is the unknown: the mean decides it. It is found by bisection and rounded to 10⁻⁶ tokens; the mean of
+    the whole numbers that are drawn is then the published one within 10⁻⁵ tokens. Raises where no such point exists.
     """
 
     low: int
@@ -119,10 +119,10 @@ class Fitted(Lengths):
         if not 0.5 < check_between("share", self.share, 0, 1) < 0.99:
             raise WorkbenchError(f"share must lie between 0.5 and 0.99, got {self.share}")
         below, above = float(self.median), float(self.p99)
-        least, most = self._mean_with(below + 1e-6), self._mean_with(above - 1e-6)
-        if not least < self.published_mean < most:
+        lowest, highest = self._mean_with(below + 1e-6), self._mean_with(above - 1e-6)
+        if not lowest < self.published_mean < highest:
             raise WorkbenchError(
-                f"with this median and 99th percentile the mean lies between {least:.2f} and {most:.2f}, "
+                f"with this median and 99th percentile the mean lies between {lowest:.2f} and {highest:.2f}, "
                 f"got {self.published_mean}; choose another share or other ends"
             )
         for _ in range(60):
@@ -151,7 +151,7 @@ class Fitted(Lengths):
         """Lengths, and the share of all that lies below each."""
         return [self.low, self.median, solved, self.p99, self.high + 1], [0, 0.5, self.share, 0.99, 1]
 
-    def _flatten(self, length):
+    def _flatten(self, length: np.ndarray) -> np.ndarray:
         """Where the quantile function is straight: x to the median m, and m (1 + ln x/m), which goes on smoothly."""
         m = self.median
         return np.where(length <= m, length, m * (1 + np.log(np.maximum(length, m) / m)))
@@ -171,18 +171,18 @@ class Scaled(Lengths):
 
     whole: Lengths
     factor: float
-    most: int
+    max_length: int
     low: int = field(init=False)
     high: int = field(init=False)
 
     def __post_init__(self) -> None:
         check_above("factor", self.factor, 0)
-        check_whole("most", self.most, 1)
+        check_whole("max_length", self.max_length, 1)
         object.__setattr__(self, "low", self._scale(self.whole.low))
         object.__setattr__(self, "high", self._scale(self.whole.high))
 
     def _scale(self, length: int) -> int:
-        return min(self.most, max(1, math.floor(self.factor * length + 0.5)))
+        return min(self.max_length, max(1, math.floor(self.factor * length + 0.5)))
 
     def at(self, share: float) -> int:
         return self._scale(self.whole.at(share))

@@ -3,25 +3,26 @@
     open loop      requests come when they come, whether or not the last ones are done: `Workload.draw`
     closed loop    U users, each sends his next request a think time after the last one was finished: `ClosedLoop`
 
-In a closed loop a slow server is asked less, and its queue is never longer than U. So latency under load is measured with
-an open loop (Schroeder, Wierman and Harchol-Balter, "Open versus closed: a cautionary tale", NSDI 2006).
+In a closed loop a slow server is asked less, and its queue is never longer than U. So latency under load is measured
+with an open loop (Schroeder, Wierman and Harchol-Balter, "Open versus closed: a cautionary tale", NSDI 2006).
 
-The same seed gives the same requests on every platform and in every version of Python: of `random.Random` only `random()`
-is used, which is promised not to change, and times are whole microseconds, so that the last bit of a logarithm does not
-show. Lengths, times and tenants have their own random numbers: another rate asks for the same texts at other times.
+The same seed gives the same requests on every platform and in every version of Python: of `random.Random` only
+`random()` is used, which is promised not to change, and times are whole microseconds, so that the last bit of a
+logarithm does not show. Lengths, times and tenants have their own random numbers: another rate asks for the same texts
+at other times.
 
-What is known of the Azure LLM inference trace 2023 (Patel et al., Splitwise, arXiv 2311.18677 §III; the files are released in
-github.com/Azure/AzurePublicDataset), in tokens:
+What is known of the Azure LLM inference trace 2023 (Patel et al., Splitwise, arXiv 2311.18677 §III; the files are
+released in github.com/Azure/AzurePublicDataset), in tokens:
 
                     requests  a second   prompt: median  mean   p99    largest   output: median  mean  p99
     conversation    19,366    5.53               1,020   1,155  4,142  14,050            129     211   601
     code             8,819    2.57               1,469   2,048  7,436                     13      28   249
 
 The paper gives the medians (1,500 for the code's prompts), all else is counted in the files. Our choice is: the shape
-between these numbers (`Fitted`); the ends that the table leaves open; Poisson arrivals for the conversations; Gamma gaps
-with a coefficient of variation of 8 for the code, which is about that of the file's last five minutes, bursts of a hundred
-requests and pauses of up to 78 s; and that prompt and output are independent. The outputs of the conversations are almost
-bimodal, says the paper; the third quartile that the mean demands is 369, nearly three times the median.
+between these numbers (`Fitted`); the ends that the table leaves open; Poisson arrivals for the conversations; Gamma
+gaps with a coefficient of variation of 8 for the code, which is about that of the file's last five minutes, bursts of a
+hundred requests and pauses of up to 78 s; and that prompt and output are independent. The outputs of the conversations
+are almost bimodal, says the paper; the third quartile that the mean demands is 369, nearly three times the median.
 """
 
 from __future__ import annotations
@@ -32,15 +33,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
-from workbench.errors import (
-    WorkbenchError,
-    check_above,
-    check_between,
-    check_whole,
-    is_number,
-    unknown,
-)
+from workbench.decoding.sequence import Request
+from workbench.errors import WorkbenchError, check_above, check_between, check_whole, is_number, unknown
 from workbench.serving.arrivals import Arrival, Text, prompt_ids, text_ids
 from workbench.serving.gaps import AtOnce, Bursty, Gaps, Poisson, exponential
 from workbench.serving.lengths import Fitted, HeavyTail, Lengths, Uniform, stratified
@@ -69,9 +65,7 @@ class SystemPrompts:
 
     def __post_init__(self) -> None:
         if not isinstance(self.lengths, tuple) or not self.lengths:
-            raise WorkbenchError(
-                f"lengths must be a tuple of the system prompts' tokens, got {self.lengths!r}"
-            )
+            raise WorkbenchError(f"lengths must be a tuple of the system prompts' tokens, got {self.lengths!r}")
         for length in self.lengths:
             check_whole("the length of a system prompt", length, 1)
         check_between("share", self.share, 0, 1)
@@ -118,20 +112,12 @@ class Workload:
         _check_lengths("outputs", self.outputs)
         if not isinstance(self.gaps, Gaps):
             raise WorkbenchError(f"gaps must be Poisson, Bursty, Constant or AtOnce, got {self.gaps!r}")
-        if (
-            not isinstance(self.tenants, tuple)
-            or not self.tenants
-            or not all(isinstance(t, str) for t in self.tenants)
-        ):
+        if not isinstance(self.tenants, tuple) or not self.tenants or not all(isinstance(t, str) for t in self.tenants):
             raise WorkbenchError(f"tenants must be a tuple of names, got {self.tenants!r}")
         if self.turns is not None and self.stratified:
-            raise WorkbenchError(
-                "the lengths of conversations cannot be stratified: how many turns there are is drawn"
-            )
+            raise WorkbenchError("the lengths of conversations cannot be stratified: how many turns there are is drawn")
         if self.turns is not None and isinstance(self.gaps, AtOnce):
-            raise WorkbenchError(
-                "conversations that all begin at once never come to a second turn; give them a rate"
-            )
+            raise WorkbenchError("conversations that all begin at once never come to a second turn; give them a rate")
         if self.turns is not None and self._first_longest > self.turns.context:
             raise WorkbenchError(
                 f"a first turn may need {self._first_longest:,} tokens, and the conversations' context is "
@@ -168,16 +154,16 @@ class Workload:
         system = self.system and replace(
             self.system, lengths=tuple(max(1, int(factor * n)) for n in self.system.lengths)
         )
-        most_output = max(1, int(factor * output))
-        most_prompt = longest - most_output - (max(system.lengths) if system else 0)
+        max_output = max(1, int(factor * output))
+        max_prompt = longest - max_output - (max(system.lengths) if system else 0)
         if self.turns:
-            most_prompt = min(most_prompt, max(1, int(factor * prompt)))
-        if most_prompt < 1:
+            max_prompt = min(max_prompt, max(1, int(factor * prompt)))
+        if max_prompt < 1:
             raise WorkbenchError(f"{longest} tokens are too few for a prompt and an output of this workload")
         return replace(
             self,
-            prompts=self.prompts.scaled(factor, most_prompt),
-            outputs=self.outputs.scaled(factor, most_output),
+            prompts=self.prompts.scaled(factor, max_prompt),
+            outputs=self.outputs.scaled(factor, max_output),
             system=system,
             turns=self.turns and replace(self.turns, context=longest),
         )
@@ -247,10 +233,10 @@ class _Talk:
 class ClosedLoop:
     """Users who wait for their answer: each sends his next request a think time after his last one was finished.
 
-    users: U. requests_each: so many of each user, so that what is asked does not depend on how fast it is answered. think_s:
-    mean of the exponential think time; 0 for none. With N requests done in a time T, U = N/T · (mean latency + mean think
-    time) up to the beginning and the end (Little's law over the whole circle): U users cannot ask more than U / think_s
-    requests a second, however fast they are served.
+    users: U. requests_each: so many of each user, so that what is asked does not depend on how fast it is answered.
+    think_s: mean of the exponential think time; 0 for none. With N requests done in a time T, U = N/T · (mean latency +
+    mean think time) up to the beginning and the end (Little's law over the whole circle): U users cannot ask more than
+    U / think_s requests a second, however fast they are served.
     """
 
     def __init__(
@@ -283,13 +269,9 @@ class ClosedLoop:
     def finished(self, arrival: Arrival, at_s: float) -> Arrival | None:
         """Tell that a request was finished; returns the user's next one, or None after his last."""
         if arrival.name not in self._waiting:
-            raise WorkbenchError(
-                f"nobody waits for {arrival.name!r}: it was not sent here, or finished before"
-            )
+            raise WorkbenchError(f"nobody waits for {arrival.name!r}: it was not sent here, or finished before")
         if not is_number(at_s) or at_s < arrival.at_s:
-            raise WorkbenchError(
-                f"{arrival.name!r} came at {arrival.at_s} s and cannot be finished at {at_s!r}"
-            )
+            raise WorkbenchError(f"{arrival.name!r} came at {arrival.at_s} s and cannot be finished at {at_s!r}")
         user = self._waiting.pop(arrival.name)
         if not self._left[user]:
             return None
@@ -323,9 +305,7 @@ def with_deadlines(arrivals: Sequence[Arrival], first_s: float, per_token_s: flo
     return tuple(replace(a, deadline_s=first_s + per_token_s * (a.new_tokens - 1)) for a in arrivals)
 
 
-def with_priorities(
-    arrivals: Sequence[Arrival], weights: Mapping[int, float], *, seed: int = 0
-) -> tuple[Arrival, ...]:
+def with_priorities(arrivals: Sequence[Arrival], weights: Mapping[int, float], *, seed: int = 0) -> tuple[Arrival, ...]:
     """Priorities drawn with these weights, which need not add up to 1."""
     for weight in weights.values():
         check_above("the weight of a priority", weight, 0)
@@ -374,16 +354,10 @@ WORKLOADS: dict[str, Workload] = {
         Fitted(2, 1020, 4142, 14050, 1155), Fitted(1, 129, 601, 1000, 211), Poisson(5.53), source=AZURE
     ),
     "code": Workload(
-        Fitted(2, 1469, 7436, 7450, 2048),
-        Fitted(1, 13, 249, 2000, 28, share=0.9),
-        Bursty(2.57, 8),
-        source=AZURE,
+        Fitted(2, 1469, 7436, 7450, 2048), Fitted(1, 13, 249, 2000, 28, share=0.9), Bursty(2.57, 8), source=AZURE
     ),
     "ragged": Workload(
-        Uniform(16, 64),
-        HeavyTail(8, 256, 0.5),
-        stratified=True,
-        source="ours: heavy-tailed outputs, all at once",
+        Uniform(16, 64), HeavyTail(8, 256, 0.5), stratified=True, source="ours: heavy-tailed outputs, all at once"
     ),
     "uniform": Workload(Uniform(16, 256), Uniform(16, 256), source="ours"),
     "shared_prefix": Workload(
@@ -405,3 +379,11 @@ def workload(name: str) -> Workload:
     if name not in WORKLOADS:
         raise unknown("workload", name, WORKLOADS)
     return WORKLOADS[name]
+
+
+def requests_of(
+    prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int], **settings: Any
+) -> list[Request]:
+    """A request for each prompt, named 0, 1, …, with so many new tokens each."""
+    each = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    return [Request(i, tuple(p), n, **settings) for i, (p, n) in enumerate(zip(prompts, each, strict=True))]

@@ -1,19 +1,21 @@
 """What is measured of a run, from what `workbench.serving.times` recorded. No torch.
 
-Percentiles are linear between the order statistics (Hyndman and Fan's definition 7, numpy's "linear"): of n sorted values
-the p-th is the one at place (n − 1) p/100, counted from 0. Averages over time weigh each step with its duration; time
-between the steps, when nothing runs, does not count. Sums are exact: floats are binary fractions and are added as such.
+Percentiles are linear between the order statistics (Hyndman and Fan's definition 7, numpy's "linear"): of n sorted
+values the p-th is the one at place (n − 1) p/100, counted from 0. Averages over time weigh each step with its duration;
+time between the steps, when nothing runs, does not count. Sums are exact: floats are binary fractions and are added as
+such.
 
-Goodput and SLO attainment: Zhong et al., DistServe, arXiv 2401.09670 §1. Little's law: Little, Operations Research 9(3),
-1961, and for a finite window Operations Research 59(3), 2011. Knee: Kleinrock, "Power and deterministic rules of thumb for
-probabilistic problems in computer communications", ICC 1979.
+Goodput and SLO attainment: Zhong et al., DistServe, arXiv 2401.09670 §1. Little's law: Little, Operations Research
+9(3), 1961, and for a finite window Operations Research 59(3), 2011. Knee: Kleinrock, "Power and deterministic rules of
+thumb for probabilistic problems in computer communications", ICC 1979.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from workbench.errors import WorkbenchError, check_above, check_between
 from workbench.serving.times import RequestTimes, StepTimes, Time, check_time
@@ -75,8 +77,8 @@ class LoadPoint:
 
 
 def goodput(points: Sequence[LoadPoint], share: float = 0.9) -> float:
-    """The highest rate that can be served with so large a share of the requests meeting the objectives (DistServe's goodput,
-    a device): the highest measured one before the first that misses it. 0 where already the lowest does.
+    """The highest rate that can be served with so large a share of the requests meeting the objectives (DistServe's
+    goodput, a device): the highest measured one before the first that misses it. 0 where already the lowest does.
     """
     check_between("share", share, 0, 1)
     best = 0.0
@@ -90,9 +92,9 @@ def goodput(points: Sequence[LoadPoint], share: float = 0.9) -> float:
 def knee(points: Sequence[LoadPoint]) -> LoadPoint:
     """Where a latency–throughput curve turns: the most throughput a second of latency, Kleinrock's power.
 
-    There a line from the origin touches the curve from below: beyond it, one per cent more throughput costs more than one
-    per cent of latency. For a single server with random service (M/M/1) it is at half the capacity, where one request is in
-    the system on average. It does not depend on the units of the axes.
+    There a line from the origin touches the curve from below: beyond it, one per cent more throughput costs more than
+    one per cent of latency. For a single server with random service (M/M/1) it is at half the capacity, where one
+    request is in the system on average. It does not depend on the units of the axes.
     """
     for point in _some(points):
         check_above("throughput_per_s", point.throughput_per_s, 0)
@@ -105,18 +107,19 @@ def knee(points: Sequence[LoadPoint]) -> LoadPoint:
 
 @dataclass(frozen=True)
 class LittlesLaw:
-    """The average number in the system L, the arrival rate λ and the mean time in it W, over the window from `start_s` to
-    `end_s`. All are exact fractions.
+    """The average number in the system L, the arrival rate λ and the mean time in it W, over the window from `start_s`
+    to `end_s`. All are exact fractions.
 
-    L is an average over time, counted at each arrival and end; W is an average over the requests that arrive in the window
-    (at its start counts, at its end does not). Each adds up areas of the same picture, a bar a request from its arrival to
-    its end, L what is inside the window, λ W what began inside. So
+    L is an average over time, counted at each arrival and end; W is an average over the requests that arrive in the
+    window (at its start counts, at its end does not). Each adds up areas of the same picture, a bar a request from its
+    arrival to its end, L what is inside the window, λ W what began inside. So
 
         L − λ W  =  (brought_s − left_s) / (end − start)
 
-    brought_s: request-seconds inside the window of those that were there before it. left_s: request-seconds after its end of
-    those that arrived in it. A window that begins and ends empty has neither, and L = λ W: no average, no law of large
-    numbers, and nothing said about order or distributions. Otherwise the difference dies out as 1 / (end − start).
+    brought_s: request-seconds inside the window of those that were there before it. left_s: request-seconds after its
+    end of those that arrived in it. A window that begins and ends empty has neither, and L = λ W: an identity for
+    every run, whatever the order and the distributions. Otherwise the difference dies out as 1 / (end −
+    start).
     """
 
     start_s: Fraction
@@ -138,10 +141,9 @@ class LittlesLaw:
         return (self.brought_s - self.left_s) / (self.end_s - self.start_s)
 
 
-def littles_law(
-    requests: Sequence[RequestTimes], start_s: Time | None = None, end_s: Time | None = None
-) -> LittlesLaw:
-    """Of a window; default from the first arrival to the last end. Every request that touches it must be in `requests`."""
+def littles_law(requests: Sequence[RequestTimes], start_s: Time | None = None, end_s: Time | None = None) -> LittlesLaw:
+    """Of a window; default from the first arrival to the last end. Every request that touches it must be in
+    `requests`."""
     bars = [(Fraction(r.arrival_s), Fraction(r.finished_s)) for r in _some(requests)]
     start = min(a for a, _ in bars) if start_s is None else Fraction(check_time("start_s", start_s))
     end = max(e for _, e in bars) if end_s is None else Fraction(check_time("end_s", end_s))
@@ -197,7 +199,7 @@ def over_steps(steps: Sequence[StepTimes]) -> StepSummary:
     if not busy:
         raise WorkbenchError("the steps have no duration; averages over time need some")
 
-    def over_time(value) -> Fraction:
+    def over_time(value: Callable[[StepTimes], int]) -> Fraction:
         return sum((Fraction(step.duration_s) * value(step) for step in steps), Fraction(0))
 
     rows, padding = sum(s.rows for s in steps), sum(s.padding_rows for s in steps)
@@ -238,7 +240,7 @@ class Spread:
         known = [value for value in values if value is not None]
         if not known:
             return None
-        mean = sum(map(Fraction, known)) / len(known)
+        mean = sum((Fraction(value) for value in known), Fraction(0)) / len(known)
         return cls(len(known), float(mean), *(float(percentile(known, p)) for p in (50, 90, 99, 100)))
 
 
@@ -263,8 +265,8 @@ class Summary:
 
 def summarize(requests: Sequence[RequestTimes], objectives: Objectives | None = None) -> Summary:
     """Latencies are of the requests that completed: an abort ends early and would look fast."""
-    law = littles_law(requests)
-    span = law.end_s - law.start_s
+    window = littles_law(requests)
+    span = window.end_s - window.start_s
     done = [request for request in requests if request.completed]
     good = None if objectives is None else sum(map(objectives.met, requests))
     return Summary(
@@ -278,17 +280,17 @@ def summarize(requests: Sequence[RequestTimes], objectives: Objectives | None = 
         ttft_s=Spread.of(r.ttft_s for r in done),
         tpot_s=Spread.of(r.tpot_s for r in done),
         latency_s=Spread.of(r.latency_s for r in done),
-        in_system=float(law.in_system),
+        in_system=float(window.in_system),
         attainment=None if good is None else good / len(requests),
         good_requests_per_s=None if good is None else float(good / span),
     )
 
 
-def _share(part, whole) -> float | None:
+def _share(part: Time, whole: Time) -> float | None:
     return float(Fraction(part) / Fraction(whole)) if whole else None
 
 
-def _some(values: Sequence) -> Sequence:
+def _some(values: Sequence[Any]) -> Sequence[Any]:
     if not values:
         raise WorkbenchError("there is nothing to measure: at least one request, step or point is needed")
     return values

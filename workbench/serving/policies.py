@@ -12,28 +12,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from workbench.decoding.sequence import Sequence
 from workbench.errors import check_above, unknown
-from workbench.serving.request import Track
 
-Policy = Callable[[Track, float], tuple]
-
-
-def first_come(track: Track, now_s: float) -> tuple:
-    return (track.arrival_s, track.number)
+Key = tuple[Any, ...]  # smaller goes first
+Policy = Callable[[Sequence, float], Key]
 
 
-def shortest_remaining(track: Track, now_s: float) -> tuple:
-    return (track.remaining + max(0, track.unsent - 1), track.arrival_s, track.number)
+def first_come(sequence: Sequence, now_s: float) -> Key:
+    return (sequence.arrival_s, sequence.number)
 
 
-def priority(track: Track, now_s: float) -> tuple:
-    return (track.request.priority, track.arrival_s, track.number)
+def shortest_remaining(sequence: Sequence, now_s: float) -> Key:
+    return (sequence.remaining + max(0, sequence.unsent - 1), sequence.arrival_s, sequence.number)
 
 
-def deadline(track: Track, now_s: float) -> tuple:
-    limit = track.request.deadline_s
-    return (float("inf") if limit is None else track.arrival_s + limit, track.arrival_s, track.number)
+def priority(sequence: Sequence, now_s: float) -> Key:
+    return (sequence.request.priority, sequence.arrival_s, sequence.number)
+
+
+def deadline(sequence: Sequence, now_s: float) -> Key:
+    limit = sequence.request.deadline_s
+    return (float("inf") if limit is None else sequence.arrival_s + limit, sequence.arrival_s, sequence.number)
 
 
 POLICIES: dict[str, Policy] = {
@@ -47,17 +49,17 @@ POLICIES: dict[str, Policy] = {
 def aged(policy: Policy, aging_s: float) -> Policy:
     """Each `aging_s` seconds of waiting count as one level of the policy's own number.
 
-    A level is a token for shortest_remaining, a step of priority, a second for deadline; without a deadline it counts as
-    one that lies as far away as the wait was to be at most, `aging_s` · 60. Whoever came more than L · aging_s earlier goes
-    before anyone whose number is smaller by less than L: so a wait is bounded, as long as the numbers are.
+    A level is a token for shortest_remaining, a step of priority, a second for deadline; without a deadline it counts
+    as one that lies as far away as the wait was to be at most, `aging_s` · 60. Whoever came more than L · aging_s
+    earlier goes before anyone whose number is smaller by less than L: so a wait is bounded, as long as the numbers are.
     """
     check_above("aging_s", aging_s, 0)
 
-    def key(track: Track, now_s: float) -> tuple:
-        first, *rest = policy(track, now_s)
+    def key(sequence: Sequence, now_s: float) -> Key:
+        first, *rest = policy(sequence, now_s)
         if first == float("inf"):
-            first = track.arrival_s + 60 * aging_s
-        return (first - (now_s - track.arrival_s) / aging_s, *rest)
+            first = sequence.arrival_s + 60 * aging_s
+        return (first - (now_s - sequence.arrival_s) / aging_s, *rest)
 
     return key
 

@@ -1,35 +1,38 @@
 """The engine's twin without a model: the same scheduler, the same block tables, a clock that jumps.
 
-    Engine.step    schedule ──► run the model                 ──► settle       takes as long as it takes
-    Twin.step      schedule ──► clock += step_s(what was planned) ──► settle   takes microseconds
+    Engine.step    schedule ──► run the model                 ──► postprocess       takes as long as it takes
+    Twin.step      schedule ──► clock += step_s(what was planned) ──► postprocess   takes microseconds
 
-It is a discrete-event simulation whose only event is the end of a step. What the scheduler does depends on lengths, blocks
-and the time alone, so with the engine's step times the twin makes the engine's plans, step by step; the rest is as good as
-the step times are. What a text writes has to be known beforehand (a trace, a workload) or is invented: its tokens matter to
-the prefix index alone, its length to everything.
+It is a discrete-event simulation whose only event is the end of a step. What the scheduler does depends on lengths,
+blocks and the time alone, so with the engine's step times the twin makes the engine's plans, step by step; the rest is
+as good as the step times are. What a text writes has to be known beforehand (a trace, a workload) or is invented: its
+tokens matter to the prefix index alone, its length to everything.
 
-Not simulated: speculation (how many tokens a step writes would depend on the texts), and what happens between two steps
-of the real engine (a request that comes in, a result that is handed out).
+Not simulated: speculation (how many tokens per step writes would depend on the texts), and what happens between two
+steps of the real engine (a request that comes in, a result that is handed out).
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import abc
+from collections.abc import Callable, Hashable, Iterable
 
+from workbench.decoding.sequence import Finished, Request, Sequence
 from workbench.errors import WorkbenchError, check_whole, is_number
 from workbench.kv.blocks import BlockTables
 from workbench.kv.prefix import prefix_index
 from workbench.serving.arrivals import Arrival, prompt_ids, text_ids
-from workbench.serving.engine import Finished, StepReport
+from workbench.serving.batching import scheduler_for
 from workbench.serving.load import ClosedLoop
-from workbench.serving.request import Request, Track
-from workbench.serving.scheduler import PADDING, Plan, Scheduler, SchedulerSettings, Work, Written
+from workbench.serving.results import StepReport
+from workbench.serving.scheduler import Plan, Work, Written
+from workbench.serving.settings import SchedulerSettings
 from workbench.serving.step_time import Calibration, StepSeconds, StepShape, blocks_that_fit, step_seconds
 
 StepTime = Callable[[StepShape], float]
-Writes = Callable[[Request, int], Sequence[int]]
+Writes = Callable[[Request, int], abc.Sequence[int]]
 VOCABULARY = 32_000  # of tokens that are invented
 GOES_ON, STOPPED, FULL = Written(1), Written(1, "stop"), Written(1, "length")
 
@@ -37,7 +40,8 @@ GOES_ON, STOPPED, FULL = Written(1), Written(1, "stop"), Written(1, "length")
 class Twin:
     """A scheduler and a pool, driven by step times. `add`, `step` until `idle`, or `run`.
 
-    num_blocks, block_size, prefix: of the pool, as for the `Engine`. context: longer requests are refused, as by a model.
+    num_blocks, block_size, prefix: of the pool, as for the `Engine`. context: longer requests are refused, as by a
+    model.
     step_s: seconds of a step, from its `StepShape`; see `step_seconds`.
     writes: (request, sample) -> the tokens that this text writes, at least one and at most max_new_tokens. Fewer end it
     as a stop token does, and so does one of its stop_token_ids. Default: max_new_tokens tokens of the text named
@@ -61,8 +65,8 @@ class Twin:
         settings = settings or SchedulerSettings()
         if settings.draft_tokens:
             raise WorkbenchError(
-                f"the twin does not simulate speculation, got draft_tokens={settings.draft_tokens}: how many tokens a step "
-                "writes depends on the texts; use draft_tokens=0, or measure with the engine"
+                f"the twin does not simulate speculation, got draft_tokens={settings.draft_tokens}: how many tokens a"
+                " step writes depends on the texts; use draft_tokens=0, or measure with the engine"
             )
         if not callable(step_s):
             raise WorkbenchError(f"step_s must give the seconds of a StepShape, got {step_s!r}")
@@ -70,7 +74,7 @@ class Twin:
             check_whole("context", context, 2)
         index = prefix_index(prefix if settings.remember else None, block_size)
         self.tables = BlockTables(num_blocks, block_size, index)
-        self.scheduler = Scheduler(self.tables, settings)
+        self.scheduler = scheduler_for(self.tables, settings)
         self.context, self.now_s = context, 0.0
         self._step_s, self._writes = step_s, writes or self._invented
         self._vocab_size, self._seed = check_whole("vocab_size", vocab_size, 1), check_whole("seed", seed, 0)
@@ -112,20 +116,20 @@ class Twin:
         text = tuple(self._writes(request, sample))
         if not 1 <= len(text) <= request.max_new_tokens:
             raise WorkbenchError(
-                f"text {sample} of request {request.id!r} asks for up to {request.max_new_tokens} tokens, and writes gave "
-                f"{len(text)}; at least 1 and no more than asked for"
+                f"text {sample} of request {request.id!r} asks for up to {request.max_new_tokens} tokens, and writes"
+                f" gave {len(text)}; at least 1 and no more than asked for"
             )
         return text
 
-    def _invented(self, request: Request, sample: int) -> Sequence[int]:
+    def _invented(self, request: Request, sample: int) -> abc.Sequence[int]:
         name = f"{request.id} answer" if not sample else f"{request.id} answer {sample}"
         return text_ids(name, request.max_new_tokens, self._vocab_size, seed=self._seed)
 
     def abort(self, request_id: Hashable) -> list[Finished]:
         """End a request now, whatever its state."""
-        finished = [self._finish(track) for track in self.scheduler.abort(request_id, self.now_s)]
-        for sequence in [name for name in self._texts if name[0] == request_id]:
-            del self._texts[sequence]  # of samples that were not forked yet
+        finished = [self._finish(sequence) for sequence in self.scheduler.abort(request_id, self.now_s)]
+        for name in [name for name in self._texts if isinstance(name, tuple) and name[0] == request_id]:
+            del self._texts[name]  # of samples that were not forked yet
         return finished
 
     # -- a step ------------------------------------------------------------------------------------------------------
@@ -141,20 +145,14 @@ class Twin:
         tokens: dict[Hashable, tuple[int, ...]] = {}
         written: dict[Hashable, Written] = {}
         for work in writing:
-            sequence = work.track.sequence
-            tokens[sequence], written[sequence] = self._write(work.track, self._texts[sequence])
-        done = self.scheduler.settle(plan, written, self.now_s)
-        for name, _ in plan.padding:
-            if name[0] == PADDING and name in self.tables.lengths:
-                self.tables.release(name)
-        finished = tuple(self._finish(track) for track in done)
+            name = work.sequence.id
+            tokens[name], written[name] = self._write(work.sequence, self._texts[name])
+        done = self.scheduler.postprocess(plan, written, self.now_s)
+        finished = tuple(self._finish(sequence) for sequence in done)
         return self._report(plan, tokens, finished, at_s, seconds)
 
     def run(
-        self,
-        workload: Iterable[Request | Arrival] | ClosedLoop,
-        *,
-        watch: Callable[[StepReport], None] | None = None,
+        self, workload: Iterable[Request | Arrival] | ClosedLoop, *, watch: Callable[[StepReport], None] | None = None
     ) -> list[Finished]:
         """Serve requests as they come until all are done, in the order of their end; `watch` is shown every step.
 
@@ -170,7 +168,7 @@ class Twin:
                 asked[one.name], one = one, self.request(one)
             heapq.heappush(coming, (one.arrival_s, next(numbers), one))
 
-        for one in loop.start() if loop else workload:
+        for one in workload.start() if isinstance(workload, ClosedLoop) else workload:
             expect(one)
         found: list[Finished] = []
         while coming or not self.idle:
@@ -180,8 +178,8 @@ class Twin:
                 self.add(heapq.heappop(coming)[2])
             report = self.step()
             found += report.finished
-            for text in report.finished if loop else ():
-                following = loop.finished(asked[text.request_id], text.finished_s)
+            for ended in report.finished:
+                following = None if loop is None else loop.finished(asked[ended.request_id], ended.finished_s)
                 if following is not None:
                     expect(following)
             if watch is not None:
@@ -190,8 +188,8 @@ class Twin:
 
     def _seconds(self, plan: Plan, logit_rows: int) -> float:
         if not plan.work and not plan.padding:
-            gave_way = plan.preempted or plan.swapped_out or plan.swapped_in or plan.admitted
-            assert gave_way or self.idle, "nothing can be done, now or ever: the scheduler is stuck"
+            changed = plan.preempted or plan.swapped_out or plan.swapped_in or plan.admitted
+            assert changed or self.idle, "nothing can be done, now or ever: the scheduler is stuck"
             return 0.0
         shape = StepShape.of(plan, self.tables.lengths, logit_rows)
         seconds = self._step_s(shape)
@@ -200,41 +198,35 @@ class Twin:
         return seconds
 
     def _after(self, plan: Plan, writing: list[Work]) -> dict[Hashable, int]:
-        """Lengths after the step, in the order in which the engine's batch has its texts: those that write come first."""
-        after = {work.track.sequence: work.start + work.count for work in writing}
-        after |= {work.track.sequence: work.start + work.count for work in plan.work}
+        """Lengths after the step, in the order in which the engine's batch has its texts: those that write come
+        first."""
+        after = {work.sequence.id: work.start + work.count for work in writing}
+        after |= {work.sequence.id: work.start + work.count for work in plan.work}
         return after | {name: self.tables.lengths.get(name, 0) + rows for name, rows in plan.padding}
 
     @staticmethod
-    def _write(track: Track, text: tuple[int, ...]) -> tuple[tuple[int], Written]:
-        request, at = track.request, track.written
+    def _write(sequence: Sequence, text: tuple[int, ...]) -> tuple[tuple[int], Written]:
+        request, at = sequence.request, sequence.written
         token, last = text[at], at + 1 == len(text)
-        track.token_ids.append(token)
+        sequence.token_ids.append(token)
         if token in request.stop_token_ids:
             return (token,), STOPPED
         if not last:
             return (token,), GOES_ON
         return (token,), STOPPED if len(text) < request.max_new_tokens else FULL
 
-    def _finish(self, track: Track) -> Finished:
-        self._texts.pop(track.sequence, None)
-        return Finished(
-            track.request.id,
-            track.sample,
-            tuple(track.token_ids[track.prompt_tokens :]),
-            track.finish_reason,
-            track.error,
-            track.prompt_tokens,
-            track.arrival_s,
-            track.first_scheduled_s,
-            track.first_token_s,
-            track.finished_s,
-            tuple(track.token_times_s),
-            track.preemptions,
-            track.hit_tokens,
-        )
+    def _finish(self, sequence: Sequence) -> Finished:
+        self._texts.pop(sequence.id, None)
+        return Finished.of(sequence)
 
-    def _report(self, plan: Plan, tokens, finished, at_s: float, seconds: float) -> StepReport:
+    def _report(
+        self,
+        plan: Plan,
+        tokens: dict[Hashable, tuple[int, ...]],
+        finished: tuple[Finished, ...],
+        at_s: float,
+        seconds: float,
+    ) -> StepReport:
         tables, scheduler = self.tables, self.scheduler
         used = tables.num_blocks - tables.num_available
         return StepReport(
@@ -257,11 +249,10 @@ class Twin:
         )
 
     def _open_places(self) -> int:
-        """Of the blocks in use, places that hold no token: in the last block of a text. Shared ones have equal lengths."""
+        """Of the blocks in use, places that hold no token: in the last block of a text. Shared ones have equal
+        lengths."""
         size, lengths = self.tables.block_size, self.tables.lengths
-        return sum(
-            {table[-1]: -lengths[name] % size for name, table in self.tables.tables.items() if table}.values()
-        )
+        return sum({table[-1]: -lengths[name] % size for name, table in self.tables.tables.items() if table}.values())
 
 
 __all__ = ["Calibration", "StepSeconds", "StepShape", "Twin", "blocks_that_fit", "step_seconds"]

@@ -1,13 +1,15 @@
-"""How long a step takes, from its shape: the cost model of `instruments.costs`, and what the engine adds on this machine.
+"""How long a step takes, from its shape: the cost model of `instruments.costs`, and what the engine adds on this
+machine.
 
     shape of a step     new tokens and context of each text, rows of logits
-    counted             Σ over operations, max(bytes / bandwidth, FLOPs / FLOP rate), launches: exactly `predict(step_costs(…))`
-    calibrated          factor · counted + a + b · rows + c · texts + d · tokens of context: the engine's own Python, blocks
-                        gathered by table, a machine that is not at its ceilings; fitted to measured steps
+    counted             Σ over operations, max(bytes / bandwidth, FLOPs / FLOP rate), launches: exactly
+                        `predict(step_costs(…))`
+    calibrated          factor · counted + a + b · rows + c · texts + d · tokens of context: the engine's own Python,
+                        blocks gathered by table, a machine that is not at its ceilings; fitted to measured steps
 
-All operations but attention depend on the numbers of rows alone. Attention depends on the contexts through two sums, the
-(query, key) pairs and the keys that are read, and its FLOPs and bytes are linear in them: so what was counted once serves
-every step with as many rows and texts, without an approximation.
+All operations but attention depend on the numbers of rows alone. Attention depends on the contexts through two sums,
+the (query, key) pairs and the keys that are read, and its FLOPs and bytes are linear in them: so what was counted once
+serves every step with as many rows and texts, without an approximation.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +30,7 @@ from workbench.instruments.cost_prediction import predict
 from workbench.instruments.costs import kv_bytes, step_costs
 from workbench.instruments.device import Ceilings
 from workbench.models.config import ModelConfig
-from workbench.serving.engine import StepReport
+from workbench.serving.results import StepReport
 from workbench.serving.scheduler import Plan
 
 
@@ -50,7 +53,7 @@ class StepShape:
         for name, rows in plan.padding:
             new.append(rows)
             contexts.append(lengths.get(name, 0))
-        moved = sum(track.computed for track in (*plan.swapped_out, *plan.swapped_in))
+        moved = sum(sequence.computed for sequence in (*plan.swapped_out, *plan.swapped_in))
         return cls(tuple(new), tuple(contexts), logit_rows, moved)
 
     @classmethod
@@ -59,14 +62,10 @@ class StepShape:
         plan = report.plan
         if plan.padding or plan.swapped_out or plan.swapped_in or report.drafted:
             raise WorkbenchError(
-                f"step {report.step} has padding, texts on the host or drafted tokens, and its shape cannot be told from "
-                "the report; calibrate with continuous batching, enough blocks and without a draft"
+                f"step {report.step} has padding, texts on the host or drafted tokens, and its shape cannot be told"
+                " from the report; calibrate with continuous batching, enough blocks and without a draft"
             )
-        return cls(
-            tuple(work.count for work in plan.work),
-            tuple(work.start for work in plan.work),
-            len(report.tokens),
-        )
+        return cls(tuple(work.count for work in plan.work), tuple(work.start for work in plan.work), len(report.tokens))
 
     @property
     def rows(self) -> int:
@@ -86,8 +85,8 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Calibration:
-    """seconds = factor · counted + what the cost model does not count: once a step, for each row, for each text, and for
-    each token that the texts have in the kv. The default takes the cost model at its word."""
+    """seconds = factor · counted + what the cost model does not count: once a step, for each row, for each text, and
+    for each token that the texts have in the kv. The default takes the cost model at its word."""
 
     factor: float = 1.0
     step_s: float = 0.0
@@ -109,13 +108,11 @@ class Calibration:
         )
 
     @classmethod
-    def fit(
-        cls, steps: Sequence[tuple[StepShape, float]], counted_s: Callable[[StepShape], float]
-    ) -> Calibration:
+    def fit(cls, steps: Sequence[tuple[StepShape, float]], counted_s: Callable[[StepShape], float]) -> Calibration:
         """The five numbers, none below 0, with the least Σ (measured − calibrated)².
 
-        steps: (shape, measured seconds). The best with none below 0 is the best of some subset, the others 0: all subsets
-        are tried. Where `step_s` is above 0 the sum over all steps is as measured.
+        steps: (shape, measured seconds). The best with none below 0 is the best of some subset, the others 0: all
+        subsets are tried. Where `step_s` is above 0 the sum over all steps is as measured.
         """
         if len(steps) < 8:
             raise WorkbenchError(
@@ -135,7 +132,8 @@ class Calibration:
 
 
 class StepSeconds:
-    """StepShape -> seconds, of a model's shape on a machine. Made by `step_seconds`; `counted_s` is before the calibration."""
+    """StepShape -> seconds, of a model's shape on a machine. Made by `step_seconds`; `counted_s` is before the
+    calibration."""
 
     def __init__(
         self,
@@ -144,7 +142,7 @@ class StepSeconds:
         dtype: str,
         calibration: Calibration,
         host_bytes_per_s: float | None,
-        counted: dict,
+        counted: dict[str, Any],
     ) -> None:
         self.config, self.ceilings, self.dtype, self.calibration = config, ceilings, dtype, calibration
         self.host_bytes_per_s, self._counted = host_bytes_per_s, counted
@@ -166,16 +164,16 @@ class StepSeconds:
         key = (rows, shape.logit_rows)
         if key not in self._rest:
             whole = self._step([rows], shape.logit_rows)
-            found = predict(whole, self.ceilings, self.dtype).operations
-            self._rest[key] = sum(seconds for name, seconds, _ in found if name != "attention")
+            operations = predict(whole, self.ceilings, self.dtype).operations
+            self._rest[key] = sum(seconds for name, seconds, _ in operations if name != "attention")
         key = (rows, shape.texts)
         if key not in self._attention:
             sizes = [rows - shape.texts + 1, *[1] * (shape.texts - 1)]
             one = self._step(sizes, 0).operation("attention")
             self._attention[key] = self._with(one, sizes, [0] * shape.texts, -1)
         attention = self._with(self._attention[key], shape.new_tokens, shape.contexts, 1)
-        found = predict(StepCosts((attention,), 0, rows), self.ceilings, self.dtype)
-        return self._rest[rows, shape.logit_rows] + found.seconds
+        predicted = predict(StepCosts((attention,), 0, rows), self.ceilings, self.dtype)
+        return self._rest[rows, shape.logit_rows] + predicted.seconds
 
     def _step(self, sizes: list[int], logit_rows: int) -> StepCosts:
         return step_costs(
@@ -233,8 +231,9 @@ def step_seconds(
 
     dtype and …_bytes_per_element, arrangement: as for `predict` and `step_costs`. Keys and values are counted as kv
     "contiguous" does; that they lie in blocks costs nothing where attention reads through the table, and is in the
-    calibration where they are gathered first. calibration: default none. host_bytes_per_s: between device and host, for swapped texts.
-    Raises WorkbenchError for shapes that are not counted: experts, and latent attention, which is not linear in this way.
+    calibration where they are gathered first. calibration: default none. host_bytes_per_s: between device and host, for
+    swapped texts. Raises WorkbenchError for shapes that are not counted: experts, and latent attention, which is not
+    linear in this way.
     """
     if config.latent_attention is not None:
         raise WorkbenchError(

@@ -17,8 +17,9 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from itertools import pairwise
 
+from workbench.decoding.sequence import FINISH_REASONS, Finished
 from workbench.errors import WorkbenchError, check_whole, unknown
-from workbench.serving.request import FINISH_REASONS
+from workbench.serving.results import StepReport
 
 Time = int | float | Fraction
 COMPLETED = ("stop", "length")  # finish reasons of a request that got what it asked for
@@ -28,8 +29,8 @@ COMPLETED = ("stop", "length")  # finish reasons of a request that got what it a
 class RequestTimes:
     """The times of one request, on one clock, in seconds.
 
-    token_times_s: of each written token, in order; may be left out, then first_token_s and finished_s say what is known.
-    first_scheduled_s, first_token_s: None where it never came to that.
+    token_times_s: of each written token, in order; may be left out, then first_token_s and finished_s say what is
+    known. first_scheduled_s, first_token_s: None where it never came to that.
     """
 
     arrival_s: Time
@@ -56,22 +57,18 @@ class RequestTimes:
                     f"first_token_s is {self.first_token_s} s, the first of the tokens' times {self.token_times_s[0]} s"
                 )
         if (self.first_token_s is None) != (self.new_tokens == 0):
-            raise WorkbenchError(
-                f"first_token_s is {self.first_token_s!r}, with {self.new_tokens} new tokens"
-            )
+            raise WorkbenchError(f"first_token_s is {self.first_token_s!r}, with {self.new_tokens} new tokens")
         maybe = [("first_scheduled_s", self.first_scheduled_s), ("first_token_s", self.first_token_s)]
-        named = [("arrival_s", self.arrival_s), *(pair for pair in maybe if pair[1] is not None)]
+        named = [("arrival_s", self.arrival_s), *((name, at) for name, at in maybe if at is not None)]
         named += [("a token's time", at) for at in self.token_times_s] + [("finished_s", self.finished_s)]
         for name, at in named:
             check_time(name, at)
         for (before, t1), (after, t2) in pairwise(named):
             if t2 < t1:
-                raise WorkbenchError(
-                    f"{after} is {t2} s, before {before}, {t1} s; give all times on one clock"
-                )
+                raise WorkbenchError(f"{after} is {t2} s, before {before}, {t1} s; give all times on one clock")
 
     @classmethod
-    def of(cls, finished) -> RequestTimes:
+    def of(cls, finished: Finished) -> RequestTimes:
         """Of a text that the engine or the simulation has finished (`Finished`)."""
         return cls(
             finished.arrival_s,
@@ -102,6 +99,7 @@ class RequestTimes:
         if self.new_tokens < 2:
             return None
         last = self.token_times_s[-1] if self.token_times_s else self.finished_s
+        assert self.first_token_s is not None
         return (last - self.first_token_s) / (self.new_tokens - 1)
 
     @property
@@ -119,8 +117,9 @@ class RequestTimes:
 class StepTimes:
     """One step of a run, and how the pool was in it.
 
-    rows: through the model, padding included. blocks_reserved: held by texts; blocks_used: of these, those with a token in
-    them (where a text reserves its maximum, fewer). kv_tokens: tokens whose keys and values lie there, shared ones once.
+    rows: through the model, padding included. blocks_reserved: held by texts; blocks_used: of these, those with a token
+    in them (where a text reserves its maximum, fewer). kv_tokens: tokens whose keys and values lie there, shared ones
+    once.
     """
 
     at_s: Time
@@ -144,20 +143,20 @@ class StepTimes:
             if one.name not in ("at_s", "duration_s"):
                 check_whole(one.name, getattr(self, one.name), 1 if one.name == "block_size" else 0)
         for less, more in (
-            ("padding_rows", "rows"), ("blocks_used", "blocks_reserved"), ("blocks_reserved", "blocks_total"),
-        ):  # fmt: skip
+            ("padding_rows", "rows"),
+            ("blocks_used", "blocks_reserved"),
+            ("blocks_reserved", "blocks_total"),
+        ):
             if getattr(self, less) > getattr(self, more):
-                raise WorkbenchError(
-                    f"{less} is {getattr(self, less)}, more than {more}, {getattr(self, more)}"
-                )
+                raise WorkbenchError(f"{less} is {getattr(self, less)}, more than {more}, {getattr(self, more)}")
         if self.kv_tokens > self.blocks_used * self.block_size:
             raise WorkbenchError(
-                f"{self.blocks_used} used blocks of {self.block_size} hold no {self.kv_tokens} tokens; were shared ones "
-                "counted more than once?"
+                f"{self.blocks_used} used blocks of {self.block_size} hold no {self.kv_tokens} tokens; were shared ones"
+                " counted more than once?"
             )
 
     @classmethod
-    def of(cls, report, blocks_total: int, block_size: int) -> StepTimes:
+    def of(cls, report: StepReport, blocks_total: int, block_size: int) -> StepTimes:
         """Of a step that the engine or the simulation reports (`StepReport`)."""
         return cls(
             report.at_s,
@@ -176,7 +175,8 @@ class StepTimes:
 
 
 def check_time(name: str, value: object) -> Time:
-    whole = isinstance(value, int | Fraction) and not isinstance(value, bool)
-    if not whole and not (isinstance(value, float) and math.isfinite(value)):
-        raise WorkbenchError(f"{name} must be a time in seconds, a finite number, got {value!r}")
-    return value
+    if isinstance(value, int | Fraction) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise WorkbenchError(f"{name} must be a time in seconds, a finite number, got {value!r}")

@@ -1,12 +1,11 @@
-"""Guessing ahead without changing the law: the rule, its proof by enumeration, drafts, and rounds on a real model."""
+"""Guessing ahead without changing the distribution: the rule, its proof by enumeration, drafts, and rounds on a real
+model."""
 
-from workbench.speculation.drafts import DRAFTS, Ask, Draft, FirstOf, Law, ModelDraft, StagedDraft, draft_for
-from workbench.speculation.draws import RandomDraws
-from workbench.speculation.engine import Emitted, Round, Speculator, Writing
+from workbench.speculation.drafts import DRAFTS, Ask, Draft, FirstOf, ModelDraft, StagedDraft, draft_for
+from workbench.speculation.engine import Drafting, Round, Speculator
 from workbench.speculation.lengths import Dynamic, Fixed, LengthPolicy, Outcome, Threshold, length_policy
 from workbench.speculation.proposal import NOTHING, Proposal
 from workbench.speculation.rule import (
-    Draws,
     Verdict,
     acceptance,
     draw_children,
@@ -16,29 +15,28 @@ from workbench.speculation.rule import (
     verify_greedy,
     without,
 )
+from workbench.speculation.runner import SpeculationStats, SpeculativeRunner
 
 __all__ = [
     "DRAFTS",
     "NOTHING",
     "Ask",
     "Draft",
-    "Draws",
+    "Drafting",
     "Dynamic",
-    "Emitted",
     "FirstOf",
     "Fixed",
-    "Law",
     "LengthPolicy",
     "ModelDraft",
     "Outcome",
     "Proposal",
-    "RandomDraws",
     "Round",
+    "SpeculationStats",
+    "SpeculativeRunner",
     "Speculator",
     "StagedDraft",
     "Threshold",
     "Verdict",
-    "Writing",
     "acceptance",
     "draft_for",
     "draw_children",

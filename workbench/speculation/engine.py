@@ -1,163 +1,180 @@
-"""Rounds of speculation on a real model: propose, verify all texts in one flat batch, keep what was accepted.
+"""Rounds of speculation on a real model: propose, verify all sequences in one flat batch, keep what was accepted.
 
-    text      … a b c            all but c is in the cache
+    tokens    … a b c            all but c is in the cache
     proposal        d e f        drafted
-    batch         c d e f        one forward: K + 1 rows, a law after each
-    accepted        d e          the rows of c, d, e were right; the row of e gives the next token, x
-    text      … a b c d e x      the cache keeps … c d e; what it had of f is cut
+    batch         c d e f        one forward: K + 1 rows, a distribution after each
+    accepted        d e          by the rows of c and d; f is rejected, and the row of e gives the next token, x
+    tokens    … a b c d e x      the cache keeps … c d e; the entry of f is cut
 
-A round in which nothing is drafted is a plain decode step, and is sent as one.
+It wraps a `decoding.step.Step`; a round without drafted tokens is exactly that step.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Hashable, Sequence
+from collections import abc
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, cast
 
 import torch
 
+from workbench.decoding.guide import forced_tokens
+from workbench.decoding.sequence import NewToken, Sequence
+from workbench.decoding.step import Chunk, Step, best_of_all
 from workbench.errors import WorkbenchError
-from workbench.kv.contract import KV, DraftingKV
+from workbench.kv.contract import DraftingKV
 from workbench.models.batch import Batch
-from workbench.models.decoder import Decoder
-from workbench.speculation.drafts.contract import Ask, Draft, Law
+from workbench.speculation.drafts.contract import Ask, Draft
 from workbench.speculation.lengths import LengthPolicy, Outcome
 from workbench.speculation.proposal import NOTHING, Proposal
-from workbench.speculation.rule import Draws, Verdict, verify, verify_greedy
+from workbench.speculation.rule import Verdict, verify, verify_greedy
 
-MOST_NODES = 64  # of a tree, in one round
-
-
-class Forces(Protocol):
-    """A grammar that knows where only one continuation is legal."""
-
-    def forced(self, generated_ids: Sequence[int]) -> list[int]: ...
+MAX_NODES = 64  # of a tree, in one round
 
 
 @dataclass
-class Writing:
-    """One text that is being written. The engine appends to `token_ids`."""
+class Drafting:
+    """The state of speculation for one sequence, as `Sequence.drafting`."""
 
-    sequence: Hashable
-    token_ids: list[int]
-    law: Law
-    draws: Draws
     lengths: LengthPolicy
-    wanted: int  # tokens still to come, at least 1
-    stop_token_ids: tuple[int, ...] = ()
-    guide: Forces | None = None
-    prompt_tokens: int = 0
     begun: bool = False  # the prompt went through the target
-    # of cached tokens, that the draft has not seen
-    features: list[torch.Tensor] = field(default_factory=list)
-    featured: int = 0  # how many tokens had their features taken
-    most_drafted: int | None = (
-        None  # tokens that a round may draft, where someone else counts them; None: as many as fit
-    )
+    max_tokens: int | None = None  # that a round may draft, where a scheduler counts them; None: as many as fit
+    hidden_states: list[torch.Tensor] = field(default_factory=list)  # of cached tokens, not yet given to the draft
+    num_hidden: int = 0  # tokens whose hidden states were collected so far
 
-    @property
-    def generated_ids(self) -> list[int]:
-        return self.token_ids[self.prompt_tokens :]
-
-
-class Emitted(NamedTuple):
-    """One token that is certain now."""
-
-    token_id: int
-    log_prob: float | None  # under the target itself, before any filter; None where it was not asked
-    origin: str  # the draft that wrote it, "target", or "grammar"
-    kind: str  # "draft", "correction", "bonus", "plain" where nothing had been drafted, or "jump"
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens that go through the target beside a round, and for which no logits are wanted: a part of a prompt, padding."""
-
-    sequence: Hashable
-    token_ids: Sequence[int]
-    writing: Writing | None = None  # whose prompt it is, so that its features are kept
+    def forget(self) -> None:
+        """To be called when the keys and values of the sequence are gone: the draft starts from its beginning again."""
+        self.hidden_states.clear()
+        self.num_hidden = 0
 
 
 class Round(NamedTuple):
-    """What one round did for one text."""
+    """What one round did for one sequence."""
 
-    emitted: tuple[Emitted, ...]
+    emitted: tuple[NewToken, ...]
     proposal: Proposal
-    verdict: Verdict
-    p: torch.Tensor | None  # [nodes + 1, V] the target's laws, where they were asked for
-    draft_s: float  # learning from the target's answer included; a batch's time is counted whole for each of its texts
+    verdict: Verdict | None  # None with an error
+    p: torch.Tensor | None  # [nodes + 1, V] the target's distributions, where they were asked for
+    draft_s: float  # `Draft.observe` included; the time of the whole batch, for each of its sequences
     verify_s: float
-    rows: int  # of this text that the target processed
-    error: Exception | None = None  # then nothing was written
+    rows: int  # tokens of this sequence that the target processed
+    error: Exception | None = None  # then nothing was generated
 
     @property
     def accepted(self) -> int:
-        return len(self.verdict.path)
+        return 0 if self.verdict is None else len(self.verdict.path)
 
     def outcome(self, *, plain: bool) -> Outcome:
         """For a length policy. plain: the draft was not asked."""
-        first = (
-            tuple(map(float, self.proposal.first_branch().confidences)) if self.proposal.confidences else ()
-        )
-        return Outcome(
-            self.proposal.depth, self.accepted, first, self.draft_s, self.verify_s, self.rows, plain
-        )
+        first = tuple(map(float, self.proposal.first_branch().confidences)) if self.proposal.confidences else ()
+        return Outcome(self.proposal.depth, self.accepted, first, self.draft_s, self.verify_s, self.rows, plain)
 
 
 class Speculator:
-    """A target, its kv and a draft (None: plain decoding, the same code). Owns no sequences: release them yourself."""
+    """A step of the target, and a draft (None: every round is a plain step). Its sequences have a `Drafting`. The
+    caller owns them and calls `release`.
 
-    def __init__(
-        self, model: Decoder, kv: KV, draft: Draft | None, *, keep_laws: bool = False, log_probs: bool = True
-    ) -> None:
+    keep_distributions: each Round has the target's in `p`.
+    Raises WorkbenchError where the draft does not fit the target, and for a kv that cannot verify drafts.
+    """
+
+    def __init__(self, step: Step, draft: Draft | None, *, keep_distributions: bool = False) -> None:
         if draft is not None:
-            draft.check_fits(model)
-            if not isinstance(kv, DraftingKV):
+            target: Any = step.model  # a decoder, or what stands for one
+            draft.check_fits(target)
+            if not isinstance(step.kv, DraftingKV):
                 raise WorkbenchError(
-                    f"drafts are verified through a kv with draft_room, keep and holds_trees, and {type(kv).__name__} has "
-                    "them not all (see workbench.kv.contract.DraftingKV); use kv='contiguous'"
+                    f"drafts are verified through a kv with draft_room, keep and holds_trees, and"
+                    f" {type(step.kv).__name__} has them not all (see workbench.kv.contract.DraftingKV); use"
+                    " kv='contiguous'"
                 )
-        self.model, self.kv, self.draft, self.keep_laws = model, kv, draft, keep_laws
-        self.log_probs = log_probs  # of every written token
-        self._wants_features = draft is not None and draft.wants_features
-        self.rows_processed = self.model_calls = 0
+        self.step, self.draft, self.keep_distributions = step, draft, keep_distributions
+        self.model, self.kv = step.model, cast(DraftingKV, step.kv)  # without a draft any KV
+        self._wants_hidden = draft is not None and draft.wants_hidden_states
 
-    def round(
-        self, writings: Sequence[Writing], chunks: Sequence[Chunk] = (), *, isolate: bool = False
+    @property
+    def rows_processed(self) -> int:
+        return self.step.rows_processed
+
+    @property
+    def model_calls(self) -> int:
+        return self.step.model_calls
+
+    def run(
+        self, sequences: abc.Sequence[Sequence], chunks: abc.Sequence[Chunk] = (), *, isolate: bool = False
     ) -> list[Round]:
-        """One round for each text: afterwards it has at least one token more. What was sent and stays is cached.
+        """One round for each sequence, which appends at least one token. Sent tokens that stay are in the cache.
 
-        chunks: what else goes through the target in the same batch. isolate: where the law of one text raises (its
-        filters, its grammar), that text's Round has the error, and the others go on.
+        chunks, isolate: see `Step.run`.
         """
-        limits = [self._limit(writing) for writing in writings]
-        for writing, limit in zip(writings, limits):
-            if not limit and writing.begun and (count := writing.lengths.listens()):
-                self._listen(writing, count)
-        if len(writings) == 1 and not limits[0] and not chunks and not isolate:
-            return [self._plain_round(writings[0])]
+        limits = [self._limit(sequence) for sequence in sequences]
+        for sequence, limit in zip(sequences, limits):
+            if not limit and sequence.drafting.begun and (count := sequence.drafting.lengths.listens()):
+                self._listen(sequence, count)
+        if any(limits) or self._wants_hidden or self.keep_distributions:
+            rounds = self._round(sequences, limits, chunks, isolate)
+        else:
+            rounds = self._plain_round(sequences, chunks, isolate)
+        for sequence, limit, done in zip(sequences, limits, rounds):
+            if sequence.drafting.begun and done.error is None:
+                sequence.drafting.lengths.learn(done.outcome(plain=not limit))
+            sequence.drafting.begun = True
+        return rounds
+
+    @property
+    def _asked(self) -> Draft:
+        """The draft, where there is one to ask."""
+        assert self.draft is not None
+        return self.draft
+
+    def release(self, sequence_id: Hashable) -> None:
+        """Forget a sequence in both caches."""
+        self.step.release(sequence_id)
+        if self.draft is not None:
+            self.draft.release(sequence_id)
+
+    def _plain_round(
+        self, sequences: abc.Sequence[Sequence], chunks: abc.Sequence[Chunk], isolate: bool
+    ) -> list[Round]:
         started = time.perf_counter()
-        proposals = self._propose(writings, limits, isolate)
+        outputs = self.step.run(sequences, chunks, isolate=isolate)
+        seconds = time.perf_counter() - started
+        return [
+            Round(
+                output.emitted,
+                NOTHING,
+                None if output.error else Verdict((), output.emitted[0].token_id, bonus=True),
+                None,
+                0.0,
+                seconds,
+                output.rows,
+                output.error,
+            )
+            for output in outputs
+        ]
+
+    def _round(
+        self, sequences: abc.Sequence[Sequence], limits: list[int], chunks: abc.Sequence[Chunk], isolate: bool
+    ) -> list[Round]:
+        started = time.perf_counter()
+        proposals = self._propose(sequences, limits, isolate)
         drafted = time.perf_counter()
-        starts = [self.kv.lengths.get(writing.sequence, 0) for writing in writings]
-        batch = self._batch(writings, proposals, starts, chunks)
-        logits, hidden = self._forward(batch)
-        best = self._best_of_all(writings, logits)
-        results, at, observed_s = [], 0, 0.0
-        for index, (writing, proposal) in enumerate(zip(writings, proposals)):
-            first, at = at, at + len(proposal) + 1
-            rows = logits[first:at]
+        starts = [self.step.start(sequence) for sequence in sequences]
+        batch = self._batch(sequences, proposals, starts, chunks)
+        if self._wants_hidden:
+            logits, hidden = self.step.forward_with_hidden(batch)
+        else:
+            logits, hidden = self.step.forward(batch), None
+        best = best_of_all(sequences, logits)
+        results: list[tuple[tuple[NewToken, ...], Proposal, Verdict | None, torch.Tensor | None, Exception | None]] = []
+        first, observed_s = 0, 0.0
+        for index, (sequence, proposal) in enumerate(zip(sequences, proposals)):
+            end = first + len(proposal) + 1
+            rows, best_rows, first = logits[first:end], None if best is None else best[first:end], end
             try:
-                if best is None:
-                    verdict, laws = self._decide(writing, proposal, rows)
-                elif proposal is NOTHING:
-                    verdict, laws = Verdict((), best[first], bonus=True), None
-                else:
-                    verdict, laws = verify_greedy(proposal, best[first:at]), None
+                verdict, distributions = self._decide(sequence, proposal, rows, best_rows)
             except Exception as error:  # of a filter, a grammar, a learner's part
                 if not isolate:
                     raise
@@ -165,269 +182,183 @@ class Speculator:
                 continue
             if len(proposal):
                 observing = time.perf_counter()
-                self.draft.observe(writing.sequence, proposal, rows)
+                self._asked.observe(sequence.id, proposal, rows)
                 observed_s += time.perf_counter() - observing
             if hidden is not None:
-                self._keep_features(writing, verdict, hidden[index], starts[index])
+                self._keep_hidden(sequence, verdict, hidden[index], starts[index])
             if len(proposal):
-                self._settle(writing, proposal, verdict)
-            emitted = self._emit(writing, proposal, verdict, rows)
-            results.append((emitted, proposal, verdict, laws, None))
+                self._keep_accepted(sequence, proposal, verdict)
+            results.append((self._emit(sequence, proposal, verdict, rows), proposal, verdict, distributions, None))
         if hidden is not None:
-            for chunk, rows in zip(chunks, hidden[len(writings) :]):
-                self._keep_chunk_features(chunk, rows)
+            for chunk, rows in zip(chunks, hidden[len(sequences) :]):
+                self._keep_hidden_of_chunk(chunk, rows)
         verified = time.perf_counter()
         draft_s, verify_s = drafted - started + observed_s, verified - drafted - observed_s
-        rounds = []
-        for writing, limit, (a, b), (*told, error) in zip(
-            writings, limits, pairwise(batch.query_starts), results
-        ):
-            told = Round(*told, draft_s, verify_s, rows=b - a, error=error)
-            if writing.begun and error is None:
-                writing.lengths.learn(told.outcome(plain=not limit))
-            writing.begun = True
-            rounds.append(told)
-        return rounds
-
-    def release(self, sequence: Hashable) -> None:
-        """Forget a text in both caches."""
-        if sequence in self.kv.lengths:
-            self.kv.release(sequence)
-        if self.draft is not None:
-            self.draft.release(sequence)
-
-    def _plain_round(self, writing: Writing) -> Round:
-        """`round` for one text of which nothing is drafted: the same, with as little around the model as can be."""
-        started = time.perf_counter()
-        start = self.kv.lengths.get(writing.sequence, 0)
-        batch = Batch.of(
-            [writing.token_ids[start:]],
-            first_positions=(start,),
-            sequences=(writing.sequence,),
-            device=self.model.device,
-        )
-        logits, hidden = self._forward(batch)
-        if writing.guide is None and self.log_probs:
-            verdict, laws, emitted = self._next_token(writing, logits)
-        else:
-            verdict, laws = self._decide(writing, NOTHING, logits)
-            emitted = self._emit(writing, NOTHING, verdict, logits)
-        if hidden is not None and writing.featured >= start:
-            writing.features.append(hidden[0][writing.featured - start :])
-            writing.featured = start + batch.num_tokens
-        seconds = time.perf_counter() - started
-        if writing.begun:
-            writing.lengths.learn(Outcome(0, 0, (), 0.0, seconds, batch.num_tokens, plain=True))
-        writing.begun = True
-        return Round(emitted, NOTHING, verdict, laws, 0.0, seconds, batch.num_tokens)
-
-    def _next_token(self, writing: Writing, logits: torch.Tensor):
-        """`_decide` and `_emit` where nothing was drafted, and no grammar goes on by itself: a token of one law."""
-        row, law, laws = logits[0], writing.law, None
-        if law.is_argmax:
-            token = int(row.argmax())
-        elif law.greedy:
-            [token] = law.best(logits, lambda _: writing.token_ids)
-        else:
-            laws = law.rows(logits, lambda _: writing.token_ids)
-            token = writing.draws.choose(laws[0])
-        log_prob = row.log_softmax(dim=-1)[token].item()
-        if law.is_argmax and not math.isfinite(log_prob):
-            law.best(logits, lambda _: writing.token_ids)  # says what is wrong with these logits
-        self._append(writing, token)
-        verdict, emitted = Verdict((), token, bonus=True), Emitted(token, log_prob, "target", "plain")
-        return verdict, laws if self.keep_laws else None, (emitted,)
-
-    def _listen(self, writing: Writing, count: int) -> None:
-        """Ask the draft what it would have guessed of the tokens that came without it."""
-        if self._wants_features and (writing.featured < len(writing.token_ids) - 1 or not writing.features):
-            return
-        started = time.perf_counter()
-        features = torch.cat(writing.features) if self._wants_features else None
-        writing.features.clear()
-        heard = self.draft.listen(self._ask(writing, 1, features), count)
-        writing.lengths.heard(heard, time.perf_counter() - started)
-
-    def _ask(self, writing: Writing, limit: int, features: torch.Tensor | None) -> Ask:
-        return Ask(
-            writing.sequence,
-            writing.token_ids,
-            limit,
-            min(MOST_NODES, self._room(writing)),
-            writing.law,
-            writing.draws,
-            writing.lengths.go_on,
-            features,
-        )
+        return [
+            Round(emitted, proposal, verdict, p, draft_s, verify_s, b - a, error)
+            for (a, b), (emitted, proposal, verdict, p, error) in zip(pairwise(batch.query_starts), results)
+        ]
 
     # -- the parts of a round ------------------------------------------------------------------------------------
 
-    def _limit(self, writing: Writing) -> int:
-        """Tokens to draft. The prompt goes alone, and the last token wanted needs no draft."""
-        if self.draft is None or not writing.begun:
+    def _limit(self, sequence: Sequence) -> int:
+        """Depth to draft. Nothing in a prompt's own round, and nothing for the last token wanted."""
+        drafting = sequence.drafting
+        if self.draft is None or not drafting.begun:
             return 0
-        room = min(writing.wanted - 1, self._room(writing))
-        if self._wants_features and writing.featured < len(writing.token_ids) - 1:
-            room = 0  # a grammar appended tokens that the target has not seen, or its beginning was found in the cache
-        return 0 if room < 1 else min(writing.lengths.limit(), room)
+        room = min(sequence.remaining - 1, self._room(sequence))
+        if self._wants_hidden and drafting.num_hidden < len(sequence.token_ids) - 1:
+            room = 0  # hidden states are missing: of tokens that a grammar forced, or of a prefix from the cache
+        return 0 if room < 1 else min(drafting.lengths.limit(), room)
 
-    def _room(self, writing: Writing) -> int:
-        """Nodes for which there is room behind the tokens that are to be sent anyway."""
-        unsent = len(writing.token_ids) - self.kv.lengths.get(writing.sequence, 0)
-        room = self.kv.draft_room(writing.sequence) - max(0, unsent - 1)
-        return room if writing.most_drafted is None else min(room, writing.most_drafted)
+    def _room(self, sequence: Sequence) -> int:
+        """Nodes for which the kv has room, after the tokens that are sent anyway."""
+        not_cached = len(sequence.token_ids) - self.step.start(sequence)
+        room = self.kv.draft_room(sequence.id) - max(0, not_cached - 1)
+        max_tokens = sequence.drafting.max_tokens
+        return room if max_tokens is None else min(room, max_tokens)
 
-    def _propose(
-        self, writings: Sequence[Writing], limits: list[int], isolate: bool = False
-    ) -> list[Proposal]:
+    def _ask(self, sequence: Sequence, limit: int, hidden_states: torch.Tensor | None) -> Ask:
+        return Ask(
+            sequence.id,
+            sequence.token_ids,
+            limit,
+            min(MAX_NODES, self._room(sequence)),
+            sequence.sampler.distribution,
+            sequence.sampler.draws,
+            sequence.drafting.lengths.go_on,
+            hidden_states,
+        )
+
+    def _hidden_since_last_ask(self, sequence: Sequence) -> torch.Tensor | None:
+        return torch.cat(sequence.drafting.hidden_states) if self._wants_hidden else None
+
+    def _listen(self, sequence: Sequence, count: int) -> None:
+        """`Draft.listen` for the last `count` tokens, which were generated without the draft."""
+        drafting = sequence.drafting
+        if self._wants_hidden and (drafting.num_hidden < len(sequence.token_ids) - 1 or not drafting.hidden_states):
+            return
+        started = time.perf_counter()
+        hidden_states = self._hidden_since_last_ask(sequence)
+        drafting.hidden_states.clear()
+        right = self._asked.listen(self._ask(sequence, 1, hidden_states), count)
+        drafting.lengths.heard(right, time.perf_counter() - started)
+
+    def _propose(self, sequences: abc.Sequence[Sequence], limits: list[int], isolate: bool) -> list[Proposal]:
         if not any(limits):
-            return [NOTHING] * len(writings)
+            return [NOTHING] * len(sequences)
         asks = [
-            self._ask(writing, limit, torch.cat(writing.features) if self._wants_features else None)
-            for writing, limit in zip(writings, limits)
+            self._ask(sequence, limit, self._hidden_since_last_ask(sequence))
+            for sequence, limit in zip(sequences, limits)
             if limit
         ]
         try:
-            found = iter(self.draft.propose(asks) if asks else [])
-        except Exception:  # a law that raises will do so again where it is judged, alone
+            answers = iter(self._asked.propose(asks))
+        except Exception:  # a distribution that raises will raise again in `_decide`, for its sequence alone
             if not isolate:
                 raise
             for ask in asks:
-                self.draft.release(ask.sequence)
-            found = iter([NOTHING] * len(asks))
+                self._asked.release(ask.sequence)
+            answers = iter([NOTHING] * len(asks))
         proposals = []
-        for writing, limit in zip(writings, limits):
-            proposal = next(found) if limit else NOTHING
-            if limit:
-                writing.features.clear()
+        for sequence, limit in zip(sequences, limits):
+            if not limit:
+                proposals.append(NOTHING)
+                continue
+            proposal = next(answers)
+            sequence.drafting.hidden_states.clear()
             if not (proposal.is_chain or self.kv.holds_trees):
                 proposal = proposal.first_branch()
-            proposals.append(proposal.cut(min(MOST_NODES, self._room(writing)), limit) if limit else NOTHING)
+            proposals.append(proposal.cut(min(MAX_NODES, self._room(sequence)), limit))
         return proposals
 
     def _batch(
-        self, writings, proposals: list[Proposal], starts: list[int], chunks: Sequence[Chunk] = ()
+        self,
+        sequences: abc.Sequence[Sequence],
+        proposals: list[Proposal],
+        starts: list[int],
+        chunks: abc.Sequence[Chunk],
     ) -> Batch:
-        lists, parents = [], []
-        for writing, proposal, start in zip(writings, proposals, starts):
-            new = writing.token_ids[start:]
-            lists.append([*new, *proposal.tokens])
-            parents.append(
-                None if proposal.is_chain
-                else [*range(-1, len(new) - 1), *(len(new) + parent for parent in proposal.parents)]
-            )  # fmt: skip
-        lists += [list(chunk.token_ids) for chunk in chunks]
-        parents += [None] * len(chunks)
-        wanted = [len(proposal) + 1 for proposal in proposals] + [0] * len(chunks)
-        if not writings:
-            wanted[0] = 1  # a batch has a row of logits; nobody looks at this one
-        return Batch.of(
-            lists,
-            first_positions=[*starts, *(self.kv.lengths.get(chunk.sequence, 0) for chunk in chunks)],
-            sequences=[*(writing.sequence for writing in writings), *(chunk.sequence for chunk in chunks)],
-            parents=None if all(one is None for one in parents) else parents,
-            logits=wanted,
-            device=self.model.device,
+        sent, parents = [], []
+        for sequence, proposal, start in zip(sequences, proposals, starts):
+            new = sequence.token_ids[start:]
+            sent.append([*new, *proposal.tokens])
+            tree = [*range(-1, len(new) - 1), *(len(new) + parent for parent in proposal.parents)]
+            parents.append(None if proposal.is_chain else tree)
+        return self.step.batch(
+            sequences,
+            sent,
+            starts,
+            chunks,
+            parents=None if all(tree is None for tree in parents) else parents,
+            logits=[len(proposal) + 1 for proposal in proposals],
         )
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, Sequence[torch.Tensor] | None]:
-        """[Σ (nodes + 1), V] logits after each text's last token and each drafted one; the hidden rows, where wanted."""
-        hidden = None
-        with torch.inference_mode():
-            if self._wants_features:
-                rows = self.model.hidden(batch, self.kv)
-                hidden = rows.split([b - a for a, b in pairwise(batch.query_starts)])
-                logits = self.model.logits_of(rows if batch.logit_rows is None else rows[batch.logit_rows])
-            else:
-                logits = self.model(batch, self.kv)
-        self.rows_processed += batch.num_tokens
-        self.model_calls += 1
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)), hidden
-
-    @staticmethod
-    def _best_of_all(writings: Sequence[Writing], logits: torch.Tensor) -> list[int] | None:
-        """Where every text takes the highest logit: those of all rows at once. None: text by text, also where a row is
-        no distribution, so that the one it belongs to is told."""
-        if not writings or not all(writing.law.is_argmax for writing in writings):
-            return None
-        if not logits.amax(dim=-1).isfinite().all():
-            return None
-        return logits.argmax(dim=-1).tolist()
-
-    def _decide(self, writing: Writing, proposal: Proposal, rows: torch.Tensor):
-        text = writing.token_ids
+    def _decide(
+        self, sequence: Sequence, proposal: Proposal, rows: torch.Tensor, best: list[int] | None
+    ) -> tuple[Verdict, torch.Tensor | None]:
+        """(Verdict, the target's distributions where they are kept). best: the argmax of each row, where all
+        sequences take it."""
+        if best is not None:
+            return verify_greedy(proposal, best), None
+        token_ids, sampler = sequence.token_ids, sequence.sampler
 
         def text_of(row: int) -> list[int]:
-            return [*text, *(proposal.tokens[n] for n in proposal.path_to(row - 1))]
+            return [*token_ids, *(proposal.tokens[n] for n in proposal.path_to(row - 1))]
 
-        if writing.law.greedy:
-            return verify_greedy(proposal, writing.law.best(rows, text_of)), None
-        laws = writing.law.rows(rows, text_of)
-        return verify(proposal, laws, writing.draws), laws if self.keep_laws else None
+        if sampler.distribution.greedy:
+            return verify_greedy(proposal, sampler.distribution.best(rows, text_of)), None
+        distributions = sampler.distribution.probabilities(rows, text_of)
+        return verify(proposal, distributions, sampler.draws), distributions if self.keep_distributions else None
 
-    def _emit(self, writing: Writing, proposal: Proposal, verdict: Verdict, rows) -> tuple[Emitted, ...]:
-        """Append to the text: accepted tokens, the one after them, and what a grammar forces; up to a stop token."""
-        if proposal is NOTHING and writing.guide is None and not self.log_probs:
-            self._append(writing, verdict.token)
-            return (Emitted(verdict.token, None, "target", "plain"),)
+    def _emit(
+        self, sequence: Sequence, proposal: Proposal, verdict: Verdict, rows: torch.Tensor
+    ) -> tuple[NewToken, ...]:
+        """Append accepted tokens, the one after them, and those that a grammar forces, until the sequence ends."""
+        if not len(proposal):
+            return self.step.emit(sequence, verdict.token, rows[0])
         tokens = [*(proposal.tokens[node] for node in verdict.path), verdict.token]
-        if not self.log_probs:
-            log_probs = [None] * len(tokens)
-        elif len(rows) == 1:
-            log_probs = [rows[0].log_softmax(dim=-1)[verdict.token].item()]
-        else:
-            # each token by the row of the one before it
+        log_probs: list[float | None] = [None] * len(tokens)
+        if self.step.log_probs:  # of each token, from the row of the one before it
             judged = rows[[0, *(node + 1 for node in verdict.path)]]
             log_probs = judged.log_softmax(dim=-1)[range(len(tokens)), tokens].tolist()
-        last = "plain" if not len(proposal) else "bonus" if verdict.bonus else "correction"
         emitted = []
         for token, log_prob, node in zip(tokens, log_probs, (*verdict.path, None)):
             if node is None:
-                emitted.append(Emitted(token, log_prob, "target", last))
+                emitted.append(NewToken(token, log_prob, "target", "bonus" if verdict.bonus else "correction"))
             else:
-                emitted.append(Emitted(token, log_prob, self._origin(proposal, node), "draft"))
-            if self._append(writing, token):
+                origin = proposal.origins[node] if proposal.origins else self._asked.name
+                emitted.append(NewToken(token, log_prob, origin, "draft"))
+            if sequence.append(token):
                 return tuple(emitted)
-        if writing.guide is not None:
-            for token in writing.guide.forced(writing.generated_ids):
-                emitted.append(Emitted(token, None, "grammar", "jump"))
-                if self._append(writing, token):
-                    break
-        return tuple(emitted)
+        return (*emitted, *(forced_tokens(sequence) if sequence.guide is not None else ()))
 
-    def _origin(self, proposal: Proposal, node: int) -> str:
-        return proposal.origins[node] if proposal.origins else self.draft.name
-
-    @staticmethod
-    def _append(writing: Writing, token: int) -> bool:
-        """True when the text ends here."""
-        writing.token_ids.append(token)
-        writing.wanted -= 1
-        return writing.wanted == 0 or token in writing.stop_token_ids
-
-    def _settle(self, writing: Writing, proposal: Proposal, verdict: Verdict) -> None:
-        """The cache keeps what was accepted, and nothing else of the proposal."""
-        text, sequence = len(writing.token_ids), writing.sequence
-        if self.kv.lengths[sequence] <= text:
-            return  # this kv remembers nothing
+    def _keep_accepted(self, sequence: Sequence, proposal: Proposal, verdict: Verdict) -> None:
+        """Cut all but the accepted nodes from the cache. To be called before tokens are appended."""
+        length = len(sequence.token_ids)
+        if self.kv.lengths[sequence.id] <= length:
+            return  # a kv without a cache
         if proposal.is_chain:
-            self.kv.truncate(sequence, text + len(verdict.path))
+            self.kv.truncate(sequence.id, length + len(verdict.path))
         else:
-            self.kv.keep(sequence, text, [text + node for node in verdict.path])
+            self.kv.keep(sequence.id, length, [length + node for node in verdict.path])
 
     @staticmethod
-    def _keep_features(writing: Writing, verdict: Verdict, hidden: torch.Tensor, start: int) -> None:
-        """hidden [n, d]: rows of this text's tokens from position `start` on, then of the drafted ones."""
-        if writing.featured < start:
-            return  # the beginning was found in the cache, and has no features: this text is not drafted for
-        new = len(writing.token_ids) - start
-        rows = [*range(writing.featured - start, new), *(new + node for node in verdict.path)]
-        writing.features.append(hidden[rows])
-        writing.featured += len(rows)
+    def _keep_hidden(sequence: Sequence, verdict: Verdict, hidden: torch.Tensor, start: int) -> None:
+        """hidden [n, d]: of this sequence's tokens from position `start` on, then of its drafted ones."""
+        drafting = sequence.drafting
+        if drafting.num_hidden < start:
+            return  # a prefix from the cache has no hidden states: nothing is drafted
+        new = len(sequence.token_ids) - start
+        rows = [*range(drafting.num_hidden - start, new), *(new + node for node in verdict.path)]
+        drafting.hidden_states.append(hidden[rows])
+        drafting.num_hidden += len(rows)
 
-    def _keep_chunk_features(self, chunk: Chunk, hidden: torch.Tensor) -> None:
-        """hidden [n, d]: rows of a part of a prompt."""
-        writing = chunk.writing
-        if writing is not None and self.kv.lengths[chunk.sequence] - len(hidden) == writing.featured:
-            writing.features.append(hidden)
-            writing.featured += len(hidden)
+    def _keep_hidden_of_chunk(self, chunk: Chunk, hidden: torch.Tensor) -> None:
+        """hidden [n, d]: of a part of a prompt."""
+        if chunk.sequence is None:
+            return
+        drafting = chunk.sequence.drafting
+        if self.kv.lengths[chunk.id] - len(hidden) == drafting.num_hidden:
+            drafting.hidden_states.append(hidden)
+            drafting.num_hidden += len(hidden)

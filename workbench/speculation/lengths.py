@@ -1,7 +1,7 @@
-"""How many tokens to draft: a fixed number, a moving threshold of confidence, or what measured best. 0 is a plain step.
+"""How many tokens to draft: a fixed number, a moving threshold of confidence, or what measured best. 0: a plain step.
 
-A policy may look at all that has happened and at what it drafted itself, and what was drafted stays in the proposal: that
-keeps the output's law (see `rule.grow`).
+A policy may depend on everything so far, drafted tokens included, as long as drafted tokens stay in the proposal: this
+keeps the output's distribution (see `rule.grow`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workbench.speculation.theory import expected_tokens_by_position
 
 
 class Outcome(NamedTuple):
-    """What a policy learns from: one round of one text."""
+    """What a policy learns from: one round of one sequence."""
 
     drafted: int  # depth of the proposal
     accepted: int
@@ -25,15 +25,15 @@ class Outcome(NamedTuple):
     draft_s: float
     verify_s: float
     rows: int  # that the target processed
-    plain: bool  # nothing was asked of the draft
+    plain: bool  # the draft was not asked
 
 
 class LengthPolicy(ABC):
-    """State of one text: make a fresh one for each (`copy`)."""
+    """The state of one sequence: each needs its own `copy`."""
 
     @abstractmethod
     def limit(self) -> int:
-        """How many tokens deep to draft now, at most. 0: a plain step."""
+        """The depth to draft in this round, at most. 0: a plain step."""
         ...
 
     def go_on(self, confidence: float) -> bool:
@@ -41,17 +41,16 @@ class LengthPolicy(ABC):
         return True
 
     def learn(self, outcome: Outcome) -> None:
-        """What came of the round."""
+        """Called after each round with its outcome."""
         return None
 
     def listens(self) -> int:
-        """After a `limit` of 0: of how many of the last tokens the policy would like to hear whether the draft would have
+        """After a `limit` of 0: for how many of the last tokens `Draft.listen` shall tell whether the draft would have
         guessed them; 0: none."""
         return 0
 
     def heard(self, right: Sequence[bool] | None, seconds: float) -> None:
-        """Whether the draft would have guessed each of the last tokens (None: it cannot say), and how long it took to find
-        out."""
+        """Called with the answer of `Draft.listen` (None: the draft cannot tell) and the seconds it took."""
         return None
 
     @abstractmethod
@@ -74,17 +73,18 @@ class Fixed(LengthPolicy):
 
 
 class Threshold(LengthPolicy):
-    """Draft until the probability of all that was drafted, by the draft itself, falls under a threshold that moves.
+    """Draft until the draft's own probability of all drafted tokens together falls below a moving threshold.
 
-    After a rejection the threshold moves toward the probability the draft had given up to there (it was too sure of
-    itself); where all was accepted it falls by `step` (there was room for more); it stays within [low, high].
+    After a rejection it moves toward the probability up to the rejected token (the draft was too confident); when all
+    was accepted it falls by `step` (a longer draft might have been). It stays within [low, high]. max_tokens: drafted
+    per round at most.
     """
 
     def __init__(
         self,
         threshold: float = 0.4,
         *,
-        most: int = 16,
+        max_tokens: int = 16,
         step: float = 0.05,
         pull: float = 0.3,
         low: float = 0.02,
@@ -92,7 +92,7 @@ class Threshold(LengthPolicy):
     ) -> None:
         self.low, self.high = check_between("low", low, 0, 1), check_between("high", high, low, 1)
         self.threshold = self._first = check_between("threshold", threshold, low, high)
-        self.most, self.step = check_whole("most", most, 1), check_between("step", step, 0, 1)
+        self.max_tokens, self.step = check_whole("max_tokens", max_tokens, 1), check_between("step", step, 0, 1)
         self.pull = check_between("pull", pull, 0, 1)
         self._held = 1.0
         self.history: list[float] = []  # the threshold of each round
@@ -100,7 +100,7 @@ class Threshold(LengthPolicy):
     def limit(self) -> int:
         self._held = 1.0
         self.history.append(self.threshold)
-        return self.most
+        return self.max_tokens
 
     def go_on(self, confidence: float) -> bool:
         self._held *= float(confidence)
@@ -118,56 +118,56 @@ class Threshold(LengthPolicy):
 
     def copy(self) -> Threshold:
         return Threshold(
-            self._first, most=self.most, step=self.step, pull=self.pull, low=self.low, high=self.high
+            self._first, max_tokens=self.max_tokens, step=self.step, pull=self.pull, low=self.low, high=self.high
         )
 
 
 class Dynamic(LengthPolicy):
-    """The K that measured best, and none where every K loses.
+    """The K of the highest measured speed-up, and no draft where every K loses.
 
-    It keeps the acceptance by position (newer rounds count more) and what drafts and verifications took, in plain steps of
-    the same moment, and takes the K of the most tokens a step's time. When no K beats plain steps by `margin` the draft is
-    switched off, and what is spent on it from then on is at most `allowance` of all the time so far. For that the draft is
-    heard: it reads what was written without it, in one pass, and says which of the tokens it would have guessed, which is
-    some thirty answers for the price of one drafted token. It is also tried, for two rounds of one token: in the first it
-    reads what it has missed, so that round's draft time says nothing about the next. A trial is paid by what it is expected
-    to cost; nothing is expected to be kept of a draft that cannot be heard. The first round of every depth, a warm-up, is
-    not charged.
-    Times are of the machine and the pair, and are shared by all copies; acceptance is of the text, and a new text begins
-    with what the others had.
+    It measures acceptance by position (newer rounds count more) and the times of drafting and verification, in units of
+    plain steps of the same moment, and takes the K with the most tokens per plain step's time. When no K beats plain
+    steps by `margin` the draft is switched off, and from then on at most `allowance` of all the time so far is spent on
+    testing it, in two ways. `Draft.listen`: in one pass it reads the tokens generated without it and tells which it
+    would have guessed, about thirty answers for the time of one drafted token. A trial: two rounds of one drafted
+    token; in the first the draft reads what it has missed, so that round's draft time does not count. A trial is
+    charged with its expected cost; of a draft that cannot listen, no token is expected to be accepted. The first round
+    of each depth is a warm-up and is not charged.
+    Times belong to the machine and the pair of models and are shared by all copies; acceptance belongs to the sequence,
+    and a new sequence starts from that of the others.
     """
 
     def __init__(
-        self, *, most: int = 8, memory: float = 0.95, margin: float = 0.05, allowance: float = 0.006
+        self, *, max_tokens: int = 8, memory: float = 0.95, margin: float = 0.05, allowance: float = 0.006
     ) -> None:
-        self.most = check_whole("most", most, 1)
+        self.max_tokens = check_whole("max_tokens", max_tokens, 1)
         self.memory = check_between("memory", memory, 0, 1)
         self.margin = check_between("margin", margin, 0, 1)
         self.allowance = check_between("allowance", allowance, 0, 1)
         self._half = self.allowance / 2  # for listening, and as much for losing rounds
         self.shared = Experience()
-        self._counts = [(0.0, 0.0)] * most  # discounted: tokens at this position that were kept, and tried
+        self._counts = [(0.0, 0.0)] * max_tokens  # discounted: tokens at this position that were kept, and tried
         self.chosen: list[int] = []  # K of each round
-        self._caught_up = False  # the draft has read the text so far
+        self._caught_up = False  # the draft has read the sequence so far
         self._trial = 0  # rounds of a trial still to come
-        self._rest = 0  # plain rounds before it is thought about again, which takes time too
-        self._unheard = 0  # tokens that were written without the draft
-        # of this text, or heard; K is at most one more: a text unlike the others costs little
+        self._rest = 0  # plain rounds until the choice is computed again, which takes time too
+        self._unheard = 0  # tokens generated since the draft last ran
+        # of this sequence, listened ones included; K is at most one more, so a sequence unlike the others costs little
         self._accepted = 0
 
     def rates(self) -> list[float]:
-        """Acceptance at each position, given that all before it were accepted: of this text, beginning with what other
-        texts had, and where nothing was tried with that of the position before."""
-        found, last, weight = [], FIRST_GUESS, PRIOR
-        for (hits, tries), (others_hits, others_tries) in zip(self._counts, self.shared.counts(self.most)):
+        """[max_tokens] acceptance at each position, given that all before it were accepted: of this sequence, with
+        that of the others as prior, and that of the position before where nothing was tried."""
+        rates, last, weight = [], FIRST_GUESS, PRIOR
+        for (hits, tries), (others_hits, others_tries) in zip(self._counts, self.shared.counts(self.max_tokens)):
             last = (others_hits + weight * last) / (others_tries + weight)
             last = (hits + weight * last) / (tries + weight)
-            found.append(last)
+            rates.append(last)
             weight = DEEPER
-        return found
+        return rates
 
     def predict(self, K: int) -> float | None:
-        """Tokens in the time of a plain step at K, by what was measured; None while a time is missing."""
+        """Tokens per plain step's time at K, from measured values; None while a time is missing."""
         steps = self.shared.steps_of_round(K)
         return None if steps is None else expected_tokens_by_position(self.rates()[:K]) / steps
 
@@ -177,7 +177,7 @@ class Dynamic(LengthPolicy):
 
     def _limit(self) -> int:
         if self.shared.elapsed <= LISTEN_EVERY and self.shared.can_be_heard is None:
-            return 0  # heard first, which costs less than being tried
+            return 0  # `listen` first: it costs less than a trial
         if not self.shared.knows_plain:
             return 0
         if self._trial:
@@ -188,17 +188,20 @@ class Dynamic(LengthPolicy):
             return 0
         rounds = FIRST_TRIAL
         if self.shared.measured:
-            best = max(range(1, self.most + 1), key=self.predict)
-            if self.predict(best) >= 1 + self.margin:
+            tokens = {K: gained for K in range(1, self.max_tokens + 1) if (gained := self.predict(K)) is not None}
+            best = max(tokens, key=tokens.__getitem__)
+            if tokens[best] >= 1 + self.margin:
                 if self.shared.since_plain >= REFRESH:
                     return 0  # what a plain step takes now
                 return min(best, 1 + self._accepted)
             rounds = TRIAL
-            # of a token that is tried: what was heard, at worst none is kept
+            # expected acceptance of the trial's token
             kept = self.rates()[0] if self.shared.can_be_heard else 0.0
-            cost = rounds * (self.shared.steps_of_round(1) - (1 + kept))
+            steps = self.shared.steps_of_round(1)
+            assert steps is not None
+            cost = rounds * (steps - (1 + kept))
             missing = self.shared.lost + max(cost, 0) - self._half * self.shared.elapsed
-            if missing > 0:  # each plain round earns its share
+            if missing > 0:  # each plain round adds to the allowance
                 self._rest = min(LONGEST_REST, int(missing / self._half)) if self._half else LONGEST_REST
                 return 0
         self._trial = rounds - 1
@@ -227,53 +230,48 @@ class Dynamic(LengthPolicy):
             return
         self._unheard = 0
         self._accepted += outcome.accepted
-        self.shared.add_round(outcome, caught_up=self._caught_up, least=-self._half)
+        self.shared.add_round(outcome, caught_up=self._caught_up, floor=-self._half)
         self._caught_up = True
-        trials = [
-            at < outcome.accepted for at in range(min(outcome.drafted, outcome.accepted + 1, self.most))
-        ]
+        trials = [at < outcome.accepted for at in range(min(outcome.drafted, outcome.accepted + 1, self.max_tokens))]
         self._counts = _fading(self._counts, trials, self.memory)
         self.shared.tried(trials)
 
     def copy(self) -> Dynamic:
-        new = Dynamic(most=self.most, memory=self.memory, margin=self.margin, allowance=self.allowance)
+        new = Dynamic(max_tokens=self.max_tokens, memory=self.memory, margin=self.margin, allowance=self.allowance)
         new.shared = self.shared
         return new
 
 
-FIRST_GUESS = 0.7  # acceptance before anything was tried: high enough that everything is
+FIRST_GUESS = 0.7  # acceptance before anything was tried: high enough for all depths to be tried
 KEPT_TIMES = 16
 FIRST_TRIAL, TRIAL = 3, 2  # rounds; the first of all is a warm-up
-PRIOR = 2.0  # what other texts had counts as two tries
-DEEPER = 4.0  # and what the position before had as four: few rounds come so far, and who stops early never learns more
+PRIOR = 2.0  # other sequences' acceptance counts as two tries
+DEEPER = 4.0  # and the position before as four: few rounds come so far, and none does after stopping early
 LONG_MEMORY = 0.995
 LONGEST_REST = 16
-REFRESH = 48  # rounds with a draft after which a plain step is timed again: the machine may be another by now
-LISTEN_EVERY, LISTEN_TO = 16, 32  # plain rounds between two hearings at least; tokens of one
+REFRESH = 48  # rounds with a draft after which a plain step is timed again: the machine's speed may have changed
+LISTEN_EVERY, LISTEN_TO = 16, 32  # plain rounds between two calls of `listen`, at least; tokens per call, at most
 
 
-def _fading(
-    counts: list[tuple[float, float]], trials: list[bool], memory: float
-) -> list[tuple[float, float]]:
-    """(kept, tried) by position, one round later. What was not tried for long is forgotten, and so tried again."""
+def _fading(counts: list[tuple[float, float]], trials: list[bool], memory: float) -> list[tuple[float, float]]:
+    """(accepted, tried) by position, one round later. Old rounds fade, so a position not tried for long is tried
+    again."""
     older = [(memory * kept, memory * tried) for kept, tried in counts]
     return [
-        (kept + trials[at], tried + 1) if at < len(trials) else (kept, tried)
-        for at, (kept, tried) in enumerate(older)
+        (kept + trials[at], tried + 1) if at < len(trials) else (kept, tried) for at, (kept, tried) in enumerate(older)
     ]
 
 
 class Experience:
-    """What copies of a policy share: what plain steps take, and drafted tokens and verifications against the plain steps
-    of the same moment (a machine may be twice as slow a second later); the acceptance by position over all texts; and the
-    account. Of the last times the lower quartile counts: of few that is the least, and what disturbs a time
-    makes it longer; of many it is what they usually are.
+    """What copies of a policy share: the times of plain steps, of drafted tokens and of verifications; the acceptance
+    by position over all sequences; and the time lost so far.
 
-    Times are in plain steps, but for `plain_s`, the seconds of one.
+    Times are in units of plain steps of the same moment (a machine may be twice as slow a second later), but `plain_s`.
+    Of the last times the lower quartile is used, because disturbances only make a time longer.
     """
 
     def __init__(self) -> None:
-        self.lost = self.elapsed = 0.0  # against plain steps, and in all
+        self.lost = self.elapsed = 0.0  # compared with plain steps; in total
         self.listened = 0.0
         self.can_be_heard: bool | None = None  # None: not known yet
         self.since_plain = 0  # rounds with a draft
@@ -296,16 +294,16 @@ class Experience:
         """Seconds of a plain step now; None before the first."""
         return _usual(self._plain) if self._plain else None
 
-    def add_round(self, outcome: Outcome, *, caught_up: bool, least: float) -> None:
-        """A round with a draft. caught_up: the draft had read the text but for the last round's tokens, so its time is that
-        of drafting. least: share of all time that gains of long ago may pay for new losses.
+    def add_round(self, outcome: Outcome, *, caught_up: bool, floor: float) -> None:
+        """A round with a draft. caught_up: the draft had read all but the last round's tokens, so its time is that of
+        drafting. floor: of `lost`, as a share of `elapsed`, so that old gains cannot pay for many new losses.
 
-        The first round of a depth is a warm-up: it is no measure, and it is not charged. Others are charged with what
-        they usually take: what disturbed one of them would have disturbed plain steps too.
+        The first round of a depth is a warm-up, neither measured nor charged. Others are charged with the usual time:
+        a disturbance would have hit plain steps, too.
         """
         self.since_plain += 1
         plain_s = self.plain_s
-        if plain_s is None:  # nothing to hold it against
+        if plain_s is None:  # nothing to compare with
             return
         draft, verify = outcome.draft_s / plain_s, outcome.verify_s / plain_s
         warm = outcome.drafted in self._verify
@@ -319,11 +317,13 @@ class Experience:
         self.elapsed += draft + verify
         if warm:
             self.lost += (draft + verify if usual is None else usual) - (outcome.accepted + 1)
-            self.lost = max(self.lost, least * self.elapsed)
+            self.lost = max(self.lost, floor * self.elapsed)
 
     def add_hearing(self, can_be_heard: bool, seconds: float) -> None:
-        """The first one is a warm-up too."""
-        steps = seconds / self.plain_s
+        """A call of `Draft.listen`; the first one is a warm-up, too."""
+        plain_s = self.plain_s
+        assert plain_s is not None, "heard before the first plain round"
+        steps = seconds / plain_s
         if self.can_be_heard is not None:
             self._hearing.append(steps)
             self.listened += self.hearing
@@ -331,17 +331,17 @@ class Experience:
         self.can_be_heard = can_be_heard
 
     def tried(self, trials: list[bool]) -> None:
-        """[positions that a round came to] whether the token there was kept."""
+        """trials: whether the token was accepted, for each position that a round reached."""
         missing = len(trials) - len(self._counts)
         self._counts = _fading(self._counts + [(0.0, 0.0)] * missing, trials, LONG_MEMORY)
 
-    def counts(self, most: int) -> list[tuple[float, float]]:
-        """[most] (kept, tried) by position, discounted."""
-        return (self._counts + [(0.0, 0.0)] * most)[:most]
+    def counts(self, positions: int) -> list[tuple[float, float]]:
+        """[positions] (accepted, tried), discounted."""
+        return (self._counts + [(0.0, 0.0)] * positions)[:positions]
 
     @property
     def hearing(self) -> float:
-        """What one takes; 0 before it is known."""
+        """Plain steps that a call of `listen` takes; 0 before it is known."""
         return _usual(self._hearing) if self._hearing else 0.0
 
     @property
@@ -353,15 +353,13 @@ class Experience:
         return bool(self._draft) and any(self._verify.values())
 
     def steps_of_round(self, K: int) -> float | None:
-        """Plain steps that a round of K drafted tokens takes; None before the first. K = 0: 1. A verification of a depth
-        that was never sent is taken to be that of the nearest."""
+        """Plain steps that a round of K drafted tokens takes; 1 for K = 0, None before anything was measured. The
+        verification time of a depth that was never sent is that of the nearest one."""
         if K == 0:
             return 1.0 if self.knows_plain else None
         if not self.measured:
             return None
-        nearest = min(
-            (d for d, times in self._verify.items() if times), key=lambda depth: (abs(depth - K), depth)
-        )
+        nearest = min((d for d, times in self._verify.items() if times), key=lambda depth: (abs(depth - K), depth))
         return K * _usual(self._draft) + _usual(self._verify[nearest])
 
 
@@ -374,7 +372,8 @@ POLICIES: dict[str, Callable[[], LengthPolicy]] = {"threshold": Threshold, "dyna
 
 
 def length_policy(given: int | str | LengthPolicy) -> LengthPolicy:
-    """A fresh policy: K, "threshold", "dynamic", or one of your own, copied. Raises WorkbenchError for anything else."""
+    """A fresh policy: K, "threshold", "dynamic", or one of your own, copied. Raises WorkbenchError for anything
+    else."""
     if isinstance(given, LengthPolicy):
         return given.copy()
     if isinstance(given, str):
@@ -386,3 +385,12 @@ def length_policy(given: int | str | LengthPolicy) -> LengthPolicy:
     raise WorkbenchError(
         f"draft_length is a whole number, {', '.join(map(repr, POLICIES))} or a LengthPolicy, got {given!r}"
     )
+
+
+def check_fits_context(lengths: LengthPolicy, context_length: int, model_name: str) -> None:
+    """Raise WorkbenchError for a fixed K that no round could draft."""
+    if isinstance(lengths, Fixed) and context_length - 1 < lengths.K:
+        raise WorkbenchError(
+            f"draft_length={lengths.K} is beyond the context of model {model_name!r}, {context_length} tokens; a round"
+            " drafts a few tokens, 2 to 16"
+        )

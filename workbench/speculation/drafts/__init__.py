@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.models.decoder import Decoder
-from workbench.models.fast import FastDecoder
-from workbench.speculation.drafts.contract import Ask, Draft, Law
+from workbench.models.fast import Model
+from workbench.speculation.drafts.contract import Ask, Draft
 from workbench.speculation.drafts.eagle import EagleDraft
 from workbench.speculation.drafts.first_of import FirstOf
 from workbench.speculation.drafts.lookahead import LookaheadDraft
@@ -20,7 +19,7 @@ from workbench.speculation.drafts.quantized_self import quantized_self
 from workbench.speculation.drafts.staged import StagedDraft
 
 # name -> a fresh draft for this target, with default settings
-DRAFTS: dict[str, Callable[[Decoder], Draft]] = {
+DRAFTS: dict[str, Callable[[Model], Draft]] = {
     "eagle": EagleDraft,
     "medusa": MedusaDraft,
     "lookahead": LookaheadDraft,
@@ -31,14 +30,14 @@ DRAFTS: dict[str, Callable[[Decoder], Draft]] = {
 }
 
 
-def draft_for(given: object, target: Decoder) -> Draft:
+def draft_for(given: object, target: Model) -> Draft:
     """A draft to use: one that is ready, a model, or one by name made for this target.
 
     Raises WorkbenchError for an unknown name, and for what is no draft.
     """
     if isinstance(given, Draft):
         return given
-    if isinstance(given, Decoder | FastDecoder):
+    if isinstance(given, Model):
         return ModelDraft(given)
     if isinstance(given, str):
         if given not in DRAFTS:
@@ -56,7 +55,6 @@ __all__ = [
     "Draft",
     "EagleDraft",
     "FirstOf",
-    "Law",
     "LookaheadDraft",
     "MedusaDraft",
     "ModelDraft",

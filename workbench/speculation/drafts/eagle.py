@@ -1,10 +1,12 @@
-"""An EAGLE head as the draft: the next feature from this one and the token that came after it (arXiv 2401.15077).
+"""An EAGLE head as the draft: it predicts the next hidden state from this one and the token after it (arXiv 2401.15077,
+whose *features* are the hidden states after the target's last norm).
 
-    committed   row i: feature i (the target's) and token i + 1, for all but the last token; kept in a cache of its own
-    drafting    the last row's guess of a feature gives a law, a token is drawn; guess and token are the next row, …
+    committed   input i: the target's hidden state i and token i + 1, for all tokens but the last; kept in a kv cache of
+                the head's own
+    drafting    the predicted hidden state gives a distribution, from which a token is drawn; both are the next input
 
-Rows that were drafted go from the cache when the round is over: the next ask brings the target's features of what was
-accepted, and the rows are made again from these.
+Drafted inputs leave the head's cache at the end of the round: the next ask brings the target's hidden states of the
+accepted tokens, and their entries are computed again from these.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.kv import kv_for
 from workbench.models.batch import Batch
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 from workbench.models.fast_heads import FastEagle
-from workbench.models.heads import EagleHead, load_heads
+from workbench.models.heads import EagleHead, Heads, load_heads
 from workbench.speculation.drafts.contract import Ask, Draft
 from workbench.speculation.drafts.growing import (
-    Laws,
+    Distributions,
     Path,
     Paths,
     check_branching,
@@ -37,15 +39,16 @@ class EagleDraft(Draft):
     """An EAGLE head of the target. `head`: a trained one or its name, default "<target>-eagle".
 
     branching: children a node has, level by level, drawn without replacement; None: a chain as long as the ask allows.
-    max_sequences, max_tokens: how many texts it can draft for at the same time, and how long (default: its context).
+    max_sequences, max_tokens: how many sequences it can draft for at the same time, and how long (default: its
+    context).
     """
 
-    wants_features = True
+    wants_hidden_states = True
 
     def __init__(
         self,
-        target: Decoder,
-        head: EagleHead | str | None = None,
+        target: Model,
+        head: Heads | str | None = None,
         *,
         branching: Sequence[int] | None = None,
         max_sequences: int = 1,
@@ -63,9 +66,9 @@ class EagleDraft(Draft):
         self._fast = FastEagle(head, target)
         self.max_tokens = max_tokens or head.config.context_length
         self._kv = kv_for("contiguous", self._fast, max_sequences=max_sequences, max_tokens=self.max_tokens)
-        self._guesses: dict[Hashable, dict[Path, torch.Tensor]] = {}  # [d] feature guessed after each path
+        self._guesses: dict[Hashable, dict[Path, torch.Tensor]] = {}  # [d] hidden state predicted after each path
 
-    def check_fits(self, target: Decoder) -> None:
+    def check_fits(self, target: Model) -> None:
         self.head.check_target(target)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
@@ -73,14 +76,14 @@ class EagleDraft(Draft):
             self._read_committed(asks)
             room = [self.max_tokens - len(ask.token_ids) for ask in asks]
             levels = [levels_that_fit(self.branching, ask, places) for ask, places in zip(asks, room)]
-            found = grow_together(asks, levels, functools.partial(self._laws, asks))
+            proposals = grow_together(asks, levels, functools.partial(self._distributions, asks))
         for ask in asks:
             self._kv.truncate(ask.sequence, len(ask.token_ids) - 1)
             del self._guesses[ask.sequence]
-        return found
+        return proposals
 
     def listen(self, ask: Ask, count: int) -> list[bool]:
-        """Of tokens whose features came since the last ask, at most."""
+        """For at most the tokens whose hidden states came since the last ask."""
         with torch.inference_mode():
             guesses = self._read_committed([ask])  # the row of token i guesses token i + 1
             del self._guesses[ask.sequence]
@@ -96,25 +99,25 @@ class EagleDraft(Draft):
             self._kv.release(sequence)
 
     def _read_committed(self, asks: Sequence[Ask]) -> torch.Tensor:
-        """[N, d] guesses of the rows of what is certain, from the target's features: those since the last ask."""
+        """[N, d] predictions after the tokens that are certain, from the target's hidden states since the last ask."""
         lists, starts = [], []
         for ask in asks:
             rows = len(ask.token_ids) - 1
-            start = rows - len(ask.features)
+            start = rows - len(ask.hidden)
             known = self._kv.lengths.get(ask.sequence, 0)
-            assert known >= start, f"{known} rows are known, and the new features begin at {start}"
+            assert known >= start, f"{known} rows are known, and the new hidden states begin at {start}"
             if known > start:  # the round before was interrupted
                 self._kv.truncate(ask.sequence, start)
             lists.append(ask.token_ids[start + 1 :])
             starts.append(start)
-        guesses = self._forward(asks, lists, starts, None, torch.cat([ask.features for ask in asks]))
+        guesses = self._forward(asks, lists, starts, None, torch.cat([ask.hidden for ask in asks]))
         for ask, of_ask in zip(asks, guesses.split([len(one) for one in lists])):
             self._guesses[ask.sequence] = {(): of_ask[-1]}
         return guesses
 
     def _read_drafted(self, asks: Sequence[Ask], paths: Paths) -> None:
-        """One row for the end of each path that has no guess yet. A chain goes on; a tree is sent whole, level by level
-        again: its rows are few."""
+        """Run the head on the end of each path without a prediction. A chain continues from its cache; a tree is sent
+        whole at each level, since it has few nodes."""
         who, lists, starts, trees, nodes = [], [], [], [], []
         for index, of_ask in paths.items():
             ask = asks[index]
@@ -134,13 +137,20 @@ class EagleDraft(Draft):
             nodes.append(sent)
         if not who:
             return
-        features = [self._guesses[ask.sequence][path[:-1]] for ask, sent in zip(who, nodes) for path in sent]
-        guesses = iter(self._forward(who, lists, starts, trees, torch.stack(features)))
+        hidden_states = [self._guesses[ask.sequence][path[:-1]] for ask, sent in zip(who, nodes) for path in sent]
+        guesses = iter(self._forward(who, lists, starts, trees, torch.stack(hidden_states)))
         for ask, sent in zip(who, nodes):
             self._guesses[ask.sequence].update(zip(sent, guesses))
 
-    def _forward(self, asks, lists, starts, trees, features: torch.Tensor) -> torch.Tensor:
-        """[N, d] guesses of the rows of these tokens and features, all sequences in one forward."""
+    def _forward(
+        self,
+        asks: Sequence[Ask],
+        lists: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        trees: Sequence[Sequence[int] | None] | None,
+        hidden_states: torch.Tensor,
+    ) -> torch.Tensor:
+        """[N, d] predictions from these tokens and hidden states, all sequences in one forward."""
         batch = Batch.of(
             lists,
             first_positions=starts,
@@ -150,19 +160,17 @@ class EagleDraft(Draft):
         )
         self.model_calls += 1
         self.rows_processed += batch.num_tokens
-        return self._fast(batch, features, self._kv)
+        return self._fast(batch, hidden_states, self._kv)
 
-    def _laws(self, asks: Sequence[Ask], paths: Paths) -> Laws:
-        """The law after each path."""
+    def _distributions(self, asks: Sequence[Ask], paths: Paths) -> Distributions:
+        """The distribution after each path."""
         self._read_drafted(asks, paths)
-        guesses = [
-            self._guesses[asks[i].sequence][tuple(path)] for i, of_ask in paths.items() for path in of_ask
-        ]
+        guesses = [self._guesses[asks[i].sequence][tuple(path)] for i, of_ask in paths.items() for path in of_ask]
         logits = self._fast.logits_of(torch.stack(guesses))
-        found, start = {}, 0
+        distributions, start = {}, 0
         for index, of_ask in paths.items():
             texts = [[*asks[index].token_ids, *path] for path in of_ask]
             rows = logits[start : start + len(texts)]
             start += len(texts)
-            found[index] = list(asks[index].law.beliefs(rows, texts.__getitem__))
-        return found
+            distributions[index] = list(asks[index].distribution.confidences(rows, texts.__getitem__))
+        return distributions

@@ -1,4 +1,4 @@
-"""Several drafts in order: the first that has something to say is heard. A free one first, a model where it is silent."""
+"""Several drafts in order: the first that proposes anything is used, so a free one first, then a model."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ from dataclasses import replace
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 from workbench.speculation.drafts.contract import Ask, Draft
 from workbench.speculation.proposal import NOTHING, Proposal
 
 
 class FirstOf(Draft):
-    """Asks each draft in turn for the texts that those before it had nothing for.
+    """Asks each draft in turn about the sequences for which those before it proposed nothing.
 
-    Which draft is heard depends on the text alone, so the law of each proposal is its draft's own.
+    Which draft is used depends on the tokens so far alone, so each proposal keeps its draft's distributions.
     """
 
     def __init__(self, *drafts: Draft, name: str | None = None) -> None:
         super().__init__()
         if len(drafts) < 2 or not all(isinstance(draft, Draft) for draft in drafts):
-            raise WorkbenchError(
-                f"FirstOf takes two drafts or more, got {[type(draft).__name__ for draft in drafts]}"
-            )
+            raise WorkbenchError(f"FirstOf takes two drafts or more, got {[type(draft).__name__ for draft in drafts]}")
         self.drafts, self.name = drafts, name or ", else ".join(draft.name for draft in drafts)
-        self.wants_features = any(draft.wants_features for draft in drafts)
-        # what a draft has not been shown yet
-        self._features: dict[tuple[int, Hashable], list[torch.Tensor]] = {}
+        self.wants_hidden_states = any(draft.wants_hidden_states for draft in drafts)
+        # since each draft was last asked about a sequence
+        self._hidden_states: dict[tuple[int, Hashable], list[torch.Tensor]] = {}
         self._authors: dict[Hashable, Draft] = {}  # of the last proposal
 
-    def check_fits(self, target: Decoder) -> None:
+    def check_fits(self, target: Model) -> None:
         for draft in self.drafts:
             draft.check_fits(target)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        found: dict[int, Proposal] = {}
+        proposals: dict[int, Proposal] = {}
         for number, draft in enumerate(self.drafts):
-            silent = [index for index in range(len(asks)) if index not in found]
+            silent = [index for index in range(len(asks)) if index not in proposals]
             for ask in asks:
                 self._keep(number, draft, ask)
             if not silent:
@@ -48,15 +46,13 @@ class FirstOf(Draft):
             for index, proposal in zip(silent, draft.propose(shown)):
                 if len(proposal):
                     self._authors[asks[index].sequence] = draft
-                    found[index] = replace(
-                        proposal, origins=proposal.origins or (draft.name,) * len(proposal)
-                    )
+                    proposals[index] = replace(proposal, origins=proposal.origins or (draft.name,) * len(proposal))
             self.model_calls += draft.model_calls - calls
             self.rows_processed += draft.rows_processed - rows
-        return [found.get(index, NOTHING) for index in range(len(asks))]
+        return [proposals.get(index, NOTHING) for index in range(len(asks))]
 
     def listen(self, ask: Ask, count: int) -> list[bool] | None:
-        """The last draft's answer: it is the one that speaks where the others are silent, so their part is left out."""
+        """The last draft's answer: it proposes wherever the others do not, so theirs are left out."""
         for number, draft in enumerate(self.drafts):
             self._keep(number, draft, ask)
         last = len(self.drafts) - 1
@@ -76,13 +72,13 @@ class FirstOf(Draft):
         self._authors.pop(sequence, None)
         for number, draft in enumerate(self.drafts):
             draft.release(sequence)
-            self._features.pop((number, sequence), None)
+            self._hidden_states.pop((number, sequence), None)
 
     def _keep(self, number: int, draft: Draft, ask: Ask) -> None:
-        if draft.wants_features:
-            self._features.setdefault((number, ask.sequence), []).append(ask.features)
+        if draft.wants_hidden_states:
+            self._hidden_states.setdefault((number, ask.sequence), []).append(ask.hidden)
 
     def _for(self, number: int, draft: Draft, ask: Ask) -> Ask:
-        if not draft.wants_features:
+        if not draft.wants_hidden_states:
             return ask
-        return replace(ask, features=torch.cat(self._features.pop((number, ask.sequence))))
+        return replace(ask, hidden_states=torch.cat(self._hidden_states.pop((number, ask.sequence))))

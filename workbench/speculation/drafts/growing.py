@@ -1,20 +1,19 @@
-"""What drafts that draw from laws of their own share: many trees at once, level by level, one forward a level."""
+"""Drafts that draw from their own distributions: trees of many sequences at once, one forward per level."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from workbench.errors import WorkbenchError, check_whole
 from workbench.speculation.drafts.contract import Ask
-from workbench.speculation.draws import drafting
 from workbench.speculation.proposal import Proposal
 from workbench.speculation.rule import grow
 
-Path = tuple[int, ...]  # drafted tokens after the text
-Paths = dict[int, list[list[int]]]  # ask -> the paths whose next law is wanted
-Laws = dict[int, list[torch.Tensor]]  # ask -> those laws, [V] each
+Path = tuple[int, ...]  # drafted tokens after the sequence
+Paths = dict[int, list[list[int]]]  # ask -> the paths whose next distribution is wanted
+Distributions = dict[int, list[torch.Tensor]]  # ask -> those distributions, [V] each
 
 
 def check_branching(branching: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -43,22 +42,21 @@ def levels_that_fit(branching: tuple[int, ...] | None, ask: Ask, room: int) -> t
 
 
 def grow_together(
-    asks: Sequence[Ask], levels: Sequence[tuple[int, ...]], laws_after: Callable[[Paths], Laws]
+    asks: Sequence[Ask], levels: Sequence[tuple[int, ...]], distributions_after: Callable[[Paths], Distributions]
 ) -> list[Proposal]:
-    """A proposal for each ask, drawn by `rule.grow`; `laws_after` is called once a level for all that still grow."""
-    growing = [
-        grow(levels_of, drafting(ask.law, ask.draws), ask.go_on) for ask, levels_of in zip(asks, levels)
-    ]
+    """A proposal for each ask, drawn by `rule.grow`; `distributions_after` is called once per level for all that
+    still grow."""
+    growing = [grow(levels_of, ask.draft_draws, ask.go_on) for ask, levels_of in zip(asks, levels)]
     found: dict[int, Proposal] = {}
-    answers: dict[int, list[torch.Tensor] | None] = dict.fromkeys(range(len(asks)))
+    answers: Mapping[int, list[torch.Tensor] | None] = dict.fromkeys(range(len(asks)))
     while answers:
         paths: Paths = {}
         for index, answer in answers.items():
             try:
-                paths[index] = growing[index].send(answer)
+                paths[index] = next(growing[index]) if answer is None else growing[index].send(answer)
             except StopIteration as done:
                 found[index] = done.value
-        answers = laws_after(paths) if paths else {}
+        answers = distributions_after(paths) if paths else {}
     return [found[index] for index in range(len(asks))]
 
 

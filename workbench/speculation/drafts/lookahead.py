@@ -1,18 +1,18 @@
 """Lookahead decoding (Fu et al., arXiv 2402.02057): the target drafts for itself, in the rows that verify.
 
-Jacobi decoding guesses several future tokens at once and puts in the place of each what the model says there, given the
-guesses before it, until nothing changes. It seldom gets far; but on the way its guesses run through n-grams that the text
-likes to say. Lookahead keeps those. A window of W columns and N − 1 rows holds the last N − 1 states of the guesses:
+Jacobi decoding guesses several future tokens at once and replaces each by the model's best token given the guesses
+before it, until nothing changes. It rarely converges fast, but its guesses pass through n-grams that occur later in the
+sequence. Lookahead keeps those. A window of W columns and N − 1 rows holds the last N − 1 states of the guesses:
 
-    text … c │ a1 a2 a3 a4      oldest guesses: one chain after the text's last token c
-             b0 b1 b2 b3 b4     what the model made of them: b0 after c, b1 after a1, …
-             d0 d1 d2 d3 d4     and of those: d1 after b1
-    model →  e0 e1 e2 e3 e4     now: e1 after d1; a1 b1 d1 e1 is a 4-gram of the trajectory
+         … c │ a1 a2 a3 a4      oldest guesses: a chain after the last token c
+             b0 b1 b2 b3 b4     the model's best tokens after them: b0 after c, b1 after a1, …
+             d0 d1 d2 d3 d4     and after those: d1 after b1
+    model →  e0 e1 e2 e3 e4     this round: e1 after d1; a1 b1 d1 e1 is a 4-gram of the trajectory
 
-A token of the window sees the text, the oldest row up to its column, and its own column: a tree, so the window travels
-in the tree of the proposal, beside the n-grams of the pool that begin with c, which are the bet of this round. That the
-rule might accept a token of the window is no harm: it is a guess as good as any. What the target said in each row comes
-back by `Draft.observe`; then the rows move up, and the n-grams enter the pool.
+A token of the window attends to the sequence, to the oldest row up to its column and to its own column. This is a tree,
+so the window is sent in the proposal's tree, beside the pool's n-grams that begin with c, which are this round's actual
+draft. The rule may accept tokens of the window, too. `Draft.observe` brings the target's logits of each row; then the
+rows move up, and the new n-grams enter the pool.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from workbench.errors import check_whole
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary
 from workbench.speculation.drafts.picked import picked_tree
 from workbench.speculation.proposal import Proposal
 
 
 class NGramPool:
-    """For each first token the n-grams of the trajectory that begin with it, at most `most`, the latest last."""
+    """The n-grams of the trajectory by their first token: at most `max_per_token` for each, the latest last."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_per_token: int) -> None:
+        self.max_per_token = max_per_token
         self._after: dict[int, OrderedDict[tuple[int, ...], None]] = {}
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class NGramPool:
         kept = self._after.setdefault(gram[0], OrderedDict())
         kept[gram[1:]] = None
         kept.move_to_end(gram[1:])
-        if len(kept) > self.most:
+        if len(kept) > self.max_per_token:
             kept.popitem(last=False)
 
     def after(self, token: int) -> list[tuple[int, ...]]:
@@ -52,16 +52,16 @@ class NGramPool:
 
 
 class _Window:
-    """rows[j][i]: the guess at column i. Row 0 is the oldest. Its column 0 is not sent: in its place stands the text's last token,
-    which it is, where the last round gave one token."""
+    """rows[j][i]: the guess at column i; row 0 is the oldest. rows[0][0] is not sent: the sequence's last token stands
+    in its place."""
 
     def __init__(self, text: Sequence[int], columns: int, gram: int) -> None:
         self.columns, self.num_rows = columns, gram - 1
-        fill = [text[-1 - i % len(text)] for i in range(columns)]  # any guess will do to begin with
+        fill = [text[-1 - i % len(text)] for i in range(columns)]  # any tokens would do for a start
         self.rows: list[list[int]] = [fill]
 
     def path(self, column: int, row: int) -> tuple[int, ...]:
-        """Tokens after the text up to this place of the window; () for the text's last token itself."""
+        """Tokens after the sequence up to this place of the window; () for the sequence's last token."""
         return (*self.rows[0][1 : column + 1], *(self.rows[j][column] for j in range(1, row + 1)))
 
     def paths(self) -> list[tuple[int, ...]]:
@@ -70,8 +70,8 @@ class _Window:
         return [self.path(self.columns - 1, 0), *(self.path(i, last) for i in range(self.columns))]
 
     def step(self, said: dict[tuple[int, ...], int]) -> list[tuple[int, ...]]:
-        """Take what the target said after each path; the n-grams that are whole now. A column that was not sent in full
-        keeps its newest guess."""
+        """Add the target's best token after each path as a new row; returns the n-grams completed by it. A column that
+        was not sent in full repeats its newest guess."""
         last = len(self.rows) - 1
         new = [said.get(self.path(i, last), self.rows[last][i]) for i in range(self.columns)]
         grams = []
@@ -84,7 +84,7 @@ class _Window:
 
 
 class LookaheadDraft(Draft):
-    """columns W and gram N: of the window. candidates: n-grams of the pool that are tried in a round, at most.
+    """columns W and gram N: of the window. candidates: n-grams of the pool that a round tries at most.
 
     A round sends up to W − 1 + W · (N − 2) + candidates · (N − 1) tokens, and reaches W + N − 3 deep: where the draft
     length is less, the window is narrower. pool: n-grams kept for each first token.
@@ -93,7 +93,7 @@ class LookaheadDraft(Draft):
 
     def __init__(
         self,
-        target: Decoder,
+        target: Model,
         *,
         columns: int = 5,
         gram: int = 4,
@@ -108,7 +108,7 @@ class LookaheadDraft(Draft):
         self._pools: dict[Hashable, NGramPool] = {}
         self._windows: dict[Hashable, _Window] = {}
 
-    def check_fits(self, target: Decoder) -> None:
+    def check_fits(self, target: Model) -> None:
         check_vocabulary(target, self.name, self.vocab_size, self._tokenizer)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
@@ -120,15 +120,15 @@ class LookaheadDraft(Draft):
         window = self._windows.get(ask.sequence)
         if window is None or window.columns < columns:
             window = self._windows[ask.sequence] = _Window(ask.token_ids, columns, self.gram)
-        bets = pool.after(ask.token_ids[-1])[: self.candidates]
-        return picked_tree(ask, [*bets, *window.paths()], self.vocab_size)
+        candidates = pool.after(ask.token_ids[-1])[: self.candidates]
+        return picked_tree(ask, [*candidates, *window.paths()], self.vocab_size)
 
     def observe(self, sequence: Hashable, proposal: Proposal, logits: torch.Tensor) -> None:
         window = self._windows.get(sequence)
         if window is None:
             return
         best = logits.argmax(dim=-1).tolist()
-        said = {(): best[0]}
+        said: dict[tuple[int, ...], int] = {(): best[0]}
         for node in range(len(proposal)):
             said[tuple(proposal.tokens[n] for n in proposal.path_to(node))] = best[node + 1]
         for gram in window.step(said):

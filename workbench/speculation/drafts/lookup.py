@@ -1,19 +1,20 @@
-"""Prompt lookup: what followed these words before may follow them again (Saxena 2023, "Prompt Lookup Decoding";
-transformers' `prompt_lookup_num_tokens`). Strong where the text copies itself: code, quotations, corrections; free elsewhere.
+"""Prompt lookup: what followed these tokens before may follow them again (Saxena 2023, "Prompt Lookup Decoding";
+transformers' `prompt_lookup_num_tokens`). It works where a sequence repeats itself (code, quotations, corrections), and
+costs next to nothing elsewhere.
 
-    text      … d e f g h … x d e f        the longest suffix that stood in the text before, here d e f
+    sequence  … d e f g h … x d e f        the longest suffix that occurred before, here d e f
     proposal                        g h …  what followed it there
 
-The suffix is looked for in prompt and generated text, longest first. Where the copy runs into the end of the text, it
-goes on from what it has copied: after "ababa" comes "bababa…", which is how runs and tables are caught.
+The suffix is searched in prompt and generated tokens, longest first. A copy that reaches the end of the sequence
+continues with what it has copied: after "ababa" comes "bababa…", so runs and tables are found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from workbench.errors import check_whole, unknown
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, replayed
 from workbench.speculation.drafts.picked import picked_chain
 from workbench.speculation.proposal import NOTHING, Proposal
@@ -23,12 +24,14 @@ RECENT = 64
 
 
 class NGramIndex:
-    """Where each n-gram of a text stood, for all n from `least` to `most`. Appending a token costs most − least + 1
-    insertions, and a question as many look-ups, however long the text is. What grows with the text is one comparison of
-    two lists, some microseconds for a thousand tokens."""
+    """Where each n-gram of a sequence stands, for n from `min_ngram` to `max_ngram`.
 
-    def __init__(self, least: int, most: int) -> None:
-        self.least, self.most = least, most
+    Appending a token costs max_ngram − min_ngram + 1 insertions, and `find` at most as many look-ups, whatever the
+    length. `follow` also compares the known tokens with the given ones: microseconds for a thousand tokens.
+    """
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self.min_ngram, self.max_ngram = min_ngram, max_ngram
         self._text: list[int] = []
         self._ends: dict[tuple[int, ...], list[int]] = {}  # n-gram -> the places right after it, ascending
 
@@ -36,7 +39,7 @@ class NGramIndex:
         return len(self._text)
 
     def follow(self, text: Sequence[int]) -> None:
-        """Know this text. Costs what it differs from the last one, at its end."""
+        """Index these tokens; costs as much as they differ, at the end, from those of the last call."""
         same = shared_length(self._text, text)
         while len(self._text) > same:
             for gram in self._grams():
@@ -51,7 +54,8 @@ class NGramIndex:
                 self._ends.setdefault(gram, []).append(len(self._text))
 
     def find(self, occurrence: str) -> tuple[int, int] | None:
-        """(place, n): the longest suffix of the text that stood before has n tokens, and the text went on at `place`."""
+        """(place, n): the longest suffix that occurred earlier has n tokens, and `place` is the index after that
+        occurrence; None where there is none. occurrence: "latest" or "first"."""
         for gram in self._grams(longest_first=True):
             ends = self._ends[gram]
             if len(ends) > 1:  # the last is the suffix itself
@@ -59,26 +63,28 @@ class NGramIndex:
         return None
 
     def followers(self, n: int) -> list[int]:
-        """The tokens that followed the last n tokens where they stood before: of the latest RECENT places, latest first."""
+        """The tokens that followed earlier occurrences of the last n tokens: of the latest RECENT ones, latest
+        first."""
         if n > len(self._text):
             return []
         ends = self._ends[tuple(self._text[-n:])]
         return [self._text[place] for place in ends[-2 : -2 - RECENT : -1]]
 
     def after(self, place: int, count: int) -> list[int]:
-        """The tokens from `place` on; beyond the text's end, what has been copied so far."""
+        """`count` tokens from `place` on; past the end of the sequence it continues with what was copied."""
         period = len(self._text) - place
         return [self._text[place + i % period] for i in range(count)]
 
-    def _grams(self, *, longest_first: bool = False):
-        """Those the text ends with."""
-        sizes = range(self.least, min(self.most, len(self._text)) + 1)
+    def _grams(self, *, longest_first: bool = False) -> Iterator[tuple[int, ...]]:
+        """The n-grams that the sequence ends with."""
+        sizes = range(self.min_ngram, min(self.max_ngram, len(self._text)) + 1)
         for n in reversed(sizes) if longest_first else sizes:
             yield tuple(self._text[-n:])
 
 
 def shared_length(known: list[int], text: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike. They are compared whole, and where they differ from the end on."""
+    """Length of the common prefix. Compared as whole lists first, then searched from the end, where they usually
+    differ."""
     same, step = min(len(known), len(text)), 8
     while known[:same] != text[:same]:
         different, same, step = same, max(0, same - step), 2 * step
@@ -88,30 +94,30 @@ def shared_length(known: list[int], text: Sequence[int]) -> int:
 
 
 class PromptLookupDraft(Draft):
-    """Copies what followed the longest suffix, of `least` to `most` tokens, that the text has had before.
+    """Copies what followed an earlier occurrence of the longest suffix, of `min_ngram` to `max_ngram` tokens.
 
-    occurrence: the "latest" place where it stood, or the "first". Nothing is proposed where there is none.
+    occurrence: the "latest" one or the "first". Nothing is proposed where there is none.
     """
 
     def __init__(
         self,
-        target: Decoder,
+        target: Model,
         *,
-        most: int = 8,
-        least: int = 2,
+        max_ngram: int = 8,
+        min_ngram: int = 2,
         occurrence: str = "latest",
         name: str = "prompt_lookup",
     ) -> None:
         super().__init__()
-        self.least = check_whole("least", least, 1)
-        self.most = check_whole("most", most, least)
+        self.min_ngram = check_whole("min_ngram", min_ngram, 1)
+        self.max_ngram = check_whole("max_ngram", max_ngram, min_ngram)
         if occurrence not in OCCURRENCES:
             raise unknown("occurrence", occurrence, OCCURRENCES)
         self.occurrence, self.name = occurrence, name
         self.vocab_size, self._tokenizer = target.config.vocab_size, target.tokenizer
         self._indexes: dict[Hashable, NGramIndex] = {}
 
-    def check_fits(self, target: Decoder) -> None:
+    def check_fits(self, target: Model) -> None:
         check_vocabulary(target, self.name, self.vocab_size, self._tokenizer)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
@@ -121,7 +127,7 @@ class PromptLookupDraft(Draft):
         return replayed(self, ask, count)
 
     def _one(self, ask: Ask) -> Proposal:
-        index = self._indexes.setdefault(ask.sequence, NGramIndex(self.least, self.most))
+        index = self._indexes.setdefault(ask.sequence, NGramIndex(self.min_ngram, self.max_ngram))
         index.follow(ask.token_ids)
         found = index.find(self.occurrence)
         if found is None:

@@ -1,7 +1,7 @@
 """A smaller model as the draft: the classic (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 
-It writes K tokens with a cache of its own, one forward a token, or a tree level by level. What of it was rejected is cut
-from its cache when the next text comes.
+It writes K tokens with a cache of its own, one forward a token, or a tree level by level. What of it was rejected is
+cut from its cache when the next text comes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.kv import KV, kv_for
 from workbench.models.batch import Batch
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary
 from workbench.speculation.drafts.growing import (
-    Laws,
+    Distributions,
     Paths,
     check_branching,
     grow_together,
@@ -32,12 +32,12 @@ class ModelDraft(Draft):
 
     branching: children a node has, level by level, instead of a chain as long as the ask allows: (3, 2, 1) draws three
     tokens, two after each, one after each of those. kv: kind of its cache; trees need one that holds trees.
-    max_sequences, max_tokens: how many texts it can draft for at the same time, and how long (default: its context).
+    max_sequences, max_tokens: how many sequences it drafts for at a time, and their length (default: its context).
     """
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         *,
         branching: Sequence[int] | None = None,
         kv: str | Callable[..., KV] = "contiguous",
@@ -53,21 +53,19 @@ class ModelDraft(Draft):
         self.max_tokens = max_tokens or model.config.context_length
         self._remembered: dict[Hashable, list[int]] = {}  # token ids in the cache
 
-    def check_fits(self, target: Decoder) -> None:
+    def check_fits(self, target: Model) -> None:
         check_vocabulary(target, self.name, self.model.config.vocab_size, self.model.tokenizer)
         if self.branching and max(self.branching) > 1 and not getattr(self._kv, "holds_trees", False):
-            raise WorkbenchError(
-                f"the draft's kv, {type(self._kv).__name__}, holds no trees; use kv='contiguous'"
-            )
+            raise WorkbenchError(f"the draft's kv, {type(self._kv).__name__}, holds no trees; use kv='contiguous'")
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         levels = [levels_that_fit(self.branching, ask, self.max_tokens - len(ask.token_ids)) for ask in asks]
-        return grow_together(asks, levels, functools.partial(self._laws, asks))
+        return grow_together(asks, levels, functools.partial(self._distributions, asks))
 
     def listen(self, ask: Ask, count: int) -> list[bool]:
         text, known = ask.token_ids, self._remembered.setdefault(ask.sequence, [])
         self._cut_to(ask.sequence, min(common_prefix(known, text), len(text) - 1))
-        count = min(count, len(text) - 1 - len(known))  # of tokens that it reads now
+        count = min(count, len(text) - 1 - len(known))  # tokens that it reads in this call
         if count < 1 or len(text) > self.max_tokens:
             return []
         batch = Batch.of(
@@ -88,8 +86,8 @@ class ModelDraft(Draft):
         if self._remembered.pop(sequence, None) is not None and sequence in self._kv.lengths:
             self._kv.release(sequence)
 
-    def _laws(self, asks: Sequence[Ask], paths: Paths) -> Laws:
-        """The next law after each path, all sequences in one forward."""
+    def _distributions(self, asks: Sequence[Ask], paths: Paths) -> Distributions:
+        """The next distribution after each path, all sequences in one forward."""
         lists, parents, counts, first, pending = [], [], [], [], {}
         for index, of_ask in paths.items():
             ask = asks[index]
@@ -117,7 +115,7 @@ class ModelDraft(Draft):
             here = logits[start : start + count]
             start += count
             texts = [[*ask.token_ids, *path] for path in of_ask]
-            found[index] = list(ask.law.beliefs(here[rows], texts.__getitem__))
+            found[index] = list(ask.distribution.confidences(here[rows], texts.__getitem__))
             if of_tree is not None:
                 self._kv.truncate(ask.sequence, len(ask.token_ids))
         return found
@@ -125,7 +123,7 @@ class ModelDraft(Draft):
     def _to_send(self, ask: Ask, paths: list[list[int]]) -> tuple[list[int], list[int] | None, list[int]]:
         """Tokens, the parents of a tree or None, and which of the last rows end the paths.
 
-        A chain goes on where the cache ends. A tree is sent whole, level by level again: its rows are few.
+        A chain continues from the cache. A tree is sent whole at each level, since it has few nodes.
         """
         known = self._remembered.setdefault(ask.sequence, [])
         if len(paths) == 1:
@@ -134,12 +132,12 @@ class ModelDraft(Draft):
             tokens = text[len(known) :]
             known += tokens
             return tokens, None, [0]
-        self._cut_to(ask.sequence, len(ask.token_ids))  # a level before may have been a chain
+        self._cut_to(ask.sequence, len(ask.token_ids))  # an earlier level may have been sent as a chain
         nodes, parents = tree_of(paths)
         return [node[-1] for node in nodes], parents, [nodes.index(tuple(path)) for path in paths]
 
     def _cut_to(self, sequence: Hashable, length: int) -> None:
-        """Forget what of the last proposal was rejected."""
+        """Cut rejected tokens of the last proposal from the cache."""
         known = self._remembered[sequence]
         if length < len(known):
             self._kv.truncate(sequence, length)
@@ -147,8 +145,8 @@ class ModelDraft(Draft):
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
+    """Length of the common prefix."""
     shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:  # nearly always: one comparison
+    if a[:shorter] == b[:shorter]:  # nearly always
         return shorter
     return next(i for i in range(shorter) if a[i] != b[i])

@@ -1,7 +1,8 @@
-"""An n-gram table as the draft: what mostly followed the last few tokens, in the training modules and in the text itself.
+"""An n-gram table as the draft: what mostly followed the last few tokens, in the training modules and in the text
+itself.
 
 It costs microseconds a token and no forward. What it says of a next token is a real distribution, so its tokens can be
-drawn from that, with its law, or picked, with a law that is one-hot.
+drawn from that, with its distribution, or picked, with a distribution that is one-hot.
 """
 
 from __future__ import annotations
@@ -11,31 +12,32 @@ import itertools
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from workbench.decoding.sampling import BestDraws
 from workbench.errors import WorkbenchError, check_flag, check_whole, unknown
 from workbench.models.corpus import training_files
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 from workbench.models.tokenizer import Tokenizer
 from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, replayed
 from workbench.speculation.drafts.lookup import NGramIndex
 from workbench.speculation.drafts.ngram_table import Context, NGramTable, witten_bell
 from workbench.speculation.drafts.picked import one_hots
-from workbench.speculation.draws import BestDraws
 from workbench.speculation.proposal import Proposal
 from workbench.speculation.rule import grow
 
 CHOICES = ("picked", "drawn")
 CHARACTERS = 1_000_000  # of the training modules, for a table that is made on the spot
-OWN_CONTEXT = 2  # tokens of context at least, for the text's own counts
+OWN_CONTEXT = 2  # tokens of context at least, for the sequence's own counts
 
 
 class NGramDraft(Draft):
-    """choose: "picked", the best token (of a tree: the best few), or "drawn" from the table's law, filtered as the
-    target's; greedy decoding always picks. branching: children a node has, level by level; None: a chain.
-    own_text: what followed the same two tokens and more in the text itself counts too, and before the table.
+    """choose: "picked", the best token (of a tree: the best few), or "drawn" from the table's distribution, filtered as
+    the target's; greedy decoding always picks. branching: children a node has, level by level; None: a chain.
+    own_text: n-grams of the sequence itself, with a context of two tokens or more, count too, before the table's.
     """
 
     def __init__(
@@ -55,13 +57,7 @@ class NGramDraft(Draft):
             branching = tuple(check_whole("each number of branching", width, 1) for width in branching)
             if not branching:
                 raise WorkbenchError("branching needs at least one level, e.g. (3, 1, 1)")
-        self.table, self.tokenizer, self.choose, self.branching, self.name = (
-            table,
-            tokenizer,
-            choose,
-            branching,
-            name,
-        )
+        self.table, self.tokenizer, self.choose, self.branching, self.name = (table, tokenizer, choose, branching, name)
         self.own_text = check_flag("own_text", own_text)
         self._indexes: dict[Hashable, NGramIndex] = {}
 
@@ -69,33 +65,29 @@ class NGramDraft(Draft):
     def of(
         cls,
         texts: Sequence[str] | Sequence[Sequence[int]],
-        target: Decoder,
+        target: Model,
         *,
         order: int = 5,
-        least_count: int = 2,
-        **settings,
+        min_count: int = 2,
+        **settings: Any,
     ) -> NGramDraft:
         """From texts, or token streams, in the target's vocabulary. settings: of the draft."""
-        texts = list(texts)
-        if any(isinstance(text, str) for text in texts):
+        streams: list[Any] = list(texts)
+        if any(isinstance(text, str) for text in streams):
             if target.tokenizer is None:
                 raise WorkbenchError(f"{target.name} has no tokenizer; give token streams instead of texts")
-            texts = encode_all(tuple(texts), target.tokenizer)
-        table = NGramTable.of(texts, target.config.vocab_size, order=order, least_count=least_count)
+            streams = encode_all(streams, target.tokenizer)
+        table = NGramTable.of(streams, target.config.vocab_size, order=order, min_count=min_count)
         return cls(table, target.tokenizer, **settings)
 
     @classmethod
-    def of_training_modules(cls, target: Decoder, **settings) -> NGramDraft:
+    def of_training_modules(cls, target: Model, **settings: Any) -> NGramDraft:
         """From a part of what our models were trained on, see `standard_library_table`."""
         if target.tokenizer is None:
-            raise WorkbenchError(
-                f"{target.name} has no tokenizer, so no text can be counted for it; use NGramDraft.of"
-            )
-        return cls(
-            standard_library_table(target.tokenizer, target.config.vocab_size), target.tokenizer, **settings
-        )
+            raise WorkbenchError(f"{target.name} has no tokenizer, so no text can be counted for it; use NGramDraft.of")
+        return cls(standard_library_table(target.tokenizer, target.config.vocab_size), target.tokenizer, **settings)
 
-    def check_fits(self, target: Decoder) -> None:
+    def check_fits(self, target: Model) -> None:
         check_vocabulary(target, self.name, self.table.vocab_size, self.tokenizer)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
@@ -108,34 +100,34 @@ class NGramDraft(Draft):
         self._indexes.pop(sequence, None)
 
     def _one(self, ask: Ask) -> Proposal:
-        drawn = self.choose == "drawn" and not ask.law.greedy
+        drawn = self.choose == "drawn" and not ask.distribution.greedy
         growing = grow(self._branching(ask), ask.draws if drawn else BestDraws(), ask.go_on)
         try:
             paths = next(growing)
             while True:
-                paths = growing.send([self._law(ask, path) for path in paths])
+                paths = growing.send([self._distribution(ask, path) for path in paths])
         except StopIteration as done:
             proposal: Proposal = done.value
         if drawn:
             return proposal
-        return replace(proposal, laws=one_hots(ask, proposal.tokens, self.table.vocab_size))
+        return replace(proposal, distributions=one_hots(ask, proposal.tokens, self.table.vocab_size))
 
     def _branching(self, ask: Ask) -> tuple[int, ...]:
-        """Levels for which the ask has room."""
+        """Levels of the tree that the ask has room for."""
         if self.branching is None:
             return (1,) * min(ask.limit, ask.nodes)
         levels = self.branching[: ask.limit]
         nodes = itertools.accumulate(itertools.accumulate(levels, lambda a, b: a * b))
         return levels[: sum(count <= ask.nodes for count in nodes)]
 
-    def _law(self, ask: Ask, path: list[int]) -> torch.Tensor:
-        """[V] of the token after the text and this path, as the ask's law would have it."""
+    def _distribution(self, ask: Ask, path: list[int]) -> torch.Tensor:
+        """[V] of the token after the sequence and this path, filtered by the ask's settings."""
         text = [*ask.token_ids, *path]
         row = self.probabilities(text, ask.sequence)
-        return ask.law.beliefs(torch.from_numpy(row).log()[None], lambda _: text)[0]
+        return ask.distribution.confidences(torch.from_numpy(row).log()[None], lambda _: text)[0]
 
     def probabilities(self, text: Sequence[int], sequence: Hashable) -> np.ndarray:
-        """[V] float64: the table's, mixed with the text's own n-grams, shorter contexts first."""
+        """[V] float64: the table's, mixed with the sequence's own n-grams, shorter contexts first."""
         contexts = self.table.contexts(text)
         if self.own_text and self.table.order > OWN_CONTEXT:
             index = self._indexes.setdefault(sequence, NGramIndex(OWN_CONTEXT, self.table.order - 1))
@@ -155,7 +147,7 @@ class NGramDraft(Draft):
 
 
 def encode_all(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """A token stream a text, each closed by the end of text where the tokenizer has one."""
+    """One token stream per text, each closed by the end-of-text token where the tokenizer has one."""
     end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
     return [[*tokenizer.encode(text), *end] for text in texts]
 

@@ -5,14 +5,15 @@ what followed a context lies side by side, a look-up is a binary search, and an 
 count. A trie, laid flat.
 
 Probabilities are interpolated by Witten and Bell's rule (IEEE Trans. Inf. Theory 37(4), 1991; Chen and Goodman, cmp-lg/
-9606011, §2.5): a context that was seen N times with T different followers trusts itself with N / (N + T), and leaves the
-rest to the context that is one token shorter, down to all tokens alike. So every token has a probability above 0.
+9606011, §2.5): a context that was seen N times with T different followers trusts itself with N / (N + T), and leaves
+the rest to the context that is one token shorter, down to all tokens alike. So every token has a probability above 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,30 +29,20 @@ class NGramTable:
     def __init__(self, vocab_size: int, keys: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> None:
         self.vocab_size, self.order = vocab_size, len(keys)
         # level k at k − 1: [n] int64 ascending, [n] int32
-        self._keys, self._counts = (
-            list(keys),
-            list(counts),
-        )
+        self._keys, self._counts = (list(keys), list(counts))
         alike = np.full(vocab_size, 1 / vocab_size)
         # [V] of the empty context
         self.shortest = witten_bell(alike, [(*self.followers(0, 0), self.tokens_seen)])
 
     @classmethod
-    def of(
-        cls,
-        streams: Sequence[Sequence[int]],
-        vocab_size: int,
-        *,
-        order: int = 5,
-        least_count: int = 2,
-    ) -> NGramTable:
+    def of(cls, streams: Sequence[Sequence[int]], vocab_size: int, *, order: int = 5, min_count: int = 2) -> NGramTable:
         """Count these token streams; no n-gram reaches from one into the next.
 
-        order: of the longest n-grams, the next token included. least_count: n-grams of three tokens and more that came
+        order: of the longest n-grams, the next token included. min_count: n-grams of three tokens and more that came
         less often are left out.
         """
         check_whole("order", order, 1)
-        check_whole("least_count", least_count, 1)
+        check_whole("min_count", min_count, 1)
         lists = [np.asarray(stream, dtype=np.int64) for stream in streams]
         tokens = np.concatenate([np.zeros(0, np.int64), *lists])
         if not len(tokens):
@@ -71,7 +62,7 @@ class NGramTable:
             found, of_each, count = np.unique(
                 before[there] * vocab_size + tokens[there], return_inverse=True, return_counts=True
             )
-            kept = count >= (least_count if k > 2 else 1)
+            kept = count >= (min_count if k > 2 else 1)
             new_ids = np.where(kept, np.cumsum(kept) - 1, -1)
             node = np.full(len(tokens), -1, np.int64)
             node[there] = new_ids[of_each]
@@ -127,12 +118,12 @@ class NGramTable:
                 gram.append(token)
             yield tuple(reversed(gram)), int(counts[node])
 
-    def sure_follower(self, text: Sequence[int], share: float, least_count: int) -> int | None:
+    def sure_follower(self, text: Sequence[int], share: float, min_count: int) -> int | None:
         """The token that followed in at least this share of the occurrences of the longest context that came at least
-        `least_count` times; None where there is no such token."""
+        `min_count` times; None where there is no such token."""
         for length in range(min(self.order - 1, len(text)), 0, -1):
             node = self.node(text[-length:])
-            if node is not None and (seen := int(self._counts[length - 1][node])) >= least_count:
+            if node is not None and (seen := int(self._counts[length - 1][node])) >= min_count:
                 tokens, counts = self.followers(length, node)
                 best = int(counts.argmax()) if len(counts) else 0
                 return int(tokens[best]) if len(counts) and counts[best] >= share * seen else None
@@ -156,7 +147,7 @@ class NGramTable:
 
     def save(self, path: Path | str) -> None:
         """As a compressed .npz of plain arrays."""
-        arrays = {f"keys_{k}": a for k, a in enumerate(self._keys)}
+        arrays: dict[str, Any] = {f"keys_{k}": a for k, a in enumerate(self._keys)}
         arrays |= {f"counts_{k}": a for k, a in enumerate(self._counts)}
         with open(path, "wb") as file:
             np.savez_compressed(file, vocab_size=np.int64(self.vocab_size), **arrays)
@@ -172,11 +163,7 @@ class NGramTable:
                 vocab_size = int(arrays["vocab_size"])
         except (OSError, ValueError, KeyError, EOFError, TypeError) as error:
             raise WorkbenchError(f"{path} is no n-gram table: {error}") from error
-        if (
-            not keys
-            or any(a.ndim != 1 or a.shape != b.shape for a, b in zip(keys, counts))
-            or not len(keys[0])
-        ):
+        if not keys or any(a.ndim != 1 or a.shape != b.shape for a, b in zip(keys, counts)) or not len(keys[0]):
             raise WorkbenchError(f"{path} is no n-gram table: its arrays do not belong together")
         return cls(vocab_size, keys, counts)
 

@@ -1,9 +1,9 @@
-"""Phrases that go on by themselves: after `if __name__` comes ` == "__main__":`, and nobody needs a model to say so.
+"""Phrases with one likely continuation: after `if __name__` comes ` == "__main__":`, which needs no model.
 
-A table of triggers, the last few tokens of the text, each with its continuation. Continuations are learned from an n-gram
-table of the training modules, where at least half of all occurrences went on alike, or given by hand as texts. All of them are
-token-aligned: a trigger ends where a token ends, also with its continuation behind it; otherwise the continuation's tokens
-are never those that the target would write there.
+A table of triggers (the last few tokens of a sequence), each with its continuation. Continuations are learned from an
+n-gram table of the training modules, where at least half of all occurrences went on alike, or given by hand as texts.
+All of them are token-aligned: a trigger ends where a token ends, also with its continuation behind it; otherwise the
+continuation's tokens are never those that the target would write there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from workbench.errors import WorkbenchError, check_between, check_whole
-from workbench.models.decoder import Decoder
+from workbench.models.fast import Model
 from workbench.models.tokenizer import Tokenizer
 from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, replayed
 from workbench.speculation.drafts.ngram import standard_library_table
@@ -20,13 +20,8 @@ from workbench.speculation.drafts.picked import picked_chain
 from workbench.speculation.proposal import NOTHING, Proposal
 
 Phrases = dict[tuple[int, ...], tuple[int, ...]]  # trigger -> continuation
-# what may stand before a trigger and make other tokens of its first characters
-BEFORE = (
-    "",
-    " ",
-    "\n",
-    "\n    ",
-)
+# what may precede a trigger and change how its first characters are tokenized
+BEFORE = ("", " ", "\n", "\n    ")
 
 
 def phrases_of(texts: Mapping[str, str], tokenizer: Tokenizer) -> Phrases:
@@ -51,8 +46,8 @@ def phrases_of(texts: Mapping[str, str], tokenizer: Tokenizer) -> Phrases:
                 found[tuple(own)] = tuple(whole[len(end) :])
         if not aligned:
             raise WorkbenchError(
-                f"the phrase {trigger!r} → {continuation!r} is divided inside a token; move the end of the trigger, for "
-                "example to the end of a word"
+                f"the phrase {trigger!r} → {continuation!r} is divided inside a token; move the end of the trigger, for"
+                " example to the end of a word"
             )
     return found
 
@@ -61,15 +56,15 @@ def learned_phrases(
     table: NGramTable,
     *,
     trigger: int = 2,
-    least_count: int = 4,
+    min_count: int = 4,
     share: float = 0.5,
-    most: int = 12,
+    max_tokens: int = 12,
     keep: int = 16384,
 ) -> Phrases:
-    """The `keep` most frequent triggers of so many tokens that went on in one way, in at least `share` of `least_count` or
-    more occurrences, and that way, up to `most` tokens, as far as each next token has that share again."""
+    """The `keep` most frequent n-grams of `trigger` tokens with one likely continuation: after `min_count` occurrences
+    or more, a share of at least `share` had the same next token. It goes on, up to `max_tokens`, while that holds."""
     check_between("share", share, 0, 1)
-    for name, value in (("trigger", trigger), ("least_count", least_count), ("most", most), ("keep", keep)):
+    for name, value in (("trigger", trigger), ("min_count", min_count), ("max_tokens", max_tokens), ("keep", keep)):
         check_whole(name, value, 1)
     if table.order <= trigger:
         raise WorkbenchError(
@@ -77,11 +72,11 @@ def learned_phrases(
         )
     found: Phrases = {}
     for gram, count in table.frequent(trigger):
-        if count < least_count or len(found) == keep:
+        if count < min_count or len(found) == keep:
             break
         phrase: list[int] = []
-        while len(phrase) < most:
-            token = table.sure_follower([*gram, *phrase], share, least_count)
+        while len(phrase) < max_tokens:
+            token = table.sure_follower([*gram, *phrase], share, min_count)
             if token is None:
                 break
             phrase.append(token)
@@ -91,13 +86,13 @@ def learned_phrases(
 
 
 class PhrasesDraft(Draft):
-    """phrases: {tokens: tokens}, see `phrases_of` and `learned_phrases`. The longest trigger that the text ends with counts.
+    """Proposes the continuation of the longest trigger that the sequence ends with, cut to what the ask allows.
 
-    Where a phrase is as long as the ask allows or shorter, it is proposed as it is; nothing is added to it.
+    phrases: {trigger: continuation} in tokens, see `phrases_of` and `learned_phrases`.
     """
 
     def __init__(
-        self, target: Decoder, phrases: Mapping[Sequence[int], Sequence[int]], *, name: str = "phrases"
+        self, target: Model, phrases: Mapping[tuple[int, ...], Sequence[int]], *, name: str = "phrases"
     ) -> None:
         super().__init__()
         self.name, self.vocab_size, self._tokenizer = name, target.config.vocab_size, target.tokenizer
@@ -113,7 +108,7 @@ class PhrasesDraft(Draft):
     @classmethod
     def of(
         cls,
-        target: Decoder,
+        target: Model,
         texts: Mapping[str, str] | None = None,
         *,
         table: NGramTable | None = None,
@@ -121,9 +116,7 @@ class PhrasesDraft(Draft):
     ) -> PhrasesDraft:
         """Learned from `table` (default: the training modules'), and those given, which come first."""
         if target.tokenizer is None:
-            raise WorkbenchError(
-                f"{target.name} has no tokenizer; give PhrasesDraft the phrases as token ids"
-            )
+            raise WorkbenchError(f"{target.name} has no tokenizer; give PhrasesDraft the phrases as token ids")
         if table is None:
             table = standard_library_table(target.tokenizer, target.config.vocab_size)
         learned: Phrases = {}
@@ -131,7 +124,7 @@ class PhrasesDraft(Draft):
             learned |= learned_phrases(table, trigger=trigger)
         return cls(target, learned | phrases_of(texts or {}, target.tokenizer), name=name)
 
-    def check_fits(self, target: Decoder) -> None:
+    def check_fits(self, target: Model) -> None:
         check_vocabulary(target, self.name, self.vocab_size, self._tokenizer)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:

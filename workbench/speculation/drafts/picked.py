@@ -1,8 +1,8 @@
-"""Tokens that were picked, not drawn: what drafts propose that know a text but no probabilities.
+"""Tokens that were picked, not drawn: from drafts that have no probabilities, such as prompt lookup.
 
-Given the text such a token is certain, so its law is `one_hot`, and the rule is exact with that as with any other law:
-x stays with probability p(x); after a rejection the residual is p without x, renormalized. A tree of picked tokens needs
-no more: each sibling has its own one-hot law, and the first one that p would draw is kept.
+Such a token is certain given the sequence, so its distribution is `one_hot`, and the rule is exact with that as with
+any other: token x is accepted with probability p(x); after a rejection the residual is p without x, renormalized. In a
+tree each sibling has its own one-hot distribution.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ def one_hot(token: int, vocab_size: int) -> torch.Tensor:
 
 
 def one_hots(ask: Ask, tokens: Sequence[int], vocab_size: int) -> tuple[torch.Tensor, ...]:
-    """The laws of picked tokens; none where the ask is greedy, which reads none."""
-    return () if ask.law.greedy else tuple(one_hot(token, vocab_size) for token in tokens)
+    """The distributions of picked tokens; none where the ask is greedy, which reads none."""
+    return () if ask.distribution.greedy else tuple(one_hot(token, vocab_size) for token in tokens)
 
 
-def picked_chain(
-    ask: Ask, tokens: Sequence[int], vocab_size: int, confidence: float | None = None
-) -> Proposal:
+def picked_chain(ask: Ask, tokens: Sequence[int], vocab_size: int, confidence: float | None = None) -> Proposal:
     """As many of the tokens as the ask has room for. confidence: of each of them, where the draft has one; then the ask
     is also asked after each whether to go on."""
     tokens = list(tokens[: min(ask.limit, ask.nodes)])
@@ -42,7 +40,8 @@ def picked_chain(
 
 
 def picked_tree(ask: Ask, paths: Sequence[Sequence[int]], vocab_size: int) -> Proposal:
-    """The paths as one tree: what they begin with alike is there once. Earlier paths come first, also among siblings."""
+    """The paths as one tree: what they begin with alike is there once. Earlier paths come first, also among
+    siblings."""
     places: dict[tuple[int, ...], int] = {}
     parents: list[int] = []
     for path in paths:

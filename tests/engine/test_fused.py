@@ -1,0 +1,159 @@
+"""The decoder with kernels of our own between its matrices: the same numbers as the decoder it was made from, a fixed
+number of launches, and a choice that says why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import random_decoder
+from kernel_claims import GPU, GPU_ALONE, INTERPRETER
+from test_fast import SHAPES, logits_of, text
+from test_parity import relative_difference
+
+from workbench.errors import WorkbenchError
+from workbench.generation import generate
+from workbench.kernels.launch import launches
+from workbench.kv import Recompute, kv_for
+from workbench.models import Batch, prepare
+from workbench.models.fast_layers import FastLayer
+from workbench.models.fused import FusedLatentLayer, FusedLayer, choose_kernels, launches_per_layer
+
+FUSED = {  # launches in a layer, counted by hand
+    "llama GQA, tied": 4,
+    "llama with biases": 4,
+    "qwen3, norm on q, k": 4,
+    "mistral window 8": 4,
+    "layers that share keys": 4,
+    "sharing layers, norm on q, k": 4,
+    "gemma 3": 6,
+    "latent attention": 7,
+    "latent attention, q at once": 6,
+}
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module", params=FUSED)
+def shape_name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[INTERPRETER, GPU])
+def device(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(shape_name, device):
+    return random_decoder(SHAPES[shape_name]).to(device)
+
+
+@pytest.fixture(scope="module")
+def fused(model):
+    return prepare(model, linear="plain", kernels="triton")
+
+
+def batches(device: str) -> list[Batch]:
+    """A prompt beside another, a decode step beside a chunk, drafts."""
+    return [
+        Batch.of([text(5), text(3, 1)], sequences=["a", "b"], logits="all", device=device),
+        Batch.of([text(1, 2), text(4, 3)], first_positions=[5, 3], sequences=["a", "b"], device=device),
+        Batch.of([text(3, 4)], first_positions=[6], sequences=["a"], logits="all", device=device),
+    ]
+
+
+def cache(model):
+    kind = "latent" if model.config.latent_attention is not None else "contiguous"
+    return kv_for(kind, model, max_sequences=2)
+
+
+def test_logits_are_those_of_the_decoder(model, fused, device):
+    assert fused.kernels == "triton" and fused.kernels_reason == "as asked"
+    expected = logits_of(model, cache(model), *batches(device))
+    assert relative_difference(logits_of(fused, cache(model), *batches(device)), expected) < TOLERANCE
+
+
+def test_greedy_tokens_are_those_of_the_decoder(model, fused):
+    asked = {"max_new_tokens": 6, "temperature": 0.0, "stop_token_ids": ()}
+    expected = generate(model, text(4), **asked)
+    assert generate(fused, text(4), kv="contiguous", **asked).tokens == expected.tokens
+
+
+def test_a_layer_launches_so_often_and_no_more(shape_name, model, fused, device):
+    batch = Batch.of([text(3)], device=device)
+    with launches() as counted, torch.no_grad():
+        fused(batch, Recompute(model.config))
+    assert launches_per_layer(model.config) == FUSED[shape_name]
+    assert counted.total() == FUSED[shape_name] * model.config.num_layers + 1  # and the norm at the end
+    latent = model.config.latent_attention is not None
+    assert counted["_gated"] == model.config.num_layers
+    assert counted["_turn"] == (1 + latent) * model.config.num_layers
+    assert {type(layer) for layer in fused._layers} == {FusedLatentLayer if latent else FusedLayer}
+
+
+def test_the_residual_stream_may_be_wider_than_the_weights(device):
+    """On a CPU it is float32 beside float16 weights; what the norm gives is float16."""
+    model = random_decoder(SHAPES["gemma 3"]).to(device)
+    half = model.half()
+    fused = prepare(half, linear="plain", kernels="triton")
+    plain = prepare(half, linear="plain", kernels="torch")
+    batch = Batch.of([text(4)], logits="all", device=device)
+    got, expected = (logits_of(one, Recompute(half.config), batch) for one in (fused, plain))
+    assert got.dtype == torch.float16
+    assert relative_difference(got.float(), expected.float()) < 1e-2
+
+
+def test_neither_the_model_nor_its_embedding_is_written(model, fused, device):
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    logits_of(fused, Recompute(model.config), Batch.of([text(3)], device=device))
+    assert all(parameter.equal(before[name]) for name, parameter in model.named_parameters())
+
+
+def test_the_table_grows_with_the_text(device):
+    model = random_decoder(SHAPES["llama GQA, tied"]).to(device)
+    fused = prepare(model, linear="plain", kernels="triton")
+    batch = Batch.of([text(2)], first_positions=[2047], device=device)
+    kv, own = kv_for("contiguous", model), kv_for("contiguous", model)
+    start = Batch.of([text(2047)], device=device)
+    logits_of(model, kv, start), logits_of(model, own, start)
+    assert relative_difference(logits_of(fused, own, batch), logits_of(model, kv, batch)) < TOLERANCE
+
+
+# -- which it is, and why
+# -----------------------------------------------------------------------------------------------
+
+
+def test_gpt2_is_arranged_with_torch_and_says_so():
+    model = random_decoder(SHAPES["gpt2"])
+    fast = prepare(model, kernels="triton")
+    assert fast.kernels == "torch" and "LayerNorm" in fast.kernels_reason
+    with launches() as counted:
+        logits_of(fast, Recompute(model.config), Batch.of([text(3)]))
+    assert counted.total() == 0
+
+
+def test_on_a_cpu_auto_is_torch():
+    model = random_decoder(SHAPES["llama GQA, tied"])
+    fast = prepare(model)
+    assert fast.kernels == "torch"
+    assert fast.kernels_reason == "the model is on cpu; kernels are compiled for CUDA devices"
+    assert {type(layer) for layer in fast._layers} == {FastLayer}
+    asked = prepare(model, kernels="torch")
+    assert (asked.kernels, asked.kernels_reason) == ("torch", "as asked")
+    kernels, because = choose_kernels(model, "auto", compiled=True)
+    assert kernels == "torch" and "torch.compile" in because
+
+
+@pytest.mark.parametrize("device", [GPU_ALONE])
+def test_on_a_gpu_auto_is_triton(device):
+    fast = prepare(random_decoder(SHAPES["llama GQA, tied"]).to(device))
+    assert fast.kernels == "triton" and "Triton" in fast.kernels_reason
+
+
+def test_what_cannot_be_is_refused():
+    model = random_decoder(SHAPES["llama GQA, tied"])
+    with pytest.raises(WorkbenchError, match="unknown kind of kernels 'tritn'; did you mean 'triton'"):
+        prepare(model, kernels="tritn")
+    with pytest.raises(WorkbenchError, match="the weights are float64; use kernels="):
+        prepare(random_decoder(SHAPES["llama GQA, tied"]).double(), kernels="triton")
+    with pytest.raises(WorkbenchError, match="not both"):
+        prepare(model, compile=True, kernels="triton")

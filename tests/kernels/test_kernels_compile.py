@@ -1,0 +1,173 @@
+"""Claims about what the compiler makes of the kernels for an H200: all of them compile, fit, keep their numbers in
+registers, and multiply on tensor cores. No GPU is needed for that; how fast they are is not said by it."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import torch
+from kernel_claims import on_each_device
+
+from workbench.errors import WorkbenchError
+from workbench.kernels import KERNELS, compiling, launch
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+BRIEF = [case for case in compiling.cases() if case.brief]
+NAMES = [case.name for case in BRIEF]
+REGISTERS = 65_536  # of a multiprocessor
+SPILLED = 8  # bytes a thread that a kernel of 16-bit types may go through memory with; 0 but for those listed here
+SPILLS = {"_latent_decode_tiles", "_paged_quantized_tiles"}  # 64 heads of 512 sums; scales of 8-bit codes
+WHOLE_LOADS_NOT_NEEDED = {  # what they read is small, or a row of another length
+    "_best_part",
+    "_tally",
+    "_merge_online",
+    "_merge_blocks",
+    "_sum_blocks",
+}
+
+
+@cache
+def table() -> dict:
+    """Compiled once, in a process in which Triton does not interpret."""
+    return compiling.table(brief=True)
+
+
+def made(name: str) -> list[dict]:
+    found = table()[name]
+    assert isinstance(found, list), f"{name}: {found}"
+    return found
+
+
+def test_every_operation_is_compiled():
+    operations = {"sampling": {"argmax", "sample"}, "flash_decoding": {"flash_decode"}}
+    wanted = set().union(*(operations.get(name, {name}) for name in KERNELS))
+    assert wanted == {case.operation for case in compiling.cases()} == {case.operation for case in BRIEF}
+
+
+def test_every_kernel_of_every_module_is_compiled():
+    """One that somebody adds belongs into a case. Functions that ask for no program_id are parts of kernels."""
+    kernels = {
+        found.fn.__name__
+        for module in KERNELS.values()
+        for found in vars(module).values()
+        if type(found).__name__ in ("InterpretedFunction", "JITFunction")
+        and "tl.program_id" in inspect.getsource(found.fn)
+    }
+    assert len(kernels) > 30
+    kernels -= {"store_outputs", "store_product"}  # parts that ask for one all the same
+    assert kernels - {one["kernel"] for name in NAMES for one in made(name)} == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_compiles_and_what_it_launches_fits_the_device(name):
+    kernels = made(name)
+    assert kernels
+    for one in kernels:
+        assert one["shared"] <= compiling.DEVICES["9.0"].shared_memory_per_block_optin, one
+        assert 0 < one["registers"] <= 255 and one["registers"] * 32 * one["warps"] <= REGISTERS, one
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("float32")])
+def test_numbers_stay_in_registers(name):
+    for one in made(name):
+        assert one["spilled"] <= (SPILLED if one["kernel"] in SPILLS else 0), one
+
+
+def test_sixty_four_rows_or_more_are_multiplied_by_hoppers_tensor_cores():
+    wanted = {
+        "_flash_kernel",
+        "_flash_all_keys_kernel",
+        "_paged_prefill_kernel",
+        "_latent_decode_tiles",
+        "_latent_decode_transposed",
+        "matvec_many_rows",
+        "matvec_int4_many_rows",
+        "matvec_int8_many_rows",
+        "matvec_int8_interleaved",
+    }
+    of_many_rows = {
+        one["kernel"]: one
+        for name in NAMES
+        for one in made(name)
+        if one["tensor_cores"]
+        and max(one["constants"].get(at, 0) for at in ("ROWS", "HEADS", "BLOCK_OUT", "TOKENS")) >= 64
+        and not (one["kernel"] == "_latent_decode_tiles" and one["constants"]["HEADS"] < 64)
+        and not (one["kernel"] == "_paged_quantized_tiles" and one["constants"]["ROWS"] < 64)
+    }
+    assert set(of_many_rows) == wanted
+    assert {kernel for kernel, one in of_many_rows.items() if one["tensor_cores"] != "wgmma"} == set()
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if n.startswith(("flash_decode v3", "paged_decode v3", "paged_quantized v3"))]
+)
+def test_the_heads_of_a_group_are_multiplied_on_tensor_cores(name):
+    assert [one["tensor_cores"] for one in made(name) if not one["kernel"].startswith("_merge")] == ["mma"]
+
+
+def test_float32_is_never_rounded_to_ten_bits():
+    of_float32 = [one for name in NAMES if name.endswith("float32") for one in made(name)]
+    assert len(of_float32) >= 4
+    assert [one["kernel"] for one in of_float32 if one["rounded"]] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in NAMES if n.startswith(("flash_", "paged_", "latent_")) and " v1 " not in n and n.endswith("bfloat16")],
+)
+def test_the_next_keys_are_under_way_while_these_are_multiplied(name):
+    assert all(one["asynchronous"] for one in made(name) if not one["kernel"].startswith("_merge"))
+
+
+def test_what_is_long_is_read_sixteen_bytes_at_a_time():
+    narrow = {one["kernel"] for name in NAMES for one in made(name) if one["load"] < 16}
+    assert narrow <= WHOLE_LOADS_NOT_NEEDED
+
+
+def test_an_error_of_the_compiler_is_told_and_the_others_are_compiled(monkeypatch):
+    def compiled(case, capability):
+        if case is BRIEF[0]:
+            raise ValueError("no such layout")
+        return []
+
+    monkeypatch.setattr(compiling, "compiled", compiled)
+    assert [found for _, found in compiling.rows(BRIEF[:2])] == ["ValueError: no such layout", []]
+
+
+def test_other_names_and_capabilities_are_refused():
+    with pytest.raises(WorkbenchError, match=r"sofmax.*softmax"):
+        compiling.main(["sofmax"])
+    with pytest.raises(WorkbenchError, match=r"7\.5"), compiling.described("7.5"):
+        pass
+
+
+@pytest.mark.skipif(not launch.INTERPRETED, reason="kernels are compiled here")
+def test_where_kernels_are_interpreted_nothing_is_compiled():
+    code = "from workbench.kernels.compiling import cases, compiled; compiled(cases()[0])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert answer.returncode and "start Python with TRITON_INTERPRET=0" in answer.stderr
+
+
+@on_each_device
+def test_inside_instead_nothing_is_launched(device):
+    from workbench.kernels import swiglu
+
+    asked = []
+    x = torch.full((2, 8), 3.0, device=device)
+    out = torch.full((2, 4), -1.0, device=device)
+    with launch.instead(lambda kernel, grid, arguments, options: asked.append((grid, options["BLOCK"]))):
+        swiglu.swiglu(x, out=out)
+    assert [grid for grid, _ in asked] == [(2, 1)] and bool((out == -1.0).all())
+    swiglu.swiglu(x, out=out)
+    assert len(asked) == 1 and not bool((out == -1.0).any())
+
+
+def test_an_older_gpu_takes_its_own_instructions_and_has_less_shared_memory():
+    found = [one for kernels in compiling.table("matvec", brief=True, capability="8.0").values() for one in kernels]
+    # 16 bits, 32 bits
+    assert {one["tensor_cores"] for one in found if one["kernel"] == "matvec_many_rows"} == {"mma", ""}
+    assert max(one["shared"] for one in found) <= compiling.DEVICES["8.0"].shared_memory_per_block_optin

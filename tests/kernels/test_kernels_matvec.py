@@ -1,0 +1,316 @@
+"""Products of a few rows with weights in 32, 16, 8 and 4 bits: every version gives what float64 gives, whatever the
+shape, and what lies where in a word is what the module says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_claims import TOLERANCE, assert_near, dtypes, on_each_device
+
+from workbench.kernels import launch, matvec, matvec_int4, matvec_int8, tuning
+
+few = settings(max_examples=12, deadline=None)
+SIZES = st.sampled_from([1, 2, 3, 4, 5, 16, 17, 32])
+OUTPUTS = st.sampled_from([1, 7, 64, 65, 130])
+INPUTS = st.sampled_from([1, 31, 77, 128, 200, 260])
+
+
+@pytest.fixture(autouse=True)
+def what_is_not_written_is_nan():
+    """`new_empty` gives NaN: an output, or a part of a split, that a kernel leaves out is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def random(*shape: int, seed: int, dtype=torch.float32, device="cpu") -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    return 2 * TOLERANCE[dtype]  # up to 260 terms, in another order
+
+
+# -- 16 and 32 bits ----------------------------------------------------------------------------------------------
+
+
+@on_each_device
+@few
+@given(
+    rows=SIZES,
+    out=OUTPUTS,
+    inside=INPUTS,
+    splits=st.sampled_from([None, 1, 2, 5]),
+    biased=st.booleans(),
+    version=st.sampled_from([1, 2, 3]),
+    half=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_every_version_gives_the_product(device, rows, out, inside, splits, biased, version, half, seed):
+    dtype = dtypes(device)[-1 if half else 0]
+    x, weight = random(rows, inside, seed=seed, dtype=dtype, device=device), None
+    weight = random(out, inside, seed=seed + 1, dtype=dtype, device=device)
+    bias = random(out, seed=seed + 2, dtype=dtype, device=device) if biased else None
+    y = matvec.matvec(x, weight, bias, splits if version == 3 else None, version=version)
+    truth = matvec.matvec_reference(x.double(), weight.double(), None if bias is None else bias.double())
+    assert y.dtype == dtype
+    assert_near(y, truth, tolerance(dtype))
+
+
+@on_each_device
+def test_rows_may_lie_apart(device):
+    for rows in (2, 6):
+        x = random(rows, 96, seed=1, device=device)[:, 16:80]
+        weight = random(20, 96, seed=2, device=device)[:, 8:72]
+        assert_near(matvec.matvec(x, weight), x.double() @ weight.double().T, tolerance(x.dtype))
+
+
+@on_each_device
+def test_what_is_beyond_the_last_row_or_input_does_not_matter(device):
+    """Tails are masked, not multiplied by what happens to lie there."""
+    x, weight = (random(8, 80, seed=s, device=device) for s in (1, 2))
+    x[:, 77:] = weight[:, 77:] = float("nan")
+    x[5:] = float("inf")
+    y = matvec.matvec(x[:5, :77], weight[:6, :77])
+    assert_near(y, x[:5, :77].double() @ weight[:6, :77].double().T, tolerance(x.dtype))
+
+
+# -- codes -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Weight:
+    """A random weight in codes, and what it stands for."""
+
+    bits: int
+    codes: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor | None
+    group: int | None
+    added: int
+
+    @classmethod
+    def random(cls, bits, out, inside, group, *, has_zero, device, seed=0) -> Weight:
+        generator = torch.Generator().manual_seed(seed)
+        low, high = (0, 16) if bits == 4 else (-128, 128)
+        codes = torch.randint(low, high, (out, inside), generator=generator)
+        groups = 1 if group is None else inside // group
+        scale = (0.01 + torch.rand(groups, out, generator=generator)).half().T
+        zero = torch.randn(groups, out, generator=generator).half().T if has_zero else None
+        codes = codes.to(device, torch.uint8 if bits == 4 else torch.int8)
+        zero = None if zero is None else zero.to(device)
+        return cls(bits, codes, scale.to(device), zero, group, 0 if has_zero else -7)
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """[out, in] float64, by the formula."""
+        group = self.codes.shape[1] if self.group is None else self.group
+        wide = (self.codes.double() + self.added).unflatten(1, (-1, group)) * self.scale.double()[..., None]
+        return (wide if self.zero is None else wide + self.zero.double()[..., None]).flatten(1)
+
+    def times(self, x: torch.Tensor, version: int, **settings) -> torch.Tensor:
+        settings |= {"group": self.group, "added": self.added, "version": version}
+        if self.bits == 4:
+            words = matvec_int4.interleaved(self.codes)
+            return matvec_int4.matvec_int4(x, words, self.scale, self.zero, **settings)
+        codes = matvec_int8.interleaved(self.codes) if version == 4 else self.codes
+        return matvec_int8.matvec_int8(x, codes, self.scale, self.zero, **settings)
+
+
+SHAPES = st.sampled_from([(77, None), (200, None), (256, None), (128, 32), (192, 64), (192, 96), (256, 128), (64, 32)])
+
+
+@on_each_device
+@pytest.mark.parametrize("bits, versions", [(4, [1, 2, 3]), (8, [1, 2, 3, 4])])
+@few
+@given(rows=SIZES, out=OUTPUTS, shape=SHAPES, data=st.data(), has_zero=st.booleans(), half=st.booleans())
+def test_every_version_gives_the_product_with_the_numbers(
+    device, bits, versions, rows, out, shape, data, has_zero, half
+):
+    inside, group = shape
+    version, dtype = data.draw(st.sampled_from(versions)), dtypes(device)[-1 if half else 0]
+    splits = data.draw(st.sampled_from([None, 1, 2, 5])) if version > 2 else None
+    weight = Weight.random(bits, out, inside, group, has_zero=has_zero, device=device, seed=rows)
+    x = random(rows, inside, seed=out, dtype=dtype, device=device)
+    y = weight.times(x, version, splits=splits)
+    assert y.dtype == dtype
+    assert_near(y, x.double() @ weight.numbers.T, tolerance(dtype))
+
+
+@on_each_device
+@pytest.mark.parametrize("bits, version", [(4, 2), (4, 3), (8, 3), (8, 4)])
+def test_every_code_at_every_place_is_read_as_it_is(device, bits, version):
+    """x is one input alone, so what comes out is that column of codes; every code stands in every place of a word."""
+    count = 2**bits
+    codes = (torch.arange(128)[None, :] * 3 + torch.arange(count)[:, None]) % count
+    codes = codes.to(device, torch.uint8) if bits == 4 else (codes - 128).to(device, torch.int8)
+    weight = Weight(bits, codes, torch.ones(count, 1, device=device), None, None, 0)
+    for dtype in dtypes(device)[1:]:  # of 16 bits: there masks make the numbers
+        chosen = torch.eye(128, dtype=dtype, device=device)
+        for at in range(0, 128, 32):
+            y = weight.times(chosen[at : at + 32], version)
+            assert torch.equal(y, codes.T[at : at + 32].to(dtype))
+
+
+def test_a_code_lies_where_the_module_says():
+    for k in range(128):
+        codes = torch.zeros(1, 128, dtype=torch.uint8)
+        codes[0, k] = 9
+        j, i, l, h = k // 32, k // 8 % 4, k // 2 % 4, k % 2  # noqa: E741 - as in the module
+        words = torch.zeros(16, dtype=torch.int64)
+        words[4 * l + j] = 9 << (4 * i + 16 * h)
+        assert torch.equal(matvec_int4.interleaved(codes)[0].long() & 0xFFFFFFFF, words)
+    for k in range(64):
+        codes = torch.zeros(1, 64, dtype=torch.int8)
+        codes[0, k] = -5
+        j, i, l, h = k // 16, k // 8 % 2, k // 2 % 4, k % 2  # noqa: E741
+        bytes_ = torch.zeros(16, 4, dtype=torch.int8)
+        bytes_[4 * l + j, 2 * i + h] = -5
+        assert torch.equal(matvec_int8.interleaved(codes)[0].view(torch.int8), bytes_.flatten())
+
+
+@few
+@given(out=st.integers(1, 5), inside=st.integers(1, 300), seed=st.integers(0, 99))
+def test_interleaving_loses_nothing(out, inside, seed):
+    codes = torch.randint(0, 256, (out, inside), generator=torch.Generator().manual_seed(seed))
+    nibbles, bytes_ = (codes % 16).to(torch.uint8), (codes - 128).to(torch.int8)
+    assert torch.equal(matvec_int4.deinterleaved(matvec_int4.interleaved(nibbles), inside), nibbles)
+    assert torch.equal(matvec_int8.deinterleaved(matvec_int8.interleaved(bytes_), inside), bytes_)
+
+
+def test_the_twins_are_the_formula():
+    x = random(3, 128, seed=5).double()
+    for bits in (4, 8):
+        weight = Weight.random(bits, 9, 128, 32, has_zero=True, device="cpu")
+        module = matvec_int4 if bits == 4 else matvec_int8
+        twin = getattr(module, f"matvec_int{bits}_reference")
+        got = twin(x, module.interleaved(weight.codes), weight.scale, weight.zero, group=32)
+        assert got.dtype == torch.float64 and torch.allclose(got, x @ weight.numbers.T, rtol=1e-12, atol=1e-12)
+
+
+# -- how it is cut -----------------------------------------------------------------------------------------------
+
+
+@on_each_device
+def test_launches_are_counted_and_work_says_how_many(device, monkeypatch):
+    monkeypatch.setattr(matvec, "multiprocessors", lambda _: 8)  # so small products are divided
+    x, weight = random(2, 8192, seed=1, device=device), random(5, 8192, seed=2, device=device)
+    int4 = Weight.random(4, 5, 8192, 128, has_zero=True, device=device)
+    words = matvec_int4.interleaved(int4.codes)
+    int8 = Weight.random(8, 5, 8192, 128, has_zero=True, device=device)
+    for splits, expected in ((None, 2), (1, 1), (3, 2)):
+        with launch.launches() as counted:
+            y = matvec.matvec(x, weight, None, splits)
+        assert counted.total() == matvec.matvec_work(x, weight, None, splits).launches == expected
+        assert_near(y, x.double() @ weight.double().T, 4 * TOLERANCE[x.dtype])
+        with launch.launches() as counted:
+            int4.times(x, 3, splits=splits)
+        work = matvec_int4.matvec_int4_work(x, words, int4.scale, int4.zero, group=128, splits=splits)
+        assert counted.total() == work.launches == expected
+        with launch.launches() as counted:
+            int8.times(x, 3, splits=splits)
+        work = matvec_int8.matvec_int8_work(x, int8.codes, int8.scale, int8.zero, group=128, splits=splits)
+        assert counted.total() == work.launches == expected
+
+
+def test_work_is_what_must_be_moved():
+    x, weight, bias = torch.ones(2, 256), torch.ones(5, 256), torch.ones(5)
+    assert matvec.matvec_work(x, weight, bias) == launch.Work(4 * (512 + 1280 + 5), 4 * 10, 2 * 2 * 5 * 256 + 10)
+    words, scale = torch.zeros(5, 32, dtype=torch.int32), torch.ones(5, 2).half()
+    expected = launch.Work(4 * 512 + 5 * 128 + 2 * 20, 4 * 10, 2 * 2 * 5 * 256)
+    assert matvec_int4.matvec_int4_work(x, words, scale, scale, group=128) == expected
+    codes = torch.zeros(5, 256, dtype=torch.int8)
+    expected = launch.Work(4 * 512 + 5 * 256 + 2 * 10, 4 * 10, 2 * 2 * 5 * 256)
+    for given_codes in (codes, matvec_int8.interleaved(codes)):
+        assert matvec_int8.matvec_int8_work(x, given_codes, scale, group=128) == expected
+
+
+@on_each_device
+def test_nothing_is_launched_for_nothing(device):
+    weight = random(5, 64, seed=1, device=device)
+    with launch.launches() as counted:
+        assert matvec.matvec(weight[:0], weight).shape == (0, 5)
+        assert matvec.matvec(weight, weight[:0], splits=2).shape == (5, 0)
+        assert Weight.random(4, 5, 64, 32, has_zero=True, device=device).times(weight[:0], 3).shape == (0, 5)
+        assert Weight.random(8, 5, 64, 32, has_zero=True, device=device).times(weight[:0], 4).shape == (0, 5)
+    assert counted.total() == 0
+    assert matvec.matvec_work(weight[:0], weight).launches == 0
+
+
+@on_each_device
+@pytest.mark.parametrize("rows", [1, 4, 20])
+def test_every_candidate_gives_the_product(device, rows):
+    """What tuning may choose is right, so a table from another machine cannot make a product wrong."""
+    dtype = dtypes(device)[-1]
+    x, weight = (random(n, 300, seed=n, dtype=dtype, device=device) for n in (rows, 70))
+    for config in matvec.candidates(rows, 300, dtype):
+        assert_near(matvec.matvec(x, weight, config=config), x.double() @ weight.double().T, tolerance(dtype))
+    x = random(rows, 256, seed=1, dtype=dtype, device=device)
+    int4, int8 = (Weight.random(bits, 70, 256, 128, has_zero=True, device=device) for bits in (4, 8))
+    for version in (2, 3):
+        for config in matvec_int4.candidates(rows, 256, dtype, version):
+            assert_near(int4.times(x, version, config=config), x.double() @ int4.numbers.T, tolerance(dtype))
+    for version in (2, 3, 4):
+        for config in matvec_int8.candidates(rows, 256, dtype, version)[:4]:
+            assert_near(int8.times(x, version, config=config), x.double() @ int8.numbers.T, tolerance(dtype))
+
+
+@on_each_device
+def test_tuning_keeps_one_of_the_candidates_in_the_table(device, monkeypatch, tmp_path):
+    monkeypatch.setenv(tuning.FOLDER, str(tmp_path))
+    x, weight = random(1, 128, seed=1, device=device), random(8, 128, seed=2, device=device)
+    int4, int8 = (Weight.random(bits, 8, 128, 128, has_zero=True, device=device) for bits in (4, 8))
+    words = matvec_int4.interleaved(int4.codes)
+    short = {"budget_s": 0.0, "repeats": 1}
+    found = {
+        "matvec": matvec.tune_matvec(x, weight, **short),
+        "matvec_int4": matvec_int4.tune_matvec_int4(x, words, int4.scale, int4.zero, group=128, **short),
+        "matvec_int8": matvec_int8.tune_matvec_int8(x, int8.codes, int8.scale, int8.zero, group=128, **short),
+    }
+    table = tuning.table_for(device).configs
+    assert {kernel: config for (kernel, _), config in table.items()} == found
+    assert ("matvec", str(matvec.key_of(1, 8, 128, torch.float32, 3))) in table
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------
+
+
+def refused(message: str, call, *arguments, **settings) -> None:
+    with pytest.raises(launch.Unsupported, match=message):
+        call(*arguments, **settings)
+
+
+@on_each_device
+def test_what_is_not_supported_is_refused_with_what_is(device):
+    x, weight = random(2, 64, seed=1, device=device), random(5, 64, seed=2, device=device)
+    many = random(33, 64, seed=3, device=device)
+    refused("0 to 32 rows, got 33.*F.linear", matvec.matvec, many, weight)
+    refused(r"weight must have shape \[any, 64\], got \[5, 63\]", matvec.matvec, x, weight[:, :63])
+    refused("must have one type", matvec.matvec, x, weight.half())
+    refused("x must be one of float32, float16, bfloat16; got float64", matvec.matvec, x.double(), weight.double())
+    refused("contiguous in its last axis", matvec.matvec, x, random(64, 5, seed=2, device=device).T)
+    refused("versions 1, 2, 3; got 4", matvec.matvec, x, weight, version=4)
+    refused("splits is None or 1 to 64, got 0", matvec.matvec, x, weight, splits=0)
+    refused("version 2 does not divide", matvec.matvec, x, weight, splits=2, version=2)
+    int4 = Weight.random(4, 5, 64, 32, has_zero=True, device=device)
+    words = matvec_int4.interleaved(int4.codes)
+    call = matvec_int4.matvec_int4
+    refused("multiple of 32 inputs.*got 16 of 64", call, x, words, int4.scale, group=16)
+    refused(r"scale must have shape \[5, 1\]", call, x, words, int4.scale)
+    refused(r"words must have shape \[any, 16\]", call, x, words[:, :8], int4.scale, group=32)
+    refused("words must be one of int32; got uint8", call, x, words.to(torch.uint8), int4.scale, group=32)
+    refused("zero must lie as scale", call, x, words, int4.scale, int4.zero.contiguous(), group=32)
+    refused("added is a whole number", call, x, words, int4.scale, group=32, added=0.5)
+    int8 = Weight.random(8, 5, 64, 32, has_zero=True, device=device)
+    call = matvec_int8.matvec_int8
+    refused("version 4 takes interleaved words", call, x, int8.codes, int8.scale, group=32, version=4)
+    refused("version 2 takes codes", call, x, matvec_int8.interleaved(int8.codes), int8.scale, group=32, version=2)
+    refused("0 to 32 rows", call, many, int8.codes, int8.scale, group=32)
+    if launch.INTERPRETED:
+        narrow = x.bfloat16()
+        refused("multiplies bfloat16 wrongly", call, narrow, int8.codes, int8.scale, group=32)

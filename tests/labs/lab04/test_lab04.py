@@ -1,0 +1,632 @@
+"""Lab 04: what the time and form experiments count is exact, what they time is held to an oracle, and the panels of the
+lab show what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import torch
+from conftest import random_decoder, tiny_config
+from experiment_claims import ExperimentClaims, brief_runs, on_model
+from panel_claims import PanelClaims, shown
+
+from workbench.errors import WorkbenchError
+from workbench.experiments import run_experiment
+from workbench.instruments.bench import Bench
+from workbench.instruments.costs import causal_pairs, kv_bytes
+from workbench.instruments.device import PUBLISHED
+from workbench.instruments.records import Measurement
+from workbench.kv import KINDS, Contiguous, Latent, Window
+from workbench.labs.lab04_smaller_caches import latent as forms
+from workbench.labs.lab04_smaller_caches import rolling
+from workbench.labs.lab04_smaller_caches import variants as decoding
+from workbench.labs.lab04_smaller_caches.inputs import VARIANTS, kind_for
+from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS, MARKS, apart
+from workbench.labs.lab04_smaller_caches.panels.quality import design
+from workbench.models import PUBLIC_SHAPES, corpus, public_shape
+from workbench.models.checkpoints import shipped_tokenizer
+from workbench.models.decoder import Decoder
+from workbench.models.latent import UpProjections, absorbing_pays
+from workbench.models.recipes import CACHE_VARIANTS
+from workbench.models.training import initialize
+from workbench.panels import style
+from workbench.panels.plots import flop_words, listed
+
+SMALL = {  # settings under which each experiment runs in a second
+    "smaller.variants": {"largest_context": 64, "repeats": 2},
+    "smaller.latent": {"shape": "stdlib-3m-mla", "context": 64, "repeats": 1},
+    "smaller.rolling": {"window": 5, "sinks": 2, "global_every": 2, "tokens": 12},
+    "smaller.quality": {"models": "stdlib-3m-gqa", "context": 128, "passages": 2},
+    "smaller.windows": {"window": 8, "sinks": 2, "variants": False, "context": 64, "passages": 2},
+    "smaller.kv_formats": {"context": 128, "layer": 1, "passages": 2, "group": 32},
+    "smaller.convert": {
+        "num_kv_heads": 1,
+        "steps": 2,
+        "sequences_per_step": 1,
+        "sequence_length": 32,
+        "context": 32,
+        "passages": 2,
+        "evaluations": 2,
+    },
+}
+MOVED = {
+    "variants": {"largest_context": 125},
+    "latent": {"new_tokens": 256},
+    "rolling": {"shown_tokens": 4},
+    "quality": {"users": 1024},
+    "windows": {"window": 16},
+    "kv_formats": {"context": 256},
+    "convert": {"num_kv_heads": 2},
+}
+RUNS_ON_A_MODEL = ("rolling", "windows", "kv_formats", "convert")
+
+
+class VariantBench(Bench):
+    """A bench whose variants have random weights, and whose ceilings are a data sheet's: nothing is measured for
+    them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[str, Decoder] = {}
+
+    def ceilings(self):
+        return PUBLISHED["h100-sxm"]
+
+    def model(self, name, *, arrangement="plain", **settings):
+        if not isinstance(name, str) or name not in CACHE_VARIANTS:
+            return super().model(name, arrangement=arrangement, **settings)
+        if name not in self.made:
+            self.made[name] = Decoder(CACHE_VARIANTS[name], tokenizer=shipped_tokenizer(), name=name)
+            initialize(self.made[name], 0)
+            self.made[name].eval().requires_grad_(False)
+        return decoding.prepare(self.made[name]) if arrangement == "fast" else self.made[name]
+
+
+@pytest.fixture
+def bench() -> VariantBench:
+    return VariantBench()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return tiny_model
+
+
+@pytest.fixture(scope="module")
+def runs(model, small_library):
+    return brief_runs(SMALL, model, VariantBench)
+
+
+@pytest.fixture
+def make(model):
+    """make(panel, **settings): that panel, drawn, on the smallest settings; on the tiny model where it takes one."""
+
+    def made(name: str, **given):
+        experiment_name = f"smaller.{name}"
+        return shown(
+            name, **{"bench": VariantBench(), **on_model(experiment_name, SMALL[experiment_name], model), **given}
+        )
+
+    return made
+
+
+class TestExperiments(ExperimentClaims):
+    lab, small, bench = 4, SMALL, VariantBench
+
+
+class TestPanels(PanelClaims):
+    small, moved, bench = SMALL, MOVED, VariantBench
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_library():
+    """Two training modules, so that nothing is tokenized for seconds; the held-out ones stay."""
+    held_out = corpus.held_out_files()
+    some = [corpus.SourceFile(f"{n}.py", f"def f{n}(x):\n    return x + {n}\n" * 60) for n in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "standard_library", lambda root=None: [*held_out, *some])
+        yield
+
+
+# -- all of them -----------------------------------------------------------------------------------------------
+
+
+# -- smaller.decode: shapes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", list(decoding.VARIANTS))
+def test_the_small_size_is_the_shipped_variant(variant):
+    assert decoding.variant_config("stdlib-3m", variant) == CACHE_VARIANTS[f"stdlib-3m-{variant}"]
+
+
+@pytest.mark.parametrize("size", ["random-110m", "random-1b"])
+def test_the_larger_shapes_have_the_same_attention_in_proportion(size):
+    token = {v: decoding.variant_config(size, v).kv_values_per_token() for v in decoding.VARIANTS}
+    base = decoding.variant_config(size, "mha")
+    assert base.num_kv_heads == base.num_heads and token["mha"] == 2 * base.num_layers * base.num_heads * base.head_dim
+    assert token["mha"] == base.num_heads * token["mqa"] == 2 * token["shared"] == token["hybrid"]
+    assert token["mha"] >= 3 * token["gqa"] and token["mla"] == token["mqa"]
+    hybrid = decoding.variant_config(size, "hybrid")
+    assert hybrid.global_layers == tuple(range(2, base.num_layers, 3)) and hybrid.sliding_window == 512
+
+
+def test_ways_belong_to_variants_and_kinds_that_exist():
+    for way in decoding.WAYS.values():
+        assert way.variant in decoding.VARIANTS and way.kv in KINDS
+        assert way.name in COLOURS and way.name in MARKS
+    assert {n for names in decoding.COMPARISONS.values() for n in names} == set(decoding.WAYS)
+    # what the others are compared with
+    assert all(names[0] == "mha" for names in decoding.COMPARISONS.values())
+
+
+def test_contexts_end_with_the_largest():
+    assert decoding.contexts_of(1000) == [125, 250, 500, 1000]
+    assert decoding.contexts_of(64) == [8, 16, 32, 64]
+
+
+# -- smaller.decode: what is counted and timed -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compare", list(decoding.COMPARISONS))
+def test_every_way_is_measured_at_every_context_and_takes_its_turn(bench, compare):
+    found = run_experiment("smaller.variants", {**SMALL["smaller.variants"], "compare": compare}, bench)
+    names = decoding.COMPARISONS[compare]
+    assert [(m.settings["context"], m.settings["way"]) for m in found] == [
+        (c, way) for c in (8, 16, 32, 64) for way in names
+    ]
+    assert all(len(m.samples) == m.counts["rows"] == 2 for m in found)
+
+
+@pytest.mark.parametrize("arrangement", ["plain", "fast"])
+@pytest.mark.parametrize("compare", list(decoding.COMPARISONS))
+def test_bytes_reserved_equal_the_formula_and_exact_ways_equal_the_oracle(bench, compare, arrangement):
+    asked = {**SMALL["smaller.variants"], "compare": compare, "arrangement": arrangement}
+    for m in run_experiment("smaller.variants", asked, bench):
+        way = decoding.WAYS[m.settings["way"]]
+        config = decoding.variant_config("stdlib-3m", way.variant)
+        assert m.counts["bytes_reserved"] == decoding.reserved_bytes(way, config, 65, torch.float32)
+        assert m.counts["bytes_in_use"] <= m.counts["bytes_reserved"]
+        if way.exact:
+            assert m.check.startswith("the next token equals") and m.counts["largest_difference"] < 1e-5
+        else:
+            assert m.check.startswith("lossy: logits differ by")
+    last = {
+        m.settings["way"]: m.counts["bytes_in_use"]
+        for m in run_experiment("smaller.variants", asked, bench)
+        if m.settings["context"] == 64
+    }
+    assert last["mha"] == kv_bytes(CACHE_VARIANTS["stdlib-3m-mha"], 64, 4)
+    if compare == "variants":
+        assert last["mqa"] == last["mla"] == last["mha"] / 6 and last["shared"] == last["mha"] / 2
+
+
+def test_a_lossy_cache_loses_something_once_it_has_quantized_something(bench):
+    asked = {"compare": "formats", "largest_context": 250, "repeats": 1}
+    last = {m.settings["way"]: m for m in run_experiment("smaller.variants", asked, bench)}
+    lost = {way: m.counts["largest_difference"] for way, m in last.items()}
+    assert lost["mha"] < 1e-5 < lost["int8"] < lost["fp8"] < lost["int4"] < decoding.GIVEN_UP
+    assert (
+        last["int4"].counts["bytes_in_use"] < last["int8"].counts["bytes_in_use"] < last["mha"].counts["bytes_in_use"]
+    )
+
+
+def test_the_prediction_of_a_run_is_the_one_that_is_drawn(bench):
+    asked = {"size": "stdlib-3m", "compare": "forms of MLA", "largest_context": 64, "arrangement": "fast"}
+    drawn = decoding.predict_ways(bench.ceilings(), **asked)
+    for m in run_experiment("smaller.variants", {**asked, "repeats": 1}, bench):
+        assert (m.settings["context"], m.predicted, m.limit) in drawn[m.settings["way"]]
+    assert decoding.predict_decode(bench.ceilings(), **asked) == drawn["mha"]
+
+
+def test_the_settings_of_a_way_reach_the_cost_model(bench):
+    flops, kept = {}, {}
+    for name, way in decoding.WAYS.items():
+        costs, _ = decoding.predicted_way(bench.ceilings(), way, "random-110m", 2000, "fast")
+        flops[name], kept[name] = costs.flops, costs.bytes_by_part["kv"]
+    assert flops["mla re-expanded"] > 2 * flops["mla"] and kept["mla kept expanded"] > 10 * kept["mla"]
+    assert kept["mha"] > kept["int8"] > kept["int4"]
+    # both read; the shared store half as often
+    assert kept["mha"] == kept["shared"] + (kept["mha"] - kept["shared"])
+    assert kept["hybrid"] < 0.7 * kept["mha"] and kept["mqa"] == pytest.approx(kept["mha"] / 12)
+
+
+def test_a_context_beyond_the_model_is_refused_with_numbers(bench):
+    with pytest.raises(WorkbenchError, match=r"makes 2,001 tokens, and stdlib-3m reads at most 1,024"):
+        run_experiment("smaller.variants", {"largest_context": 2000}, bench)
+
+
+def test_what_would_not_fit_is_refused_before_a_model_is_made(bench, monkeypatch):
+    monkeypatch.setattr("workbench.instruments.memory.available_bytes", lambda device: 10**9)
+    monkeypatch.setattr(decoding, "model_of", lambda *a: pytest.fail("a model was made"))
+    with pytest.raises(WorkbenchError, match=r"comparing 6 variants of random-1b at 1,000 tokens needs [\d.]+ GB"):
+        run_experiment("smaller.variants", {"size": "random-1b"}, bench)
+
+
+class LosesKeys(Contiguous):
+    """A cache with a mistake: keys of all but the first step are lost."""
+
+    def attend(self, layer, q, k, v, batch, up=None):
+        return super().attend(layer, q, 0 * k if batch.first_positions[0] else k, v, batch, up)
+
+
+class LosesLatents(Latent):
+    def attend(self, layer, q, k, v, batch, up=None):
+        return super().attend(layer, q, 0 * k if batch.first_positions[0] else k, v, batch, up)
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken", "compare", "title"),
+    [
+        ("contiguous", LosesKeys, "variants", "MHA"),
+        ("latent", LosesLatents, "variants", "MLA, absorbed"),
+        ("contiguous", LosesKeys, "formats", "MHA"),
+    ],
+)
+def test_a_cache_of_ours_that_were_wrong_would_never_be_timed(bench, monkeypatch, kind, broken, compare, title):
+    monkeypatch.setitem(KINDS, kind, broken)
+    asked = {**SMALL["smaller.variants"], "compare": compare, "arrangement": "plain"}
+    with pytest.raises(WorkbenchError, match=rf"^{title}: .* thrown away"):
+        run_experiment("smaller.variants", asked, bench)
+
+
+def test_a_quantized_cache_that_holds_rubbish_is_no_lossy_one(bench, monkeypatch):
+    honest = decoding._Runner._send
+
+    def send(self, start, end):
+        logits = honest(self, start, end)
+        return logits.flip(-1) if self.way.name == "int4" else logits
+
+    monkeypatch.setattr(decoding._Runner, "_send", send)
+    with pytest.raises(WorkbenchError, match=r"^MHA in int4: logits differ by .* no rounding: .* thrown away"):
+        run_experiment("smaller.variants", {**SMALL["smaller.variants"], "compare": "formats"}, bench)
+
+
+def test_a_learners_cache_drives_the_variant_of_its_choice_and_is_told_how_it_does(bench):
+    asked = {**SMALL["smaller.variants"], "yours_on": "gqa", "arrangement": "plain"}
+    found = run_experiment("smaller.variants", asked, bench, {"kv": lambda config: Contiguous(config)})
+    yours = [m for m in found if m.settings["way"] == "yours"]
+    assert len(yours) == 4 and yours[-1].settings["variant"] == "gqa" and yours[-1].predicted is None
+    assert yours[-1].check.startswith("equal within rounding to one pass without a cache")
+    found = run_experiment("smaller.variants", asked, bench, {"kv": LosesKeys})
+    assert [m for m in found if m.settings["way"] == "yours"][-1].check.startswith("not those of one pass")
+
+
+# -- smaller.forms ---------------------------------------------------------------------------------------------
+
+
+def test_the_crossover_of_deepseeks_shape_is_171_new_tokens():
+    latent = public_shape("deepseek-v3").latent_attention
+    assert forms.crossover(latent) == 512 * 256 / (1024 - 256) == pytest.approx(170.67, abs=0.01)
+    assert forms.crossover(dataclasses.replace(latent, kv_rank=128)) == float("inf")
+    assert absorbing_pays(latent, 170) and not absorbing_pays(latent, 171)
+
+
+@pytest.mark.parametrize("shape", forms.SHAPES)
+def test_the_counted_crossover_is_where_flops_cross_and_nears_the_formula(shape):
+    latent = forms.layer_config(shape).latent_attention
+    for context in (64, 1024, 65_536):
+        where = forms.counted_crossover(shape, context)
+        for new, dearer in ((where - 1, False), (where, True)):
+            absorbed, expanded = (forms.form_costs(shape, form, new, context, 4).flops for form in forms.FORMS)
+            assert (absorbed >= expanded) == dearer, (context, new)
+        assert where <= forms.crossover(latent) + 1
+    assert where == pytest.approx(forms.crossover(latent), rel=0.01)
+
+
+@pytest.mark.parametrize("new", [1, 16, 512])
+@pytest.mark.parametrize("shape", forms.SHAPES)
+def test_flops_of_both_forms_are_those_of_the_formula(shape, new):
+    config, context = forms.layer_config(shape), 1000
+    a, heads, pairs = config.latent_attention, config.num_heads, causal_pairs(new, context)
+    ups = a.kv_rank * (a.content_head_dim + a.value_head_dim)
+    absorbed = 2 * heads * (new * ups + pairs * (2 * a.kv_rank + a.rotary_head_dim))
+    expanded = 2 * heads * ((context + new) * ups + pairs * (a.key_head_dim + a.value_head_dim))
+    costs = {form: forms.form_costs(shape, form, new, context, 4) for form in forms.FORMS}
+    assert (costs["absorbed"].flops, costs["expanded"].flops) == (absorbed, expanded)
+    for c in costs.values():
+        assert c.cache_bytes + c.weight_bytes + c.other_bytes == pytest.approx(c.bytes)
+        assert c.weight_bytes == 4 * heads * ups
+    assert costs["expanded"].other_bytes > 4 * (context + new) * heads * (a.key_head_dim + a.value_head_dim)
+
+
+def test_where_two_lines_cross():
+    assert forms.crossing([(1, 1.0), (100, 100.0)], [(1, 10.0), (100, 10.0)]) == pytest.approx(10.0)
+    assert forms.crossing([(1, 1.0), (2, 1.0)], [(1, 2.0), (2, 2.0)]) is None
+    assert forms.crossing([(1, 3.0), (2, 3.0)], [(1, 2.0), (2, 2.0)]) is None
+
+
+def test_both_forms_are_measured_in_turns_and_give_the_same(bench):
+    found = run_experiment("smaller.latent", SMALL["smaller.latent"], bench)
+    assert [(m.settings["new_tokens"], m.settings["form"]) for m in found] == [
+        (n, form) for n in forms.NEW_TOKENS for form in forms.FORMS
+    ]
+    for m in found:
+        assert m.counts["largest_difference"] < 1e-4 and m.counts["bytes_in_use"] == 64 * 64 * 4
+        costs, expected = forms.predicted_form(
+            bench.ceilings(), "stdlib-3m-mla", m.settings["form"], m.settings["new_tokens"], 64, "float32"
+        )
+        assert (m.counts["flops"], m.predicted) == (costs.flops, expected.seconds)
+
+
+def test_forms_that_differed_would_never_be_timed(bench, monkeypatch):
+    honest = UpProjections.restore
+    monkeypatch.setattr(UpProjections, "restore", lambda self, mixed: 1.01 * honest(self, mixed))
+    with pytest.raises(WorkbenchError, match=r"the two forms differ by 0\.01 of the largest value, more than 0\.0001"):
+        run_experiment("smaller.latent", SMALL["smaller.latent"], bench)
+
+
+def test_a_run_of_minutes_is_refused_and_says_what_else_to_do(bench, monkeypatch):
+    slow = dataclasses.replace(PUBLISHED["h100-sxm"], flop_per_s={"float32": 1e9})
+    monkeypatch.setattr(bench, "ceilings", lambda: slow)
+    with pytest.raises(WorkbenchError, match=r"would take about [\d,]+ minutes here; .* Choose a smaller context"):
+        run_experiment("smaller.latent", {"shape": "deepseek-v3"}, bench)
+
+
+# -- smaller.rolling -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("window", "sinks", "rewind"), [(4, 0, 1), (4, 2, 1), (1, 0, 1), (5, 3, 4), (12, 2, 16)])
+def test_the_places_of_a_buffer_hold_what_its_window_may_still_need(window, sinks, rewind):
+    buffer = rolling.Buffer(window, sinks, rewind)
+    for tokens in range(1, 60):
+        held = buffer.held(tokens)
+        live = {p for p in held if p is not None}
+        newest = set(range(max(0, tokens - window - rewind + 1), tokens))
+        assert live == newest | set(range(min(sinks, tokens))) or len(live) == buffer.places
+        assert buffer.seen(tokens) <= live and tokens - 1 in live
+        for back in range(rewind):  # so many tokens can be taken back
+            if tokens - back > 0:
+                assert buffer.seen(tokens - back) <= live
+        assert all(buffer.place_of(p) == place for place, p in enumerate(held) if p is not None)
+
+
+def test_the_kv_says_what_the_formula_says_and_attends_as_the_mask_would(tiny_model, bench):
+    config = rolling.rolling_config(tiny_model.config, window=5, sinks=2, global_every=2)
+    assert config.global_layers == (1,)
+    found = run_experiment("smaller.rolling", {"model": tiny_model, **SMALL["smaller.rolling"]}, bench)
+    a_token = 2 * 2 * 8 * 4  # 2·H_kv·D·b, one layer of the tiny model
+    assert [m.median for m in found] == [a_token * (min(n, 7) + n) for n in range(1, 13)]
+    assert all(m.median == m.predicted and m.counts["bytes_full"] == 2 * a_token * n for n, m in enumerate(found, 1))
+    assert all(m.counts["largest_difference"] < 1e-5 for m in found)
+
+
+def test_a_buffer_that_forgot_its_sinks_would_be_found_out(tiny_model, bench, monkeypatch):
+    def forgetful(kind, config, **settings):
+        if kind == "window":
+            return Window(dataclasses.replace(config, attention_sinks=0), **settings)
+        return KINDS[kind](config, **settings)
+
+    monkeypatch.setattr(rolling, "make_kv", forgetful)
+    with pytest.raises(WorkbenchError, match=r"after \d+ tokens the logits differ by .* something else than it should"):
+        run_experiment("smaller.rolling", {"model": tiny_model, **SMALL["smaller.rolling"]}, bench)
+
+
+def test_a_window_in_no_layer_is_refused(tiny_model):
+    with pytest.raises(WorkbenchError, match="global_every=1 leaves no layer with a window"):
+        rolling.rolling_config(tiny_model.config, window=4, sinks=0, global_every=1)
+    with pytest.raises(WorkbenchError, match="plain keys and values"):
+        rolling.rolling_config(CACHE_VARIANTS["stdlib-3m-mla"], window=4, sinks=0, global_every=0)
+
+
+# -- all panels ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["variants", "latent"])
+def test_stop_ends_a_run_within_a_second(make, name):
+    """The best of three, because a machine that runs ten other things takes a second to do nothing at all."""
+    long = {"variants": {"largest_context": 250, "repeats": 100}, "latent": {"context": 512, "repeats": 50}}
+    panel = make(name, **long[name])
+    taken = []
+    for _ in range(3):
+        panel.run_button.click()
+        while "running: " not in panel.status.value:
+            assert panel._worker.is_alive()
+            time.sleep(0.005)
+        started = time.monotonic()
+        panel.stop_button.click()
+        panel._worker.join(30)
+        taken.append(time.monotonic() - started)
+        assert panel.wait(30) and "stopped" in panel.status.value
+    assert min(taken) < 1.0
+
+
+def test_hostile_names_are_shown_inert(make):
+    hostile = random_decoder(tiny_config(context_length=256), tokenizer=shipped_tokenizer(), name="<img src=x>$\\frac$")
+    for name in ("rolling", "windows", "kv_formats"):
+        panel = make(name, model=hostile)
+        panel.run()
+        shown = panel.words.value + panel.extra.value + panel.table.value + panel.status.value
+        assert "<img" not in shown and "error" not in panel.status.value
+
+
+# -- each panel ------------------------------------------------------------------------------------------------
+
+
+def lines_of(axes) -> dict[str, list[float]]:
+    """{colour: y values} of the measured lines in a plot."""
+    return {line.get_color(): list(line.get_ydata()) for line in axes.lines if line.get_linestyle() == "-"}
+
+
+def test_the_table_of_variants_says_what_the_plot_draws(make):
+    panel = make("variants")
+    panel.run()
+    view = panel.view(panel.settings)
+    drawn = lines_of(view.figure.axes[0])
+    for way, row in zip(decoding.COMPARISONS["variants"], view.rows):
+        m = next(m for m in reversed(panel.measurements) if m.settings["way"] == way)
+        assert drawn[COLOURS[way]][-1] == pytest.approx(m.median)
+        assert row[0] == decoding.WAYS[way].title and row[4].startswith(style.milliseconds(m.median))
+        assert row[1] == row[2] == f"{m.counts['bytes_reserved']:,.0f}"
+
+
+def test_regimes_are_named_in_words(make):
+    # a small model on an H100's data sheet
+    assert "No gain in time to speak of" in make("variants").words.value
+    assert "launch-bound" in make("latent").words.value
+    panel = make("variants", size="random-1b", largest_context=32_000)
+    assert "bandwidth-bound" in panel.words.value and "No gain" not in panel.words.value
+
+
+def test_a_learners_cache_is_drawn_and_judged_in_words(make):
+    panel = make("variants", arrangement="plain", yours_on="gqa")
+    panel.run(kv=lambda config: Contiguous(config))
+    assert "with your kv" in panel.status.value and "Yours: equal within rounding" in panel.words.value
+    assert ">yours<" in panel.table.value
+    panel.run(kv=LosesKeys)
+    assert "Yours: not those of one pass" in panel.words.value
+
+
+@pytest.mark.parametrize("shape", forms.SHAPES)
+def test_the_picture_of_mla_names_what_is_cached_and_who_wins(make, shape):
+    panel = make("latent", shape=shape, new_tokens=1, context=1024)
+    a = forms.layer_config(shape).latent_attention
+    assert f"{a.kv_rank} + {a.rotary_head_dim} = {a.cached_dim} values a token" in panel.words.value
+    texts = [t.get_text() for t in panel.view(panel.settings).figure.axes[0].texts]
+    assert any(t.startswith("absorbed") and "fewer FLOPs" in t for t in texts)
+    panel.configure(new_tokens=512)
+    texts = [t.get_text() for t in panel.view(panel.settings).figure.axes[0].texts]
+    assert any(t.startswith("expanded") and "fewer FLOPs" in t for t in texts)
+
+
+def test_the_words_of_mla_give_28_and_57_times(make):
+    words = make("latent", shape="deepseek-v3", context=1024).words.value
+    assert "16,384 (28.4 ×)" in words and "32,768 (56.9 ×)" in words and "170.7" in words
+
+
+def test_play_moves_the_slider_and_the_slider_play(make):
+    panel = make("rolling")
+    panel.play.value = 9
+    assert panel.wait(30) and panel.settings["shown_tokens"] == 9 and "Token 8 stands at place" in panel.words.value
+    panel.configure(shown_tokens=3)
+    assert panel.wait(30) and panel.play.value == 3
+
+
+def test_the_rolling_picture_shows_positions_in_their_places(make):
+    panel = make("rolling", shown_tokens=12)
+    ring = panel.view(panel.settings).figure.axes[1]
+    buffer = rolling.Buffer(5, 2, 1)
+    assert [t.get_text() for t in ring.texts] == [str(p) for p in buffer.held(12)]
+    assert "holds 0 to 1, 7 to 11" in panel.words.value
+
+
+def test_a_design_fits_when_its_weights_and_all_caches_do():
+    for model in VARIANTS:
+        config = CACHE_VARIANTS[model]
+        one = KINDS[kind_for(config)].reserved_bytes_for(config, max_sequences=1, max_tokens=512, dtype=torch.float32)
+        needed = 4 * config.num_parameters() + 16 * one
+        for memory in (needed // 10**6, needed // 10**6 + 1):
+            found = design(model, memory=memory, users=16, tokens=512)
+            assert found.cache_bytes == 16 * one and found.fits == (needed <= memory * 10**6)
+
+
+def loss_of(model: str, loss: float) -> Measurement:
+    return Bench().measurement(
+        name="smaller.quality",
+        settings={"model": model, "measured": "loss", "context": 1024},
+        samples=[loss],
+        unit="nats/token",
+        counts={"above_first": loss - 2.8, "above_first_standard_error": 0.01},
+    )
+
+
+def test_the_best_of_what_fits_is_named_and_what_does_not_fit_is_not(make):
+    losses = {"stdlib-3m-mha": 2.8, "stdlib-3m-gqa": 2.83, "stdlib-3m-mqa": 2.9, "stdlib-3m-mla": 2.81}
+    panel = make("quality", models="all", users=64, tokens=1024, memory=512)
+    panel.measurements = [loss_of(model, loss) for model, loss in losses.items()]
+    panel.refresh()
+    assert panel.wait(30)
+    # MHA is better and does not fit
+    assert "the lowest held-out loss is that of MLA, 2.8100" in panel.words.value
+    panel.configure(memory=1024)
+    assert panel.wait(30) and "the lowest held-out loss is that of MHA, 2.8000" in panel.words.value
+    panel.configure(memory=16)
+    assert panel.wait(30) and "none of these designs fits" in panel.words.value
+
+
+def test_knobs_are_checked_like_settings_and_refused_whole(make):
+    panel = make("quality")
+    with pytest.raises(WorkbenchError, match="did you mean 'users'"):
+        panel.configure(user=3)
+    with pytest.raises(WorkbenchError, match="users"):
+        panel.configure(passages=4, users=3)
+    assert panel.controls["passages"].value == 2  # refused whole
+    with pytest.raises(WorkbenchError, match="memory"):
+        make("quality", memory=3)
+    panel.configure(users=256)
+    assert panel.knob_settings["users"] == 256
+
+
+def test_quality_points_stand_where_the_table_says(make):
+    panel = make("quality", tokens=128)
+    panel.run()
+    view = panel.view(panel.settings)
+    m = next(m for m in panel.measurements if m.settings["measured"] == "loss")
+    [point] = [line for line in view.figure.axes[0].lines if len(line.get_xdata()) == 1 and line.get_marker() == "s"]
+    assert list(point.get_ydata()) == [m.median] and view.rows[0][3].startswith(f"{m.median:.4f}")
+    assert view.rows[0][2] == f"{point.get_xdata()[0]:,.0f}"
+
+
+def test_losses_by_position_are_drawn_and_listed_for_every_way(make):
+    panel = make("windows")
+    panel.run()
+    view = panel.view(panel.settings)
+    assert view.header == ["positions", "full", "window", "window and sinks"]
+    drawn = {
+        line.get_label(): list(line.get_ydata()) for line in view.figure.axes[0].lines if len(line.get_xdata()) > 2
+    }
+    for column, way in enumerate(view.header[1:], 1):
+        assert [row[column] for row in view.rows[:-1]] == [f"{y:.3f}" for y in drawn[way]]
+    assert "draw" in view.words and "of the attention" in view.words
+
+
+def test_a_learners_window_is_listed_beside_ours(make):
+    panel = make("windows")
+    panel.run(kv=lambda config: Window(config, window=8))
+    assert ">yours<" in panel.table.value and "Yours, against the whole text" in panel.words.value
+
+
+def test_every_format_is_drawn_with_its_excess(make):
+    panel = make("kv_formats")
+    panel.run()
+    view = panel.view(panel.settings)
+    bars = [p.get_height() for p in view.figure.axes[2].patches]
+    excess = [
+        100 * m.counts["excess"]
+        for m in panel.measurements
+        if m.settings["measured"] in ("kv", "scheme") and m.settings["format"] != "full precision"
+    ]
+    assert bars == pytest.approx(excess) and len(view.rows) == len(bars) + 1
+    assert "Keys: the largest channel" in view.words and "int8" in view.words
+
+
+def test_the_stages_of_a_conversion_are_told_in_order(make):
+    panel = make("convert")
+    panel.run()
+    view = panel.view(panel.settings)
+    assert [row[0] for row in view.rows][:2] == ["before", "heads averaged"] and view.rows[-1][0] == "trained on"
+    assert "2 key-value heads become 1" in view.words and "averaging alone" in view.words
+
+
+# -- small parts -----------------------------------------------------------------------------------------------
+
+
+def test_labels_of_near_points_are_kept_apart_and_far_ones_stay():
+    heights = apart([(0.1, 0.5), (0.15, 0.51), (0.9, 0.5)], near=0.3, gap=0.1)
+    assert heights[0] == 0.5 and heights[1] == pytest.approx(0.6) and heights[2] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("flops", "words"), [(999, "999 FLOP"), (4.31e9, "4.31 GFLOP"), (1.5e12, "1.5 TFLOP"), (3.99e7, "39.9 MFLOP")]
+)
+def test_flops_are_written_with_their_unit(flops, words):
+    assert flop_words(flops) == words
+
+
+def test_lists_read_as_sentences():
+    assert (listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])) == ("a", "a and b", "a, b and c")
+
+
+def test_the_public_shapes_of_the_lecture_are_there():
+    assert {"llama-2-7b", "llama-2-70b", "deepseek-v3", "gemma-3-1b", "mistral-7b"} <= set(PUBLIC_SHAPES)

@@ -1,0 +1,162 @@
+"""Filters on logits: temperature, top-k, top-p, min-p and penalties, as pure functions.
+
+Every filter takes logits and gives new logits of the same shape; a token that may not be chosen has −inf, and
+the distribution of a stage is softmax(logits). No input is ever changed. The order is that of transformers:
+
+    repetition, presence, frequency penalty → temperature → top-k → top-p → min-p
+
+and it matters: top-p and min-p look at probabilities, so what they keep depends on the temperature before them,
+and top-p after top-k measures its mass within the k tokens that are left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from workbench.errors import WorkbenchError, unknown
+
+REMOVED = -math.inf
+
+
+def finite_number(name: str, value: object, expected: str, holds: Callable[[float], bool]) -> None:
+    """Raise unless `value` is a finite int or float (no bool) for which `holds`."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and holds(value)):
+        raise WorkbenchError(f"{name} must be {expected}, got {value!r}")
+
+
+def whole_number(name: str, value: object, *, at_least: int) -> None:
+    """Raise unless `value` is an int (no bool, no float) of at least `at_least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise WorkbenchError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
+
+
+# -- filters on probabilities: logits [..., V], row by row ---------------------------------------------
+
+
+def apply_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Divide by the temperature: below 1 sharper, above 1 flatter. It never changes the order of tokens.
+
+    0 is the limit T → 0, greedy: only the best token is left (of equals, the one with the smallest id).
+    """
+    finite_number("temperature", temperature, "0 (greedy) or a positive number", lambda t: t >= 0)
+    if temperature == 0:
+        best = logits.argmax(dim=-1, keepdim=True)
+        return torch.full_like(logits, REMOVED).scatter(-1, best, logits.gather(-1, best))
+    scaled = logits / temperature
+    overflows = (scaled == math.inf).any(dim=-1, keepdim=True)
+    if logits.device.type == "cpu" and not overflows.any():
+        return scaled
+    # a tiny temperature overflowed; with the best token at 0 the softmax is the same. A GPU is not asked: it computes
+    # both, and nobody waits for its answer
+    return torch.where(overflows, (logits - logits.amax(dim=-1, keepdim=True)) / temperature, scaled)
+
+
+def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Keep the k best tokens, and all that equal the k-th. k ≥ V keeps everything."""
+    whole_number("top_k", k, at_least=1)
+    kth_best = logits.topk(min(k, logits.shape[-1]), dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < kth_best, REMOVED)
+
+
+def keep_top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+    """Keep the smallest set of best tokens whose probability reaches p (the nucleus, arXiv 1904.09751).
+
+    A token stays while the tokens better than it hold less than p together, so the best always stays; of equal
+    tokens at the edge, smaller ids stay first. p = 1 keeps everything.
+    """
+    finite_number("top_p", p, "above 0 and at most 1 (1 keeps every token)", lambda p: 0 < p <= 1)
+    if p == 1:
+        return logits.clone()
+    best_first, order = logits.sort(dim=-1, descending=True, stable=True)
+    reached = _wide(best_first).softmax(dim=-1).cumsum(dim=-1)
+    before = torch.cat((torch.zeros_like(reached[..., :1]), reached[..., :-1]), dim=-1)
+    removed = torch.empty_like(order, dtype=torch.bool).scatter(-1, order, before >= p)
+    return logits.masked_fill(removed, REMOVED)
+
+
+def keep_min_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+    """Keep tokens at least p times as probable as the best one (arXiv 2407.01082). p = 0 keeps everything.
+
+    In logits the ratio of two probabilities is a difference, so no softmax is needed.
+    """
+    finite_number("min_p", p, "from 0 to 1 (0 keeps every token)", lambda p: 0 <= p <= 1)
+    if p == 0:
+        return logits.clone()
+    threshold = logits.amax(dim=-1, keepdim=True) + math.log(p)
+    return logits.masked_fill(logits < threshold, REMOVED)
+
+
+# -- penalties: logits [V], and what has been said so far ----------------------------------------------
+
+
+def penalize_repetition(logits: torch.Tensor, token_ids: Sequence[int], penalty: float) -> torch.Tensor:
+    """Divide positive logits of the tokens seen by the penalty and multiply negative ones (arXiv 1909.05858).
+
+    token_ids: prompt and generated so far; how often a token was seen makes no difference. Above 1 discourages.
+    """
+    finite_number("repetition_penalty", penalty, "a positive number (1 changes nothing)", lambda x: x > 0)
+    seen = _counts(logits, token_ids) > 0
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def penalize_presence(logits: torch.Tensor, generated_ids: Sequence[int], penalty: float) -> torch.Tensor:
+    """Subtract the penalty once from each token that was generated (the OpenAI API's definition)."""
+    finite_number("presence_penalty", penalty, "a finite number (0 changes nothing)", lambda _: True)
+    return logits - penalty * _counts(logits, generated_ids).clamp(max=1)
+
+
+def penalize_frequency(logits: torch.Tensor, generated_ids: Sequence[int], penalty: float) -> torch.Tensor:
+    """Subtract the penalty once for every time a token was generated (the OpenAI API's definition)."""
+    finite_number("frequency_penalty", penalty, "a finite number (0 changes nothing)", lambda _: True)
+    return logits - penalty * _counts(logits, generated_ids)
+
+
+def _counts(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+    """[V] how often each token stands in token_ids, in the dtype of the logits."""
+    if logits.dim() != 1:
+        raise WorkbenchError(f"penalties take the logits of one text, [V], got {list(logits.shape)}")
+    ids, vocabulary = torch.as_tensor(list(token_ids), dtype=torch.int64), logits.shape[0]
+    if ids.numel() and not (ids.min() >= 0 and ids.max() < vocabulary):
+        raise WorkbenchError(f"token ids must lie in 0 … {vocabulary - 1}, got {ids.min()} … {ids.max()}")
+    return torch.bincount(ids, minlength=vocabulary).to(logits)  # its dtype and device
+
+
+FILTERS: dict[str, Callable[..., torch.Tensor]] = {  # in the order in which they are applied
+    "repetition_penalty": penalize_repetition,
+    "presence_penalty": penalize_presence,
+    "frequency_penalty": penalize_frequency,
+    "temperature": apply_temperature,
+    "top_k": keep_top_k,
+    "top_p": keep_top_p,
+    "min_p": keep_min_p,
+}
+
+
+def check_filter_names(names: Iterable[str]) -> None:
+    """Raise for a name that is no filter."""
+    for name in names:
+        if name not in FILTERS:
+            raise unknown("filter", name, FILTERS)
+
+
+def check_logits(logits: torch.Tensor, source: str) -> None:
+    """Raise when a row of [..., V] is no distribution: a NaN, a +inf, or every token removed."""
+    best = logits.amax(dim=-1)  # NaN wins in amax, so one number a row tells all three
+    if math.isfinite(best.item()) if best.dim() == 0 else torch.isfinite(best).all():
+        return
+    if best.isnan().any():
+        raise WorkbenchError(
+            f"{source} gave NaN logits, so there is nothing to choose from; look for 0/0, "
+            "inf − inf or weights that overflowed"
+        )
+    if (best == math.inf).any():
+        raise WorkbenchError(f"{source} gave a logit of +inf; use finite logits, and −inf to remove a token")
+    raise WorkbenchError(f"{source} removed every token (all logits are −inf); at least one must be left")
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """At least float32: sums of bfloat16 probabilities would not reach 1."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,231 @@
+"""A request, and the `Sequence` type that decoding, speculation and serving share. No torch.
+
+WAITING ──admitted──► RUNNING ──last token──► FINISHED  "stop", "length"
+   ▲                   │   ▲                            "abort" and "error" from anywhere
+   └──── preempted ────┘   └── SWAPPED (its keys and values lie on the host)
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import abc
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from workbench.errors import WorkbenchError, check_above, check_whole, is_number, is_whole
+
+if TYPE_CHECKING:
+    from workbench.decoding.sampling import Sampler, SamplingSettings
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. Checked when it is made; what depends on the model and the pool, when it is added.
+
+    id: any name, used once. n: so many sequences from the same prompt, each with its own random numbers. priority:
+    smaller is more urgent. deadline_s: after arrival. tenant: prompts are found again only under the same name.
+    arrival_s: on the engine's clock. sampling: default greedy; its stages, and a seed for its random numbers.
+    """
+
+    id: Hashable
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingSettings | None = None
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    priority: int = 0
+    deadline_s: float | None = None
+    tenant: str = ""
+    arrival_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_ids", _token_ids(f"the prompt of request {self.id!r}", self.prompt_ids))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if not self.prompt_ids:
+            raise WorkbenchError(f"the prompt of request {self.id!r} is empty; a model needs a token to continue")
+        check_whole("max_new_tokens", self.max_new_tokens, 1)
+        check_whole("n", self.n, 1)
+        if not is_whole(self.priority):
+            raise WorkbenchError(f"priority must be a whole number, got {self.priority!r}")
+        if self.seed is not None:
+            check_whole("seed", self.seed, 0)
+            if self.seed + self.n > 2**63:  # each of the n has the next
+                raise WorkbenchError(f"seed must be below 2**63, got {self.seed} for n={self.n}")
+        if self.deadline_s is not None:
+            check_above("deadline_s", self.deadline_s, 0)
+        if not is_number(self.arrival_s):
+            raise WorkbenchError(f"arrival_s must be a finite number, got {self.arrival_s!r}")
+        if not isinstance(self.tenant, str):
+            raise WorkbenchError(f"tenant must be a text, got {self.tenant!r}")
+
+    @property
+    def longest(self) -> int:
+        """Maximum length of one sequence: prompt and generated tokens."""
+        return len(self.prompt_ids) + self.max_new_tokens
+
+
+def _token_ids(what: str, given: abc.Sequence[int]) -> tuple[int, ...]:
+    try:
+        ids = tuple(given)
+    except TypeError:
+        raise WorkbenchError(f"{what} must be a list of token ids, got {given!r}") from None
+    for token_id in ids:
+        if not is_whole(token_id) or token_id < 0:
+            raise WorkbenchError(f"{what} must be token ids, whole numbers of at least 0, got {token_id!r}")
+    return ids
+
+
+NOT_SET: Any = None  # of a sequence that no scheduler knows, or that is not sampled yet
+
+
+class NewToken(NamedTuple):
+    """A token that was appended to a sequence."""
+
+    token_id: int
+    log_prob: float | None  # under the target itself, before any filter; None where it was not asked
+    origin: str  # the draft that wrote it, "target", or "grammar"
+    kind: str  # "plain" where nothing was drafted, "draft", "correction", "bonus", or "jump"
+
+
+class Forces(Protocol):
+    """A grammar that can tell the only legal continuation."""
+
+    def forced(self, generated_ids: abc.Sequence[int]) -> list[int]: ...
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One sequence of tokens: how they are sampled, its state, its counters and its times.
+
+    Whoever decodes it adds tokens by `append`. The fields from `request` on belong to the scheduler.
+    """
+
+    id: Hashable  # its name in the kv
+    token_ids: list[int]  # prompt, then what was generated
+    prompt_tokens: int  # how many of them are the prompt
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    sampler: Sampler = NOT_SET
+    guide: Forces | None = None
+    drafting: Any = NOT_SET  # a `speculation.engine.Drafting` where a draft guesses ahead
+
+    request: Request = NOT_SET
+    sample: int = 0  # which of the request's n
+    number: int = 0  # in order of arrival
+    status: Status = Status.WAITING
+    computed: int = 0  # tokens that are in the kv
+    finish_reason: str | None = None
+    error: Exception | None = None
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    token_times_s: list[float] = field(default_factory=list)  # of each generated token
+    preemptions: int = 0
+    hit_tokens: int = 0  # found in the prefix cache at its last admission
+    forked: bool = False  # the other sequences of its request were started
+
+    @classmethod
+    def of(cls, request: Request, sample: int, number: int, token_ids: list[int]) -> Sequence:
+        """The sample-th sequence of a request."""
+        return cls(
+            (request.id, sample),
+            token_ids,
+            len(request.prompt_ids),
+            request.max_new_tokens,
+            request.stop_token_ids,
+            request=request,
+            sample=sample,
+            number=number,
+        )
+
+    def append(self, token_id: int) -> bool:
+        """Add a token; True when the sequence ends with it."""
+        self.token_ids.append(token_id)
+        return self.end_reason() is not None
+
+    def end_reason(self) -> str | None:
+        """Why the sequence ends with its last token: "stop" or "length"; None while it goes on."""
+        if self.token_ids[-1] in self.stop_token_ids:
+            return "stop"
+        return None if self.remaining > 0 else "length"
+
+    @property
+    def arrival_s(self) -> float:
+        return self.request.arrival_s
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.token_ids)
+
+    @property
+    def generated_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_tokens :]
+
+    @property
+    def written(self) -> int:
+        return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be generated, at most."""
+        return self.prompt_tokens + self.max_new_tokens - len(self.token_ids)
+
+    @property
+    def unsent(self) -> int:
+        """Tokens that are not yet in the kv; 1 for a sequence that decodes."""
+        return len(self.token_ids) - self.computed
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One sequence of a request, at its end. Times are of the engine's clock."""
+
+    request_id: Hashable
+    sample: int
+    token_ids: tuple[int, ...]  # what was generated
+    finish_reason: str  # "stop", "length", "abort" or "error"
+    error: Exception | None
+    prompt_tokens: int
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float
+    token_times_s: tuple[float, ...]
+    preemptions: int
+    hit_tokens: int
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> Finished:
+        """Of a sequence that ended."""
+        assert sequence.finish_reason is not None and sequence.finished_s is not None
+        return cls(
+            sequence.request.id,
+            sequence.sample,
+            tuple(sequence.generated_ids),
+            sequence.finish_reason,
+            sequence.error,
+            sequence.prompt_tokens,
+            sequence.arrival_s,
+            sequence.first_scheduled_s,
+            sequence.first_token_s,
+            sequence.finished_s,
+            tuple(sequence.token_times_s),
+            sequence.preemptions,
+            sequence.hit_tokens,
+        )

@@ -1,0 +1,125 @@
+"""Steps with a cache: the model in its arrangement, one step predicted, tokens held to an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.experiments.contract import Setting
+from workbench.experiments.inputs import dtype_of, next_logits, shape_of
+from workbench.instruments.costs import ARRANGEMENTS, predict, step_costs
+from workbench.kv.slots import stored_dtype
+from workbench.models.fast import FastDecoder, prepare
+
+if TYPE_CHECKING:
+    from workbench.instruments.bench import Bench
+    from workbench.instruments.costs import Prediction, StepCosts
+    from workbench.instruments.device import Ceilings
+    from workbench.models.config import ModelConfig
+    from workbench.models.fast import Model
+
+
+ARRANGEMENT = Setting(
+    "arrangement", "fast", "choice", choices=ARRANGEMENTS, help="the model as it was trained, or arranged for inference"
+)
+RECORDED_MODELS = ("llama-3.1-8b", "llama-3.2-1b")  # on an accelerator, with random weights
+
+
+def check_room(shape: ModelConfig, prompt_tokens: int, new_tokens: int) -> None:
+    """Raise WorkbenchError when the text would be longer than the model can read."""
+    if prompt_tokens + new_tokens > shape.context_length:
+        raise WorkbenchError(
+            f"a prompt of {prompt_tokens:,} tokens and {new_tokens:,} new ones make {prompt_tokens + new_tokens:,}, "
+            f"and this model reads at most {shape.context_length:,}; choose fewer"
+        )
+
+
+def arranged(bench: Bench, model: str | Model, arrangement: str) -> Model:
+    """The model, as it is or arranged for inference. Raises WorkbenchError where that cannot be undone."""
+    decoder = model if isinstance(model, FastDecoder) else bench.model(model, arrangement=arrangement)
+    if not isinstance(decoder, FastDecoder):
+        return prepare(decoder) if arrangement == "fast" else decoder
+    if arrangement == "plain":
+        raise WorkbenchError(
+            f"{decoder.name} is arranged for inference already; choose arrangement 'fast', or hand in the model that "
+            "`load` gives"
+        )
+    return decoder
+
+
+def predicted_step(
+    ceilings: Ceilings,
+    model: str | Model,
+    *,
+    new_tokens: Sequence[int],
+    contexts: Sequence[int],
+    kv: str = "contiguous",
+    arrangement: str = "fast",
+) -> tuple[StepCosts, Prediction]:
+    """(StepCosts, Prediction) of one step that asks for the last row of every sequence."""
+    dtype = dtype_of(model)
+    device = "cuda" if "float16" in ceilings.flop_per_s else "cpu"  # only a GPU's ceilings have it
+    costs = step_costs(
+        shape_of(model),
+        new_tokens=list(new_tokens),
+        contexts=list(contexts),
+        logit_rows=len(new_tokens),
+        weight_bytes_per_element=dtype.itemsize,
+        kv=kv,
+        kv_bytes_per_element=stored_dtype(dtype, device).itemsize,
+        arrangement=arrangement,
+    )
+    return costs, predict(costs, ceilings, dtype)
+
+
+def rounding(logits: torch.Tensor, dtype: torch.dtype) -> float:
+    """How far two logits may lie apart when they differ only by the order of additions.
+
+    In 16 bits that is much: 3 % of the largest was seen over the 16 layers of a model with random weights.
+    """
+    return min(100 * torch.finfo(dtype).eps, 0.1) * float(logits.abs().max())
+
+
+def is_tie(logits: torch.Tensor, expected: int, dtype: torch.dtype) -> bool:
+    """Whether the best of logits [V] is ahead of the oracle's token by no more than rounding."""
+    return float(logits.max() - logits[expected]) <= rounding(logits, dtype)
+
+
+def same_token(logits: torch.Tensor, expected: int, dtype: torch.dtype, what: str) -> bool:
+    """Whether the best of logits [V] is the oracle's token; False when the two are a tie.
+
+    Raises WorkbenchError otherwise: a time is worth nothing when the output is wrong.
+    """
+    best = int(logits.argmax())
+    if best != expected and not is_tie(logits, expected, dtype):
+        gap = float(logits[best] - logits[expected])
+        raise WorkbenchError(
+            f"{what} is {best}, and the oracle's is {expected} (behind by {gap:.3g}): the output is wrong, so its "
+            "time was thrown away"
+        )
+    return best == expected
+
+
+def step_counts(costs: StepCosts) -> dict[str, float]:
+    """What one step costs, as counts of a Measurement that covers several."""
+    return {f"{name}_a_step": value for name, value in costs.counts().items() if name != "rows"}
+
+
+# -- tokens --------------------------------------------------------------------------------------------------------
+
+
+def parts_at_a_tie(oracle: Model, prompt: list[int], made: list[int], plain: list[int]) -> bool:
+    """Whether greedy tokens leave those of plain decoding, as far as both go, at a tie within rounding.
+
+    Raises WorkbenchError where they leave them and it is none: a time is worth nothing when the output is wrong.
+    """
+    for at, (token, wanted) in enumerate(zip(made, plain)):
+        if token != wanted:
+            logits = next_logits(oracle, [*prompt, *made[:at]])
+            for written in (token, wanted):
+                same_token(logits, written, oracle.dtype, f"token {at}, with a draft {token},")
+            return True
+    return False

@@ -1,0 +1,98 @@
+"""Lab 01, naive generation: its exercises and their visible checks.
+
+Every expected value is worked out beside the judges (lab01_loop, lab01_sampling, lab01_beam), in plain Python and apart
+from `workbench.decoding`, so that a mistake there could not make the same mistake in an answer right.
+"""
+
+from __future__ import annotations
+
+from workbench.grading.check import Exercise, ExerciseSet, claim
+from workbench.labs.lab01_naive_generation.checks import beam, loop, probes, sampling
+
+PRELUDE = """\
+import torch
+
+import workbench as wb
+from workbench import checks"""
+
+
+EXERCISES = ExerciseSet(
+    name="01_naive_generation",
+    lab=1,
+    prelude=PRELUDE,
+    exercises=(
+        Exercise(
+            "naive-loop",
+            "The loop",
+            "token_loop",
+            (
+                claim(
+                    "last-row",
+                    probes.run_loop,
+                    loop.judge_choices,
+                    lambda draw: [loop.loop_case(draw, 4, 3), loop.loop_case(draw, 1, 5)],
+                ),
+                claim(
+                    "whole-text",
+                    probes.run_loop,
+                    loop.judge_texts,
+                    lambda draw: [loop.loop_case(draw, 4, 5), loop.loop_case(draw, 2, 1)],
+                ),
+                claim("stop-token", probes.run_loop, loop.judge_tokens, loop.stopping_cases),
+            ),
+        ),
+        Exercise(
+            "sampling-filters",
+            "From logits to fewer tokens",
+            "sampling_filters",
+            (
+                claim(
+                    "temperature",
+                    probes.run_filter,
+                    sampling.judge_filter,
+                    sampling.filter_cases("temperature", [2.0, 0.5]),
+                ),
+                claim("top-k", probes.run_filter, sampling.judge_filter, sampling.filter_cases("top_k", [3, 1])),
+                claim("top-p", probes.run_filter, sampling.judge_filter, sampling.filter_cases("top_p", [0.8, 0.45])),
+                claim("min-p", probes.run_filter, sampling.judge_filter, sampling.filter_cases("min_p", [0.25, 0.06])),
+            ),
+        ),
+        Exercise(
+            "repetition-penalty",
+            "Not again",
+            "penalize_repetition",
+            (
+                claim(
+                    "divides-positive", probes.run_penalty, sampling.judge_penalty, sampling.penalty_cases("positive")
+                ),
+                claim(
+                    "multiplies-negative",
+                    probes.run_penalty,
+                    sampling.judge_penalty,
+                    sampling.penalty_cases("negative"),
+                ),
+                claim("leaves-others", probes.run_penalty, sampling.judge_penalty, sampling.penalty_cases("others")),
+            ),
+        ),
+        Exercise(
+            "beam-search",
+            "The best of several paths",
+            "beam_search",
+            (
+                claim("one-beam", probes.run_beam, beam.judge_beam, beam.one_beam_cases),
+                claim("better-path", probes.run_beam, beam.judge_beam, beam.better_path_cases, points=2),
+                claim("length-penalty", probes.run_beam, beam.judge_beam, beam.length_cases),
+            ),
+        ),
+        Exercise(
+            "count-rows",
+            "What it costs",
+            "count_rows",
+            (
+                claim("by-hand", probes.run_count, loop.judge_count, loop.count_cases((3, 2), (1, 1), (5, 4))),
+                claim("100-after-10", probes.run_count, loop.judge_count, loop.count_cases((10, 100))),
+                claim("1000-after-2000", probes.run_count, loop.judge_count, loop.count_cases((2000, 1000))),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Lab 01: the panels of its experiments."""

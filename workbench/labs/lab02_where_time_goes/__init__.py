@@ -1,0 +1,20 @@
+"""Lab 02, where the time goes: rooflines, prefill and decode, batches, launches, compilers, prices."""
+
+PREFIX = "time"  # an experiment's name is PREFIX.stem
+EXPERIMENTS = (  # stems, in reading order
+    "roofline",
+    "phases",
+    "batch_sweep",
+    "launch",
+    "compile_step",
+    "price",
+    "prediction",
+)
+PANELS = (
+    "roofline",
+    "phases",
+    "batch_sweep",
+    "launch",
+    "compile_step",
+    "price",
+)  # those that have a panel, by the same stem

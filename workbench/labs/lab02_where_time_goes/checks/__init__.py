@@ -1,0 +1,1 @@
+"""Lab 02: exercises, and how answers to them are checked."""

@@ -1,0 +1,165 @@
+"""What the checks of lab 02 do with an answer, and what they see. Probes run beside the answer and hold no expected
+value.
+
+Shapes and ceilings cross as dicts of numbers and become the workbench's own ModelConfig and Ceilings here, so that an
+answer is called with what the real parts are called with.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workbench.instruments.device import Ceilings
+from workbench.models.config import ModelConfig
+
+READING = ("roof", "fraction", "help")
+_compile = torch.compile  # bound here, before an answer can patch the module
+
+
+def _returned(value: Any, apart: bool = True) -> dict:
+    """Of a tuple or list its items, and the names of their types; of anything else the name of its type.
+
+    apart: a mistake shows in each item by itself.
+    """
+    if not isinstance(value, list | tuple):
+        return {"returned": type(value).__name__}
+    items = {f"value {i}": item for i, item in enumerate(value)} if apart else {"values": list(value)}
+    return {"types": [type(item).__name__ for item in value]} | items
+
+
+def _ceilings(read_bytes_per_s: float, flop_per_s: dict[str, float], launch_s: float = 1e-6) -> Ceilings:
+    return Ceilings(
+        read_bytes_per_s=read_bytes_per_s,
+        copy_bytes_per_s=read_bytes_per_s,
+        flop_per_s=dict(flop_per_s),
+        launch_s=launch_s,
+        measured=False,
+        source="made up for a check",
+        name="a device of the checks",
+    )
+
+
+def run_layer(answer: Any, layer: str, sizes: dict[str, int]) -> dict:
+    """Call the function named `layer` in a dict of counting functions with `sizes` as keyword arguments."""
+    if not hasattr(answer, "keys") or layer not in answer:
+        return {"missing": layer, "returned": type(answer).__name__}
+    return _returned(answer[layer](**sizes))
+
+
+def run_tpot(
+    answer: Any,
+    config: dict,
+    batch: int,
+    context: int,
+    bytes_per_element: int,
+    launches: int,
+    ceilings: dict,
+    dtype: str,
+) -> dict:
+    """Call `predict_tpot(config, batch=…, …)`."""
+    return _returned(
+        answer(
+            ModelConfig(**config),
+            batch=batch,
+            context=context,
+            bytes_per_element=bytes_per_element,
+            launches=launches,
+            ceilings=_ceilings(**ceilings),
+            dtype=dtype,
+        ),
+        apart=False,
+    )
+
+
+def run_limits(
+    answer: Any, config: dict, context: int, bytes_per_element: int, memory_bytes: int, ceilings: dict, dtype: str
+) -> dict:
+    """Call `batch_limits(config, context=…, …)`."""
+    return _returned(
+        answer(
+            ModelConfig(**config),
+            context=context,
+            bytes_per_element=bytes_per_element,
+            memory_bytes=memory_bytes,
+            ceilings=_ceilings(**ceilings),
+            dtype=dtype,
+        )
+    )
+
+
+def run_reading(answer: Any, points: list[list[float]], ceilings: dict, dtype: str) -> dict:
+    """Call `read_roofline(points, ceilings, dtype)` with points as (FLOPs per byte, FLOP/s) pairs.
+
+    Of what came for the points the roofs, the fractions and the helps; or the first that is no such triple.
+    """
+    came = answer([tuple(point) for point in points], _ceilings(**ceilings), dtype)
+    if not isinstance(came, list | tuple):
+        return {"returned": type(came).__name__}
+    for number, reading in enumerate(came, 1):
+        if not isinstance(reading, list | tuple) or len(reading) != 3:
+            return {"readings": len(came), "point": number, "came": repr(reading)[:100]}
+    return {"readings": len(came)} | {part: [r[i] for r in came] for i, part in enumerate(READING)}
+
+
+def run_price(answer: Any, workload: dict, ceilings: dict, dtype: str) -> dict:
+    """Call `workload_price(**workload, ceilings=…, dtype=…)`."""
+    return _returned(answer(**workload, ceilings=_ceilings(**ceilings), dtype=dtype))
+
+
+# --- One graph ---
+
+
+def run_eager(answer: Any, logits: list, limit: float, dtype: str = "float32") -> dict:
+    """Call `cap_logits(logits [N, V], limit)` without a compiler."""
+    given = torch.tensor(logits, dtype=getattr(torch, dtype))
+    came = answer(given, limit)
+    if not isinstance(came, torch.Tensor):
+        return {"returned": type(came).__name__}
+    return {"logits": came, "shape": list(came.shape), "dtype": str(came.dtype), "input_after": given}
+
+
+def run_compiled(answer: Any, calls: list[dict]) -> dict:
+    """Compile the answer once, call it with each of `calls` ({"logits", "limit"}), and count the graphs that were made.
+
+    The backend runs a graph as it was captured: nothing is generated and no C++ compiler is needed. An answer that
+    cannot be captured whole is told as {"broke": the reason}.
+    """
+    given = [(torch.tensor(call["logits"]), call["limit"]) for call in calls]
+    eager = [answer(logits.clone(), limit) for logits, limit in given]  # the untouched stub ends here
+    if not all(isinstance(came, torch.Tensor) for came in eager):
+        return {"returned": next(type(came).__name__ for came in eager if not isinstance(came, torch.Tensor))}
+    from torch._dynamo.exc import TorchDynamoException
+
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        graphs.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
+        return graph.forward
+
+    compiled = _compile(_copy(answer), backend=backend, fullgraph=True, dynamic=True)
+    made, outputs = [], []
+    for logits, limit in given:
+        before = len(graphs)
+        try:
+            outputs.append(compiled(logits, limit))
+        except TorchDynamoException as error:
+            reason = re.sub(" at 0x[0-9a-f]+", "", str(error).split("\n\n")[0])
+            return {"broke": reason[:600], "call": len(outputs) + 1}
+        made.append(len(graphs) - before)
+    return {"outputs": outputs, "graphs_a_call": made, "operations": graphs}
+
+
+def _copy(answer: Any) -> Any:
+    """The same function with code of its own: what was compiled from it before is not remembered."""
+    if not isinstance(answer, types.FunctionType):
+        return answer
+    copy = types.FunctionType(
+        answer.__code__.replace(), answer.__globals__, answer.__name__, answer.__defaults__, answer.__closure__
+    )
+    copy.__kwdefaults__ = answer.__kwdefaults__
+    return copy

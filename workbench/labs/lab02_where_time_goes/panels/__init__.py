@@ -1,0 +1,1 @@
+"""Lab 02: the panels of its experiments."""

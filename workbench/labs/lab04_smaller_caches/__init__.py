@@ -1,0 +1,24 @@
+"""Lab 04, smaller caches: grouped heads, latents, windows, shared layers, few bits.
+
+Beside them: `inputs`, the trained variants and the kv that each is made for.
+"""
+
+PREFIX = "smaller"  # an experiment's name is PREFIX.stem
+EXPERIMENTS = (  # stems, in reading order
+    "quality",
+    "variants",
+    "latent",
+    "rolling",
+    "kv_formats",
+    "windows",
+    "convert",
+)
+PANELS = (
+    "quality",
+    "variants",
+    "latent",
+    "rolling",
+    "kv_formats",
+    "windows",
+    "convert",
+)  # those that have a panel, by the same stem

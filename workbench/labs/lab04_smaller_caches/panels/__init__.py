@@ -1,0 +1,1 @@
+"""Lab 04: the panels of its experiments."""

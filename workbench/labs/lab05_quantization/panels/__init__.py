@@ -1,0 +1,1 @@
+"""Lab 05: the panels of its experiments."""

@@ -1,0 +1,1 @@
+"""Lab 06: exercises, and how answers to them are checked."""

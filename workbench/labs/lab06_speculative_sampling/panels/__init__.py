@@ -1,0 +1,1 @@
+"""Lab 06: the panels of its experiments."""

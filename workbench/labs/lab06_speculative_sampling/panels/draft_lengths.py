@@ -1,0 +1,222 @@
+"""The panel of speculate.lengths: speed-up by draft length, from α and c as the sliders say, and as it was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from workbench.experiments import Setting
+from workbench.instruments.records import Measurement
+from workbench.labs.lab06_speculative_sampling.draft_lengths import (
+    DYNAMIC,
+    EXPERIMENT,
+    PartCosts,
+    lengths_up_to,
+    predicted_costs,
+)
+from workbench.panels import style
+from workbench.panels.chart import Axis, Chart, Series, line, measured, predicted, recorded, table, view
+from workbench.panels.knobs import KnobPanel
+from workbench.panels.plots import LOST, matching
+from workbench.panels.view import View
+from workbench.speculation.theory import best_length, expected_tokens, speedup
+
+KNOBS = ("prompts", "texts", "new_tokens", "temperature", "longest")
+SLIDERS = style.WEIGHTS  # what follows from the sliders alone
+
+
+class LengthsPanel(KnobPanel):
+    """Lab 06: speed-up by α, K and c, predicted by sliders and measured with the shipped pair."""
+
+    experiment = EXPERIMENT
+    knobs = (
+        Setting("alpha", 0.75, "float", 0.0, 0.99, step=0.01, help="α: how often a drafted token is kept"),
+        Setting("c", 0.15, "float", 0.0, 1.0, step=0.01, help="time of a drafted token, in steps of the target"),
+        Setting(
+            "row_cost",
+            0.02,
+            "float",
+            0.0,
+            0.5,
+            step=0.01,
+            help="what each drafted token adds to the verification, in steps; 0 while only the weights take time",
+        ),
+        Setting("K", 4, "int", 1, 16, unit="tokens", help="the draft length that is read off"),
+    )
+    knobs_words = "the dashed curve:"
+
+    def view(self, settings: dict[str, Any]) -> View:
+        knobs, made = self.knob_settings, self.made(settings, KNOBS)
+        lengths = lengths_up_to(settings["longest"])
+        promised = predicted_costs(self.ceilings(), settings["model"], settings["draft"], lengths)
+        return view(
+            _gain_chart(knobs, _runs(made), _runs(self.record)),
+            _cost_chart(knobs, promised, made),
+            height=4.0,
+            width_ratios=[1.75, 1],
+            left=0.07,
+            wspace=0.22,
+            table=_table(knobs, lengths, made),
+            caption=f"{settings['prompts']}, {'greedy' if not settings['temperature'] else 'sampled'}"
+            + ("" if made else "; Run measures the pair here"),
+            words="\n".join((_slider_words(knobs), *_measured_words(made))),
+        )
+
+
+def _verify(knobs: dict[str, Any], rows: int) -> float:
+    return 1 + knobs["row_cost"] * (rows - 1)
+
+
+def _gain(knobs: dict[str, Any], K: int) -> float:
+    return speedup(knobs["alpha"], K, knobs["c"], _verify(knobs, K + 1))
+
+
+def _runs(made: Sequence[Measurement]) -> list[Measurement]:
+    """Speed-ups of fixed lengths, by K."""
+    fixed = [m for m in matching(made, measured="speed-up") if m.settings["K"] != DYNAMIC]
+    return sorted(fixed, key=lambda m: m.settings["K"])
+
+
+def _dynamic(made: Sequence[Measurement]) -> Measurement | None:
+    return next((m for m in made if m.settings.get("K") == DYNAMIC), None)
+
+
+def _gain_chart(knobs: dict[str, Any], runs: list[Measurement], record: list[Measurement]) -> Chart:
+    last = max([16 if knobs["K"] > 10 else 10, *(m.settings["K"] for m in runs)])
+    gains = [(K, _gain(knobs, K)) for K in range(last + 1)]
+    best, most = max(gains, key=lambda point: (point[1], -point[0]))
+    ring = {"linestyle": "", "marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgewidth": 1.8}
+    peak = {"linestyle": "", "marker": "v", "markersize": 10}
+    series = [
+        predicted("sliders", gains, SLIDERS),
+        line(f"sliders, best K = {best}", [(best, most)] if best else (), SLIDERS, legend=False, zorder=5, **peak),
+        line("sliders, chosen K", [(knobs["K"], _gain(knobs, knobs["K"]))], SLIDERS, legend=False, zorder=5, **ring),
+        predicted("the pair, from its parts", [(m.settings["K"], m.predicted) for m in runs], style.TARGET),
+        measured("the pair, measured", runs, "K"),
+        recorded("", record, "K", style.TARGET),
+    ]
+    values = [y for one in series for y in one.heights]
+    top = max(1.3, 1.12 * max(values))
+
+    def draw_names(axes: Axes) -> None:
+        axes.axhspan(0, 1, color=LOST, alpha=0.08, zorder=0)
+        axes.axhline(1, color=style.INK, linewidth=1.2, zorder=1)
+        style.write(axes, last, 0.985, "slower than plain decoding", ha="right", va="top", fontsize=9, color=LOST)
+        if best:
+            place = {"ha": "left" if best < last / 2 else "right", "va": "top", "fontsize": 9.5, "color": SLIDERS}
+            style.write(axes, best, 0.97 * top, f"sliders: best K = {best}", **place)
+
+    return Chart(
+        *series,
+        x=Axis("K, drafted tokens per round", limits=(-0.3, last + 0.3)),
+        y=Axis(
+            "speed-up over plain decoding", lambda ratio: f"{ratio:.3g}", limits=(min(0.3, 0.95 * min(values)), top)
+        ),
+        title="how much faster",
+        legend="lower left",
+        also=draw_names,
+    )
+
+
+def _cost_chart(knobs: dict[str, Any], promised: PartCosts, made: Sequence[Measurement]) -> Chart:
+    """What a round costs, in steps: the verification below, the draft on top of it."""
+    lengths = list(promised.verify)
+    verify, drafted = matching(made, measured="verify"), matching(made, measured="draft")
+    dotted: dict[str, Any] = {"linewidth": 1.2, "linestyle": ":"}
+    steps = [(K, K * drafted[0].median) for K in lengths] if verify and drafted else ()
+    chart = Chart(
+        predicted("verification, predicted", promised.verify.items(), style.TARGET),
+        predicted("K draft steps, predicted", [(K, K * promised.c) for K in lengths], style.DRAFT),
+        line("verification, by the sliders", [(K, _verify(knobs, K + 1)) for K in lengths], SLIDERS, **dotted),
+        line("K draft steps, by the sliders", [(K, K * knobs["c"]) for K in lengths], SLIDERS, **dotted),
+        measured("verification, measured", verify if steps else (), "K"),
+        Series("K draft steps, measured", steps, "measured", style.DRAFT),
+        x=Axis("K", limits=(0, lengths[-1] * 1.04)),
+        y=Axis("steps of the target", lambda steps: f"{steps:.3g}", "zero", room=(1, 1.18)),
+        title="what a round costs",
+    )
+    top = max(y for one in chart.series for y in one.heights)
+
+    def draw_names(axes: Axes) -> None:
+        beside = {"fontsize": 9.5, "ha": "right"}
+        y = promised.verify[lengths[-1]] - 0.1 * top  # under its lines, where none of the draft's is
+        style.write(axes, 0.97 * lengths[-1], y, "verification", color="#00694E", **beside)
+        style.write(axes, 0.97 * lengths[-1], 0.03 * top, "K draft steps", color="#1B6FA8", **beside)
+
+    return dataclasses.replace(chart, also=draw_names)
+
+
+def _table(
+    knobs: dict[str, Any], lengths: Sequence[int], made: Sequence[Measurement]
+) -> tuple[list[str], list[list[str]]]:
+    runs = {m.settings["K"]: m for m in _runs(made)}
+    verify = {m.settings["K"]: f"{m.median:.2f}" for m in matching(made, measured="verify")}
+
+    def of_run(text: str) -> Callable[[Any], str]:
+        return lambda K: text.format(m=runs[K]) if K in runs else ""
+
+    def by_sliders(cell: Callable[[int], str]) -> Callable[[Any], str]:
+        return lambda K: "" if K == DYNAMIC else cell(K)
+
+    dynamic = _dynamic(made)
+    if dynamic is not None:
+        runs[DYNAMIC] = dynamic
+    return table(
+        sorted({*lengths, knobs["K"]}) + ([DYNAMIC] if dynamic is not None else []),
+        {
+            "K": "{m}",
+            "sliders: tokens per round": by_sliders(lambda K: f"{expected_tokens(knobs['alpha'], K):.2f}"),
+            "speed-up": by_sliders(lambda K: f"{_gain(knobs, K):.2f} ×"),
+            "measured: α": of_run("{m.counts[alpha]:.2f}"),
+            "tokens per round": of_run("{m.counts[tokens_per_round]:.2f}"),
+            "verify (steps)": lambda K: verify.get(K, ""),
+            "predicted speed-up": lambda K: f"{runs[K].predicted:.2f} ×" if K in runs and K != DYNAMIC else "",
+            "measured (p10 to p90)": lambda K: _spread(runs[K]) if K in runs else "",
+        },
+    )
+
+
+def _spread(m: Measurement) -> str:
+    low, high = m.spread
+    return f"{m.median:.2f} × ({low:.2f} to {high:.2f})"
+
+
+def _slider_words(knobs: dict[str, Any]) -> str:
+    alpha, c, K = knobs["alpha"], knobs["c"], knobs["K"]
+    best = best_length(alpha, c, verify=lambda rows: _verify(knobs, rows))
+    words = (
+        f"Sliders: with α = {alpha:.2f}, K = {K} gives {expected_tokens(alpha, K):.2f} tokens per round for "
+        f"{_verify(knobs, K + 1) + K * c:.2f} steps of time: {_gain(knobs, K):.2f} ×. "
+    )
+    if best:
+        return words + f"Best is K = {best}, {_gain(knobs, best):.2f} ×."
+    return words + "Every K loses: a drafted token costs more than it brings."
+
+
+def _measured_words(made: Sequence[Measurement]) -> list[str]:
+    runs, drafted = _runs(made), matching(made, measured="draft")
+    if not runs:
+        return []
+    best = max(runs, key=lambda m: m.median)
+    kept = [v for k, v in best.counts.items() if k.startswith("kept_")]
+    off = [m.median / m.predicted for m in runs if m.predicted is not None]
+    lines = [
+        (
+            f"This pair here: c = {drafted[0].median:.2f} ({drafted[0].predicted:.2f} by the cost model). Best"
+            f" measured: K = {best.settings['K']}, {best.median:.2f} ×, with {best.counts['tokens_per_round']:.2f}"
+            f" tokens per round; kept by position: {', '.join(f'{v:.0%}' for v in kept)}."
+        ),
+        f"Measured over predicted: {min(off):.2f} to {max(off):.2f}. {best.check[0].upper()}{best.check[1:]}.",
+    ]
+    if (m := _dynamic(made)) is not None:
+        share = m.counts["plain_rounds"] / max(1, m.counts["rounds"])
+        lines.append(
+            f"The dynamic length: {m.median:.2f} ×; it drafted nothing in {share:.0%} of its {m.counts['rounds']:.0f}"
+            " rounds."
+        )
+    if best.median < 1:
+        lines.append("Every fixed K loses here: the draft guesses this text too badly for what it costs.")
+    return lines

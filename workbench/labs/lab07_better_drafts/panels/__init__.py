@@ -1,0 +1,1 @@
+"""Lab 07: the panels of its experiments."""

@@ -1,0 +1,178 @@
+"""drafts.peers: our speculation beside transformers' assisted generation and prompt lookup, same weights, same prompts.
+
+Contenders take turns, prompt by prompt: an engine's own plain decoding is what its drafts are held against, and all are
+held against ours. Every text must be the oracle's greedy one, up to rounding.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.texts import PROMPT_SETS, prompts_of
+from workbench.generation import generate
+from workbench.instruments.timing import exclusive
+from workbench.labs.lab03_kv_cache.peers import ROUNDING, check_greedy
+from workbench.labs.lab06_speculative_sampling.inputs import DRAFT
+from workbench.labs.lab07_better_drafts.draft_speed import kinds_of
+from workbench.models.checkpoints import save_checkpoint
+from workbench.speculation import ModelDraft, draft_for
+
+if TYPE_CHECKING:
+    from workbench.instruments.bench import Bench
+    from workbench.instruments.records import Measurement
+    from workbench.models.fast import Model
+
+Tokens = list[int]
+MODEL_K, LOOKUP_K = 4, 8
+
+
+@dataclass
+class Contender:
+    """`run(prompt, new_tokens)` -> its tokens. `beside`: the plain decoding of the same engine."""
+
+    name: str
+    beside: str
+    run: Callable[[Tokens, int], Tokens]
+    samples: list[float] = field(default_factory=list)  # seconds per token, prompt and all
+    tokens: list[Tokens] = field(default_factory=list)
+
+
+def run_draft_peers(
+    bench: Bench, *, model, draft, texts: str, prompts: int, new_tokens: int, repeats: int
+) -> Iterator[Measurement]:
+    """For each kind of text a Measurement a contender (unit "s", a token), with its ratios in the counts."""
+    if bench.device != "cpu":
+        raise WorkbenchError('drafts.peers compares engines on a CPU; run it with device "cpu"')
+    kinds = kinds_of(texts)
+    plain_decoder = bench.model(model)
+    settings = {**plain({"model": model, "draft": draft}), "new_tokens": new_tokens}
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        contenders = [*_ours(bench, model, draft), *_transformers(bench, model, draft, Path(folder))]
+        for kind in kinds:
+            yield from _of_kind(bench, plain_decoder, contenders, kind, prompts, repeats, settings)
+
+
+def _of_kind(bench, decoder: Model, contenders, kind, count, repeats, settings) -> Iterator[Measurement]:
+    texts, new_tokens = prompts_of(kind, decoder, count), settings["new_tokens"]
+    for one in contenders:
+        one.samples, one.tokens = [], []
+    for turn in range(-1, repeats):
+        for number, prompt in enumerate(texts[:1] if turn < 0 else texts):
+            bench.report(f"{kind}: turn {max(turn, 0) + 1} of {repeats}, prompt {number + 1} of {count}")
+            for one in contenders:
+                bench.check_stop()
+                with exclusive(bench.check_stop):
+                    started = time.perf_counter()
+                    tokens = one.run(prompt, new_tokens)
+                    seconds = time.perf_counter() - started
+                if turn >= 0:
+                    one.samples.append(seconds / new_tokens)
+                    one.tokens.append(tokens)
+    samples = {one.name: one.samples for one in contenders}
+    ours = contenders[0].name
+    for one in contenders:
+        bench.check_stop()
+        for prompt, tokens in zip(texts, one.tokens):
+            check = check_greedy(decoder, prompt, tokens, new_tokens, ROUNDING[torch.float32])
+        yield bench.measurement(
+            name="drafts.peers",
+            settings={**settings, "texts": kind, "engine": one.name},
+            samples=one.samples,
+            unit="s",
+            counts={
+                "times_as_fast_as_its_plain_decoding": _ratio(samples[one.beside], one.samples),
+                "times_as_fast_as_our_plain_decoding": _ratio(samples[ours], one.samples),
+            },
+            check=f"each of {count} texts, the last: {check}",
+        )
+
+
+def _ratio(slow: list[float], fast: list[float]) -> float:
+    """Median over the turns of slow / fast: how many times as fast the second is."""
+    return statistics.median(a / b for a, b in zip(slow, fast))
+
+
+def _ours(bench: Bench, model, draft) -> Iterator[Contender]:
+    target, small = bench.model(model, arrangement="fast"), bench.model(draft, arrangement="fast")
+
+    def contender(**speculation: Any) -> Callable[[Tokens, int], Tokens]:
+        def run(prompt: Tokens, new_tokens: int) -> Tokens:
+            how = {"max_new_tokens": new_tokens, "stop_token_ids": (), "kv": "contiguous"}
+            return generate(target, prompt, **how, **speculation).tokens
+
+        return run
+
+    yield Contender("ours, plain", "ours, plain", contender())
+    drafts = (
+        (f"ours, {small.name}, K = {MODEL_K}", ModelDraft(small), MODEL_K),
+        (f"ours, prompt lookup, K = {LOOKUP_K}", draft_for("prompt_lookup", target), LOOKUP_K),
+    )
+    for name, made, length in drafts:
+        yield Contender(name, "ours, plain", contender(draft=made, draft_length=length))
+
+
+def _transformers(bench: Bench, model, draft, folder: Path) -> Iterator[Contender]:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    loaded = []
+    for name in (model, draft):
+        decoder = bench.model(name)
+        bench.report(f"transformers: {decoder.name}")
+        save_checkpoint(decoder, folder / decoder.name)
+        loaded.append(AutoModelForCausalLM.from_pretrained(folder / decoder.name, dtype=torch.float32).eval())
+    target, small = loaded
+    small.generation_config.num_assistant_tokens = MODEL_K
+    small.generation_config.num_assistant_tokens_schedule = "constant"
+    small.generation_config.assistant_confidence_threshold = 0.0  # K tokens in every round, as ours
+
+    def contender(**how: Any) -> Callable[[Tokens, int], Tokens]:
+        def run(prompt: Tokens, new_tokens: int) -> Tokens:
+            ids = torch.tensor([prompt])
+            asked = GenerationConfig(
+                do_sample=False, max_new_tokens=new_tokens, pad_token_id=0, eos_token_id=None, disable_compile=True
+            )
+            out = target.generate(ids, attention_mask=torch.ones_like(ids), generation_config=asked, **how)
+            return out[0, len(prompt) :].tolist()
+
+        return run
+
+    alone = "transformers, plain"
+    yield Contender(alone, alone, contender())
+    yield Contender(f"transformers, {draft_name(draft)}, K = {MODEL_K}", alone, contender(assistant_model=small))
+    yield Contender(f"transformers, prompt lookup, K = {LOOKUP_K}", alone, contender(prompt_lookup_num_tokens=LOOKUP_K))
+
+
+def draft_name(draft) -> str:
+    return draft if isinstance(draft, str) else draft.name
+
+
+EXPERIMENT = Experiment(
+    name="drafts.peers",
+    lab=7,
+    question="What do transformers' assisted generation and prompt lookup gain on the same weights and texts?",
+    how="Greedy requests in turns, prompt and all; each engine against its own plain decoding, and against ours.",
+    settings=(
+        MODEL,
+        DRAFT,
+        Setting("texts", "all", "text", help=f"{', '.join(PROMPT_SETS)}; several with commas between, or all"),
+        Setting("prompts", 3, "int", low=1, high=16, brief=1, help="of each kind of text"),
+        Setting("new_tokens", 96, "int", low=8, high=512, brief=16, help="written after each prompt"),
+        Setting("repeats", 2, "int", low=1, high=50, brief=1, help="turns over all prompts"),
+    ),
+    run=run_draft_peers,
+    predict=lambda ceilings, **settings: [],
+    record={"cpu": ({},), "cuda": ()},
+)

@@ -1,0 +1,1 @@
+"""Lab 08: the panels of its experiments."""

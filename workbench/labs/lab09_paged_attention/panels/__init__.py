@@ -1,0 +1,1 @@
+"""Lab 09: the panels of its experiments."""

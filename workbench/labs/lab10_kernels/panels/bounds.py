@@ -1,0 +1,166 @@
+"""The panel of kernels.bounds: the least time of every kernel on a card, and what was measured beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from workbench.instruments.memory import readable_bytes
+from workbench.instruments.records import Measurement
+from workbench.labs.lab10_kernels.bounds import EXPERIMENT, names_of, on_card
+from workbench.panels import plots, style
+from workbench.panels.base import Panel
+from workbench.panels.chart import Axis, Bar, Bars, Drawing, table, view
+from workbench.panels.plots import LIMIT_COLOURS, NOTE, card_title, flop_words, matching, write_middle
+from workbench.panels.style import milliseconds
+from workbench.panels.view import View
+from workbench.panels.words import spread_words
+
+NOT_MEASURED = "not yet measured"
+
+
+class BoundsPanel(Panel):
+    """Lab 10: every kernel against the least time it can take on a card, and on this machine its twin in PyTorch."""
+
+    experiment = EXPERIMENT
+
+    def view(self, settings: dict[str, Any]) -> View:
+        names, card = names_of(settings["kernels"]), card_title(settings["card"])
+        expected = {name: on_card(name, settings["card"]) for name in names}
+        gpu = {m.settings["kernel"]: m for taken in (self.record, self.measurements) for m in _on_gpu(taken)}
+        checked = {m.settings["kernel"]: m for m in matching(self.measurements, ran="interpreted")}
+        twins = {m.settings["kernel"]: m for m in matching(self.measurements, unit="s", by="torch")}
+        shares = [m.counts["share_of_bound"] for m in twins.values()]
+        alt_text = "Shares of the bound that PyTorch's operations reach where they ran: " + (
+            f"{min(shares):.0%} to {max(shares):.0%}." if shares else "nothing is measured yet."
+        )
+        height = 1.9 + 0.24 * len(names)
+
+        def work(name: str):
+            return expected[name][1]
+
+        def of(known: dict[str, Measurement], text: Callable[[Measurement], str], missing: str = ""):
+            """A cell about one of the measurements, or what stands there without it."""
+            return lambda name: text(known[name]) if name in known else missing
+
+        def share(m: Measurement) -> str:
+            return f"{m.counts['share_of_bound']:.0%}"
+
+        return view(
+            _bound_bars(expected, card),
+            Drawing(lambda axes: _draw_shares(axes, names, self.measurements, self.record), alt_text),
+            height=height,
+            width_ratios=[1.2, 1],
+            left=0.215,
+            right=0.975,
+            wspace=0.08,
+            table=table(
+                names,
+                {
+                    "kernel": "{m}",
+                    "size": lambda name: expected[name][0],
+                    "bytes": lambda name: readable_bytes(work(name).bytes),
+                    "FLOPs": lambda name: flop_words(work(name).flops) if work(name).flops else "0",
+                    f"bound on {card}": lambda name: milliseconds(expected[name][2]),
+                    "binds": lambda name: expected[name][3],
+                    "kernel, share of bound": of(gpu, share, NOT_MEASURED),
+                    "in the interpreter, off by": of(
+                        checked, lambda m: f"{m.median:.1g} {m.unit}" if m.median else "nothing"
+                    ),
+                    "launches": lambda name: (
+                        f"{checked[name].counts['launches']:.0f}" if name in checked else work(name).launches
+                    ),
+                    "PyTorch here": of(twins, spread_words),
+                    "its share of bound": of(twins, share),
+                },
+            ),
+            caption=f"Predicted for {card}; kernels there: "
+            + ("recorded" if _on_gpu(self.record) else "measured" if _on_gpu(self.measurements) else NOT_MEASURED),
+            words=_words(expected, card, self.measurements, self.record),
+        )
+
+
+def _on_gpu(measurements: list[Measurement]) -> list[Measurement]:
+    return matching(measurements, ran="compiled", by="kernel")
+
+
+def _bound_bars(expected: dict[str, tuple], card: str) -> Bars:
+    def legend(axes: Axes) -> None:
+        handles = [Patch(color=LIMIT_COLOURS[limit], label=limit) for limit in ("bandwidth", "compute", "launch")]
+        axes.legend(handles=handles, loc="upper right", fontsize=9, frameon=False, title="what binds", title_fontsize=9)
+
+    return Bars(
+        [
+            Bar(name, seconds, LIMIT_COLOURS[limit], text=milliseconds(seconds))
+            for name, (_, _, seconds, limit) in expected.items()
+        ],
+        Axis("the least time", milliseconds, "zero", room=(1, 1.2)),
+        f"bound on {card}, predicted",
+        also=legend,
+    )
+
+
+def _draw_shares(axes: Axes, names: tuple[str, ...], measured: list[Measurement], record: list[Measurement]) -> None:
+    shares = [1.0]
+    for y, name in enumerate(names):
+        for taken, recorded in ((record, True), (measured, False)):
+            for by, colour, mark in (("torch", style.IDLE, "o"), ("kernel", style.TARGET, "D")):
+                for m in matching(taken, unit="s", kernel=name, by=by)[:1]:
+                    if "share_of_bound" in m.counts:
+                        shares.append(m.counts["share_of_bound"])
+                        look: dict[str, Any] = {
+                            "markersize": 8,
+                            "markerfacecolor": "none" if recorded else colour,
+                            "zorder": 4,
+                        }
+                        axes.plot(shares[-1:], [y], mark, color=colour, **look)
+    axes.set_yticks([])
+    axes.set(xlim=(0, 1.05 * max(shares)), ylim=(len(names) - 0.5, -0.6))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.locator_params(axis="x", nbins=5)
+    axes.axvline(1, color=style.INK, linewidth=1)
+    if len(shares) == 1:
+        write_middle(axes, "Run measures")
+    if not _on_gpu(measured) and not _on_gpu(record):
+        place = {"transform": axes.transAxes, "ha": "right", "fontsize": 9, "color": NOTE}
+        style.write(axes, 0.98, 0.03, f"kernels on a GPU: {NOT_MEASURED}", **place)
+    plots.name(axes, x="share of the bound where it ran", title="◆ kernel   ● PyTorch")
+
+
+def _words(expected: dict[str, tuple], card: str, measured: list[Measurement], record: list[Measurement]) -> str:
+    by_limit: dict[str, list[str]] = {}
+    for name, (_, _, _, limit) in expected.items():
+        by_limit.setdefault(limit, []).append(name)
+    lines = [f"On {card}, at these sizes, {limit} binds: {', '.join(names)}." for limit, names in by_limit.items()]
+    checked = matching(measured, ran="interpreted")
+    if checked:
+        launches = sum(m.counts["launches"] for m in checked)
+        lines.append(
+            f"In the interpreter {len(checked)} kernel{'s' * (len(checked) > 1)} gave what their definitions give in"
+            f" float64, in {launches:.0f} launches, at sizes that it can do. It runs Triton block by block in numpy:"
+            " its times mean nothing and were not taken."
+        )
+    twins = matching(measured, unit="s", by="torch")
+    if twins and checked:
+        worst = min(twins, key=lambda m: m.counts["share_of_bound"])
+        best = max(twins, key=lambda m: m.counts["share_of_bound"])
+        lines.append(
+            f"PyTorch's own operations on this machine: {best.counts['share_of_bound']:.0%} of the bound for"
+            f" {best.settings['kernel']} ({best.settings['what']}), {worst.counts['share_of_bound']:.0%} for"
+            f" {worst.settings['kernel']} ({worst.settings['what']}). What is made of several operations goes over"
+            " memory several times, and a CPU's exponentials and sums take longer than its memory."
+        )
+    kernels = _on_gpu(measured) or _on_gpu(record)
+    if kernels:
+        ranked = sorted(kernels, key=lambda m: m.counts["share_of_bound"])
+        lines.append(
+            f"On {kernels[0].device.get('name', 'a GPU')} kernels reach {ranked[0].counts['share_of_bound']:.0%}"
+            f" ({ranked[0].settings['kernel']}) to {ranked[-1].counts['share_of_bound']:.0%}"
+            f" ({ranked[-1].settings['kernel']}) of its bound."
+        )
+    else:
+        lines.append(f"How near our kernels come on a GPU: {NOT_MEASURED}.")
+    return "\n".join(lines)

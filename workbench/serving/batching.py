@@ -1,0 +1,92 @@
+"""Static batching, the baseline: a group is filled, padded to its longest prompt, and computed until its last member
+has ended. And which scheduler a setting asks for.
+
+Rows that only pad are in `Plan.padding`; the engine really computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING
+
+from workbench.decoding.sequence import Sequence
+from workbench.serving.ahead import AheadScheduler
+from workbench.serving.scheduler import PADDING, Plan, Scheduler, Work, Written, is_padding
+from workbench.serving.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from workbench.kv.contract import BlockManager
+
+
+class StaticScheduler(Scheduler):
+    """Plans whole groups. A group is never preempted: it is admitted only where all fit to their ends."""
+
+    batching = "static"
+
+    def __init__(self, memory: BlockManager, settings: SchedulerSettings) -> None:
+        super().__init__(memory, settings)
+        self._group: list[Sequence] = []  # all who came together, ended or not
+
+    @property
+    def idle(self) -> bool:
+        return super().idle and not self._group
+
+    def _fill(self, plan: Plan, now_s: float) -> None:
+        if all(sequence.finished for sequence in self._group):
+            for sequence in self._group:
+                if sequence.id in self.memory.lengths:
+                    self.memory.release(sequence.id)
+            self._group = []
+            self._admit_group(plan, now_s)
+            longest = max((sequence.unsent for sequence in self._group), default=0)
+            for sequence in self._group:
+                plan.work.append(Work(sequence, 0, sequence.unsent))
+                if sequence.unsent < longest:
+                    plan.padding.append(((PADDING, sequence.number), longest - sequence.unsent))
+            return
+        for sequence in self._group:
+            if not sequence.finished:
+                plan.work.append(Work(sequence, sequence.computed, 1))
+            elif self.memory.lengths.get(sequence.id, 0):
+                plan.padding.append((sequence.id, 1))
+
+    def _admit_group(self, plan: Plan, now_s: float) -> None:
+        """As many as fit to their ends, one at least."""
+        self.waiting.sort(key=lambda sequence: self._key(sequence, now_s))
+        blocks = 0
+        while self.waiting and len(self._group) < self.settings.max_running:
+            group = [*self._group, self.waiting[0]]
+            needed = self._blocks_of(group)
+            if group[1:] and needed > self.memory.num_available:
+                break
+            blocks = needed
+            sequence = self.waiting.pop(0)
+            self.memory.open(sequence.id, (), sequence.request.tenant)
+            self._admit(sequence, plan, now_s)
+            self._group.append(sequence)
+        assert not self._group or len(self._group) == 1 or blocks <= self.memory.num_available
+
+    def _blocks_of(self, group: list[Sequence]) -> int:
+        """Blocks that a group takes at most: at its end, or in its first step, where padding has blocks of its own."""
+        size, longest = self.memory.block_size, max(t.num_tokens for t in group)
+        first = sum(-(-t.num_tokens // size) - (t.num_tokens - longest) // size for t in group)
+        return max(first, -(-(longest + max(t.remaining for t in group)) // size) * len(group))
+
+    def postprocess(self, plan: Plan, written: Mapping[Hashable, Written], now_s: float) -> list[Sequence]:
+        finished = super().postprocess(plan, written, now_s)
+        for name, _ in plan.padding:
+            if is_padding(name) and name in self.memory.lengths:
+                self.memory.release(name)
+        return finished
+
+    def _frees(self, sequence: Sequence, reason: str) -> bool:
+        return sequence not in self._group or reason == "abort"  # else its rows go on, as padding
+
+
+def scheduler_for(memory: BlockManager, settings: SchedulerSettings | None = None, *, ahead: bool = False) -> Scheduler:
+    """The scheduler that the settings ask for. ahead: it can plan before the tokens of the last step are known; a
+    static group cannot."""
+    settings = settings or SchedulerSettings()
+    if settings.batching == "static":
+        return StaticScheduler(memory, settings)
+    return (AheadScheduler if ahead else Scheduler)(memory, settings)

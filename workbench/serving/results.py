@@ -1,0 +1,31 @@
+"""What an engine says of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from workbench.decoding.sequence import Finished
+from workbench.serving.scheduler import Plan
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did, and how the pool was after it."""
+
+    step: int
+    at_s: float  # when it began
+    seconds: float
+    plan: Plan
+    tokens: dict[Hashable, tuple[int, ...]]  # generated, by sequence
+    finished: tuple[Finished, ...]
+    running: int
+    waiting: int
+    rows: int  # through the model, drafted and padding ones too
+    padding_rows: int
+    blocks_used: int
+    blocks_idle: int
+    useful_tokens: int  # places that hold a token of a running sequence, shared ones once
+    schedule_s: float  # of `seconds`: the scheduler's own, before and after the model
+    drafted: int
+    accepted: int
