@@ -495,11 +495,11 @@ checks.check("quant-codebook", codebook)
 # | `step_bytes(weights, stored)` | bytes that a step reads, an `int` |
 # | `speed_up(weights, stored)` | how many times as fast as with 2 bytes per weight a bandwidth-bound step is |
 # | `step_seconds(weights, stored, tokens, machine)` | the longer of the time to read and the time to multiply |
-# | `choose(weights, recipes, tokens, machine, budget, most_excess)` | the name of the best recipe, or `None` |
+# | `choose(weights, recipes, tokens, machine, budget, max_excess)` | the name of the best recipe, or `None` |
 #
 # - To multiply: 2 operations for each token and each number of the linears, at `int8_per_s` if `input_bits` is
 #   8, plus the same for the head, always at `flops_per_s`.
-# - `choose`: of those whose model fits into `budget` bytes and whose `excess_nats` is at most `most_excess`,
+# - `choose`: of those whose model fits into `budget` bytes and whose `excess_nats` is at most `max_excess`,
 #   the one with the shortest step; if times are equal, the lower excess; if that is equal too, the fewer bytes.
 
 
@@ -543,13 +543,13 @@ def step_seconds(weights, stored, tokens, machine):
     ### END SOLUTION
 
 
-def choose(weights, recipes, tokens, machine, budget, most_excess):
+def choose(weights, recipes, tokens, machine, budget, max_excess):
     ### STUB: those that fit and are good enough; of these the fastest
     ### BEGIN SOLUTION
     fitting = []
     for stored in recipes:
         size = model_bytes(weights, stored)
-        if size <= budget and stored.excess_nats <= most_excess:
+        if size <= budget and stored.excess_nats <= max_excess:
             seconds = step_seconds(weights, stored, tokens, machine)
             fitting.append((seconds, stored.excess_nats, size, stored.name))
     return min(fitting)[3] if fitting else None
@@ -587,7 +587,7 @@ with checks.trying("quant-recipe"):
     print("\nmilliseconds of a step, 1 TB/s, 100 TFLOP/s, 200 Tops/s in int8:")
     for tokens in (1, 100, 4096):
         times = {one.name: step_seconds(weights, one, tokens, machine) * 1000 for one in recipes}
-        best = choose(weights, recipes, tokens, machine, budget=20 * 10**9, most_excess=0.05)
+        best = choose(weights, recipes, tokens, machine, budget=20 * 10**9, max_excess=0.05)
         told = ", ".join(f"{name} {time:.1f}" for name, time in times.items())
         print(f"{tokens:>5,} tokens: {told}; chosen: {best}")
 

@@ -1130,11 +1130,11 @@ slowest: of what fits and is good enough, the fastest step is chosen
 +            fitting.append((-seconds, stored.excess_nats, size, stored.name))
 
 budget ignored: it has to fit
--        if size <= budget and stored.excess_nats <= most_excess:
-+        if stored.excess_nats <= most_excess:
+-        if size <= budget and stored.excess_nats <= max_excess:
++        if stored.excess_nats <= max_excess:
 
 quality ignored: its excess has to be within the bound
--        if size <= budget and stored.excess_nats <= most_excess:
+-        if size <= budget and stored.excess_nats <= max_excess:
 +        if size <= budget:
 
 # tied-head
@@ -1170,8 +1170,8 @@ nothing fits, an error: min of nothing; then it is None
 +    return min(fitting)[3]
 
 bounds not allowed: a bound that is met exactly is met: at most, <=
--        if size <= budget and stored.excess_nats <= most_excess:
-+        if size < budget and stored.excess_nats < most_excess:
+-        if size <= budget and stored.excess_nats <= max_excess:
++        if size < budget and stored.excess_nats < max_excess:
 
 nothing fits, the smallest: the smallest does not fit either
 -    return min(fitting)[3] if fitting else None
@@ -1370,11 +1370,11 @@ class Planned:
         return sorted(times)[-1]
 
 
-def choose(weights, recipes, tokens, machine, budget, most_excess):
+def choose(weights, recipes, tokens, machine, budget, max_excess):
     best = None
     for one in recipes:
         plan = Planned(weights, one)
-        if plan.model() > budget or one.excess_nats > most_excess:
+        if plan.model() > budget or one.excess_nats > max_excess:
             continue
         rank = (plan.seconds(tokens, machine), one.excess_nats, plan.model())
         if best is None or rank < best[0]:

@@ -237,6 +237,21 @@ def test_garbage_from_before_is_not_given_back_in_the_middle():
     assert peak.bytes == 4000 and len(kept) == 10
 
 
+def test_what_was_there_before_lowers_nothing():
+    """The profiler gives back the size that it once saw at an address, whoever lies there now."""
+    with memory.peak_memory():
+        old = [torch.empty(250) for _ in range(50)]  # 1,000 bytes each
+    known = {one.data_ptr() for one in old}
+    del old
+    before = [torch.empty(249) for _ in range(50)]
+    assert any(one.data_ptr() in known for one in before)
+    with memory.peak_memory() as peak:
+        before.clear()
+        kept = torch.empty(10)
+    assert peak.bytes == 40 and len(kept) == 10
+    assert memory.highest_level([-1000, 500, -500, -500, 300, 400, -300, 200]) == 700
+
+
 def test_bytes_are_written_so_that_people_can_read_them_and_say_which_unit():
     shown = {0: "0 B", 999: "999 B", 12_345: "12.3 kB", 999_600: "1.00 MB", 1_342_177_280: "1.34 GB", 2e15: "2000 TB"}
     assert {n: memory.readable_bytes(n) for n in shown} == shown

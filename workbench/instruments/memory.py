@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,8 @@ def peak_memory(device: str = "cpu") -> Iterator[Peak]:
     Counted from torch's own allocations, so it is exact and the same on every run. It does not see memory that
     others take (Python objects, the libraries' workspaces). On the CPU the block runs under torch's profiler and
     so runs slower: never time it in the same run. Only allocations of the calling thread are seen there. Python
-    collects no garbage meanwhile: tensors that were left over from before would be given back in the middle.
+    collects no garbage meanwhile. A tensor from before the block that is given back inside it lowers nothing: a
+    block can only take more than at its start.
     """
     peak = Peak()
     if str(device).startswith("cuda"):
@@ -88,10 +90,25 @@ def peak_memory(device: str = "cpu") -> Iterator[Peak]:
         threads = torch.autograd._disable_profiler_legacy()
         if collects:
             gc.enable()
-    level = 0
-    for event in (event for thread in threads for event in thread if event.kind() == "memory_alloc"):
-        level += event.cpu_memory_usage()  # negative where memory is given back
-        peak.bytes = max(peak.bytes, level)
+    sizes = (event.cpu_memory_usage() for thread in threads for event in thread if event.kind() == "memory_alloc")
+    peak.bytes = highest_level(sizes)
+
+
+def highest_level(sizes: Iterable[int]) -> int:
+    """The most bytes held at once by what was allocated on the way; a negative size gives as many bytes back.
+
+    A size that is given back and not held was allocated before. The profiler does not say so: it reports the last
+    size that it saw at that address, which may be that of another tensor, long gone.
+    """
+    held: Counter[int] = Counter()
+    level = highest = 0
+    for size in sizes:
+        if size < 0 and not held[-size]:
+            continue
+        held[abs(size)] += 1 if size > 0 else -1
+        level += size
+        highest = max(highest, level)
+    return highest
 
 
 def readable_bytes(number: float, *, binary: bool = False) -> str:

@@ -12,6 +12,7 @@ Nothing of this module loads Triton until a form is made.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -29,7 +30,7 @@ def lowest_of(format: Format) -> int:
     return format.lowest if isinstance(format, IntegerFormat) else 0
 
 
-class _TritonForm:
+class _TritonForm(ABC):
     """Scales and zeros lie group after group, as a tile of outputs reads them."""
 
     _multiply: Callable[..., torch.Tensor]
@@ -41,9 +42,9 @@ class _TritonForm:
         self.words, self.added = self._arranged()
         self.weight_bytes = sum(one.nbytes for one in (self.words, self.scale, self.zero) if one is not None)
 
+    @abstractmethod
     def _arranged(self) -> tuple[torch.Tensor, int]:
         """The codes as the kernel reads them, and what it adds to each."""
-        raise NotImplementedError
 
     def _codes(self) -> torch.Tensor:
         """[out, in] as stored, a byte each."""

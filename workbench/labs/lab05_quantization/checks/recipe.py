@@ -128,7 +128,7 @@ def choice_case(w: Weights, recipes: list[Stored], tokens: int, m: Machine, budg
         "tokens": tokens,
         "machine": asdict(m),
         "budget": budget,
-        "most_excess": most,
+        "max_excess": most,
     }
 
 
@@ -186,7 +186,7 @@ def exact_choice(case: dict) -> str | None:
     for given in case["recipes"]:
         s = Stored(**given)
         size = exact_model_bytes(w, s)
-        if size <= case["budget"] and s.excess_nats <= case["most_excess"]:
+        if size <= case["budget"] and s.excess_nats <= case["max_excess"]:
             fitting.append((exact_seconds(w, s, case["tokens"], m), s.excess_nats, size, s.name))
     return min(fitting)[3] if fitting else None
 
@@ -240,7 +240,7 @@ def _judge_choice(case: dict, value: object) -> str | None:
     right = exact_choice(case)
     names = [s["name"] for s in case["recipes"]]
     given = (
-        f"choose of {names} for {case['budget']:,} bytes, {case['most_excess']:g} nats, {case['tokens']:,} "
+        f"choose of {names} for {case['budget']:,} bytes, {case['max_excess']:g} nats, {case['tokens']:,} "
         f"token{'s' * (case['tokens'] > 1)}"
     )
     if value == right:
@@ -256,7 +256,7 @@ def _judge_choice(case: dict, value: object) -> str | None:
     size = exact_model_bytes(w, came)
     if size > case["budget"]:
         return f"{given} gave {value!r}, expected {right!r}: {value} takes {size:,} bytes"
-    if came.excess_nats > case["most_excess"]:
+    if came.excess_nats > case["max_excess"]:
         return f"{given} gave {value!r}, expected {right!r}: {value} has {came.excess_nats:.4g} nats"
     times = [exact_seconds(w, s, case["tokens"], m) for s in (came, best)]
     if times[0] > times[1]:
