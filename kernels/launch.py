@@ -1,8 +1,9 @@
 """What all kernels share: who runs them, what they accept, how their launches are counted, what they must move.
 
-On a machine without an NVIDIA GPU the kernels run in Triton's interpreter: the same source, block by block in numpy.
-Results are the same, times mean nothing, and bfloat16 is refused where a kernel multiplies matrices: there the
-interpreter is wrong (seen in Triton 3.6.0 and 3.7.1).
+TRITON_INTERPRET decides where they run, for the whole process. 1: in Triton's interpreter, on CPU tensors, the same
+source block by block in numpy; results are the same, times mean nothing, and bfloat16 is refused where a kernel
+multiplies matrices: there the interpreter is wrong (seen in Triton 3.6.0 and 3.7.1). 0: compiled, on CUDA tensors. Not
+set: compiled where PyTorch sees a CUDA device, else interpreted. `WHY` says which it was, and so does `workbench doctor`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,18 +20,37 @@ import torch
 
 from workbench.errors import WorkbenchError
 
-INTERPRET = "TRITON_INTERPRET"  # read by Triton when it is imported, and never again
-if not torch.cuda.is_available() and os.environ.get(INTERPRET) != "1":
-    if "triton" in sys.modules:
-        raise WorkbenchError(
-            "this machine has no CUDA device, and Triton was imported before workbench could ask for its interpreter; "
-            f"import workbench first, or start Python with {INTERPRET}=1"
-        )
-    os.environ[INTERPRET] = "1"
+INTERPRET = "TRITON_INTERPRET"  # read by Triton when it is imported, and again at every @triton.jit
+BY_DEFAULT = "WORKBENCH_INTERPRET"  # the same value, where we set the other and not the user
+WORDS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}  # as Triton reads them
+
+
+def decide(environment: Mapping[str, str], cuda: bool) -> tuple[bool, str]:
+    """(whether kernels are interpreted, why). cuda: PyTorch sees a device. Raises WorkbenchError for a value of
+    TRITON_INTERPRET that Triton does not read."""
+    asked = environment.get(INTERPRET)
+    if not asked or environment.get(BY_DEFAULT) == asked:
+        return not cuda, f"{INTERPRET} was not set, and PyTorch sees {'a' if cuda else 'no'} CUDA device"
+    if asked.lower() not in WORDS:
+        raise WorkbenchError(f"{INTERPRET} must be 1 (interpret kernels) or 0 (compile them), got {asked!r}")
+    return WORDS[asked.lower()], f"{INTERPRET}={asked}"
+
+
+INTERPRETED, WHY = decide(os.environ, torch.cuda.is_available())
+_IMPORTED_BEFORE = "triton" in sys.modules
+if "not set" in WHY:  # for every @triton.jit from here on, and for child processes
+    os.environ[INTERPRET] = os.environ[BY_DEFAULT] = str(int(INTERPRETED))
 
 import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
 
-INTERPRETED = os.environ.get(INTERPRET) == "1"
+if _IMPORTED_BEFORE and (type(tl.cdiv).__name__ == "InterpretedFunction") != INTERPRETED:
+    raise WorkbenchError(
+        f"{WHY}, so kernels are {'interpreted' if INTERPRETED else 'compiled'}, but Triton was imported before to"
+        f" {'compile' if INTERPRETED else 'interpret'} them; import workbench first, or start Python with"
+        f" {INTERPRET}={int(INTERPRETED)}"
+    )
+_WRONG_KIND = "JITFunction" if INTERPRETED else "InterpretedFunction"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 MIN_CAPABILITY = (8, 0)  # Ampere: bfloat16, asynchronous copies
 
@@ -46,11 +66,17 @@ def why_not(device: torch.device | str, least: tuple[int, int] = MIN_CAPABILITY)
     """Why kernels do not run on this device; "" where they do."""
     device = torch.device(device)
     if device.type == "cpu":
-        return "" if INTERPRETED else f"Triton runs on CPU tensors only in its interpreter ({INTERPRET}=1)"
+        return "" if INTERPRETED else f"Triton runs on CPU tensors only in its interpreter ({INTERPRET}=1); here {WHY}"
     if device.type != "cuda":
         return f"Triton kernels are for CUDA devices, or the CPU through the interpreter; the tensors are on {device}"
-    if torch.cuda.get_device_capability(device) < least:
-        has = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    if INTERPRETED:
+        return f"kernels are interpreted ({WHY}), on CPU tensors only; start Python with {INTERPRET}=0 to compile them"
+    try:
+        capability = torch.cuda.get_device_capability(device)
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA; no such device
+        return f"PyTorch has no {device}: {str(error).partition(chr(10))[0]}"
+    if capability < least:
+        has = ".".join(map(str, capability))
         return (
             f"compute capability {least[0]}.{least[1]} or newer is needed; {torch.cuda.get_device_name(device)} has"
             f" {has}"
@@ -162,6 +188,11 @@ def launch(kernel, grid: tuple[int, ...], *arguments, **options) -> None:
     counter = _COUNTED.get()
     if counter is not None:
         counter[getattr(kernel, "fn", kernel).__name__] += 1
+    if type(kernel).__name__ == _WRONG_KIND:
+        raise WorkbenchError(
+            f"{INTERPRET} was changed after Triton was imported: {kernel.__name__} would be"
+            f" {'compiled' if INTERPRETED else 'interpreted'}, and the others not; set it before Python starts"
+        )
     run = _INSTEAD.get()
     if run is not None:
         return run(kernel, grid, arguments, options)

@@ -15,9 +15,14 @@ import sys
 
 from workbench import labs, registry
 
-# Triton decides when it is imported, by whomever, whether its kernels are compiled or interpreted.
-if "triton" not in sys.modules and not any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg")):
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton decides when it is imported, by whomever, whether its kernels are compiled or interpreted. This is a first
+# answer, without torch; `kernels/launch.py` has the last word, unless somebody set TRITON_INTERPRET.
+if (
+    not os.environ.get("TRITON_INTERPRET")
+    and "triton" not in sys.modules
+    and not any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg"))
+):
+    os.environ["TRITON_INTERPRET"] = os.environ["WORKBENCH_INTERPRET"] = "1"  # the second says that we set the first
 
 registry.register(labs)
 

@@ -234,8 +234,11 @@ def test_devices_that_run_no_kernels_say_why(monkeypatch):
     assert "the tensors are on meta" in launch.why_not("meta")
     monkeypatch.setattr(launch, "INTERPRETED", True)
     assert launch.why_not("cpu") == ""
+    assert "kernels are interpreted" in launch.why_not("cuda") and "TRITON_INTERPRET=0" in launch.why_not("cuda")
     monkeypatch.setattr(launch, "INTERPRETED", False)
     assert "only in its interpreter (TRITON_INTERPRET=1)" in launch.why_not("cpu")
+    if not torch.cuda.is_available():
+        assert launch.why_not("cuda").startswith("PyTorch has no cuda: ")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "T4")
     assert launch.why_not("cuda") == "compute capability 8.0 or newer is needed; T4 has 7.5"
@@ -314,15 +317,53 @@ def test_the_bound_is_that_of_the_longest_of_moving_computing_and_launching():
     assert (launch.cdiv(7, 2), launch.cdiv(8, 2), launch.next_power_of_2(5)) == (4, 4, 8)
 
 
-@pytest.mark.skipif(not launch.INTERPRETED, reason="this machine has a GPU: nothing has to be imported in order")
-@pytest.mark.parametrize("value", ["0", None])
-def test_triton_imported_before_the_workbench_is_an_error_that_says_what_to_do(value):
-    code = "import triton\nimport workbench.kernels.launch"
-    environment = {name: text for name, text in os.environ.items() if name != launch.INTERPRET}
+@pytest.mark.parametrize(
+    ("environment", "cuda", "expected"),
+    [
+        ({}, True, (False, "was not set, and PyTorch sees a CUDA device")),
+        ({"TRITON_INTERPRET": ""}, False, (True, "was not set, and PyTorch sees no CUDA device")),
+        ({"TRITON_INTERPRET": "1", "WORKBENCH_INTERPRET": "1"}, True, (False, "was not set")),  # a first guess of ours
+        ({"TRITON_INTERPRET": "0", "WORKBENCH_INTERPRET": "1"}, False, (False, "TRITON_INTERPRET=0")),
+        ({"TRITON_INTERPRET": "1"}, True, (True, "TRITON_INTERPRET=1")),
+        ({"TRITON_INTERPRET": "ON"}, True, (True, "TRITON_INTERPRET=ON")),
+    ],
+)
+def test_one_variable_decides_where_kernels_run_and_the_reason_says_it(environment, cuda, expected):
+    interpreted, why = launch.decide(environment, cuda)
+    assert interpreted == expected[0] and expected[1] in why
+
+
+def test_a_value_that_triton_does_not_read_is_refused():
+    for value in ("yes", "2", "cpu"):
+        with pytest.raises(WorkbenchError, match=rf"TRITON_INTERPRET must be 1 .*or 0 .*got '{value}'"):
+            launch.decide({"TRITON_INTERPRET": value}, cuda=False)
+
+
+SOFTMAX = "import torch; from workbench.kernels.softmax import softmax; softmax(torch.zeros(2, 2))"
+CHANGED = """
+import os, torch
+import workbench.kernels.launch as launch
+os.environ["TRITON_INTERPRET"] = "1" if not launch.INTERPRETED else "0"
+from workbench.kernels.softmax import softmax
+softmax(torch.zeros(2, 2, device="cpu" if launch.INTERPRETED else "cuda"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "said"),
+    [
+        ("0", "import triton\nimport workbench.kernels.launch as it\nassert not it.INTERPRETED\n", ""),
+        ("0", SOFTMAX, "only in its interpreter"),
+        (None, "import triton\nimport workbench.kernels.launch", "start Python with TRITON_INTERPRET="),
+        (None, CHANGED, "TRITON_INTERPRET was changed after Triton was imported"),
+    ],
+)
+@pytest.mark.skipif(not launch.INTERPRETED, reason="this machine has a GPU: its default is another")
+def test_contradictions_about_where_kernels_run_are_refused(value, code, said):
+    environment = {name: text for name, text in os.environ.items() if name not in (launch.INTERPRET, launch.BY_DEFAULT)}
     environment |= {} if value is None else {launch.INTERPRET: value}
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
-    assert answer.returncode != 0
-    assert "import workbench first, or start Python with TRITON_INTERPRET=1" in answer.stderr
+    assert (answer.returncode != 0) == bool(said) and said in answer.stderr, answer.stderr[-2000:]
 
 
 def test_the_listing_of_kernels_loads_neither_torch_nor_triton():

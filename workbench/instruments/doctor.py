@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.errors import WorkbenchError
+
 DISTRIBUTION = "inference-workbench"
 OLDEST_PYTHON = (3, 11)
 KERNEL_NAME = "workbench"
@@ -145,11 +147,13 @@ def _triton() -> Iterator[Finding]:
         fix = SETUP if sys.platform == "linux" else "the kernel labs need Linux; all others run here"
         yield Finding("triton", None, "not installed", fix)
         return
-    import torch
-
-    importlib.import_module("triton")
-    how = "on the GPU" if torch.cuda.is_available() else "in its interpreter on the CPU (TRITON_INTERPRET=1)"
-    yield Finding("triton", True, f"{version}, kernels run {how}")
+    try:
+        launch = importlib.import_module("workbench.kernels.launch")
+    except WorkbenchError as error:
+        yield Finding("triton", False, f"{version}: {error}", "unset TRITON_INTERPRET, or set it to 0 or 1")
+        return
+    how = "interpreted, on the CPU" if launch.INTERPRETED else "compiled, for CUDA devices"
+    yield Finding("triton", True, f"{version}, kernels are {how}: {launch.WHY}")
 
 
 # -- Jupyter ---------------------------------------------------------------------------------------------------
