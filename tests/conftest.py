@@ -163,3 +163,12 @@ def drawn_the_same_each_time(request):
     """Kernels are held to their definition within rounding on random numbers: the same ones in every run."""
     if "kernels" in request.node.path.parts:
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def choices_of_a_gpu(request, monkeypatch):
+    """In a rehearsal of the tests for a GPU, see `kernel_claims`."""
+    if os.environ.get("WORKBENCH_GPU_REHEARSAL") == "1" and request.node.get_closest_marker("gpu"):
+        from kernel_claims import choose_as_on_a_gpu
+
+        choose_as_on_a_gpu(monkeypatch)

@@ -1,12 +1,21 @@
-"""What the kernels' tests share: where they run, in which types, and how far from the truth they may be."""
+"""What the kernels' tests share: where they run, in which types, and how far from the truth they may be.
+
+A test that needs a CUDA device takes it as a parameter of those below and in no other way; `workbench gpu-tests` runs
+the files that have one (tests/kits/test_gpu_tests.py proves that none is left out). With WORKBENCH_GPU_REHEARSAL=1 the
+tests for "cuda" run on a CPU, in Triton's interpreter, with the choices that are made on a GPU: what counts launches or
+takes for granted how a model is arranged is seen to fail without one.
+"""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 
 from workbench.kernels import launch
 
+REHEARSED = os.environ.get("WORKBENCH_GPU_REHEARSAL") == "1"
 INTERPRETER = pytest.param(
     "cpu",
     marks=pytest.mark.skipif(
@@ -14,23 +23,55 @@ INTERPRETER = pytest.param(
     ),
 )
 GPU = pytest.param(
-    "cuda",
+    "cpu" if REHEARSED else "cuda",
     marks=[
         pytest.mark.gpu,
-        pytest.mark.skipif(launch.INTERPRETED, reason="needs a CUDA device; the interpreter runs the same tests"),
+        pytest.mark.skipif(
+            launch.INTERPRETED and not REHEARSED, reason="needs a CUDA device; the interpreter runs the same tests"
+        ),
     ],
+    id="cuda",
 )
 GPU_ALONE = pytest.param(  # what has no twin in the interpreter
     "cuda",
     marks=[
-        pytest.mark.gpu,
+        pytest.mark.gpu(alone=True),
         pytest.mark.skipif(
             launch.INTERPRETED,
             reason="needs a CUDA device: what it shows (CUDA graphs, streams, the choice made there) has no twin",
         ),
     ],
+    id="cuda",
 )
 on_each_device = pytest.mark.parametrize("device", [INTERPRETER, GPU])
+
+
+def choose_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands at "auto" is on this CPU what it would be on a GPU, where the interpreter can do it."""
+    from workbench.kv import paged
+    from workbench.models import fast, fused, linear
+
+    kernels, plain, attention = fused.choose_kernels, linear.chosen_linear, paged.choose_attention
+
+    def choose_kernels(model, asked, *, compiled):
+        able = not (compiled or fused.why_not_here(model) or fused.why_not_shape(model.config))
+        return kernels(model, "triton" if asked == "auto" and able else asked, compiled=compiled)
+
+    def chosen_linear(dtype, device):
+        able = not linear.why_not_triton(dtype, device)
+        return (linear.TritonMatvec, "as on a GPU") if able else plain(dtype, device)
+
+    def choose_attention(name, config, kind, **given):
+        try:
+            return attention("triton" if name == "auto" else name, config, kind, **given)
+        except ValueError:
+            return attention(name, config, kind, **given)
+
+    monkeypatch.setattr(fused, "choose_kernels", choose_kernels)
+    monkeypatch.setattr(paged, "choose_attention", choose_attention)
+    for module in (fast, linear):
+        monkeypatch.setattr(module, "chosen_linear", chosen_linear)
+
 
 # relative to the largest value of the reference; bfloat16 only where kernels are compiled
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -34,7 +34,9 @@ CODED = ("int8", "fp8", "int4")
 
 
 def model_of(shape: str, device: str = "cpu"):
-    return prepare(random_decoder(tiny_config(vocab_size=64, **SHAPES[shape])).to(device))
+    """Arranged with torch on every device, so that what is launched is the cache's attention alone."""
+    model = random_decoder(tiny_config(vocab_size=64, **SHAPES[shape])).to(device)
+    return prepare(model, linear="plain", kernels="torch")
 
 
 def both(model, device: str = "cpu", **given) -> tuple[Paged, Paged]:
