@@ -2,8 +2,8 @@
 
 TRITON_INTERPRET decides where they run, for the whole process. 1: in Triton's interpreter, on CPU tensors, the same
 source block by block in numpy; results are the same, times mean nothing, and bfloat16 is refused where a kernel
-multiplies matrices: there the interpreter is wrong (seen in Triton 3.6.0 and 3.7.1). 0: compiled, on CUDA tensors. Not
-set: compiled where PyTorch sees a CUDA device, else interpreted. `WHY` says which it was, and so does `workbench doctor`.
+multiplies matrices: there the interpreter is wrong (seen in Triton 3.6.0 and 3.7.1). 0: compiled, on CUDA tensors.
+Not set: compiled where PyTorch sees a CUDA device, else interpreted. `WHY` says which, and so does `workbench doctor`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What the kernels' tests share: where they run, in which types, and how far from the truth they may be.
 
-A test that needs a CUDA device takes it as a parameter of those below and in no other way; `workbench gpu-tests` runs
-the files that have one (tests/kits/test_gpu_tests.py proves that none is left out). With WORKBENCH_GPU_REHEARSAL=1 the
-tests for "cuda" run on a CPU, in Triton's interpreter, with the choices that are made on a GPU: what counts launches or
-takes for granted how a model is arranged is seen to fail without one.
+A test that needs a CUDA device takes it as a parameter of those below, and one that runs its kernels wherever they run
+takes HERE and says so; `workbench gpu-tests` runs both (tests/kits/test_gpu_tests.py proves that none is left out).
+
+With WORKBENCH_GPU_REHEARSAL=1 the tests for "cuda" run on a CPU, in Triton's interpreter, with the choices that are
+made on a GPU: what counts launches or takes for granted how a model is arranged is seen to fail without one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ GPU_ALONE = pytest.param(  # what has no twin in the interpreter
     ],
     id="cuda",
 )
+HERE = "cpu" if launch.INTERPRETED else "cuda"
+where_kernels_run = pytest.mark.gpu(here=True)  # for a test that takes HERE: it runs on either machine
 on_each_device = pytest.mark.parametrize("device", [INTERPRETER, GPU])
 
 

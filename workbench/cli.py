@@ -125,7 +125,13 @@ def make_parser() -> argparse.ArgumentParser:
     record.add_argument("--note", default="", metavar="TEXT", help="what a reader should know of this recording")
     device(record)
 
-    command("gpu-tests", run_gpu_tests, "run every test that needs a GPU; without one, list them")
+    tests = command("gpu-tests", run_gpu_tests, "run every test that needs a GPU; without one, list them")
+    tests.add_argument("--minutes", type=_minutes, default=8.0, help="for all of it (default: 8)")
+    tests.add_argument("--processes", type=int, metavar="N", help="at a time (default: half the cores, 8 at most)")
+    tests.add_argument("--out", type=Path, metavar="DIR", help="for results and logs (default: artifacts/gpu-tests)")
+    tests.add_argument(
+        "--rehearse", action="store_true", help="run them on a CPU in Triton's interpreter, with the choices of a GPU"
+    )
 
     check = command("check", run_check, "check the exercises of a notebook")
     check.add_argument("notebook", metavar="NOTEBOOK", type=Path)
@@ -454,23 +460,37 @@ def _rehearse(args: argparse.Namespace) -> int:
 
 
 def run_gpu_tests(args: argparse.Namespace) -> int:
-    """Every test that is marked for a GPU. Without one they are listed, and none runs."""
-    import subprocess
+    """1 unless every test passed. Without a GPU they are listed, and none runs."""
+    from workbench import gpu_tests
 
-    import torch
+    root = _course()
+    files = gpu_tests.found_in(root)
+    if args.rehearse:
+        os.environ[gpu_tests.REHEARSAL] = "1"
+    elif why := gpu_tests.why_none_runs():
+        return _list_gpu_tests(root, files, why)
+    processes = args.processes or max(1, min(8, (os.cpu_count() or 1) // 2))
+    out = args.out or root / "artifacts" / "gpu-tests"
+    results = gpu_tests.run_tests(root, out, files=files, within_s=60 * args.minutes, processes=processes, say=_now)
+    print(gpu_tests.summary(results))
+    return 0 if set(results.counts) <= {"passed", "skipped"} else 1
 
-    from workbench.recorder import gpu_test_files
 
-    folder = _course() / "tests"
-    files = [str(file) for file in gpu_test_files(folder)]
-    if not files:
-        raise WorkbenchError(f"there are no tests for a GPU in {folder}; run this in a clone of the course")
-    there = torch.cuda.is_available()
-    options = ["-m", "gpu", "-q", "-ra", "-p", "no:cacheprovider", *([] if there else ["--collect-only"])]
-    code = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=folder.parent).returncode
-    if not there:
-        print("no CUDA device here: the tests above were collected, none was run")
-    return code
+def _list_gpu_tests(root: Path, files: list[Path], why: str) -> int:
+    from workbench import gpu_tests
+
+    with tempfile.TemporaryDirectory() as folder:
+        tests, broken = gpu_tests.collect(root, Path(folder) / "log", files)
+    for test in gpu_tests.in_order(tests):
+        print(test.id)
+    for name, reason in broken.items():
+        _to_stderr(f"workbench: cannot be collected: {name}: {reason}")
+    print(f"{len(tests)} tests, in the order in which they would run; none was run: {why}")
+    return 1 if broken else 0
+
+
+def _now(line: str) -> None:
+    print(line, flush=True)
 
 
 def _to_stderr(line: str) -> None:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import experiments
@@ -226,17 +225,6 @@ def tiny_shape(config: ModelConfig) -> ModelConfig:
         bos_token_id=0,
         eos_token_ids=(0,),
     )
-
-
-# -- GPU tests --------------------------------------------------------------------------------------------------------
-
-GPU_MARKS = ("mark.gpu", "on_each_device")
-
-
-def gpu_test_files(folder: Path) -> list[Path]:
-    """Test files that have tests for a GPU; the others may need what a bare machine has not."""
-    files = sorted(folder.rglob("test_*.py"))
-    return [file for file in files if any(mark in file.read_text(encoding="utf-8") for mark in GPU_MARKS)]
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = (  # from the ground up; what stands together may not import each other
-    {"errors", "registry"},
+    {"errors", "registry", "processes"},
     {"kernels", "grading"},
     {"models"},
     {"instruments", "quantization"},
@@ -23,7 +23,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"generation"},
     {"serving"},
     {"experiments", "records"},
-    {"panels", "checks", "jupyter", "lab_server", "recorder"},
+    {"panels", "checks", "jupyter", "lab_server", "recorder", "gpu_tests"},
     {"labs", "notebook_source"},
     {"build"},
     {"cli"},

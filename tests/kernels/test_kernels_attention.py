@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_claims import assert_near, dtypes, on_each_device, poisoned
+from kernel_claims import HERE, assert_near, dtypes, on_each_device, poisoned, where_kernels_run
 
 from workbench.kernels import flash_attention as fa
 from workbench.kernels import flash_decoding as fd
@@ -98,10 +98,11 @@ def test_each_version_of_flash_attention_is_attention_as_defined(device, version
         assert counted.total() == 1 and out.dtype == dtype and lse.dtype == torch.float32
 
 
+@where_kernels_run
 @few
 @given(awkward, some_texts)
 def test_flash_attention_takes_every_shape(shape, texts):
-    device = "cpu" if launch.INTERPRETED else "cuda"
+    device = HERE
     new, keys = [n for n, _ in texts], [n + past for n, past in texts]
     heads = shape["group"] * shape["groups"]
     q = numbers(sum(new), heads, shape["size"], seed=shape["seed"], device=device)
@@ -158,10 +159,11 @@ def test_each_version_of_flash_decoding_is_attention_as_defined(device, version,
         assert got.dtype == dtype and (got[1] == 0).all()
 
 
+@where_kernels_run
 @few
 @given(awkward, st.lists(st.integers(0, 60), min_size=1, max_size=3).filter(any), st.integers(1, 4))
 def test_flash_decoding_takes_every_shape_and_every_split(shape, lengths, splits):
-    device = "cpu" if launch.INTERPRETED else "cuda"
+    device = HERE
     heads, max_length, seed = shape["group"] * shape["groups"], max(lengths), shape["seed"]
     q = numbers(len(lengths), heads, shape["size"], seed=seed, device=device)
     # heads before tokens in memory, as the contiguous cache has them
@@ -226,11 +228,12 @@ def test_each_version_of_paged_prefill_is_attention_as_defined(device, version, 
         assert_near(got, pp.paged_prefill_reference(*wide(q, k, v), *where, **call))
 
 
+@where_kernels_run
 @few
 @given(awkward, some_texts, st.integers(1, 20), st.integers(1, 3))
 def test_keys_in_blocks_of_every_size_are_found(shape, texts, block_size, splits):
     """One kernel for all numbers of new tokens, and the one for single tokens on the last of each."""
-    device = "cpu" if launch.INTERPRETED else "cuda"
+    device = HERE
     new, lengths = [n for n, _ in texts], [n + past for n, past in texts]
     heads, sizes = shape["group"] * shape["groups"], (shape["size"], shape["value"])
     k, v, tables, at = in_blocks(lengths, block_size, shape["groups"], sizes, seed=shape["seed"], device=device)
@@ -296,8 +299,9 @@ def test_a_place_beyond_two_to_the_31_values_is_found(device):
 # -- empty edges -------------------------------------------------------------------------------------------------------
 
 
+@where_kernels_run
 def test_nothing_launches_nothing():
-    device = "cpu" if launch.INTERPRETED else "cuda"
+    device = HERE
     q, k, none = (numbers(0, 4, 16, seed=1, device=device), numbers(8, 2, 16, seed=2, device=device), ints([], device))
     table = torch.zeros((0, 2), dtype=torch.int32, device=device)
     with launch.launches() as counted:
@@ -356,8 +360,9 @@ def test_blocks_and_keys_that_are_seen_are_counted_one_by_one(length, block_size
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
+@where_kernels_run
 def test_what_is_not_supported_is_refused_by_name():
-    device = "cpu" if launch.INTERPRETED else "cuda"
+    device = HERE
     k, v, tables, lengths = in_blocks([5], 4, 2, (16, 16), device=device)
     q = numbers(1, 4, 16, seed=1, device=device)
     call = {"block_size": 4, "scale": 1.0}
@@ -395,8 +400,9 @@ def test_what_is_not_supported_is_refused_by_name():
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 
+@where_kernels_run
 def test_every_candidate_gives_the_same_and_the_fastest_is_kept(monkeypatch, tmp_path):
-    device = "cpu" if launch.INTERPRETED else "cuda"
+    device = HERE
     monkeypatch.setenv(tuning.FOLDER, str(tmp_path))
     k, v, tables, lengths = in_blocks([9, 20], 4, 1, (16, 16), device=device)
     q, call = numbers(2, 2, 16, seed=1, device=device), {"block_size": 4, "scale": 1.0}

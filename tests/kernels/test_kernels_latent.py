@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_claims import assert_near, dtypes, on_each_device, poisoned
+from kernel_claims import HERE, assert_near, dtypes, on_each_device, poisoned, where_kernels_run
 
 from workbench.kernels import latent_decode as module
 from workbench.kernels.latent_decode import (
@@ -28,7 +28,6 @@ from workbench.kernels.merge import merge, merge_reference, merge_work
 from workbench.kernels.ranges import choose_splits, seen_count, seen_places
 from workbench.kernels.tuning import Config
 
-HERE = "cpu" if INTERPRETED else "cuda"
 WILD = 2**31 - 1  # in tables, beyond a text's blocks
 
 
@@ -94,6 +93,7 @@ def test_no_number_stays_none(device, version):
     assert out[0, 0].isnan().all() and whole[0, 0].isnan() and out[0, 1].isfinite().all()
 
 
+@where_kernels_run
 @pytest.mark.parametrize("version", MERGES)
 def test_any_cut_of_the_keys_gives_the_same(version):
     scores, values = 4 * torch.randn(3, 50, dtype=torch.float64), torch.randn(50, 9, dtype=torch.float64)
@@ -104,6 +104,7 @@ def test_any_cut_of_the_keys_gives_the_same(version):
     assert_near(merge(parts, lse, version=version)[0][0].cpu(), torch.softmax(scores, 1) @ values)
 
 
+@where_kernels_run
 def test_the_merge_refuses_what_it_does_not_do():
     parts, lse = torch.zeros(2, 1, 1, 8, device=HERE), torch.zeros(2, 1, 1, device=HERE)
     for wrong in (
@@ -147,6 +148,7 @@ def test_deepseeks_shape(device, version):
     assert_near(latent_decode(*tensors, **sizes, version=version, splits=splits), truth(tensors, sizes))
 
 
+@where_kernels_run
 @settings(max_examples=20, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 90), min_size=1, max_size=4),
@@ -167,6 +169,7 @@ def test_any_shape(lengths, heads, rank, rotary, block_size, version, splits, dt
     assert_near(got, truth(tensors, sizes))
 
 
+@where_kernels_run
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("splits", [1, 2, 3, 16])
 def test_the_number_of_splits_changes_nothing_but_the_launches(version, splits):
@@ -179,6 +182,7 @@ def test_the_number_of_splits_changes_nothing_but_the_launches(version, splits):
     assert counted.total() == (1 if splits == 1 else 2)
 
 
+@where_kernels_run
 @pytest.mark.parametrize("version", VERSIONS)
 def test_large_scores_and_equal_scores_are_no_trouble(version):
     tensors, sizes = paged([60], heads=3, rank=16, rotary=16, block_size=4, dtype=torch.float32, device=HERE)
@@ -188,6 +192,7 @@ def test_large_scores_and_equal_scores_are_no_trouble(version):
     assert_near(latent_decode(*tensors, **sizes, version=version), truth(tensors, sizes))
 
 
+@where_kernels_run
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_view_of_all_layers_is_taken_as_it_lies(version):
     """The engine's latents are one layer of [L, places, 1, R + rot]; queries may be a slice of a wider tensor."""
@@ -204,6 +209,7 @@ def test_a_view_of_all_layers_is_taken_as_it_lies(version):
     assert_near(latent_decode(q, rows[..., 4:28], tables, lengths, **sizes, version=version), wanted)
 
 
+@where_kernels_run
 def test_what_is_no_number_in_a_text_reaches_its_result_and_no_other():
     tensors, sizes = paged([40, 40], heads=2, rank=16, rotary=8, block_size=8, dtype=torch.float32, device=HERE)
     tensors[1][seen_places(tensors[2][0].cpu(), 40, 8, None, 0)[33].item()] = math.nan
@@ -212,6 +218,7 @@ def test_what_is_no_number_in_a_text_reaches_its_result_and_no_other():
         assert got[0].isnan().all() and got[1].isfinite().all()
 
 
+@where_kernels_run
 def test_other_texts_beside_it_do_not_change_a_text():
     tensors, sizes = paged([33, 70, 4], heads=3, rank=16, rotary=8, block_size=8, dtype=torch.float16, device=HERE)
     q, latents, tables, lengths = tensors
@@ -222,6 +229,7 @@ def test_other_texts_beside_it_do_not_change_a_text():
         assert torch.equal(alone[0], together[b])
 
 
+@where_kernels_run
 def test_no_texts_need_no_launch():
     tensors, sizes = paged([], heads=2, rank=16, rotary=8, block_size=8, dtype=torch.float16, device=HERE)
     with launches() as counted:
@@ -229,6 +237,7 @@ def test_no_texts_need_no_launch():
     assert counted.total() == 0
 
 
+@where_kernels_run
 def test_what_is_refused_and_why():
     tensors, sizes = paged([9], heads=2, rank=16, rotary=8, block_size=8, dtype=torch.float32, device=HERE)
     q, latents, tables, lengths = tensors
@@ -287,6 +296,7 @@ def test_defaults_fit_the_shared_memory(version, heads, dtype):
     assert some[0] == default_config(version, heads, 576, dtype) and len(set(some)) == len(some) > 1
 
 
+@where_kernels_run
 def test_tuned_sizes_are_used(monkeypatch):
     tensors, sizes = paged([30], heads=3, rank=16, rotary=8, block_size=8, dtype=torch.float16, device=HERE)
     asked = []

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_claims import assert_near, dtypes, on_each_device, poisoned
+from kernel_claims import HERE, assert_near, dtypes, on_each_device, poisoned, where_kernels_run
 
 from workbench.errors import WorkbenchError
 from workbench.kernels import paged_quantized as module
-from workbench.kernels.launch import INTERPRETED, Unsupported, launch, launches
+from workbench.kernels.launch import Unsupported, launch, launches
 from workbench.kernels.paged_quantized import (
     VERSIONS,
     Coded,
@@ -32,7 +32,6 @@ from workbench.kernels.tuning import Config
 from workbench.kv.paged_store import PAGED_FORMATS, Codes
 from workbench.quantization.formats import decode, encode, fit
 
-HERE = "cpu" if INTERPRETED else "cuda"
 WILD = 2**31 - 1  # in tables, beyond a text's blocks
 
 
@@ -123,6 +122,7 @@ def test_codes_are_decoded_as_the_store_decodes_them(name):
     assert torch.equal(decoded(one), decode(one.codes, one.scale, one.zero, PAGED_FORMATS[name]))
 
 
+@where_kernels_run
 @pytest.mark.parametrize("name", PAGED_FORMATS)
 def test_what_the_paged_store_writes_is_what_the_kernel_reads(name):
     class Shape:
@@ -163,6 +163,7 @@ def test_every_version_is_the_definition(device, version, name):
         assert (out[1] == 0).all()
 
 
+@where_kernels_run
 @settings(max_examples=15, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 50), min_size=1, max_size=2),
@@ -198,6 +199,7 @@ def test_any_shape(
     assert_near(got, truth(tensors, look))
 
 
+@where_kernels_run
 @pytest.mark.parametrize("splits", [1, 2, 3, 16])
 def test_the_number_of_splits_changes_nothing_but_the_launches(splits):
     tensors, sizes = paged([200, 9], formats=("fp8", "int4"))
@@ -207,6 +209,7 @@ def test_the_number_of_splits_changes_nothing_but_the_launches(splits):
     assert counted.total() == (1 if splits == 1 else 2)
 
 
+@where_kernels_run
 @pytest.mark.parametrize("name", PAGED_FORMATS)
 @pytest.mark.parametrize("spread", [1e-5, 1e-2, 300.0])
 def test_small_and_large_numbers_keep_their_precision(name, spread):
@@ -217,6 +220,7 @@ def test_small_and_large_numbers_keep_their_precision(name, spread):
         assert_near(got, truth(tensors, sizes), 8e-3)
 
 
+@where_kernels_run
 @pytest.mark.parametrize("version", VERSIONS)
 def test_queries_beyond_float16_are_no_trouble(version):
     tensors, sizes = paged([40], formats=("int8", "fp8"), dtype=torch.bfloat16)
@@ -227,6 +231,7 @@ def test_queries_beyond_float16_are_no_trouble(version):
     assert_near(paged_decode_quantized(*tensors, **sizes, version=version), truth(tensors, sizes))
 
 
+@where_kernels_run
 def test_blocks_of_one_value_have_a_scale_of_zero():
     tensors, sizes = paged([20], formats=("int8", "int8"))
     q, k, _, tables, lengths = tensors
@@ -237,6 +242,7 @@ def test_blocks_of_one_value_have_a_scale_of_zero():
         assert_near(got, torch.full_like(got, 0.75).double())
 
 
+@where_kernels_run
 @pytest.mark.parametrize("name", PAGED_FORMATS)
 def test_what_was_no_number_reaches_its_text_and_head_and_no_other(name):
     tensors, sizes = paged([40, 40], formats=(name, name))
@@ -249,6 +255,7 @@ def test_what_was_no_number_reaches_its_text_and_head_and_no_other(name):
         tensors[part].scale[place, 1] = 0.01
 
 
+@where_kernels_run
 def test_other_texts_beside_it_do_not_change_a_text():
     tensors, sizes = paged([33, 70, 4], formats=("int4", "int8"), dtype=torch.float16)
     q, k, v, tables, lengths = tensors
@@ -259,6 +266,7 @@ def test_other_texts_beside_it_do_not_change_a_text():
         assert torch.equal(alone[0], together[b])
 
 
+@where_kernels_run
 def test_no_texts_need_no_launch():
     tensors, sizes = paged([])
     with launches() as counted:
@@ -266,6 +274,7 @@ def test_no_texts_need_no_launch():
     assert counted.total() == 0
 
 
+@where_kernels_run
 def test_what_is_refused_and_why():
     tensors, sizes = paged([9], formats=("int8", "fp8"))
     q, k, v, tables, lengths = tensors
@@ -295,6 +304,7 @@ def test_what_is_refused_and_why():
     refused("1 to 256", k=moved(coded(torch.randn(40, 2, 512), "int4"), HERE), q=torch.zeros(1, 6, 512, device=HERE))
 
 
+@where_kernels_run
 def test_what_a_step_moves_by_hand():
     """Texts of 20 and 3 tokens in blocks of 16, window 5 and 2 sinks: 7 + 3 tokens in 2 + 1 blocks. G = 2, D = 32, D_v
     = 16."""
@@ -326,6 +336,7 @@ def test_candidates_differ_and_begin_with_the_default():
             assert some[0] == default_config(version, 4, dtype, "int4") and len(set(some)) == len(some) > 1
 
 
+@where_kernels_run
 def test_tuned_sizes_are_used(monkeypatch):
     tensors, sizes = paged([50], formats=("int4", "fp8"), dtype=torch.float16)
     asked = []

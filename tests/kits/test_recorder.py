@@ -114,10 +114,3 @@ def test_a_stand_in_is_the_same_kind_of_model_and_tiny(name):
     truth = model(batch, make_kv("recompute", model.config))
     fast = prepare(model)
     assert torch.allclose(fast(batch, make_kv("recompute", fast.config)), truth, atol=1e-5)
-
-
-def test_files_with_tests_for_a_gpu_are_found(tmp_path):
-    (tmp_path / "test_a.py").write_text("@pytest.mark.gpu\ndef test(): ...")
-    (tmp_path / "test_b.py").write_text("def test(): ...")
-    (tmp_path / "test_c.py").write_text("@on_each_device\ndef test(device): ...")
-    assert [file.name for file in recorder.gpu_test_files(tmp_path)] == ["test_a.py", "test_c.py"]
