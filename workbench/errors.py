@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Iterable
 from typing import TypeGuard
 
@@ -49,8 +49,8 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """An int or a finite float, and not True or False."""
-    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+    """A finite float, or an int that can be made one, and not True or False."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_flag(name: str, value: object) -> bool:

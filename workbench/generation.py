@@ -13,6 +13,7 @@ import torch
 from workbench.decoding.filters import check_filter_names, whole_number
 from workbench.decoding.guide import Guide, begin_guide
 from workbench.decoding.loop import Generation, Runner, Stream, token_loop
+from workbench.decoding.request_checks import check_seed
 from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv, stop_ids, stop_strings
 from workbench.decoding.sampling import Sampler, SamplingSettings, TokenDistribution, draws_for
 from workbench.decoding.sequence import Sequence as DecodedSequence
@@ -80,7 +81,7 @@ def stream(
     prompt_ids = prompt_token_ids(model, prompt, max_new_tokens)
     stop_token_ids = stop_ids(model, stop_token_ids)
     text = GeneratedText(model.tokenizer, prompt_ids, stop_strings(model, stop))
-    _check_seed(seed)
+    check_seed(seed)
     _check_replacements(filters or {}, settings)
     runner: Runner
     if draft is None and guide is None:
@@ -147,14 +148,6 @@ def generate(model: Model, prompt: str | Sequence[int], **settings) -> Generatio
 
 
 vars(generate)["__signature__"] = inspect.signature(stream).replace(return_annotation="Generation")  # for help and tab
-
-
-def _check_seed(seed: int | None) -> None:
-    """Raise WorkbenchError for what seeds no generator."""
-    if seed is not None:
-        whole_number("seed", seed, at_least=0)
-        if seed >= 2**63:
-            raise WorkbenchError(f"seed must be below 2**63, got {seed}")
 
 
 def _check_replacements(replace: Mapping[str, object], settings: SamplingSettings) -> None:

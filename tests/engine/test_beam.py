@@ -226,7 +226,7 @@ def test_a_cancelled_search_returns_nothing_and_releases_its_sequences(model):
         ({"early_stopping": "always"}, "early_stopping"),
         ({"early_stopping": 1}, "early_stopping"),
         ({"max_new_tokens": 400}, "context of model 'tiny' holds 256"),
-        ({"stop_token_ids": [VOCABULARY]}, "stop token id 16"),
+        ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids.0. is 16"),
     ],
 )
 def test_bad_settings_are_refused_before_the_model_runs(model, settings, message):

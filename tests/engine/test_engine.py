@@ -413,8 +413,8 @@ def test_abort_at_any_moment(state):
         ({"prompt_ids": (1,) * 100, "max_new_tokens": 30}, r"take 33 blocks of 4, and the pool has 30"),
         ({"prompt_ids": (1,) * 200, "max_new_tokens": 90}, r"make 290, and the context of model .* holds 256"),
         ({"prompt_ids": ()}, "the prompt of request 'x' is empty"),
-        ({"prompt_ids": (1, -1)}, "whole numbers of at least 0, got -1"),
-        ({"prompt_ids": (1, V)}, f"lie in 0 … {V - 1}; the prompt of request 'x' has {V}"),
+        ({"prompt_ids": (1, -1)}, "whole numbers of at least 0, .* is -1"),
+        ({"prompt_ids": (1, V)}, f"lie in 0 … {V - 1}, the prompt of request 'x'.1. is {V}"),
         ({"prompt_ids": 7}, "must be a list of token ids, got 7"),
         ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, got 0"),
         ({"max_new_tokens": -3}, "max_new_tokens must be a whole number of at least 1, got -3"),
@@ -425,11 +425,10 @@ def test_abort_at_any_moment(state):
         ({"seed": 2**63}, r"seed must be below 2\*\*63"),
         ({"seed": 2**63 - 2, "n": 3}, r"seed must be below 2\*\*63"),
         ({"seed": -1}, "seed"),
-        ({"tenant": 3}, "tenant must be a text"),
+        ({"tenant": 3}, "tenant must be text or bytes"),
         ({"sampling": 0.5}, "sampling takes SamplingSettings, got float"),
         ({"stop_token_ids": (V,)}, "the stop_token_ids of request"),
         ({"id": 0}, "request 0 was added before"),
-        ({"id": ("padding", 1)}, "taken by the scheduler"),
     ],
 )
 def test_what_can_never_be_served_is_refused_and_nothing_changes(given, message):

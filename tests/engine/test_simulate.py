@@ -375,8 +375,8 @@ def test_requests_that_can_never_be_served_are_refused_and_leave_nothing():
     refused = [
         (Request("a", (1,) * 10, 3), "make 13, and the context holds 12"),
         (Request("b", (1,), 1), "asks for up to 1 tokens, and writes gave 2"),
-        ("c", "takes Requests, got str"),
-        (Arrival(0.0, 3, 1), "takes Requests, got Arrival"),
+        ("c", "only a Request can be added, got str"),
+        (Arrival(0.0, 3, 1), "only a Request can be added, got Arrival"),
     ]
     for request, message in refused:
         with pytest.raises(WorkbenchError, match=message):

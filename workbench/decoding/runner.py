@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 
 import torch
 
-from workbench.decoding.filters import whole_number
+from workbench.decoding.request_checks import check_fits_context, check_token_ids, check_vocabulary
 from workbench.errors import WorkbenchError
 from workbench.kv import KV, kv_for
 from workbench.models.batch import Batch
@@ -136,32 +135,18 @@ def prompt_token_ids(model: Model, prompt: str | Sequence[int], max_new_tokens: 
         except UnicodeEncodeError as error:
             raise WorkbenchError(f"the prompt is no valid Unicode text: {error}") from error
         ids = model.tokenizer.encode_prompt(prompt)
-    elif isinstance(prompt, Iterable):
-        ids = list(prompt)
     else:
-        raise WorkbenchError(f"the prompt must be text or a list of token ids, got {prompt!r}")
-    if not ids:
-        raise WorkbenchError("the prompt is empty; a model needs at least one token to continue")
-    vocabulary, context = model.config.vocab_size, model.config.context_length
-    for at, token_id in enumerate(ids):
-        if not isinstance(token_id, int) or isinstance(token_id, bool):
-            raise WorkbenchError(f"token ids must be of type int, prompt[{at}] is {token_id!r}")
-        if not 0 <= token_id < vocabulary:
-            raise WorkbenchError(
-                f"token ids of model {model.name!r} lie in 0 … {vocabulary - 1}, prompt[{at}] is {token_id}"
-            )
-    if len(ids) + max_new_tokens > context:
-        room = context - len(ids)
-        do = f"ask for at most {room} new tokens, or shorten the prompt" if room > 0 else "shorten the prompt"
-        raise WorkbenchError(
-            f"a prompt of {len(ids)} tokens and max_new_tokens={max_new_tokens} make {len(ids) + max_new_tokens}, "
-            f"but the context of model {model.name!r} holds {context}; {do}"
-        )
-    return ids
+        ids = prompt
+    ids = check_token_ids("the prompt", ids, empty=False, expected="text or a list of token ids")
+    check_vocabulary("the prompt", ids, model)
+    check_fits_context("the prompt", len(ids), max_new_tokens, model.config.context_length, model.name)
+    return list(ids)
 
 
 def stop_strings(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
-    stop = (stop,) if isinstance(stop, str) else _tuple("stop", stop)
+    if not isinstance(stop, Iterable) or isinstance(stop, bytes | Mapping | Set):
+        raise WorkbenchError(f"stop takes a text or a list of texts, got {stop!r:.80}")
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
     for string in stop:
         if not isinstance(string, str) or not string:
             raise WorkbenchError(f"stop takes strings of at least one character, got {string!r}")
@@ -173,15 +158,8 @@ def stop_strings(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def stop_ids(model: Model, stop_token_ids: Sequence[int] | None) -> tuple[int, ...]:
-    ids = model.config.eos_token_ids if stop_token_ids is None else _tuple("stop_token_ids", stop_token_ids)
-    for token_id in ids:
-        whole_number("each of stop_token_ids", token_id, at_least=0)
-        if token_id >= model.config.vocab_size:
-            raise WorkbenchError(f"stop token id {token_id} is outside 0 … {model.config.vocab_size - 1}")
+    if stop_token_ids is None:
+        return model.config.eos_token_ids
+    ids = check_token_ids("stop_token_ids", stop_token_ids)
+    check_vocabulary("stop_token_ids", ids, model)
     return ids
-
-
-def _tuple(name: str, values: object) -> tuple[Any, ...]:
-    if not isinstance(values, Iterable):
-        raise WorkbenchError(f"{name} takes a list, got {values!r}")
-    return tuple(values)

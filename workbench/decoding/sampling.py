@@ -127,7 +127,7 @@ class TokenDistribution:
         self._num_prompt_tokens, self._prompt_ids = len(prompt_ids), prompt_ids
         self._replace, self._guide = dict(replace or {}), guide
         self._active = settings.active()
-        self._row_by_row = bool(self._replace) or any(name.endswith("penalty") for name in self._active)
+        self.row_by_row = bool(self._replace) or any(name.endswith("penalty") for name in self._active)
         self._at_one: SamplingSettings | None = None
         self._only_argmax = self._active == ["temperature"] and settings.greedy and not self._replace
         self.is_argmax = self._only_argmax and guide is None
@@ -154,7 +154,7 @@ class TokenDistribution:
 
     def _filtered(self, settings: SamplingSettings, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
         logits = self._masked(logits, text_of)
-        if self._row_by_row:
+        if self.row_by_row:
             rows = [
                 filter_stages(settings, row, self._prompt_ids, self._generated(text_of(i)), self._replace)[-1][1]
                 for i, row in enumerate(logits)
@@ -234,7 +234,7 @@ class BestDraws:
         return int(probabilities.argmax())
 
 
-def draws_for(settings: SamplingSettings, seed: int | None) -> RandomDraws | BestDraws:
+def draws_for(settings: SamplingSettings | TokenDistribution, seed: int | None) -> RandomDraws | BestDraws:
     """A request's own random numbers; torch's global ones are never touched. None: a fresh seed."""
     if settings.greedy:
         return BestDraws()

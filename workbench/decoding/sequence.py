@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from workbench.errors import WorkbenchError, check_above, check_whole, is_number, is_whole
+from workbench.decoding.request_checks import check_id, check_request, check_token_ids
 
 if TYPE_CHECKING:
     from workbench.decoding.sampling import Sampler, SamplingSettings
@@ -32,8 +32,9 @@ class Status(enum.Enum):
 class Request:
     """What is asked for. Checked when it is made; what depends on the model and the pool, when it is added.
 
-    id: any name, used once. n: so many sequences from the same prompt, each with its own random numbers. priority:
-    smaller is more urgent. deadline_s: after arrival. tenant: prompts are found again only under the same name.
+    id: any hashable name, used once. n: so many sequences from the same prompt, each with its own random numbers.
+    priority: smaller is more urgent. deadline_s: after arrival. tenant: text or bytes; prompts are found again only
+    under the same name.
     arrival_s: on the engine's clock. sampling: default greedy; its stages, and a seed for its random numbers.
     """
 
@@ -44,46 +45,22 @@ class Request:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
-    priority: int = 0
+    priority: float = 0
     deadline_s: float | None = None
-    tenant: str = ""
+    tenant: str | bytes = ""
     arrival_s: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_ids", _token_ids(f"the prompt of request {self.id!r}", self.prompt_ids))
-        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        if not self.prompt_ids:
-            raise WorkbenchError(f"the prompt of request {self.id!r} is empty; a model needs a token to continue")
-        check_whole("max_new_tokens", self.max_new_tokens, 1)
-        check_whole("n", self.n, 1)
-        if not is_whole(self.priority):
-            raise WorkbenchError(f"priority must be a whole number, got {self.priority!r}")
-        if self.seed is not None:
-            check_whole("seed", self.seed, 0)
-            if self.seed + self.n > 2**63:  # each of the n has the next
-                raise WorkbenchError(f"seed must be below 2**63, got {self.seed} for n={self.n}")
-        if self.deadline_s is not None:
-            check_above("deadline_s", self.deadline_s, 0)
-        if not is_number(self.arrival_s):
-            raise WorkbenchError(f"arrival_s must be a finite number, got {self.arrival_s!r}")
-        if not isinstance(self.tenant, str):
-            raise WorkbenchError(f"tenant must be a text, got {self.tenant!r}")
+        check_id(self.id)
+        prompt_ids = check_token_ids(f"the prompt of request {self.id!r}", self.prompt_ids, empty=False)
+        object.__setattr__(self, "prompt_ids", prompt_ids)
+        object.__setattr__(self, "stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids))
+        check_request(self)
 
     @property
     def longest(self) -> int:
         """Maximum length of one sequence: prompt and generated tokens."""
         return len(self.prompt_ids) + self.max_new_tokens
-
-
-def _token_ids(what: str, given: abc.Sequence[int]) -> tuple[int, ...]:
-    try:
-        ids = tuple(given)
-    except TypeError:
-        raise WorkbenchError(f"{what} must be a list of token ids, got {given!r}") from None
-    for token_id in ids:
-        if not is_whole(token_id) or token_id < 0:
-            raise WorkbenchError(f"{what} must be token ids, whole numbers of at least 0, got {token_id!r}")
-    return ids
 
 
 NOT_SET: Any = None  # of a sequence that no scheduler knows, or that is not sampled yet
@@ -209,11 +186,15 @@ class Finished:
     token_times_s: tuple[float, ...]
     preemptions: int
     hit_tokens: int
+    drafted: int = 0  # tokens, in all rounds, and how many of them were accepted
+    accepted: int = 0
+    draft_error: Exception | None = None  # why it went on without drafts
 
     @classmethod
     def of(cls, sequence: Sequence) -> Finished:
         """Of a sequence that ended."""
         assert sequence.finish_reason is not None and sequence.finished_s is not None
+        d = sequence.drafting
         return cls(
             sequence.request.id,
             sequence.sample,
@@ -228,4 +209,5 @@ class Finished:
             tuple(sequence.token_times_s),
             sequence.preemptions,
             sequence.hit_tokens,
+            *((d.drafted, d.accepted, d.error) if d is not None else ()),
         )

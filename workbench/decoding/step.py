@@ -64,14 +64,16 @@ class Step:
         best = best_of_all(sequences, logits)
         outputs = []
         for row, (sequence, sent) in enumerate(zip(sequences, new)):
+            length, emitted, failed = len(sequence.token_ids), tuple[NewToken, ...](), None
             try:
                 token = sequence.sampler.choose(logits[row], sequence.token_ids) if best is None else best[row]
-            except Exception as error:  # of a filter, a grammar, a learner's part
+                emitted = self.emit(sequence, token, logits[row])
+            except Exception as error:  # of a filter, a grammar, a learner's part: it ends the sequence
                 if not isolate:
                     raise
-                outputs.append(StepOutput((), len(sent), error))
-                continue
-            outputs.append(StepOutput(self.emit(sequence, token, logits[row]), len(sent)))
+                del sequence.token_ids[length:]
+                failed = error
+            outputs.append(StepOutput(emitted, len(sent), failed))
         return outputs
 
     def start(self, sequence: Sequence) -> int:

@@ -42,14 +42,21 @@ class NoRoom(WorkbenchError):
         self.needed, self.available = needed, available
 
 
+def check_full(token_ids: Sequence[int], blocks: Sequence[int], block_size: int) -> None:
+    if len(token_ids) != len(blocks) * block_size:
+        raise WorkbenchError(
+            f"{len(blocks)} full blocks of {block_size} hold {len(blocks) * block_size} tokens, got {len(token_ids)}"
+        )
+
+
 class PrefixIndex(Protocol):
     """Which blocks hold which prefixes (`workbench.kv.prefix`). It holds no references."""
 
-    def match(self, token_ids: Sequence[int], tenant: str) -> list[int]:
+    def match(self, token_ids: Sequence[int], tenant: str | bytes) -> list[int]:
         """The blocks of the longest known prefix, whole blocks only, in order."""
         ...
 
-    def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str) -> None:
+    def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str | bytes) -> None:
         """Index these blocks, all full, as this prefix. Blocks that are indexed already stay as they are."""
         ...
 
@@ -143,7 +150,7 @@ class BlockTables:
 
     # -- a sequence's life -----------------------------------------------------------------------------------------
 
-    def open(self, sequence: Hashable, token_ids: Sequence[int] = (), tenant: str = "") -> int:
+    def open(self, sequence: Hashable, token_ids: Sequence[int] = (), tenant: str | bytes = "") -> int:
         """Start a sequence from the prefix cache; returns the number of its tokens that were found there.
 
         Whole blocks only, and never the last token, because its logits are needed. tenant: only blocks that were
@@ -236,7 +243,7 @@ class BlockTables:
             self._hold(block)
         self._tables[new_sequence], self._lengths[new_sequence] = table, length
 
-    def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str = "") -> None:
+    def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str | bytes = "") -> None:
         """Add the full blocks of a sequence to the prefix index. token_ids: the tokens of the sequence from its
         start."""
         length = self._length_of(sequence)

@@ -131,7 +131,7 @@ class Paged(Slots):
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
-    def open(self, sequence: Hashable, token_ids: Sequence[int], tenant: str = "") -> int:
+    def open(self, sequence: Hashable, token_ids: Sequence[int], tenant: str | bytes = "") -> int:
         """Start a sequence from the prefix cache; returns how many tokens were found, at most all but the last.
 
         The caller sends the tokens from there on. Without an index 0, and the first batch might as well begin it.
@@ -142,7 +142,7 @@ class Paged(Slots):
         self._adopt(sequence, found)
         return found
 
-    def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str = "") -> None:
+    def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str | bytes = "") -> None:
         """Index the full blocks of this sequence for other prompts. token_ids: its tokens from the start."""
         self._length_of(sequence)
         self.tables.remember(sequence, token_ids, tenant)

@@ -55,16 +55,15 @@ class AheadScheduler(Scheduler):
         # their last token is under way: not among the running, and without blocks
         self._leaving: set[Sequence] = set()
 
-    def expect(self, plan: Plan, decodes: abc.Sequence[Sequence]) -> None:
+    def expect(self, plan: Plan, decodes: abc.Sequence[Sequence], now_s: float) -> None:
         """The plan is under way, and each of the decodes will have one token more. All tokens before are known."""
-        size, remember = self.memory.block_size, self.settings.remember
         for work in plan.work:
             sequence = work.sequence
             if sequence.finished:
                 continue  # the token before this one ended it
             computed = sequence.computed = self.memory.lengths[sequence.id]
-            if remember and computed // size > work.start // size:
-                self.memory.remember(sequence.id, sequence.token_ids[:computed], sequence.request.tenant)
+            if (error := self._remember(sequence, work.start, computed)) is not None:
+                self._fail(sequence, error, plan, now_s)
         for sequence in decodes:
             if sequence.finished:
                 continue
@@ -92,14 +91,9 @@ class AheadScheduler(Scheduler):
                 done.append(sequence)
         return done
 
-    def abort(self, request_id: Hashable, now_s: float) -> list[Sequence]:
-        sequences = super().abort(request_id, now_s)
-        for sequence in sequences:
-            if sequence.token_ids[-1] == PENDING:
-                sequence.token_ids.pop()
-        return sequences
-
     def _end(self, sequence: Sequence, reason: str, now_s: float) -> None:
+        if sequence.token_ids[-1] == PENDING:  # it ends before its token has come
+            sequence.token_ids.pop()
         if sequence in self._leaving:
             self._leaving.remove(sequence)
             self.running.append(sequence)
@@ -339,7 +333,7 @@ class OneStepAhead:
         elif sent is not None:
             self.ran_ahead += before is not None
             assert isinstance(self._scheduler, AheadScheduler)
-            self._scheduler.expect(plan, sent.sequences)
+            self._scheduler.expect(plan, sent.sequences, ran_s)
         ended_s = engine.now_s
         schedule_s = planned_s - began_s + ended_s - ran_s
         return engine.report(plan, outputs, tokens, finished, began_s, ended_s - began_s, schedule_s)

@@ -1,7 +1,9 @@
 """Static batching, the baseline: a group is filled, padded to its longest prompt, and computed until its last member
 has ended. And which scheduler a setting asks for.
 
-Rows that only pad are in `Plan.padding`; the engine really computes them.
+Rows that only pad are in `Plan.padding`; the engine really computes them. A sequence that has ended is padded up to the
+length of the group's longest request; from there on its last place is computed again in each step, since positions
+beyond the context do not exist. Samples of one request are sequences of their own, each with its own prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from workbench.decoding.sequence import Sequence
 from workbench.serving.ahead import AheadScheduler
-from workbench.serving.scheduler import PADDING, Plan, Scheduler, Work, Written, is_padding
+from workbench.serving.scheduler import PADDING, Plan, Scheduler, Work, Written
 from workbench.serving.settings import SchedulerSettings
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ class StaticScheduler(Scheduler):
     def __init__(self, memory: BlockManager, settings: SchedulerSettings) -> None:
         super().__init__(memory, settings)
         self._group: list[Sequence] = []  # all who came together, ended or not
+        self._longest = 0  # tokens of the longest of them at its end
 
     @property
     def idle(self) -> bool:
@@ -39,6 +42,7 @@ class StaticScheduler(Scheduler):
             self._group = []
             self._admit_group(plan, now_s)
             longest = max((sequence.unsent for sequence in self._group), default=0)
+            self._longest = max((sequence.request.longest for sequence in self._group), default=0)
             for sequence in self._group:
                 plan.work.append(Work(sequence, 0, sequence.unsent))
                 if sequence.unsent < longest:
@@ -47,12 +51,14 @@ class StaticScheduler(Scheduler):
         for sequence in self._group:
             if not sequence.finished:
                 plan.work.append(Work(sequence, sequence.computed, 1))
-            elif self.memory.lengths.get(sequence.id, 0):
+            elif length := self.memory.lengths.get(sequence.id, 0):
+                if length == self._longest:
+                    self.memory.truncate(sequence.id, length - 1)
                 plan.padding.append((sequence.id, 1))
 
     def _admit_group(self, plan: Plan, now_s: float) -> None:
         """As many as fit to their ends, one at least."""
-        self.waiting.sort(key=lambda sequence: self._key(sequence, now_s))
+        self._sort(self.waiting, plan, now_s)
         blocks = 0
         while self.waiting and len(self._group) < self.settings.max_running:
             group = [*self._group, self.waiting[0]]
@@ -61,6 +67,8 @@ class StaticScheduler(Scheduler):
                 break
             blocks = needed
             sequence = self.waiting.pop(0)
+            if self._samples_to_come(sequence):
+                self.waiting[:0] = self._samples_of(sequence, plan)
             self.memory.open(sequence.id, (), sequence.request.tenant)
             self._admit(sequence, plan, now_s)
             self._group.append(sequence)
@@ -75,7 +83,7 @@ class StaticScheduler(Scheduler):
     def postprocess(self, plan: Plan, written: Mapping[Hashable, Written], now_s: float) -> list[Sequence]:
         finished = super().postprocess(plan, written, now_s)
         for name, _ in plan.padding:
-            if is_padding(name) and name in self.memory.lengths:
+            if name[0] is PADDING:
                 self.memory.release(name)
         return finished
 

@@ -11,11 +11,11 @@ before it are known, see `serving.ahead`.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import abc
 from collections.abc import Callable, Hashable, Iterable
 
+from workbench.decoding.request_checks import check_fits_model, no_request
 from workbench.decoding.sampling import GREEDY, Sampler, TokenDistribution, draws_for
 from workbench.decoding.sequence import Finished, Request, Sequence
 from workbench.decoding.step import Chunk, Step, StepOutput
@@ -101,7 +101,8 @@ class Engine:
         steps = model if self.graphs is None else self.graphs
         self.scheduler = scheduler_for(self.kv, settings, ahead=asynchronous)
         self._step = Step(steps, self.kv, log_probs=False)
-        self._draft = made
+        if made is not None:
+            made.make_room(settings.max_running)
         self._speculator = None if made is None else Speculator(self._step, made)
         self._lengths = length_policy(draft_length)
         self.ahead = OneStepAhead(self, steps) if asynchronous else None
@@ -112,6 +113,16 @@ class Engine:
         return self._clock() - self._zero
 
     @property
+    def why_no_drafts(self) -> str:
+        """Why nothing is drafted any more: an error of the draft, which ended no request; "" while drafts are on."""
+        return "no draft was given" if self._speculator is None else self._speculator.why_off
+
+    @property
+    def draft_errors(self) -> int:
+        """Errors of drafting until now, see `StepReport.draft_errors`."""
+        return 0 if self._speculator is None else self._speculator.errors
+
+    @property
     def idle(self) -> bool:
         return self.scheduler.idle
 
@@ -119,35 +130,29 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn. What can never be served is refused here, with the numbers."""
-        config = self.model.config
         if not isinstance(request, Request):
-            raise WorkbenchError(f"the engine takes Requests, got {type(request).__name__}")
-        if request.longest > config.context_length:
-            raise WorkbenchError(
-                f"request {request.id!r} can never fit: {len(request.prompt_ids):,} prompt tokens and "
-                f"{request.max_new_tokens:,} new ones make {request.longest:,}, and the context of model "
-                f"{self.model.name!r} holds {config.context_length:,}"
-            )
-        for what, ids in (("prompt", request.prompt_ids), ("stop_token_ids", request.stop_token_ids)):
-            if max(ids, default=0) >= config.vocab_size:
-                raise WorkbenchError(
-                    f"token ids of model {self.model.name!r} lie in 0 … {config.vocab_size - 1}; the {what} of request "
-                    f"{request.id!r} has {max(ids)}"
-                )
-        if request.sampling is not None and not hasattr(request.sampling, "active"):
-            raise WorkbenchError(f"sampling takes SamplingSettings, got {type(request.sampling).__name__}")
-        self._prepare(self.scheduler.add(request))
+            raise no_request(request)
+        check_fits_model(request, self.model)
+        sampler = self._sampler(request)
+        self._prepare(self.scheduler.add(request), sampler)
 
     def abort(self, request_id: Hashable) -> list[Finished]:
         """End a request at once, whatever its state; what it had generated is in the results."""
         return [self.finish(sequence) for sequence in self.scheduler.abort(request_id, self.now_s)]
 
-    def _prepare(self, sequence: Sequence) -> None:
-        """A new sequence gets what its tokens are chosen with."""
-        request = sequence.request
+    @staticmethod
+    def _sampler(request: Request) -> Sampler:
+        """What its tokens are chosen with. Raises WorkbenchError for settings of its own that raise."""
         sampling = request.sampling or GREEDY
-        seed = secrets.randbits(62) if request.seed is None else request.seed + sequence.sample
-        sequence.sampler = Sampler(TokenDistribution(sampling, request.prompt_ids), draws_for(sampling, seed))
+        try:
+            distribution = TokenDistribution(sampling, request.prompt_ids)
+            return Sampler(distribution, draws_for(distribution, request.seed))
+        except Exception as error:
+            raise WorkbenchError(f"the sampling of request {request.id!r} raised {error!r}") from error
+
+    def _prepare(self, sequence: Sequence, sampler: Sampler) -> None:
+        """A new sequence gets what its tokens are chosen with."""
+        sequence.sampler = sampler
         if self._speculator is not None:
             sequence.drafting = Drafting(self._lengths.copy())
 
@@ -182,11 +187,12 @@ class Engine:
     def _follow(self, plan: Plan) -> None:
         """Forked sequences get their sampler; of preempted ones the draft forgets what it saw."""
         for sequence in plan.forked:
-            self._prepare(sequence)
-        if self._draft is not None:
+            distribution, seed = sequence.sampler.distribution, sequence.request.seed
+            draws = draws_for(distribution, None if seed is None else seed + sequence.sample)
+            self._prepare(sequence, Sampler(distribution, draws))
+        if self._speculator is not None:
             for sequence in (*plan.preempted, *plan.swapped_out):
-                sequence.drafting.forget()
-                self._draft.release(sequence.id)
+                self._speculator.forget(sequence)
 
     def compute(self, plan: Plan) -> dict[Hashable, Output]:
         """Run the plan's batch: what came of each sequence that has a new token, by its id."""
@@ -247,8 +253,8 @@ class Engine:
 
     def finish(self, sequence: Sequence) -> Finished:
         """The result of a sequence that ended; the draft forgets it."""
-        if self._draft is not None:
-            self._draft.release(sequence.id)
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
         return Finished.of(sequence)
 
     def report(
@@ -263,25 +269,31 @@ class Engine:
     ) -> StepReport:
         """Of a plan. outputs: of the sequences that were computed with it, by id."""
         tables = self.kv.tables
-        rounds = [output for output in outputs.values() if isinstance(output, Round)]
-        drafted = sum(len(done.proposal) for done in rounds)
+        rounds = {name: output for name, output in outputs.items() if isinstance(output, Round)}
+        drafts = {name: (len(done.proposal), done.accepted) for name, done in rounds.items() if len(done.proposal)}
+        drafted = sum(count for count, _ in drafts.values())
+        drafted_rows = sum(
+            rounds[work.sequence.id].rows - work.count for work in plan.work if work.sequence.id in rounds
+        )
         return StepReport(
             step=self.scheduler.steps,
             at_s=at_s,
             seconds=seconds,
             plan=plan,
             tokens=tokens,
-            finished=tuple(finished),
+            finished=(*finished, *map(self.finish, plan.failed)),
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting) + len(self.scheduler.swapped),
-            rows=plan.rows + plan.padding_rows + drafted,
+            rows=plan.rows + plan.padding_rows + drafted_rows,
             padding_rows=plan.padding_rows,
             blocks_used=tables.num_blocks - tables.num_available,
             blocks_idle=tables.num_available - tables.num_free,
             useful_tokens=self.kv.bytes_in_use // self.kv.bytes_per_token,
             schedule_s=schedule_s,
             drafted=drafted,
-            accepted=sum(done.accepted for done in rounds),
+            accepted=sum(count for _, count in drafts.values()),
+            drafts=drafts,
+            draft_errors=() if self._speculator is None else self._speculator.new_errors(),
         )
 
 

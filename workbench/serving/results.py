@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workbench.decoding.sequence import Finished
 from workbench.serving.scheduler import Plan
@@ -29,3 +29,6 @@ class StepReport:
     schedule_s: float  # of `seconds`: the scheduler's own, before and after the model
     drafted: int
     accepted: int
+    # drafted and accepted tokens, by sequence, of those that were drafted for
+    drafts: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
+    draft_errors: tuple[str, ...] = ()  # each turned drafts off, for one sequence or for all; it says which

@@ -18,11 +18,13 @@ has to go). Static batching, the baseline, is `serving.batching`.
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict, abc
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from workbench.decoding.request_checks import check_fits_pool, check_id, check_new_id
 from workbench.decoding.sequence import Request, Sequence, Status
 from workbench.errors import WorkbenchError
 from workbench.serving.policies import policy_named
@@ -32,12 +34,13 @@ if TYPE_CHECKING:
     from workbench.kv.contract import BlockManager
 
 ENDED_KEPT = 10_000  # names of finished requests that are still refused
-PADDING = "padding"  # names of padding in the kv: (PADDING, number)
 
 
-def is_padding(name: Hashable) -> bool:
-    """Whether a name in the kv is that of padding."""
-    return isinstance(name, tuple) and name[:1] == (PADDING,)
+class Padding(enum.Enum):
+    ROWS = "padding"
+
+
+PADDING = Padding.ROWS  # names of padding in the kv, which no request has: (PADDING, number)
 
 
 class Work(NamedTuple):
@@ -64,12 +67,13 @@ class Plan:
     """One step."""
 
     work: list[Work] = field(default_factory=list)
-    padding: list[tuple[Hashable, int]] = field(default_factory=list)  # names, rows
+    padding: list[tuple[Any, int]] = field(default_factory=list)  # names, rows
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)  # to be recomputed
     swapped_out: list[Sequence] = field(default_factory=list)
     swapped_in: list[Sequence] = field(default_factory=list)
     forked: list[Sequence] = field(default_factory=list)
+    failed: list[Sequence] = field(default_factory=list)  # ended, each with its error
 
     @property
     def rows(self) -> int:
@@ -86,6 +90,9 @@ class Written(NamedTuple):
     tokens: int
     finish_reason: str | None = None
     error: Exception | None = None
+
+
+GOES_ON = Written(0)
 
 
 class StepBudget:
@@ -141,32 +148,17 @@ class Scheduler:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> Sequence:
-        """Let it wait for its turn. Raises WorkbenchError for a name in use or used lately, and for what can never
-        fit."""
-        if request.id in self._alive or request.id in self._ended:
-            raise WorkbenchError(f"request {request.id!r} was added before; every request needs a name of its own")
-        if is_padding(request.id):
-            raise WorkbenchError(f"names that begin with {PADDING!r} are taken by the scheduler, got {request.id!r}")
-        self._check_fits(request)
+        """Let it wait for its turn. Raises WorkbenchError, see `check`."""
+        self.check(request)
         sequence = self._sequence(request, 0, list(request.prompt_ids))
         self._alive[request.id] = [sequence]
         self.waiting.append(sequence)
         return sequence
 
-    def _check_fits(self, request: Request) -> None:
-        m, s = self.memory, self.settings
-        blocks = -(-request.longest // m.block_size)
-        if blocks > m.num_blocks:
-            raise WorkbenchError(
-                f"request {request.id!r} can never fit: {len(request.prompt_ids):,} prompt tokens and "
-                f"{request.max_new_tokens:,} new ones take {blocks:,} blocks of {m.block_size}, and the pool has "
-                f"{m.num_blocks:,}; ask for fewer tokens, or make the pool larger"
-            )
-        if request.n > s.max_running:
-            raise WorkbenchError(
-                f"request {request.id!r} can never run: n={request.n} sequences at a time, and"
-                f" max_running={s.max_running}"
-            )
+    def check(self, request: Request) -> None:
+        """Raise WorkbenchError for a name in use or used lately, and for what can never fit."""
+        check_new_id(request.id, (self._alive, self._ended))
+        check_fits_pool(request, self.memory, self.settings.max_running)
 
     def _sequence(self, request: Request, sample: int, token_ids: list[int]) -> Sequence:
         self._numbers += 1
@@ -174,6 +166,7 @@ class Scheduler:
 
     def abort(self, request_id: Hashable, now_s: float) -> list[Sequence]:
         """End a request now, whatever its state. Raises WorkbenchError for one that is unknown or finished."""
+        check_id(request_id)
         if request_id not in self._alive:
             known = "has finished already" if request_id in self._ended else "is unknown"
             raise WorkbenchError(f"request {request_id!r} {known}; only a request that waits or runs can be aborted")
@@ -220,7 +213,7 @@ class Scheduler:
     def _schedule_running(self, plan: Plan, budget: StepBudget, now_s: float) -> None:
         """Decodes get their token first; then prefills go on with what is left of the budget."""
         if not self._in_order or plan.forked:
-            self.running.sort(key=lambda sequence: self._key(sequence, now_s))
+            self._sort(self.running, plan, now_s)
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for sequence in self.running:
@@ -236,14 +229,12 @@ class Scheduler:
             drafts = 0
             if self.settings.draft_tokens:
                 drafts = max(0, min(self.settings.draft_tokens, sequence.remaining - 1, budget.rows - behind - 1))
-            self._schedule_one(plan, budget, sequence, 1, drafts, now_s)
+            self._schedule_one(plan, budget, sequence, 1, drafts)
         for sequence in prefills:
             if count := self._chunk(sequence, budget):
-                self._schedule_one(plan, budget, sequence, count, 0, now_s)
+                self._schedule_one(plan, budget, sequence, count, 0)
 
-    def _schedule_one(
-        self, plan: Plan, budget: StepBudget, sequence: Sequence, count: int, drafts: int, now_s: float
-    ) -> None:
+    def _schedule_one(self, plan: Plan, budget: StepBudget, sequence: Sequence, count: int, drafts: int) -> None:
         """Plan these tokens of a running sequence, once there are blocks for them."""
         if sequence.status is not Status.RUNNING:
             return  # preempted for a sequence before it
@@ -251,7 +242,7 @@ class Scheduler:
         while not budget.fits(blocks := self.memory.missing({sequence.id: work.end})):
             if work.drafts:  # drafted tokens are the first to be left out
                 work = work._replace(drafts=0)
-            elif self._preempt_last(plan, budget, now_s) is sequence:
+            elif self._preempt_last(plan, budget) is sequence:
                 return
         budget.take(work.count + work.drafts, blocks)
         plan.work.append(work)
@@ -265,11 +256,10 @@ class Scheduler:
 
     # -- preemption: who has to go -------------------------------------------------------------------------------------
 
-    def _preempt_last(self, plan: Plan, budget: StepBudget, now_s: float) -> Sequence:
+    def _preempt_last(self, plan: Plan, budget: StepBudget) -> Sequence:
         """Preempt the last running sequence in the policy's order, even if it is in the plan already. So a sequence
         is never preempted for one behind it."""
-        order = self.running if self._in_order else sorted(self.running, key=lambda t: self._key(t, now_s))
-        victim = order[-1]
+        victim = self.running[-1]  # sorted in this step
         self._preempt(plan, victim)
         if planned := next((work for work in plan.work if work.sequence is victim), None):
             plan.work.remove(planned)
@@ -297,7 +287,7 @@ class Scheduler:
 
     def _swap_in(self, plan: Plan, budget: StepBudget, now_s: float) -> None:
         """Sequences whose keys and values are on the host, in the policy's order, until one does not fit."""
-        self.swapped.sort(key=lambda sequence: self._key(sequence, now_s))
+        self._sort(self.swapped, plan, now_s)
         while self.swapped and budget.rows > 0 and self._num_running() < self.settings.max_running:
             sequence = self.swapped[0]
             count = self._chunk(sequence, budget)
@@ -314,12 +304,16 @@ class Scheduler:
 
     def _admit_waiting(self, plan: Plan, budget: StepBudget, now_s: float) -> None:
         """Waiting sequences in the policy's order, until one does not fit; none before those on the host."""
-        self.waiting.sort(key=lambda sequence: self._key(sequence, now_s))
+        self._sort(self.waiting, plan, now_s)
         while self.waiting and budget.rows > 0 and not self.swapped:
             sequence = self.waiting[0]
             if self._num_running() + 1 + self._samples_to_come(sequence) > self.settings.max_running:
                 return
-            hit_tokens = self.memory.open(sequence.id, sequence.token_ids, sequence.request.tenant)
+            try:
+                hit_tokens = self.memory.open(sequence.id, sequence.token_ids, sequence.request.tenant)
+            except Exception as error:  # of hashing its tokens
+                self._fail(sequence, error, plan, now_s)
+                continue
             blocks = self.memory.missing({sequence.id: sequence.num_tokens})
             if not budget.fits(blocks, spare=self._watermark()):
                 self.memory.release(sequence.id)
@@ -332,6 +326,21 @@ class Scheduler:
             if count := self._chunk(sequence, budget):
                 budget.take(count, blocks)  # those of the whole sequence, though this step may compute a part of it
                 plan.work.append(Work(sequence, hit_tokens, count))
+
+    def _sort(self, queue: list[Sequence], plan: Plan, now_s: float) -> None:
+        """In the policy's order. A sequence whose key raises ends with that error."""
+        keys: dict[Sequence, Any] = {}
+        for sequence in list(queue):
+            try:
+                keys[sequence] = self._key(sequence, now_s)
+            except Exception as error:
+                self._fail(sequence, error, plan, now_s)
+        queue.sort(key=keys.__getitem__)
+
+    def _fail(self, sequence: Sequence, error: Exception, plan: Plan, now_s: float) -> None:
+        sequence.error = error
+        self._end(sequence, "error", now_s)
+        plan.failed.append(sequence)
 
     def _admit(self, sequence: Sequence, plan: Plan, now_s: float) -> None:
         sequence.status = Status.RUNNING
@@ -358,33 +367,35 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.request.n == 1 or sequence.unsent != 1 or not self._samples_to_come(sequence):
                 continue
-            sequences, sequence.forked = self._alive[sequence.request.id], True
-            for sample in range(1, sequence.request.n):
-                new = self._sequence(sequence.request, sample, list(sequence.token_ids))
+            for new in self._samples_of(sequence, plan):
                 new.status, new.computed, new.hit_tokens = Status.RUNNING, sequence.computed, sequence.hit_tokens
                 new.first_scheduled_s = sequence.first_scheduled_s
                 self.memory.fork(sequence.id, new.id)
-                sequences.append(new)
                 self.running.append(new)
-                plan.forked.append(new)
+
+    def _samples_of(self, first: Sequence, plan: Plan) -> list[Sequence]:
+        """The other sequences of its request; they wait."""
+        request, first.forked = first.request, True
+        new = [self._sequence(request, sample, list(first.token_ids)) for sample in range(1, request.n)]
+        for sequence in new:
+            sequence.sampler = first.sampler
+        self._alive[request.id] += new
+        plan.forked += new
+        return new
 
     # -- after the step ------------------------------------------------------------------------------------------------
 
     def postprocess(self, plan: Plan, written: Mapping[Hashable, Written], now_s: float) -> list[Sequence]:
         """Note what was computed and generated; the tokens are in `token_ids` already. Returns finished sequences."""
-        done, size = [], self.memory.block_size
-        lengths, remember = self.memory.lengths, self.settings.remember
+        done, lengths = [], self.memory.lengths
         for sequence, start, count, drafts in plan.work:
             if sequence.status is Status.FINISHED:
                 continue  # aborted while the step was under way
             name = sequence.id
             computed = sequence.computed = lengths[name] if drafts else start + count
-            if remember and computed // size > start // size:
-                self.memory.remember(name, sequence.token_ids[:computed], sequence.request.tenant)
-            result = written.get(name)
-            if result is None:
-                continue  # a part of a prompt, nothing was generated
-            tokens, finish_reason, error = result
+            tokens, finish_reason, error = written.get(name, GOES_ON)  # nothing is generated by a part of a prompt
+            if (failed := self._remember(sequence, start, computed)) is not None:
+                finish_reason, error = "error", error or failed
             if tokens:
                 if sequence.first_token_s is None:
                     sequence.first_token_s = now_s
@@ -394,6 +405,17 @@ class Scheduler:
                 self._end(sequence, finish_reason, now_s)
                 done.append(sequence)
         return done
+
+    def _remember(self, sequence: Sequence, start: int, computed: int) -> Exception | None:
+        """Index the blocks that are full now for other prompts. Returns what hashing them raised, which ends the
+        sequence."""
+        size = self.memory.block_size
+        try:
+            if self.settings.remember and computed // size > start // size:
+                self.memory.remember(sequence.id, sequence.token_ids[:computed], sequence.request.tenant)
+        except Exception as error:
+            return error
+        return None
 
     def _end(self, sequence: Sequence, reason: str, now_s: float) -> None:
         queue = {Status.WAITING: self.waiting, Status.RUNNING: self.running, Status.SWAPPED: self.swapped}

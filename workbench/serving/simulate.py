@@ -19,6 +19,7 @@ import itertools
 from collections import abc
 from collections.abc import Callable, Hashable, Iterable
 
+from workbench.decoding.request_checks import check_fits_context, no_request
 from workbench.decoding.sequence import Finished, Request, Sequence
 from workbench.errors import WorkbenchError, check_whole, is_number
 from workbench.kv.blocks import BlockTables
@@ -102,12 +103,10 @@ class Twin:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn. What can never be served is refused here, with the numbers."""
         if not isinstance(request, Request):
-            raise WorkbenchError(f"the twin takes Requests, got {type(request).__name__}")
-        if self.context is not None and request.longest > self.context:
-            raise WorkbenchError(
-                f"request {request.id!r} can never fit: {len(request.prompt_ids):,} prompt tokens and "
-                f"{request.max_new_tokens:,} new ones make {request.longest:,}, and the context holds {self.context:,}"
-            )
+            raise no_request(request)
+        if self.context is not None:
+            what = f"the prompt of request {request.id!r}"
+            check_fits_context(what, len(request.prompt_ids), request.max_new_tokens, self.context)
         texts = [self._text(request, sample) for sample in range(request.n)]
         self.scheduler.add(request)
         self._texts.update({(request.id, sample): text for sample, text in enumerate(texts)})
@@ -235,7 +234,7 @@ class Twin:
             seconds=seconds,
             plan=plan,
             tokens=tokens,
-            finished=finished,
+            finished=(*finished, *map(self._finish, plan.failed)),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.swapped),
             rows=plan.rows + plan.padding_rows,

@@ -7,20 +7,25 @@
     tokens    … a b c d e x      the cache keeps … c d e; the entry of f is cut
 
 It wraps a `decoding.step.Step`; a round without drafted tokens is exactly that step.
+
+With `isolate` (an engine's way) no error of a draft stops a step. What raises when a draft filters its logits for one
+sequence (NaN, a filter) ends the drafting for that sequence. Whatever else a draft or a length policy raises turns
+drafts off: `why_off` says why, `errors` counts, and `new_errors` gives what came since it was last asked.
 """
 
 from __future__ import annotations
 
 import time
 from collections import abc
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from itertools import accumulate, islice, pairwise
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
 from workbench.decoding.guide import forced_tokens
+from workbench.decoding.sampling import TextOf, TokenDistribution
 from workbench.decoding.sequence import NewToken, Sequence
 from workbench.decoding.step import Chunk, Step, best_of_all
 from workbench.errors import WorkbenchError
@@ -29,9 +34,10 @@ from workbench.models.batch import Batch
 from workbench.speculation.drafts.contract import Ask, Draft
 from workbench.speculation.lengths import LengthPolicy, Outcome
 from workbench.speculation.proposal import NOTHING, Proposal
-from workbench.speculation.rule import Verdict, verify, verify_greedy
+from workbench.speculation.rule import Rows, Verdict, verify, verify_greedy
 
 MAX_NODES = 64  # of a tree, in one round
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -43,6 +49,9 @@ class Drafting:
     max_tokens: int | None = None  # that a round may draft, where a scheduler counts them; None: as many as fit
     hidden_states: list[torch.Tensor] = field(default_factory=list)  # of cached tokens, not yet given to the draft
     num_hidden: int = 0  # tokens whose hidden states were collected so far
+    drafted: int = 0  # tokens, in all rounds
+    accepted: int = 0
+    error: Exception | None = None  # of drafting for this sequence, which goes on without
 
     def forget(self) -> None:
         """To be called when the keys and values of the sequence are gone: the draft starts from its beginning again."""
@@ -56,7 +65,7 @@ class Round(NamedTuple):
     emitted: tuple[NewToken, ...]
     proposal: Proposal
     verdict: Verdict | None  # None with an error
-    p: torch.Tensor | None  # [nodes + 1, V] the target's distributions, where they were asked for
+    p: Any  # None or [nodes + 1, V] the target's distributions, where they were asked for
     draft_s: float  # `Draft.observe` included; the time of the whole batch, for each of its sequences
     verify_s: float
     rows: int  # tokens of this sequence that the target processed
@@ -92,7 +101,13 @@ class Speculator:
                 )
         self.step, self.draft, self.keep_distributions = step, draft, keep_distributions
         self.model, self.kv = step.model, cast(DraftingKV, step.kv)  # without a draft any KV
-        self._wants_hidden = draft is not None and draft.wants_hidden_states
+        self.why_off, self.errors = "", 0
+        self._new_errors: list[str] = []
+        self._name = "" if draft is None else draft.name
+
+    @property
+    def _wants_hidden(self) -> bool:
+        return self.draft is not None and self.draft.wants_hidden_states
 
     @property
     def rows_processed(self) -> int:
@@ -109,18 +124,18 @@ class Speculator:
 
         chunks, isolate: see `Step.run`.
         """
-        limits = [self._limit(sequence) for sequence in sequences]
-        for sequence, limit in zip(sequences, limits):
-            if not limit and sequence.drafting.begun and (count := sequence.drafting.lengths.listens()):
-                self._listen(sequence, count)
+        limits = self._guarded(isolate, self._limits, sequences) or [0] * len(sequences)
         if any(limits) or self._wants_hidden or self.keep_distributions:
             rounds = self._round(sequences, limits, chunks, isolate)
         else:
             rounds = self._plain_round(sequences, chunks, isolate)
         for sequence, limit, done in zip(sequences, limits, rounds):
-            if sequence.drafting.begun and done.error is None:
-                sequence.drafting.lengths.learn(done.outcome(plain=not limit))
-            sequence.drafting.begun = True
+            drafting = sequence.drafting
+            if drafting.begun and done.error is None:
+                self._guarded(isolate, drafting.lengths.learn, done.outcome(plain=not limit))
+            drafting.begun = True
+            drafting.drafted += len(done.proposal)
+            drafting.accepted += done.accepted
         return rounds
 
     @property
@@ -134,6 +149,33 @@ class Speculator:
         self.step.release(sequence_id)
         if self.draft is not None:
             self.draft.release(sequence_id)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The draft drops what it keeps of a sequence, whose keys and values are gone."""
+        sequence.drafting.forget()
+        if self.draft is not None:
+            self._guarded(True, self.draft.release, sequence.id)
+
+    def new_errors(self) -> tuple[str, ...]:
+        """What was isolated since the last call, each error with whose it was."""
+        new, self._new_errors = tuple(self._new_errors), []
+        return new
+
+    def _guarded(self, isolate: bool, call: Callable[..., Result], *given: Any) -> Result | None:
+        """What a part of the draft answers. isolate: None where it raises, and drafts are off from then on."""
+        try:
+            return call(*given)
+        except Exception as error:
+            if not isolate:
+                raise
+            self.why_off = self._note(f"draft {self._name} is off", error)
+            self.draft = None
+            return None
+
+    def _note(self, what: str, error: Exception) -> str:
+        self.errors += 1
+        self._new_errors.append(f"{what}: {type(error).__name__}: {error}")
+        return self._new_errors[-1]
 
     def _plain_round(
         self, sequences: abc.Sequence[Sequence], chunks: abc.Sequence[Chunk], isolate: bool
@@ -159,52 +201,64 @@ class Speculator:
         self, sequences: abc.Sequence[Sequence], limits: list[int], chunks: abc.Sequence[Chunk], isolate: bool
     ) -> list[Round]:
         started = time.perf_counter()
-        proposals = self._propose(sequences, limits, isolate)
+        proposals = self._propose(sequences, limits, isolate) if any(limits) else [NOTHING] * len(sequences)
         drafted = time.perf_counter()
         starts = [self.step.start(sequence) for sequence in sequences]
         batch = self._batch(sequences, proposals, starts, chunks)
-        if self._wants_hidden:
-            logits, hidden = self.step.forward_with_hidden(batch)
-        else:
-            logits, hidden = self.step.forward(batch), None
+        logits, hidden = self._forward(batch)
         best = best_of_all(sequences, logits)
-        results: list[tuple[tuple[NewToken, ...], Proposal, Verdict | None, torch.Tensor | None, Exception | None]] = []
-        first, observed_s = 0, 0.0
-        for index, (sequence, proposal) in enumerate(zip(sequences, proposals)):
-            end = first + len(proposal) + 1
-            rows, best_rows, first = logits[first:end], None if best is None else best[first:end], end
+        rows_of = [logits[b - len(one) - 1 : b] for one, b in zip(proposals, accumulate(len(p) + 1 for p in proposals))]
+        sent = [b - a for a, b in pairwise(batch.query_starts)]
+        if best is None:
+            self._send_again(sequences, proposals, starts, rows_of, hidden, sent)
+        results: list[tuple[tuple[NewToken, ...], Proposal, Verdict | None, Rows | None, Exception | None]] = []
+        observed_s, taken = 0.0, iter(best or ())
+        for index, (sequence, proposal, rows) in enumerate(zip(sequences, proposals, rows_of)):
+            length = len(sequence.token_ids)
             try:
+                best_rows = None if best is None else list(islice(taken, len(rows)))
                 verdict, distributions = self._decide(sequence, proposal, rows, best_rows)
-            except Exception as error:  # of a filter, a grammar, a learner's part
+                if len(proposal) and self.draft is not None:
+                    observing = time.perf_counter()
+                    self._guarded(isolate, self.draft.observe, sequence.id, proposal, rows)
+                    observed_s += time.perf_counter() - observing
+                if hidden is not None:
+                    self._keep_hidden(sequence, verdict, hidden[index], starts[index])
+                if len(proposal):
+                    self._keep_accepted(sequence, proposal, verdict)
+                emitted = self._emit(sequence, proposal, verdict, rows)
+            except Exception as error:  # of a filter, a grammar, a learner's part: it ends the sequence
                 if not isolate:
                     raise
+                del sequence.token_ids[length:]
                 results.append(((), NOTHING, None, None, error))
                 continue
-            if len(proposal):
-                observing = time.perf_counter()
-                self._asked.observe(sequence.id, proposal, rows)
-                observed_s += time.perf_counter() - observing
-            if hidden is not None:
-                self._keep_hidden(sequence, verdict, hidden[index], starts[index])
-            if len(proposal):
-                self._keep_accepted(sequence, proposal, verdict)
-            results.append((self._emit(sequence, proposal, verdict, rows), proposal, verdict, distributions, None))
+            results.append((emitted, proposal, verdict, distributions, None))
         if hidden is not None:
             for chunk, rows in zip(chunks, hidden[len(sequences) :]):
                 self._keep_hidden_of_chunk(chunk, rows)
         verified = time.perf_counter()
         draft_s, verify_s = drafted - started + observed_s, verified - drafted - observed_s
         return [
-            Round(emitted, proposal, verdict, p, draft_s, verify_s, b - a, error)
-            for (a, b), (emitted, proposal, verdict, p, error) in zip(pairwise(batch.query_starts), results)
+            Round(emitted, proposal, verdict, p, draft_s, verify_s, rows, error)
+            for rows, (emitted, proposal, verdict, p, error) in zip(sent, results)
         ]
 
     # -- the parts of a round ------------------------------------------------------------------------------------
 
+    def _limits(self, sequences: abc.Sequence[Sequence]) -> list[int]:
+        limits = [self._limit(sequence) for sequence in sequences]
+        for sequence, limit in zip(sequences, limits):
+            drafting = sequence.drafting
+            listens = not limit and self.draft is not None and drafting.begun and drafting.error is None
+            if listens and (count := drafting.lengths.listens()):
+                self._listen(sequence, count)
+        return limits
+
     def _limit(self, sequence: Sequence) -> int:
         """Depth to draft. Nothing in a prompt's own round, and nothing for the last token wanted."""
         drafting = sequence.drafting
-        if self.draft is None or not drafting.begun:
+        if self.draft is None or not drafting.begun or drafting.error is not None:
             return 0
         room = min(sequence.remaining - 1, self._room(sequence))
         if self._wants_hidden and drafting.num_hidden < len(sequence.token_ids) - 1:
@@ -218,13 +272,14 @@ class Speculator:
         max_tokens = sequence.drafting.max_tokens
         return room if max_tokens is None else min(room, max_tokens)
 
-    def _ask(self, sequence: Sequence, limit: int, hidden_states: torch.Tensor | None) -> Ask:
+    def _ask(self, sequence: Sequence, limit: int, hidden_states: torch.Tensor | None, isolate: bool = False) -> Ask:
+        distribution = sequence.sampler.distribution
         return Ask(
             sequence.id,
             sequence.token_ids,
             limit,
             min(MAX_NODES, self._room(sequence)),
-            sequence.sampler.distribution,
+            _Isolated(distribution, sequence.drafting) if isolate else distribution,
             sequence.sampler.draws,
             sequence.drafting.lengths.go_on,
             hidden_states,
@@ -245,21 +300,12 @@ class Speculator:
         drafting.lengths.heard(right, time.perf_counter() - started)
 
     def _propose(self, sequences: abc.Sequence[Sequence], limits: list[int], isolate: bool) -> list[Proposal]:
-        if not any(limits):
-            return [NOTHING] * len(sequences)
         asks = [
-            self._ask(sequence, limit, self._hidden_since_last_ask(sequence))
+            self._ask(sequence, limit, self._hidden_since_last_ask(sequence), isolate)
             for sequence, limit in zip(sequences, limits)
             if limit
         ]
-        try:
-            answers = iter(self._asked.propose(asks))
-        except Exception:  # a distribution that raises will raise again in `_decide`, for its sequence alone
-            if not isolate:
-                raise
-            for ask in asks:
-                self._asked.release(ask.sequence)
-            answers = iter([NOTHING] * len(asks))
+        answers = iter(self._guarded(isolate, self._answers, asks) or [NOTHING] * len(asks))
         proposals = []
         for sequence, limit in zip(sequences, limits):
             if not limit:
@@ -267,10 +313,56 @@ class Speculator:
                 continue
             proposal = next(answers)
             sequence.drafting.hidden_states.clear()
+            if error := sequence.drafting.error:
+                proposal = NOTHING
+                self._note(f"draft {self._name} is off for request {sequence.id!r}", error)
+                self.forget(sequence)
             if not (proposal.is_chain or self.kv.holds_trees):
                 proposal = proposal.first_branch()
             proposals.append(proposal.cut(min(MAX_NODES, self._room(sequence)), limit))
         return proposals
+
+    def _answers(self, asks: list[Ask]) -> list[Proposal]:
+        """What the draft proposes. Raises WorkbenchError for what cannot be verified."""
+        proposals, vocab_size = self._asked.propose(asks), self.model.config.vocab_size
+        if len(proposals) != len(asks) or not all(isinstance(one, Proposal) for one in proposals):
+            raise WorkbenchError(f"it gave {len(proposals)} proposals for {len(asks)} sequences")
+        for ask, proposal in zip(asks, proposals):
+            if any(not 0 <= token < vocab_size for token in proposal.tokens):
+                raise WorkbenchError(f"it drafted {proposal.tokens}, and token ids lie in 0 … {vocab_size - 1}")
+            if len(proposal) and not (ask.distribution.greedy or len(proposal.distributions)):
+                raise WorkbenchError("it drafted tokens without the distributions that they were drawn from")
+        return proposals
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+        return self.step.forward_with_hidden(batch) if self._wants_hidden else (self.step.forward(batch), None)
+
+    def _send_again(
+        self,
+        sequences: abc.Sequence[Sequence],
+        proposals: list[Proposal],
+        starts: list[int],
+        rows_of: list[torch.Tensor],
+        hidden: list[torch.Tensor] | None,
+        sent: list[int],
+    ) -> None:
+        """A plain round for each sequence that has a NaN in its rows. A drafted token may have brought it, which would
+        never have been sent otherwise, and its values reach the rows beside it (0 · NaN). Changes the lists."""
+        spoiled = [n for n, one in enumerate(proposals) if len(one) and not rows_of[n].amax(dim=-1).isfinite().all()]
+        if not spoiled:
+            return
+        for n in spoiled:
+            proposals[n] = NOTHING
+            if self.step.start(sequences[n]) > starts[n]:
+                self.kv.truncate(sequences[n].id, starts[n])
+        again = [sequences[n] for n in spoiled]
+        batch = self._batch(again, [NOTHING] * len(again), [starts[n] for n in spoiled], ())
+        logits, new_hidden = self._forward(batch)
+        for at, (n, (a, b)) in enumerate(zip(spoiled, pairwise(batch.query_starts))):
+            rows_of[n] = logits[at : at + 1]
+            sent[n] += b - a
+            if hidden is not None and new_hidden is not None:
+                hidden[n] = new_hidden[at]
 
     def _batch(
         self,
@@ -296,20 +388,25 @@ class Speculator:
 
     def _decide(
         self, sequence: Sequence, proposal: Proposal, rows: torch.Tensor, best: list[int] | None
-    ) -> tuple[Verdict, torch.Tensor | None]:
+    ) -> tuple[Verdict, Rows | None]:
         """(Verdict, the target's distributions where they are kept). best: the argmax of each row, where all
-        sequences take it."""
+        sequences take it. Where filters go row by row, those behind a rejected token are never asked for."""
         if best is not None:
             return verify_greedy(proposal, best), None
-        token_ids, sampler = sequence.token_ids, sequence.sampler
+        token_ids, distribution, draws = sequence.token_ids, sequence.sampler.distribution, sequence.sampler.draws
+        decide = distribution.best if distribution.greedy else distribution.probabilities
 
         def text_of(row: int) -> list[int]:
             return [*token_ids, *(proposal.tokens[n] for n in proposal.path_to(row - 1))]
 
-        if sampler.distribution.greedy:
-            return verify_greedy(proposal, sampler.distribution.best(rows, text_of)), None
-        distributions = sampler.distribution.probabilities(rows, text_of)
-        return verify(proposal, distributions, sampler.draws), distributions if self.keep_distributions else None
+        decided: Any
+        if distribution.row_by_row:
+            decided = _WhenAsked(lambda row: decide(rows[row : row + 1], lambda _: text_of(row))[0])
+        else:
+            decided = decide(rows, text_of)
+        if distribution.greedy:
+            return verify_greedy(proposal, decided), None
+        return verify(proposal, decided, draws), decided if self.keep_distributions else None
 
     def _emit(
         self, sequence: Sequence, proposal: Proposal, verdict: Verdict, rows: torch.Tensor
@@ -327,7 +424,7 @@ class Speculator:
             if node is None:
                 emitted.append(NewToken(token, log_prob, "target", "bonus" if verdict.bonus else "correction"))
             else:
-                origin = proposal.origins[node] if proposal.origins else self._asked.name
+                origin = proposal.origins[node] if proposal.origins else self._name
                 emitted.append(NewToken(token, log_prob, origin, "draft"))
             if sequence.append(token):
                 return tuple(emitted)
@@ -362,3 +459,45 @@ class Speculator:
         if self.kv.lengths[chunk.id] - len(hidden) == drafting.num_hidden:
             drafting.hidden_states.append(hidden)
             drafting.num_hidden += len(hidden)
+
+
+class _WhenAsked:
+    """Rows that are computed when they are first asked for."""
+
+    def __init__(self, compute: Callable[[int], Any]) -> None:
+        self._compute, self._rows = compute, dict[int, Any]()
+
+    def __getitem__(self, row: int) -> Any:
+        if row not in self._rows:
+            self._rows[row] = self._compute(row)
+        return self._rows[row]
+
+
+class _Isolated(TokenDistribution):
+    """A sequence's distribution as its draft sees it. What it raises is noted in the `Drafting`, so that the draft can
+    go on with the other sequences; of this one the proposal is dropped, and what is answered here does not matter."""
+
+    def __init__(self, inner: TokenDistribution, drafting: Drafting) -> None:
+        vars(self).update(vars(inner))
+        self._inner, self._drafting = inner, drafting
+
+    def probabilities(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
+        return self._tried(self._inner.probabilities, logits, text_of, uniform(logits))
+
+    def confidences(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
+        return self._tried(self._inner.confidences, logits, text_of, uniform(logits))
+
+    def best(self, logits: torch.Tensor, text_of: TextOf) -> list[int]:
+        return self._tried(self._inner.best, logits, text_of, [0] * len(logits))
+
+    def _tried(self, call: Callable[..., Result], logits: torch.Tensor, text_of: TextOf, otherwise: Result) -> Result:
+        try:
+            return call(logits, text_of)
+        except Exception as error:
+            self._drafting.error = self._drafting.error or error
+            return otherwise
+
+
+def uniform(logits: torch.Tensor) -> torch.Tensor:
+    """[n, V] float64 on the CPU: every token as probable as the others."""
+    return torch.full(logits.shape, 1 / logits.shape[-1], dtype=torch.float64)

@@ -11,6 +11,7 @@ import torch
 
 from workbench.decoding.sampling import BestDraws, Draws, TokenDistribution
 from workbench.errors import WorkbenchError
+from workbench.kv import KV
 from workbench.models.fast import Model
 from workbench.models.tokenizer import Tokenizer
 from workbench.speculation.proposal import Proposal
@@ -61,6 +62,13 @@ class Draft(ABC):
         """Raise WorkbenchError when this draft does not fit the target (another vocabulary). Changes nothing."""
         return None
 
+    def make_room(self, sequences: int) -> None:
+        """To be called before it drafts for more than one sequence at a time: room for so many in its own cache.
+
+        Raises WorkbenchError, and changes nothing, where it has none: it drafts for others now, or its kv is of a size
+        of its own."""
+        return None
+
     @abstractmethod
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """A proposal per ask, which may be `NOTHING`. Where `ask.distribution.greedy`, distributions may be empty."""
@@ -101,6 +109,29 @@ def check_vocabulary(target: Model, draft_name: str, vocab_size: int, tokenizer:
             f"a draft needs the target's vocabulary: {target.name} and {draft_name} have {vocab_size:,} tokens each,"
             " but not the same ones; take a draft that was trained with the same tokenizer"
         )
+
+
+def with_room(kv: KV, make: Callable[..., KV], sequences: int, draft_name: str) -> KV:
+    """`kv` where so many sequences fit into it, else one by `make(max_sequences=sequences)`. A kv that does not say
+    how many it holds (`max_sequences`) holds any number. Raises WorkbenchError, see `Draft.make_room`."""
+
+    def room(of: KV) -> int:
+        return getattr(of, "max_sequences", sequences + len(of.lengths)) - len(of.lengths)
+
+    if room(kv) >= sequences:
+        return kv
+    if kv.lengths:
+        raise WorkbenchError(
+            f"draft {draft_name} drafts for {len(kv.lengths)} sequence{'s' * (len(kv.lengths) > 1)} now and has no room"
+            f" for {sequences} more; take a draft of its own for each engine, or release those"
+        )
+    made = make(max_sequences=sequences)
+    if room(made) < sequences:
+        raise WorkbenchError(
+            f"the kv of draft {draft_name} has room for {room(made)} sequence{'s' * (room(made) > 1)}, and {sequences}"
+            " run at a time; make it for as many, or name its kind (kv='contiguous')"
+        )
+    return made
 
 
 def replayed(draft: Draft, ask: Ask, count: int) -> list[bool]:

@@ -22,7 +22,7 @@ from workbench.models.batch import Batch
 from workbench.models.fast import Model
 from workbench.models.fast_heads import FastEagle
 from workbench.models.heads import EagleHead, Heads, load_heads
-from workbench.speculation.drafts.contract import Ask, Draft
+from workbench.speculation.drafts.contract import Ask, Draft, with_room
 from workbench.speculation.drafts.growing import (
     Distributions,
     Path,
@@ -39,8 +39,8 @@ class EagleDraft(Draft):
     """An EAGLE head of the target. `head`: a trained one or its name, default "<target>-eagle".
 
     branching: children a node has, level by level, drawn without replacement; None: a chain as long as the ask allows.
-    max_sequences, max_tokens: how many sequences it can draft for at the same time, and how long (default: its
-    context).
+    max_sequences, max_tokens: how many sequences it drafts for at a time (see `make_room`), and their length (default:
+    its context).
     """
 
     wants_hidden_states = True
@@ -65,11 +65,15 @@ class EagleDraft(Draft):
         self.name, self.head, self.branching = name, head, check_branching(branching)
         self._fast = FastEagle(head, target)
         self.max_tokens = max_tokens or head.config.context_length
-        self._kv = kv_for("contiguous", self._fast, max_sequences=max_sequences, max_tokens=self.max_tokens)
+        self._make_kv = functools.partial(kv_for, "contiguous", self._fast, max_tokens=self.max_tokens)
+        self._kv = self._make_kv(max_sequences=max_sequences)
         self._guesses: dict[Hashable, dict[Path, torch.Tensor]] = {}  # [d] hidden state predicted after each path
 
     def check_fits(self, target: Model) -> None:
         self.head.check_target(target)
+
+    def make_room(self, sequences: int) -> None:
+        self._kv = with_room(self._kv, self._make_kv, sequences, self.name)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         with torch.inference_mode():

@@ -33,6 +33,10 @@ class FirstOf(Draft):
         for draft in self.drafts:
             draft.check_fits(target)
 
+    def make_room(self, sequences: int) -> None:
+        for draft in self.drafts:
+            draft.make_room(sequences)
+
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         proposals: dict[int, Proposal] = {}
         for number, draft in enumerate(self.drafts):

@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.kv import KV, kv_for
 from workbench.models.batch import Batch
 from workbench.models.fast import Model
-from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary
+from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, with_room
 from workbench.speculation.drafts.growing import (
     Distributions,
     Paths,
@@ -32,7 +32,8 @@ class ModelDraft(Draft):
 
     branching: children a node has, level by level, instead of a chain as long as the ask allows: (3, 2, 1) draws three
     tokens, two after each, one after each of those. kv: kind of its cache; trees need one that holds trees.
-    max_sequences, max_tokens: how many sequences it drafts for at a time, and their length (default: its context).
+    max_sequences, max_tokens: how many sequences it drafts for at a time (see `make_room`), and their length (default:
+    its context).
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class ModelDraft(Draft):
         if not hasattr(model, "config") or not callable(model):
             raise WorkbenchError(f"a model draft takes a loaded model, got {type(model).__name__}")
         self.model, self.branching, self.name = model, check_branching(branching), name or model.name
-        self._kv = kv_for(kv, model, max_sequences=max_sequences, max_tokens=max_tokens)
+        self._make_kv = functools.partial(kv_for, kv, model, max_tokens=max_tokens)
+        self._kv = self._make_kv(max_sequences=max_sequences)
         self.max_tokens = max_tokens or model.config.context_length
         self._remembered: dict[Hashable, list[int]] = {}  # token ids in the cache
 
@@ -57,6 +59,9 @@ class ModelDraft(Draft):
         check_vocabulary(target, self.name, self.model.config.vocab_size, self.model.tokenizer)
         if self.branching and max(self.branching) > 1 and not getattr(self._kv, "holds_trees", False):
             raise WorkbenchError(f"the draft's kv, {type(self._kv).__name__}, holds no trees; use kv='contiguous'")
+
+    def make_room(self, sequences: int) -> None:
+        self._kv = with_room(self._kv, self._make_kv, sequences, self.name)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         levels = [levels_that_fit(self.branching, ask, self.max_tokens - len(ask.token_ids)) for ask in asks]

@@ -11,18 +11,19 @@ enter the outer rule (staged speculative decoding: Spector and Ré, arXiv 2308.0
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import abc
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, cast
 
 from workbench.decoding.sampling import Sampler
 from workbench.decoding.sequence import Sequence
 from workbench.decoding.step import Step
 from workbench.errors import WorkbenchError
-from workbench.kv import KV, kv_for
+from workbench.kv import KV, DraftingKV, kv_for
 from workbench.models.fast import Model
-from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary
+from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, with_room
 from workbench.speculation.drafts.model import common_prefix
 from workbench.speculation.engine import Drafting, Round, Speculator
 from workbench.speculation.lengths import LengthPolicy, length_policy
@@ -59,13 +60,20 @@ class StagedDraft(Draft):
         self.model, self.draft, self.name = model, draft, name or f"{draft.name}+{model.name}"
         self.max_tokens = max_tokens or model.config.context_length
         self._lengths = length_policy(draft_length)
-        memory = kv_for(kv, model, max_sequences=max_sequences, max_tokens=max_tokens)
+        self._make_kv = functools.partial(kv_for, kv, model, max_tokens=max_tokens)
+        memory = self._make_kv(max_sequences=max_sequences)
         self._inner = Speculator(Step(model, memory), draft, keep_distributions=True)
         self._sequences: dict[Hashable, Sequence] = {}  # of the middle model, by the outer sequence's id
 
     def check_fits(self, target: Model) -> None:
         check_vocabulary(target, self.name, self.model.config.vocab_size, self.model.tokenizer)
         self.draft.check_fits(self.model)
+
+    def make_room(self, sequences: int) -> None:
+        kv = with_room(self._inner.kv, self._make_kv, sequences, self.name)
+        self.draft.make_room(sequences)
+        self._inner.step.kv = kv
+        self._inner.kv = cast(DraftingKV, kv)
 
     def propose(self, asks: abc.Sequence[Ask]) -> list[Proposal]:
         drafted = [_Drafted(self.model.name) for _ in asks]

@@ -1,0 +1,138 @@
+"""What comes to the engine from outside: odd requests are served, and what fails later ends its request alone."""
+
+from __future__ import annotations
+
+import pytest
+from test_engine import ALONE, REQUESTS, WARM, alone, check_empty, engine, tokens
+
+from workbench.generation import generate
+from workbench.kv.prefix import HashChain, tenant_bytes
+from workbench.serving import Request
+from workbench.serving.policies import POLICIES
+
+ODD = [
+    {"tenant": "\ud800"},
+    {"tenant": b"\xff\x00"},
+    {"priority": 0.5},
+    {"priority": 10**300},
+    {"priority": -(10**300)},
+    {"arrival_s": -1e300},
+    {"deadline_s": 1e308},
+    {"seed": 2**63 - 1},
+    {"seed": 2**63 - 3, "n": 3},
+    {"id": "padding"},
+    {"id": ("padding", 1)},
+    {"id": frozenset({1})},
+    {"id": None},
+]
+
+
+@pytest.mark.parametrize("batching", ["continuous", "static"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_any_finite_number_id_and_tenant_is_served(policy, batching):
+    """Each of these stopped every step, or was refused."""
+    for aging_s, prefix in ((None, "hash"), (1e-9, "radix")):
+        requests = [
+            Request(**({"id": i, "prompt_ids": REQUESTS[i].prompt_ids, "max_new_tokens": 3} | odd))
+            for i, odd in enumerate(ODD)
+        ]
+        it = engine(policy=policy, prefix=prefix, aging_s=aging_s, batching=batching, num_blocks=130)
+        ended = it.run(requests)
+        expected = {request.id: ALONE[i][:3] for i, request in enumerate(requests)}
+        assert all(expected[one.request_id][: len(one.token_ids)] == one.token_ids for one in ended)
+        assert len(ended) == len(requests) + 2 and all(one.error is None for one in ended)
+        check_empty(it)
+
+
+def test_tenants_are_kept_apart_whatever_they_are_named():
+    names = ["", "a", b"", b"a", "\ud800", b"\xed\xa0\x80", "\xff", b"\xff"]
+    assert len({tenant_bytes(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("what", ["policy key", "match", "insert"])
+def test_what_fails_for_one_request_ends_that_one_alone(what, asynchronous, monkeypatch):
+    """A policy's key, and the hashing of its tokens, when it is admitted and when a block is full."""
+
+    def spoiled(of):
+        return of == b"spoiled"
+
+    if what == "policy key":
+        honest = POLICIES["priority"]
+
+        def key(sequence, now_s):
+            if spoiled(sequence.request.tenant) and len(sequence.generated_ids) >= 2:
+                raise ZeroDivisionError("a key")
+            return honest(sequence, now_s)
+
+        monkeypatch.setitem(POLICIES, "priority", key)
+    else:
+        call = getattr(HashChain, what)
+
+        def failing(self, *given):
+            if spoiled(given[-1]):
+                raise ZeroDivisionError(f"a hash in {what}")
+            return call(self, *given)
+
+        monkeypatch.setattr(HashChain, what, failing)
+    it = engine(policy="priority", num_blocks=60)
+    if asynchronous:
+        from workbench.serving import Engine
+
+        it = Engine(it.model, it.scheduler.settings, num_blocks=60, block_size=4, asynchronous=True)
+    bad = [
+        Request("bad", tuple(tokens(3, 5)), 20, tenant=b"spoiled"),
+        Request("worse", tuple(tokens(9, 6)), 20, tenant=b"spoiled", n=2),
+    ]
+    ended = it.run([*REQUESTS[:4], *bad, *REQUESTS[4:8]])
+    assert {one.request_id for one in ended if one.finish_reason == "error"} == {"bad", "worse"}
+    for one in ended:
+        if one.request_id in ("bad", "worse"):
+            assert isinstance(one.error, ZeroDivisionError) and one.finish_reason == "error"
+            assert len(one.token_times_s) == len(one.token_ids) < 20
+        else:
+            assert one.token_ids == ALONE[one.request_id]
+    check_empty(it)
+
+
+# -- static batching -----------------------------------------------------------------------------------------------
+
+
+def test_a_static_groups_padding_ends_at_the_context():
+    """One text fills the context in a few steps, and another of its group goes on: the first was padded beyond."""
+    context = 256
+    requests = [Request("long", tuple(tokens(context - 4, 1)), 4), Request("short", tuple(tokens(5, 2)), 40)]
+    it = engine(batching="static", num_blocks=150)
+    longest, padding = [], 0
+    ended = it.run(
+        requests, watch=lambda report: (longest.append(max(it.kv.lengths.values(), default=0)), padding.__add__(0))
+    )
+    assert {one.request_id: one.token_ids for one in ended} == {r.id: alone(r) for r in requests}
+    assert max(longest) == context and it.scheduler.padding_rows == (context - 4 - 5) + 36
+    check_empty(it)
+
+
+@pytest.mark.parametrize("max_running", [3, 4, 8])
+def test_static_samples_are_sequences_each_with_its_seed(max_running):
+    requests = [
+        Request("a", tuple(tokens(6, 3)), 7, WARM, seed=5, n=3),
+        Request("b", tuple(tokens(11, 4)), 4, WARM, seed=9),
+        Request("c", tuple(tokens(2, 5)), 9, n=2),
+    ]
+    it = engine(batching="static", num_blocks=130, max_running=max_running)
+    ended = {(one.request_id, one.sample): one.token_ids for one in it.run(requests)}
+    assert len(ended) == 6
+    for request in requests[:2]:
+        for sample in range(request.n):
+            settings = {"temperature": 1.0, "top_p": 0.9, "seed": request.seed + sample}
+            same = generate(
+                it.model, request.prompt_ids, max_new_tokens=request.max_new_tokens, stop_token_ids=(), **settings
+            )
+            assert ended[request.id, sample] == tuple(same.tokens)
+    assert ended["c", 0] == ended["c", 1] == alone(requests[2])
+    check_empty(it)
+    it.add(Request("gone", tuple(tokens(6, 3)), 7, n=3))
+    it.step()
+    assert {one.sample for one in it.abort("gone")} == {0, 1, 2}
+    it.run()
+    check_empty(it)

@@ -1,0 +1,121 @@
+"""What may be asked for: types, ranges and words, in one place. `generate`, `stream`, `Request`, the engine and the
+servers on top of it all check here, before anything is changed. Every error is a `WorkbenchError`. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import WorkbenchError, check_above, check_whole, is_number, is_whole
+
+if TYPE_CHECKING:
+    from workbench.kv.contract import BlockManager
+    from workbench.models.fast import Model
+
+SEEDS = 2**63  # a seed lies below
+# `request` below is a `decoding.sequence.Request`, which imports this module
+
+
+def check_token_ids(
+    what: str, given: object, *, empty: bool = True, expected: str = "a list of token ids"
+) -> tuple[int, ...]:
+    """Token ids as a tuple. empty: whether there may be none. Anything without an order is refused, and text too."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | bytearray | Mapping | Set):
+        raise WorkbenchError(f"{what} must be {expected}, got {given!r:.80}")
+    ids = tuple(given)
+    for at, token_id in enumerate(ids):
+        if not is_whole(token_id) or token_id < 0:
+            raise WorkbenchError(f"token ids must be whole numbers of at least 0, {what}[{at}] is {token_id!r:.80}")
+    if not ids and not empty:
+        raise WorkbenchError(f"{what} is empty; a model needs at least one token to continue")
+    return ids
+
+
+def check_vocabulary(what: str, token_ids: Iterable[int], model: Model) -> None:
+    vocab_size = model.config.vocab_size
+    for at, token_id in enumerate(token_ids):
+        if token_id >= vocab_size:
+            raise WorkbenchError(
+                f"token ids of model {model.name!r} lie in 0 … {vocab_size - 1}, {what}[{at}] is {token_id}"
+            )
+
+
+def check_fits_context(what: str, prompt_tokens: int, max_new_tokens: int, context: int, name: str = "") -> None:
+    """what: whose prompt. name: of the model."""
+    if prompt_tokens + max_new_tokens <= context:
+        return
+    room, model = context - prompt_tokens, f"of model {name!r} " if name else ""
+    do = f"ask for at most {room:,} new tokens, or shorten the prompt" if room > 0 else "shorten the prompt"
+    raise WorkbenchError(
+        f"{what} of {prompt_tokens:,} tokens and max_new_tokens={max_new_tokens:,} make"
+        f" {prompt_tokens + max_new_tokens:,}, and the context {model}holds {context:,}; {do}"
+    )
+
+
+def check_seed(seed: object, n: int = 1) -> None:
+    """None, or a seed for each of n samples: the next whole numbers."""
+    if seed is not None and check_whole("seed", seed, 0) > SEEDS - n:
+        raise WorkbenchError(f"seed must be below 2**63{f' − {n - 1} for n={n} samples' if n > 1 else ''}, got {seed}")
+
+
+def check_id(given: object) -> None:
+    try:
+        hash(given), repr(given)
+    except Exception as error:
+        raise WorkbenchError(
+            f"the id of a request must be hashable, such as a text or a number, got {type(given).__name__} ({error})"
+        ) from error
+
+
+def check_request(request: Any) -> None:
+    """All that depends on the request alone, but its token ids."""
+    check_whole("max_new_tokens", request.max_new_tokens, 1)
+    check_whole("n", request.n, 1)
+    check_seed(request.seed, request.n)
+    for name in ("priority", "arrival_s"):
+        if not is_number(value := getattr(request, name)):
+            raise WorkbenchError(f"{name} must be a finite number, got {value!r:.80}")
+    if request.deadline_s is not None:
+        check_above("deadline_s", request.deadline_s, 0)
+    if not isinstance(request.tenant, str | bytes):
+        raise WorkbenchError(f"tenant must be text or bytes, got {request.tenant!r:.80}")
+    if request.sampling is not None:
+        check_sampling(request.sampling)
+
+
+def check_sampling(sampling: object) -> None:
+    from workbench.decoding.sampling import SamplingSettings  # needs torch
+
+    if not isinstance(sampling, SamplingSettings):
+        raise WorkbenchError(f"sampling takes SamplingSettings, got {type(sampling).__name__}")
+
+
+def no_request(given: object) -> WorkbenchError:
+    return WorkbenchError(f"only a Request can be added, got {type(given).__name__}")
+
+
+def check_fits_model(request: Any, model: Model) -> None:
+    what = f"the prompt of request {request.id!r}"
+    config = model.config
+    check_fits_context(what, len(request.prompt_ids), request.max_new_tokens, config.context_length, model.name)
+    check_vocabulary(what, request.prompt_ids, model)
+    check_vocabulary(f"the stop_token_ids of request {request.id!r}", request.stop_token_ids, model)
+
+
+def check_fits_pool(request: Any, memory: BlockManager, max_running: int) -> None:
+    blocks = -(-request.longest // memory.block_size)
+    if blocks > memory.num_blocks:
+        raise WorkbenchError(
+            f"request {request.id!r} can never fit: {len(request.prompt_ids):,} prompt tokens and "
+            f"{request.max_new_tokens:,} new ones take {blocks:,} blocks of {memory.block_size}, and the pool has "
+            f"{memory.num_blocks:,}; ask for fewer tokens, or make the pool larger"
+        )
+    if request.n > max_running:
+        raise WorkbenchError(
+            f"request {request.id!r} can never run: n={request.n} sequences at a time, and max_running={max_running}"
+        )
+
+
+def check_new_id(request_id: Hashable, used: Iterable[Mapping[Hashable, Any]]) -> None:
+    if any(request_id in names for names in used):
+        raise WorkbenchError(f"request {request_id!r} was added before; every request needs a name of its own")
