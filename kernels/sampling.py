@@ -57,6 +57,7 @@ BLOCK = 4096  # logits at a time in version 1
 LARGEST_VOCABULARY = 1 << 22  # 2⁴⁰ times as much is still an int64
 DIGITS = 8  # of four bits, in the 32 bits of an edge
 
+SMALLEST_TEMPERATURE = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32; below it: greedy
 SHARE = tl.constexpr(1099511627776.0)  # 2⁴⁰: the share of the best token
 _LOWEST = tl.constexpr(2147483648)  # 2³¹: makes an order-preserving int32 a number from 0
 
@@ -71,10 +72,16 @@ def _best_of(values):
 
 
 @triton.jit
+def _greedy(temperature):
+    """0, or so near that it means the same."""
+    return temperature < SMALLEST_TEMPERATURE
+
+
+@triton.jit
 def _divided(values, best, temperature):
     """logits / T as the reference has them: below the best where the best would overflow; as they are for T = 0."""
-    divisor = tl.where(temperature > 0, temperature, 1.0)
-    overflows = tl.div_rn(best, divisor) == float("inf")
+    divisor = tl.where(_greedy(temperature), 1.0, temperature)
+    overflows = (tl.abs(tl.div_rn(best, divisor)) == float("inf")) & (tl.abs(best) != float("inf"))
     return tl.div_rn(tl.where(overflows, values - best, values), divisor)
 
 
@@ -239,7 +246,7 @@ def _sample_whole(
                     mass += tl.where(inside & (_ordered(values) >= candidate), _shares(values, top), 0)
                 edge = tl.where(tl.sum(mass, axis=0) >= target, candidate, edge)
 
-    greedy = heat <= 0
+    greedy = _greedy(heat)
     edge = tl.where(greedy, _ordered(top), edge)
     above = tl.zeros([BLOCK], tl.int64)
     equal = tl.zeros([BLOCK], tl.int64)
@@ -414,7 +421,7 @@ def _edge_of(states, top_p, top, heat, row, state_stride, HAS_K: tl.constexpr, H
         nucleus = tl.load(top_p + row) < 1.0
         edge = tl.where(nucleus, tl.load(found), edge)
         target = tl.where(nucleus, tl.load(found + 3), target)
-    return tl.where(heat <= 0, _ordered(top), edge), target
+    return tl.where(_greedy(heat), _ordered(top), edge), target
 
 
 @triton.jit
@@ -480,7 +487,7 @@ def _draw(
     share = tl.max(tl.load(of_part + 2 * PARTS, mask=has, other=0), axis=0)
     equals, mass_above = tl.sum(equal, axis=0), tl.sum(above, axis=0)
     kept = tl.where(target < 0, equals, tl.minimum(equals, _kept_at_edge(target, mass_above, share)))
-    kept = tl.where(heat <= 0, 1, kept)
+    kept = tl.where(_greedy(heat), 1, kept)
     seen = tl.cumsum(equal, axis=0) - equal  # equal tokens in the parts before
     stays = tl.minimum(tl.maximum(kept - seen, 0), equal)
     reached = tl.cumsum(above + stays * share, axis=0)
@@ -511,7 +518,8 @@ def sample(
 ) -> torch.Tensor:
     """[N] int64: a token for each row of logits [N, V], by the uniform number of that row.
 
-    uniform: [N] float32 in [0, 1). temperature: [N] float32, 0 takes the best. top_k: [N] int32, 0 keeps all.
+    uniform: [N] float32 in [0, 1). temperature: [N] float32, 0 takes the best, as does
+    what is below the smallest normal float32. top_k: [N] int32, 0 keeps all.
     top_p: [N] float32 in (0, 1], 1 keeps all. None is off for all rows, and its launches are saved. All on one device,
     and nothing in a launch depends on their values. Raises Unsupported for other shapes, types, devices.
     """
@@ -652,12 +660,12 @@ def sample_reference(
     tokens = []
     for row, values in enumerate(wide):
         heat = temperature[row].to(wide.dtype)
-        if heat <= 0:
+        if heat < SMALLEST_TEMPERATURE.value:
             tokens.append(values.argmax())
             continue
+        if (values.amax() / heat).isinf():
+            values = values - values.amax()
         scaled = values / heat
-        if (scaled == float("inf")).any():
-            scaled = (values - values.amax()) / heat
         k = 0 if top_k is None else int(top_k[row])
         if 0 < k < len(scaled):
             scaled = scaled.masked_fill(scaled < scaled.topk(k).values[-1], float("-inf"))

@@ -289,7 +289,8 @@ def test_a_token_chosen_without_a_look_is_the_one_of_settings_and_draws(seed, dt
         expected.append(sampler.choose(logits[row], [1]))
         uniforms.append(None if setting.greedy else draws_for(setting, row).uniform())
     decoded = Decoded(logits, logits.argmax(dim=-1), logits.amax(dim=-1))
-    assert chosen(decoded, rows, uniforms).tolist() == expected
+    tokens, tops = chosen(decoded, rows, uniforms)
+    assert tokens.tolist() == expected and tops.isfinite().all()
 
 
 # -- the host goes on while the device computes -----------------------------------------------------------------------

@@ -19,6 +19,7 @@ import torch
 from workbench.errors import WorkbenchError, unknown
 
 REMOVED = -math.inf
+SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny  # that float32 can divide by on every device; below it: greedy
 
 
 def finite_number(name: str, value: object, expected: str, holds: Callable[[float], bool]) -> None:
@@ -36,22 +37,28 @@ def whole_number(name: str, value: object, *, at_least: int) -> None:
 # -- filters on probabilities: logits [..., V], row by row ---------------------------------------------
 
 
+def is_greedy(temperature: float) -> bool:
+    """Whether a temperature is 0, or so near that it means the same."""
+    return temperature < SMALLEST_TEMPERATURE
+
+
 def apply_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """Divide by the temperature: below 1 sharper, above 1 flatter. It never changes the order of tokens.
 
-    0 is the limit T → 0, greedy: only the best token is left (of equals, the one with the smallest id).
+    0 is the limit T → 0, greedy: only the best token is left (of equals, the one with the smallest id). So is what
+    lies below the smallest normal float32, 1.2e-38. From there on equal best tokens have equal shares, as in softmax.
     """
     finite_number("temperature", temperature, "0 (greedy) or a positive number", lambda t: t >= 0)
-    if temperature == 0:
-        best = logits.argmax(dim=-1, keepdim=True)
-        return torch.full_like(logits, REMOVED).scatter(-1, best, logits.gather(-1, best))
-    scaled = logits / temperature
-    overflows = (scaled == math.inf).any(dim=-1, keepdim=True)
+    best = logits.amax(dim=-1, keepdim=True)
+    if is_greedy(temperature):
+        first = logits.argmax(dim=-1, keepdim=True)
+        return torch.full_like(logits, REMOVED).scatter(-1, first, best)
+    overflows = (best / temperature).isinf() & best.isfinite()
     if logits.device.type == "cpu" and not overflows.any():
-        return scaled
+        return logits / temperature
     # a tiny temperature overflowed; with the best token at 0 the softmax is the same. A GPU is not asked: it computes
     # both, and nobody waits for its answer
-    return torch.where(overflows, (logits - logits.amax(dim=-1, keepdim=True)) / temperature, scaled)
+    return torch.where(overflows, logits - best, logits) / temperature
 
 
 def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:

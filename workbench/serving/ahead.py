@@ -20,7 +20,6 @@ NanoFlow, Zhu et al., arXiv 2408.12757 §4.3 (asynchronous scheduling).
 
 from __future__ import annotations
 
-import math
 from collections import Counter, abc
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
@@ -28,8 +27,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from workbench.decoding.filters import FILTERS, check_logits
-from workbench.decoding.sampling import RandomDraws, Sampler, SamplingSettings, TokenDistribution, draw
+from workbench.decoding.filters import check_logits
+from workbench.decoding.sampling import RandomDraws, Sampler, SamplingSettings, TokenDistribution, draw, filter_rows
 from workbench.decoding.sequence import Finished, Sequence
 from workbench.errors import WorkbenchError
 from workbench.kv.contract import KV, BlockManager
@@ -160,27 +159,37 @@ def why_not_ahead(sampler: Sampler) -> str:
 
 def chosen(
     decoded: Decoded, settings: abc.Sequence[SamplingSettings], uniforms: abc.Sequence[float | None]
-) -> torch.Tensor:
-    """[n] tokens: what `Sampler.choose` takes, and no value is looked at.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n] tokens: what `Sampler.choose` takes, and no value is looked at. [n] the highest logit of each row after the
+    filters: not finite where there is nothing to choose from.
 
     uniforms: the random number of each row, None where the best token is taken.
     """
-    tokens, logits = decoded.best, decoded.logits
+    tokens, tops, logits = decoded.best, decoded.top.double(), decoded.logits
     alike: dict[SamplingSettings, list[int]] = {}
     for row, (setting, uniform) in enumerate(zip(settings, uniforms)):
         if uniform is not None:
             alike.setdefault(setting, []).append(row)
     for setting, rows in alike.items():
         at = torch.tensor(rows, device=logits.device)
-        filtered = logits[at]
-        for name in setting.active():
-            filtered = FILTERS[name](filtered, getattr(setting, name))
+        filtered = filter_rows(setting, logits[at])
         drawn = torch.tensor([uniforms[row] for row in rows], dtype=torch.float64, device=logits.device)
         tokens = tokens.index_copy(0, at, draw(filtered.double().softmax(dim=-1), drawn))
-    return tokens
+        tops = tops.index_copy(0, at, filtered.amax(dim=-1).double())
+    return tokens, tops
 
 
 # -- a step under way ------------------------------------------------------------------------------------------------
+
+
+class Landed(NamedTuple):
+    """A token of a step that is done. Not finite: `top`, the model's highest logit, or `left`, the highest after the
+    filters, where there was nothing to choose from."""
+
+    sequence: Sequence
+    token: int
+    top: float
+    left: float
 
 
 @dataclass
@@ -189,14 +198,13 @@ class Flight:
 
     plan: Plan
     sequences: list[Sequence]
-    answer: Answer  # [2, n]: tokens, and the highest logit of each
+    answer: Answer  # [3, n]: tokens, and the highest logit of each, of the model and after the filters
 
-    def land(self) -> list[tuple[Sequence, int, float]]:
-        """Wait; (sequence, token, highest logit) of each that has not ended."""
-        tokens, tops = self.answer.ready()
+    def land(self) -> list[Landed]:
+        """Wait; what came of each sequence that has not ended."""
         return [
-            (sequence, int(token), top)
-            for sequence, token, top in zip(self.sequences, tokens, tops)
+            Landed(sequence, int(token), top, left)
+            for sequence, token, top, left in zip(self.sequences, *self.answer.ready())
             if not sequence.finished
         ]
 
@@ -238,9 +246,9 @@ class Launcher:
         def work() -> torch.Tensor:
             with torch.inference_mode():
                 decoded = step()
-                tokens = chosen(decoded, settings, uniforms)
+                tokens, tops = chosen(decoded, settings, uniforms)
                 self._previous[: len(sequences)].copy_(tokens[: len(sequences)])
-                return torch.stack((tokens.double(), decoded.top.double()))
+                return torch.stack((tokens.double(), decoded.top.double(), tops))
 
         return Flight(plan, sequences, self.device.run(work))
 
@@ -347,30 +355,28 @@ class OneStepAhead:
         reasons = (why_not_ahead(work.sequence.sampler) for work in plan.work if work.writes)
         return next(filter(None, reasons), "")
 
-    def _land(
-        self, arrived: list[tuple[Sequence, int, float]]
-    ) -> tuple[dict[Hashable, tuple[int, ...]], list[Finished]]:
+    def _land(self, arrived: list[Landed]) -> tuple[dict[Hashable, tuple[int, ...]], list[Finished]]:
         """The tokens of a step take their places; (tokens by sequence, results of those that ended)."""
-        written = {sequence.id: _put(sequence, token, top) for sequence, token, top in arrived}
+        written = {landed.sequence.id: _put(landed) for landed in arrived}
         tokens: dict[Hashable, tuple[int, ...]] = {
-            sequence.id: (token,) for sequence, token, _ in arrived if written[sequence.id].tokens
+            landed.sequence.id: (landed.token,) for landed in arrived if written[landed.sequence.id].tokens
         }
         if not arrived:
             return tokens, []
         assert isinstance(self._scheduler, AheadScheduler)
-        ended = self._scheduler.arrived([sequence for sequence, _, _ in arrived], written, self._engine.now_s)
+        ended = self._scheduler.arrived([landed.sequence for landed in arrived], written, self._engine.now_s)
         return tokens, [self._engine.finish(sequence) for sequence in ended]
 
 
-def _put(sequence: Sequence, token: int, top: float) -> Written:
-    """The token takes its placeholder's place. top: the highest logit of the row that it was chosen from; not finite
-    where there was nothing to choose."""
+def _put(landed: Landed) -> Written:
+    """The token takes its placeholder's place."""
+    sequence = landed.sequence
     assert sequence.token_ids[-1] == PENDING
-    if not math.isfinite(top):
+    try:
+        check_logits(torch.tensor([landed.top], dtype=torch.float64), "the model")
+        check_logits(torch.tensor([landed.left], dtype=torch.float64), sequence.sampler.distribution.settings.source)
+    except WorkbenchError as error:
         sequence.token_ids.pop()
-        try:
-            check_logits(torch.tensor([top]), "the model")
-        except WorkbenchError as error:
-            return Written(0, "error", error)
-    sequence.token_ids[-1] = token
+        return Written(0, "error", error)
+    sequence.token_ids[-1] = landed.token
     return Written(1, sequence.end_reason())
