@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -37,11 +38,6 @@ def whole_number(name: str, value: object, *, at_least: int) -> None:
 # -- filters on probabilities: logits [..., V], row by row ---------------------------------------------
 
 
-def is_greedy(temperature: float) -> bool:
-    """Whether a temperature is 0, or so near that it means the same."""
-    return temperature < SMALLEST_TEMPERATURE
-
-
 def apply_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """Divide by the temperature: below 1 sharper, above 1 flatter. It never changes the order of tokens.
 
@@ -50,7 +46,7 @@ def apply_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """
     finite_number("temperature", temperature, "0 (greedy) or a positive number", lambda t: t >= 0)
     best = logits.amax(dim=-1, keepdim=True)
-    if is_greedy(temperature):
+    if temperature < SMALLEST_TEMPERATURE:
         first = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, REMOVED).scatter(-1, first, best)
     overflows = (best / temperature).isinf() & best.isfinite()
@@ -140,6 +136,29 @@ FILTERS: dict[str, Callable[..., torch.Tensor]] = {  # in the order in which the
     "top_p": keep_top_p,
     "min_p": keep_min_p,
 }
+
+
+class Settings(Protocol):
+    """`sampling.SamplingSettings`: a value for each filter, and which of them change anything."""
+
+    def active(self) -> list[str]: ...
+
+
+def filter_rows(logits: torch.Tensor, settings: Settings, *, check: bool = False) -> torch.Tensor:
+    """[n, V] after all active filters; none of them is a penalty.
+
+    check: raise for a row that is no distribution then. Without it no value is looked at, so no device is waited for.
+    """
+    for name in settings.active():
+        logits = FILTERS[name](logits, getattr(settings, name))
+    if check:
+        check_filtered(logits, settings)
+    return logits
+
+
+def check_filtered(logits: torch.Tensor, settings: Settings) -> None:
+    """Raise where the active filters left no distribution in a row of [n, V]."""
+    check_logits(logits[0] if len(logits) == 1 else logits, f"the filters ({', '.join(settings.active())})")
 
 
 def check_filter_names(names: Iterable[str]) -> None:

@@ -13,7 +13,14 @@ from typing import Any, Protocol
 
 import torch
 
-from workbench.decoding.filters import FILTERS, REMOVED, check_filter_names, check_logits, is_greedy
+from workbench.decoding.filters import (
+    FILTERS,
+    REMOVED,
+    SMALLEST_TEMPERATURE,
+    check_filter_names,
+    check_logits,
+    filter_rows,
+)
 from workbench.errors import WorkbenchError
 
 TextOf = Callable[[int], Sequence[int]]  # row of logits -> the token ids before the token that this row predicts
@@ -48,13 +55,7 @@ class SamplingSettings:
 
     @property
     def greedy(self) -> bool:
-        """Temperature 0, or so small that it is the same, see `filters.apply_temperature`."""
-        return is_greedy(self.temperature)
-
-    @property
-    def source(self) -> str:
-        """What gave the logits that a token is chosen from, for a message."""
-        return f"the filters ({', '.join(self.active())})"
+        return self.temperature < SMALLEST_TEMPERATURE  # 0, or so near that it is the same
 
     def active(self) -> list[str]:
         """Names of the filters that change anything, in order. Greedy ends with the temperature."""
@@ -102,14 +103,6 @@ def filter_stages(
         logits = changed
         stages.append((name, logits))
     return stages
-
-
-def filter_rows(settings: SamplingSettings, logits: torch.Tensor) -> torch.Tensor:
-    """[n, V] logits after all active filters; none of them is a penalty. No value is checked, so that no device is
-    waited for."""
-    for name in settings.active():
-        logits = FILTERS[name](logits, getattr(settings, name))
-    return logits
 
 
 # -- the distribution of the next token --------------------------------------------------------------------
@@ -175,9 +168,7 @@ class TokenDistribution:
             ]
             return torch.stack(rows)
         check_logits(logits[0] if len(logits) == 1 else logits, "the model")
-        logits = filter_rows(settings, logits)
-        check_logits(logits[0] if len(logits) == 1 else logits, settings.source)
-        return logits
+        return filter_rows(logits, settings, check=True)
 
     def _masked(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
         if self._guide is None:

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from workbench.decoding.filters import check_logits
-from workbench.decoding.sampling import RandomDraws, Sampler, SamplingSettings, TokenDistribution, draw, filter_rows
+from workbench.decoding.filters import check_filtered, check_logits, filter_rows
+from workbench.decoding.sampling import RandomDraws, Sampler, SamplingSettings, TokenDistribution, draw
 from workbench.decoding.sequence import Finished, Sequence
 from workbench.errors import WorkbenchError
 from workbench.kv.contract import KV, BlockManager
@@ -172,7 +172,7 @@ def chosen(
             alike.setdefault(setting, []).append(row)
     for setting, rows in alike.items():
         at = torch.tensor(rows, device=logits.device)
-        filtered = filter_rows(setting, logits[at])
+        filtered = filter_rows(logits[at], setting)
         drawn = torch.tensor([uniforms[row] for row in rows], dtype=torch.float64, device=logits.device)
         tokens = tokens.index_copy(0, at, draw(filtered.double().softmax(dim=-1), drawn))
         tops = tops.index_copy(0, at, filtered.amax(dim=-1).double())
@@ -374,7 +374,7 @@ def _put(landed: Landed) -> Written:
     assert sequence.token_ids[-1] == PENDING
     try:
         check_logits(torch.tensor([landed.top], dtype=torch.float64), "the model")
-        check_logits(torch.tensor([landed.left], dtype=torch.float64), sequence.sampler.distribution.settings.source)
+        check_filtered(torch.tensor([[landed.left]], dtype=torch.float64), sequence.sampler.distribution.settings)
     except WorkbenchError as error:
         sequence.token_ids.pop()
         return Written(0, "error", error)
