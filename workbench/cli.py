@@ -108,19 +108,19 @@ def make_parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="FILE",
-        help="with all labs a folder; default: workbench/records/DEVICE-labNN.json of the clone",
+        help="default: workbench/records/DEVICE-labNN.json of the clone; with all labs, or on a GPU, a folder "
+        "(default: artifacts/record)",
     )
     record.add_argument(
-        "--within",
-        type=_minutes,
-        default=10.0,
-        metavar="MINUTES",
-        help="with all labs: the time for all of it (default: 10)",
+        "--minutes", "--within", type=_minutes, default=8.0, help="with all labs or on a GPU: for all (default: 8)"
+    )
+    record.add_argument(
+        "--archive", type=Path, metavar="FILE", help="with all labs, or on a GPU: one tar of all (default: OUT.tar.gz)"
     )
     record.add_argument(
         "--rehearse",
         action="store_true",
-        help="run what a GPU would run on this CPU, tiny models in the place of large ones, and keep nothing",
+        help="run what a GPU would run on this CPU, with tiny models; nothing is kept without --out",
     )
     record.add_argument("--note", default="", metavar="TEXT", help="what a reader should know of this recording")
     device(record)
@@ -356,7 +356,8 @@ def run_experiment_run(args: argparse.Namespace) -> int:
 
 
 def run_record(args: argparse.Namespace) -> int:
-    """A file is written when its lab is done, whole: an interrupted recording leaves what was there before.
+    """One lab on a CPU in this process: its file is written when it is done, whole, so that an interrupted recording
+    leaves what was there before. All labs, a GPU, and a rehearsal: in processes, see `workbench/recorder/recording.py`.
 
     1 when an experiment failed; what the others measured is kept, and nothing is written when all failed.
     """
@@ -366,57 +367,69 @@ def run_record(args: argparse.Namespace) -> int:
 
     if len(args.note) > LONGEST_NOTE:
         raise WorkbenchError(f"--note has {len(args.note):,} characters; at most {LONGEST_NOTE:,} are kept")
-    if args.rehearse:
-        return _rehearse(args)
-    runs = recorder.all_runs(args.device) if args.lab is None else {args.lab: recorder.runs_of(args.lab, args.device)}
-    places = _record_places(args, devices.fingerprint(args.device), list(runs))
-    written = 0
-    failed: list[recorder.Taken] = []
-
-    def keep(lab: int, taken: list) -> None:
-        nonlocal written
-        record, of_lab = _record_of(taken, args)
-        failed.extend(one for one in of_lab if one.trouble)
-        if record is None:
-            _to_stderr(f"workbench: nothing was measured, so {places[lab]} was not written")
-            return
-        write_record(places[lab], record)
-        names = len({m.name for m in record.measurements})
-        print(f"{len(record.measurements)} measurements of {names} experiments written to {places[lab]}")
-        written += 1
-
-    if args.lab is None:
-        recorder.take_all(runs, lambda: _bench(args.device), 60 * args.within, _to_stderr, keep)
+    if args.rehearse or args.lab is None or args.device.startswith("cuda"):
+        return _record_in_processes(args)
+    runs = recorder.runs_of(args.lab, args.device)
+    place = _record_place(args, devices.fingerprint(args.device))
+    taken = []
+    for number, run in enumerate(runs, 1):
+        _to_stderr(f"{number}/{len(runs)} {run.words}")
+        # a bench for each, so that no run finds its memory taken by the models of another
+        taken.append(recorder.take(run, _bench(args.device)))
+    record, taken = _record_of(taken, args)
+    if record is None:
+        _to_stderr(f"workbench: nothing was measured, so {place} was not written")
     else:
-        taken = []
-        for number, run in enumerate(runs[args.lab], 1):
-            _to_stderr(f"{number}/{len(runs[args.lab])} {run.words}")
-            # a bench for each, so that no run finds its memory taken by the models of another
-            taken.append(recorder.take(run, _bench(args.device)))
-        keep(args.lab, taken)
+        write_record(place, record)
+        names = len({m.name for m in record.measurements})
+        print(f"{len(record.measurements)} measurements of {names} experiments written to {place}")
+    failed = [one for one in taken if one.trouble]
     for one in failed:
-        kept = f"{len(one.measurements)} measurements kept" if one.measurements else "not in the record"
-        _to_stderr(f"workbench: failed, and {kept}: {one.run.words}: {one.trouble}")
-    return 1 if failed or not written else 0
+        _to_stderr(f"workbench: failed, and not in the record: {one.run.words}: {one.trouble}")
+    return 1 if failed or record is None else 0
 
 
-def _record_places(args: argparse.Namespace, fingerprint: dict, labs: list[int]) -> dict[int, Path]:
-    """The file of each lab; that each can be written is known before anything is measured."""
+def _record_in_processes(args: argparse.Namespace) -> int:
+    """What was measured stays whatever happens; 1 where anything is missing."""
+    from workbench import recorder
+    from workbench.instruments import device as devices
+    from workbench.recorder.recording import Recording
+
+    if not args.rehearse:
+        devices.check_device(args.device)
+    kind = "cuda" if args.rehearse else args.device
+    runs = recorder.in_turn(
+        recorder.all_runs(kind) if args.lab is None else {args.lab: recorder.runs_of(args.lab, kind)}
+    )
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as scratch:
+        default = Path(scratch) / "record" if args.rehearse else _course() / "artifacts" / "record"
+        it = Recording(
+            args.out or default,
+            "cpu" if args.rehearse else args.device,
+            archive=args.archive,
+            rehearse=args.rehearse,
+            note=args.note,
+            say=_now,
+        )
+        taken = it.run_all(runs, 60 * args.minutes)
+        print(it.summary())
+        if args.rehearse and args.out is None:
+            print("rehearsed on the CPU; nothing was kept")
+        else:
+            print(f"in {it.folder}, and all of it in {it.archive}")
+    late = ("stopped after", "no time was left") if args.rehearse else ()
+    return 1 if any(one.dropped or (one.trouble and not one.trouble.startswith(late)) for one in taken) else 0
+
+
+def _record_place(args: argparse.Namespace, fingerprint: dict) -> Path:
+    """The file of the lab; that it can be written is known before anything is measured."""
     from workbench.records import place_for
 
-    places = {lab: place_for(fingerprint, lab) for lab in labs}
+    path = args.out or place_for(fingerprint, args.lab)
     if args.out is None:
-        for path in places.values():
-            _archive_writable(path)
-    elif args.lab is not None:
-        places = {args.lab: args.out}
-        _writable(args.out)
-    else:
-        args.out.mkdir(parents=True, exist_ok=True)
-        places = {lab: args.out / path.name for lab, path in places.items()}
-        for path in places.values():
-            _writable(path)
-    return places
+        _archive_writable(path)
+    _writable(path)
+    return path
 
 
 def _record_of(taken: list, args: argparse.Namespace) -> tuple:
@@ -438,25 +451,6 @@ def _record_of(taken: list, args: argparse.Namespace) -> tuple:
                 one = replace(one, measurements=(), trouble=one.trouble or str(error))
         checked.append(one)
     return record, checked
-
-
-def _rehearse(args: argparse.Namespace) -> int:
-    """Nothing is kept: a line for each run, and 1 where one failed."""
-    from workbench import recorder
-    from workbench.experiments.contract import BRIEF
-
-    if args.out is not None:
-        raise WorkbenchError("a rehearsal keeps nothing; leave out --out, or --rehearse")
-    os.environ[BRIEF] = "1"
-    runs = recorder.all_runs("cuda") if args.lab is None else {args.lab: recorder.runs_of(args.lab, "cuda")}
-    runs = {lab: [recorder.in_small(run) for run in some] for lab, some in runs.items()}
-    taken = recorder.take_all(runs, lambda: recorder.RehearsalBench("cpu"), 60 * args.within, _to_stderr)
-    for one in taken:
-        state = one.trouble or "ok"
-        print(f"{one.seconds:6.1f} s  {len(one.measurements):3} measurements  {one.run.words}: {state}")
-    failed = [one for one in taken if one.trouble and not one.trouble.startswith("stopped after")]
-    print(f"{len(taken)} runs rehearsed on the CPU, {len(failed)} failed; nothing was kept")
-    return 1 if failed else 0
 
 
 def run_gpu_tests(args: argparse.Namespace) -> int:
@@ -490,7 +484,9 @@ def _list_gpu_tests(root: Path, files: list[Path], why: str) -> int:
 
 
 def _now(line: str) -> None:
-    print(line, flush=True)
+    """Whoever reads it may be gone, or have no room: that must not end what goes on."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 def _to_stderr(line: str) -> None:

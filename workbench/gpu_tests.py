@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError, check_whole
-from workbench.processes import Budget, Child, follow, wait
+from workbench.processes import Budget, Child, follow, spoils_the_device, wait
 
 REHEARSAL = "WORKBENCH_GPU_REHEARSAL"  # environment: see tests/kernel_claims.py
 MARKED = "kernel_claims"  # the module of tests/ whose parameters bring the mark
@@ -41,7 +41,6 @@ PART = 12  # tests of a process
 TEST_S = 90.0  # of one test, compiling included
 COLLECT_S = 60.0
 START_S = 60.0  # of a process, until its first test
-POISONED = ("CUDA error", "illegal memory access", "device-side assert", "unspecified launch failure")
 SHOWN = 160  # characters of a reason
 Report = Callable[[str], None]
 
@@ -206,7 +205,7 @@ class Part:
             elif "ended" in event and self._text[0]:
                 self._results.add(event["ended"], self._text[0], event["seconds"], self._text[1])
                 self._now = ""
-                if self._text[0] == "failed" and any(word in self._text[1] for word in POISONED):
+                if self._text[0] == "failed" and spoils_the_device(self._text[1]):
                     self._spoiled = True  # nothing more runs in this CUDA context
                     self.child.kill()
 

@@ -20,6 +20,7 @@ from typing import Any
 REPORTS = "WORKBENCH_REPORTS"  # environment: the number of the pipe
 KILL_S = 5.0  # for a killed process to be gone
 TAIL_BYTES = 4_000
+SPOILED = ("CUDA error", "illegal memory access", "device-side assert", "unspecified launch failure")
 LONGEST_LINE = 64 << 20  # bytes of one report
 
 
@@ -30,6 +31,11 @@ def report(**event: Any) -> None:
     line = (json.dumps(event) + "\n").encode()
     while line:
         line = line[os.write(int(os.environ[REPORTS]), line) :]
+
+
+def spoils_the_device(text: str) -> bool:
+    """Whether an error of this text leaves the process without a CUDA context that works."""
+    return any(words in text for words in SPOILED)
 
 
 class Child:

@@ -14,6 +14,8 @@ from workbench.instruments.bench import Bench
 from workbench.kv import make_kv
 from workbench.models import Batch, prepare
 from workbench.models.shapes import public_shape
+from workbench.processes import Budget
+from workbench.recorder import rehearsal
 
 
 def counted(
@@ -36,25 +38,19 @@ def a_run(**given) -> recorder.Run:
     return recorder.Run(counted(**given), settings)
 
 
-def test_a_run_ends_with_its_share_of_the_time_and_keeps_what_it_had():
-    bench = Bench()
-    taken = recorder.take(a_run(pause_s=0.02, settings={"length": 1000}), bench, 0.3)
-    assert 0 < len(taken.measurements) < 1000 and taken.trouble == "stopped after 0 s, its share of the time"
-    again = recorder.take(a_run(), bench, 5.0)  # the next one is not stopped
-    assert len(again.measurements) == 3 and again.trouble == ""
-
-
 def test_of_a_run_that_failed_nothing_is_kept_and_nothing_is_raised():
-    taken = recorder.take(a_run(error=ZeroDivisionError("x")), Bench())
-    assert (taken.measurements, taken.trouble) == ((), "ZeroDivisionError: x")
+    kept: list = []
+    taken = recorder.take(a_run(error=ZeroDivisionError("x")), Bench(), kept.append)
+    assert (taken.measurements, taken.trouble) == ((), "ZeroDivisionError: x") and len(kept) == 3
     taken = recorder.take(a_run(error=WorkbenchError("no such model")), Bench())
     assert (taken.measurements, taken.trouble) == ((), "no such model")
     assert recorder.take(a_run(error=WorkbenchError()), Bench()).trouble == "WorkbenchError: "
+    assert len(recorder.take(a_run(), Bench()).measurements) == 3
 
 
 def test_shares_follow_what_is_left():
     now = [0.0]
-    budget = recorder.Budget(600, 10, clock=lambda: now[0])
+    budget = Budget(600, 10, clock=lambda: now[0])
     assert budget.share() == pytest.approx(3 * 600 / 10)
     now[0] = 500.0
     assert budget.share() == pytest.approx(3 * 100 / 9)
@@ -62,20 +58,6 @@ def test_shares_follow_what_is_left():
     assert budget.share() == pytest.approx(5)
     now[0] = 601.0
     assert budget.share() == 0
-
-
-def test_all_labs_are_run_and_each_is_handed_over_when_it_is_done():
-    kept = []
-    runs = {10: [a_run(lab=10), a_run(name="b", lab=10)], 1: [a_run(error=OSError("gone"))]}
-    said = []
-    taken = recorder.take_all(runs, Bench, 60, said.append, lambda lab, some: kept.append((lab, len(some))))
-    assert kept == [(10, 2), (1, 1)] and [len(one.measurements) for one in taken] == [3, 3, 0]
-    assert said[0].startswith("1/3 lab 10") and "3/3 lab 01" in said[2]
-
-
-def test_when_no_time_is_left_the_rest_is_told_not_run():
-    taken = recorder.take_all({1: [a_run(), a_run(name="b")]}, Bench, 0.0, lambda line: None)
-    assert [one.trouble for one in taken] == ["no time was left"] * 2
 
 
 def test_the_lab_of_the_kernels_comes_first_and_settings_are_checked_before_anything_runs(monkeypatch):
@@ -95,20 +77,20 @@ def test_everything_that_the_archive_runs_has_settings_that_exist():
 
 
 def test_a_rehearsal_makes_numbers_small_and_leaves_names_alone():
-    small = recorder.in_small(a_run(settings={"length": 500}))
+    small = rehearsal.in_small(a_run(settings={"length": 500}))
     assert small.settings == {"length": 16, "size": 64}
-    assert recorder.in_small(a_run(settings={"length": 2})).settings["length"] == 2
+    assert rehearsal.in_small(a_run(settings={"length": 2})).settings["length"] == 2
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b", "deepseek-v2-lite", "qwen3-8b", "gpt2"])
 def test_a_stand_in_is_the_same_kind_of_model_and_tiny(name):
     shape = public_shape(name)
-    tiny = recorder.tiny_shape(shape)
+    tiny = rehearsal.tiny_shape(shape)
     assert tiny.family == shape.family and tiny.qk_norm == shape.qk_norm
     assert (tiny.latent_attention is None) == (shape.latent_attention is None)
     if not tiny.runnable:
         return
-    model = recorder.RehearsalBench("cpu").model(name, dtype=torch.float32)
+    model = rehearsal.RehearsalBench("cpu").model(name, dtype=torch.float32)
     assert model.num_parameters() < 500_000
     batch = Batch.of([[1, 2, 3]])
     truth = model(batch, make_kv("recompute", model.config))

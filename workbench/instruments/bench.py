@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from workbench.errors import unknown
 from workbench.instruments import device as devices
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workbench.models.decoder import Decoder
     from workbench.models.fast import Model
 
+Case = TypeVar("Case")
 ARRANGEMENTS = ("plain", "fast", "compiled")
 
 
@@ -44,6 +45,15 @@ class Bench:
         """Raise `Stopped` once the stop event is set. Experiments call it at least ten times a second."""
         if self.stop.is_set():
             raise Stopped
+
+    def each(
+        self, cases: Iterable[Case], run: Callable[[Case], Iterable[Measurement]], words: Callable[[Case], str] = str
+    ) -> Iterator[Measurement]:
+        """What run(case) measures, case by case. A recording overrides it: there a case that fails drops itself only.
+        words(case): its name, another one for each."""
+        for case in cases:
+            self.check_stop()
+            yield from run(case)
 
     @overload
     def model(

@@ -34,7 +34,8 @@ LONGEST_NOTE = 2_000  # characters
 class Record:
     """The measurements of one lab on one device. Nothing in it changes; other readers may hold the same one.
 
-    device, versions, commit, date: of the recording; each measurement also carries its own.
+    device, versions, commit, date: of the recording; each measurement also carries its own. dropped: (what was run and
+    is not among the measurements, why).
     Raises WorkbenchError for parts of a wrong type or beyond the limits above, and for a measurement that was
     taken on another device.
     """
@@ -45,6 +46,7 @@ class Record:
     date: str  # ISO 8601
     note: str
     measurements: tuple[Measurement, ...]
+    dropped: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         _want(isinstance(self.device, dict), "device", "an object", self.device)
@@ -58,6 +60,8 @@ class Record:
         _want(short, "note", f"a text of at most {LONGEST_NOTE:,} characters", self.note)
         count = len(self.measurements)
         _want(0 < count <= MAX_MEASUREMENTS, "measurements", f"1 to {MAX_MEASUREMENTS:,} of them", count)
+        pairs = all(isinstance(pair, tuple) and list(map(type, pair)) == [str, str] for pair in self.dropped)
+        _want(pairs and len(self.dropped) <= MAX_MEASUREMENTS, "dropped", "pairs of texts: what, and why", self.dropped)
         for number, m in enumerate(self.measurements):
             few = len(m.samples) <= MAX_SAMPLES
             _want(few, f"measurement {number}", f"of at most {MAX_SAMPLES:,} samples", len(m.samples))
@@ -110,6 +114,8 @@ def records_of(experiment: str, folder: Path | None = None) -> list[Record]:
 def write_record(path: Path, record: Record) -> None:
     """Write it whole or not at all, one line a measurement, so that the archive shows its changes line by line."""
     head = {"format": FORMAT} | {key: getattr(record, key) for key in _keys() if key != "measurements"}
+    if not record.dropped:
+        del head["dropped"]
     lines = [f" {json.dumps(key)}: {_json(value)},\n" for key, value in head.items()]
     entries = ",\n  ".join(_json(m.to_dict()) for m in record.measurements)
     text = "{\n" + "".join(lines) + f' "measurements": [\n  {entries}\n ]\n}}\n'
@@ -149,12 +155,15 @@ def _record(entry: Any) -> Record:
     _want(found == FORMAT and type(found) is int, "format", f"{FORMAT}, the one this program reads", found)
     entry = {key: value for key, value in entry.items() if key != "format"}
     check_settings("record", entry, _keys())
-    missing = [key for key in _keys() if key not in entry]
+    missing = [key for key in _keys() if key not in entry and key != "dropped"]
     _want(not missing, "a record", f"complete; it lacks {', '.join(missing)}", sorted(entry))
     rows = entry.pop("measurements")
     _want(isinstance(rows, list), "measurements", "a list", rows)
     _want(len(rows) <= MAX_MEASUREMENTS, "measurements", f"at most {MAX_MEASUREMENTS:,} of them", len(rows))
-    return Record(**entry, measurements=tuple(_measurements(rows)))
+    dropped = entry.pop("dropped", [])
+    _want(isinstance(dropped, list), "dropped", "a list", dropped)
+    pairs = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in dropped)
+    return Record(**entry, measurements=tuple(_measurements(rows)), dropped=pairs)
 
 
 def _measurements(rows: Iterable[Any]) -> Iterable[Measurement]:

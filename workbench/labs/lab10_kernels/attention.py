@@ -68,14 +68,19 @@ def run_attention(bench: Bench, *, kernels: str, repeats: int) -> Iterator[Measu
     (unit "ratio"); elsewhere each kernel once in the interpreter, at its tiny size."""
     how: dict[str, Any] = {"name": "kernels.attention", "repeats": repeats, "settings": {}}
     for name in names_of(kernels):
-        one = case(name)
-        for sizes in grid(name) if compiles(bench.device) else [one.sizes[FULL]]:
-            bench.check_stop()
+
+        def run(sizes: Sizes, name: str = name) -> Iterator[Measurement]:
+            one = case(name)
             yield from run_case(bench, one, {**one.sizes, FULL: sizes}, twin=False, **how)
+
+        sizes = grid(name) if compiles(bench.device) else [case(name).sizes[FULL]]
+        yield from bench.each(sizes, run, f"{name}, {{0[texts]}} × {{0[tokens]}}".format)
+
+    def beside(sizes: Sizes) -> Iterator[Measurement]:
+        yield _beside_contiguous(bench, case("paged_decode"), case("flash_decode"), sizes, repeats)
+
     if compiles(bench.device) and "paged_decode" in names_of(kernels):
-        for sizes in grid("paged_decode"):
-            bench.check_stop()
-            yield _beside_contiguous(bench, case("paged_decode"), case("flash_decode"), sizes, repeats)
+        yield from bench.each(grid("paged_decode"), beside, "contiguous ÷ paged, {0[texts]} × {0[tokens]}".format)
 
 
 @torch.inference_mode()
@@ -109,5 +114,5 @@ EXPERIMENT = Experiment(
     ),
     run=run_attention,
     predict=predict_attention,
-    record={"cpu": (), "cuda": ({},)},
+    record={"cpu": (), "cuda": tuple({"kernels": name} for name in (*DECODES, *PREFILLS))},
 )

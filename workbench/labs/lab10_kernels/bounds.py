@@ -51,11 +51,14 @@ def run_bounds(bench: Bench, *, kernels: str, card: str, repeats: int) -> Iterat
     """What `run_case` measures of each kernel: on a GPU its share of the bound, else its difference from the definition
     and its launches, in the interpreter, and the time of torch's operations. The card is for the panel."""
     names = names_of(kernels)
-    for number, name in enumerate(names, 1):
-        bench.check_stop()
+
+    def run(name: str) -> Iterator[Measurement]:
+        number = names.index(name) + 1
         bench.report(f"kernel {number} of {len(names)}: {name}")
-        one = case(name)
-        yield from run_case(bench, one, one.sizes, name="kernels.bounds", repeats=repeats, settings={"number": number})
+        one, settings = case(name), {"number": 1 + tuple(MAKERS).index(name)}
+        yield from run_case(bench, one, one.sizes, name="kernels.bounds", repeats=repeats, settings=settings)
+
+    yield from bench.each(names, run)
 
 
 EXPERIMENT = Experiment(
@@ -76,5 +79,5 @@ EXPERIMENT = Experiment(
     ),
     run=run_bounds,
     predict=predict_bounds,
-    record={"cpu": ({},), "cuda": ({"repeats": 30},)},
+    record={"cpu": ({},), "cuda": tuple({"kernels": name, "repeats": 30} for name in MAKERS)},
 )

@@ -46,14 +46,15 @@ def run_matvec(bench: Bench, *, formats: str, matrix: str, repeats: int) -> Iter
     """On a GPU `run_case` for each format and number of rows; elsewhere each kernel in the interpreter, with few rows
     and with many, which are two kernels."""
     for name in formats_of(formats):
-        one = case(FORMATS[name])
-        for rows in ROWS if compiles(bench.device) else (1, 6):
-            bench.check_stop()
+
+        def run(rows: int, name: str = name) -> Iterator[Measurement]:
+            one = case(FORMATS[name])
             sizes = {**one.sizes, FULL: sizes_of(matrix, rows), TINY: {**one.sizes[TINY], "rows": rows}}
             settings = {"format": name, "matrix": matrix}
-            yield from run_case(
-                bench, one, sizes, name="kernels.matvec", repeats=repeats, settings=settings, twin=False
-            )
+            how: dict[str, Any] = {"name": "kernels.matvec", "repeats": repeats, "settings": settings, "twin": False}
+            yield from run_case(bench, one, sizes, **how)
+
+        yield from bench.each(ROWS if compiles(bench.device) else (1, 6), run, f"{name}, {{}} rows".format)
 
 
 EXPERIMENT = Experiment(
@@ -72,5 +73,5 @@ EXPERIMENT = Experiment(
     ),
     run=run_matvec,
     predict=predict_matvec,
-    record={"cpu": (), "cuda": ({}, {"matrix": "gate and up, 8B"}, {"matrix": "down, 8B"})},
+    record={"cpu": (), "cuda": tuple({"formats": name, "matrix": matrix} for matrix in MATRICES for name in FORMATS)},
 )
