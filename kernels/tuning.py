@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 
 from workbench.errors import WorkbenchError, is_whole
+from workbench.processes import spoils_the_device
 
 FOLDER = "WORKBENCH_TUNING"  # environment: where the tables are kept
 FORMAT = 1
@@ -137,7 +139,8 @@ def tune(
     """Time candidates in order until the budget is used up, keep the fastest in the device's table, and return it.
 
     run(config) launches the kernel once. The first candidate is always timed; one that does not compile or does not fit
-    the device is passed over. Raises WorkbenchError if none runs.
+    the device is passed over. The table is written whenever a candidate is the fastest so far: whoever is stopped loses
+    nothing. Raises WorkbenchError if none runs, and at once what leaves no CUDA context to go on in.
     """
     if not candidates:
         raise WorkbenchError(f"tuning {kernel} needs at least one candidate")
@@ -156,13 +159,23 @@ def tune(
                 synchronize()
                 samples.append(time.perf_counter() - began)
         except Exception as error:  # out of registers, of shared memory: Triton has a kind of its own for each
+            if spoils_the_device(str(error)):
+                raise
             last = error
             continue
         if statistics.median(samples) < best_s:
             best, best_s = config, statistics.median(samples)
+            _keep(kernel, key, best, device)
     if best is None:
         raise WorkbenchError(f"none of {len(candidates)} configs of {kernel} runs on {device}: {last}")
-    table = table_for(device)
-    table.configs[kernel, str(key)] = best
-    table.write()
     return best
+
+
+def _keep(kernel: str, key: Hashable, config: Config, device: torch.device | str) -> None:
+    """In the device's table. A place that cannot be written costs the file, and not the config."""
+    table = table_for(device)
+    table.configs[kernel, str(key)] = config
+    try:
+        table.write()
+    except OSError as error:
+        warnings.warn(f"the table of block sizes {table.path} cannot be written: {error.strerror}", stacklevel=3)

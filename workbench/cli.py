@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
     device(run)
 
     record = command("record", run_record, "run a lab's experiments and keep the results in the archive")
-    record.add_argument("--lab", type=_lab_or_all, required=True, metavar="N", help='the number of a lab, or "all"')
+    record.add_argument("--lab", type=_lab_or_all, default=-1, metavar="N", help='the number of a lab, or "all"')
     record.add_argument(
         "--out",
         type=Path,
@@ -121,6 +121,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--rehearse",
         action="store_true",
         help="run what a GPU would run on this CPU, with tiny models; nothing is kept without --out",
+    )
+    record.add_argument(
+        "--pack",
+        type=Path,
+        metavar="FILE",
+        help="record nothing; write what a GPU machine needs of this clone as a tar, or its paths to -",
     )
     record.add_argument("--note", default="", metavar="TEXT", help="what a reader should know of this recording")
     device(record)
@@ -365,6 +371,10 @@ def run_record(args: argparse.Namespace) -> int:
     from workbench.instruments import device as devices
     from workbench.records import LONGEST_NOTE, write_record
 
+    if args.pack is not None:
+        return _pack(args.pack)
+    if args.lab == -1:
+        raise WorkbenchError("required: --lab N, or --lab all")
     if len(args.note) > LONGEST_NOTE:
         raise WorkbenchError(f"--note has {len(args.note):,} characters; at most {LONGEST_NOTE:,} are kept")
     if args.rehearse or args.lab is None or args.device.startswith("cuda"):
@@ -387,6 +397,18 @@ def run_record(args: argparse.Namespace) -> int:
     for one in failed:
         _to_stderr(f"workbench: failed, and not in the record: {one.run.words}: {one.trouble}")
     return 1 if failed or record is None else 0
+
+
+def _pack(file: Path) -> int:
+    from workbench.recorder.pack import pack, packed_files
+
+    if str(file) == STANDARD_OUTPUT:
+        print("\n".join(packed_files(_course())))
+        return 0
+    _writable(file)
+    files, size = pack(_course(), file)
+    print(f"{files} files, {size:,} bytes: {file}")
+    return 0
 
 
 def _record_in_processes(args: argparse.Namespace) -> int:

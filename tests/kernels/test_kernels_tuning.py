@@ -194,6 +194,33 @@ def test_tuning_stops_when_its_time_is_up_but_not_before_one_was_timed(clock):
     assert ran == [1, 1, 1, 2, 2, 2]  # 3 s, then 6 s: over
 
 
+def test_whoever_is_stopped_while_tuning_keeps_the_fastest_so_far(folder, clock):
+    def run(config: Config) -> None:
+        clock.now += config.num_warps
+        if config.num_warps == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune("k", 0, [Config.of(n) for n in (2, 1, 4)], run, "cpu", budget_s=100.0)
+    assert Table.read(folder / "interpreter.json").configs == {("k", "0"): Config.of(1)}
+
+
+def test_an_error_that_spoils_the_device_is_not_passed_over(folder, clock):
+    def run(config: Config) -> None:
+        clock.now += 1.0
+        if config.num_warps == 2:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        tuning.tune("k", 0, [Config.of(n) for n in (1, 2, 4)], run, "cpu", budget_s=100.0)
+
+
+def test_a_table_that_cannot_be_written_costs_the_file_and_not_the_config(monkeypatch, clock):
+    monkeypatch.setenv(tuning.FOLDER, "/dev/null/tables")
+    with pytest.warns(UserWarning, match=r"/dev/null/tables/interpreter.json cannot be written: Not a directory"):
+        assert tuning.tune("k", 0, [Config.of(2)], lambda config: None, "cpu") == Config.of(2)
+
+
 def test_a_candidate_that_does_not_run_is_passed_over(clock):
     def run(config: Config) -> None:
         clock.now += 1.0

@@ -1,0 +1,62 @@
+"""What of a clone a machine needs to run the GPU's tests and to record: less than MAX_BYTES.
+
+Built notebooks, exercises, pictures, other machines' records and models that no recording on a GPU loads stay behind.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+
+MAX_BYTES = 48 << 20
+MODELS = ("stdlib-10m", "stdlib-1m", "stdlib-10m-eagle", "stdlib-10m-medusa", "stdlib-tokenizer")  # that travel
+LEFT_OUT = (
+    "*.ipynb",
+    "docs/pictures/*",
+    "exercises/*",
+    "solutions/*",
+    "notebooks/*",
+    "tests/tools/behaviour_before.json",
+    "workbench/records/*.json",
+)
+ZOO = "workbench/models/zoo/"
+
+
+def packed_files(root: Path) -> list[str]:
+    """Paths below the clone's root, sorted. Raises WorkbenchError where it is no clone, or where they are too large."""
+    asked = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
+    if asked.returncode:
+        raise WorkbenchError(f"{root} is no clone of the course (git says: {asked.stderr.strip()}); run this in one")
+    tracked = [name for name in asked.stdout.split("\0") if name and (root / name).is_file()]
+    names = sorted(name for name in tracked if travels(name))
+    size = sum((root / name).stat().st_size for name in names)
+    if size > MAX_BYTES:
+        raise WorkbenchError(f"what must travel has {size:,} bytes; {MAX_BYTES:,} may: see LEFT_OUT in {__file__}")
+    return names
+
+
+def travels(name: str) -> bool:
+    """Whether a tracked file is needed there."""
+    folder, slash, _ = name.removeprefix(ZOO).partition("/")
+    if name.startswith(ZOO) and slash:
+        return folder in MODELS
+    return not any(fnmatch(name, pattern) for pattern in LEFT_OUT)
+
+
+def pack(root: Path, archive: Path) -> tuple[int, int]:
+    """Write them as a tar; (files, bytes of the tar). Whole or not at all."""
+    names = packed_files(root)
+    draft = archive.with_name(f".{archive.name}.new")
+    try:
+        with tarfile.open(draft, "w:gz" if archive.name.endswith("gz") else "w") as tar:
+            for name in names:
+                tar.add(root / name, arcname=f"inference-workbench/{name}")
+        draft.replace(archive)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise WorkbenchError(f"cannot write {archive}: {error.strerror or error}") from error
+    return len(names), archive.stat().st_size
