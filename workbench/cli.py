@@ -261,6 +261,16 @@ def _course() -> Path:
     return course
 
 
+def _clone() -> Path:
+    """The clone that this package runs from, be it without notebooks. Raises WorkbenchError for an installed copy."""
+    from workbench.instruments.doctor import package_folder
+
+    root = package_folder().parent
+    if not (root / "pyproject.toml").is_file() or not (root / "tests").is_dir():
+        raise WorkbenchError(f"{package_folder()} is not in a clone of the course, with its tests; run this from one")
+    return root
+
+
 # -- models --------------------------------------------------------------------------------------------------
 
 
@@ -403,10 +413,10 @@ def _pack(file: Path) -> int:
     from workbench.recorder.pack import pack, packed_files
 
     if str(file) == STANDARD_OUTPUT:
-        print("\n".join(packed_files(_course())))
+        print("\n".join(packed_files(_clone())))
         return 0
     _writable(file)
-    files, size = pack(_course(), file)
+    files, size = pack(_clone(), file)
     print(f"{files} files, {size:,} bytes: {file}")
     return 0
 
@@ -424,7 +434,7 @@ def _record_in_processes(args: argparse.Namespace) -> int:
         recorder.all_runs(kind) if args.lab is None else {args.lab: recorder.runs_of(args.lab, kind)}
     )
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as scratch:
-        default = Path(scratch) / "record" if args.rehearse else _course() / "artifacts" / "record"
+        default = Path(scratch) / "record" if args.rehearse else _clone() / "artifacts" / "record"
         it = Recording(
             args.out or default,
             "cpu" if args.rehearse else args.device,
@@ -479,7 +489,7 @@ def run_gpu_tests(args: argparse.Namespace) -> int:
     """1 unless every test passed. Without a GPU they are listed, and none runs."""
     from workbench import gpu_tests
 
-    root = _course()
+    root = _clone()
     files = gpu_tests.found_in(root)
     if args.rehearse:
         os.environ[gpu_tests.REHEARSAL] = "1"
