@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError, check_whole
@@ -184,6 +184,11 @@ def make_parser() -> argparse.ArgumentParser:
     blocks.add_argument("--runs", type=int, default=1000, metavar="N", help="for each index (default: 1000)")
     blocks.add_argument("--steps", type=int, default=100, metavar="N", help="of each run (default: 100)")
     blocks.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (default: 0)")
+
+    engine = command("engine", run_soak_engine, "random requests, half of them wrong, on engines of all kinds", parts)
+    engine.add_argument("--runs", type=int, default=1000, metavar="N", help="(default: 1000)")
+    engine.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (default: 0)")
+    engine.add_argument("--seconds", type=float, metavar="S", help="begin no run later than this (default: no limit)")
 
     commands.add_parser("build", help="build the notebooks from their sources", add_help=False)
     return parser
@@ -607,15 +612,7 @@ def run_soak_blocks(args: argparse.Namespace) -> int:
     """1 when a history failed; the shortest one is printed."""
     from workbench.kv.soak import soak
 
-    said_at = time.monotonic()
-
-    def report(done: int) -> None:
-        nonlocal said_at
-        if time.monotonic() - said_at >= SOAK_SAID_EVERY_S:
-            said_at = time.monotonic()
-            print(f"{done:,} of {args.runs:,} runs", file=sys.stderr)
-
-    soaked = soak(args.runs, args.steps, args.seed, report=report)
+    soaked = soak(args.runs, args.steps, args.seed, report=_say_runs(args.runs))
     columns = {
         "index": None,
         "runs": "runs",
@@ -637,6 +634,35 @@ def run_soak_blocks(args: argparse.Namespace) -> int:
     _print_table(list(columns), rows)
     print(f"failed: {soaked.failure}" if soaked.failure else "all agree after every step")
     return 1 if soaked.failure else 0
+
+
+def run_soak_engine(args: argparse.Namespace) -> int:
+    """1 when a run failed; its seed is printed with the command that runs it again."""
+    import torch
+
+    from workbench.serving.soak import soak
+
+    torch.set_num_threads(1)  # of models so small that more would wait for each other
+    soaked = soak(args.runs, args.seed, args.seconds, report=_say_runs(args.runs))
+    _print_table(["what", "how often"], [[name, f"{number:,}"] for name, number in sorted(soaked.counts.items())])
+    if soaked.failed_seed is None:
+        print("every text is the one that its request gets alone, every wrong request was refused, every pool is empty")
+        return 0
+    print(f"failed: workbench soak engine --runs 1 --seed {soaked.failed_seed}\n{soaked.message}")
+    return 1
+
+
+def _say_runs(runs: int) -> Callable[[int], None]:
+    """A function that says now and then how many runs are done."""
+    said_at = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= SOAK_SAID_EVERY_S:
+            said_at = time.monotonic()
+            print(f"{done:,} of {runs:,} runs", file=sys.stderr)
+
+    return report
 
 
 # -- exercises -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from workbench.errors import WorkbenchError, unknown
+from workbench.errors import WorkbenchError, is_number, unknown
 
 REMOVED = -math.inf
 SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny  # that float32 can divide by on every device; below it: greedy
@@ -25,8 +25,8 @@ SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny  # that float32 can divid
 
 def finite_number(name: str, value: object, expected: str, holds: Callable[[float], bool]) -> None:
     """Raise unless `value` is a finite int or float (no bool) for which `holds`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and holds(value)):
-        raise WorkbenchError(f"{name} must be {expected}, got {value!r}")
+    if not is_number(value) or not holds(value):
+        raise WorkbenchError(f"{name} must be {expected}, got {value!r:.80}")
 
 
 def whole_number(name: str, value: object, *, at_least: int) -> None:

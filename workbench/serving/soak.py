@@ -1,0 +1,438 @@
+"""A soak of the engine: random requests, half of them wrong, on an engine with random settings.
+
+    good request    its tokens are those that it gets alone; aborted, it has the first of them
+    wrong request   refused with a WorkbenchError, and nothing has changed
+    late failure    sampling settings that raise after some tokens end their own request
+    at the end      no block is held, no text is in a cache, and every request has its results once
+
+Tiny random models in float64, so that the order of a sum decides no token. A run follows from its seed alone, threads
+that add and abort between the steps of `Engine.run` included. `workbench soak engine` goes on as long as one likes; the
+tests run a few.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+
+from workbench.decoding.sampling import SamplingSettings
+from workbench.decoding.sequence import Finished, Request
+from workbench.errors import WorkbenchError, check_above, check_whole
+from workbench.generation import generate
+from workbench.models.config import ModelConfig
+from workbench.models.decoder import Decoder
+from workbench.serving.engine import Engine
+from workbench.serving.policies import POLICIES
+from workbench.serving.results import StepReport
+from workbench.serving.settings import PREEMPTION, SchedulerSettings
+from workbench.serving.soak_wrong import wrong_request
+from workbench.speculation.drafts import Draft, FirstOf, ModelDraft, PromptLookupDraft
+
+VOCABULARY, CONTEXT = 24, 40
+MAX_STEPS = 3000  # of a run; one that needs more does not get on
+FORMATS = (None, None, None, None, "int8", "fp8", "int4")
+Key = tuple[Hashable, int]  # request, sample
+
+
+def tiny_model(seed: int, layers: int) -> Decoder:
+    """Random weights, large enough that the layers matter to the logits."""
+    shape: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "intermediate_size": 32}
+    config = ModelConfig("llama", VOCABULARY, 16, layers, context_length=CONTEXT, eos_token_ids=(0,), **shape)
+    model, generator = Decoder(config, name="tiny"), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(0.4 * torch.randn(weight.shape, generator=generator) + (weight.dim() == 1))
+    return model.double().eval().requires_grad_(False)
+
+
+class Raises(SamplingSettings):
+    """Settings that raise when they are asked for the `last`-th time."""
+
+    def prepared(self, last: int) -> Raises:
+        object.__setattr__(self, "calls", count())
+        object.__setattr__(self, "last", last)
+        return self
+
+    def active(self) -> list[str]:
+        calls: Any = getattr(self, "calls", None)
+        if calls is not None and next(calls) >= vars(self)["last"]:
+            raise RuntimeError("settings that raise")
+        return super().active()
+
+
+class Watched(ModelDraft):
+    """A draft that shows which texts it has cached."""
+
+    @property
+    def cached(self) -> list[Hashable]:
+        return list(self._kv.lengths)
+
+
+class Failed(Exception):
+    """What should not have happened."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """What all runs share: a target and a smaller model that drafts for it."""
+
+    target: Decoder = dataclasses.field(default_factory=lambda: tiny_model(0, 2))
+    small: Decoder = dataclasses.field(default_factory=lambda: tiny_model(1, 1))
+
+
+class Run:
+    """One random history of an engine."""
+
+    def __init__(self, seed: int, models: Models) -> None:
+        self.seed, self.random, self.models = seed, random.Random(seed), models
+        self.counts: Counter[str] = Counter()
+        self._model_drafts: list[Watched] = []
+        self._names = count()
+        self._asked: dict[Hashable, Request] = {}
+        self._late: set[Hashable] = set()  # their settings raise
+        self._aborted: set[Hashable] = set()
+        self._results: dict[Key, Finished] = {}
+        self._alone: dict[Request, tuple[int, ...]] = {}
+        self._errors: list[BaseException] = []  # of threads
+        self._beginnings = [self._tokens(1, 14) for _ in range(3)]
+        self._running = self.random.randint(1, 6)
+        self._coming = [self._good() for _ in range(self.random.randint(2, 8))]
+        self.settings, self.engine = self._made()
+
+    def __str__(self) -> str:
+        return f"{self.settings}, {self._made_with}"
+
+    # -- what is drawn -----------------------------------------------------------------------------------------------
+
+    def _tokens(self, least: int, most: int) -> list[int]:
+        return [self.random.randrange(VOCABULARY) for _ in range(self.random.randint(least, most))]
+
+    def _draft(self) -> Draft | None:
+        target, small = self.models.target, self.models.small
+
+        def watched(model: Decoder, **given: Any) -> Watched:
+            self._model_drafts.append(Watched(model, **given))
+            return self._model_drafts[-1]
+
+        kinds: tuple[Callable[[], Draft], ...] = (
+            lambda: watched(small),
+            lambda: watched(target),
+            lambda: watched(small, branching=(2, 2)),
+            lambda: PromptLookupDraft(target, min_ngram=1),
+            lambda: FirstOf(PromptLookupDraft(target), watched(small)),
+        )
+        return self.random.choice(kinds)()
+
+    def _made(self) -> tuple[SchedulerSettings, Engine]:
+        """An engine in which the longest request fits, and often little more."""
+        chance, pick = self.random.random, self.random.choice
+        static = chance() < 0.12
+        draft = self._draft() if not static and chance() < 0.45 else None
+        running = self._running
+        settings = SchedulerSettings(
+            max_running=running,
+            token_budget=running + pick((0, 1, 5, 30, 500)),
+            chunk=pick((None, None, 1, 3, 8)),
+            policy=pick(list(POLICIES)),
+            aging_s=pick((None, None, 0.05, 3.0)),
+            preemption=pick(PREEMPTION),
+            watermark=pick((0, 0.01, 0.3)),
+            batching="static" if static else "continuous",
+            draft_tokens=0 if draft is None else self.random.randint(1, 6),
+            remember=chance() < 0.9,
+        )
+        block_size = pick((1, 2, 3, 4, 8, 16))
+        least = max(-(-request.longest // block_size) for request in self._coming)
+        ticks = count()
+        self._made_with = {
+            "num_blocks": least * (running if static else 1) + pick((0, 1, 3, least)),
+            "block_size": block_size,
+            "prefix": pick((None, "hash", "hash", "radix")),
+            "format": pick(FORMATS),
+            "draft_length": pick((1, 3, 4, 8, "threshold")),
+            "asynchronous": chance() < 0.35,
+        }
+        with_clock = self._made_with | {"clock": lambda: 0.01 * next(ticks)}
+        if draft is None:
+            del with_clock["draft_length"]
+        return settings, Engine(self.models.target, settings, draft=draft, **with_clock)
+
+    def _sampling(self) -> SamplingSettings | None:
+        pick = self.random.choice
+        kind = pick(("none", "greedy", "near zero", "warm", "warm", "filtered", "late"))
+        if kind == "none":
+            return None
+        penalties = {
+            "repetition_penalty": pick((1.0, 1.0, 1.3, 0.8)),
+            "presence_penalty": pick((0.0, 0.0, 0.5)),
+            "frequency_penalty": pick((0.0, 0.0, -0.2)),
+        }
+        if kind == "greedy":
+            return SamplingSettings(**penalties)
+        if kind == "near zero":
+            return SamplingSettings(pick((5e-324, 1e-300, 1e-45, 1e-38, 1e-20)), pick((None, 5)), pick((1.0, 0.5)))
+        if kind == "late":
+            return Raises(1.0).prepared(self.random.randint(1, 8))
+        filters = {} if kind == "warm" else {"top_k": pick((None, 1, 5)), "top_p": pick((1.0, 0.8)), "min_p": 0.02}
+        return SamplingSettings(pick((0.3, 1.0, 3.0)), **filters, **penalties)
+
+    def _good(self) -> Request:
+        prompt = self.random.choice(self._beginnings)[: self.random.randint(1, 14)] + self._tokens(0, 10)
+        sampling = self._sampling()
+        n = self.random.randint(1, min(3, self._running)) if self.random.random() < 0.3 else 1
+        name = self.random.choice((str, int, lambda name: (name, "text")))(next(self._names))
+        if isinstance(sampling, Raises):
+            n = 1  # its calls are counted
+        return Request(
+            name,
+            prompt,
+            self.random.randint(1, min(16, CONTEXT - len(prompt))),
+            sampling,
+            seed=self.random.choice((0, self.random.randrange(2**63 - 8))),
+            stop_token_ids=self.random.choice(((), (), self._tokens(1, 3))),
+            n=n,
+            priority=self.random.choice((0, 0, -3, 2, 0.5)),
+            deadline_s=self.random.choice((None, 0.5, 9.0)),
+            tenant=self.random.choice(("", "", "a", b"a")),
+        )
+
+    # -- what is done ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Raises Failed, or whatever the engine raised, where something was wrong."""
+        requests = self._coming
+        if self.random.random() < 0.25:
+            self._beside(requests)
+        else:
+            self._step_by_step(requests)
+        self._check_empty()
+        self._check_results()
+        self.counts["runs"] += 1
+
+    def _step_by_step(self, coming: list[Request]) -> None:
+        for _ in range(MAX_STEPS):
+            chance = self.random.random()
+            if coming and chance < 0.6:
+                self._add(coming.pop(0))
+            if chance > 0.7 and (coming or chance > 0.9):
+                self._add_wrong()
+            if 0.5 < chance < 0.54:
+                self._abort()
+            if not coming and self.engine.idle:
+                return
+            self._seen(self.engine.step())
+        raise Failed(f"not idle after {MAX_STEPS} steps")
+
+    def _beside(self, requests: list[Request]) -> None:
+        """`Engine.run`, while other threads add and abort between its steps."""
+        half, steps = len(requests) // 2, count()
+        threads: list[threading.Thread] = []
+        later = requests[half:]
+        abort_at = self.random.choice((None, self.random.randrange(12)))
+
+        def start(work: Callable[[], None]) -> None:
+            def guarded() -> None:
+                try:
+                    work()
+                except BaseException as error:  # reported by the run
+                    self._errors.append(error)
+
+            threads.append(threading.Thread(target=guarded, daemon=True))
+            threads[-1].start()
+            threads[-1].join()
+
+        def watch(report: StepReport) -> None:
+            self._seen(report, results=False)
+            at = next(steps)
+            if later:
+                start(partial(self._add, later.pop()))
+            if at == abort_at:
+                start(self._abort)
+            if at % 5 == 1:
+                start(self._add_wrong)
+            if at > MAX_STEPS:
+                raise Failed(f"not idle after {MAX_STEPS} steps")
+
+        self._asked |= {request.id: request for request in requests[:half]}
+        self.counts["good"] += half
+        self._note(self.engine.run(requests[:half], watch=watch))
+        while later or any(thread.is_alive() for thread in threads) or not self.engine.idle:
+            if later:
+                self._add(later.pop())
+            for thread in threads:
+                thread.join(30)
+            self._note(self.engine.run(watch=watch))
+        self.counts["threads"] += len(threads)
+        if self._errors:
+            raise self._errors[0]
+
+    def _add(self, request: Request) -> None:
+        self._asked[request.id] = request
+        if isinstance(request.sampling, Raises):
+            self._late.add(request.id)
+        self.engine.add(request)
+        self.counts["good"] += 1
+
+    def _add_wrong(self) -> None:
+        given = {field.name: getattr(self._good(), field.name) for field in dataclasses.fields(Request)}
+        known = [name for name in list(self._asked) if self.random.random() < 0.5]
+        wrong = wrong_request(self.random, given, known, VOCABULARY, CONTEXT, self._running)
+        quiet = threading.current_thread() is threading.main_thread()
+        before = self._state() if quiet else None
+        try:
+            wrong(self.engine)
+        except WorkbenchError:
+            self.counts["bad"] += 1
+        else:
+            raise Failed(f"not refused: {wrong}")
+        if before != (self._state() if quiet else None):
+            raise Failed(f"refused, and yet something changed: {wrong}")
+
+    def _state(self) -> tuple[Any, ...]:
+        scheduler, tables = self.engine.scheduler, self.engine.kv.tables
+        alive = [(s.id, len(s.token_ids), s.status) for s in scheduler.alive()]
+        return alive, len(scheduler.waiting), len(scheduler.running), tables.num_free, tables.num_available
+
+    def _abort(self) -> None:
+        """One that may wait, run, be swapped out, be done already, or was never there."""
+        name = self.random.choice([*self._asked, "nobody"])
+        known = {sequence.request.id for sequence in self.engine.scheduler.alive()}
+        self._aborted.add(name)
+        try:
+            ended = self.engine.abort(name)
+        except WorkbenchError:
+            quiet = threading.current_thread() is threading.main_thread()
+            if quiet and name in known:
+                raise
+            return
+        self.counts["aborts"] += 1
+        self._note(ended)
+
+    def _seen(self, report: StepReport, *, results: bool = True) -> None:
+        self.counts.update(
+            steps=1,
+            drafted=report.drafted,
+            accepted=report.accepted,
+            preemptions=len(report.plan.preempted),
+            swaps=len(report.plan.swapped_out),
+            forks=len(report.plan.forked),
+        )
+        if results:
+            self._note(report.finished)
+
+    def _note(self, results: Any) -> None:
+        for one in results:
+            key = (one.request_id, one.sample)
+            if key in self._results:
+                raise Failed(f"{key} ended twice")
+            self._results[key] = one
+
+    # -- what must be so ---------------------------------------------------------------------------------------------
+
+    def _check_empty(self) -> None:
+        engine, tables = self.engine, self.engine.kv.tables
+        tables.check()
+        left = {
+            "sequences of the scheduler": engine.scheduler.alive(),
+            "tables": tables.tables,
+            "swapped out": tables.swapped,
+            "lengths of the kv": engine.kv.lengths,
+            "bytes in use": engine.kv.bytes_in_use,
+            "blocks that are not available": tables.num_blocks - tables.num_available,
+            "texts of drafts": [name for draft in self._model_drafts for name in draft.cached],
+            "why drafts are off": "" if self._late or not self.settings.draft_tokens else engine.why_no_drafts,
+        }
+        for what, value in left.items():
+            if value:
+                raise Failed(f"left at the end, {what}: {value!r:.200}")
+
+    def _check_results(self) -> None:
+        expected = {(request.id, sample) for request in self._asked.values() for sample in range(request.n)}
+        if set(self._results) - expected or any(key[0] not in self._aborted for key in expected - set(self._results)):
+            raise Failed(f"results of {sorted(self._results, key=str)}, expected {sorted(expected, key=str)}")
+        for key, one in self._results.items():
+            self._check_result(self._asked[key[0]], one)
+
+    def _check_result(self, request: Request, one: Finished) -> None:
+        where = f"{request} sample {one.sample}"
+        late = isinstance(request.sampling, Raises)
+        if (one.error is not None) != (one.finish_reason == "error") or (one.finish_reason == "error" and not late):
+            raise Failed(f"{where}: ended with {one.finish_reason}, {one.error!r}")
+        self.counts["late failures"] += one.finish_reason == "error"
+        if self.settings.draft_tokens and not _certain(request.sampling):
+            self.counts["not compared"] += 1  # a draft draws from the same random numbers
+            return
+        alone = self._tokens_alone(request, one.sample)
+        if one.finish_reason in ("abort", "error"):
+            alone = alone[: len(one.token_ids)]
+        if one.token_ids != alone:
+            raise Failed(f"{where}: {one.finish_reason}, {one.token_ids}, and alone {alone}")
+        self.counts.update({"texts": 1, "tokens": len(alone)})
+
+    def _tokens_alone(self, request: Request, sample: int) -> tuple[int, ...]:
+        seed = None if request.seed is None else request.seed + sample
+        sampling = request.sampling or SamplingSettings()
+        values = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(SamplingSettings)}
+        target, format = self.models.target, self._made_with["format"]
+        if format is None:
+            how: dict[str, Any] = {"stop_token_ids": request.stop_token_ids, "kv": "contiguous", "seed": seed}
+            return tuple(
+                generate(target, request.prompt_ids, max_new_tokens=request.max_new_tokens, **how, **values).tokens
+            )
+        quiet = SchedulerSettings(max_running=1, remember=False)
+        alone = Engine(target, quiet, num_blocks=CONTEXT, block_size=1, format=str(format))
+        plain = dataclasses.replace(request, sampling=SamplingSettings(**values), seed=seed, n=1)
+        return alone.run([plain])[0].token_ids
+
+
+def _certain(sampling: SamplingSettings | None) -> bool:
+    """Whether no random number decides a token."""
+    return sampling is None or sampling.greedy or sampling.top_k == 1 or sampling.temperature < 1e-10
+
+
+# -- many runs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Soaked:
+    """What a soak did, and the seed and message of the run that failed, if one did."""
+
+    counts: Counter[str]
+    failed_seed: int | None = None
+    message: str = ""
+
+
+def soak(runs: int, seed: int = 0, seconds: float | None = None, report: Callable[[int], None] | None = None) -> Soaked:
+    """Runs with the seeds from `seed` on, until one fails.
+
+    seconds: no run begins later. report: is called with the number of runs after each. Raises WorkbenchError for
+    numbers that make no sense.
+    """
+    check_whole("runs", runs, 1)
+    check_whole("seed", seed, 0)
+    until = None if seconds is None else time.monotonic() + check_above("seconds", seconds, 0)
+    models, counts = Models(), Counter[str]()
+    for number in range(runs):
+        if until is not None and time.monotonic() > until:
+            break
+        run: Run | None = None
+        run: Run | None = None
+        try:
+            run = Run(seed + number, models)
+            run.run()
+        except Exception as error:  # whatever the engine raises is what we look for
+            return Soaked(counts, seed + number, f"{type(error).__name__}: {error}\n{run}")
+        counts.update(run.counts)
+        if report is not None:
+            report(number + 1)
+    return Soaked(counts)
