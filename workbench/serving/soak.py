@@ -154,7 +154,7 @@ class Run:
         block_size = pick((1, 2, 3, 4, 8, 16))
         least = max(-(-request.longest // block_size) for request in self._coming)
         ticks = count()
-        self._made_with = {
+        self._made_with: dict[str, Any] = {
             "num_blocks": least * (running if static else 1) + pick((0, 1, 3, least)),
             "block_size": block_size,
             "prefix": pick((None, "hash", "hash", "radix")),
@@ -172,7 +172,7 @@ class Run:
         kind = pick(("none", "greedy", "near zero", "warm", "warm", "filtered", "late"))
         if kind == "none":
             return None
-        penalties = {
+        penalties: dict[str, Any] = {
             "repetition_penalty": pick((1.0, 1.0, 1.3, 0.8)),
             "presence_penalty": pick((0.0, 0.0, 0.5)),
             "frequency_penalty": pick((0.0, 0.0, -0.2)),
@@ -183,7 +183,7 @@ class Run:
             return SamplingSettings(pick((5e-324, 1e-300, 1e-45, 1e-38, 1e-20)), pick((None, 5)), pick((1.0, 0.5)))
         if kind == "late":
             return Raises(1.0).prepared(self.random.randint(1, 8))
-        filters = {} if kind == "warm" else {"top_k": pick((None, 1, 5)), "top_p": pick((1.0, 0.8)), "min_p": 0.02}
+        filters: dict[str, Any] = {} if kind == "warm" else {"top_k": pick((None, 1, 5)), "top_p": pick((1.0, 0.8)), "min_p": 0.02}
         return SamplingSettings(pick((0.3, 1.0, 3.0)), **filters, **penalties)
 
     def _good(self) -> Request:
@@ -195,11 +195,11 @@ class Run:
             n = 1  # its calls are counted
         return Request(
             name,
-            prompt,
+            tuple(prompt),
             self.random.randint(1, min(16, CONTEXT - len(prompt))),
             sampling,
             seed=self.random.choice((0, self.random.randrange(2**63 - 8))),
-            stop_token_ids=self.random.choice(((), (), self._tokens(1, 3))),
+            stop_token_ids=self.random.choice(((), (), tuple(self._tokens(1, 3)))),
             n=n,
             priority=self.random.choice((0, 0, -3, 2, 0.5)),
             deadline_s=self.random.choice((None, 0.5, 9.0)),
@@ -425,14 +425,13 @@ def soak(runs: int, seed: int = 0, seconds: float | None = None, report: Callabl
     for number in range(runs):
         if until is not None and time.monotonic() > until:
             break
-        run: Run | None = None
-        run: Run | None = None
+        one: Run | None = None
         try:
-            run = Run(seed + number, models)
-            run.run()
+            one = Run(seed + number, models)
+            one.run()
         except Exception as error:  # whatever the engine raises is what we look for
-            return Soaked(counts, seed + number, f"{type(error).__name__}: {error}\n{run}")
-        counts.update(run.counts)
+            return Soaked(counts, seed + number, f"{type(error).__name__}: {error}\n{one}")
+        counts.update(one.counts)
         if report is not None:
             report(number + 1)
     return Soaked(counts)
