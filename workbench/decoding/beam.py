@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from workbench.decoding.filters import check_logits, finite_number, whole_number
-from workbench.decoding.loop import Generation
+from workbench.decoding.loop import Generation, check_cancel
 from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv, stop_ids
 from workbench.decoding.text import GeneratedText
 from workbench.errors import WorkbenchError
@@ -140,6 +140,7 @@ def generate_beam(
     """
     started = time.perf_counter()
     _check(num_beams, max_new_tokens, length_penalty, early_stopping, num_return)
+    check_cancel(cancel)
     prompt_ids = prompt_token_ids(model, prompt, max_new_tokens)
     eos_token_ids = stop_ids(model, stop_token_ids)
     runner = ModelRunner(model, ready_kv(kv, model, 2 * num_beams, len(prompt_ids) + max_new_tokens))

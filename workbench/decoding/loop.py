@@ -89,6 +89,12 @@ class Runner(Protocol):
     def release(self) -> None: ...
 
 
+def check_cancel(cancel: object) -> None:
+    """Raise for what nobody can set and ask, see `stream`."""
+    if cancel is not None and not callable(getattr(cancel, "is_set", None)):
+        raise WorkbenchError(f"cancel must be a threading.Event or None, got {cancel!r:.80}")
+
+
 class Stream:
     """Iterate over it for StreamedTokens; `result()` when it has ended.
 
@@ -96,6 +102,8 @@ class Stream:
     text still held back for a possible stop string is then dropped, in the result too. However it ends, by an
     error too, its sequence is released from the kv. Time the reader takes between two tokens counts as theirs.
     """
+
+    _open = False  # until it is made whole
 
     def __init__(
         self,
@@ -109,6 +117,7 @@ class Stream:
         cancel: threading.Event | None,
         started: float,
     ) -> None:
+        check_cancel(cancel)
         self._runner, self._tokens, self._text = runner, tokens, text
         self._prompt_tokens, self._max_new_tokens = prompt_tokens, max_new_tokens
         self._stop_token_ids, self._cancel, self._started = stop_token_ids, cancel, started

@@ -148,8 +148,8 @@ def stop_strings(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
         raise WorkbenchError(f"stop takes a text or a list of texts, got {stop!r:.80}")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     for string in stop:
-        if not isinstance(string, str) or not string:
-            raise WorkbenchError(f"stop takes strings of at least one character, got {string!r}")
+        if not isinstance(string, str) or not string or any("\ud800" <= c <= "\udfff" for c in string):
+            raise WorkbenchError(f"stop takes strings of valid Unicode, of at least one character, got {string!r}")
     if stop and model.tokenizer is None:
         raise WorkbenchError(
             f"model {model.name!r} has no tokenizer, so stop strings cannot be seen; use stop_token_ids"

@@ -183,7 +183,9 @@ class Run:
             return SamplingSettings(pick((5e-324, 1e-300, 1e-45, 1e-38, 1e-20)), pick((None, 5)), pick((1.0, 0.5)))
         if kind == "late":
             return Raises(1.0).prepared(self.random.randint(1, 8))
-        filters: dict[str, Any] = {} if kind == "warm" else {"top_k": pick((None, 1, 5)), "top_p": pick((1.0, 0.8)), "min_p": 0.02}
+        filters: dict[str, Any] = (
+            {} if kind == "warm" else {"top_k": pick((None, 1, 5)), "top_p": pick((1.0, 0.8)), "min_p": 0.02}
+        )
         return SamplingSettings(pick((0.3, 1.0, 3.0)), **filters, **penalties)
 
     def _good(self) -> Request:
