@@ -16,6 +16,7 @@ from conftest import random_decoder, tiny_config
 from safetensors.torch import load_file, save_file
 
 from workbench.errors import WorkbenchError
+from workbench.generation import generate
 from workbench.kv import Recompute
 from workbench.models import Batch, assembly, checkpoints, load, public_shape, save_checkpoint
 from workbench.models.config import LatentAttentionShape, LinearScaling, RotaryScaling, YarnScaling
@@ -136,6 +137,22 @@ def test_the_tokens_that_end_a_text_are_found_wherever_they_are(folder, in_confi
     if in_generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(in_generation))
     assert load(folder).config.eos_token_ids == expected
+
+
+@pytest.mark.parametrize("outside", [4096, 50_256, -1, [3, -1, 10**9]])
+@pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
+def test_an_end_of_text_id_outside_the_vocabulary_is_left_out_with_a_warning(folder, outside, place):
+    """transformers writes GPT-2's own 50256 for a GPT-2 of any vocabulary, and some write −1 for none."""
+    if place == "config.json":
+        change_config(folder, eos_token_id=outside)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+    else:
+        (folder / place).write_text(json.dumps({"eos_token_id": outside}))
+    inside = (3,) if isinstance(outside, list) else ()
+    with pytest.warns(UserWarning, match=r"eos_token_id .* outside 0 … \d+"):
+        model = load(folder)
+    assert model.config.eos_token_ids == inside
+    assert len(generate(model, [1, 2], max_new_tokens=2).tokens) <= 2
 
 
 def test_a_loaded_model_is_for_reading(folder):

@@ -8,6 +8,7 @@ files with model_type "workbench", which only this package reads.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import torch
@@ -72,7 +73,24 @@ def config_from_hf(values: dict[str, Any], generation: dict[str, Any] | None = N
             raise WorkbenchError(f"config.json: no model has a {name} of {_few(size)}")
     if config.num_parameters() > _MAX_PARAMETERS:
         raise WorkbenchError(f"config.json: no model has {config.num_parameters():,} parameters")
-    return config
+    return _with_own_end_tokens(config)
+
+
+def _with_own_end_tokens(config: ModelConfig) -> ModelConfig:
+    """Without end-of-text ids outside the vocabulary, of which it warns: no text could ever end with them.
+
+    transformers writes GPT-2's 50256 for every GPT-2, however small its vocabulary; others write −1 for none.
+    """
+    inside = tuple(token for token in config.eos_token_ids if 0 <= token < config.vocab_size)
+    if inside == config.eos_token_ids:
+        return config
+    outside = ", ".join(_few(token) for token in config.eos_token_ids if token not in inside)
+    warnings.warn(
+        f"eos_token_id {outside} is outside 0 … {config.vocab_size - 1} and is left out; where the model has a token"
+        " that ends a text, name it in stop_token_ids",
+        stacklevel=2,
+    )
+    return dataclasses.replace(config, eos_token_ids=inside)
 
 
 def _hf_config(family: object, values: dict[str, Any], eos: Any) -> ModelConfig:
