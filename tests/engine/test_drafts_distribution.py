@@ -119,7 +119,7 @@ class ExactDistribution:
     """`TokenDistribution` in fractions: the rows that logits name; of real logits (float64, of an n-gram table) their
     softmax."""
 
-    greedy = is_argmax = False
+    greedy = is_argmax = row_by_row = False
 
     def __init__(self, power: int = 1) -> None:
         self.power = power

@@ -158,7 +158,7 @@ def test_a_round_decided_by_other_distributions_is_thrown_away(pair, monkeypatch
                 distribution.greedy,
                 0,
             )
-            self.is_argmax = False
+            self.is_argmax = self.row_by_row = False
 
         def confidences(self, *given):
             return self.distribution.confidences(*given)
