@@ -103,10 +103,8 @@ def test_a_static_groups_padding_ends_at_the_context():
     context = 256
     requests = [Request("long", tuple(tokens(context - 4, 1)), 4), Request("short", tuple(tokens(5, 2)), 40)]
     it = engine(batching="static", num_blocks=150)
-    longest, padding = [], 0
-    ended = it.run(
-        requests, watch=lambda report: (longest.append(max(it.kv.lengths.values(), default=0)), padding.__add__(0))
-    )
+    longest: list[int] = []
+    ended = it.run(requests, watch=lambda report: longest.append(max(it.kv.lengths.values(), default=0)))
     assert {one.request_id: one.token_ids for one in ended} == {r.id: alone(r) for r in requests}
     assert max(longest) == context and it.scheduler.padding_rows == (context - 4 - 5) + 36
     check_empty(it)

@@ -7,7 +7,8 @@
 A setting is a model, a way to remember, a draft, a way to sample and the switches of the engine. Recorded are its
 tokens and its exact counts: model calls, tokens through the model, steps, preemptions, cached tokens, accepted drafts,
 bytes. Whole numbers, words and tokens must be equal; sums of log-probabilities may differ by 1e-3.
-`behaviour_before.json` beside this file is the record of commit 30e28af.
+`behaviour_before.json` beside this file is the record of commit 30e28af; static batching was recorded again when its
+padding came to end at the group's longest request and `n` to be served.
 
 Another version is one whose package comes first on the path: `PYTHONPATH=OTHER_TREE python tests/tools/behaviour.py
 compare FILE`. Public names that differ between versions are looked up in `HOMES` and `ALIASES`, and nowhere else.

@@ -35,7 +35,7 @@ from workbench.serving.engine import Engine
 from workbench.serving.policies import POLICIES
 from workbench.serving.results import StepReport
 from workbench.serving.settings import PREEMPTION, SchedulerSettings
-from workbench.serving.soak_wrong import wrong_request
+from workbench.serving.soak_malformed import wrong_request
 from workbench.speculation.drafts import Draft, FirstOf, ModelDraft, PromptLookupDraft
 
 VOCABULARY, CONTEXT = 24, 40
