@@ -20,8 +20,10 @@ from workbench.generation import generate
 from workbench.kv import Recompute
 from workbench.models import Batch, assembly, checkpoints, load, public_shape, save_checkpoint
 from workbench.models.config import LatentAttentionShape, LinearScaling, RotaryScaling, YarnScaling
+from workbench.models.fast import prepare
 from workbench.models.layout import config_from_hf, config_to_hf
 from workbench.models.recipes import RECIPES
+from workbench.quantization import QuantizationRecipe, quantize
 
 LATENT = LatentAttentionShape(query_rank=None, kv_rank=16, rotary_head_dim=4, content_head_dim=8, value_head_dim=6)
 YARN = YarnScaling(4.0, 64, beta_fast=8.0, mscale=0.7, mscale_all_dim=0.5)
@@ -617,6 +619,52 @@ def test_a_save_cut_off_while_moving_leaves_no_mixture_that_loads(folder, monkey
         save_checkpoint(random_decoder(tiny_config(vocab_size=64), seed=9), folder)
     with pytest.raises(WorkbenchError, match=r"has no config.json"):
         load(folder)
+
+
+def a_model_with_a_replaced_linear(model):
+    model.layers[0].mlp.down = torch.nn.Identity()
+    return model
+
+
+def a_model_with_an_untied_head(model):
+    model.head.weight = torch.nn.Parameter(model.embed.weight.detach().clone())
+    return model
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        *[
+            (lambda model, recipe=recipe: quantize(model, recipe), r"is quantized.*save_quantized")
+            for recipe in (
+                QuantizationRecipe("rtn", 4, 16),
+                QuantizationRecipe("rtn", 8, None, {"whole_rows": True}),
+                QuantizationRecipe("nf4", options={"block": 16}),
+            )
+        ],
+        (lambda model: prepare(model), r"got FastDecoder.*prepared from"),
+        (a_model_with_a_replaced_linear, r"cannot be saved: of parameter 'layers.0.mlp.down.weight'.*has none"),
+        (a_model_with_an_untied_head, r"cannot be saved: of parameter 'head.weight' its config makes none"),
+        (lambda model: model.state_dict(), r"writes a Decoder, got OrderedDict"),
+        (lambda model: None, r"writes a Decoder, got NoneType"),
+    ],
+    ids=["rtn int4", "rtn int8", "nf4", "prepared", "a linear replaced", "head untied", "a state dict", "None"],
+)
+def test_what_cannot_be_saved_whole_leaves_a_good_folder_as_it_was(folder, spoil, message):
+    model = spoil(random_decoder(tiny_config(vocab_size=64, tie_embeddings=True), seed=9))
+    before = contents(folder.parent)
+    with pytest.raises(WorkbenchError, match=message):
+        save_checkpoint(model, folder)
+    with pytest.raises(WorkbenchError, match=message):
+        save_checkpoint(model, folder.parent / "new")
+    assert contents(folder.parent) == before
+    assert load(folder).config.vocab_size == 64
+
+
+@pytest.mark.parametrize("place", [None, 3, b"folder", ["folder"]])
+def test_a_place_that_is_no_path_is_refused(tiny_model, place):
+    with pytest.raises(WorkbenchError, match=r"folder must be a path"):
+        save_checkpoint(tiny_model, place)
 
 
 def test_a_folder_that_is_something_else_is_left_alone(folder, tiny_model):

@@ -336,9 +336,13 @@ def save_checkpoint(model: Decoder, folder: str | os.PathLike[str], *, dtype: to
     dtype: what the weights are stored in (default: as they are). A checkpoint already in the folder is
     replaced whole; other files there stay. Everything is written beside the folder first and then moved in,
     config.json last, so that an interruption leaves the old checkpoint, the new one, or a folder that `load`
-    refuses, never a mixture. Raises WorkbenchError, and changes nothing, for a shape that goes by one family and
+    refuses, never a mixture. Raises WorkbenchError, and changes nothing, for a model that is quantized or prepared
+    or whose parameters are not those of its config, for a shape that goes by one family and
     that only another one can say, and for a folder whose config.json is something else's.
     """
+    _check_savable(model)
+    if not isinstance(folder, str | os.PathLike):
+        raise WorkbenchError(f"folder must be a path, got {type(folder).__name__}")
     folder, dtype = Path(folder), _as_dtype(dtype) or model.dtype
     values = config_to_hf(model.config, dtype)
     if folder.exists() and not folder.is_dir():
@@ -357,6 +361,28 @@ def save_checkpoint(model: Decoder, folder: str | os.PathLike[str], *, dtype: to
             os.rename(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _check_savable(model: Decoder) -> None:
+    """Only a plain Decoder with each parameter of its config has the files that `save_checkpoint` writes."""
+    if not isinstance(model, Decoder):
+        raise WorkbenchError(
+            f"save_checkpoint writes a Decoder, got {type(model).__name__}; "
+            "of a prepared model save the model that it was prepared from"
+        )
+    if getattr(model, "quantization", None) is not None:
+        raise WorkbenchError(
+            f"{model.name} is quantized and save_checkpoint writes plain models; "
+            "use workbench.quantization.save_quantized, or save the model that it was quantized from"
+        )
+    wanted = {name: tuple(p.shape) for name, p in hollow_decoder(model.config, name=model.name).named_parameters()}
+    found = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            expected, came = (f"shape {list(shapes[name])}" if name in shapes else "none" for shapes in (wanted, found))
+            raise WorkbenchError(
+                f"{model.name} cannot be saved: of parameter {name!r} its config makes {expected}, the model has {came}"
+            )
 
 
 def _write_files(model: Decoder, values: dict[str, Any], fresh: Path, dtype: torch.dtype) -> None:
