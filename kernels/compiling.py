@@ -314,11 +314,13 @@ def _merge(version: int, dtype: torch.dtype) -> None:
     merge.merge(_floats(16, 8, 32, 128), _floats(16, 8, 32), _empty(8, 32, 128, dtype=dtype), version=version)
 
 
-def _matvec(version: int, rows: int, dtype: torch.dtype) -> None:
+def _matvec(version: int, rows: int, dtype: torch.dtype, activation: str | None = None) -> None:
     from workbench.kernels import matvec
 
     x, weight = _empty(rows, 4096, dtype=dtype), _empty(4096, 4096, dtype=dtype)
-    matvec.matvec(x, weight, _empty(4096, dtype=dtype), version=version)
+    bias = _empty(4096, dtype=dtype)
+    for splits in (None,) if activation is None else (1, 2):
+        matvec.matvec(x, weight, bias, splits, activation=activation, version=version)
 
 
 def _matvec_int8(version: int, rows: int, dtype: torch.dtype) -> None:
@@ -407,6 +409,8 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
             brief = rows == 1 if version < 3 else rows in (1, 32)
             yield "matvec", f"v{version} N={rows}", brief, partial(_matvec, version, rows)
             yield "matvec_int4", f"v{version} N={rows}", brief, partial(_matvec_int4, version, rows)
+        gated = partial(_matvec, 3, rows, activation="silu")
+        yield "matvec", f"v3 N={rows} gated", rows in (1, 32), gated
         for version in (1, 2, 3, 4):
             brief = rows == 1 if version < 3 else rows in (1, 32)
             yield "matvec_int8", f"v{version} N={rows}", brief, partial(_matvec_int8, version, rows)

@@ -16,6 +16,10 @@ bytes a thread before the first is used.
            padded to 16; `in` is divided among `splits` programs where `out`      matrices fill the device too
            alone gives too few, whose sums a second small kernel adds in order
 
+activation=: the weight is a gate's rows and as many of up's, and y [N, out/2] = act(gate) · up, made where the sums
+are. A program takes a row of gate and the same row of up beside each other, so nothing is rearranged in memory; gate
+and up never get there (6 · N · out/2 · b bytes and a launch less), and are rounded once instead of twice.
+
 Split-K is deterministic: partial sums are written and added in a fixed order, no atomics. It costs a launch, so it is
 used only where the programs would leave multiprocessors idle.
 
@@ -34,7 +38,8 @@ import triton
 import triton.language as tl
 
 from workbench.errors import is_whole
-from workbench.kernels import launch, tuning
+from workbench.kernels import launch, swiglu, tuning
+from workbench.kernels.swiglu import activated
 from workbench.kernels.tuning import Config
 
 VERSIONS: dict[int, str] = {
@@ -95,6 +100,47 @@ def store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS: tl.constexpr):
     tl.store(y + at, total.to(y.dtype.element_ty), mask=(rows < OUT) & (n < N))
 
 
+@triton.jit
+def weight_rows(OUT, BLOCK_OUT: tl.constexpr, ACTIVATION: tl.constexpr):
+    """Which rows of the weight this program multiplies; with a gate those of gate and up by turns, and beyond the last
+    pair OUT and more."""
+    rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    if ACTIVATION != "":
+        size = OUT // 2
+        rows = tl.where(rows < OUT, rows // 2 + rows % 2 * size, OUT)
+    return rows
+
+
+@triton.jit
+def biased(bias, total, rows, OUT, HAS_BIAS: tl.constexpr):
+    """total [BLOCK_OUT, n] and the bias of its rows."""
+    if HAS_BIAS:
+        total += tl.load(bias + rows, mask=rows < OUT, other=0.0).to(tl.float32)[:, None]
+    return total
+
+
+@triton.jit
+def store_gated(y, total, n, N, OUT, ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, ACTIVATION: tl.constexpr):
+    """total [BLOCK_OUT, ROWS], gate and up by turns, as act(gate) · up to y [N, OUT / 2]."""
+    pairs = tl.permute(tl.reshape(total, (BLOCK_OUT // 2, 2, ROWS)), (0, 2, 1))
+    gate, up = tl.split(pairs)  # [BLOCK_OUT / 2, ROWS]
+    size = OUT // 2
+    at = tl.program_id(0) * (BLOCK_OUT // 2) + tl.arange(0, BLOCK_OUT // 2)
+    value = activated(gate, ACTIVATION == "gelu_tanh") * up
+    place = n.to(tl.int64)[None, :] * size + at[:, None]
+    tl.store(y + place, value.to(y.dtype.element_ty), mask=(at < size)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def end_row(y, bias, total, n, N, rows, OUT, HAS_BIAS: tl.constexpr, BLOCK_OUT: tl.constexpr, ACTIVATION: tl.constexpr):
+    """total [BLOCK_OUT] of row n to y, gated or as it is."""
+    if ACTIVATION == "":
+        store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS)
+    else:
+        total = biased(bias, total[:, None], rows, OUT, HAS_BIAS)
+        store_gated(y, total, n + tl.arange(0, 1), N, OUT, 1, BLOCK_OUT, ACTIVATION)
+
+
 @triton.jit(do_not_specialize=["N"])
 def matvec_few_rows(
     x,
@@ -108,6 +154,7 @@ def matvec_few_rows(
     stride_w,
     blocks_a_split,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -119,7 +166,7 @@ def matvec_few_rows(
     Outputs beyond the last are computed as the last again, which needs no mask at the loads, and not stored.
     EVEN: BLOCK_IN divides `in`. Four names and not an array, so that each stays in registers.
     """
-    rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.program_id(1) * ROWS
+    rows, n = weight_rows(OUT, BLOCK_OUT, ACTIVATION), tl.program_id(1) * ROWS
     tile_of = weight + tl.minimum(rows, OUT - 1).to(tl.int64)[:, None] * stride_w
     sums0 = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
     sums1, sums2, sums3 = sums0, sums0, sums0
@@ -139,13 +186,13 @@ def matvec_few_rows(
             sums2 += tile * row_of(x, n + 2, N, k, stride_x, IN, EVEN)
         if ROWS > 3:
             sums3 += tile * row_of(x, n + 3, N, k, stride_x, IN, EVEN)
-    store_outputs(y, bias, tl.sum(sums0, 1), n, N, rows, OUT, HAS_BIAS)
+    end_row(y, bias, tl.sum(sums0, 1), n, N, rows, OUT, HAS_BIAS, BLOCK_OUT, ACTIVATION)
     if ROWS > 1:
-        store_outputs(y, bias, tl.sum(sums1, 1), n + 1, N, rows, OUT, HAS_BIAS)
+        end_row(y, bias, tl.sum(sums1, 1), n + 1, N, rows, OUT, HAS_BIAS, BLOCK_OUT, ACTIVATION)
     if ROWS > 2:
-        store_outputs(y, bias, tl.sum(sums2, 1), n + 2, N, rows, OUT, HAS_BIAS)
+        end_row(y, bias, tl.sum(sums2, 1), n + 2, N, rows, OUT, HAS_BIAS, BLOCK_OUT, ACTIVATION)
     if ROWS > 3:
-        store_outputs(y, bias, tl.sum(sums3, 1), n + 3, N, rows, OUT, HAS_BIAS)
+        end_row(y, bias, tl.sum(sums3, 1), n + 3, N, rows, OUT, HAS_BIAS, BLOCK_OUT, ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -161,6 +208,7 @@ def matvec_many_rows(
     stride_w,
     blocks_a_split,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -168,7 +216,7 @@ def matvec_many_rows(
     STAGES: tl.constexpr,
 ):
     """The same with all rows, padded to ROWS (16 or 32): [BLOCK_OUT, BLOCK_IN] · [BLOCK_IN, ROWS] on tensor cores."""
-    rows, n = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.arange(0, ROWS)
+    rows, n = weight_rows(OUT, BLOCK_OUT, ACTIVATION), tl.arange(0, ROWS)
     tile_of = weight + tl.minimum(rows, OUT - 1).to(tl.int64)[:, None] * stride_w
     x_of = x + n.to(tl.int64)[:, None] * stride_x
     total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
@@ -183,9 +231,11 @@ def matvec_many_rows(
             tile = tl.load(tile_of + k[None, :], mask=(k < IN)[None, :], other=0.0)
             values = tl.load(x_of + k[None, :], mask=(n < N)[:, None] & (k < IN)[None, :], other=0.0)
         total = tl.dot(tile, tl.trans(values), total, input_precision="ieee")
-    if HAS_BIAS:
-        total += tl.load(bias + rows, mask=rows < OUT, other=0.0).to(tl.float32)[:, None]
-    store_product(y, total, n, N, rows, OUT)
+    total = biased(bias, total, rows, OUT, HAS_BIAS)
+    if ACTIVATION == "":
+        store_product(y, total, n, N, rows, OUT)
+    else:
+        store_gated(y, total, n, N, OUT, ROWS, BLOCK_OUT, ACTIVATION)
 
 
 @triton.jit
@@ -205,6 +255,24 @@ def sum_of_splits(parts, bias, y, SIZE, OUT, SPLITS, HAS_BIAS: tl.constexpr, BLO
     if HAS_BIAS:
         total += tl.load(bias + at % OUT, mask=at < SIZE, other=0.0).to(tl.float32)
     tl.store(y + at, total.to(y.dtype.element_ty), mask=at < SIZE)
+
+
+@triton.jit(do_not_specialize=["SPLITS"])
+def gated_sum_of_splits(
+    parts, bias, y, SIZE, OUT, SPLITS, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+):
+    """act(gate) · up of parts [splits, N · out] float32, added in the order of the splits."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    half, there = OUT // 2, at < SIZE // 2
+    first = at // half * OUT + at % half  # of the gate; up is half a row further
+    gate, up = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for split in range(0, SPLITS):
+        gate += tl.load(parts + split * SIZE + first, mask=there, other=0.0)
+        up += tl.load(parts + split * SIZE + first + half, mask=there, other=0.0)
+    if HAS_BIAS:
+        gate += tl.load(bias + at % half, mask=there, other=0.0).to(tl.float32)
+        up += tl.load(bias + at % half + half, mask=there, other=0.0).to(tl.float32)
+    tl.store(y + at, (activated(gate, ACTIVATION == "gelu_tanh") * up).to(y.dtype.element_ty), mask=there)
 
 
 # -- how a product is cut --------------------------------------------------------------------------------------------
@@ -254,19 +322,20 @@ def check_splits(operation: str, splits: int | None, version: int) -> None:
         raise launch.Unsupported(f"{operation}: version {version} does not divide `in`; take version 3 or splits=1")
 
 
-def add_parts(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """y [N, out] = the sum of parts [splits, N, out], and the bias."""
-    size, block = y.numel(), 256
+def add_parts(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> None:
+    """y [N, out] = the sum of parts [splits, N, out], and the bias; with an activation y [N, out/2] is gated."""
+    block, gate = 256, {} if activation is None else {"ACTIVATION": activation}
     launch.launch(
-        sum_of_splits,
-        (launch.cdiv(size, block),),
+        sum_of_splits if activation is None else gated_sum_of_splits,
+        (launch.cdiv(y.numel(), block),),
         parts,
         y if bias is None else bias,
         y,
-        size,
-        y.shape[1],
+        parts[0].numel(),
+        parts.shape[2],
         parts.shape[0],
         HAS_BIAS=bias is not None,
+        **gate,
         BLOCK=block,
         num_warps=2,
     )
@@ -281,10 +350,14 @@ def matvec(
     bias: torch.Tensor | None = None,
     splits: int | None = None,
     *,
+    activation: str | None = None,
     version: int = 3,
     config: Config | None = None,
 ) -> torch.Tensor:
     """x [N ≤ 32, in] · weight [out, in]ᵀ + bias [out] -> [N, out] in x's type.
+
+    activation: "silu" or "gelu_tanh" of a gate in the first half of the weight's rows, times the second half:
+    [N, out/2]; from version 2 on.
 
     Rows of x and of the weight may lie apart; within a row numbers are neighbours. splits: into how many parts `in` is
     divided; None: what the device needs. config: blocks to use instead of the chosen ones, for tuning.
@@ -302,7 +375,8 @@ def matvec(
     if {x.dtype, weight.dtype} != {x.dtype} or (bias is not None and bias.dtype != x.dtype):
         raise launch.Unsupported(f"{name}: x, weight and bias must have one type, got {x.dtype} and {weight.dtype}")
     check_splits(name, splits, version)
-    y = x.new_empty(rows, out_features)
+    check_activation(name, activation, out_features, version)
+    y = x.new_empty(rows, out_features if activation is None else out_features // 2)
     if not y.numel():
         return y
     config = config or chosen(rows, out_features, in_features, x.dtype, x.device, version)
@@ -332,7 +406,9 @@ def matvec(
     chunks = 1 if tensor_cores else launch.cdiv(rows, padded)
     blocks = launch.cdiv(in_features, block_in)
     splits = _splits(splits, version, programs * chunks, blocks, x.device)
-    parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
+    # a part of a sum cannot be gated
+    whole = splits == 1
+    parts = y if whole else x.new_empty(splits, rows, out_features, dtype=torch.float32)
     launch.launch(
         matvec_many_rows if tensor_cores else matvec_few_rows,
         (programs, chunks, splits),
@@ -345,7 +421,8 @@ def matvec(
         in_features,
         *strides,
         launch.cdiv(blocks, splits),
-        HAS_BIAS=bias is not None and splits == 1,
+        HAS_BIAS=bias is not None and whole,
+        ACTIVATION=(activation or "") if whole else "",
         EVEN=in_features % block_in == 0,
         ROWS=padded,
         BLOCK_OUT=block_out,
@@ -353,8 +430,8 @@ def matvec(
         STAGES=config.num_stages,
         num_warps=config.num_warps,
     )
-    if splits > 1:
-        add_parts(parts, y, bias)
+    if not whole:
+        add_parts(parts, y, bias, activation)
     return y
 
 
@@ -364,11 +441,29 @@ def _splits(splits: int | None, version: int, programs: int, blocks: int, device
     return splits_for(programs, blocks, device) if splits is None else splits
 
 
-def matvec_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x·Wᵀ + bias, computed in float32, or in float64 where x is float64."""
+def check_activation(operation: str, activation: str | None, out_features: int, version: int) -> None:
+    if activation is None:
+        return
+    if activation not in swiglu.ACTIVATIONS:
+        known = ", ".join(swiglu.ACTIVATIONS)
+        raise launch.Unsupported(f"{operation}: activation is None or one of {known}; got {activation!r}")
+    if out_features % 2:
+        raise launch.Unsupported(
+            f"{operation}: with an activation the weight is a gate's rows and as many of up's, an even number; got"
+            f" {out_features}"
+        )
+    if version < 2:
+        raise launch.Unsupported(f"{operation}: version {version} has no activation; take version 2 or 3")
+
+
+def matvec_reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, activation: str | None = None
+) -> torch.Tensor:
+    """x·Wᵀ + bias, gated where there is an activation; in float32, or in float64 where x is float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
     y = x.to(wide) @ weight.to(wide).T
-    return (y if bias is None else y + bias.to(wide)).to(x.dtype)
+    y = y if bias is None else y + bias.to(wide)
+    return (y if activation is None else swiglu.swiglu_reference(y, activation=activation)).to(x.dtype)
 
 
 def matvec_work(

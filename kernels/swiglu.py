@@ -32,7 +32,7 @@ DEFAULT = tuning.Config.of(BLOCK=1024, num_warps=4)
 
 
 @triton.jit
-def _activated(x, GELU: tl.constexpr):
+def activated(x, GELU: tl.constexpr):
     """x · σ(z), with an exponential that cannot overflow."""
     z = x
     if GELU:
@@ -46,7 +46,7 @@ def _gate(gate_up, out, size, in_stride, out_stride, GELU: tl.constexpr, BLOCK: 
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + row * in_stride + at, mask=at < size, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + at, _activated(gate, GELU).to(out.dtype.element_ty), mask=at < size)
+    tl.store(out + row * out_stride + at, activated(gate, GELU).to(out.dtype.element_ty), mask=at < size)
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def _gated(gate_up, out, size, in_stride, out_stride, GELU: tl.constexpr, BLOCK:
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + row * in_stride + at, mask=at < size, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * in_stride + size + at, mask=at < size, other=0.0).to(tl.float32)
-    out_values = _activated(gate, GELU) * up
+    out_values = activated(gate, GELU) * up
     tl.store(out + row * out_stride + at, out_values.to(out.dtype.element_ty), mask=at < size)
 
 

@@ -90,6 +90,51 @@ def test_a_layer_launches_so_often_and_no_more(shape_name, model, fused, device)
     assert {type(layer) for layer in fused._layers} == {FusedLatentLayer if latent else FusedLayer}
 
 
+@pytest.fixture(scope="module")
+def through_kernels(model):
+    """Matrices go through our kernel, too."""
+    return prepare(model, linear="triton", kernels="triton")
+
+
+def test_a_gate_in_the_product_launches_once_less_a_layer(shape_name, model, through_kernels, device):
+    """In whole steps, products counted, with the switch off and on: the same logits."""
+    batch, found = Batch.of([text(3)], logits="all", device=device), {}
+    try:
+        for asked in (False, True):
+            for layer in through_kernels._layers:
+                layer.gates_in_product = asked
+            with launches() as counted:
+                found[asked] = logits_of(through_kernels, Recompute(model.config), batch), counted
+    finally:
+        for layer in through_kernels._layers:
+            del layer.gates_in_product
+    (separate, before), (fused, after) = found[False], found[True]
+    assert relative_difference(fused, separate) < TOLERANCE
+    assert before["_gated"] == model.config.num_layers and after["_gated"] == 0
+    assert before.total() - after.total() == model.config.num_layers
+    splits = after["sum_of_splits"] + after["gated_sum_of_splits"]
+    products = sum(count for kernel, count in after.items() if kernel.startswith("matvec"))
+    own = launches_per_layer(model.config, gates_in_product=True)
+    assert own == FUSED[shape_name] - 1
+    assert after.total() - products - splits == own * model.config.num_layers + 1
+
+
+def test_greedy_tokens_with_gates_in_products_are_those_of_the_decoder(model, through_kernels):
+    asked = {"max_new_tokens": 6, "temperature": 0.0, "stop_token_ids": ()}
+    expected = generate(model, text(4), **asked)
+    assert generate(through_kernels, text(4), kv="contiguous", **asked).tokens == expected.tokens
+
+
+def test_more_rows_than_the_kernel_has_are_gated_after_the_product(device):
+    model = random_decoder(SHAPES["llama GQA, tied"]).to(device)
+    fused = prepare(model, linear="triton", kernels="triton")
+    batch = Batch.of([text(33)], logits="all", device=device)
+    with launches() as counted:
+        got = logits_of(fused, Recompute(model.config), batch)
+    assert counted["_gated"] == model.config.num_layers
+    assert relative_difference(got, logits_of(model, Recompute(model.config), batch)) < TOLERANCE
+
+
 def test_the_residual_stream_may_be_wider_than_the_weights(device):
     """On a CPU it is float32 beside float16 weights; what the norm gives is float16."""
     model = random_decoder(SHAPES["gemma 3"]).to(device)

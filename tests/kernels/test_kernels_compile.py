@@ -58,7 +58,8 @@ def test_every_kernel_of_every_module_is_compiled():
         and "tl.program_id" in inspect.getsource(found.fn)
     }
     assert len(kernels) > 30
-    kernels -= {"store_outputs", "store_product"}  # parts that ask for one all the same
+    # parts that ask for one all the same
+    kernels -= {"store_outputs", "store_product", "store_gated", "weight_rows"}
     assert kernels - {one["kernel"] for name in NAMES for one in made(name)} == set()
 
 

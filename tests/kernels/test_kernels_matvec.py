@@ -63,6 +63,44 @@ def test_every_version_gives_the_product(device, rows, out, inside, splits, bias
 
 
 @on_each_device
+@few
+@given(
+    rows=SIZES,
+    size=st.sampled_from([1, 3, 32, 33, 65]),
+    inside=INPUTS,
+    splits=st.sampled_from([None, 1, 2, 5]),
+    biased=st.booleans(),
+    version=st.sampled_from([2, 3]),
+    activation=st.sampled_from(["silu", "gelu_tanh"]),
+    half=st.booleans(),
+)
+def test_a_gate_is_part_of_the_product(device, rows, size, inside, splits, biased, version, activation, half):
+    dtype = dtypes(device)[-1 if half else 0]
+    x = random(rows, inside, seed=1, dtype=dtype, device=device)
+    weight = random(2 * size, inside, seed=2, dtype=dtype, device=device) / inside**0.5
+    bias = random(2 * size, seed=3, dtype=dtype, device=device) if biased else None
+    splits = splits if version == 3 else None
+    with launch.launches() as counted:
+        y = matvec.matvec(x, weight, bias, splits, activation=activation, version=version)
+    wide = None if bias is None else bias.double()
+    truth = matvec.matvec_reference(x.double(), weight.double(), wide, activation=activation)
+    assert y.dtype == dtype and y.shape == (rows, size)
+    assert_near(y, truth, tolerance(dtype))
+    assert splits is None or counted.total() == 1 + (splits > 1)
+
+
+def test_a_gate_that_cannot_be_is_refused():
+    x, weight = torch.zeros(1, 8), torch.zeros(6, 8)
+    for asked, words in (
+        ({"activation": "relu"}, "one of silu, gelu_tanh; got 'relu'"),
+        ({"activation": "silu", "version": 1}, "take version 2 or 3"),
+        ({"activation": "silu", "weight": weight[:5]}, "an even number; got 5"),
+    ):
+        with pytest.raises(launch.Unsupported, match=words):
+            matvec.matvec(x, **{"weight": weight, **asked})
+
+
+@on_each_device
 def test_rows_may_lie_apart(device):
     for rows in (2, 6):
         x = random(rows, 96, seed=1, device=device)[:, 16:80]

@@ -5,7 +5,8 @@ takes several and moves the rows as often.
     add, then norm (5 operations)               one launch: the norm adds what came before on the way
     norms of q and k, join, products, roll      one launch over the joined q, k and v, in place; the table of cos and
                                                 sin is looked up inside, and v is not touched
-    activation, product                         one launch
+    activation, product                         one launch; none with up to 32 rows where the weights go through our
+                                                kernel (linear="triton"), which gates as it multiplies
 
 A layer of Llama's block launches 4 (its products and its attention not counted), one with norms after attention and
 feed-forward (Gemma) 6, one with latent attention 6, and 7 where q goes through a latent too; the norm at the end is 1.
@@ -23,6 +24,7 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder, Turns
 from workbench.models.fast_layers import FastLatentLayer, FastLayer, Join, MakeNorm, Projected, RotaryTable, norm_weight
+from workbench.models.linear import TritonMatvec
 
 KINDS = ("torch", "triton")
 
@@ -117,7 +119,9 @@ class FusedRotaryTable(RotaryTable):
 
 class FusedLayer(FastLayer):
     """`before` and `after` of a Stream. What `before` was given is added when `after` is called: `after` begins with
-    the x of the same Stream."""
+    the x of the same Stream. `gates_in_product`: the gate is part of up's product where that is our kernel."""
+
+    gates_in_product = True
 
     def _prepare_attention(self, a: Any, join: Join, norm: MakeNorm, config: ModelConfig) -> None:
         from workbench.kernels.rotary import rotate_rows
@@ -147,8 +151,14 @@ class FusedLayer(FastLayer):
         if self.post_norms is not None:
             added = self.post_norms[0](added)
         y = self.mlp_norm(Stream(x.x, added))
-        added = self.down(self._swiglu(self.up(y), activation=self._activation))
+        added = self.down(self._gated(y))
         return Stream(x.x, added if self.post_norms is None else self.post_norms[1](added))
+
+    def _gated(self, y: torch.Tensor) -> torch.Tensor:
+        """act(gate) · up [N, F] of y [N, d]."""
+        if self.gates_in_product and isinstance(self.up, TritonMatvec) and len(y) <= TritonMatvec.MAX_ROWS:
+            return self.up.gated(y, self._activation)
+        return self._swiglu(self.up(y), activation=self._activation)
 
 
 class FusedLatentLayer(FusedLayer, FastLatentLayer):
@@ -175,9 +185,10 @@ def _turn(turns: Turns, local: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return turn
 
 
-def launches_per_layer(config: ModelConfig) -> int:
-    """Launches of our kernels in a layer: the norms, the turns, the gate."""
-    count = 4 + 2 * config.post_norms
+def launches_per_layer(config: ModelConfig, *, gates_in_product: bool = False) -> int:
+    """Launches of our kernels in a layer, its products and attention not counted: the norms, the turns, and the gate
+    where it is a launch of its own."""
+    count = 4 + 2 * config.post_norms - gates_in_product
     if config.latent_attention is not None:
         count += 2 + (config.latent_attention.query_rank is not None)
     return count

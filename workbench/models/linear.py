@@ -101,6 +101,10 @@ class TritonMatvec:
             return F.linear(x, self.weight, self.bias)
         return self._multiply(x, self.weight, self.bias)
 
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """act(gate) · up [N, out/2], in the launch of the product. x has at most MAX_ROWS rows."""
+        return self._multiply(x, self.weight, self.bias, activation=activation)
+
 
 class Matvec:
     """One row only, written as a sum of products. For torch.compile, which makes of it a loop over the weight
