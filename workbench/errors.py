@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeGuard
 
 
@@ -58,6 +60,15 @@ def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise WorkbenchError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def check_path(name: str, value: object) -> Path:
+    """The value as a Path, if it is a str or a path. Raises WorkbenchError."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise WorkbenchError(f"{name} must be a path, a str or a pathlib.Path, got {value!r:.80}")
+    if "\0" in os.fspath(value):
+        raise WorkbenchError(f"{name} must be a path without NUL characters, got {value!r:.80}")
+    return Path(value)
 
 
 def check_whole(name: str, value: object, least: int) -> int:

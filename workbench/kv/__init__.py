@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import unknown
+import torch
+
+from workbench.errors import WorkbenchError, check_settings, unknown
 from workbench.kv.contiguous import Contiguous
 from workbench.kv.contract import KV, DraftingKV
 from workbench.kv.latent import Latent
@@ -35,10 +38,28 @@ def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings: Any)
     """A fresh kv for a model: by the name of its kind, or by any class or function that takes a ModelConfig."""
     if callable(kind):
         return kind(config, **settings)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise unknown("kv kind", kind, KINDS)
     check_takes_format(kind, settings)
+    _check_call(kind, config, settings)
     return KINDS[kind](config, **settings)
+
+
+def _check_call(kind: str, config: object, settings: dict[str, Any]) -> None:
+    """Names and kinds of what makes a kv; sizes and formats are the classes' own to check."""
+    if not isinstance(config, ModelConfig):
+        raise WorkbenchError(f"config of a kv must be a ModelConfig (model.config), got {type(config).__name__}")
+    parameters = inspect.signature(KINDS[kind]).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        check_settings(f"{kind} kv", settings, list(parameters)[1:])
+    if "dtype" in settings and not isinstance(settings["dtype"], torch.dtype):
+        raise WorkbenchError(f"dtype of a kv must be a torch.dtype, got {settings['dtype']!r:.80}")
+    if "device" in settings and settings["device"] is not None:
+        try:
+            torch.device(settings["device"])
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise WorkbenchError(f"device {settings['device']!r:.80} of a kv is none: {reason}") from error
 
 
 def kv_for(

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from workbench.errors import WorkbenchError, unknown
+from workbench.errors import WorkbenchError, check_path, is_whole, unknown
 from workbench.models.assembly import check_fits, fill, hollow_decoder, random_tensors
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -61,6 +61,9 @@ def load(
     if weights not in ("trained", "random"):
         raise unknown("weights", weights, ("trained", "random"))
     dtype, device = _as_dtype(dtype), _as_device(device)
+    if not is_whole(seed) or not -(2**63) <= seed < 2**64:
+        raise WorkbenchError(f"seed must be a whole number of 64 bits, got {seed!r:.80}")
+    check_path("name_or_path", name_or_path)
     name = os.fspath(name_or_path)
     if name in zoo_names():
         if weights == "random":
@@ -341,9 +344,7 @@ def save_checkpoint(model: Decoder, folder: str | os.PathLike[str], *, dtype: to
     that only another one can say, and for a folder whose config.json is something else's.
     """
     _check_savable(model)
-    if not isinstance(folder, str | os.PathLike):
-        raise WorkbenchError(f"folder must be a path, got {type(folder).__name__}")
-    folder, dtype = Path(folder), _as_dtype(dtype) or model.dtype
+    folder, dtype = check_path("folder", folder), _as_dtype(dtype) or model.dtype
     values = config_to_hf(model.config, dtype)
     if folder.exists() and not folder.is_dir():
         raise WorkbenchError(f"{folder} is a file; give a folder to save into")

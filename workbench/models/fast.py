@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, check_flag
 from workbench.models import fused
 from workbench.models.batch import Batch
 from workbench.models.compiled import CompiledSteps
@@ -55,6 +55,9 @@ def prepare(
     """
     if isinstance(model, FastDecoder):
         raise WorkbenchError(f"{model.name} is prepared already; prepare takes the model that `load` gives")
+    if not isinstance(model, Decoder):
+        raise WorkbenchError(f"prepare takes a Decoder, the model that `load` gives, got {type(model).__name__}")
+    check_flag("compile", compile)
     check_graphs(graphs, compiled=compile)
     make, reason = linear_class(linear, model.dtype, model.device), "as asked"
     if linear == "auto":

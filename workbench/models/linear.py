@@ -144,7 +144,7 @@ def linear_class(name: str, dtype: torch.dtype, device: torch.device | str) -> C
     """The class of that name; for "auto" see `chosen_linear`."""
     if name == "auto":
         return chosen_linear(dtype, device)[0]
-    if name not in LINEARS:
+    if not isinstance(name, str) or name not in LINEARS:
         raise unknown("linear", name, ["auto", *LINEARS])
     return LINEARS[name]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, check_path
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -30,7 +30,7 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: Path, *, end_of_text: int | None = None) -> Tokenizer | None:
         """The folder's tokenizer.json, or None when it has none. Raises WorkbenchError for an unreadable one."""
-        file = folder / "tokenizer.json"
+        file = check_path("folder", folder) / "tokenizer.json"
         if not file.exists():
             return None
         try:
@@ -54,17 +54,31 @@ class Tokenizer:
         return self.backend.get_vocab()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, no special tokens added. Special tokens' names in the text stay plain text."""
+        """Token ids of a text, no special tokens added. Special tokens' names in the text stay plain text.
+
+        Raises WorkbenchError for what is no text that UTF-8 can write.
+        """
+        _check_text(text)
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a text that begins a request: with the special tokens this tokenizer's own file puts
-        around a text, such as Llama's begin-of-text. Ours puts none."""
+        around a text, such as Llama's begin-of-text. Ours puts none. Raises as `encode`."""
+        _check_text(text)
         return self.backend.encode(text, add_special_tokens=True).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids. Bytes that do not make up a whole character yet show as U+FFFD."""
-        return self.backend.decode(list(ids), skip_special_tokens=False)
+        """The text of token ids. Bytes that do not make up a whole character yet show as U+FFFD.
+
+        Raises WorkbenchError for what is no list of ids."""
+        if isinstance(ids, str | bytes | dict):
+            raise WorkbenchError(f"token ids must be a list of whole numbers, got {ids!r:.80}")
+        try:
+            return self.backend.decode(list(ids), skip_special_tokens=False)
+        except (TypeError, OverflowError) as error:
+            raise WorkbenchError(
+                f"token ids must be a list of whole numbers from 0, got {ids!r:.80}: {error}"
+            ) from error
 
     def token_text(self, token_id: int) -> str:
         """One token as text, for tables and hovers: what `decode` gives for it alone."""
@@ -76,6 +90,18 @@ class Tokenizer:
         end = self.backend.id_to_token(self.end_of_text) if self.end_of_text is not None else None
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise WorkbenchError(f"a text to encode must be a str, got {type(text).__name__}: {text!r:.80}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WorkbenchError(
+            f"the text has half of a surrogate pair at character {error.start}, which no tokenizer reads; "
+            "decode it with errors='replace'"
+        ) from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from workbench.errors import WorkbenchError, check_settings
+from workbench.errors import WorkbenchError, check_path, check_settings
 from workbench.models.assembly import hollow_decoder
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -34,10 +34,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def save_quantized(model: Decoder, folder: Path | str) -> Path:
     """Write a model that `quantize` gave into a folder, new or empty. Raises WorkbenchError for anything else."""
-    folder = Path(folder)
+    folder = check_path("folder", folder)
+    if not isinstance(model, Decoder):
+        raise WorkbenchError(f"save_quantized takes the model that `quantize` gives, got {type(model).__name__}")
     linears = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     if not linears:
         raise WorkbenchError(f"{model.name} is not quantized; save_checkpoint writes plain models")
+    if folder.exists() and not folder.is_dir():
+        raise WorkbenchError(f"{folder} is a file; give a folder to save into")
     if folder.exists() and any(folder.iterdir()):
         raise WorkbenchError(f"{folder} is not empty; choose a new folder")
     tensors = {name: value for name, value in _all_tensors(model).items() if value is not None}
@@ -73,7 +77,7 @@ def load_quantized(folder: Path | str, *, device: torch.device | str = "cpu") ->
 
     Raises WorkbenchError naming the file and the tensor that is missing, too many, or not what it must be.
     """
-    folder = Path(folder)
+    folder = check_path("folder", folder)
     description = _description(folder)
     try:
         tensors = load_file(folder / TENSORS, device=str(device))

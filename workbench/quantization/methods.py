@@ -54,9 +54,13 @@ class QuantizationRecipe:
 
     def make(self) -> Method:
         """The method with these settings."""
-        if self.method not in METHODS:
+        if not isinstance(self.method, str) or self.method not in METHODS:
             raise unknown("method of quantization", self.method, METHODS)
         made = METHODS[self.method]
+        if not isinstance(self.options, dict):
+            raise WorkbenchError(f"options of a recipe must be a dict, got {self.options!r:.80}")
+        if not isinstance(self.skip, tuple) or not all(isinstance(name, str) and name for name in self.skip):
+            raise WorkbenchError(f"skip must be a tuple of names of linears, got {self.skip!r:.80}")
         check_settings(f"method {self.method}", self.options, made.options)
         given = {name: value for name, value in (("bits", self.bits), ("group", self.group)) if value is not None}
         unused = [name for name in given if name not in made.numbers]
@@ -80,11 +84,13 @@ class QuantizationRecipe:
 
     @classmethod
     def from_dict(cls, values: dict) -> QuantizationRecipe:
+        if not isinstance(values, dict):
+            raise WorkbenchError(f"a recipe must be a dict, got {type(values).__name__}")
         check_settings("a recipe", values, ("method", "bits", "group", "options", "skip"))
         if not isinstance(values.get("method"), str):
             raise WorkbenchError(f"a recipe names its method, got {values.get('method')!r}")
         options, skip = values.get("options") or {}, values.get("skip") or ()
-        if not isinstance(options, dict) or not all(isinstance(s, str) for s in skip):
+        if not isinstance(options, dict) or not isinstance(skip, list | tuple):
             raise WorkbenchError("a recipe's options are a dict and its skip is a list of names")
         return cls(values["method"], values.get("bits"), values.get("group"), options, tuple(skip))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, unknown
 from workbench.models.decoder import Decoder
 from workbench.quantization.calibration import Calibration, Inputs, Reading, squared_gradients
 from workbench.quantization.folding import LayerParts
@@ -68,6 +68,11 @@ def quantize(
     calibration it needs.
     """
     _check_model(model)
+    if not isinstance(recipe, QuantizationRecipe):
+        raise WorkbenchError(f"recipe must be a QuantizationRecipe, got {recipe!r:.80}; METHODS lists the methods")
+    if calibration is not None and not isinstance(calibration, Calibration):
+        raise WorkbenchError(f"calibration must be a Calibration (Calibration.of), got {type(calibration).__name__}")
+    _check_skip(model, recipe.skip)
     method = recipe.make()
     if method.needs_inputs and calibration is None:
         raise WorkbenchError(
@@ -145,6 +150,14 @@ def copy_of(model: Decoder) -> Decoder:
     if model.tokenizer is not None:
         memo[id(model.tokenizer)] = model.tokenizer
     return copy.deepcopy(model, memo).eval()
+
+
+def _check_skip(model: Decoder, skip: tuple[str, ...]) -> None:
+    """Each entry ends the name of a linear: one that does not is a slip, and would be ignored."""
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for one in skip:
+        if not any(name.endswith(one) for name in linears):
+            raise unknown("linear to skip", one, {name.rpartition(".")[2] for name in linears})
 
 
 def _check_model(model: Decoder) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import nn
 
-from workbench.errors import unknown
+from workbench.errors import check_settings, unknown
 from workbench.models.decoder import Decoder
 from workbench.models.fast import FastDecoder
 from workbench.models.fast import prepare as prepare_as_it_is
@@ -26,6 +27,7 @@ def prepare(model: Decoder, *, weights: str | None = None, **settings) -> FastDe
     better choice of codes quantize with a method of your own, and prepare what comes out. `model` stays as it was.
     Raises WorkbenchError for unknown weights, and for a model that is quantized or prepared already.
     """
+    check_settings("prepare", settings, inspect.signature(prepare_as_it_is).parameters.keys() - {"model"})
     if weights is not None:
         model = quantize(model, recipe_for(model, weights))
     return prepare_as_it_is(model, **settings)
