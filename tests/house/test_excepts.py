@@ -1,0 +1,194 @@
+"""No `except` drops an error unseen: each raises, or uses what it caught, or stands here with the reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CLONE = Path(__file__).parents[2]
+SHOWN_BY = ("traceback.format_exc", "traceback.print_exc", "sys.exc_info")
+
+
+def drops(handler: ast.ExceptHandler) -> bool:
+    for node in ast.walk(ast.Module(handler.body, [])):
+        if isinstance(node, ast.Raise) or (isinstance(node, ast.Name) and node.id == handler.name):
+            return False
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in SHOWN_BY:
+            return False
+    return True
+
+
+def dropped(source: str) -> Iterator[tuple[str, str]]:
+    """(function, exceptions) of each handler, and each `suppress`, that says nothing of what it caught."""
+
+    def within(node: ast.AST, where: str) -> Iterator[tuple[str, str]]:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            where = f"{where}.{node.name}".lstrip(".")
+        if isinstance(node, ast.ExceptHandler) and drops(node):
+            yield where, ast.unparse(node.type).strip("()") if node.type else "BaseException"
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "suppress":
+            yield where, ", ".join(map(ast.unparse, node.args))
+        for child in ast.iter_child_nodes(node):
+            yield from within(child, where)
+
+    yield from within(ast.parse(source), "")
+
+
+def all_dropped() -> set[tuple[str, str, str]]:
+    files = [*(CLONE / "workbench").rglob("*.py"), *(CLONE / "kernels").rglob("*.py")]
+    return {(str(f.relative_to(CLONE)), *one) for f in files for one in dropped(f.read_text(encoding="utf-8"))}
+
+
+REASONS = {
+    "a person ended it, and the command says so or simply ends": (
+        "workbench/cli.py main: KeyboardInterrupt",
+        "workbench/lab_server.py serve: KeyboardInterrupt",
+    ),
+    "our own signal that ends a loop, and no error": (
+        "workbench/decoding/beam.py generate_beam: _Cancelled",
+        "workbench/grading/session.py Session._read_output: BlockingIOError",
+        "workbench/grading/session.py Session._read_results: BlockingIOError",
+        "workbench/panels/base.py Panel._paint_quietly: Stopped",
+        "workbench/processes.py _read: BlockingIOError, OSError",
+        "workbench/quantization/calibration.py Reading.inputs: _Enough",
+    ),
+    "the error is the answer to the question that was asked: it is no number, no date, not free, not Python": (
+        "workbench/grading/collect.py _is_date: ValueError",
+        "workbench/grading/collect.py parse_time: ValueError",
+        "workbench/grading/reference.py _object: ImportError, AttributeError",
+        "workbench/grading/reference.py uses: SyntaxError, ValueError, RecursionError, MemoryError",
+        "workbench/kv/allocators.py PagedBlocks._grow: NoRoom",
+        "workbench/kv/ledger.py Ledger.refuse: WorkbenchError",
+        "workbench/lab_server.py _free: OSError",
+        "workbench/labs/lab05_quantization/panels/numbers.py _value_in: WorkbenchError",
+        "workbench/models/evaluation.py parses: SyntaxError, ValueError, OverflowError",
+        "workbench/processes.py _event: ValueError",
+        "workbench/records/__init__.py _is_date: ValueError",
+        "workbench/serving/soak.py Run._add_wrong: WorkbenchError",
+    ),
+    "what is not there, or cannot be read, is 'not known' to the caller, as the docstring or the type says": (
+        "workbench/grading/child.py _resident_bytes: OSError",
+        "workbench/grading/collect.py Submission.when: OSError, ValueError, OverflowError",
+        "workbench/grading/collect.py _gradescope_people: OSError",
+        "workbench/grading/collect.py _gradescope_people: yaml.YAMLError, ValueError, RecursionError",
+        "workbench/grading/collect.py _stamp_beside: OSError",
+        "workbench/grading/confine.py _memory_now: OSError, KeyError",
+        "workbench/grading/gradescope.py _student: OSError, ValueError, KeyError, IndexError, TypeError",
+        "workbench/instruments/device.py _nvidia_smi: OSError, subprocess.SubprocessError",
+        "workbench/instruments/device.py cpu_features: OSError",
+        "workbench/instruments/device.py package_version: importlib.metadata.PackageNotFoundError",
+        "workbench/instruments/doctor.py _version: importlib.metadata.PackageNotFoundError",
+        "workbench/instruments/memory.py available_bytes: OSError, ValueError",
+        "workbench/instruments/records.py git_commit: OSError, IndexError, UnicodeDecodeError",
+        "workbench/labs/lab10_kernels/checks/parts.py _refuse_what_is_no_kernel: OSError",
+        "workbench/models/assembly.py _cgroup_bytes: OSError, ValueError",
+        "workbench/models/catalogue.py _card: OSError, ValueError",
+        "workbench/models/corpus.py _read: UnicodeDecodeError, OSError",
+        "workbench/recorder/surroundings.py _output: OSError, subprocess.TimeoutExpired",
+    ),
+    "a kept result that cannot be read is computed again": (
+        "kernels/tuning.py Table.read: OSError, ValueError",
+        "workbench/build.py load: Exception",
+        "workbench/grading/batch.py _kept: OSError, ValueError, KeyError, TypeError",
+        "workbench/grading/gradescope.py _watch: OSError, ValueError, KeyError",
+        "workbench/instruments/device.py _read_cache: OSError, ValueError, TypeError, AttributeError, KeyError",
+    ),
+    "what was to be ended, closed or deleted is gone already, or goes with its folder": (
+        "workbench/grading/child.py serve: OSError",
+        "workbench/grading/confine.py _threads_of_user: OSError",
+        "workbench/grading/confine.py end_children: ChildProcessError",
+        "workbench/grading/confine.py end_children: ProcessLookupError, PermissionError",
+        "workbench/grading/desk.py run_task: ProcessLookupError",
+        "workbench/grading/server.py _opened: OSError",
+        "workbench/grading/server.py _opened: PermissionError",
+        "workbench/grading/server.py _unlink_files: OSError",
+        "workbench/grading/server.py remove_tree: OSError",
+        "workbench/grading/session.py Session._kill: ProcessLookupError, PermissionError",
+        "workbench/grading/session.py Session._look: OSError",
+        "workbench/grading/session.py Session._signal: ProcessLookupError, PermissionError",
+        "workbench/grading/session.py Session.end: OSError, EOFError",
+        "workbench/grading/session.py family_of: psutil.Error",
+        "workbench/grading/session.py grown_bytes: psutil.Error",
+        "workbench/grading/session.py processor_seconds: OSError",
+        "workbench/grading/warm.py Forked.send_signal: ProcessLookupError",
+        "workbench/grading/warm.py _end: ProcessLookupError",
+        "workbench/grading/warm.py serve: ChildProcessError",
+        "workbench/grading/warm.py serve: OSError",
+        "workbench/processes.py Child._read_output: OSError",
+        "workbench/processes.py Child.answer: OSError",
+        "workbench/processes.py Child.close: OSError",
+        "workbench/processes.py Child.kill: ProcessLookupError, PermissionError",
+        "workbench/processes.py Child.kill: subprocess.TimeoutExpired",
+    ),
+    "the other side has ended or does not end in time; what follows ends it and says how it ended": (
+        "workbench/grading/server.py Server._stop: subprocess.TimeoutExpired",
+        "workbench/grading/warm.py Warm.close: subprocess.TimeoutExpired",
+        "workbench/lab_server.py _server: subprocess.TimeoutExpired",
+        "workbench/lab_server.py _wait_until_up: urllib.error.URLError, ConnectionError, TimeoutError",
+    ),
+    "what an answer did wrong: it stands in the message that its student reads, or in its exit code": (
+        "workbench/decoding/guide_trial.py try_out: subprocess.TimeoutExpired",
+        "workbench/grading/check.py describe_error: Exception",
+        "workbench/grading/check.py judge_check: Exception",
+        "workbench/grading/session.py Session._hear: BrokenPipeError",
+        "workbench/grading/session.py Session._heard_exit: OSError, EOFError",
+        "workbench/grading/session.py Session._reply: ValueError, RecursionError",
+        "workbench/grading/session.py plain: NotEncodable, RecursionError, TypeError, KeyError",
+    ),
+    "what is known of the failure is said by other means in the same branch": (
+        "workbench/grading/desk.py _read_outcome: OSError, ValueError, ElementTree.ParseError",
+        "workbench/grading/server.py Server._start: OSError, EOFError",
+        "workbench/instruments/doctor.py _packages: importlib.metadata.PackageNotFoundError",
+        "workbench/labs/lab05_quantization/awq_search.py _yours: TypeError, ValueError",
+        "workbench/panels/base.py Panel._work: Stopped",
+        "workbench/recorder/recording.py Recording.pack: OSError",
+    ),
+    "the slower way, which is right as well, is taken instead": (
+        "workbench/grading/batch.py seed_in: FileExistsError",
+        "workbench/grading/child.py _become_session: OSError",
+        "workbench/grading/desk.py _start_pytest: OSError",
+        "workbench/grading/gradescope.py run: OSError",
+        "workbench/grading/server.py Server._forked: OSError",
+        "workbench/grading/warm.py Warm.start: OSError",
+        "workbench/instruments/device.py ceilings: WorkbenchError",
+        "workbench/instruments/device.py cpu_name: OSError, StopIteration",
+        "workbench/instruments/memory.py _system_bytes: OSError, StopIteration",
+        "workbench/labs/lab10_kernels/cases.py held_to_float64: torch.cuda.OutOfMemoryError",
+        "workbench/models/assembly.py _machine_bytes: ImportError",
+        "workbench/models/assembly.py _machine_bytes: OSError",
+        "workbench/models/training.py _cpu_name: OSError, StopIteration",
+        "workbench/processes.py Child.ending: ValueError",
+    ),
+    "nothing is left to say it to: the output itself is gone or full": (
+        "workbench/cli.py _now: OSError",
+        "workbench/cli.py main: BrokenPipeError",
+        "workbench/grading/child.py session.send: Exception",
+    ),
+}
+KNOWN = {entry: reason for reason, entries in REASONS.items() for entry in entries}
+
+
+def test_no_except_drops_an_error_without_a_reason():
+    found = {f"{file} {function}: {exceptions}" for file, function, exceptions in all_dropped()}
+    assert found - set(KNOWN) == set(), "raise it, use what was caught, or say here why it may be dropped"
+    assert set(KNOWN) - found == set(), "these are no more: take them out"
+
+
+@pytest.mark.parametrize(
+    ("body", "seen"),
+    [
+        ("try: f()\nexcept ValueError: pass", [("", "ValueError")]),
+        ("try: f()\nexcept: pass", [("", "BaseException")]),
+        ("try: f()\nexcept (OSError, ValueError) as error: log = 1", [("", "OSError, ValueError")]),
+        ("def g():\n with contextlib.suppress(Exception): f()", [("g", "Exception")]),
+        ("class C:\n def g(self):\n  try: f()\n  except Exception: return 3", [("C.g", "Exception")]),
+        ("try: f()\nexcept ValueError as error: print(error)", []),
+        ("try: f()\nexcept ValueError: raise", []),
+        ("try: f()\nexcept Exception: traceback.print_exc()", []),
+    ],
+)
+def test_what_drops_an_error_is_seen(body, seen):
+    assert list(dropped(body)) == seen
