@@ -13,6 +13,8 @@ READY   := .venv/ready
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser)
 LECTURES := $(if $(CHROMIUM),notebooks/00_start_here.ipynb,notebooks)
 export HERE := $(CURDIR)
+# These are said to make, and never taken from the shell around it, where others use the same names.
+$(foreach name,LAB FAST COVERAGE PORT BROWSER,$(if $(filter environment%,$(origin $(name))),$(eval override undefine $(name))))
 
 # Measurements in notebooks are cut short: WORKBENCH_BRIEF=1 (claims about the code choose their own settings).
 PYTEST   := env WORKBENCH_BRIEF=1 $(BIN)/python $(if $(COVERAGE),-m coverage run )-m pytest --durations=5 -n 3 --dist loadfile --no-loadscope-reorder \

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError, check_whole
+from workbench.printing import printing
 
 STANDARD_OUTPUT = "-"
 COUNTED = re.compile(r"\d+ of (at most )?\d+")
@@ -29,27 +30,43 @@ SOAK_SAID_EVERY_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Raises nothing but SystemExit, for --help and wrong use."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["build"]:  # has a parser of its own
-        from workbench.build import main as build
+    """Run one command and return its exit code. Raises nothing but SystemExit, for --help and wrong use.
 
-        return build(arguments[1:])
-    args = make_parser().parse_args(arguments)
+    A folder that cannot be written and a full disk are wrong use, too: 2. What cannot be printed ends no command: it
+    is done to its end, and the code is then 2, but for a reader that has gone (`workbench models | head`).
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    with printing() as printed:
+        code = _run(arguments)
+    if printed.trouble is None:
+        return code
+    _to_stderr(f"workbench: error: standard output cannot be written ({printed.trouble}); some of it is lost")
+    return code or 2
+
+
+def _run(arguments: list[str]) -> int:
     try:
+        if arguments[:1] == ["build"]:  # has a parser of its own
+            from workbench.build import main as build
+
+            return build(arguments[1:])
+        args = make_parser().parse_args(arguments)
         return args.run(args)
     except WorkbenchError as error:
         return _complain(error, 2)
+    except OSError as error:  # of files: a folder that cannot be written, a full disk
+        words = error.strerror or str(error) or type(error).__name__
+        files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return _complain(f"{files}: {words}" if files else words, 2)
+    except UnicodeError as error:  # such as a path that no encoding of this machine can hold
+        return _complain(error, 2)
     except KeyboardInterrupt:
-        print("workbench: interrupted", file=sys.stderr)
+        _to_stderr("workbench: interrupted")
         return 130
-    except BrokenPipeError:  # `workbench models | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
-def _complain(error: WorkbenchError, code: int) -> int:
-    print(f"workbench: error: {error}", file=sys.stderr)
+def _complain(error: object, code: int) -> int:
+    _to_stderr(f"workbench: error: {error}")
     return code
 
 
@@ -89,7 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--out", type=Path, metavar="DIR", help="default: training/NAME; an interrupted run resumes")
     device(train)
-    train.add_argument("--seed", type=int, help="another start and order of the data than the shipped model's")
+    train.add_argument("--seed", type=_seed, help="another start and order of the data than the shipped model's")
     train.add_argument("--compile", action="store_true", help="use torch.compile: faster, rounds differently")
 
     experiment = command("experiment", None, "run a measurement")
@@ -197,6 +214,14 @@ def make_parser() -> argparse.ArgumentParser:
 def _lab_or_all(text: str) -> int | None:
     """None: all labs."""
     return None if text == "all" else int(text)
+
+
+def _seed(text: str) -> int:
+    """Training multiplies it by a million for the noise of each step, in 64 bits."""
+    seed = int(text)
+    if not 0 <= seed < 2**40:
+        raise argparse.ArgumentTypeError(f"a whole number from 0 to {2**40 - 1}, got {text!r}")
+    return seed
 
 
 def _minutes(text: str) -> float:
@@ -316,6 +341,7 @@ def run_train(args: argparse.Namespace) -> int:
         raise unknown("recipe", args.name, known)
     run = args.name if args.seed is None else f"{args.name}-seed{args.seed}"
     out = args.out or Path("training") / run
+    _folder_writable(out)
     if args.name == recipes.TOKENIZER_NAME:
         training.train_stdlib_tokenizer(out)
         print(f"{args.name}: written to {out}")
@@ -368,7 +394,12 @@ def run_experiment_run(args: argparse.Namespace) -> int:
         _writable(Path(args.json))
     measurements = run_experiment(args.name, settings, bench=_bench(args.device))
     if to_file:
-        write_measurements(Path(args.json), measurements)
+        try:
+            write_measurements(Path(args.json), measurements)
+        except (OSError, WorkbenchError) as error:  # they took long: they go where they still can
+            print(to_json(measurements), end="")
+            reason = getattr(error, "strerror", None) or error
+            return _complain(f"{args.json} cannot be written: {reason}; the measurements are printed instead", 2)
     if args.json == STANDARD_OUTPUT:
         print(to_json(measurements), end="")
     else:
@@ -576,6 +607,13 @@ def _writable(path: Path) -> None:
         raise WorkbenchError(f"cannot write {path}: it must be a file in a folder that can be written to")
 
 
+def _folder_writable(folder: Path) -> None:
+    """The same of a folder, which is there already or can be made."""
+    there = next((p for p in (folder.absolute(), *folder.absolute().parents) if p.exists()), Path("/"))
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise WorkbenchError(f"cannot write into {folder}: {there} is not a folder that can be written to")
+
+
 def _print_measurements(measurements: Sequence) -> None:
     """One line each: the settings that differ between them, the median, its spread and what was predicted."""
     if not measurements:
@@ -712,10 +750,11 @@ def run_release(args: argparse.Namespace) -> int:
         hidden, missing = _instructors_files(args.lab)
         if missing:
             raise WorkbenchError(f"{clone / 'solutions'} lacks {', '.join(missing)}; make the grader from a clone")
+        _writable(args.autograder)
+        seed = seed_in(args.seed_file)
     files = release(_course(), args.folder, args.lab)
     print(f"released {len(files)} files to {args.folder}")
     if args.autograder:
-        seed = seed_in(args.seed_file)
         exercises = exercise_sets()[args.lab[0]].with_hidden(*load_instructors(hidden))
         mistakes = MistakesIn(clone / "solutions").table(exercises, seed)
         autograder(clone, args.autograder, args.lab[0], hidden, seed, mistakes)

@@ -281,11 +281,16 @@ def _what_grades(exercises: ExerciseSet, settings: dict) -> list:
 
 def seed_in(file: Path) -> str:
     """The secret that inputs are drawn from, kept in `file`: made when there is none, for its owner's eyes."""
-    with (
-        contextlib.suppress(FileExistsError),
-        open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made,
-    ):
-        made.write(secrets.token_hex(16) + "\n")
+    try:
+        with (
+            contextlib.suppress(FileExistsError),
+            open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made,
+        ):
+            made.write(secrets.token_hex(16) + "\n")
+    except OSError as error:
+        raise WorkbenchError(f"the seed {file} cannot be made: {error.strerror or error}") from None
+    if not file.is_file():  # a device may be read for ever
+        raise WorkbenchError(f"the seed {file} is not a file; name one, or a new one in a folder that is there")
     try:
         kept = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -8,18 +8,22 @@ would be run here. A worker that dies takes its submission along, which dask giv
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from concurrent.futures import Executor
 
 from workbench.errors import WorkbenchError
 
 CONNECT_SECONDS = 30
+ADDRESS = re.compile(r"(\w+://)?[^\s/]+:\d{1,5}/?|inproc://\S+")
 RETRIES = 3
 
 
 @contextlib.contextmanager
 def dask_executor(scheduler: str) -> Iterator[Executor]:
     """An Executor whose work is done by the workers of the dask scheduler at this address, which have this package."""
+    if not ADDRESS.fullmatch(scheduler):  # dask would wait for it on a thread that nothing ends
+        raise WorkbenchError(f"{scheduler!r} is not the address of a dask scheduler, such as tcp://10.0.0.1:8786")
     try:
         from distributed import Client
     except ImportError as error:
