@@ -73,7 +73,7 @@ def test_logits_are_those_of_the_decoder(model, fused, device):
 
 
 def test_greedy_tokens_are_those_of_the_decoder(model, fused):
-    asked = {"max_new_tokens": 6, "temperature": 0.0, "stop_token_ids": ()}
+    asked = {"max_new_tokens": 3, "temperature": 0.0, "stop_token_ids": ()}
     expected = generate(model, text(4), **asked)
     assert generate(fused, text(4), kv="contiguous", **asked).tokens == expected.tokens
 
@@ -120,7 +120,7 @@ def test_a_gate_in_the_product_launches_once_less_a_layer(shape_name, model, thr
 
 
 def test_greedy_tokens_with_gates_in_products_are_those_of_the_decoder(model, through_kernels):
-    asked = {"max_new_tokens": 6, "temperature": 0.0, "stop_token_ids": ()}
+    asked = {"max_new_tokens": 3, "temperature": 0.0, "stop_token_ids": ()}
     expected = generate(model, text(4), **asked)
     assert generate(through_kernels, text(4), kv="contiguous", **asked).tokens == expected.tokens
 

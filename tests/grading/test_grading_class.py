@@ -159,7 +159,11 @@ submission_3: 7
     assert (ann.student_id, ann.first_name, ann.last_name) == ("31", "Ann Bo", "Lee")
     assert ann.when() == "2026-03-01 09:00:00"
     assert [read[f"submission_{n}"].student_id for n in (2, 3)] == ["bob@example.org", "submission_3"]
-    write(export / "submission_metadata.yml", b"!!python/object/apply:os.system ['false']")
+    for damaged in (b"!!python/object/apply:os.system ['false']", b"a: [", b"[" * 100_000):
+        write(export / "submission_metadata.yml", damaged)
+        with pytest.raises(WorkbenchError, match=r"cannot be read .*export it again, or delete it"):
+            find_submissions([export])
+    (export / "submission_metadata.yml").unlink()
     assert {s.student_id for s in find_submissions([export])} == {"submission_1", "submission_2", "submission_3"}
     nbgrader = write(tmp_path / "submitted" / "cem" / "91_hostile" / "x.ipynb", book())
     write(nbgrader.with_name("timestamp.txt"), b"2026-02-03 04:05:06.789 UTC\n")

@@ -44,7 +44,7 @@ def all_dropped() -> set[tuple[str, str, str]]:
 
 REASONS = {
     "a person ended it, and the command says so or simply ends": (
-        "workbench/cli.py main: KeyboardInterrupt",
+        "workbench/cli.py _run: KeyboardInterrupt",
         "workbench/lab_server.py serve: KeyboardInterrupt",
     ),
     "our own signal that ends a loop, and no error": (
@@ -72,8 +72,6 @@ REASONS = {
     "what is not there, or cannot be read, is 'not known' to the caller, as the docstring or the type says": (
         "workbench/grading/child.py _resident_bytes: OSError",
         "workbench/grading/collect.py Submission.when: OSError, ValueError, OverflowError",
-        "workbench/grading/collect.py _gradescope_people: OSError",
-        "workbench/grading/collect.py _gradescope_people: yaml.YAMLError, ValueError, RecursionError",
         "workbench/grading/collect.py _stamp_beside: OSError",
         "workbench/grading/confine.py _memory_now: OSError, KeyError",
         "workbench/grading/gradescope.py _student: OSError, ValueError, KeyError, IndexError, TypeError",
@@ -164,7 +162,7 @@ REASONS = {
     ),
     "nothing is left to say it to: the output itself is gone or full": (
         "workbench/cli.py _now: OSError",
-        "workbench/cli.py main: BrokenPipeError",
+        "workbench/printing.py Printed._stop: OSError, ValueError, AttributeError",
         "workbench/grading/child.py session.send: Exception",
     ),
 }

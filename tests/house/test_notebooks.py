@@ -152,6 +152,14 @@ def test_make_test_of_an_unknown_lab_names_the_labs(given):
     assert refused.returncode and "there is no such lab. The labs are 00 01 02" in refused.stderr
 
 
+def test_what_the_shell_has_under_these_names_changes_nothing(monkeypatch):
+    whole = pytest_arguments()
+    for name, value in (("LAB", "05"), ("FAST", "1"), ("COVERAGE", "1"), ("PORT", "1"), ("BROWSER", "w3m")):
+        monkeypatch.setenv(name, value)
+    assert pytest_arguments() == whole
+    assert pytest_arguments("LAB=06")[-1] == "solutions/06_speculative_sampling.ipynb"
+
+
 def test_make_test_fast_runs_the_engines_claims():
     arguments = pytest_arguments("FAST=1")
     assert arguments[-1] == "tests/engine" and '-m "not slow"' in " ".join(arguments)

@@ -193,20 +193,24 @@ def _stamp_beside(file: Path) -> str:
 
 
 def _gradescope_people(folder: Path) -> dict[str, dict[str, str]]:
-    """submission_123 -> who handed it in and when, from a Gradescope export's own table; {} where there is none."""
+    """submission_123 -> who handed it in and when, from a Gradescope export's own table; {} where there is none.
+
+    Raises WorkbenchError for a table that cannot be read: names and times of a whole class would be lost.
+    """
     table = folder / GRADESCOPE_METADATA
-    try:
-        if table.is_symlink() or not table.is_file() or table.stat().st_size > MAX_METADATA_BYTES:
-            return {}
-        text = table.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    if table.is_symlink() or not table.is_file():
         return {}
     import yaml  # comes with Jupyter
 
     try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return {}
+        if (size := table.stat().st_size) > MAX_METADATA_BYTES:
+            raise ValueError(f"{size:,} bytes; at most {MAX_METADATA_BYTES:,} are read")
+        data = yaml.safe_load(table.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise WorkbenchError(
+            f"{table} cannot be read ({why}); export it again, or delete it to grade without its names and times"
+        ) from error
     people: dict[str, dict[str, str]] = {}
     for name, about in data.items() if isinstance(data, dict) else ():
         submitters = about.get(":submitters") if isinstance(about, dict) else None
