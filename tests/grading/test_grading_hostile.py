@@ -167,10 +167,12 @@ def test_none_of_them_gains_a_point_and_every_right_one_all(batch):
 
 
 def test_each_ends_within_its_limit_and_five_seconds(batch):
-    """Beyond what the same machine takes for a right answer at the same time."""
+    """Beyond what the same machine takes for a right answer at the same time. Where that is long, as on a machine that
+    is busy with others, the five seconds are four times as much."""
     _, graded, _ = batch
     usual = statistics.median(graded[name].seconds for name in RIGHT)
-    slow = {n: one.seconds for n, one in graded.items() if one.seconds > usual + 2 * LIMITS.check_seconds + 5}
+    most = usual + 2 * LIMITS.check_seconds + max(5, 4 * usual)
+    slow = {n: one.seconds for n, one in graded.items() if one.seconds > most}
     assert slow == {}
 
 
