@@ -40,9 +40,13 @@ from torch.overrides import TorchFunctionMode
 
 from workbench.errors import WorkbenchError, unknown
 
-DEVICES = {  # compute capability -> a GPU that has it: multiprocessors, bytes of shared memory that a program can have
-    "8.0": SimpleNamespace(name="A100", multi_processor_count=108, shared_memory_per_block_optin=163 << 10),
-    "9.0": SimpleNamespace(name="H200", multi_processor_count=132, shared_memory_per_block_optin=227 << 10),
+DEVICES = {  # compute capability -> a GPU that has it: multiprocessors, bytes of shared memory that a program can have, of all
+    "8.0": SimpleNamespace(
+        name="A100", multi_processor_count=108, shared_memory_per_block_optin=163 << 10, memory=80 << 30
+    ),
+    "9.0": SimpleNamespace(
+        name="H200", multi_processor_count=132, shared_memory_per_block_optin=227 << 10, memory=141 << 30
+    ),
 }
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CODES = {"int8": (8, torch.uint8), "int4": (4, torch.uint8), "fp8": (8, torch.float8_e4m3fn)}
@@ -79,6 +83,8 @@ class Described(TorchFunctionMode):
             return args[0].untyped_storage()._cdata * 256 + args[0].storage_offset() * args[0].element_size()
         if kwargs.get("device") is not None:
             kwargs["device"] = "meta"
+        if func is torch.Tensor.to:
+            args = tuple("meta" if isinstance(one, torch.device | str) else one for one in args)
         return func(*args, **kwargs)
 
 
@@ -96,6 +102,7 @@ def described(capability: str) -> Iterator[None]:
         # for this name there is no table of block sizes
         "get_device_name": lambda _=None: f"{device.name} that is only compiled for",
         "get_device_properties": lambda _=None: device,
+        "mem_get_info": lambda _=None: (device.memory, device.memory),
     }
     with mock.patch.multiple(torch.cuda, **answers):
         from triton.backends.compiler import GPUTarget
@@ -314,13 +321,24 @@ def _merge(version: int, dtype: torch.dtype) -> None:
     merge.merge(_floats(16, 8, 32, 128), _floats(16, 8, 32), _empty(8, 32, 128, dtype=dtype), version=version)
 
 
-def _matvec(version: int, rows: int, dtype: torch.dtype, activation: str | None = None) -> None:
+def _matvec(version: int, rows: int, dtype: torch.dtype) -> None:
     from workbench.kernels import matvec
 
     x, weight = _empty(rows, 4096, dtype=dtype), _empty(4096, 4096, dtype=dtype)
-    bias = _empty(4096, dtype=dtype)
-    for splits in (None,) if activation is None else (1, 2):
-        matvec.matvec(x, weight, bias, splits, activation=activation, version=version)
+    matvec.matvec(x, weight, _empty(4096, dtype=dtype), version=version)
+
+
+def _fused_matvec(rows: int, part: str, dtype: torch.dtype) -> None:
+    """The products of a layer of Llama 3 8B, and what each does besides."""
+    from workbench.kernels import matvec
+
+    out, inside = {"up": (28_672, 4096), "down": (4096, 14_336)}[part]
+    x, weight = _empty(rows, inside, dtype=dtype), _empty(out, inside, dtype=dtype)
+    besides: dict[str, Any] = {"activation": "silu"}
+    if part == "down":
+        besides = {"residual": _empty(rows, out, dtype=dtype)}
+    for splits in (1, 2):
+        matvec.matvec(x, weight, None, splits, **besides)
 
 
 def _matvec_int8(version: int, rows: int, dtype: torch.dtype) -> None:
@@ -409,8 +427,8 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
             brief = rows == 1 if version < 3 else rows in (1, 32)
             yield "matvec", f"v{version} N={rows}", brief, partial(_matvec, version, rows)
             yield "matvec_int4", f"v{version} N={rows}", brief, partial(_matvec_int4, version, rows)
-        gated = partial(_matvec, 3, rows, activation="silu")
-        yield "matvec", f"v3 N={rows} gated", rows in (1, 32), gated
+        for part in ("up", "down"):
+            yield "matvec", f"v3 N={rows} {part} of a layer", rows in (1, 32), partial(_fused_matvec, rows, part)
         for version in (1, 2, 3, 4):
             brief = rows == 1 if version < 3 else rows in (1, 32)
             yield "matvec_int8", f"v{version} N={rows}", brief, partial(_matvec_int8, version, rows)

@@ -20,6 +20,9 @@ activation=: the weight is a gate's rows and as many of up's, and y [N, out/2] =
 are. A program takes a row of gate and the same row of up beside each other, so nothing is rearranged in memory; gate
 and up never get there (6 · N · out/2 · b bytes and a launch less), and are rounded once instead of twice.
 
+residual=: the product is added to a row that is there, in place, by the program that has the sums, so the layer's
+addition needs no launch and the sum of a product is rounded once, with what it is added to.
+
 Split-K is deterministic: partial sums are written and added in a fixed order, no atomics. It costs a launch, so it is
 used only where the programs would leave multiprocessors idle.
 
@@ -92,12 +95,15 @@ def row_of(x, n, N, k, stride_x, IN, EVEN: tl.constexpr):
 
 
 @triton.jit
-def store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS: tl.constexpr):
-    """total [BLOCK_OUT] of row n to y [splits, N, OUT], in the part of this program's split."""
+def store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr = False):
+    """total [BLOCK_OUT] of row n to y [splits, N, OUT], in the part of this program's split. ADDS: to what is there."""
     if HAS_BIAS:
         total += tl.load(bias + rows, mask=rows < OUT, other=0.0).to(tl.float32)
     at = (tl.program_id(2).to(tl.int64) * N + n) * OUT + rows
-    tl.store(y + at, total.to(y.dtype.element_ty), mask=(rows < OUT) & (n < N))
+    stored = (rows < OUT) & (n < N)
+    if ADDS:
+        total += tl.load(y + at, mask=stored, other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=stored)
 
 
 @triton.jit
@@ -132,10 +138,22 @@ def store_gated(y, total, n, N, OUT, ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr
 
 
 @triton.jit
-def end_row(y, bias, total, n, N, rows, OUT, HAS_BIAS: tl.constexpr, BLOCK_OUT: tl.constexpr, ACTIVATION: tl.constexpr):
-    """total [BLOCK_OUT] of row n to y, gated or as it is."""
+def end_row(
+    y,
+    bias,
+    total,
+    n,
+    N,
+    rows,
+    OUT,
+    HAS_BIAS: tl.constexpr,
+    ADDS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """total [BLOCK_OUT] of row n to y, gated, added or as it is."""
     if ACTIVATION == "":
-        store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS)
+        store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS, ADDS)
     else:
         total = biased(bias, total[:, None], rows, OUT, HAS_BIAS)
         store_gated(y, total, n + tl.arange(0, 1), N, OUT, 1, BLOCK_OUT, ACTIVATION)
@@ -154,6 +172,7 @@ def matvec_few_rows(
     stride_w,
     blocks_a_split,
     HAS_BIAS: tl.constexpr,
+    ADDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -186,13 +205,13 @@ def matvec_few_rows(
             sums2 += tile * row_of(x, n + 2, N, k, stride_x, IN, EVEN)
         if ROWS > 3:
             sums3 += tile * row_of(x, n + 3, N, k, stride_x, IN, EVEN)
-    end_row(y, bias, tl.sum(sums0, 1), n, N, rows, OUT, HAS_BIAS, BLOCK_OUT, ACTIVATION)
+    end_row(y, bias, tl.sum(sums0, 1), n, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
     if ROWS > 1:
-        end_row(y, bias, tl.sum(sums1, 1), n + 1, N, rows, OUT, HAS_BIAS, BLOCK_OUT, ACTIVATION)
+        end_row(y, bias, tl.sum(sums1, 1), n + 1, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
     if ROWS > 2:
-        end_row(y, bias, tl.sum(sums2, 1), n + 2, N, rows, OUT, HAS_BIAS, BLOCK_OUT, ACTIVATION)
+        end_row(y, bias, tl.sum(sums2, 1), n + 2, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
     if ROWS > 3:
-        end_row(y, bias, tl.sum(sums3, 1), n + 3, N, rows, OUT, HAS_BIAS, BLOCK_OUT, ACTIVATION)
+        end_row(y, bias, tl.sum(sums3, 1), n + 3, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -208,6 +227,7 @@ def matvec_many_rows(
     stride_w,
     blocks_a_split,
     HAS_BIAS: tl.constexpr,
+    ADDS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -233,27 +253,34 @@ def matvec_many_rows(
         total = tl.dot(tile, tl.trans(values), total, input_precision="ieee")
     total = biased(bias, total, rows, OUT, HAS_BIAS)
     if ACTIVATION == "":
-        store_product(y, total, n, N, rows, OUT)
+        store_product(y, total, n, N, rows, OUT, ADDS)
     else:
         store_gated(y, total, n, N, OUT, ROWS, BLOCK_OUT, ACTIVATION)
 
 
 @triton.jit
-def store_product(y, total, n, N, rows, OUT):
-    """total [BLOCK_OUT, ROWS] to y [splits, N, OUT], in the part of this program's split."""
+def store_product(y, total, n, N, rows, OUT, ADDS: tl.constexpr = False):
+    """total [BLOCK_OUT, ROWS] to y [splits, N, OUT], in the part of this program's split. ADDS: to what is there."""
     at = (tl.program_id(2).to(tl.int64) * N + n)[None, :] * OUT + rows[:, None]
-    tl.store(y + at, total.to(y.dtype.element_ty), mask=(rows < OUT)[:, None] & (n < N)[None, :])
+    stored = (rows < OUT)[:, None] & (n < N)[None, :]
+    if ADDS:
+        total += tl.load(y + at, mask=stored, other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=stored)
 
 
 @triton.jit(do_not_specialize=["SPLITS"])
-def sum_of_splits(parts, bias, y, SIZE, OUT, SPLITS, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
-    """parts [splits, N · out] float32, added in the order of the splits."""
+def sum_of_splits(
+    parts, bias, y, SIZE, OUT, SPLITS, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr = False
+):
+    """parts [splits, N · out] float32, added in the order of the splits. ADDS: and to what is in y."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for split in range(0, SPLITS):
         total += tl.load(parts + split * SIZE + at, mask=at < SIZE, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias + at % OUT, mask=at < SIZE, other=0.0).to(tl.float32)
+    if ADDS:
+        total += tl.load(y + at, mask=at < SIZE, other=0.0).to(tl.float32)
     tl.store(y + at, total.to(y.dtype.element_ty), mask=at < SIZE)
 
 
@@ -322,9 +349,17 @@ def check_splits(operation: str, splits: int | None, version: int) -> None:
         raise launch.Unsupported(f"{operation}: version {version} does not divide `in`; take version 3 or splits=1")
 
 
-def add_parts(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> None:
-    """y [N, out] = the sum of parts [splits, N, out], and the bias; with an activation y [N, out/2] is gated."""
-    block, gate = 256, {} if activation is None else {"ACTIVATION": activation}
+def add_parts(
+    parts: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None = None,
+    *,
+    adds: bool = False,
+) -> None:
+    """y [N, out] = the sum of parts [splits, N, out], and the bias; with an activation y [N, out/2] is gated. adds: to
+    what is in y."""
+    block, more = 256, {"ADDS": adds} if activation is None else {"ACTIVATION": activation}
     launch.launch(
         sum_of_splits if activation is None else gated_sum_of_splits,
         (launch.cdiv(y.numel(), block),),
@@ -335,7 +370,7 @@ def add_parts(parts: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, a
         parts.shape[2],
         parts.shape[0],
         HAS_BIAS=bias is not None,
-        **gate,
+        **more,
         BLOCK=block,
         num_warps=2,
     )
@@ -351,13 +386,15 @@ def matvec(
     splits: int | None = None,
     *,
     activation: str | None = None,
+    residual: torch.Tensor | None = None,
     version: int = 3,
     config: Config | None = None,
 ) -> torch.Tensor:
     """x [N ≤ 32, in] · weight [out, in]ᵀ + bias [out] -> [N, out] in x's type.
 
     activation: "silu" or "gelu_tanh" of a gate in the first half of the weight's rows, times the second half:
-    [N, out/2]; from version 2 on.
+    [N, out/2]; from version 2 on. residual: [N, out] of any float type, to which the product is added in place, and
+    which is returned; from version 2 on.
 
     Rows of x and of the weight may lie apart; within a row numbers are neighbours. splits: into how many parts `in` is
     divided; None: what the device needs. config: blocks to use instead of the chosen ones, for tuning.
@@ -376,7 +413,9 @@ def matvec(
         raise launch.Unsupported(f"{name}: x, weight and bias must have one type, got {x.dtype} and {weight.dtype}")
     check_splits(name, splits, version)
     check_activation(name, activation, out_features, version)
-    y = x.new_empty(rows, out_features if activation is None else out_features // 2)
+    check_residual(name, x, residual, out_features, activation, version)
+    adds = residual is not None
+    y = x.new_empty(rows, out_features if activation is None else out_features // 2) if residual is None else residual
     if not y.numel():
         return y
     config = config or chosen(rows, out_features, in_features, x.dtype, x.device, version)
@@ -422,6 +461,7 @@ def matvec(
         *strides,
         launch.cdiv(blocks, splits),
         HAS_BIAS=bias is not None and whole,
+        ADDS=adds and whole,
         ACTIVATION=(activation or "") if whole else "",
         EVEN=in_features % block_in == 0,
         ROWS=padded,
@@ -431,7 +471,7 @@ def matvec(
         num_warps=config.num_warps,
     )
     if not whole:
-        add_parts(parts, y, bias, activation)
+        add_parts(parts, y, bias, activation, adds=adds)
     return y
 
 
@@ -456,13 +496,41 @@ def check_activation(operation: str, activation: str | None, out_features: int, 
         raise launch.Unsupported(f"{operation}: version {version} has no activation; take version 2 or 3")
 
 
+def check_residual(
+    operation: str,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    out_features: int,
+    activation: str | None,
+    version: int,
+) -> None:
+    if residual is None:
+        return
+    launch.check_shape(operation, "residual", residual, (x.shape[0], out_features))
+    launch.check_tensors(operation, residual=residual)
+    if residual.device != x.device:
+        raise launch.Unsupported(f"{operation}: the residual is on {residual.device} and x on {x.device}")
+    if activation is not None:
+        raise launch.Unsupported(f"{operation}: a product is gated or added to a residual; give one of the two")
+    if version < 2:
+        raise launch.Unsupported(f"{operation}: version {version} adds to no residual; take version 2 or 3")
+
+
 def matvec_reference(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, activation: str | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x·Wᵀ + bias, gated where there is an activation; in float32, or in float64 where x is float64."""
+    """x·Wᵀ + bias, gated where there is an activation; in float32, or in float64 where x is float64. With a residual
+    the sum, in the residual's type; the residual stays as it was."""
     wide = torch.promote_types(x.dtype, torch.float32)
     y = x.to(wide) @ weight.to(wide).T
     y = y if bias is None else y + bias.to(wide)
+    if residual is not None:
+        return (residual.to(wide) + y).to(residual.dtype)
     return (y if activation is None else swiglu.swiglu_reference(y, activation=activation)).to(x.dtype)
 
 

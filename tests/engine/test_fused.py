@@ -96,19 +96,25 @@ def through_kernels(model):
     return prepare(model, linear="triton", kernels="triton")
 
 
-def test_a_gate_in_the_product_launches_once_less_a_layer(shape_name, model, through_kernels, device):
-    """In whole steps, products counted, with the switch off and on: the same logits."""
-    batch, found = Batch.of([text(3)], logits="all", device=device), {}
+def switched(through_kernels, model, device, **switches: bool):
+    """Logits of a step and its launches, with these switches of every layer as asked."""
+    batch = Batch.of([text(3)], logits="all", device=device)
     try:
-        for asked in (False, True):
-            for layer in through_kernels._layers:
-                layer.gates_in_product = asked
-            with launches() as counted:
-                found[asked] = logits_of(through_kernels, Recompute(model.config), batch), counted
+        for layer in through_kernels._layers:
+            vars(layer).update(switches)
+        with launches() as counted:
+            return logits_of(through_kernels, Recompute(model.config), batch), counted
     finally:
         for layer in through_kernels._layers:
-            del layer.gates_in_product
-    (separate, before), (fused, after) = found[False], found[True]
+            for name in switches:
+                delattr(layer, name)
+
+
+def test_a_gate_in_the_product_launches_once_less_a_layer(shape_name, model, through_kernels, device):
+    """In whole steps, products counted, with the switch off and on: the same logits."""
+    (separate, before), (fused, after) = (
+        switched(through_kernels, model, device, gates_in_product=asked) for asked in (False, True)
+    )
     assert relative_difference(fused, separate) < TOLERANCE
     assert before["_gated"] == model.config.num_layers and after["_gated"] == 0
     assert before.total() - after.total() == model.config.num_layers
@@ -117,6 +123,24 @@ def test_a_gate_in_the_product_launches_once_less_a_layer(shape_name, model, thr
     own = launches_per_layer(model.config, gates_in_product=True)
     assert own == FUSED[shape_name] - 1
     assert after.total() - products - splits == own * model.config.num_layers + 1
+
+
+def test_products_of_o_and_down_add_to_the_stream(model, through_kernels, device):
+    """Then no norm adds; with norms after attention and feed-forward everything stays as it was."""
+    (separate, before), (fused, after) = (
+        switched(through_kernels, model, device, adds_in_product=asked) for asked in (False, True)
+    )
+    assert relative_difference(fused, separate) < TOLERANCE
+    assert before == after  # a norm that adds is one launch as well
+    layer = through_kernels._layers[0]
+    stream = torch.ones(2, model.config.hidden_size, device=device)
+    y = torch.full((2, layer.o.in_features), 0.1, device=device)
+    found = layer._added(stream, layer.o, y, 0)
+    if model.config.post_norms:
+        assert found.added is not None and stream.eq(1).all()
+    else:
+        assert found.x is stream and found.added is None
+        assert relative_difference(stream, 1 + layer.o(y)) < TOLERANCE
 
 
 def test_greedy_tokens_with_gates_in_products_are_those_of_the_decoder(model, through_kernels):

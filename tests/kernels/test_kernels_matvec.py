@@ -89,6 +89,50 @@ def test_a_gate_is_part_of_the_product(device, rows, size, inside, splits, biase
     assert splits is None or counted.total() == 1 + (splits > 1)
 
 
+@on_each_device
+@few
+@given(
+    rows=SIZES,
+    out=OUTPUTS,
+    inside=INPUTS,
+    splits=st.sampled_from([None, 1, 2, 5]),
+    biased=st.booleans(),
+    version=st.sampled_from([2, 3]),
+    half=st.booleans(),
+    wide=st.booleans(),
+)
+def test_a_product_is_added_to_a_residual_in_place(device, rows, out, inside, splits, biased, version, half, wide):
+    dtype = dtypes(device)[-1 if half else 0]
+    x = random(rows, inside, seed=1, dtype=dtype, device=device)
+    weight = random(out, inside, seed=2, dtype=dtype, device=device)
+    bias = random(out, seed=3, dtype=dtype, device=device) if biased else None
+    residual = random(rows, out, seed=4, dtype=torch.float32 if wide else dtype, device=device)
+    before = residual.double()
+    splits = splits if version == 3 else None
+    with launch.launches() as counted:
+        y = matvec.matvec(x, weight, bias, splits, residual=residual, version=version)
+    truth = matvec.matvec_reference(
+        x.double(), weight.double(), None if bias is None else bias.double(), residual=before
+    )
+    assert y is residual
+    assert_near(y, truth, tolerance(dtype))
+    assert splits is None or counted.total() == 1 + (splits > 1)
+
+
+def test_a_residual_that_cannot_be_is_refused_and_stays_as_it_was():
+    x, weight, residual = torch.ones(1, 8), torch.ones(6, 8), torch.zeros(1, 6)
+    for asked, words in (
+        ({"residual": residual, "activation": "silu"}, "gated or added"),
+        ({"residual": residual, "version": 1}, "take version 2 or 3"),
+        ({"residual": residual[:, :5]}, r"residual must have shape \[1, 6\], got \[1, 5\]"),
+        ({"residual": torch.zeros(1, 12)[:, ::2]}, "residual must be contiguous"),
+        ({"residual": residual.double()}, "residual must be one of float32"),
+    ):
+        with pytest.raises(launch.Unsupported, match=words):
+            matvec.matvec(x, weight, **asked)
+    assert not residual.any()
+
+
 def test_a_gate_that_cannot_be_is_refused():
     x, weight = torch.zeros(1, 8), torch.zeros(6, 8)
     for asked, words in (

@@ -5,8 +5,10 @@ takes several and moves the rows as often.
     add, then norm (5 operations)               one launch: the norm adds what came before on the way
     norms of q and k, join, products, roll      one launch over the joined q, k and v, in place; the table of cos and
                                                 sin is looked up inside, and v is not touched
-    activation, product                         one launch; none with up to 32 rows where the weights go through our
-                                                kernel (linear="triton"), which gates as it multiplies
+    activation, product                         one launch
+
+With up to 32 rows, where the weights go through our kernel (linear="triton"), a product does more than multiply: up's
+gates, and those of o and down add to the residual stream.
 
 A layer of Llama's block launches 4 (its products and its attention not counted), one with norms after attention and
 feed-forward (Gemma) 6, one with latent attention 6, and 7 where q goes through a latent too; the norm at the end is 1.
@@ -24,7 +26,7 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder, Turns
 from workbench.models.fast_layers import FastLatentLayer, FastLayer, Join, MakeNorm, Projected, RotaryTable, norm_weight
-from workbench.models.linear import TritonMatvec
+from workbench.models.linear import Linear, TritonMatvec
 
 KINDS = ("torch", "triton")
 
@@ -119,9 +121,11 @@ class FusedRotaryTable(RotaryTable):
 
 class FusedLayer(FastLayer):
     """`before` and `after` of a Stream. What `before` was given is added when `after` is called: `after` begins with
-    the x of the same Stream. `gates_in_product`: the gate is part of up's product where that is our kernel."""
+    the x of the same Stream. What a product through our kernel does besides, with few rows: `gates_in_product`, the
+    gate in up's; `adds_in_product`, the addition to the stream in those of o and down."""
 
     gates_in_product = True
+    adds_in_product = True
 
     def _prepare_attention(self, a: Any, join: Join, norm: MakeNorm, config: ModelConfig) -> None:
         from workbench.kernels.rotary import rotate_rows
@@ -147,17 +151,21 @@ class FusedLayer(FastLayer):
 
     def after(self, x: Stream, mixed: torch.Tensor) -> Stream:
         """The stream of the next layer, with what the feed-forward gave still to be added."""
-        added = self.o(mixed)
-        if self.post_norms is not None:
-            added = self.post_norms[0](added)
-        y = self.mlp_norm(Stream(x.x, added))
-        added = self.down(self._gated(y))
-        return Stream(x.x, added if self.post_norms is None else self.post_norms[1](added))
+        y = self.mlp_norm(self._added(x.x, self.o, mixed, 0))
+        return self._added(x.x, self.down, self._gated(y), 1)
+
+    def _added(self, x: torch.Tensor, linear: Linear, y: torch.Tensor, which: int) -> Stream:
+        """The stream with linear(y): added, or to be added; normed before where the model does that."""
+        if self.adds_in_product and self.post_norms is None and (kernel := few_rows_kernel(linear, y)) is not None:
+            kernel.add_to(x, y)
+            return Stream(x)
+        added = linear(y)
+        return Stream(x, added if self.post_norms is None else self.post_norms[which](added))
 
     def _gated(self, y: torch.Tensor) -> torch.Tensor:
         """act(gate) · up [N, F] of y [N, d]."""
-        if self.gates_in_product and isinstance(self.up, TritonMatvec) and len(y) <= TritonMatvec.MAX_ROWS:
-            return self.up.gated(y, self._activation)
+        if self.gates_in_product and (kernel := few_rows_kernel(self.up, y)) is not None:
+            return kernel.gated(y, self._activation)
         return self._swiglu(self.up(y), activation=self._activation)
 
 
@@ -177,6 +185,11 @@ class FusedLatentLayer(FusedLayer, FastLatentLayer):
         self.kv_norm(latent, out=latents[:, 0, : shape.kv_rank])
         self._rotate_rows(k_rotary[:, None], *turn, out=latents[..., shape.kv_rank :])
         return q, latents, None
+
+
+def few_rows_kernel(linear: Linear, x: torch.Tensor) -> TritonMatvec | None:
+    """The linear, where its product of these rows goes through our kernel."""
+    return linear if isinstance(linear, TritonMatvec) and len(x) <= TritonMatvec.MAX_ROWS else None
 
 
 def _turn(turns: Turns, local: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -105,6 +105,10 @@ class TritonMatvec:
         """act(gate) · up [N, out/2], in the launch of the product. x has at most MAX_ROWS rows."""
         return self._multiply(x, self.weight, self.bias, activation=activation)
 
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """residual [N, out] += the product, in its launch. x has at most MAX_ROWS rows."""
+        self._multiply(x, self.weight, self.bias, residual=residual)
+
 
 class Matvec:
     """One row only, written as a sum of products. For torch.compile, which makes of it a loop over the weight
