@@ -40,7 +40,8 @@ from torch.overrides import TorchFunctionMode
 
 from workbench.errors import WorkbenchError, unknown
 
-DEVICES = {  # compute capability -> a GPU that has it: multiprocessors, bytes of shared memory that a program can have, of all
+# compute capability -> a GPU that has it: multiprocessors, bytes of shared memory that a program can have, of memory
+DEVICES = {
     "8.0": SimpleNamespace(
         name="A100", multi_processor_count=108, shared_memory_per_block_optin=163 << 10, memory=80 << 30
     ),
