@@ -243,6 +243,10 @@ def _rotary(version: int, size: int, norms: bool, dtype: torch.dtype) -> None:
     weights: dict[str, Any] = {"norm_weights": _floats(40, size), "eps": 1e-6} if norms else {}
     rotary.rotate_rows(x, _empty(64, dtype=torch.int64), table, 40, version=version, **weights)
     rotary.rotate(x, _floats(64, 1, size), _floats(64, 1, size), version)
+    if version == 2:
+        stored = _empty(1 << 16, 2, 8, size, dtype=dtype)
+        positions, at = (_empty(64, dtype=torch.int64) for _ in range(2))
+        rotary.rotate_and_write(x, positions, table, stored[:, 0], stored[:, 1], at, **weights)
 
 
 def _swiglu(version: int, activation: str, dtype: torch.dtype) -> None:

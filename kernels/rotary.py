@@ -16,8 +16,11 @@ References: Su et al., RoFormer, arXiv 2104.09864; the pairing of two halves is 
     rotate_rows   what a layer needs, in one launch over the joined q, k and v as the product left them: the table is
                   looked up inside, the first `rotary_heads` heads turn, the rest (the values) are copied, or not even
                   touched when the output is x itself; q and k are normed on the way where the model does that.
+    rotate_and_write  the same, and k and v go to their places in a paged cache: q turns where it is, k turned and v as
+                  it is are written to keys[at] and values[at]. Two launches (stack, index_copy) and 4·N·H_kv·D values
+                  that are moved twice less than writing them afterwards.
 
-Versions of both:
+Versions of the first two:
     1   a program for each head: every head reads cos and sin again, from the cache.
     2   a program for several heads of one token: cos and sin are read once and stay in registers.
 
@@ -67,8 +70,17 @@ def _turn(
     out_head,
     cos_row,
     sin_row,
+    keys,
+    values,
+    write_at,
+    q_heads,
+    k_place,
+    k_head,
+    v_place,
+    v_head,
     LOOKS_UP: tl.constexpr,
     NORMS: tl.constexpr,
+    WRITES: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
@@ -98,6 +110,17 @@ def _turn(
         b = second * scale[:, None] * tl.load(w + half, mask=weighed, other=0.0)
     out_first = tl.where(rotates, a * cos_first + b * sin_first, first)
     out_second = tl.where(rotates, b * cos_second + a * sin_second, second)
+    if WRITES:
+        place = tl.load(write_at + token)
+        to = keys + place * k_place + (head - q_heads) * k_head + pair
+        is_key = inside & rotates & (head >= q_heads)
+        tl.store(to, out_first.to(keys.dtype.element_ty), mask=is_key)
+        tl.store(to + half, out_second.to(keys.dtype.element_ty), mask=is_key)
+        to = values + place * v_place + (head - rotary_heads) * v_head + pair
+        is_value = inside & (head >= rotary_heads)
+        tl.store(to, first.to(values.dtype.element_ty), mask=is_value)
+        tl.store(to + half, second.to(values.dtype.element_ty), mask=is_value)
+        inside = inside & (head < q_heads)
     to = out + token * out_token + head * out_head + pair
     tl.store(to, out_first.to(out.dtype.element_ty), mask=inside)
     tl.store(to + half, out_second.to(out.dtype.element_ty), mask=inside)
@@ -181,8 +204,50 @@ def rotate_rows(
     return out
 
 
+def rotate_and_write(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    at: torch.Tensor,
+    *,
+    norm_weights: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """x [N, H_q + 2·H_kv, D], the joined q, k and v: q turned in place and returned, a view [N, H_q, D]; k turned to
+    keys[at], v to values[at].
+
+    keys, values: [places, H_kv, D], views with the last axis side by side, of any float type. at: [N] int64, places
+    that differ, but for one that nobody reads; like positions they lie on the device and are not checked. norm_weights:
+    [H_q + H_kv, D] as in `rotate_rows`. What stands in k's and v's part of x stays. Raises Unsupported, and has written
+    nothing then.
+    """
+    name = "rotate_and_write"
+    _checked(name, x, x)
+    (tokens, heads, size), kv_heads = x.shape, keys.shape[1] if keys.ndim == 3 else 0
+    q_heads, rotary_heads = heads - 2 * kv_heads, heads - kv_heads
+    for what, stored in (("keys", keys), ("values", values)):
+        check_shape(name, what, stored, (None, kv_heads, size))
+    if q_heads < 0 or kv_heads == 0:
+        raise Unsupported(f"{name}: x holds q, k and v, more heads than {2 * kv_heads} of the stored; got {heads}")
+    check_shape(name, "positions", positions, (tokens,))
+    check_shape(name, "at", at, (tokens,))
+    check_shape(name, "table", table, (None, 2, size))
+    check_tensors(name, contiguous=False, x=x, table=table, keys=keys, values=values)
+    check_tensors(name, dtypes=(torch.int64,), positions=positions, at=at)
+    if norm_weights is not None:
+        check_tensors(name, dtypes=(torch.float32,), norm_weights=norm_weights)
+        check_shape(name, "norm_weights", norm_weights, (rotary_heads, size))
+    _same_device(name, x, positions=positions, at=at, norm_weights=norm_weights)
+    written = (keys, values, at, q_heads, *keys.stride()[:2], *values.stride()[:2])
+    rows = table.stride(0), table.stride(0)
+    _launch(x, table, table[:, 1], positions, len(table), norm_weights, x, heads, rotary_heads, 2, eps, *rows, written)
+    return x[:, :q_heads]
+
+
 def _launch(
-    x, cos, sin, positions, table_rows, weights, out, heads, rotary_heads, version, eps, cos_row, sin_row
+    x, cos, sin, positions, table_rows, weights, out, heads, rotary_heads, version, eps, cos_row, sin_row, written=None
 ) -> None:
     half = x.shape[2] // 2
     block = next_power_of_2(max(half, 1))
@@ -207,8 +272,10 @@ def _launch(
         out.stride(1),
         cos_row,
         sin_row,
+        *(written or (out, out, cos, 0, 0, 0, 0, 0)),
         LOOKS_UP=positions is not None,
         NORMS=weights is not None,
+        WRITES=written is not None,
         HEADS=together,
         HALF=block,
         num_warps=1 if 2 * block * together <= 256 else 4,
@@ -260,6 +327,26 @@ def rotate_rows_reference(
         turning = turning * torch.rsqrt(turning.square().mean(-1, keepdim=True) + eps) * norm_weights
     rows = table[positions]
     return torch.cat((rotate_reference(turning, rows[:, :1], rows[:, 1:]).to(x.dtype), x[:, rotary_heads:]), dim=1)
+
+
+def rotate_and_write_reference(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    at: torch.Tensor,
+    *,
+    norm_weights: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """q, a new tensor; keys and values are written."""
+    kv_heads = keys.shape[1]
+    q_heads = x.shape[1] - 2 * kv_heads
+    turned = rotate_rows_reference(x, positions, table, x.shape[1] - kv_heads, norm_weights=norm_weights, eps=eps)
+    q, k, v = turned.split((q_heads, kv_heads, kv_heads), 1)
+    keys[at], values[at] = k.to(keys.dtype), v.to(values.dtype)
+    return q
 
 
 def rotate_work(x: torch.Tensor, cos: torch.Tensor) -> Work:

@@ -3,6 +3,8 @@ number of launches, and a choice that says why."""
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from conftest import random_decoder
@@ -13,7 +15,7 @@ from test_parity import relative_difference
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.kernels.launch import launches
-from workbench.kv import Recompute, kv_for
+from workbench.kv import Paged, Recompute, kv_for
 from workbench.models import Batch, prepare
 from workbench.models.fast_layers import FastLayer
 from workbench.models.fused import FusedLatentLayer, FusedLayer, choose_kernels, launches_per_layer
@@ -90,6 +92,56 @@ def test_a_layer_launches_so_often_and_no_more(shape_name, model, fused, device)
     assert {type(layer) for layer in fused._layers} == {FusedLatentLayer if latent else FusedLayer}
 
 
+def test_a_paged_cache_is_written_as_keys_turn(shape_name, model, fused, device):
+    """The same numbers in the cache and in the logits, and no other write; latents are written as ever."""
+    latent, came = model.config.latent_attention is not None, {}
+    for asked in (False, True):
+        for layer in fused._layers:
+            layer.writes_as_it_turns = asked and not latent
+        kv = kv_for("paged", model, max_sequences=2, max_tokens=16, block_size=4)
+        with launches() as counted, mock.patch.object(kv.store, "write", wraps=kv.store.write) as written:
+            logits = logits_of(fused, kv, *batches(device))
+        came[asked] = logits, kv.store.tensors, counted, written.call_count
+    for layer in fused._layers:
+        del layer.writes_as_it_turns
+    (apart, kept, before, calls), (together, written_by_kernel, after, none) = came[False], came[True]
+    assert relative_difference(together, apart) < TOLERANCE
+    for ours, truth in zip(written_by_kernel, kept):
+        assert relative_difference(ours, truth) < TOLERANCE
+    assert calls == 3 * len(model.config.kv_layers) and none == (calls if latent else 0)
+    assert after == before
+
+
+def test_a_paged_cache_of_another_type_or_model_is_written_by_itself(device):
+    model = random_decoder(SHAPES["llama GQA, tied"]).to(device)
+    fused = prepare(model, linear="plain", kernels="triton")
+    batch = Batch.of([text(3)], logits="all", device=device)
+    settings = {"max_tokens": 16, "block_size": 4, "device": device}
+    half = Paged(model.config, dtype=torch.float16, **settings)
+    with mock.patch.object(half.store, "write", wraps=half.store.write) as written:
+        got = logits_of(fused, half, batch)
+    assert written.call_count == model.config.num_layers
+    assert relative_difference(got, logits_of(model, Recompute(model.config), batch)) < 1e-2
+    other = Paged(random_decoder(SHAPES["qwen3, norm on q, k"]).config, **settings)
+    with pytest.raises(WorkbenchError, match="was it made with another model's config"):
+        logits_of(fused, other, batch)
+    assert dict(other.lengths) == {}
+
+
+def test_a_paged_cache_with_an_attend_of_its_own_sees_keys_and_values(device):
+    class Watched(Paged):
+        seen = 0
+
+        def attend(self, layer, q, k, v, batch, up=None):
+            self.seen += k is not None
+            return super().attend(layer, q, k, v, batch, up)
+
+    model = random_decoder(SHAPES["llama GQA, tied"]).to(device)
+    kv = Watched(model.config, max_tokens=16, device=device)
+    logits_of(prepare(model, linear="plain", kernels="triton"), kv, Batch.of([text(3)], device=device))
+    assert kv.seen == model.config.num_layers
+
+
 @pytest.fixture(scope="module")
 def through_kernels(model):
     """Matrices go through our kernel, too."""
@@ -135,11 +187,11 @@ def test_products_of_o_and_down_add_to_the_stream(model, through_kernels, device
     layer = through_kernels._layers[0]
     stream = torch.ones(2, model.config.hidden_size, device=device)
     y = torch.full((2, layer.o.in_features), 0.1, device=device)
-    found = layer._added(stream, layer.o, y, 0)
+    stream_after = layer._added(stream, layer.o, y, 0)
     if model.config.post_norms:
-        assert found.added is not None and stream.eq(1).all()
+        assert stream_after.added is not None and stream.eq(1).all()
     else:
-        assert found.x is stream and found.added is None
+        assert stream_after.x is stream and stream_after.added is None
         assert relative_difference(stream, 1 + layer.o(y)) < TOLERANCE
 
 

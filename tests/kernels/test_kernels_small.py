@@ -258,6 +258,62 @@ def test_heads_of_any_shape_turn(device, version, tokens, heads, half, seed, nor
 
 
 @on_each_device
+@few
+@given(
+    tokens=st.integers(0, 5),
+    groups=st.sampled_from([(1, 1), (4, 2), (7, 1), (33, 3)]),
+    size=st.sampled_from([2, 6, 64, 80]),
+    normed=st.booleans(),
+    half=st.booleans(),
+    together=st.booleans(),
+)
+def test_keys_and_values_are_written_as_they_turn(device, tokens, groups, size, normed, half, together):
+    """To their places and nowhere else, whether keys and values lie side by side or apart."""
+    dtype, (q_heads, kv_heads) = dtypes(device)[-1 if half else 0], groups
+    x, table = made(tokens, q_heads + 2 * kv_heads, size, dtype=dtype, device=device), turns(9, size, device, dtype)
+    positions = torch.arange(tokens, device=device) + 3
+    at = torch.tensor([6, 0, 11, 3, 9][:tokens], dtype=torch.int64, device=device)
+    if together:
+        keys, values = poisoned(12, 2, kv_heads, size, dtype=dtype, device=device).unbind(1)
+    else:
+        keys, values = (poisoned(12, kv_heads, size, dtype=dtype, device=device) for _ in "kv")
+    norms = {}
+    if normed:
+        norms = {"norm_weights": torch.rand(q_heads + kv_heads, size, device=device) + 0.5, "eps": 1e-5}
+    wide = (
+        torch.full((12, kv_heads, size), torch.nan, dtype=torch.float64, device=device),
+        torch.full((12, kv_heads, size), torch.nan, dtype=torch.float64, device=device),
+    )
+    q_truth = rotary.rotate_and_write_reference(x.double(), positions, table, *wide, at, **norms)
+    before = x.clone()
+    with launch.launches() as counted:
+        q = rotary.rotate_and_write(x, positions, table, keys, values, at, **norms)
+    assert counted.total() == (tokens > 0)
+    assert q.data_ptr() == x.data_ptr() and x[:, q_heads:].equal(before[:, q_heads:])
+    elsewhere = torch.ones(12, dtype=torch.bool, device=device).index_fill(0, at, False)
+    for got, truth in zip((q, keys[at], values[at]), (q_truth, wide[0][at], wide[1][at])):
+        assert tokens == 0 or assert_near(got, truth) is None
+    assert values[at].equal(before[:, q_heads + kv_heads :])
+    assert keys[elsewhere].isnan().all() and values[elsewhere].isnan().all()
+
+
+def test_places_that_do_not_fit_are_refused_and_nothing_is_written():
+    x, table, positions = torch.ones(2, 6, 8), torch.ones(4, 2, 8), torch.zeros(2, dtype=torch.int64)
+    keys, values, at = torch.zeros(5, 2, 8), torch.zeros(5, 2, 8), torch.tensor([1, 2])
+    for asked, words in (
+        ({"keys": keys[:, :1]}, r"values must have shape \[any, 1, 8\]"),
+        ({"values": values[..., :6]}, r"values must have shape \[any, 2, 8\]"),
+        ({"keys": torch.zeros(5, 4, 8), "values": torch.zeros(5, 4, 8)}, "x holds q, k and v, more heads than 8"),
+        ({"at": at.int()}, "at must be one of int64"),
+        ({"at": at[:1]}, r"at must have shape \[2\]"),
+    ):
+        given = {"keys": keys, "values": values, "at": at} | asked
+        with pytest.raises(Unsupported, match=words):
+            rotary.rotate_and_write(x, positions, table, **given)
+    assert x.eq(1).all() and not keys.any() and not values.any()
+
+
+@on_each_device
 def test_rotate_is_the_turn_of_the_fast_decoder(device):
     from workbench.models.fast_layers import rotated
 

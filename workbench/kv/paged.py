@@ -20,7 +20,7 @@ PagedAttention: Kwon et al., arXiv 2309.06180 §4.1–4.3.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,14 @@ from workbench.models.attention import eager_attention, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
+
+
+class Room(NamedTuple):
+    """Where the new tokens of a batch belong in one layer."""
+
+    keys: torch.Tensor  # [places, H_kv, D], a view of the pool
+    values: torch.Tensor  # [places, H_kv, D_v]
+    at: torch.Tensor  # [N] int64, places
 
 
 class Paged(Slots):
@@ -264,12 +272,32 @@ class Paged(Slots):
         up: UpProjections | None = None,
     ) -> torch.Tensor:
         self._enter(layer, batch, self._why_not(layer, q, k, v, up))
-        step, place = self._step, self._place[self.config.kv_source(layer)]
-        window = self.config.window_of(layer)
+        place = self._place[self.config.kv_source(layer)]
         if k is not None:
-            self.store.write(place, step.write_at, k, v)
+            self.store.write(place, self._step.write_at, k, v)
         if up is not None:
-            return self._attend_latents(place, q, up, window)
+            return self._attend_latents(place, q, up, self.config.window_of(layer))
+        return self._attend(layer, place, q)
+
+    def room_for(self, layer: int, batch: Batch) -> Room | None:
+        """Where a layer's new keys and values of the batch that `begin` accepted belong, for a caller that writes them
+        there itself and then calls `attend_written`. None: they are stored as something else, are another layer's, or
+        belong to a class with an `attend` of its own, which is to see them.
+        """
+        assert self._batch is batch, "room_for belongs to the batch that begin accepted"
+        if layer not in self._place or type(self).attend is not Paged.attend:
+            return None
+        stored = self.store.room(self._place[layer])
+        return None if stored is None else Room(*stored, self._step.write_at)
+
+    def attend_written(self, layer: int, q: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """`attend` after the caller wrote keys and values to `room_for(layer, batch)`."""
+        shape, came = (batch.num_tokens, self.config.num_heads, self.config.head_dim), tuple(q.shape)
+        self._enter(layer, batch, "" if came == shape else f"this KV cache takes q {list(shape)}, got {list(came)}")
+        return self._attend(layer, self._place[layer], q)
+
+    def _attend(self, layer: int, place: int, q: torch.Tensor) -> torch.Tensor:
+        step, window = self._step, self.config.window_of(layer)
         out_dtype, q = q.dtype, q.to(self.dtype)
         by_kernel = step.by_kernel
         if by_kernel is not None and by_kernel.rows is None:

@@ -13,14 +13,15 @@ The host still keeps the books (`begin_static`: blocks, lengths, copy-on-write),
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from workbench.errors import WorkbenchError
 from workbench.kv.latent import hiding
-from workbench.kv.paged import Paged
+from workbench.kv.paged import Paged, Room
 from workbench.kv.paged_step import Group, spread
 from workbench.kv.paged_triton import KernelStep
 from workbench.kv.slots import Places
@@ -112,11 +113,25 @@ class StaticAttention:
         batch: Batch,
         up: UpProjections | None = None,
     ) -> torch.Tensor:
+        with self._entered(batch) as kv:
+            return kv.attend(layer, q, k, v, batch, up)
+
+    def room_for(self, layer: int, batch: Batch) -> Room | None:
+        with self._entered(batch) as kv:
+            return kv.room_for(layer, batch)
+
+    def attend_written(self, layer: int, q: torch.Tensor, batch: Batch) -> torch.Tensor:
+        with self._entered(batch) as kv:
+            return kv.attend_written(layer, q, batch)
+
+    @contextmanager
+    def _entered(self, batch: Batch) -> Iterator[StaticPaged]:
+        """The pool with this step as its own."""
         kv = self._kv
         before = kv._step, kv._batch, kv._layers_done
         kv._step, kv._batch = self._step, batch
         try:
-            return kv.attend(layer, q, k, v, batch, up)
+            yield kv
         finally:
             kv._step, kv._batch, kv._layers_done = before
 

@@ -33,6 +33,11 @@ class Store(ABC):
         """k, v [N, H_kv, D] to the places at [N]."""
         ...
 
+    def room(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Keys and values [places, H_kv, D] of a layer, views to write to; None where they are stored as something
+        else."""
+        return None
+
     @abstractmethod
     def read(self, layer: int, at: torch.Tensor) -> tuple[torch.Tensor, ...] | torch.Tensor:
         """The contents of [...] places: keys and values [..., H_kv, D], or latents [..., 1, rank], as new tensors."""
@@ -71,6 +76,11 @@ class KeysAndValues(Store):
         new = (torch.stack((k, v), dim=1),) if self._side_by_side else (k, v)
         for stored, rows in zip(self.tensors, new):
             stored[layer].index_copy_(0, at, rows.to(stored.dtype))
+
+    def room(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        stored = [one[layer] for one in self.tensors]
+        k, v = stored[0].unbind(1) if self._side_by_side else stored
+        return k, v
 
     def read(self, layer: int, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = [_gather(stored[layer], at) for stored in self.tensors]

@@ -187,7 +187,8 @@ class Kernels:
             assert self.format is not None, "codes have a format"
             coded_k, coded_v = (Coded(codes, scale, zero, self.format) for codes, scale, zero in _coded(store, place))
             return paged_decode_quantized(q, coded_k, coded_v, step.tables, step.lengths, **look)
-        k, v = _keys_and_values(store, place)
+        assert isinstance(store, KeysAndValues)
+        k, v = store.room(place)
         if step.query_starts is None:
             from workbench.kernels.paged_decode import paged_decode
 
@@ -196,13 +197,6 @@ class Kernels:
 
         starts, most = step.query_starts, step.max_queries
         return paged_prefill(q, k, v, step.tables, starts, step.lengths, max_queries=most, **look)
-
-
-def _keys_and_values(store: Store, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[places, H_kv, D] and [places, H_kv, D_v] of a layer, views: side by side in one tensor, or in two."""
-    layer = [stored[place] for stored in store.tensors]
-    k, v = layer[0].unbind(1) if len(layer) == 1 else layer
-    return k, v
 
 
 def _coded(store: Codes, place: int) -> list[tuple[Any, ...]]:

@@ -125,7 +125,7 @@ class FastDecoder:
         start, turns = self._start(batch, kv)
         x: Residual = self._stream(start) if self._fused else start
         for index, layer in enumerate(self._layers):
-            mixed = kv.attend(index, *layer.before(x, turns), batch, **layer.extra)
+            mixed = layer.attend(index, x, turns, batch, kv)
             x = layer.after(x, mixed.reshape(batch.num_tokens, -1))
         return self._norm(x)
 

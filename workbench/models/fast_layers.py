@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
-from workbench.models.decoder import Decoder, DecoderLayer, Shaped, Turns
+from workbench.models.decoder import Attends, Decoder, DecoderLayer, Shaped, Turns
 from workbench.models.latent import UpProjections
 from workbench.models.layers import RMSNorm, ZeroCenteredRMSNorm, rotary_frequencies
 from workbench.models.linear import Linear, Matvec, SideBySide
@@ -60,6 +60,10 @@ class FastLayer:
         if config.qk_norm:
             k_norm = norm(a.k_norm, self._dtype) if a.owns_kv else None
             self.qk_norm = (norm(a.q_norm, self._dtype), k_norm)
+
+    def attend(self, index: int, x: Residual, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
+        """What attention of this layer, the index-th, gives for x: [N, H_q, D_v]."""
+        return kv.attend(index, *self.before(x, turns), batch, **self.extra)
 
     def before(self, x: Residual, turns: Turns) -> Projected:
         """x [N, d] -> q [N, H_q, D], k [N, H_kv, D], v [N, H_kv, D], normed and rotated."""

@@ -4,7 +4,8 @@ takes several and moves the rows as often.
     torch                                       kernels
     add, then norm (5 operations)               one launch: the norm adds what came before on the way
     norms of q and k, join, products, roll      one launch over the joined q, k and v, in place; the table of cos and
-                                                sin is looked up inside, and v is not touched
+                                                sin is looked up inside, and v is not touched. With a paged cache it
+                                                writes k and v to their places as well (stack, index_copy)
     activation, product                         one launch
 
 With up to 32 rows, where the weights go through our kernel (linear="triton"), a product does more than multiply: up's
@@ -24,7 +25,7 @@ import torch
 from workbench.errors import WorkbenchError, unknown
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
-from workbench.models.decoder import Decoder, Turns
+from workbench.models.decoder import Attends, Decoder, Turns
 from workbench.models.fast_layers import FastLatentLayer, FastLayer, Join, MakeNorm, Projected, RotaryTable, norm_weight
 from workbench.models.linear import Linear, TritonMatvec
 
@@ -122,27 +123,54 @@ class FusedRotaryTable(RotaryTable):
 class FusedLayer(FastLayer):
     """`before` and `after` of a Stream. What `before` was given is added when `after` is called: `after` begins with
     the x of the same Stream. What a product through our kernel does besides, with few rows: `gates_in_product`, the
-    gate in up's; `adds_in_product`, the addition to the stream in those of o and down."""
+    gate in up's; `adds_in_product`, the addition to the stream in those of o and down. `writes_as_it_turns`: k and v go
+    to their places in a paged cache in the launch in which q and k turn."""
 
     gates_in_product = True
     adds_in_product = True
+    writes_as_it_turns = True
 
     def _prepare_attention(self, a: Any, join: Join, norm: MakeNorm, config: ModelConfig) -> None:
-        from workbench.kernels.rotary import rotate_rows
+        from workbench.kernels.rotary import rotate_and_write, rotate_rows
         from workbench.kernels.swiglu import swiglu
 
         super()._prepare_attention(a, join, norm, config)
         self._rotate_rows: Callable[..., torch.Tensor] = rotate_rows
+        self._rotate_and_write = rotate_and_write
         self._swiglu, self._activation = swiglu, config.activation
         self._head_norms: dict[str, Any] = {}
         if config.latent_attention is None and self.qk_norm is not None:
             weights = [one.weight.expand(n, -1) for one, n in zip(self.qk_norm, self._parted) if n]
             self._head_norms = {"norm_weights": torch.cat(weights).contiguous(), "eps": self.qk_norm[0].eps}
 
+    def attend(self, index: int, x: Stream, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
+        """With a cache that says where its new keys and values belong they are written as they turn."""
+        paged: Any = kv
+        room = self._room(index, batch, paged)
+        if room is None:
+            return super().attend(index, x, turns, batch, kv)
+        q = self._rotate_and_write(self._heads(x), *_turn(turns, self.local), *room, **self._head_norms)
+        return paged.attend_written(index, q, batch)
+
+    def _room(self, index: int, batch: Batch, kv: Any) -> Any:
+        """A `kv.paged.Room`; None where this layer has no keys of its own, or they would be rounded once more."""
+        if not (self.writes_as_it_turns and self.kv_heads and hasattr(type(kv), "room_for")):
+            return None
+        room = kv.room_for(index, batch)
+        shape = (self.kv_heads, self.head_dim)
+        fits = room is not None and all(
+            one.shape[1:] == shape and one.dtype == self._dtype for one in (room.keys, room.values)
+        )
+        return room if fits else None
+
+    def _heads(self, x: Stream) -> torch.Tensor:
+        """q, k and v [N, H_q + 2·H_kv, D] as the product leaves them."""
+        y = self.attention_norm(x)
+        return self.qkv(y).view(y.shape[0], -1, self.head_dim)
+
     def before(self, x: Stream, turns: Turns) -> Projected:
         """q [N, H_q, D], k and v [N, H_kv, D], normed and rotated where the product left them."""
-        y = self.attention_norm(x)
-        heads = self.qkv(y).view(y.shape[0], -1, self.head_dim)  # [N, H_q + 2·H_kv, D]
+        heads = self._heads(x)
         self._rotate_rows(heads, *_turn(turns, self.local), self._rotary_heads[0], heads, **self._head_norms)
         if not self.kv_heads:
             return heads, None, None
@@ -171,6 +199,8 @@ class FusedLayer(FastLayer):
 
 class FusedLatentLayer(FusedLayer, FastLatentLayer):
     """A layer with latent attention: q turns where the product left it, the latents are written where they belong."""
+
+    writes_as_it_turns = False
 
     def before(self, x: Stream, turns: Turns) -> Projected:
         """q [N, H_q, content + rotary], latents [N, 1, kv_rank + rotary], None."""

@@ -64,8 +64,8 @@ def step_launches(name: str, rows: int, tokens: int) -> dict[str, dict[str, int]
             kv = StaticPaged(
                 model.config, max_sequences=rows, max_tokens=tokens, dtype=model.dtype, device="cuda", attention="auto"
             )
-            steps = GraphedSteps(prepare(model), kv, rows, recorder=Counts())
-            failed = steps.warm_up()
+            graphed = GraphedSteps(prepare(model), kv, rows, recorder=Counts())
+            failed = graphed.warm_up()
     assert not failed, failed
     return counted
 
@@ -76,7 +76,7 @@ def table(name: str, rows: Sequence[int], tokens: int) -> dict[int, dict[str, di
     answer = subprocess.run(command, capture_output=True, text=True)
     if answer.returncode:
         raise RuntimeError(answer.stderr[-2000:])
-    return {int(count): found for count, found in json.loads(answer.stdout).items()}
+    return {int(count): steps for count, steps in json.loads(answer.stdout).items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,11 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=4096, help="of the longest sequence that the cache holds")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    found = {rows: step_launches(given.model, rows, given.tokens) for rows in given.rows}
+    steps = {rows: step_launches(given.model, rows, given.tokens) for rows in given.rows}
     if given.json:
-        print(json.dumps(found))
+        print(json.dumps(steps))
         return 0
-    for rows, kinds in found.items():
+    for rows, kinds in steps.items():
         for kind, counted in kinds.items():
             print(f"{rows} rows, {kind}: {sum(counted.values())}")
             for kernel, count in sorted(counted.items(), key=lambda one: -one[1]):
