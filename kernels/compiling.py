@@ -337,11 +337,12 @@ def _fused_matvec(rows: int, part: str, dtype: torch.dtype) -> None:
     """The products of a layer of Llama 3 8B, and what each does besides."""
     from workbench.kernels import matvec
 
-    out, inside = {"up": (28_672, 4096), "down": (4096, 14_336)}[part]
+    out, inside = {"qkv": (6144, 4096), "up": (28_672, 4096), "down": (4096, 14_336)}[part]
     x, weight = _empty(rows, inside, dtype=dtype), _empty(out, inside, dtype=dtype)
-    besides: dict[str, Any] = {"activation": "silu"}
-    if part == "down":
-        besides = {"residual": _empty(rows, out, dtype=dtype)}
+    besides: dict[str, Any] = {"residual": _empty(rows, out, dtype=dtype)}
+    if part != "down":
+        norm = (_empty(inside, dtype=dtype), 1e-5) if matvec.norms(rows, dtype) else None
+        besides = {"norm": norm, "activation": "silu" if part == "up" else None}
     for splits in (1, 2):
         matvec.matvec(x, weight, None, splits, **besides)
 
@@ -432,7 +433,7 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
             brief = rows == 1 if version < 3 else rows in (1, 32)
             yield "matvec", f"v{version} N={rows}", brief, partial(_matvec, version, rows)
             yield "matvec_int4", f"v{version} N={rows}", brief, partial(_matvec_int4, version, rows)
-        for part in ("up", "down"):
+        for part in ("qkv", "up", "down"):
             yield "matvec", f"v3 N={rows} {part} of a layer", rows in (1, 32), partial(_fused_matvec, rows, part)
         for version in (1, 2, 3, 4):
             brief = rows == 1 if version < 3 else rows in (1, 32)

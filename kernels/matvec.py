@@ -23,6 +23,11 @@ and up never get there (6 · N · out/2 · b bytes and a launch less), and are r
 residual=: the product is added to a row that is there, in place, by the program that has the sums, so the layer's
 addition needs no launch and the sum of a product is rounded once, with what it is added to.
 
+norm=: x is RMSNormed on the way, W · (x · w / rms) = (W · (x · w)) / rms: the squares are summed over the same blocks
+of x that are multiplied, and the sums scaled at the end. x and w lie in the cache, so nothing is read twice from
+memory, nothing is written, and the norm needs no launch. On tensor cores x · w is rounded to 16 bits unscaled, which
+for float16 may be too large: there the norm stays apart.
+
 Split-K is deterministic: partial sums are written and added in a fixed order, no atomics. It costs a launch, so it is
 used only where the programs would leave multiprocessors idle.
 
@@ -42,6 +47,7 @@ import triton.language as tl
 
 from workbench.errors import is_whole
 from workbench.kernels import launch, swiglu, tuning
+from workbench.kernels.norm import rms_norm_reference
 from workbench.kernels.swiglu import activated
 from workbench.kernels.tuning import Config
 
@@ -87,11 +93,30 @@ def matvec_one_row(
 
 
 @triton.jit
-def row_of(x, n, N, k, stride_x, IN, EVEN: tl.constexpr):
-    """x[n, k] in float32 as [1, len(k)]; a row beyond the last is read as the last, and never stored."""
+def values_of(x, n, N, k, stride_x, IN, EVEN: tl.constexpr):
+    """x[n, k] in float32; a row beyond the last is read as the last, and never stored."""
     at = x + tl.minimum(n, N - 1).to(tl.int64) * stride_x + k
     values = tl.load(at) if EVEN else tl.load(at, mask=k < IN, other=0.0)
-    return values.to(tl.float32)[None, :]
+    return values.to(tl.float32)
+
+
+@triton.jit
+def row_of(x, n, N, k, stride_x, IN, EVEN: tl.constexpr):
+    """The same as [1, len(k)]."""
+    return values_of(x, n, N, k, stride_x, IN, EVEN)[None, :]
+
+
+@triton.jit
+def scaled(total, squares, n, N, IN, eps, squares_of, NORMS: tl.constexpr, WHOLE: tl.constexpr):
+    """total [BLOCK_OUT] of row n by 1 / rms, where this program saw the whole row; else its squares go to squares_of
+    [splits, N], for the sum of the splits."""
+    if NORMS:
+        square = tl.sum(squares, 0)
+        if WHOLE:
+            total *= 1.0 / tl.sqrt(square / IN + eps)
+        elif (tl.program_id(0) == 0) & (n < N):
+            tl.store(squares_of + tl.program_id(2) * N + n, square)
+    return total
 
 
 @triton.jit
@@ -171,8 +196,13 @@ def matvec_few_rows(
     stride_x,
     stride_w,
     blocks_a_split,
+    norm_weight,
+    squares_of,
+    eps,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
+    NORMS: tl.constexpr,
+    WHOLE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -189,6 +219,8 @@ def matvec_few_rows(
     tile_of = weight + tl.minimum(rows, OUT - 1).to(tl.int64)[:, None] * stride_w
     sums0 = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
     sums1, sums2, sums3 = sums0, sums0, sums0
+    squares0 = tl.zeros([BLOCK_IN], tl.float32)  # one axis: in the threads that load x
+    squares1, squares2, squares3 = squares0, squares0, squares0
     first = tl.program_id(2) * blocks_a_split
     last = tl.minimum(first + blocks_a_split, tl.cdiv(IN, BLOCK_IN))
     for block in tl.range(first, last, num_stages=STAGES):
@@ -198,20 +230,42 @@ def matvec_few_rows(
         else:
             tile = tl.load(tile_of + k[None, :], mask=(k < IN)[None, :], other=0.0)
         tile = tile.to(tl.float32)
-        sums0 += tile * row_of(x, n, N, k, stride_x, IN, EVEN)
+        if NORMS:
+            of_norm = values_of(norm_weight, 0, 1, k, 0, IN, EVEN)
+        row = values_of(x, n, N, k, stride_x, IN, EVEN)
+        if NORMS:
+            squares0 += row * row
+            row *= of_norm
+        sums0 += tile * row[None, :]
         if ROWS > 1:
-            sums1 += tile * row_of(x, n + 1, N, k, stride_x, IN, EVEN)
+            row = values_of(x, n + 1, N, k, stride_x, IN, EVEN)
+            if NORMS:
+                squares1 += row * row
+                row *= of_norm
+            sums1 += tile * row[None, :]
         if ROWS > 2:
-            sums2 += tile * row_of(x, n + 2, N, k, stride_x, IN, EVEN)
+            row = values_of(x, n + 2, N, k, stride_x, IN, EVEN)
+            if NORMS:
+                squares2 += row * row
+                row *= of_norm
+            sums2 += tile * row[None, :]
         if ROWS > 3:
-            sums3 += tile * row_of(x, n + 3, N, k, stride_x, IN, EVEN)
-    end_row(y, bias, tl.sum(sums0, 1), n, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
+            row = values_of(x, n + 3, N, k, stride_x, IN, EVEN)
+            if NORMS:
+                squares3 += row * row
+                row *= of_norm
+            sums3 += tile * row[None, :]
+    total0 = scaled(tl.sum(sums0, 1), squares0, n, N, IN, eps, squares_of, NORMS, WHOLE)
+    end_row(y, bias, total0, n, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
     if ROWS > 1:
-        end_row(y, bias, tl.sum(sums1, 1), n + 1, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
+        total1 = scaled(tl.sum(sums1, 1), squares1, n + 1, N, IN, eps, squares_of, NORMS, WHOLE)
+        end_row(y, bias, total1, n + 1, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
     if ROWS > 2:
-        end_row(y, bias, tl.sum(sums2, 1), n + 2, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
+        total2 = scaled(tl.sum(sums2, 1), squares2, n + 2, N, IN, eps, squares_of, NORMS, WHOLE)
+        end_row(y, bias, total2, n + 2, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
     if ROWS > 3:
-        end_row(y, bias, tl.sum(sums3, 1), n + 3, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
+        total3 = scaled(tl.sum(sums3, 1), squares3, n + 3, N, IN, eps, squares_of, NORMS, WHOLE)
+        end_row(y, bias, total3, n + 3, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -226,8 +280,13 @@ def matvec_many_rows(
     stride_x,
     stride_w,
     blocks_a_split,
+    norm_weight,
+    squares_of,
+    eps,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
+    NORMS: tl.constexpr,
+    WHOLE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -240,6 +299,7 @@ def matvec_many_rows(
     tile_of = weight + tl.minimum(rows, OUT - 1).to(tl.int64)[:, None] * stride_w
     x_of = x + n.to(tl.int64)[:, None] * stride_x
     total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
+    squares = tl.zeros([ROWS, BLOCK_IN], tl.float32)
     first = tl.program_id(2) * blocks_a_split
     last = tl.minimum(first + blocks_a_split, tl.cdiv(IN, BLOCK_IN))
     for block in tl.range(first, last, num_stages=STAGES):
@@ -250,7 +310,18 @@ def matvec_many_rows(
         else:
             tile = tl.load(tile_of + k[None, :], mask=(k < IN)[None, :], other=0.0)
             values = tl.load(x_of + k[None, :], mask=(n < N)[:, None] & (k < IN)[None, :], other=0.0)
+        if NORMS:
+            wide = values.to(tl.float32)
+            squares += wide * wide
+            of_norm = tl.load(norm_weight + k, mask=k < IN, other=0.0).to(tl.float32)
+            values = (wide * of_norm[None, :]).to(tile.dtype)
         total = tl.dot(tile, tl.trans(values), total, input_precision="ieee")
+    if NORMS:
+        square = tl.sum(squares, 1)
+        if WHOLE:
+            total *= (1.0 / tl.sqrt(square / IN + eps))[None, :]
+        elif tl.program_id(0) == 0:
+            tl.store(squares_of + tl.program_id(2) * N + n, square, mask=n < N)
     total = biased(bias, total, rows, OUT, HAS_BIAS)
     if ACTIVATION == "":
         store_product(y, total, n, N, rows, OUT, ADDS)
@@ -268,15 +339,39 @@ def store_product(y, total, n, N, rows, OUT, ADDS: tl.constexpr = False):
     tl.store(y + at, total.to(y.dtype.element_ty), mask=stored)
 
 
+@triton.jit
+def scale_of(squares_of, n, N, SPLITS, IN, eps):
+    """1 / rms of rows n, from squares_of [splits, N]; of a row beyond the last that of nothing."""
+    square = tl.zeros(n.shape, tl.float32)
+    for split in range(0, SPLITS):
+        square += tl.load(squares_of + split * N + n, mask=n < N, other=0.0)
+    return 1.0 / tl.sqrt(square / IN + eps)
+
+
 @triton.jit(do_not_specialize=["SPLITS"])
 def sum_of_splits(
-    parts, bias, y, SIZE, OUT, SPLITS, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr = False
+    parts,
+    bias,
+    y,
+    SIZE,
+    OUT,
+    SPLITS,
+    squares_of,
+    IN,
+    eps,
+    HAS_BIAS: tl.constexpr,
+    ADDS: tl.constexpr,
+    NORMS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """parts [splits, N · out] float32, added in the order of the splits. ADDS: and to what is in y."""
+    """parts [splits, N · out] float32, added in the order of the splits. ADDS: and to what is in y. NORMS: the sum by
+    1 / rms of its row, from squares_of [splits, N]."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for split in range(0, SPLITS):
         total += tl.load(parts + split * SIZE + at, mask=at < SIZE, other=0.0)
+    if NORMS:
+        total *= scale_of(squares_of, at // OUT, SIZE // OUT, SPLITS, IN, eps)
     if HAS_BIAS:
         total += tl.load(bias + at % OUT, mask=at < SIZE, other=0.0).to(tl.float32)
     if ADDS:
@@ -286,7 +381,19 @@ def sum_of_splits(
 
 @triton.jit(do_not_specialize=["SPLITS"])
 def gated_sum_of_splits(
-    parts, bias, y, SIZE, OUT, SPLITS, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+    parts,
+    bias,
+    y,
+    SIZE,
+    OUT,
+    SPLITS,
+    squares_of,
+    IN,
+    eps,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NORMS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """act(gate) · up of parts [splits, N · out] float32, added in the order of the splits."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -296,6 +403,9 @@ def gated_sum_of_splits(
     for split in range(0, SPLITS):
         gate += tl.load(parts + split * SIZE + first, mask=there, other=0.0)
         up += tl.load(parts + split * SIZE + first + half, mask=there, other=0.0)
+    if NORMS:
+        scale = scale_of(squares_of, at // half, SIZE // OUT, SPLITS, IN, eps)
+        gate, up = gate * scale, up * scale
     if HAS_BIAS:
         gate += tl.load(bias + at % half, mask=there, other=0.0).to(tl.float32)
         up += tl.load(bias + at % half + half, mask=there, other=0.0).to(tl.float32)
@@ -356,9 +466,10 @@ def add_parts(
     activation: str | None = None,
     *,
     adds: bool = False,
+    norm: tuple[torch.Tensor, int, float] | None = None,
 ) -> None:
     """y [N, out] = the sum of parts [splits, N, out], and the bias; with an activation y [N, out/2] is gated. adds: to
-    what is in y."""
+    what is in y. norm: squares [splits, N] of x, its width and eps, by which the sums are scaled."""
     block, more = 256, {"ADDS": adds} if activation is None else {"ACTIVATION": activation}
     launch.launch(
         sum_of_splits if activation is None else gated_sum_of_splits,
@@ -369,7 +480,9 @@ def add_parts(
         parts[0].numel(),
         parts.shape[2],
         parts.shape[0],
+        *((parts, 0, 0.0) if norm is None else norm),
         HAS_BIAS=bias is not None,
+        NORMS=norm is not None,
         **more,
         BLOCK=block,
         num_warps=2,
@@ -387,6 +500,7 @@ def matvec(
     *,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    norm: tuple[torch.Tensor, float] | None = None,
     version: int = 3,
     config: Config | None = None,
 ) -> torch.Tensor:
@@ -394,7 +508,8 @@ def matvec(
 
     activation: "silu" or "gelu_tanh" of a gate in the first half of the weight's rows, times the second half:
     [N, out/2]; from version 2 on. residual: [N, out] of any float type, to which the product is added in place, and
-    which is returned; from version 2 on.
+    which is returned; from version 2 on. norm: weight [in] and eps of an RMSNorm of x, where `norms` says that it can
+    be part of the product; x may then be of any float type, and the result is of the weight's.
 
     Rows of x and of the weight may lie apart; within a row numbers are neighbours. splits: into how many parts `in` is
     divided; None: what the device needs. config: blocks to use instead of the chosen ones, for tuning.
@@ -407,18 +522,22 @@ def matvec(
     out_features, in_features = weight.shape
     if bias is not None:
         launch.check_shape(name, "bias", bias, (out_features,))
-    tensor_cores = on_tensor_cores(rows, x.dtype, version)
+    tensor_cores = on_tensor_cores(rows, weight.dtype, version)
     launch.check_tensors(name, multiplies=tensor_cores, contiguous=False, x=x, weight=weight, bias=bias)
-    if {x.dtype, weight.dtype} != {x.dtype} or (bias is not None and bias.dtype != x.dtype):
+    kinds = {one.dtype for one in ((x if norm is None else None), weight, bias) if one is not None}
+    if len(kinds) > 1:
         raise launch.Unsupported(f"{name}: x, weight and bias must have one type, got {x.dtype} and {weight.dtype}")
+    check_norm(name, x, weight.dtype, norm, version)
     check_splits(name, splits, version)
     check_activation(name, activation, out_features, version)
     check_residual(name, x, residual, out_features, activation, version)
     adds = residual is not None
-    y = x.new_empty(rows, out_features if activation is None else out_features // 2) if residual is None else residual
+    y = residual
+    if y is None:
+        y = weight.new_empty(rows, out_features if activation is None else out_features // 2)
     if not y.numel():
         return y
-    config = config or chosen(rows, out_features, in_features, x.dtype, x.device, version)
+    config = config or chosen(rows, out_features, in_features, weight.dtype, x.device, version)
     block_out, block_in = config["BLOCK_OUT"], config["BLOCK_IN"]
     programs = launch.cdiv(out_features, block_out)
     strides = (x.stride(0), weight.stride(0))
@@ -441,13 +560,15 @@ def matvec(
             num_warps=config.num_warps,
         )
         return y
-    padded = padded_rows(rows, x.dtype, version)
+    padded = padded_rows(rows, weight.dtype, version)
     chunks = 1 if tensor_cores else launch.cdiv(rows, padded)
     blocks = launch.cdiv(in_features, block_in)
     splits = _splits(splits, version, programs * chunks, blocks, x.device)
     # a part of a sum cannot be gated
     whole = splits == 1
     parts = y if whole else x.new_empty(splits, rows, out_features, dtype=torch.float32)
+    squares = x.new_empty(splits, rows, dtype=torch.float32) if norm is not None and not whole else parts
+    norm_weight, eps = norm or (weight, 0.0)
     launch.launch(
         matvec_many_rows if tensor_cores else matvec_few_rows,
         (programs, chunks, splits),
@@ -460,8 +581,13 @@ def matvec(
         in_features,
         *strides,
         launch.cdiv(blocks, splits),
+        norm_weight,
+        squares,
+        eps,
         HAS_BIAS=bias is not None and whole,
         ADDS=adds and whole,
+        NORMS=norm is not None,
+        WHOLE=whole,
         ACTIVATION=(activation or "") if whole else "",
         EVEN=in_features % block_in == 0,
         ROWS=padded,
@@ -471,7 +597,8 @@ def matvec(
         num_warps=config.num_warps,
     )
     if not whole:
-        add_parts(parts, y, bias, activation, adds=adds)
+        of_sums = None if norm is None else (squares, in_features, eps)
+        add_parts(parts, y, bias, activation, adds=adds, norm=of_sums)
     return y
 
 
@@ -516,6 +643,30 @@ def check_residual(
         raise launch.Unsupported(f"{operation}: version {version} adds to no residual; take version 2 or 3")
 
 
+def norms(rows: int, dtype: torch.dtype, version: int = 3) -> bool:
+    """Whether a norm of so many rows can be part of the product. Tensor cores take x · norm weight before it is
+    scaled, which may be beyond float16."""
+    return version >= 2 and not (dtype == torch.float16 and on_tensor_cores(rows, dtype, version))
+
+
+def check_norm(
+    operation: str, x: torch.Tensor, dtype: torch.dtype, norm: tuple[torch.Tensor, float] | None, version: int
+) -> None:
+    """dtype: of the weight."""
+    if norm is None:
+        return
+    weight, _ = norm
+    launch.check_shape(operation, "norm weight", weight, (x.shape[1],))
+    launch.check_tensors(operation, norm_weight=weight)
+    if weight.device != x.device:
+        raise launch.Unsupported(f"{operation}: the norm's weight is on {weight.device} and x on {x.device}")
+    if not norms(len(x), dtype, version):
+        raise launch.Unsupported(
+            f"{operation}: version {version} does not norm {len(x)} rows for weights in"
+            f" {str(dtype).removeprefix('torch.')}; use workbench.kernels.norm first"
+        )
+
+
 def matvec_reference(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -523,15 +674,20 @@ def matvec_reference(
     *,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    norm: tuple[torch.Tensor, float] | None = None,
 ) -> torch.Tensor:
     """x·Wᵀ + bias, gated where there is an activation; in float32, or in float64 where x is float64. With a residual
     the sum, in the residual's type; the residual stays as it was."""
     wide = torch.promote_types(x.dtype, torch.float32)
+    if norm is not None:
+        normed = rms_norm_reference(x, *norm, dtype=wide)
+        assert isinstance(normed, torch.Tensor), "without a residual it is one tensor"
+        x = normed
     y = x.to(wide) @ weight.to(wide).T
     y = y if bias is None else y + bias.to(wide)
     if residual is not None:
         return (residual.to(wide) + y).to(residual.dtype)
-    return (y if activation is None else swiglu.swiglu_reference(y, activation=activation)).to(x.dtype)
+    return (y if activation is None else swiglu.swiglu_reference(y, activation=activation)).to(weight.dtype)
 
 
 def matvec_work(

@@ -31,6 +31,7 @@ FUSED = {  # launches in a layer, counted by hand
     "latent attention": 7,
     "latent attention, q at once": 6,
 }
+IN_PRODUCTS = {name: 5 if name == "gemma 3" else 3 if name.startswith("latent") else 1 for name in FUSED}  # of those
 TOLERANCE = 1e-5
 
 
@@ -165,22 +166,51 @@ def switched(through_kernels, model, device, **switches: bool):
 def test_a_gate_in_the_product_launches_once_less_a_layer(shape_name, model, through_kernels, device):
     """In whole steps, products counted, with the switch off and on: the same logits."""
     (separate, before), (fused, after) = (
-        switched(through_kernels, model, device, gates_in_product=asked) for asked in (False, True)
+        switched(through_kernels, model, device, gates_in_product=asked, norms_in_product=False)
+        for asked in (False, True)
     )
     assert relative_difference(fused, separate) < TOLERANCE
     assert before["_gated"] == model.config.num_layers and after["_gated"] == 0
     assert before.total() - after.total() == model.config.num_layers
+
+
+def test_norms_are_part_of_the_products_that_read_them(shape_name, model, through_kernels, device):
+    """In whole steps, with the switch off and on: the same logits, and only the last norm left of Llama's."""
+    (separate, before), (fused, after) = (
+        switched(through_kernels, model, device, norms_in_product=asked) for asked in (False, True)
+    )
+    config = model.config
+    assert relative_difference(fused, separate) < TOLERANCE
+    own = launches_per_layer(config, in_products=True)
+    assert own == IN_PRODUCTS[shape_name]
     splits = after["sum_of_splits"] + after["gated_sum_of_splits"]
     products = sum(count for kernel, count in after.items() if kernel.startswith("matvec"))
-    own = launches_per_layer(model.config, gates_in_product=True)
-    assert own == FUSED[shape_name] - 1
-    assert after.total() - products - splits == own * model.config.num_layers + 1
+    assert after.total() - products - splits == own * config.num_layers + 1
+    latent = config.latent_attention
+    taken = 0 if config.post_norms else 2 + (latent is not None and latent.query_rank is not None)
+    assert before["_norm_one_pass"] - after["_norm_one_pass"] == taken * config.num_layers
+    if latent is None and not config.post_norms:
+        assert after["_norm_one_pass"] == 1
+
+
+def test_rows_and_types_that_a_product_does_not_norm_are_normed_before(device):
+    """Half precision on tensor cores: x · norm weight might be too large before it is scaled."""
+    model = random_decoder(SHAPES["llama GQA, tied"]).to(device).half()
+    fused, oracle = prepare(model, linear="triton", kernels="triton"), prepare(model, linear="plain", kernels="torch")
+    for rows, norms in ((2, 1), (5, 1 + 2 * model.config.num_layers)):
+        batch = Batch.of([text(rows)], logits="all", device=device)
+        with launches() as counted:
+            got = logits_of(fused, Recompute(model.config), batch)
+        assert counted["_norm_one_pass"] == norms
+        expected = logits_of(oracle, Recompute(model.config), batch)
+        assert got.dtype == torch.float16 and relative_difference(got.float(), expected.float()) < 1e-2
 
 
 def test_products_of_o_and_down_add_to_the_stream(model, through_kernels, device):
     """Then no norm adds; with norms after attention and feed-forward everything stays as it was."""
     (separate, before), (fused, after) = (
-        switched(through_kernels, model, device, adds_in_product=asked) for asked in (False, True)
+        switched(through_kernels, model, device, adds_in_product=asked, norms_in_product=False)
+        for asked in (False, True)
     )
     assert relative_difference(fused, separate) < TOLERANCE
     assert before == after  # a norm that adds is one launch as well
@@ -195,7 +225,7 @@ def test_products_of_o_and_down_add_to_the_stream(model, through_kernels, device
         assert relative_difference(stream, 1 + layer.o(y)) < TOLERANCE
 
 
-def test_greedy_tokens_with_gates_in_products_are_those_of_the_decoder(model, through_kernels):
+def test_greedy_tokens_with_norms_and_gates_in_products_are_those_of_the_decoder(model, through_kernels):
     asked = {"max_new_tokens": 3, "temperature": 0.0, "stop_token_ids": ()}
     expected = generate(model, text(4), **asked)
     assert generate(through_kernels, text(4), kv="contiguous", **asked).tokens == expected.tokens

@@ -27,18 +27,11 @@ def a_layer(rows: int) -> dict[str, int]:
 
 
 def test_a_layer_of_one_row():
-    assert a_layer(1) == {
-        "_norm_one_pass": 2,
-        "matvec_few_rows": 4,
-        "_turn": 1,
-        "_paged_decode_kernel": 1,
-        "_merge_blocks": 1,
-    }
+    assert a_layer(1) == {"matvec_few_rows": 4, "_turn": 1, "_paged_decode_kernel": 1, "_merge_blocks": 1}
 
 
 def test_a_layer_of_eight_rows():
     assert a_layer(8) == {
-        "_norm_one_pass": 2,
         "matvec_many_rows": 4,
         "sum_of_splits": 3,
         "gated_sum_of_splits": 1,

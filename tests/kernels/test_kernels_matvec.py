@@ -119,6 +119,56 @@ def test_a_product_is_added_to_a_residual_in_place(device, rows, out, inside, sp
     assert splits is None or counted.total() == 1 + (splits > 1)
 
 
+@on_each_device
+@few
+@given(
+    rows=SIZES,
+    out=st.sampled_from([2, 64, 66, 130]),
+    inside=INPUTS,
+    splits=st.sampled_from([None, 1, 2, 5]),
+    besides=st.sampled_from(["", "bias", "gate", "residual", "bias and gate"]),
+    version=st.sampled_from([2, 3]),
+    half=st.booleans(),
+    wide=st.booleans(),
+)
+def test_a_norm_is_part_of_the_product(device, rows, out, inside, splits, besides, version, half, wide):
+    """Whatever stands at its end; x far from 1, and in a type of its own."""
+    dtype = dtypes(device)[-1 if half else 0]
+    x = 30 * random(rows, inside, seed=1, dtype=torch.float32 if wide else dtype, device=device)
+    weight = random(out, inside, seed=2, dtype=dtype, device=device) / inside**0.5
+    of_norm = 1 + 0.5 * random(inside, seed=3, dtype=torch.float32 if wide else dtype, device=device)
+    bias = random(out, seed=4, dtype=dtype, device=device) if "bias" in besides else None
+    asked = {"activation": "silu"} if "gate" in besides else {}
+    if besides == "residual":
+        asked = {"residual": random(rows, out, seed=5, dtype=dtype, device=device)}
+    splits = splits if version == 3 else None
+    exact = {**asked, "norm": (of_norm.double(), 1e-5)}
+    if besides == "residual":
+        exact["residual"] = asked["residual"].double()
+    wide_bias = None if bias is None else bias.double()
+    truth = matvec.matvec_reference(x.double(), weight.double(), wide_bias, **exact)
+    if not matvec.norms(rows, dtype, version):
+        with pytest.raises(launch.Unsupported, match="does not norm"):
+            matvec.matvec(x, weight, bias, splits, norm=(of_norm, 1e-5), version=version, **asked)
+        return
+    with launch.launches() as counted:
+        y = matvec.matvec(x, weight, bias, splits, norm=(of_norm, 1e-5), version=version, **asked)
+    assert y.dtype == dtype
+    assert_near(y, truth, tolerance(dtype))
+    assert splits is None or counted.total() == 1 + (splits > 1)
+
+
+def test_a_norm_that_cannot_be_is_refused():
+    x, weight = torch.ones(2, 8), torch.ones(6, 8)
+    for asked, words in (
+        ({"norm": (torch.ones(7), 1e-5)}, r"norm weight must have shape \[8\], got \[7\]"),
+        ({"norm": (torch.ones(8).double(), 1e-5)}, "norm_weight must be one of float32"),
+        ({"norm": (torch.ones(8), 1e-5), "version": 1}, "version 1 does not norm 2 rows for weights in float32"),
+    ):
+        with pytest.raises(launch.Unsupported, match=words):
+            matvec.matvec(x, weight, **asked)
+
+
 def test_a_residual_that_cannot_be_is_refused_and_stays_as_it_was():
     x, weight, residual = torch.ones(1, 8), torch.ones(6, 8), torch.zeros(1, 6)
     for asked, words in (

@@ -8,8 +8,10 @@ takes several and moves the rows as often.
                                                 writes k and v to their places as well (stack, index_copy)
     activation, product                         one launch
 
-With up to 32 rows, where the weights go through our kernel (linear="triton"), a product does more than multiply: up's
-gates, and those of o and down add to the residual stream.
+With up to 32 rows, where the weights go through our kernel (linear="triton"), a product does more than multiply: it
+norms what it reads, up's gates, and those of o and down add to the residual stream. A layer of Llama's block is then
+its 4 products, its attention and the launch that turns; norms after attention and feed-forward (Gemma) stay launches,
+and so do those before, which add what those give.
 
 A layer of Llama's block launches 4 (its products and its attention not counted), one with norms after attention and
 feed-forward (Gemma) 6, one with latent attention 6, and 7 where q goes through a latent too; the norm at the end is 1.
@@ -102,6 +104,8 @@ class FusedNorm:
 
         self._rms_norm, self._dtype = rms_norm, module.weight.dtype
         self.weight, self.eps = norm_weight(module, torch.float32).contiguous(), module.eps
+        # for products, which read it once per program, in the type it came in
+        self.in_product = norm_weight(module, self._dtype).contiguous(), self.eps
 
     def __call__(self, x: torch.Tensor | Stream, out: torch.Tensor | None = None) -> torch.Tensor:
         """[N, d], in the type of the weights, or in `out`."""
@@ -123,9 +127,11 @@ class FusedRotaryTable(RotaryTable):
 class FusedLayer(FastLayer):
     """`before` and `after` of a Stream. What `before` was given is added when `after` is called: `after` begins with
     the x of the same Stream. What a product through our kernel does besides, with few rows: `gates_in_product`, the
-    gate in up's; `adds_in_product`, the addition to the stream in those of o and down. `writes_as_it_turns`: k and v go
-    to their places in a paged cache in the launch in which q and k turn."""
+    gate in up's; `adds_in_product`, the addition to the stream in those of o and down; `norms_in_product`, the norm
+    before a product. `writes_as_it_turns`: k and v go to their places in a paged cache in the launch in which q and k
+    turn."""
 
+    norms_in_product = True
     gates_in_product = True
     adds_in_product = True
     writes_as_it_turns = True
@@ -165,8 +171,24 @@ class FusedLayer(FastLayer):
 
     def _heads(self, x: Stream) -> torch.Tensor:
         """q, k and v [N, H_q + 2·H_kv, D] as the product leaves them."""
-        y = self.attention_norm(x)
-        return self.qkv(y).view(y.shape[0], -1, self.head_dim)
+        return self._normed(self.qkv, self.attention_norm, x).view(len(x.x), -1, self.head_dim)
+
+    def _normed(self, linear: Linear, norm: Any, x: Stream, activation: str | None = None) -> torch.Tensor:
+        """linear(norm(x)); with an activation gated."""
+        kernel = few_rows_kernel(linear, x.x)
+        gates = activation is None or self.gates_in_product
+        if kernel is not None and self._norms_in(kernel, x) and gates:
+            return kernel.fused(x.x, activation=activation, norm=norm.in_product)
+        y = norm(x)
+        if activation is None:
+            return linear(y)
+        if kernel is not None and gates:
+            return kernel.fused(y, activation=activation)
+        return self._swiglu(linear(y), activation=activation)
+
+    def _norms_in(self, kernel: TritonMatvec, x: Stream) -> bool:
+        """Whether the norm before this product is part of it: where that norm has nothing to add."""
+        return self.norms_in_product and self.post_norms is None and x.added is None and kernel.norms(len(x.x))
 
     def before(self, x: Stream, turns: Turns) -> Projected:
         """q [N, H_q, D], k and v [N, H_kv, D], normed and rotated where the product left them."""
@@ -179,22 +201,17 @@ class FusedLayer(FastLayer):
 
     def after(self, x: Stream, mixed: torch.Tensor) -> Stream:
         """The stream of the next layer, with what the feed-forward gave still to be added."""
-        y = self.mlp_norm(self._added(x.x, self.o, mixed, 0))
-        return self._added(x.x, self.down, self._gated(y), 1)
+        x = self._added(x.x, self.o, mixed, 0)
+        y = self._normed(self.up, self.mlp_norm, x, self._activation)  # act(gate) · up [N, F]
+        return self._added(x.x, self.down, y, 1)
 
     def _added(self, x: torch.Tensor, linear: Linear, y: torch.Tensor, which: int) -> Stream:
         """The stream with linear(y): added, or to be added; normed before where the model does that."""
         if self.adds_in_product and self.post_norms is None and (kernel := few_rows_kernel(linear, y)) is not None:
-            kernel.add_to(x, y)
+            kernel.fused(y, residual=x)
             return Stream(x)
         added = linear(y)
         return Stream(x, added if self.post_norms is None else self.post_norms[which](added))
-
-    def _gated(self, y: torch.Tensor) -> torch.Tensor:
-        """act(gate) · up [N, F] of y [N, d]."""
-        if self.gates_in_product and (kernel := few_rows_kernel(self.up, y)) is not None:
-            return kernel.gated(y, self._activation)
-        return self._swiglu(self.up(y), activation=self._activation)
 
 
 class FusedLatentLayer(FusedLayer, FastLatentLayer):
@@ -204,14 +221,15 @@ class FusedLatentLayer(FusedLayer, FastLatentLayer):
 
     def before(self, x: Stream, turns: Turns) -> Projected:
         """q [N, H_q, content + rotary], latents [N, 1, kv_rank + rotary], None."""
-        y, turn, shape = self.attention_norm(x), _turn(turns, self.local), self.shape
-        q, latent, k_rotary = torch.split_with_sizes(self.down_x(y), self._downs, -1)
+        turn, shape, rows = _turn(turns, self.local), self.shape, len(x.x)
+        down = self._normed(self.down_x, self.attention_norm, x)
+        q, latent, k_rotary = torch.split_with_sizes(down, self._downs, -1)
         if self.q_up is not None and self.q_norm is not None:
-            q = self.q_up(self.q_norm(q))
-        q = q.view(y.shape[0], self.heads, -1)
+            q = self._normed(self.q_up, self.q_norm, Stream(q))
+        q = q.view(rows, self.heads, -1)
         turning = q[..., shape.content_head_dim :]
         self._rotate_rows(turning, *turn, out=turning)
-        latents = torch.empty(len(y), 1, shape.cached_dim, dtype=latent.dtype, device=latent.device)
+        latents = torch.empty(rows, 1, shape.cached_dim, dtype=latent.dtype, device=latent.device)
         self.kv_norm(latent, out=latents[:, 0, : shape.kv_rank])
         self._rotate_rows(k_rotary[:, None], *turn, out=latents[..., shape.kv_rank :])
         return q, latents, None
@@ -228,10 +246,12 @@ def _turn(turns: Turns, local: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return turn
 
 
-def launches_per_layer(config: ModelConfig, *, gates_in_product: bool = False) -> int:
-    """Launches of our kernels in a layer, its products and attention not counted: the norms, the turns, and the gate
-    where it is a launch of its own."""
-    count = 4 + 2 * config.post_norms - gates_in_product
+def launches_per_layer(config: ModelConfig, *, in_products: bool = False) -> int:
+    """Launches of our kernels in a layer, its products and attention not counted: the norms, the turns, the gate.
+    in_products: without those norms and the gate that products through our kernel take in."""
+    count = 4 + 2 * config.post_norms
     if config.latent_attention is not None:
-        count += 2 + (config.latent_attention.query_rank is not None)
+        count += 2 + (config.latent_attention.query_rank is not None and not in_products)
+    if in_products:
+        count -= 1 if config.post_norms else 3
     return count

@@ -12,7 +12,7 @@ kernel for a few rows on a CUDA device. Weights in fewer bits are further classe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -89,25 +89,34 @@ class TritonMatvec:
         reason = why_not_triton(weight.dtype, weight.device)
         if reason:
             raise WorkbenchError(f"this weight cannot go through a Triton kernel: {reason}; use the plain linear")
-        from workbench.kernels.matvec import matvec
+        from workbench.kernels.matvec import matvec, norms
 
         self.out_features, self.in_features = weight.shape
         self.weight, self.bias = weight.contiguous(), bias
         self.weight_bytes = _bytes(weight, bias)
-        self._multiply = matvec
+        self._multiply, self._norms = matvec, norms
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > self.MAX_ROWS:
             return F.linear(x, self.weight, self.bias)
         return self._multiply(x, self.weight, self.bias)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """act(gate) · up [N, out/2], in the launch of the product. x has at most MAX_ROWS rows."""
-        return self._multiply(x, self.weight, self.bias, activation=activation)
+    def norms(self, rows: int) -> bool:
+        """Whether the norm of so many rows can be part of the product."""
+        return rows <= self.MAX_ROWS and self._norms(rows, self.weight.dtype)
 
-    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        """residual [N, out] += the product, in its launch. x has at most MAX_ROWS rows."""
-        self._multiply(x, self.weight, self.bias, residual=residual)
+    def fused(
+        self,
+        x: torch.Tensor,
+        *,
+        activation: str | None = None,
+        residual: torch.Tensor | None = None,
+        norm: tuple[torch.Tensor, float] | None = None,
+    ) -> torch.Tensor:
+        """The product, and in its launch what stands before and after it: the RMSNorm of x (weight, eps), act(gate) ·
+        up [N, out/2], or the addition to a residual [N, out], in place. x has at most MAX_ROWS rows."""
+        besides: dict[str, Any] = {"activation": activation, "residual": residual, "norm": norm}
+        return self._multiply(x, self.weight, self.bias, **besides)
 
 
 class Matvec:
