@@ -68,6 +68,7 @@ class Compiled:
     rounded: bool  # float32 is multiplied in tf32, of ten bits
     asynchronous: bool  # loads to shared memory that nobody waits for
     load: int  # bytes of the widest load of a thread
+    dependent: str  # what it does of programmatic dependent launch: launched, waits, lets its dependents begin; or ""
 
 
 # -- a GPU that is not there -----------------------------------------------------------------------------------------
@@ -165,6 +166,15 @@ def _seen(kernel, made) -> Compiled:
         rounded=".tf32" in ptx,
         asynchronous="cp.async" in ptx,
         load=max(wide, default=0),
+        dependent=", ".join(
+            word
+            for word, does in {
+                "launched": made.metadata.launch_pdl,
+                "waits": "griddepcontrol.wait" in ptx,
+                "lets begin": "griddepcontrol.launch_dependents" in ptx,
+            }.items()
+            if does
+        ),
     )
 
 
@@ -363,6 +373,20 @@ def _matvec_int4(version: int, rows: int, dtype: torch.dtype) -> None:
     matvec_int4.matvec_int4(_empty(rows, 4096, dtype=dtype), words, scale, zero, group=128, version=version)
 
 
+def _dependents(dtype: torch.dtype) -> None:
+    """The kernels that can be launched as dependents; nothing on a GPU that has no such launches."""
+    from workbench.kernels import launch, swiglu
+
+    if launch.why_not_dependent("cuda"):
+        return
+    with launch.dependent_launches():
+        for rows, part in product((1, 32), ("qkv", "up", "down")):
+            _fused_matvec(rows, part, dtype)
+        _norm(3, 4096, False, dtype)
+        _rotary(2, 128, False, dtype)
+        swiglu.swiglu(_empty(64, 2 * 14_336, dtype=dtype))
+
+
 SIZES = (64, 80, 96, 128, 256)
 # brief in every type
 IN_FLOAT32 = (("flash_decode", "v2 D=128"), ("softmax", "v3 n=4096"), ("matvec", "v3 N=32"))
@@ -438,6 +462,8 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
         for version in (1, 2, 3, 4):
             brief = rows == 1 if version < 3 else rows in (1, 32)
             yield "matvec_int8", f"v{version} N={rows}", brief, partial(_matvec_int8, version, rows)
+
+    yield "matvec", "v3 dependent launches", True, _dependents
 
 
 def cases() -> list[Case]:

@@ -53,6 +53,7 @@ if _IMPORTED_BEFORE and (type(tl.cdiv).__name__ == "InterpretedFunction") != INT
 _WRONG_KIND = "JITFunction" if INTERPRETED else "InterpretedFunction"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 MIN_CAPABILITY = (8, 0)  # Ampere: bfloat16, asynchronous copies
+DEPENDENT_CAPABILITY = (9, 0)  # Hopper: programmatic dependent launch
 
 
 class Unsupported(WorkbenchError):
@@ -152,6 +153,7 @@ def check_version(operation: str, version: int, versions: Iterable[int]) -> int:
 
 _COUNTED: ContextVar[Counter[str] | None] = ContextVar("launches", default=None)
 _INSTEAD: ContextVar[Callable[..., None] | None] = ContextVar("instead", default=None)
+_DEPENDENT: ContextVar[bool] = ContextVar("dependent", default=False)
 
 
 @contextmanager
@@ -181,10 +183,41 @@ def instead(run: Callable[..., None]) -> Iterator[None]:
         _INSTEAD.reset(token)
 
 
+@contextmanager
+def dependent_launches() -> Iterator[None]:
+    """Inside, kernels that know how (those with a PDL argument) are launched as dependents of the one before on their
+    stream: they begin while it ends, and wait (`wait_for_inputs`) before they read what it writes. Programmatic
+    dependent launch: CUDA C++ Programming Guide §6.2.3; all others are launched as ever, after what came before.
+    """
+    token = _DEPENDENT.set(True)
+    try:
+        yield
+    finally:
+        _DEPENDENT.reset(token)
+
+
+def why_not_dependent(device: torch.device | str) -> str:
+    """Why kernels cannot be launched as dependents on this device; "" where they can."""
+    if torch.device(device).type == "cuda":
+        return why_not(device, DEPENDENT_CAPABILITY)
+    return f"dependent launches are for CUDA devices; the model is on {device}"
+
+
+@triton.jit
+def wait_for_inputs(PDL: tl.constexpr):
+    """Call before the first load of what a kernel before may write, and before any store. Then this kernel's own
+    dependents may begin as soon as all of its programs came so far."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
 def launch(kernel, grid: tuple[int, ...], *arguments, **options) -> None:
     """`kernel[grid](…)`, counted. An empty grid launches nothing."""
     if 0 in grid:
         return
+    if _DEPENDENT.get() and "PDL" in kernel.arg_names:
+        options = {**options, "PDL": True, "launch_pdl": True}
     counter = _COUNTED.get()
     if counter is not None:
         counter[getattr(kernel, "fn", kernel).__name__] += 1

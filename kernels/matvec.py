@@ -47,6 +47,7 @@ import triton.language as tl
 
 from workbench.errors import is_whole
 from workbench.kernels import launch, swiglu, tuning
+from workbench.kernels.launch import wait_for_inputs
 from workbench.kernels.norm import rms_norm_reference
 from workbench.kernels.swiglu import activated
 from workbench.kernels.tuning import Config
@@ -209,6 +210,7 @@ def matvec_few_rows(
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Program (o, c, s): BLOCK_OUT outputs of rows ROWS·c … for the s-th part of `in`.
 
@@ -217,11 +219,12 @@ def matvec_few_rows(
     """
     rows, n = weight_rows(OUT, BLOCK_OUT, ACTIVATION), tl.program_id(1) * ROWS
     tile_of = weight + tl.minimum(rows, OUT - 1).to(tl.int64)[:, None] * stride_w
+    first = tl.program_id(2) * blocks_a_split
+    wait_for_inputs(PDL)
     sums0 = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
     sums1, sums2, sums3 = sums0, sums0, sums0
     squares0 = tl.zeros([BLOCK_IN], tl.float32)  # one axis: in the threads that load x
     squares1, squares2, squares3 = squares0, squares0, squares0
-    first = tl.program_id(2) * blocks_a_split
     last = tl.minimum(first + blocks_a_split, tl.cdiv(IN, BLOCK_IN))
     for block in tl.range(first, last, num_stages=STAGES):
         k = block * BLOCK_IN + tl.arange(0, BLOCK_IN)
@@ -293,14 +296,16 @@ def matvec_many_rows(
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """The same with all rows, padded to ROWS (16 or 32): [BLOCK_OUT, BLOCK_IN] · [BLOCK_IN, ROWS] on tensor cores."""
     rows, n = weight_rows(OUT, BLOCK_OUT, ACTIVATION), tl.arange(0, ROWS)
     tile_of = weight + tl.minimum(rows, OUT - 1).to(tl.int64)[:, None] * stride_w
+    first = tl.program_id(2) * blocks_a_split
+    wait_for_inputs(PDL)
     x_of = x + n.to(tl.int64)[:, None] * stride_x
     total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
     squares = tl.zeros([ROWS, BLOCK_IN], tl.float32)
-    first = tl.program_id(2) * blocks_a_split
     last = tl.minimum(first + blocks_a_split, tl.cdiv(IN, BLOCK_IN))
     for block in tl.range(first, last, num_stages=STAGES):
         k = block * BLOCK_IN + tl.arange(0, BLOCK_IN)
@@ -363,11 +368,13 @@ def sum_of_splits(
     ADDS: tl.constexpr,
     NORMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """parts [splits, N · out] float32, added in the order of the splits. ADDS: and to what is in y. NORMS: the sum by
     1 / rms of its row, from squares_of [splits, N]."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
+    wait_for_inputs(PDL)
     for split in range(0, SPLITS):
         total += tl.load(parts + split * SIZE + at, mask=at < SIZE, other=0.0)
     if NORMS:
@@ -394,12 +401,14 @@ def gated_sum_of_splits(
     ACTIVATION: tl.constexpr,
     NORMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """act(gate) · up of parts [splits, N · out] float32, added in the order of the splits."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     half, there = OUT // 2, at < SIZE // 2
     first = at // half * OUT + at % half  # of the gate; up is half a row further
     gate, up = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    wait_for_inputs(PDL)
     for split in range(0, SPLITS):
         gate += tl.load(parts + split * SIZE + first, mask=there, other=0.0)
         up += tl.load(parts + split * SIZE + first + half, mask=there, other=0.0)

@@ -36,6 +36,7 @@ from workbench.kernels.launch import (
     check_version,
     launch,
     next_power_of_2,
+    wait_for_inputs,
 )
 
 VERSIONS = {1: "two passes", 2: "one pass, the row in registers", 3: "and the residual added on the way"}
@@ -78,10 +79,12 @@ def _norm_one_pass(
     ADDS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < d)
+    wait_for_inputs(PDL)
     values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
         values += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)

@@ -44,6 +44,7 @@ from workbench.kernels.launch import (
     check_version,
     launch,
     next_power_of_2,
+    wait_for_inputs,
 )
 
 VERSIONS = {1: "a program a head", 2: "several heads of a token in a program"}
@@ -83,12 +84,14 @@ def _turn(
     WRITES: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     pair = tl.arange(0, HALF)[None, :]
     inside = (head < heads) & (pair < half)
     at = x + token * x_token + head * x_head + pair
+    wait_for_inputs(PDL)
     first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
     row, known = token, pair < half

@@ -24,7 +24,16 @@ import triton
 import triton.language as tl
 
 from workbench.kernels import tuning
-from workbench.kernels.launch import Unsupported, Work, cdiv, check_shape, check_tensors, check_version, launch
+from workbench.kernels.launch import (
+    Unsupported,
+    Work,
+    cdiv,
+    check_shape,
+    check_tensors,
+    check_version,
+    launch,
+    wait_for_inputs,
+)
 
 VERSIONS = {1: "activation, then product", 2: "one launch"}
 ACTIVATIONS = {"silu": 5, "gelu_tanh": 11}  # FLOPs a value that is written
@@ -59,9 +68,12 @@ def _times_up(gate_up, out, size, in_stride, out_stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate_up, out, size, in_stride, out_stride, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(
+    gate_up, out, size, in_stride, out_stride, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr = False
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wait_for_inputs(PDL)
     gate = tl.load(gate_up + row * in_stride + at, mask=at < size, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * in_stride + size + at, mask=at < size, other=0.0).to(tl.float32)
     out_values = activated(gate, GELU) * up

@@ -300,6 +300,29 @@ def test_on_a_gpu_auto_is_triton(device):
     assert fast.kernels == "triton" and "Triton" in fast.kernels_reason
 
 
+def test_dependent_launches_are_refused_where_they_cannot_be():
+    model = random_decoder(SHAPES["llama GQA, tied"])
+    with pytest.raises(WorkbenchError, match="for CUDA devices; the model is on cpu"):
+        prepare(model, kernels="triton", dependent_launches=True)
+    with pytest.raises(WorkbenchError, match="arranged with torch: as asked"):
+        prepare(model, kernels="torch", dependent_launches=True)
+    with pytest.raises(WorkbenchError, match="dependent_launches must be True or False"):
+        prepare(model, dependent_launches=1)
+
+
+@pytest.mark.parametrize("device", [GPU_ALONE])
+def test_dependent_launches_change_no_logit(device):
+    """Every kernel reads what the one before it wrote: one that does not wait is seen sooner or later."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("programmatic dependent launch came with compute capability 9.0")
+    model = random_decoder(SHAPES["qwen3, norm on q, k"]).to(device)
+    batch = Batch.of([text(1), text(1, 1)], logits="all", device=device)
+    expected, got = prepare(model, graphs=False), prepare(model, graphs=False, dependent_launches=True)
+    for _ in range(50):
+        kvs = [kv_for("paged", model, max_sequences=2, max_tokens=16, block_size=4) for _ in range(2)]
+        assert logits_of(got, kvs[0], batch).equal(logits_of(expected, kvs[1], batch))
+
+
 def test_what_cannot_be_is_refused():
     model = random_decoder(SHAPES["llama GQA, tied"])
     with pytest.raises(WorkbenchError, match="unknown kind of kernels 'tritn'; did you mean 'triton'"):

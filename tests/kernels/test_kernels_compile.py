@@ -146,6 +146,24 @@ def test_other_names_and_capabilities_are_refused():
         pass
 
 
+def test_dependents_wait_and_let_their_own_begin_and_all_others_do_neither():
+    """griddepcontrol, of compute capability 9.0: one that is launched as a dependent and does not wait reads what is
+    not yet written."""
+    dependents = made("matvec v3 dependent launches bfloat16")
+    assert {one["kernel"] for one in dependents} == {
+        "matvec_few_rows",
+        "matvec_many_rows",
+        "sum_of_splits",
+        "gated_sum_of_splits",
+        "_norm_one_pass",
+        "_turn",
+        "_gated",
+    }
+    assert {one["dependent"] for one in dependents} == {"launched, waits, lets begin"}
+    others = [one for name in NAMES if "dependent" not in name for one in made(name)]
+    assert {one["dependent"] for one in others} == {""}
+
+
 @pytest.mark.skipif(not launch.INTERPRETED, reason="kernels are compiled here")
 def test_where_kernels_are_interpreted_nothing_is_compiled():
     code = "from workbench.kernels.compiling import cases, compiled; compiled(cases()[0])"

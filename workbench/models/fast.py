@@ -14,6 +14,9 @@ recorded step starts them all at once (workbench.models.graphs).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 
@@ -38,7 +41,13 @@ from workbench.models.linear import Matvec, chosen_linear, linear_class
 
 
 def prepare(
-    model: Decoder, *, linear: str = "auto", compile: bool = False, kernels: str = "auto", graphs: bool | str = "auto"
+    model: Decoder,
+    *,
+    linear: str = "auto",
+    compile: bool = False,
+    kernels: str = "auto",
+    graphs: bool | str = "auto",
+    dependent_launches: bool = False,
 ) -> FastDecoder:
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
@@ -50,7 +59,9 @@ def prepare(
     Triton's interpreter, which is for tests), or "auto": triton on a CUDA device where there are kernels for the
     model's shape. What came of it, and why, are `kernels` and `kernels_reason` of the result. graphs: whether an
     `Engine` records its decode steps with this model and replays them (workbench.models.graphs): True, False, or
-    "auto", on a CUDA device where kernels attend; not with compile.
+    "auto", on a CUDA device where kernels attend; not with compile. dependent_launches: our kernels begin while the one
+    before them ends (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off,
+    because nobody has measured yet what it gains.
     Raises WorkbenchError for a linear or kernels that this dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
@@ -58,12 +69,15 @@ def prepare(
     if not isinstance(model, Decoder):
         raise WorkbenchError(f"prepare takes a Decoder, the model that `load` gives, got {type(model).__name__}")
     check_flag("compile", compile)
+    check_flag("dependent_launches", dependent_launches)
     check_graphs(graphs, compiled=compile)
     make, reason = linear_class(linear, model.dtype, model.device), "as asked"
     if linear == "auto":
         make, reason = chosen_linear(model.dtype, model.device)
     made = FastDecoder(model, make, compile_steps=compile, kernels=kernels)
     made.linear_reason, made.graphs = reason, graphs
+    if dependent_launches:
+        made.launch_dependents()
     return made
 
 
@@ -102,11 +116,31 @@ class FastDecoder:
             self._layers = fast_layers(model, make, norm, self._wide, kinds)
             self._head = make(model.head.weight.detach(), None)
             self._steps = self._compiled(model) if compile_steps else None
+        self._launching: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def launch_dependents(self) -> None:
+        """From here on launch our kernels as dependents in `model(batch, kv)`. Raises WorkbenchError where none are, or
+        where this device cannot."""
+        if not self._fused:
+            raise WorkbenchError(
+                f"dependent_launches=True is for our kernels, and {self.name} is arranged with torch:"
+                f" {self.kernels_reason}"
+            )
+        from workbench.kernels import launch
+
+        reason = launch.why_not_dependent(self.device)
+        if reason:
+            raise WorkbenchError(f"{self.name} cannot take dependent_launches=True: {reason}")
+        self._launching = launch.dependent_launches
 
     def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[M, V] logits, one row for each of `batch.logit_rows` (or for all N tokens)."""
         if self._steps is not None and batch.num_tokens == 1:
             return self._steps(*self._start(batch, kv), batch, kv)
+        with self._launching():
+            return self._logits(batch, kv)
+
+    def _logits(self, batch: Batch, kv: Attends) -> torch.Tensor:
         x = self.hidden(batch, kv)
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
