@@ -14,7 +14,7 @@ bytes a thread before the first is used.
            and are added up once, at the end                                      wait for each other once, not per tile
   3        3 rows and more are a product of matrices on tensor cores, the rows    W is read once for 32 rows; small
            padded to 16; `in` is divided among `splits` programs where `out`      matrices fill the device too
-           alone gives too few, whose sums a second small kernel adds in order
+           alone gives too few; the last of them adds up in order
 
 activation=: the weight is a gate's rows and as many of up's, and y [N, out/2] = act(gate) · up, made where the sums
 are. A program takes a row of gate and the same row of up beside each other, so nothing is rearranged in memory; gate
@@ -28,8 +28,9 @@ of x that are multiplied, and the sums scaled at the end. x and w lie in the cac
 memory, nothing is written, and the norm needs no launch. On tensor cores x · w is rounded to 16 bits unscaled, which
 for float16 may be too large: there the norm stays apart.
 
-Split-K is deterministic: partial sums are written and added in a fixed order, no atomics. It costs a launch, so it is
-used only where the programs would leave multiprocessors idle.
+Split-K is deterministic: partial sums are written and added in a fixed order, by the program that comes last
+(arrivals=, see `arrivals`), or by a launch of its own. It is used only where the programs would leave multiprocessors
+idle.
 
 Weights are float32, float16 or bfloat16, x of the same type; sums are float32 throughout. In float32 tensor cores are
 not used (`input_precision="ieee"`), and 4 rows go through version 2. Reference: Williams, Waterman and Patterson,
@@ -47,6 +48,7 @@ import triton.language as tl
 
 from workbench.errors import is_whole
 from workbench.kernels import launch, swiglu, tuning
+from workbench.kernels.arrivals import check_arrivals, enough, is_last
 from workbench.kernels.launch import wait_for_inputs
 from workbench.kernels.norm import rms_norm_reference
 from workbench.kernels.swiglu import activated
@@ -108,24 +110,51 @@ def row_of(x, n, N, k, stride_x, IN, EVEN: tl.constexpr):
 
 
 @triton.jit
-def scaled(total, squares, n, N, IN, eps, squares_of, NORMS: tl.constexpr, WHOLE: tl.constexpr):
-    """total [BLOCK_OUT] of row n by 1 / rms, where this program saw the whole row; else its squares go to squares_of
-    [splits, N], for the sum of the splits."""
+def scaled(total, squares, IN, eps, NORMS: tl.constexpr):
+    """total [BLOCK_OUT] of a row by 1 / rms."""
     if NORMS:
-        square = tl.sum(squares, 0)
-        if WHOLE:
-            total *= 1.0 / tl.sqrt(square / IN + eps)
-        elif (tl.program_id(0) == 0) & (n < N):
-            tl.store(squares_of + tl.program_id(2) * N + n, square)
+        total *= 1.0 / tl.sqrt(tl.sum(squares, 0) / IN + eps)
     return total
 
 
 @triton.jit
-def store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr = False):
-    """total [BLOCK_OUT] of row n to y [splits, N, OUT], in the part of this program's split. ADDS: to what is there."""
+def store_part(parts, squares_of, total, squares, n, N, rows, OUT, NORMS: tl.constexpr):
+    """total [BLOCK_OUT] of row n and the sum of its squares, this program's part of both, to parts [splits, N, OUT] and
+    squares_of [splits, programs, N]."""
+    store_outputs(parts, parts, total, n, N, rows, OUT, False)
+    if NORMS:
+        at = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(squares_of + at * N + n, tl.sum(squares, 0), mask=n < N)
+
+
+@triton.jit
+def all_parts(parts, squares_of, n, N, rows, OUT, IN, eps, NORMS: tl.constexpr):
+    """The sum of what all splits stored of row n, [BLOCK_OUT], in the order of the splits, scaled by 1 / rms."""
+    total = tl.zeros(rows.shape, tl.float32)
+    square = tl.zeros([1], tl.float32)
+    there = (rows < OUT) & (n < N)
+    for split in range(0, tl.num_programs(2)):
+        at = (split * N + n).to(tl.int64) * OUT + rows
+        total += tl.load(parts + at, mask=there, other=0.0, cache_modifier=".cg")
+        if NORMS:
+            row = n + tl.arange(0, 1)
+            of_program = (split * tl.num_programs(0) + tl.program_id(0)) * N
+            square += tl.load(squares_of + of_program + row, mask=row < N, other=0.0, cache_modifier=".cg")
+    if NORMS:
+        total *= 1.0 / tl.sqrt(square / IN + eps)
+    return total
+
+
+@triton.jit
+def store_outputs(
+    y, bias, total, n, N, rows, OUT, HAS_BIAS: tl.constexpr, ADDS: tl.constexpr = False, PART: tl.constexpr = True
+):
+    """total [BLOCK_OUT] of row n to y [splits, N, OUT], in the part of this program's split; without PART to y
+    [N, OUT]. ADDS: to what is there."""
     if HAS_BIAS:
         total += tl.load(bias + rows, mask=rows < OUT, other=0.0).to(tl.float32)
-    at = (tl.program_id(2).to(tl.int64) * N + n) * OUT + rows
+    split = tl.program_id(2).to(tl.int64) if PART else tl.zeros([], tl.int64)
+    at = (split * N + n) * OUT + rows
     stored = (rows < OUT) & (n < N)
     if ADDS:
         total += tl.load(y + at, mask=stored, other=0.0).to(tl.float32)
@@ -179,7 +208,7 @@ def end_row(
 ):
     """total [BLOCK_OUT] of row n to y, gated, added or as it is."""
     if ACTIVATION == "":
-        store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS, ADDS)
+        store_outputs(y, bias, total, n, N, rows, OUT, HAS_BIAS, ADDS, False)
     else:
         total = biased(bias, total[:, None], rows, OUT, HAS_BIAS)
         store_gated(y, total, n + tl.arange(0, 1), N, OUT, 1, BLOCK_OUT, ACTIVATION)
@@ -198,12 +227,15 @@ def matvec_few_rows(
     stride_w,
     blocks_a_split,
     norm_weight,
-    squares_of,
     eps,
+    parts,
+    squares_of,
+    arrivals,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
     NORMS: tl.constexpr,
     WHOLE: tl.constexpr,
+    MERGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -258,17 +290,31 @@ def matvec_few_rows(
                 squares3 += row * row
                 row *= of_norm
             sums3 += tile * row[None, :]
-    total0 = scaled(tl.sum(sums0, 1), squares0, n, N, IN, eps, squares_of, NORMS, WHOLE)
-    end_row(y, bias, total0, n, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
-    if ROWS > 1:
-        total1 = scaled(tl.sum(sums1, 1), squares1, n + 1, N, IN, eps, squares_of, NORMS, WHOLE)
-        end_row(y, bias, total1, n + 1, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
-    if ROWS > 2:
-        total2 = scaled(tl.sum(sums2, 1), squares2, n + 2, N, IN, eps, squares_of, NORMS, WHOLE)
-        end_row(y, bias, total2, n + 2, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
-    if ROWS > 3:
-        total3 = scaled(tl.sum(sums3, 1), squares3, n + 3, N, IN, eps, squares_of, NORMS, WHOLE)
-        end_row(y, bias, total3, n + 3, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
+    if WHOLE:
+        total0 = scaled(tl.sum(sums0, 1), squares0, IN, eps, NORMS)
+        end_row(y, bias, total0, n, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
+        if ROWS > 1:
+            total1 = scaled(tl.sum(sums1, 1), squares1, IN, eps, NORMS)
+            end_row(y, bias, total1, n + 1, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
+        if ROWS > 2:
+            total2 = scaled(tl.sum(sums2, 1), squares2, IN, eps, NORMS)
+            end_row(y, bias, total2, n + 2, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
+        if ROWS > 3:
+            total3 = scaled(tl.sum(sums3, 1), squares3, IN, eps, NORMS)
+            end_row(y, bias, total3, n + 3, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
+    else:
+        store_part(parts, squares_of, tl.sum(sums0, 1), squares0, n, N, rows, OUT, NORMS)
+        if ROWS > 1:
+            store_part(parts, squares_of, tl.sum(sums1, 1), squares1, n + 1, N, rows, OUT, NORMS)
+        if ROWS > 2:
+            store_part(parts, squares_of, tl.sum(sums2, 1), squares2, n + 2, N, rows, OUT, NORMS)
+        if ROWS > 3:
+            store_part(parts, squares_of, tl.sum(sums3, 1), squares3, n + 3, N, rows, OUT, NORMS)
+        if MERGES:  # noqa: SIM102 - both sides of an `and` would be compiled
+            if is_last(arrivals, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.num_programs(2)):
+                for row in tl.static_range(ROWS):
+                    total = all_parts(parts, squares_of, n + row, N, rows, OUT, IN, eps, NORMS)
+                    end_row(y, bias, total, n + row, N, rows, OUT, HAS_BIAS, ADDS, BLOCK_OUT, ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -284,12 +330,15 @@ def matvec_many_rows(
     stride_w,
     blocks_a_split,
     norm_weight,
-    squares_of,
     eps,
+    parts,
+    squares_of,
+    arrivals,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
     NORMS: tl.constexpr,
     WHOLE: tl.constexpr,
+    MERGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -321,23 +370,60 @@ def matvec_many_rows(
             of_norm = tl.load(norm_weight + k, mask=k < IN, other=0.0).to(tl.float32)
             values = (wide * of_norm[None, :]).to(tile.dtype)
         total = tl.dot(tile, tl.trans(values), total, input_precision="ieee")
-    if NORMS:
-        square = tl.sum(squares, 1)
-        if WHOLE:
-            total *= (1.0 / tl.sqrt(square / IN + eps))[None, :]
-        elif tl.program_id(0) == 0:
-            tl.store(squares_of + tl.program_id(2) * N + n, square, mask=n < N)
+    if WHOLE:
+        if NORMS:
+            total *= (1.0 / tl.sqrt(tl.sum(squares, 1) / IN + eps))[None, :]
+        end_rows(y, bias, total, n, N, rows, OUT, HAS_BIAS, ADDS, ROWS, BLOCK_OUT, ACTIVATION)
+    else:
+        store_product(parts, total, n, N, rows, OUT)
+        if NORMS:
+            own = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+            tl.store(squares_of + own * N + n, tl.sum(squares, 1), mask=n < N)
+        if MERGES:  # noqa: SIM102 - both sides of an `and` would be compiled
+            if is_last(arrivals, tl.program_id(0), tl.num_programs(2)):
+                total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
+                square = tl.zeros([ROWS], tl.float32)
+                there = (rows < OUT)[:, None] & (n < N)[None, :]
+                for split in range(0, tl.num_programs(2)):
+                    at = (split * N + n).to(tl.int64)[None, :] * OUT + rows[:, None]
+                    total += tl.load(parts + at, mask=there, other=0.0, cache_modifier=".cg")
+                    if NORMS:
+                        of_program = (split * tl.num_programs(0) + tl.program_id(0)) * N
+                        square += tl.load(squares_of + of_program + n, mask=n < N, other=0.0, cache_modifier=".cg")
+                if NORMS:
+                    total *= (1.0 / tl.sqrt(square / IN + eps))[None, :]
+                end_rows(y, bias, total, n, N, rows, OUT, HAS_BIAS, ADDS, ROWS, BLOCK_OUT, ACTIVATION)
+
+
+@triton.jit
+def end_rows(
+    y,
+    bias,
+    total,
+    n,
+    N,
+    rows,
+    OUT,
+    HAS_BIAS: tl.constexpr,
+    ADDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """total [BLOCK_OUT, ROWS] to y, gated, added or as it is."""
     total = biased(bias, total, rows, OUT, HAS_BIAS)
     if ACTIVATION == "":
-        store_product(y, total, n, N, rows, OUT, ADDS)
+        store_product(y, total, n, N, rows, OUT, ADDS, False)
     else:
         store_gated(y, total, n, N, OUT, ROWS, BLOCK_OUT, ACTIVATION)
 
 
 @triton.jit
-def store_product(y, total, n, N, rows, OUT, ADDS: tl.constexpr = False):
-    """total [BLOCK_OUT, ROWS] to y [splits, N, OUT], in the part of this program's split. ADDS: to what is there."""
-    at = (tl.program_id(2).to(tl.int64) * N + n)[None, :] * OUT + rows[:, None]
+def store_product(y, total, n, N, rows, OUT, ADDS: tl.constexpr = False, PART: tl.constexpr = True):
+    """total [BLOCK_OUT, ROWS] to y [splits, N, OUT], in the part of this program's split; without PART to y [N, OUT].
+    ADDS: to what is there."""
+    split = tl.program_id(2).to(tl.int64) if PART else tl.zeros([], tl.int64)
+    at = (split * N + n)[None, :] * OUT + rows[:, None]
     stored = (rows < OUT)[:, None] & (n < N)[None, :]
     if ADDS:
         total += tl.load(y + at, mask=stored, other=0.0).to(tl.float32)
@@ -345,11 +431,12 @@ def store_product(y, total, n, N, rows, OUT, ADDS: tl.constexpr = False):
 
 
 @triton.jit
-def scale_of(squares_of, n, N, SPLITS, IN, eps):
-    """1 / rms of rows n, from squares_of [splits, N]; of a row beyond the last that of nothing."""
+def scale_of(squares_of, n, N, SPLITS, PROGRAMS, IN, eps):
+    """1 / rms of rows n, from squares_of [splits, programs, N], the same of every program; of a row beyond the last
+    that of nothing."""
     square = tl.zeros(n.shape, tl.float32)
     for split in range(0, SPLITS):
-        square += tl.load(squares_of + split * N + n, mask=n < N, other=0.0)
+        square += tl.load(squares_of + split * PROGRAMS * N + n, mask=n < N, other=0.0)
     return 1.0 / tl.sqrt(square / IN + eps)
 
 
@@ -362,6 +449,7 @@ def sum_of_splits(
     OUT,
     SPLITS,
     squares_of,
+    PROGRAMS,
     IN,
     eps,
     HAS_BIAS: tl.constexpr,
@@ -371,14 +459,14 @@ def sum_of_splits(
     PDL: tl.constexpr = False,
 ):
     """parts [splits, N · out] float32, added in the order of the splits. ADDS: and to what is in y. NORMS: the sum by
-    1 / rms of its row, from squares_of [splits, N]."""
+    1 / rms of its row, from squares_of [splits, programs, N]."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     wait_for_inputs(PDL)
     for split in range(0, SPLITS):
         total += tl.load(parts + split * SIZE + at, mask=at < SIZE, other=0.0)
     if NORMS:
-        total *= scale_of(squares_of, at // OUT, SIZE // OUT, SPLITS, IN, eps)
+        total *= scale_of(squares_of, at // OUT, SIZE // OUT, SPLITS, PROGRAMS, IN, eps)
     if HAS_BIAS:
         total += tl.load(bias + at % OUT, mask=at < SIZE, other=0.0).to(tl.float32)
     if ADDS:
@@ -395,6 +483,7 @@ def gated_sum_of_splits(
     OUT,
     SPLITS,
     squares_of,
+    PROGRAMS,
     IN,
     eps,
     HAS_BIAS: tl.constexpr,
@@ -413,7 +502,7 @@ def gated_sum_of_splits(
         gate += tl.load(parts + split * SIZE + first, mask=there, other=0.0)
         up += tl.load(parts + split * SIZE + first + half, mask=there, other=0.0)
     if NORMS:
-        scale = scale_of(squares_of, at // half, SIZE // OUT, SPLITS, IN, eps)
+        scale = scale_of(squares_of, at // half, SIZE // OUT, SPLITS, PROGRAMS, IN, eps)
         gate, up = gate * scale, up * scale
     if HAS_BIAS:
         gate += tl.load(bias + at % half, mask=there, other=0.0).to(tl.float32)
@@ -475,10 +564,10 @@ def add_parts(
     activation: str | None = None,
     *,
     adds: bool = False,
-    norm: tuple[torch.Tensor, int, float] | None = None,
+    norm: tuple[torch.Tensor, int, int, float] | None = None,
 ) -> None:
     """y [N, out] = the sum of parts [splits, N, out], and the bias; with an activation y [N, out/2] is gated. adds: to
-    what is in y. norm: squares [splits, N] of x, its width and eps, by which the sums are scaled."""
+    what is in y. norm: squares [splits, programs, N] of x, programs, its width and eps, for their scale."""
     block, more = 256, {"ADDS": adds} if activation is None else {"ACTIVATION": activation}
     launch.launch(
         sum_of_splits if activation is None else gated_sum_of_splits,
@@ -489,7 +578,7 @@ def add_parts(
         parts[0].numel(),
         parts.shape[2],
         parts.shape[0],
-        *((parts, 0, 0.0) if norm is None else norm),
+        *((parts, 0, 0, 0.0) if norm is None else norm),
         HAS_BIAS=bias is not None,
         NORMS=norm is not None,
         **more,
@@ -510,6 +599,7 @@ def matvec(
     activation: str | None = None,
     residual: torch.Tensor | None = None,
     norm: tuple[torch.Tensor, float] | None = None,
+    arrivals: torch.Tensor | None = None,
     version: int = 3,
     config: Config | None = None,
 ) -> torch.Tensor:
@@ -518,7 +608,9 @@ def matvec(
     activation: "silu" or "gelu_tanh" of a gate in the first half of the weight's rows, times the second half:
     [N, out/2]; from version 2 on. residual: [N, out] of any float type, to which the product is added in place, and
     which is returned; from version 2 on. norm: weight [in] and eps of an RMSNorm of x, where `norms` says that it can
-    be part of the product; x may then be of any float type, and the result is of the weight's.
+    be part of the product; x may then be of any float type, and the result is of the weight's. arrivals: int32 zeros
+    (`kernels.arrivals`), which are zeros again afterwards: with them the last program adds the parts up where `in` is
+    divided, and there is one launch; without, or with too few, a launch of its own adds.
 
     Rows of x and of the weight may lie apart; within a row numbers are neighbours. splits: into how many parts `in` is
     divided; None: what the device needs. config: blocks to use instead of the chosen ones, for tuning.
@@ -540,6 +632,7 @@ def matvec(
     check_splits(name, splits, version)
     check_activation(name, activation, out_features, version)
     check_residual(name, x, residual, out_features, activation, version)
+    check_arrivals(name, arrivals, x.device)
     adds = residual is not None
     y = residual
     if y is None:
@@ -573,10 +666,12 @@ def matvec(
     chunks = 1 if tensor_cores else launch.cdiv(rows, padded)
     blocks = launch.cdiv(in_features, block_in)
     splits = _splits(splits, version, programs * chunks, blocks, x.device)
-    # a part of a sum cannot be gated
     whole = splits == 1
-    parts = y if whole else x.new_empty(splits, rows, out_features, dtype=torch.float32)
-    squares = x.new_empty(splits, rows, dtype=torch.float32) if norm is not None and not whole else parts
+    merges = not whole and enough(arrivals, programs * chunks)
+    parts, squares = y, y
+    if not whole:
+        parts = x.new_empty(splits, rows, out_features, dtype=torch.float32)
+        squares = x.new_empty(splits, programs, rows, dtype=torch.float32) if norm is not None else parts
     norm_weight, eps = norm or (weight, 0.0)
     launch.launch(
         matvec_many_rows if tensor_cores else matvec_few_rows,
@@ -584,20 +679,23 @@ def matvec(
         x,
         weight,
         given,
-        parts,
+        y,
         rows,
         out_features,
         in_features,
         *strides,
         launch.cdiv(blocks, splits),
         norm_weight,
-        squares,
         eps,
-        HAS_BIAS=bias is not None and whole,
-        ADDS=adds and whole,
+        parts,
+        squares,
+        arrivals if merges else y,
+        HAS_BIAS=bias is not None and (whole or merges),
+        ADDS=adds and (whole or merges),
         NORMS=norm is not None,
         WHOLE=whole,
-        ACTIVATION=(activation or "") if whole else "",
+        MERGES=merges,
+        ACTIVATION=(activation or "") if whole or merges else "",  # a part of a sum cannot be gated
         EVEN=in_features % block_in == 0,
         ROWS=padded,
         BLOCK_OUT=block_out,
@@ -605,8 +703,8 @@ def matvec(
         STAGES=config.num_stages,
         num_warps=config.num_warps,
     )
-    if not whole:
-        of_sums = None if norm is None else (squares, in_features, eps)
+    if not whole and not merges:
+        of_sums = None if norm is None else (squares, programs, in_features, eps)
         add_parts(parts, y, bias, activation, adds=adds, norm=of_sums)
     return y
 

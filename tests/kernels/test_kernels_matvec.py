@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kernel_claims import TOLERANCE, assert_near, dtypes, on_each_device
 
 from workbench.kernels import launch, matvec, matvec_int4, matvec_int8, tuning
+from workbench.kernels.arrivals import counters
 
 few = settings(max_examples=12, deadline=None)
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 16, 17, 32])
@@ -156,6 +157,50 @@ def test_a_norm_is_part_of_the_product(device, rows, out, inside, splits, beside
     assert y.dtype == dtype
     assert_near(y, truth, tolerance(dtype))
     assert splits is None or counted.total() == 1 + (splits > 1)
+
+
+@on_each_device
+@few
+@given(
+    rows=SIZES,
+    out=st.sampled_from([2, 64, 66, 130]),
+    inside=INPUTS,
+    splits=st.sampled_from([2, 5]),
+    besides=st.sampled_from(["", "bias", "gate", "residual", "bias and gate"]),
+    normed=st.booleans(),
+    half=st.booleans(),
+)
+def test_the_last_program_adds_the_parts_up(device, rows, out, inside, splits, besides, normed, half):
+    """In one launch, whatever is done besides, bit for bit as a launch of its own does; counters are zeros again."""
+    dtype = dtypes(device)[-1 if half else 0]
+    x = random(rows, inside, seed=1, dtype=dtype, device=device)
+    weight = random(out, inside, seed=2, dtype=dtype, device=device) / inside**0.5
+    asked = {"bias": random(out, seed=3, dtype=dtype, device=device) if "bias" in besides else None}
+    if "gate" in besides:
+        asked["activation"] = "silu"
+    if normed and matvec.norms(rows, dtype):
+        asked["norm"] = 1 + random(inside, seed=4, dtype=dtype, device=device) / 2, 1e-5
+    count = counters(device)
+    ours, apart = (
+        {"residual": random(rows, out, seed=5, dtype=dtype, device=device)} if besides == "residual" else {}
+        for _ in range(2)
+    )
+    for again in range(2):
+        with launch.launches() as counted:
+            y = matvec.matvec(x, weight, splits=splits, arrivals=count, **asked, **ours)
+        assert counted.total() == 1 and not count.any()
+        expected = matvec.matvec(x, weight, splits=splits, **asked, **apart)
+        assert y.equal(expected) if not normed else assert_near(y, expected.double()) is None, again
+    with launch.launches() as counted:
+        matvec.matvec(x, weight, splits=splits, arrivals=count[:0], **asked)
+    assert counted.total() == 2
+
+
+def test_arrivals_that_cannot_count_are_refused():
+    x, weight = torch.ones(2, 8), torch.ones(6, 8)
+    for arrivals, words in ((torch.zeros(9), "must be one of int32"), (counters("cpu")[::2], "must be contiguous")):
+        with pytest.raises(launch.Unsupported, match=words):
+            matvec.matvec(x, weight, arrivals=arrivals)
 
 
 def test_a_norm_that_cannot_be_is_refused():

@@ -11,6 +11,7 @@ kernel for a few rows on a CUDA device. Weights in fewer bits are further classe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -89,12 +90,14 @@ class TritonMatvec:
         reason = why_not_triton(weight.dtype, weight.device)
         if reason:
             raise WorkbenchError(f"this weight cannot go through a Triton kernel: {reason}; use the plain linear")
+        from workbench.kernels.arrivals import counters
         from workbench.kernels.matvec import matvec, norms
 
         self.out_features, self.in_features = weight.shape
         self.weight, self.bias = weight.contiguous(), bias
         self.weight_bytes = _bytes(weight, bias)
-        self._multiply, self._norms = matvec, norms
+        self._norms = norms
+        self._multiply = functools.partial(matvec, arrivals=counters(weight.device))  # one product at a time
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > self.MAX_ROWS:
