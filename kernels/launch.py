@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import numpy
 import torch
 
 from workbench.errors import WorkbenchError
@@ -50,6 +51,20 @@ if _IMPORTED_BEFORE and (type(tl.cdiv).__name__ == "InterpretedFunction") != INT
         f" {'compile' if INTERPRETED else 'interpret'} them; import workbench first, or start Python with"
         f" {INTERPRET}={int(INTERPRETED)}"
     )
+
+
+def interpreter_misfit(triton_version: str, numpy_version: str) -> str:
+    """Why this Triton's interpreter does not run with this numpy; "" where it does. Up to Triton 3.6 it takes int() of
+    arrays of one value, which numpy 2.4 no longer gives: a loop whose bounds are arguments ends in a TypeError."""
+    of_triton, of_numpy = (tuple(map(int, v.split(".")[:2])) for v in (triton_version, numpy_version))
+    if of_triton >= (3, 7) or of_numpy < (2, 4):
+        return ""
+    return (
+        f"the interpreter of Triton {triton_version} needs a numpy older than 2.4, and this is {numpy_version}; pip"
+        f' install "numpy<2.4", as constraints-gpu.txt has it, or Triton 3.7'
+    )
+
+
 _WRONG_KIND = "JITFunction" if INTERPRETED else "InterpretedFunction"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 MIN_CAPABILITY = (8, 0)  # Ampere: bfloat16, asynchronous copies
@@ -67,7 +82,9 @@ def why_not(device: torch.device | str, least: tuple[int, int] = MIN_CAPABILITY)
     """Why kernels do not run on this device; "" where they do."""
     device = torch.device(device)
     if device.type == "cpu":
-        return "" if INTERPRETED else f"Triton runs on CPU tensors only in its interpreter ({INTERPRET}=1); here {WHY}"
+        if INTERPRETED:
+            return interpreter_misfit(triton.__version__, numpy.__version__)
+        return f"Triton runs on CPU tensors only in its interpreter ({INTERPRET}=1); here {WHY}"
     if device.type != "cuda":
         return f"Triton kernels are for CUDA devices, or the CPU through the interpreter; the tensors are on {device}"
     if INTERPRETED:

@@ -22,15 +22,22 @@ from packaging.utils import canonicalize_name
 
 from workbench.errors import WorkbenchError
 from workbench.jupyter import DISPLAY_NAME, KERNEL_NAME, OVERRIDES, install, installed_paths
+from workbench.kernels.launch import interpreter_misfit
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINS = {
-    canonicalize_name(r.name): r.specifier
-    for line in (ROOT / "constraints.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-    for r in [Requirement(line)]
-}
+
+
+def pins(name: str) -> dict[str, SpecifierSet]:
+    return {
+        canonicalize_name(r.name): r.specifier
+        for line in (ROOT / name).read_text().splitlines()
+        if line and not line.startswith("#")
+        for r in [Requirement(line)]
+    }
+
+
+PINS, GPU_PINS = pins("constraints.txt"), pins("constraints-gpu.txt")
 
 
 def tracked_files() -> list[Path]:
@@ -192,9 +199,24 @@ def test_every_dependency_is_pinned_inside_its_range(requirement):
     assert pin.operator == "==" and requirement.specifier.contains(pin.version), f"{requirement} against {pin}"
 
 
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda r: r.name)
+def test_what_a_gpu_machine_has_of_ours_is_in_range_and_fits_together(requirement):
+    pin = next(iter(GPU_PINS.get(canonicalize_name(requirement.name), ())), None)
+    assert pin is None or requirement.specifier.contains(pin.version), f"{requirement} against {pin}"
+
+
+def test_the_set_of_a_gpu_machine_is_the_one_that_was_tried():
+    chosen = {name: str(GPU_PINS[name]) for name in ("torch", "triton", "transformers")}
+    assert chosen == {"torch": "==2.11.0", "triton": "==3.6.0", "transformers": "==5.17.0"}
+    assert {"pytest", "hypothesis", "numpy", "safetensors", "tokenizers", "psutil"} <= GPU_PINS.keys()
+    of_triton, of_numpy = (next(iter(GPU_PINS[name])).version for name in ("triton", "numpy"))
+    assert not interpreter_misfit(of_triton, of_numpy), "that Triton's interpreter cannot run with that numpy"
+    assert not GPU_PINS.keys() & {"ipywidgets", "jupyterlab", "ipykernel", "nbval", "nbformat"}
+
+
 def test_every_pin_is_one_exact_public_version():
     """A local version such as 2.13.0+cpu exists on one kind of machine only."""
-    for name, specifier in PINS.items():
+    for name, specifier in [*PINS.items(), *GPU_PINS.items()]:
         (pin,) = specifier
         assert pin.operator == "==" and "+" not in pin.version and "*" not in pin.version, f"{name}{specifier}"
 

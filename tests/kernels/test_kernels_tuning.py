@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from kernel_claims import on_each_device
 
 from workbench.errors import WorkbenchError
-from workbench.kernels import launch, tuning
+from workbench.instruments import doctor
+from workbench.kernels import launch, softmax, tuning
 from workbench.kernels.launch import Unsupported, Work
 from workbench.kernels.tuning import Config, Table
 
@@ -364,6 +365,25 @@ def test_a_value_that_triton_does_not_read_is_refused():
     for value in ("yes", "2", "cpu"):
         with pytest.raises(WorkbenchError, match=rf"TRITON_INTERPRET must be 1 .*or 0 .*got '{value}'"):
             launch.decide({"TRITON_INTERPRET": value}, cuda=False)
+
+
+def test_an_interpreter_that_does_not_fit_numpy_is_named_with_what_to_install(monkeypatch):
+    for of_triton, of_numpy in (("3.6.0", "2.4.0"), ("3.6.0+git1", "2.5.2"), ("3.5.1", "3.0.0rc1")):
+        said = launch.interpreter_misfit(of_triton, of_numpy)
+        assert (
+            f"Triton {of_triton} needs a numpy older than 2.4, and this is {of_numpy}" in said and "pip install" in said
+        )
+    for fitting in (("3.6.0", "2.3.5"), ("3.6.0", "1.26.4"), ("3.7.1", "2.5.5"), ("4.0.0", "3.0.0")):
+        assert not launch.interpreter_misfit(*fitting)
+    monkeypatch.setattr(launch, "INTERPRETED", True)
+    monkeypatch.setattr(launch.triton, "__version__", "3.6.0")
+    monkeypatch.setattr(launch.numpy, "__version__", "2.4.6")
+    with pytest.raises(
+        launch.Unsupported, match=r"softmax: the interpreter of Triton 3\.6\.0 needs a numpy older than 2\.4"
+    ):
+        softmax.softmax(torch.zeros(2, 2))
+    (found,) = doctor._triton()
+    assert found.ok is False and "this is 2.4.6" in found.found and "numpy<2.4" in found.fix
 
 
 SOFTMAX = "import torch; from workbench.kernels.softmax import softmax; softmax(torch.zeros(2, 2))"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -47,13 +48,42 @@ def waits_for_a_gpu(item) -> bool:
     return any("needs a CUDA device" in reason for reason in reasons)
 
 
+IMPORTS = """
+import importlib, pkgutil, workbench, workbench.kernels
+for package in (workbench, workbench.kernels):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if found.name.endswith("__main__"):
+            continue  # an entry of Jupyter
+        try:
+            importlib.import_module(found.name)
+        except ImportError as error:
+            print(found.name, error.name)
+"""
+
+
 @pytest.fixture(scope="module")
-def collected(tmp_path_factory):
-    """What the command would run, collected as on a machine that has nothing of Jupyter."""
+def bare(tmp_path_factory):
+    """A folder that makes Python one that has nothing of Jupyter, when it is on its path."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "sitecustomize.py").write_text(
         f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))\n"  # None: importing it raises ImportError
     )
+    return folder
+
+
+def test_without_jupyter_all_that_is_not_a_panel_can_be_imported(bare):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(bare), str(ROOT)])}
+    ran = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    failed = dict(line.split() for line in ran.stdout.splitlines())
+    others = {name: lacks for name, lacks in failed.items() if ".panels." not in name or lacks != "ipywidgets"}
+    assert not others and "workbench.panels.base" in failed
+
+
+@pytest.fixture(scope="module")
+def collected(bare):
+    """What the command would run, collected as on a machine that has nothing of Jupyter."""
+    folder = bare
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(folder))
         environment.delenv(gpu_tests.REHEARSAL, raising=False)

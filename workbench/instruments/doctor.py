@@ -152,6 +152,9 @@ def _triton() -> Iterator[Finding]:
     except WorkbenchError as error:
         yield Finding("triton", False, f"{version}: {error}", "unset TRITON_INTERPRET, or set it to 0 or 1")
         return
+    if misfit := launch.INTERPRETED and launch.why_not("cpu"):
+        yield Finding("triton", False, f"{version}: {misfit}", 'pip install "numpy<2.4"')
+        return
     how = "interpreted, on the CPU" if launch.INTERPRETED else "compiled, for CUDA devices"
     yield Finding("triton", True, f"{version}, kernels are {how}: {launch.WHY}")
 
