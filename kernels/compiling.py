@@ -26,7 +26,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -140,6 +140,33 @@ def compiled(call: Callable[[], object], capability: str = "9.0") -> list[Compil
         with launch.instead(compile_only):
             call()
     return list(found.values())
+
+
+def variants(calls: Iterable[Callable[[], object]], capability: str = "9.0") -> dict[str, int]:
+    """Of each kernel, how many times `calls` would have it compiled. Nothing is compiled: Triton is asked whether it
+    would. Beside the constants (`tl.constexpr`) it makes a variant for a number that is 1, for one that is divisible by
+    16 and for an address that is, where the kernel does not say `do_not_specialize`; on a GPU each is a second in which
+    a server answers nobody. Where the interpreter is off, as `compiled`."""
+    found: dict[str, set[object]] = {}
+
+    def keep(*, key, fn, **_) -> bool:
+        found.setdefault(fn.jit_function.fn.__name__, set()).add(key)
+        return True  # do not compile
+
+    def ask(kernel, grid, arguments, options) -> None:
+        kernel.warmup(*arguments, grid=grid, **options)
+
+    with described(capability):
+        from triton import knobs
+
+        from workbench.kernels import launch
+
+        if launch.INTERPRETED:
+            raise WorkbenchError(f"Triton was imported to interpret; start Python with {launch.INTERPRET}=0")
+        with mock.patch.object(knobs.runtime, "jit_cache_hook", keep), launch.instead(ask):
+            for call in calls:
+                call()
+    return {name: len(keys) for name, keys in found.items()}
 
 
 def _seen(kernel, made) -> Compiled:

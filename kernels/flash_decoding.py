@@ -48,6 +48,7 @@ from workbench.kernels.flash_attention import (
 )
 from workbench.kernels.launch import Unsupported, Work, cdiv, next_power_of_2
 from workbench.kernels.merge import merge, merge_reference, merge_work
+from workbench.kernels.ranges import PER_STEP_TENSORS, split_bounds
 
 __all__ = ["flash_decode", "flash_decode_reference", "flash_decode_work", "merge", "merge_reference", "merge_work"]
 
@@ -78,30 +79,19 @@ def seen_range(length, WINDOW: tl.constexpr, SINKS: tl.constexpr):
 
 
 @triton.jit
-def split_range(count, split, SPLITS: tl.constexpr, KEYS: tl.constexpr):
-    """[begin, end) of the split's keys: whole tiles, as even as they go; the last splits of a short text have none."""
-    if SPLITS == 1:
-        return 0, count
-    else:
-        each = tl.cdiv(tl.cdiv(count, SPLITS), KEYS) * KEYS
-        begin = tl.minimum(split * each, count)
-        return begin, tl.minimum(begin + each, count)
-
-
-@triton.jit
-def store_part(out, lse, at, best, total, mixed, inside, column, VALUE: tl.constexpr, SPLITS: tl.constexpr):
-    """The rows of a tile to out [at, VALUE]; of a split also lse [at], and of an empty one that alone."""
+def store_part(out, lse, at, best, total, mixed, inside, column, VALUE: tl.constexpr, WITH_LSE: tl.constexpr):
+    """The rows of a tile to out [at, VALUE]; of a split (WITH_LSE) also lse [at], and of an empty one that alone."""
     divisor = tl.where(total == 0.0, 1.0, total)
     result = mixed / divisor[:, None]
     target = out + at[:, None] * VALUE + column[None, :]
     stored = inside[:, None] & (column < VALUE)[None, :]
-    if SPLITS > 1:
+    if WITH_LSE:
         stored = stored & (total > 0.0)[:, None]
         tl.store(lse + at, (best + tl.log2(divisor)) * 0.6931471805599453, mask=inside)  # −∞ where best is
     tl.store(target, result.to(out.dtype.element_ty), mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _decode_head_kernel(
     q,
     k,
@@ -155,7 +145,7 @@ def _decode_head_kernel(
     tl.store(target, result.to(out.dtype.element_ty), mask=value_column < VALUE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _decode_kernel(
     q,
     k,
@@ -181,7 +171,7 @@ def _decode_kernel(
     PADDED_VALUE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    WITH_LSE: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -195,7 +185,7 @@ def _decode_kernel(
     head = of_keys * GROUP + row
     query = load_rows(q + sequence * q_sequence, head * q_head, inside, column, SIZE, PADDED, True)
     count, sunk, skipped = seen_range(tl.load(lengths + sequence), WINDOW, SINKS)
-    begin, end = split_range(count, split, SPLITS, KEYS)
+    begin, end = split_bounds(count, split, tl.num_programs(1), KEYS)
     key_base = k + sequence * k_sequence + of_keys * k_head
     value_base = v + sequence * v_sequence + of_keys * v_head
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -209,7 +199,7 @@ def _decode_kernel(
         value = load_rows(value_base, place * v_token, there, value_column, VALUE, PADDED_VALUE, True)
         best, total, mixed = fold(query, key, value, there[None, :], best, total, mixed, scale, True, PRECISION)
     at = (split * tl.num_programs(2) + sequence) * heads + head
-    store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, SPLITS)
+    store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, WITH_LSE)
 
 
 # -- splits ------------------------------------------------------------------------------------------------------------
@@ -332,7 +322,7 @@ def flash_decode(
         *strides,
         **common,
         TILES=tiles,
-        SPLITS=splits,
+        WITH_LSE=splits > 1,
         PRECISION=precision(q.dtype),
         ROWS=rows,
         **config.options,

@@ -52,6 +52,8 @@ from workbench.kernels.launch import (
 )
 from workbench.kernels.merge import merge
 from workbench.kernels.ranges import (
+    PER_STEP,
+    PER_STEP_TENSORS,
     blocks_of,
     check_block_size,
     check_splits,
@@ -77,7 +79,7 @@ LOG2_E = math.log2(math.e)
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP, do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _latent_decode_heads(
     q,
     latents,
@@ -126,7 +128,7 @@ def _latent_decode_heads(
     tl.store(out + (sequence * heads + head) * RANK + rank, acc.to(out.dtype.element_ty), mask=rank < RANK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP, do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _latent_decode_tiles(
     q,
     latents,
@@ -194,7 +196,7 @@ def _latent_decode_tiles(
         tl.store(lse + target, tl.where(empty, -float("inf"), whole), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP, do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _latent_decode_transposed(
     q,
     latents,

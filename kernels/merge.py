@@ -37,11 +37,12 @@ from workbench.kernels.launch import (
 from workbench.kernels.tuning import Config, choose
 
 VERSIONS = {1: "one part after the other, rescaled", 2: "all lse first, then blocks of parts"}
-MAX_PARTS = 4096
+LSE_AT_ONCE = (16, 256, 4096)
+MAX_PARTS = LSE_AT_ONCE[-1]
 DEFAULT = Config.of(num_warps=4, num_stages=1, COLUMNS=128, PARTS=16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _merge_online(parts, lse, out, merged, rows, splits, width, COLUMNS: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width
@@ -64,7 +65,7 @@ def _merge_online(parts, lse, out, merged, rows, splits, width, COLUMNS: tl.cons
         tl.store(merged + row, tl.where(empty, -float("inf"), maximum + tl.log(tl.where(empty, 1.0, total))))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _merge_blocks(
     parts, lse, out, merged, rows, splits, width, ALL: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -122,8 +123,9 @@ def merge(
     if version == 1:
         launch(_merge_online, grid, *common, COLUMNS=columns, num_warps=config.num_warps)
     else:
-        block = min(config["PARTS"], next_power_of_2(splits))
-        sizes = {"ALL": next_power_of_2(splits), "PARTS": block, "COLUMNS": columns}
+        # not the next power of two of splits: that changes as texts grow, and each is compiled
+        every = next(size for size in LSE_AT_ONCE if splits <= size)
+        sizes = {"ALL": every, "PARTS": config["PARTS"], "COLUMNS": columns}
         launch(_merge_blocks, grid, *common, **sizes, num_warps=config.num_warps)
     return out, merged
 

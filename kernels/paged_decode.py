@@ -59,10 +59,10 @@ from workbench.kernels.flash_decoding import (
     part_tensors,
     rows_of,
     seen_range,
-    split_range,
     store_part,
 )
 from workbench.kernels.launch import Unsupported, Work, cdiv
+from workbench.kernels.ranges import PER_STEP, PER_STEP_TENSORS, split_bounds
 
 VERSIONS: dict[int, str] = {
     1: "from block to block",
@@ -81,7 +81,7 @@ def places(table, at, there, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr):
     return block.to(tl.int64) * BLOCK_SIZE + at % BLOCK_SIZE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP, do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _by_block_kernel(
     q,
     k,
@@ -140,10 +140,10 @@ def _by_block_kernel(
         value = load_rows(v + of_keys * v_head, place * v_place, seen, value_column, VALUE, PADDED_VALUE, True)
         best, total, mixed = fold(query, key, value, seen[None, :], best, total, mixed, scale, True, PRECISION)
     at = sequence * heads + head
-    store_part(out, out, at, best, total, mixed, inside, value_column, VALUE, 1)
+    store_part(out, out, at, best, total, mixed, inside, value_column, VALUE, False)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP, do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _paged_decode_kernel(
     q,
     k,
@@ -170,7 +170,7 @@ def _paged_decode_kernel(
     PADDED_VALUE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    WITH_LSE: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -184,7 +184,7 @@ def _paged_decode_kernel(
     head = of_keys * GROUP + row
     query = load_rows(q + sequence * q_sequence, head * q_head, inside, column, SIZE, PADDED, True)
     count, sunk, skipped = seen_range(tl.load(lengths + sequence), WINDOW, SINKS)
-    begin, end = split_range(count, split, SPLITS, KEYS)
+    begin, end = split_bounds(count, split, tl.num_programs(1), KEYS)
     table = tables + sequence * table_row
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -197,7 +197,7 @@ def _paged_decode_kernel(
         value = load_rows(v + of_keys * v_head, place * v_place, there, value_column, VALUE, PADDED_VALUE, True)
         best, total, mixed = fold(query, key, value, there[None, :], best, total, mixed, scale, True, PRECISION)
     at = (split * tl.num_programs(2) + sequence) * heads + head
-    store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, SPLITS)
+    store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, WITH_LSE)
 
 
 # -- the call ----------------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def paged_decode(
         heads,
         *strides,
         **options,
-        SPLITS=splits,
+        WITH_LSE=splits > 1,
     )
     if splits > 1:
         merge(parts, lse, out=out)

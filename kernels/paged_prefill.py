@@ -53,9 +53,10 @@ from workbench.kernels.flash_attention import (
     seen_keys,
     tile_rows,
 )
-from workbench.kernels.flash_decoding import check_splits, choose_splits, merge, part_tensors, split_range, store_part
+from workbench.kernels.flash_decoding import check_splits, choose_splits, merge, part_tensors, store_part
 from workbench.kernels.launch import Unsupported, Work, cdiv
 from workbench.kernels.paged_decode import check_out, check_paged, gather, places, seen_blocks
+from workbench.kernels.ranges import PER_STEP, PER_STEP_TENSORS, split_bounds
 
 VERSIONS: dict[int, str] = {
     1: "all keys in every tile, masked",
@@ -64,7 +65,7 @@ VERSIONS: dict[int, str] = {
 }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP, do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _paged_prefill_kernel(
     q,
     k,
@@ -76,6 +77,7 @@ def _paged_prefill_kernel(
     lse,
     scale,
     tokens,
+    splits,
     heads,
     groups,
     table_row,
@@ -94,16 +96,16 @@ def _paged_prefill_kernel(
     PADDED_VALUE: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    WITH_LSE: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Grid (tiles of ROWS rows · SPLITS · G, B), neighbours in G. SKIP: versions 2 and 3."""
+    """Grid (tiles of ROWS rows · splits · G, B), neighbours in G. SKIP: versions 2 and 3."""
     program, sequence = tl.program_id(0), tl.program_id(1)
-    of_keys, split = program % groups, program // groups % SPLITS
+    of_keys, split = program % groups, program // groups % splits
     # those with most keys first
-    tile = tl.num_programs(0) // groups // SPLITS - 1 - program // groups // SPLITS
+    tile = tl.num_programs(0) // groups // splits - 1 - program // groups // splits
     start_token = tl.load(query_starts + sequence)
     new = tl.load(query_starts + sequence + 1) - start_token
     if tile * ROWS < new * GROUP:
@@ -126,7 +128,7 @@ def _paged_prefill_kernel(
                 sunk = tl.minimum(first, SINKS)
             else:
                 all_see = past + tile * ROWS // GROUP + 1
-        begin, end = split_range(sunk + last - first, split, SPLITS, KEYS)
+        begin, end = split_bounds(sunk + last - first, split, splits, KEYS)
         border = tl.maximum(tl.minimum(all_see // KEYS * KEYS, end // KEYS * KEYS), begin)
         table = tables + sequence.to(tl.int64) * table_row
         key_base, value_base = k + of_keys * k_head, v + of_keys * v_head
@@ -151,7 +153,7 @@ def _paged_prefill_kernel(
                 seen = seen & ((at[None, :] > position[:, None] - WINDOW) | (at[None, :] < SINKS))
             best, total, mixed = fold(query, key, value, seen, best, total, mixed, scale, True, PRECISION)
         at = (split.to(tl.int64) * tokens + token) * heads + head
-        store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, SPLITS)
+        store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, WITH_LSE)
 
 
 # -- the call ----------------------------------------------------------------------------------------------------------
@@ -221,6 +223,7 @@ def paged_prefill(
         lse,
         scale * LOG2_E,
         tokens,
+        splits,
         heads,
         groups,
         tables.stride(0),
@@ -236,7 +239,7 @@ def paged_prefill(
         PADDED_VALUE=padded(value),
         WINDOW=window or 0,
         SINKS=sinks,
-        SPLITS=splits,
+        WITH_LSE=splits > 1,
         PRECISION=precision(q.dtype),
         **config.options,
     )

@@ -59,6 +59,8 @@ from workbench.kernels.launch import (
 )
 from workbench.kernels.merge import merge
 from workbench.kernels.ranges import (
+    PER_STEP,
+    PER_STEP_TENSORS,
     blocks_of,
     check_block_size,
     check_splits,
@@ -169,7 +171,7 @@ def scales_of(s, z, FORMAT: tl.constexpr):
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP, do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _paged_quantized_heads(
     q,
     k_codes,
@@ -251,7 +253,7 @@ def _paged_quantized_heads(
         tl.store(target + V_BYTES, (acc_1 / total).to(out.dtype.element_ty), mask=v_at < V_BYTES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP, do_not_specialize_on_alignment=PER_STEP_TENSORS)
 def _paged_quantized_tiles(
     q,
     k_codes,

@@ -22,6 +22,10 @@ import triton.language as tl
 from workbench.errors import is_whole
 from workbench.kernels.launch import Unsupported, cdiv
 
+# What differs from step to step in serving: Triton must not make variants of a kernel for a 1, a multiple of 16 or an
+# aligned address among these (lengths lie behind tables of any width, in one tensor)
+PER_STEP = ("table_row", "tokens", "splits")
+PER_STEP_TENSORS = ("tables", "lengths", "query_starts")
 NO_WINDOW = 2**31 - 1
 MAX_SPLITS = 256
 MIN_TOKENS = 256  # a split: below, writing and merging its result costs more than it reads. Not yet measured

@@ -4,10 +4,13 @@ registers, and multiply on tensor cores. No GPU is needed for that; how fast the
 from __future__ import annotations
 
 import inspect
+import json
+import os
 import subprocess
 import sys
 from functools import cache
 
+import growing_texts
 import pytest
 import torch
 from kernel_claims import on_each_device
@@ -162,6 +165,23 @@ def test_dependents_wait_and_let_their_own_begin_and_all_others_do_neither():
     assert {one["dependent"] for one in dependents} == {"launched, waits, lets begin"}
     others = [one for name in NAMES if "dependent" not in name for one in made(name)]
     assert {one["dependent"] for one in others} == {""}
+
+
+@pytest.mark.parametrize(
+    ("kept", "wanted"),
+    [  # one with a single split and one with several; of prompts, times four sizes of a tile
+        ("keys and values", {"_paged_decode_kernel": 2, "_merge_blocks": 2, "_paged_prefill_kernel": 8}),
+        ("latents", {"_latent_decode_transposed": 2, "_merge_blocks": 2}),
+        ("int8", {"_paged_quantized_tiles": 2, "_merge_blocks": 2}),
+    ],
+)
+def test_a_server_of_growing_texts_has_few_variants_compiled(kept, wanted):
+    """With splits as a constant they were 18, 10 and 62; of latents and int8 6 and 10."""
+    command = [sys.executable, growing_texts.__file__, kept]
+    environment = {**os.environ, launch.INTERPRET: "0"}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout) == wanted
 
 
 @pytest.mark.skipif(not launch.INTERPRETED, reason="kernels are compiled here")
