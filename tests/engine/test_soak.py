@@ -28,13 +28,24 @@ def test_random_requests_get_their_texts_and_wrong_ones_their_error():
     soaked = soak(RUNS)
     assert soaked.failed_seed is None, f"seed {soaked.failed_seed}: {soaked.message}"
     assert soaked.counts["runs"] == RUNS
-    for what in ("good", "bad", "texts", "preemptions", "swaps", "forks", "aborts", "drafted", "accepted", "threads"):
+    for what in (
+        "good",
+        "bad",
+        "texts",
+        "preemptions",
+        "swaps",
+        "forks",
+        "aborts",
+        "drafted",
+        "accepted",
+        "free threads",
+    ):
         assert soaked.counts[what] > 0, what
     assert soaked.counts["late failures"] > 0
 
 
 def every_request_is_taken(monkeypatch):
-    monkeypatch.setattr("workbench.serving.engine.check_fits_model", lambda request, model: None)
+    monkeypatch.setattr("workbench.decoding.request_checks.check_fits_model", lambda request, model: None)
 
 
 def drafts_are_always_accepted(monkeypatch):

@@ -67,7 +67,7 @@ REASONS = {
         "workbench/models/evaluation.py parses: SyntaxError, ValueError, OverflowError",
         "workbench/processes.py _event: ValueError",
         "workbench/records/__init__.py _is_date: ValueError",
-        "workbench/serving/soak.py Run._add_wrong: WorkbenchError",
+        "workbench/serving/soak.py Run._refused: WorkbenchError",
     ),
     "what is not there, or cannot be read, is 'not known' to the caller, as the docstring or the type says": (
         "workbench/grading/child.py _resident_bytes: OSError",

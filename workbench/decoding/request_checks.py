@@ -3,12 +3,14 @@ servers on top of it all check here, before anything is changed. Every error is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Set
+import threading
+from collections.abc import Container, Hashable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError, check_above, check_whole, is_number, is_whole
 
 if TYPE_CHECKING:
+    from workbench.decoding.sampling import Sampler
     from workbench.kv.contract import BlockManager
     from workbench.models.fast import Model
 
@@ -94,6 +96,17 @@ def no_request(given: object) -> WorkbenchError:
     return WorkbenchError(f"only a Request can be added, got {type(given).__name__}")
 
 
+def check_requests(given: object, kind: type) -> list[Any]:
+    """Requests, as a list. kind: `Request`."""
+    if isinstance(given, kind) or not isinstance(given, Iterable):
+        raise WorkbenchError(f"requests come as a list, got {type(given).__name__}")
+    requests = list(given)
+    for request in requests:
+        if not isinstance(request, kind):
+            raise no_request(request)
+    return requests
+
+
 def check_fits_model(request: Any, model: Model) -> None:
     what = f"the prompt of request {request.id!r}"
     config = model.config
@@ -116,6 +129,42 @@ def check_fits_pool(request: Any, memory: BlockManager, max_running: int) -> Non
         )
 
 
-def check_new_id(request_id: Hashable, used: Iterable[Mapping[Hashable, Any]]) -> None:
+def check_new_id(request_id: Hashable, used: Iterable[Container[Hashable]]) -> None:
     if any(request_id in names for names in used):
         raise WorkbenchError(f"request {request_id!r} was added before; every request needs a name of its own")
+
+
+def check_new_ids(ids: list[Hashable], coming: Set[Hashable]) -> None:
+    """Of requests that come together. coming: names of requests that were accepted before them."""
+    seen: set[Hashable] = set()
+    for request_id in ids:
+        check_new_id(request_id, (seen, coming))
+        seen.add(request_id)
+
+
+def check_drafting(draft: object, settings: Any) -> None:
+    """Of an engine. settings: `serving.SchedulerSettings`."""
+    if (draft is None) != (settings.draft_tokens == 0):
+        raise WorkbenchError(
+            "a draft needs SchedulerSettings(draft_tokens=K), rows that each sequence may bring beyond its next"
+            f" token, and draft_tokens needs a draft; got draft {draft!r} and draft_tokens={settings.draft_tokens}"
+        )
+    if draft is not None and settings.batching == "static":
+        raise WorkbenchError("static batching is the baseline and takes no draft; use batching='continuous'")
+
+
+def check_outside(call: str, owner: int) -> None:
+    """owner: the thread that is in a step, which cannot wait for its end."""
+    if owner == threading.get_ident():
+        raise WorkbenchError(f"{call} cannot be called from within a step; call it between two steps")
+
+
+def first_sampler(request: Any) -> Sampler:
+    """What the tokens of its first sample are chosen with. Raises WorkbenchError for settings of its own that raise."""
+    from workbench.decoding.sampling import GREEDY, Sampler, TokenDistribution, draws_for  # needs torch
+
+    try:
+        distribution = TokenDistribution(request.sampling or GREEDY, request.prompt_ids)
+        return Sampler(distribution, draws_for(distribution, request.seed))
+    except Exception as error:
+        raise WorkbenchError(f"the sampling of request {request.id!r} raised {error!r}") from error

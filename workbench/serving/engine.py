@@ -7,19 +7,23 @@
 What a token is chosen with (filters, random numbers, a draft) belongs to its request alone: what the engine generates
 for a request is what `generate` generates for it. With asynchronous=True a step is sent before the tokens of the one
 before it are known, see `serving.ahead`.
+
+Any thread may call `add` and `abort` while another is in `step` or `run`: what comes during a step lies in an inbox
+that is taken before and after it (as vLLM's core takes its queue of requests).
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import abc
+from collections import abc, deque
 from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future, wait
 
-from workbench.decoding.request_checks import check_fits_model, no_request
-from workbench.decoding.sampling import GREEDY, Sampler, TokenDistribution, draws_for
+from workbench.decoding import request_checks as checks
+from workbench.decoding.sampling import Sampler, draws_for
 from workbench.decoding.sequence import Finished, Request, Sequence
 from workbench.decoding.step import Chunk, Step, StepOutput
-from workbench.errors import WorkbenchError
 from workbench.kv.paged import Paged
 from workbench.kv.paged_static import StaticPaged
 from workbench.models.fast import Model
@@ -68,13 +72,7 @@ class Engine:
     ) -> None:
         settings = settings or SchedulerSettings()
         made = None if draft is None else draft_for(draft, model)
-        if (made is None) != (settings.draft_tokens == 0):
-            raise WorkbenchError(
-                "a draft needs SchedulerSettings(draft_tokens=K), rows that each sequence may bring beyond its next"
-                f" token, and draft_tokens needs a draft; got draft {draft!r} and draft_tokens={settings.draft_tokens}"
-            )
-        if made is not None and settings.batching == "static":
-            raise WorkbenchError("static batching is the baseline and takes no draft; use batching='continuous'")
+        checks.check_drafting(draft, settings)
         context = model.config.context_length
         if num_blocks is None:
             num_blocks = settings.max_running * -(-context // block_size)
@@ -107,6 +105,10 @@ class Engine:
         self._lengths = length_policy(draft_length)
         self.ahead = OneStepAhead(self, steps) if asynchronous else None
         self._clock, self._zero = clock, clock()
+        self._turn, self._owner = threading.Lock(), 0  # held during a step, by this thread
+        self._inbox: deque[Callable[[], None]] = deque()  # calls of other threads
+        self._coming: set[Hashable] = set()  # requests that were accepted, and the scheduler does not know yet
+        self._names = threading.Lock()
 
     @property
     def now_s(self) -> float:
@@ -124,31 +126,69 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle
+        return self.scheduler.idle and not self._inbox
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn. What can never be served is refused here, with the numbers."""
-        if not isinstance(request, Request):
-            raise no_request(request)
-        check_fits_model(request, self.model)
-        sampler = self._sampler(request)
-        self._prepare(self.scheduler.add(request), sampler)
+        """Let a request wait for its turn. What can never be served is refused here, with the numbers. Never waits for
+        a step."""
+        [accepted] = self._accept([request])
+        self._enter(*accepted)
 
     def abort(self, request_id: Hashable) -> list[Finished]:
-        """End a request at once, whatever its state; what it had generated is in the results."""
-        return [self.finish(sequence) for sequence in self.scheduler.abort(request_id, self.now_s)]
+        """End a request, whatever its state; what it had generated is in the results. While another thread is in a
+        step, at the end of that."""
+        checks.check_outside("abort", self._owner)
+        ended: Future[list[Finished]] = Future()
 
-    @staticmethod
-    def _sampler(request: Request) -> Sampler:
-        """What its tokens are chosen with. Raises WorkbenchError for settings of its own that raise."""
-        sampling = request.sampling or GREEDY
-        try:
-            distribution = TokenDistribution(sampling, request.prompt_ids)
-            return Sampler(distribution, draws_for(distribution, request.seed))
-        except Exception as error:
-            raise WorkbenchError(f"the sampling of request {request.id!r} raised {error!r}") from error
+        def end() -> None:
+            try:
+                ended.set_result([self.finish(sequence) for sequence in self.scheduler.abort(request_id, self.now_s)])
+            except Exception as error:
+                ended.set_exception(error)
+
+        self._inbox.append(end)
+        while not ended.done():
+            self._take_now()
+            wait([ended], timeout=0.01)  # a step that had looked into the inbox already may have been its last
+        return ended.result()
+
+    def _accept(self, requests: Iterable[Request]) -> list[tuple[Request, Sampler]]:
+        """Check all of them, each with what its tokens are chosen with, and take their names. Raises WorkbenchError,
+        and then nothing has changed."""
+        given = checks.check_requests(requests, Request)
+        for request in given:
+            checks.check_fits_model(request, self.model)
+        accepted = [(request, checks.first_sampler(request)) for request in given]
+        with self._names:
+            checks.check_new_ids([request.id for request in given], self._coming)
+            for request in given:
+                self.scheduler.check(request)
+            self._coming.update(request.id for request in given)
+        return accepted
+
+    def _enter(self, request: Request, sampler: Sampler) -> None:
+        """Give an accepted request to the scheduler, now or after the step under way."""
+
+        def enter() -> None:
+            self._prepare(self.scheduler.add(request), sampler)
+            self._coming.discard(request.id)
+
+        self._inbox.append(enter)
+        self._take_now()
+
+    def _take_now(self) -> None:
+        """Take the inbox, if no step is under way; else the step does."""
+        if self._inbox and self._turn.acquire(blocking=False):
+            try:
+                self._take()
+            finally:
+                self._turn.release()
+
+    def _take(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
 
     def _prepare(self, sequence: Sequence, sampler: Sampler) -> None:
         """A new sequence gets what its tokens are chosen with."""
@@ -164,6 +204,18 @@ class Engine:
         Asynchronous: send one batch and postprocess the one before it. The report has the plan that was sent, and the
         tokens that arrived.
         """
+        checks.check_outside("step", self._owner)
+        with self._turn:
+            self._owner = threading.get_ident()
+            try:
+                self._take()
+                report = self._step_once()
+                self._take()
+            finally:
+                self._owner = 0
+        return report
+
+    def _step_once(self) -> StepReport:
         began_s = self.now_s
         plan = self.schedule(began_s)
         planned_s = self.now_s
@@ -232,23 +284,26 @@ class Engine:
     def run(
         self, requests: Iterable[Request] = (), *, watch: Callable[[StepReport], None] | None = None
     ) -> list[Finished]:
-        """Serve requests as they arrive (`arrival_s`, on this engine's clock) until all are done, in the order of their
-        end.
+        """Serve requests as they arrive (`arrival_s`, on this engine's clock) until all are done, and what was added
+        meanwhile, in the order of their end. One of them that is wrong is refused before any is served.
 
-        watch: is shown every step.
+        watch: is shown every step, and may add and abort.
         """
-        coming = sorted(requests, key=lambda request: request.arrival_s)
+        coming = sorted(self._accept(requests), key=lambda accepted: accepted[0].arrival_s)
         found: list[Finished] = []
-        while coming or not self.idle:
-            while coming and coming[0].arrival_s <= self.now_s:
-                self.add(coming.pop(0))
-            if self.idle:
-                time.sleep(max(0.0, min(0.05, coming[0].arrival_s - self.now_s)))
-                continue
-            report = self.step()
-            found += report.finished
-            if watch is not None:
-                watch(report)
+        try:
+            while coming or not self.idle:
+                while coming and coming[0][0].arrival_s <= self.now_s:
+                    self._enter(*coming.pop(0))
+                if self.idle:
+                    time.sleep(max(0.0, min(0.05, coming[0][0].arrival_s - self.now_s)))
+                    continue
+                report = self.step()
+                found += report.finished
+                if watch is not None:
+                    watch(report)
+        finally:
+            self._coming.difference_update(request.id for request, _ in coming)  # after an error
         return found
 
     def finish(self, sequence: Sequence) -> Finished:

@@ -426,8 +426,8 @@ class Scheduler:
         sequences = self._alive[sequence.request.id]
         sequences.remove(sequence)
         if not sequences:
+            self._ended[sequence.request.id] = None  # first, so that a name is never free in between
             del self._alive[sequence.request.id]
-            self._ended[sequence.request.id] = None
             if len(self._ended) > ENDED_KEPT:
                 self._ended.popitem(last=False)
 

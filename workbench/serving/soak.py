@@ -5,9 +5,9 @@
     late failure    sampling settings that raise after some tokens end their own request
     at the end      no block is held, no text is in a cache, and every request has its results once
 
-Tiny random models in float64, so that the order of a sum decides no token. A run follows from its seed alone, threads
-that add and abort between the steps of `Engine.run` included. `workbench soak engine` goes on as long as one likes; the
-tests run a few.
+Tiny random models in float64, so that the order of a sum decides no token. A run follows from its seed alone, but for
+free threads: in some runs other threads add and abort beside the steps of `Engine.run`, and the seed says what they do
+and not when. `workbench soak engine` goes on as long as one likes; the tests run a few.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from workbench.serving.engine import Engine
 from workbench.serving.policies import POLICIES
 from workbench.serving.results import StepReport
 from workbench.serving.settings import PREEMPTION, SchedulerSettings
-from workbench.serving.soak_malformed import wrong_request
+from workbench.serving.soak_malformed import NoRequest, Wrong, wrong_request
 from workbench.speculation.drafts import Draft, FirstOf, ModelDraft, PromptLookupDraft
 
 VOCABULARY, CONTEXT = 24, 40
@@ -104,6 +104,7 @@ class Run:
         self._results: dict[Key, Finished] = {}
         self._alone: dict[Request, tuple[int, ...]] = {}
         self._errors: list[BaseException] = []  # of threads
+        self._noting = threading.Lock()
         self._beginnings = [self._tokens(1, 14) for _ in range(3)]
         self._running = self.random.randint(1, 6)
         self._coming = [self._good() for _ in range(self.random.randint(2, 8))]
@@ -227,17 +228,18 @@ class Run:
             if coming and chance < 0.6:
                 self._add(coming.pop(0))
             if chance > 0.7 and (coming or chance > 0.9):
-                self._add_wrong()
+                self._refused(self._wrong(list(self._asked)))
             if 0.5 < chance < 0.54:
-                self._abort()
+                self._abort(self._any_name())
             if not coming and self.engine.idle:
                 return
             self._seen(self.engine.step())
         raise Failed(f"not idle after {MAX_STEPS} steps")
 
     def _beside(self, requests: list[Request]) -> None:
-        """`Engine.run`, while other threads add and abort between its steps."""
-        half, steps = len(requests) // 2, count()
+        """`Engine.run`, while other threads add and abort: between its steps, or, free, whenever they come to it."""
+        half, steps, free = len(requests) // 2, count(), self.random.random() < 0.6
+        known = [request.id for request in requests[:half]]  # `run` takes their names before its first step
         threads: list[threading.Thread] = []
         later = requests[half:]
         abort_at = self.random.choice((None, self.random.randrange(12)))
@@ -251,7 +253,8 @@ class Run:
 
             threads.append(threading.Thread(target=guarded, daemon=True))
             threads[-1].start()
-            threads[-1].join()
+            if not free:
+                threads[-1].join()
 
         def watch(report: StepReport) -> None:
             self._seen(report, results=False)
@@ -259,14 +262,15 @@ class Run:
             if later:
                 start(partial(self._add, later.pop()))
             if at == abort_at:
-                start(self._abort)
+                start(partial(self._abort, self._any_name()))
             if at % 5 == 1:
-                start(self._add_wrong)
+                start(partial(self._refused, self._wrong(known)))
             if at > MAX_STEPS:
                 raise Failed(f"not idle after {MAX_STEPS} steps")
 
         self._asked |= {request.id: request for request in requests[:half]}
-        self.counts["good"] += half
+        with self._noting:
+            self.counts["good"] += half
         self._note(self.engine.run(requests[:half], watch=watch))
         while later or any(thread.is_alive() for thread in threads) or not self.engine.idle:
             if later:
@@ -275,6 +279,7 @@ class Run:
                 thread.join(30)
             self._note(self.engine.run(watch=watch))
         self.counts["threads"] += len(threads)
+        self.counts["free threads"] += len(threads) * free
         if self._errors:
             raise self._errors[0]
 
@@ -283,18 +288,22 @@ class Run:
         if isinstance(request.sampling, Raises):
             self._late.add(request.id)
         self.engine.add(request)
-        self.counts["good"] += 1
+        with self._noting:
+            self.counts["good"] += 1
 
-    def _add_wrong(self) -> None:
+    def _wrong(self, known: list[Hashable]) -> Wrong | NoRequest:
         given = {field.name: getattr(self._good(), field.name) for field in dataclasses.fields(Request)}
-        known = [name for name in list(self._asked) if self.random.random() < 0.5]
-        wrong = wrong_request(self.random, given, known, VOCABULARY, CONTEXT, self._running)
+        names = [name for name in known if self.random.random() < 0.5]
+        return wrong_request(self.random, given, names, VOCABULARY, CONTEXT, self._running)
+
+    def _refused(self, wrong: Wrong | NoRequest) -> None:
         quiet = threading.current_thread() is threading.main_thread()
         before = self._state() if quiet else None
         try:
             wrong(self.engine)
         except WorkbenchError:
-            self.counts["bad"] += 1
+            with self._noting:
+                self.counts["bad"] += 1
         else:
             raise Failed(f"not refused: {wrong}")
         if before != (self._state() if quiet else None):
@@ -305,19 +314,22 @@ class Run:
         alive = [(s.id, len(s.token_ids), s.status) for s in scheduler.alive()]
         return alive, len(scheduler.waiting), len(scheduler.running), tables.num_free, tables.num_available
 
-    def _abort(self) -> None:
-        """One that may wait, run, be swapped out, be done already, or was never there."""
-        name = self.random.choice([*self._asked, "nobody"])
-        known = {sequence.request.id for sequence in self.engine.scheduler.alive()}
+    def _any_name(self) -> Hashable:
+        """Of one that may wait, run, be swapped out, be done already, or was never there."""
+        return self.random.choice([*self._asked, "nobody"])
+
+    def _abort(self, name: Hashable) -> None:
+        quiet = threading.current_thread() is threading.main_thread()
+        known = {sequence.request.id for sequence in self.engine.scheduler.alive()} if quiet else set()
         self._aborted.add(name)
         try:
             ended = self.engine.abort(name)
         except WorkbenchError:
-            quiet = threading.current_thread() is threading.main_thread()
-            if quiet and name in known:
+            if name in known:
                 raise
             return
-        self.counts["aborts"] += 1
+        with self._noting:
+            self.counts["aborts"] += 1
         self._note(ended)
 
     def _seen(self, report: StepReport, *, results: bool = True) -> None:
@@ -333,11 +345,12 @@ class Run:
             self._note(report.finished)
 
     def _note(self, results: Any) -> None:
-        for one in results:
-            key = (one.request_id, one.sample)
-            if key in self._results:
-                raise Failed(f"{key} ended twice")
-            self._results[key] = one
+        with self._noting:
+            for one in results:
+                key = (one.request_id, one.sample)
+                if key in self._results:
+                    raise Failed(f"{key} ended twice")
+                self._results[key] = one
 
     # -- what must be so ---------------------------------------------------------------------------------------------
 
