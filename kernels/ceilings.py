@@ -19,6 +19,13 @@ Versions of read_sum:
 
 Both give the same sum in every run (no atomic additions, whose order changes). Supports contiguous tensors of any shape
 and more than 2³¹ elements. Not measured yet: which version, block and number of warps is the fastest on which GPU.
+
+Tiles of read_sum, for x of 6 blocks (version 1 left, version 2 with 2 programs right):
+
+    x       | 0 | 1 | 2 | 3 | 4 | 5 |           x       | 0 | 1 | 2 | 3 | 4 | 5 |
+    program   0   1   2   3   4   5             program   0   1   0   1   0   1
+    sums    | s0| s1| s2| s3| s4| s5|           sums    | s0| s1|   by one program -> s
+            the same again over sums -> s       copy: as version 1, program i writes block i of out
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ import torch
 import triton
 import triton.language as tl
 
-from workbench.kernels import tuning
+from workbench.kernels import alone, tuning
 from workbench.kernels.launch import (
     FLOATS,
     Unsupported,
@@ -165,3 +172,22 @@ def tune_copy(x: torch.Tensor, **limits) -> tuning.Config:
     return tuning.tune(
         "copy", x.element_size(), candidates(x.element_size()), lambda c: copy(x, out, c), x.device, **limits
     )
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.ceilings` checks, and on a GPU times."""
+    x = make.normal(make.size(40_000, 1 << 29))
+    out = torch.empty_like(x)
+    return [
+        alone.Example(
+            f"sum of {x.numel():,}", VERSIONS, lambda v: read_sum(x, v), lambda: x.double().sum(), read_sum_work(x)
+        ),
+        alone.Example(f"copy of {x.numel():,}", {1: "copy"}, lambda v: copy(x, out), lambda: x, copy_work(x)),
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

@@ -23,6 +23,16 @@ FlashAttention: Dao et al., arXiv 2205.14135 §3.1; FlashAttention-2: arXiv 2307
 division).
 Sinks: Xiao et al., arXiv 2309.17453. Heads of up to 256 values, padded to a power of two. The block sizes are defaults
 that nobody has measured yet; `tune_flash_attention` does.
+
+Tiles, of one head of one sequence (x: read and multiplied, .: in version 1 read too, later not):
+
+                     keys and values, tiles of KEYS
+                     | 0 | 1 | 2 | 3 |
+    queries, tile 0  | x | . | . | . |   program (0, head, sequence): reads its queries once, keys from left to right,
+            tile 1   | x | x | . | . |   program (1, head, sequence)  and writes its tile of out and lse
+            tile 2   | x | x | x | . |   program (2, head, sequence)
+            tile 3   | x | x | x | x |   version 3: a tile is some tokens times the SHARE heads that have these keys,
+                                         program (tile, head // SHARE, sequence), the last tile first
 """
 
 from __future__ import annotations
@@ -37,7 +47,7 @@ import triton
 import triton.language as tl
 
 from workbench.errors import is_whole
-from workbench.kernels import launch, tuning
+from workbench.kernels import alone, launch, tuning
 from workbench.kernels.launch import Unsupported, Work, cdiv, next_power_of_2
 
 VERSIONS: dict[int, str] = {
@@ -548,3 +558,28 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _numbers(starts: torch.Tensor | Sequence[int]) -> list[int]:
     return starts.tolist() if isinstance(starts, torch.Tensor) else list(starts)
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.flash_attention` checks, and on a GPU times."""
+    sequences, tokens = make.size(2, 4), make.size(40, 4096)
+    heads, groups, size = make.size(4, 32), make.size(2, 8), make.size(32, 128)
+    q = make.normal(sequences * tokens, heads, size)
+    k, v = (make.normal(sequences * tokens, groups, size) for _ in range(2))
+    starts, scale = make.starts(sequences, tokens), size**-0.5
+    return [
+        alone.Example(
+            f"flash_attention of {sequences} x {tokens:,} tokens, {heads} over {groups} heads of {size}",
+            VERSIONS,
+            lambda version: flash_attention(q, k, v, starts, starts, max_queries=tokens, scale=scale, version=version),
+            lambda: flash_attention_reference(q.double(), k.double(), v.double(), starts, starts, scale=scale),
+            flash_attention_work(q, k, v, starts, starts),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

@@ -22,6 +22,14 @@ split because softmax over a union is a weighted mean of softmaxes, the weights 
 
 Flash-Decoding: Dao, Haziza, Massa, Sizov, 2023. Heads of up to 256 values, padded to a power of two. Block sizes and
 the number of splits are defaults that nobody has measured yet; `tune_flash_decode` measures the first.
+
+Tiles, of one sequence and the query heads that share a key-value head (version 1: program (head, sequence) goes over
+all keys alone; version 2: one split):
+
+    keys and values   | tile | tile | tile | tile | tile | tile |     read once, by one program each
+                      |   split 0   |   split 1   |   split 2   |
+    program             (g, 0, b)     (g, 1, b)     (g, 2, b)         each reads the H/G queries [rows, D]
+    parts, lse        | part 0      | part 1      | part 2      |  -> merge -> out[b], H/G heads
 """
 
 from __future__ import annotations
@@ -33,7 +41,7 @@ import triton
 import triton.language as tl
 
 from workbench.errors import is_whole
-from workbench.kernels import launch, tuning
+from workbench.kernels import alone, launch, tuning
 from workbench.kernels.flash_attention import (
     LOG2_E,
     attend_reference,
@@ -428,3 +436,28 @@ def decode_work(q, value: int, groups: int, lengths: list[int], window, sinks, s
     of_keys = seen * groups * (size + value) * q.element_size()
     written = batch * heads * value * q.element_size()
     return Work(of_queries + of_keys, written, 2 * seen * heads * (size + value), launches=1 if splits == 1 else 2)
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.flash_decoding` checks, and on a GPU times."""
+    sequences, tokens = make.size(2, 64), make.size(40, 2048)
+    heads, groups, size = make.size(4, 32), make.size(2, 8), make.size(32, 128)
+    q = make.normal(sequences, heads, size)
+    k, v = (make.normal(sequences, tokens, groups, size) for _ in range(2))
+    lengths, scale = make.each(tokens, sequences), size**-0.5
+    return [
+        alone.Example(
+            f"flash_decode of {sequences} x {tokens:,} keys, {heads} over {groups} heads of {size}",
+            VERSIONS,
+            lambda version: flash_decode(q, k, v, lengths, scale=scale, version=version),
+            lambda: flash_decode_reference(q.double(), k.double(), v.double(), lengths, scale=scale),
+            flash_decode_work(q, k, v, lengths),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

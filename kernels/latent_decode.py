@@ -28,6 +28,14 @@ Supported: float16, bfloat16 (compiled only) and float32, R from 1 to 512, rot f
 any block size. No windows. Not yet measured on a GPU: which version is best where, and the share of the bandwidth.
 Source: DeepSeek-V2, arXiv 2405.04434 §2.1.2 and appendix C; splits: Dao et al., "Flash-Decoding" (2023); rows shared by
 all heads in tiles of 64: FlashMLA (DeepSeek, 2025).
+
+Tiles, of one sequence; a row of latents [R + rot] is key (all of it) and value (its first R) of every head:
+
+    tokens          | TOKENS | TOKENS | TOKENS | TOKENS |          found through the table
+    heads, version 1  program (h, b): one head over all rows
+    heads 0..15     | x        x      | x        x      |  version 2, 3: program (tile of heads, 0, b), all tokens
+    heads 16..31    | x        x      | x        x      |  version 4, 5: program (tile, split, b), parts -> merge
+                    |     split 0     |     split 1     |
 """
 
 from __future__ import annotations
@@ -40,6 +48,7 @@ import torch
 import triton
 import triton.language as tl
 
+from workbench.kernels import alone
 from workbench.kernels.launch import (
     Unsupported,
     Work,
@@ -452,3 +461,30 @@ def latent_decode_work(
     read = (tokens * width + q.numel()) * size + 4 * (blocks + batch)
     flops = 2 * heads * tokens * (width + kv_rank)
     return Work(read, batch * heads * kv_rank * size, flops, launches=1 + (splits > 1))
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.latent_decode` checks, and on a GPU times."""
+    sequences, tokens, heads = make.size(2, 64), make.size(40, 8192), make.size(4, 16)
+    rank, width, block = make.size(32, 512), make.size(48, 576), make.size(16, 64)
+    q = make.normal(sequences, heads, width, scale=width**-0.5)
+    blocks = -(-tokens // block)
+    latents = make.normal(sequences * blocks * block, 1, width)
+    tables, lengths = make.tables(sequences, blocks), make.each(tokens, sequences)
+    look: dict[str, Any] = {"kv_rank": rank, "block_size": block, "scale": 1.0}
+    return [
+        alone.Example(
+            f"latent_decode of {sequences} x {tokens:,} tokens, {heads} heads over {rank} + {width - rank}",
+            VERSIONS,
+            lambda v: latent_decode(q, latents, tables, lengths, version=v, **look),
+            lambda: latent_decode_reference(q.double(), latents.double(), tables, lengths, **look),
+            latent_decode_work(q, lengths.tolist(), kv_rank=rank, block_size=block),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

@@ -36,6 +36,16 @@ Weights are float32, float16 or bfloat16, x of the same type; sums are float32 t
 not used (`input_precision="ieee"`), and 4 rows go through version 2. Reference: Williams, Waterman and Patterson,
 "Roofline", CACM 52(4) 2009; split-K, Osama et al., "Stream-K", arXiv 2301.03598 §2. No time has been measured on a GPU
 yet; block sizes are reasoned, not tuned.
+
+Tiles of the weight [out, in]:
+
+                 in:  BLOCK_IN | BLOCK_IN | BLOCK_IN | BLOCK_IN
+    out: BLOCK_OUT  |    x          x     |    x          x     |  version 1: program (o, n), row n of x, the whole line
+         BLOCK_OUT  |    x          x     |    x          x     |  version 2: program (o, n), up to 4 rows of x
+         BLOCK_OUT  |    x          x     |    x          x     |  version 3: program (o, 0, split), all rows of x
+                    |       split 0       |       split 1       |
+    each reads its tiles of the weight once, with the same columns of x, and writes y [rows, BLOCK_OUT]; of a split:
+    its part of it; parts are added in the order of splits
 """
 
 from __future__ import annotations
@@ -47,7 +57,7 @@ import triton
 import triton.language as tl
 
 from workbench.errors import is_whole
-from workbench.kernels import launch, swiglu, tuning
+from workbench.kernels import alone, launch, swiglu, tuning
 from workbench.kernels.arrivals import check_arrivals, enough, is_last
 from workbench.kernels.launch import wait_for_inputs
 from workbench.kernels.norm import rms_norm_reference
@@ -885,3 +895,26 @@ def tune_matvec(
         budget_s=budget_s,
         repeats=repeats,
     )
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.matvec` checks, and on a GPU times."""
+    rows, out, inside = make.size(3, 1), make.size(96, 65536), make.size(128, 4096)
+    x = make.normal(rows, inside)
+    weight = make.normal(out, inside, scale=inside**-0.5)
+    return [
+        alone.Example(
+            f"matvec, {rows} x [{out:,}, {inside:,}]",
+            VERSIONS,
+            lambda v: matvec(x, weight, version=v),
+            lambda: matvec_reference(x.double(), weight.double()),
+            matvec_work(x, weight),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

@@ -38,6 +38,16 @@ Reference: Lin et al., AWQ, arXiv 2306.00978 §4.2; Frantar et al., MARLIN, arXi
 cores take them); Kim et al., arXiv 2211.10017 §3.2 (numbers by masks). Groups of any multiple of 32, or the whole row;
 groups below 128 take 2 or 4 times the products. Scales and zeros in any float type. Instructions were counted in the
 code compiled for compute capability 9.0; no time has been measured on a GPU yet.
+
+Tiles of the weight [out, in] in words of 8 codes, with scale and zero [out, groups] beside them:
+
+                 in:  BLOCK_IN | BLOCK_IN | BLOCK_IN | BLOCK_IN
+    out: BLOCK_OUT  |    x          x     |    x          x     |  version 1: program (o, n), row n of x, the whole line
+         BLOCK_OUT  |    x          x     |    x          x     |  version 2: program (o, n), up to 4 rows of x
+         BLOCK_OUT  |    x          x     |    x          x     |  version 3: program (o, 0, split), all rows of x
+                    |       split 0       |       split 1       |
+    each reads its tiles of the weight once, with the same columns of x, and writes y [rows, BLOCK_OUT]; of a split:
+    its part of it; parts are added in the order of splits
 """
 
 from __future__ import annotations
@@ -51,7 +61,7 @@ import triton
 import triton.language as tl
 
 from workbench.errors import is_whole
-from workbench.kernels import launch, tuning
+from workbench.kernels import alone, launch, tuning
 from workbench.kernels.matvec import (
     FEW_ROWS,
     add_parts,
@@ -683,3 +693,28 @@ def tune_matvec_int4(
         budget_s=budget_s,
         repeats=repeats,
     )
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.matvec_int4` checks, and on a GPU times."""
+    rows, out, inside = make.size(3, 1), make.size(40, 131072), make.size(256, 4096)
+    x = make.normal(rows, inside)
+    groups = inside // 128
+    words = make.whole(-(2**31), 2**31, out, 16 * groups)
+    scale, zero = (make.normal(groups, out, dtype=torch.float16, scale=size * inside**-0.5).T for size in (0.2, 1.0))
+    return [
+        alone.Example(
+            f"matvec_int4, {rows} x [{out:,}, {inside:,}], groups of 128",
+            VERSIONS,
+            lambda v: matvec_int4(x, words, scale, zero, group=128, version=v),
+            lambda: matvec_int4_reference(x.double(), words, scale.double(), zero.double(), group=128),
+            matvec_int4_work(x, words, scale, zero, group=128),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

@@ -26,6 +26,16 @@ the layout of `matvec_int4` with bytes for nibbles; why is said there. Groups of
 groups below a step (128, in version 4: 64) take several times the products. Scales and zeros in any float type.
 Reference: Dettmers et al., arXiv 2208.07339 §2.1 (a scale a row); Xiao et al., arXiv 2211.10438 (weights of 8 bits).
 Instructions were counted in the code compiled for compute capability 9.0; no time has been measured on a GPU yet.
+
+Tiles of the weight [out, in] in codes, with scale and zero [out, groups] beside them:
+
+                 in:  BLOCK_IN | BLOCK_IN | BLOCK_IN | BLOCK_IN
+    out: BLOCK_OUT  |    x          x     |    x          x     |  version 1: program (o, n), row n of x, the whole line
+         BLOCK_OUT  |    x          x     |    x          x     |  version 2: program (o, n), up to 4 rows of x
+         BLOCK_OUT  |    x          x     |    x          x     |  version 3 and 4: program (o, 0, split), all rows of x
+                    |       split 0       |       split 1       |
+    each reads its tiles of the weight once, with the same columns of x, and writes y [rows, BLOCK_OUT]; of a split:
+    its part of it; parts are added in the order of splits
 """
 
 from __future__ import annotations
@@ -38,7 +48,7 @@ import triton
 import triton.language as tl
 
 from workbench.errors import is_whole
-from workbench.kernels import launch, tuning
+from workbench.kernels import alone, launch, tuning
 from workbench.kernels.matvec import (
     add_parts,
     check_rows,
@@ -533,3 +543,28 @@ def tune_matvec_int8(
         budget_s=budget_s,
         repeats=repeats,
     )
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.matvec_int8` checks, and on a GPU times."""
+    rows, out, inside = make.size(3, 1), make.size(96, 65536), make.size(128, 4096)
+    x = make.normal(rows, inside)
+    codes = make.whole(-127, 128, out, inside, dtype=torch.int8)
+    scale = make.normal(out, 1, dtype=torch.float16, scale=0.01 * inside**-0.5)
+    words = interleaved(codes)
+    return [
+        alone.Example(
+            f"matvec_int8, {rows} x [{out:,}, {inside:,}]",
+            VERSIONS,
+            lambda v: matvec_int8(x, words if v == 4 else codes, scale, version=v),
+            lambda: matvec_int8_reference(x.double(), codes, scale.double()),
+            matvec_int8_work(x, codes, scale),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

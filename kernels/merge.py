@@ -16,6 +16,13 @@ arXiv 1805.02867 §3.1.
 
 A part of no keys has lse −∞ and weighs nothing, whatever lies in its place. Where all are empty: zeros, lse −∞. NaN
 stays.
+
+Tiles, of row r = sequence and head:
+
+    parts[0, r]   | COLUMNS | COLUMNS |      program (r, 0) reads the left column of all parts and all lse[:, r],
+    parts[1, r]   |    :    |    :    |      program (r, 1) the right one; version 2 takes PARTS parts at a time
+    parts[2, r]   |    v    |    v    |
+    out[r]        | COLUMNS | COLUMNS |      each writes its columns; program (r, 0) writes lse[r], too
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ import torch
 import triton
 import triton.language as tl
 
+from workbench.kernels import alone
 from workbench.kernels.launch import (
     FLOATS,
     Unsupported,
@@ -144,3 +152,26 @@ def merge_work(parts: torch.Tensor, out: torch.Tensor | None = None) -> Work:
     size = 4 if out is None else out.element_size()
     written = batch * heads * (width * size + 4)
     return Work(4 * splits * batch * heads * (width + 1), written, splits * batch * heads * (2 * width + 2))
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.merge` checks, and on a GPU times."""
+    splits, batch, heads, width = make.size(5, 64), make.size(2, 64), make.size(3, 32), make.size(48, 128)
+    parts = make.normal(splits, batch, heads, width, dtype=torch.float32)
+    lse = make.normal(splits, batch, heads, dtype=torch.float32)
+    return [
+        alone.Example(
+            f"merge of {splits} parts, {batch} x {heads} heads of {width}",
+            VERSIONS,
+            lambda v: merge(parts, lse, version=v)[0],
+            lambda: merge_reference(parts.double(), lse.double())[0],
+            merge_work(parts),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

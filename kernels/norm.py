@@ -18,6 +18,13 @@ Supports float32, float16 and bfloat16 for x, residual, weight and the output, e
 float32 and rounded once. The sum is rounded to the residual's type before it is normed, so that the result is that of
 an addition and a norm, bit for bit in what is added. Rows with any stride, their values side by side. Gemma's norm,
 whose weights lie around zero, is this one with weight + 1.
+
+Tiles (x, residual, y and the sum lie alike; every program reads all of the weight):
+
+    version 1   row r: | BLOCK | BLOCK | ... |  program r, once for the squares and once for the values
+    version 2   rows   | ROWS x d, in registers, read and written once |  program i: rows i*ROWS to i*ROWS + ROWS - 1
+    version 3   the same; reads x and residual, writes the sum and y
+    the addition of versions 1 and 2, a launch of its own: row r, columns of a TILE  ->  program (r, tile)
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ import torch
 import triton
 import triton.language as tl
 
-from workbench.kernels import tuning
+from workbench.kernels import alone, tuning
 from workbench.kernels.launch import (
     Unsupported,
     Work,
@@ -240,3 +247,27 @@ def tune_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5, **li
         x.device,
         **limits,
     )
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.norm` checks, and on a GPU times."""
+    x, residual = (make.normal(make.size(6, 32_768), make.size(200, 4096)) for _ in range(2))
+    weight = make.normal(x.shape[1])
+
+    def normed(version: int) -> torch.Tensor:
+        y, _ = rms_norm(x, weight, 1e-5, residual, version=version)
+        return y
+
+    def truth() -> torch.Tensor:
+        y, _ = rms_norm_reference(x.double(), weight.double(), 1e-5, residual.double())
+        return y
+
+    words = f"rms_norm of {len(x):,} rows of {x.shape[1]:,} and a residual"
+    return [alone.Example(words, VERSIONS, normed, truth, rms_norm_work(x, weight, residual))]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

@@ -25,6 +25,15 @@ with others.
 
 PagedAttention: Kwon et al., arXiv 2309.06180 §4.3 (version 1 but for the tile). Heads of up to 256 values, any block
 size. Block sizes and splits are defaults that nobody has measured yet; `tune_paged_decode` measures the first.
+
+Tiles, of one sequence and the query heads of a key-value head g, in blocks of 4 tokens:
+
+    table[b]       | 7 | 2 | 5 | 0 | 9 | 3 |                  token t lies at table[b, t // 4] * 4 + t % 4
+    tokens         |0..3|4..7|8..11|12..15|16..19|20..23|
+    version 1      program (g, b): block after block
+    version 2      program (g, b): KEYS tokens a step, each looked up
+    version 3      |  split 0      |  split 1           |     program (g, 0, b) and (g, 1, b): parts and lse -> merge
+    all read the queries [rows, D] of the group once, and write them a row of out (or of a part) each
 """
 
 from __future__ import annotations
@@ -36,7 +45,7 @@ import triton
 import triton.language as tl
 
 from workbench.errors import is_whole
-from workbench.kernels import launch, tuning
+from workbench.kernels import alone, launch, tuning
 from workbench.kernels.flash_attention import (
     LOG2_E,
     attend_reference,
@@ -417,3 +426,31 @@ def seen_blocks(length: int, block_size: int, window: int | None, sinks: int, qu
     first = 0 if window is None else max(0, length - queries - window + 1)
     of_window = set(range(first // block_size, cdiv(length, block_size)))
     return len(of_window | set(range(cdiv(min(sinks, first), block_size))))
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.paged_decode` checks, and on a GPU times."""
+    sequences, tokens = make.size(2, 64), make.size(40, 2048)
+    heads, groups, size = make.size(4, 32), make.size(2, 8), make.size(32, 128)
+    block, blocks = 16, -(-tokens // 16)
+    tables, lengths, scale = make.tables(sequences, blocks), make.each(tokens, sequences), size**-0.5
+    q = make.normal(sequences, heads, size)
+    k, v = (make.normal(sequences * blocks * block, groups, size) for _ in range(2))
+    return [
+        alone.Example(
+            f"paged_decode of {sequences} x {tokens:,} keys, {heads} over {groups} heads of {size}",
+            VERSIONS,
+            lambda version: paged_decode(q, k, v, tables, lengths, block_size=block, scale=scale, version=version),
+            lambda: paged_decode_reference(
+                q.double(), k.double(), v.double(), tables, lengths, block_size=block, scale=scale
+            ),
+            paged_decode_work(q, k, v, tables, lengths, block_size=block),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

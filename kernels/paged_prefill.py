@@ -26,6 +26,14 @@ The block sizes are defaults that nobody has measured yet; `tune_paged_prefill` 
 
 A batch with one long part of a prompt has programs enough and is not split: beside it a decode over a very long text is
 one program a key-value head, and the last to end.
+
+Tiles, of one sequence's n new tokens and the heads of one key-value head, as in `flash_attention`, through the table:
+
+                            cached tokens        | new tokens
+    table[b]                | 7 | 2 | 5 | 0 | 9  | 3 | 8 |     keys of a step lie in the blocks that the table names
+    rows (token, head) tile 0 | x   x   x   x   x | x  .        program: reads its rows of q once, the keys it sees a
+                       tile 1 | x   x   x   x   x | x  x        step at a time, writes its rows of out
+    version 3               |   split 0   |    split 1    |     a program each for rows and split: parts, lse -> merge
 """
 
 from __future__ import annotations
@@ -38,7 +46,7 @@ import triton
 import triton.language as tl
 
 from workbench.errors import is_whole
-from workbench.kernels import launch, tuning
+from workbench.kernels import alone, launch, tuning
 from workbench.kernels.flash_attention import (
     LOG2_E,
     attend_reference,
@@ -342,3 +350,32 @@ def paged_prefill_work(
         2 * pairs * heads * (size + value),
         launches=1 if splits == 1 else 2,
     )
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.paged_prefill` checks, and on a GPU times."""
+    sequences, tokens = make.size(2, 32), make.size(40, 4096)
+    heads, groups, size = make.size(4, 32), make.size(2, 8), make.size(32, 128)
+    block, blocks = 16, -(-tokens // 16)
+    tables, lengths, scale = make.tables(sequences, blocks), make.each(tokens, sequences), size**-0.5
+    new = make.size(20, 256)
+    starts = make.starts(sequences, new)
+    q = make.normal(sequences * new, heads, size)
+    k, v = (make.normal(sequences * blocks * block, groups, size) for _ in range(2))
+    look: dict[str, Any] = {"max_queries": new, "block_size": block, "scale": scale}
+    return [
+        alone.Example(
+            f"paged_prefill of the last {new} of {sequences} x {tokens:,}, {heads} over {groups} heads of {size}",
+            VERSIONS,
+            lambda version: paged_prefill(q, k, v, tables, starts, lengths, version=version, **look),
+            lambda: paged_prefill_reference(q.double(), k.double(), v.double(), tables, starts, lengths, **look),
+            paged_prefill_work(q, k, v, tables, starts, lengths, **look),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

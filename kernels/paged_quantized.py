@@ -34,6 +34,14 @@ float16. Supported: queries in float16, bfloat16 and float32, D and D_v to 256, 
 any block size and strides between rows. Not yet measured on a GPU.
 Sources: scales outside the product, KIVI, arXiv 2402.02750 §3; moving bits, FasterTransformer's converter and Marlin,
 arXiv 2408.11743 §3; splits: Dao et al., "Flash-Decoding" (2023).
+
+Tiles, of one sequence and the query heads of a key-value head g:
+
+    codes           | TOKENS x D bytes | TOKENS x D bytes | ... |    found through the table, as in `paged_decode`
+    scales, zeros   | TOKENS           | TOKENS           | ... |
+    version 1         program (head, b): all tokens, for each query head again
+    version 2         program (g, 0, b): all tokens, once for the group
+    version 3       |     split 0      |     split 1      |          program (g, split, b): parts and lse -> merge
 """
 
 from __future__ import annotations
@@ -47,6 +55,7 @@ import triton
 import triton.language as tl
 
 from workbench.errors import unknown
+from workbench.kernels import alone
 from workbench.kernels.launch import (
     Unsupported,
     Work,
@@ -604,3 +613,36 @@ def paged_decode_quantized_work(
     read = tokens * (k.bytes_per_token + v.bytes_per_token) + q.numel() * q.element_size() + 4 * (blocks + batch)
     written = batch * heads * v.size * q.element_size()
     return Work(read, written, 2 * heads * tokens * (size + v.size), launches=1 + (splits > 1))
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.paged_quantized` checks, and on a GPU times."""
+    sequences, tokens = make.size(2, 64), make.size(40, 4096)
+    heads, groups, size = make.size(4, 32), make.size(2, 8), make.size(32, 128)
+    block, blocks = 16, -(-tokens // 16)
+    tables, lengths, scale = make.tables(sequences, blocks), make.each(tokens, sequences), size**-0.5
+    places = sequences * blocks * block
+
+    def coded() -> Coded:
+        scales, zeros = (make.normal(places, groups, 1, dtype=torch.float16, scale=s) for s in (0.01, 1.0))
+        return Coded(make.whole(0, 256, places, groups, size, dtype=torch.uint8), scales, zeros, "int8")
+
+    q, k, v = make.normal(sequences, heads, size), coded(), coded()
+    wide_k, wide_v = (Coded(c.codes, c.scale.double(), c.zero.double(), c.format) for c in (k, v) if c.zero is not None)
+    look: dict[str, Any] = {"block_size": block, "scale": scale}
+    return [
+        alone.Example(
+            f"paged_decode_quantized, int8, of {sequences} x {tokens:,} keys, {heads} over {groups} heads of {size}",
+            VERSIONS,
+            lambda version: paged_decode_quantized(q, k, v, tables, lengths, version=version, **look),
+            lambda: paged_decode_quantized_reference(q.double(), wide_k, wide_v, tables, lengths, **look),
+            paged_decode_quantized_work(q, k, v, lengths.tolist(), block_size=block),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

@@ -27,6 +27,14 @@ Versions of the first two:
 Supports float32, float16 and bfloat16, computed in float32 and rounded once; even D up to 512, powers of two or not.
 Tensors may be views with the last axis side by side. A position outside the table leaves NaN in its heads: looking
 at positions before the launch would have to wait for the device.
+
+Tiles, for a token of 6 heads; the program finds its half of a head's partner in the same row:
+
+              head 0  head 1  head 2  head 3  head 4  head 5
+    x[n]    |   D   |   D   |   D   |   D   |   D   |   D   |    read, turned, written to the same places of out
+    version 1   program (n, 0)  (n, 1)  (n, 2) ...               each reads cos and sin [D] of the token's position
+    version 2 |    program (n, 0): HEADS    | program (n, 1) |   read once for HEADS heads
+    rotate_and_write: as version 2; heads of k and v go to keys[at[n]] and values[at[n]], those of q stay
 """
 
 from __future__ import annotations
@@ -35,6 +43,7 @@ import torch
 import triton
 import triton.language as tl
 
+from workbench.kernels import alone
 from workbench.kernels.launch import (
     Unsupported,
     Work,
@@ -372,3 +381,26 @@ def rotate_rows_work(
     weights = 0 if norm_weights is None else norm_weights.nbytes
     flops = (3 if norm_weights is None else 7) * tokens * rotary_heads * size
     return Work(moved + looked_up + weights, moved, flops, 1 if moved else 0)
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.rotary` checks, and on a GPU times."""
+    rows, heads, size, places = make.size(7, 32_768), make.size(3, 40), make.size(64, 128), make.size(32, 8192)
+    x, table = make.normal(rows, heads, size), make.normal(places, 2, size, dtype=torch.float32)
+    positions = make.whole(0, places, rows, dtype=torch.int64)
+    return [
+        alone.Example(
+            f"rotate_rows of {rows:,} tokens, {heads} heads of {size}",
+            VERSIONS,
+            lambda v: rotate_rows(x, positions, table, version=v),
+            lambda: rotate_rows_reference(x.double(), positions, table.double()),
+            rotate_rows_work(x, table),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

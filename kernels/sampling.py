@@ -1,4 +1,4 @@
-"""The next token from the logits, on the device: the best one, or one drawn after temperature, top-k and top-p.
+r"""The next token from the logits, on the device: the best one, or one drawn after temperature, top-k and top-p.
 
     argmax    the largest of V logits; of equals the smallest id.
     sample    softmax(logits / T), the k best (and all that equal the k-th), of those the fewest best whose share
@@ -30,6 +30,13 @@ One SM cannot read as fast as all of them, so with few texts version 2 is the on
 Supports float32, float16 and bfloat16 (widened to float32 before the temperature), V up to 2²², rows with any stride. A
 text whose logits are no distribution (a NaN, +inf, or nothing but −inf after the temperature) gets the token −1: to
 raise would be to wait for the device. min-p and penalties are not here.
+
+Tiles, of the logits of one text:
+
+    version 1   | BLOCK | BLOCK | BLOCK | ... |            program n, one pass after the other -> token n
+    version 2   | PART  | PART  | PART  | ... |            program (n, part) -> its best, or its 16 counts and sums of
+                    \      |      /                          shares, added up in the text's tally (int64: any order)
+                 program n reads what the parts of text n wrote -> token n, in the last launch
 """
 
 from __future__ import annotations
@@ -40,6 +47,7 @@ import torch
 import triton
 import triton.language as tl
 
+from workbench.kernels import alone
 from workbench.kernels.launch import (
     Unsupported,
     Work,
@@ -710,3 +718,36 @@ def sample_bytes(logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.
         return (3 + 32 * has_k + 33 * has_p) * logits.nbytes
     parts = cdiv(logits.shape[1], PART)
     return (2 + DIGITS * (has_k + has_p)) * logits.nbytes + logits.nbytes // parts
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.sampling` checks, and on a GPU times."""
+    rows, size = make.size(3, 1024), make.size(5000, 128_256)
+    logits = make.normal(rows, size, dtype=torch.float32)
+    uniform = (make.whole(0, 1 << 20, rows) / (1 << 20)).float()
+    temperature = torch.full_like(uniform, 0.8)
+    return [
+        alone.Example(
+            f"argmax of {rows:,} texts, V = {size:,}",
+            VERSIONS,
+            lambda v: argmax(logits, v),
+            lambda: argmax_reference(logits),
+            argmax_work(logits),
+            chosen=True,
+        ),
+        alone.Example(
+            f"sample of {rows:,} texts, V = {size:,}",
+            VERSIONS,
+            lambda v: sample(logits, uniform, temperature, version=v),
+            lambda: sample_reference(logits, uniform, temperature),
+            sample_work(logits),
+            chosen=True,
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

@@ -15,6 +15,15 @@ References: Milakov and Gimelshein, Online normalizer calculation for softmax, a
 Supports float32, float16 and bfloat16, computed in float32 and rounded once; rows with any stride, their values side by
 side. −inf is a value that has no share; a row of nothing else has no softmax and gives NaN, as does a row with a NaN
 or a +inf in it, all as in torch.softmax.
+
+Tiles, for 4 rows of x (and of out, which lies alike):
+
+    versions 1, 2   row r is program r's, BLOCK values at a time        version 3   a program has ROWS whole rows
+                    +-------+-------+-------+                                       +-----------------------+
+    row 0           | step 0| step 1| step 2|  program 0                            | ROWS x next power of 2|  program 0
+    row 1           | step 0| step 1| step 2|  program 1                            | of n, read once       |
+                    +-------+-------+-------+                                       +-----------------------+
+    row 2, 3        likewise: read 3 or 2 times, written once                       | likewise              |  program 1
 """
 
 from __future__ import annotations
@@ -23,7 +32,7 @@ import torch
 import triton
 import triton.language as tl
 
-from workbench.kernels import tuning
+from workbench.kernels import alone, tuning
 from workbench.kernels.launch import Work, cdiv, check_shape, check_tensors, check_version, launch, next_power_of_2
 
 VERSIONS = {1: "three passes", 2: "online: two passes", 3: "one pass, the row in registers"}
@@ -161,3 +170,19 @@ def tune_softmax(x: torch.Tensor, **limits) -> tuning.Config:
         launch(_softmax_one_pass, grid, x, out, len(x), n, x.stride(0), out.stride(0), BLOCK=block, **config.options)
 
     return tuning.tune("softmax", (block, x.element_size()), candidates(n), run, x.device, **limits)
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.softmax` checks, and on a GPU times."""
+    x = make.normal(make.size(5, 16_384), make.size(300, 16_384))
+    words = f"softmax of {len(x):,} rows of {x.shape[1]:,}"
+    return [
+        alone.Example(words, VERSIONS, lambda v: softmax(x, v), lambda: softmax_reference(x.double()), softmax_work(x))
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)

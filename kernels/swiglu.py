@@ -15,6 +15,13 @@ Reference: Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202.
 
 Supports float32, float16 and bfloat16, computed in float32; version 2 rounds once, version 1 after each launch, as
 torch does. Rows with any stride, their values side by side.
+
+Tiles, of row n:
+
+    gate_up   | gate: | 0 | 1 | 2 | ... | up: | 0 | 1 | 2 | ... |     tiles of BLOCK values
+    out       | 0 | 1 | 2 | ... |
+    program (n, i) reads tile i of gate and tile i of up, and writes tile i of out. Version 1: a launch reads the gate's
+    tile and writes out's, the next reads out's and up's and writes out's again.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
-from workbench.kernels import tuning
+from workbench.kernels import alone, tuning
 from workbench.kernels.launch import (
     Unsupported,
     Work,
@@ -148,3 +155,24 @@ def tune_swiglu(gate_up: torch.Tensor, **limits) -> tuning.Config:
         gate_up.device,
         **limits,
     )
+
+
+# -- by itself ------------------------------------------------------------------------------------------------------
+
+
+def examples(make: alone.Make) -> list[alone.Example]:
+    """What `python -m workbench.kernels.swiglu` checks, and on a GPU times."""
+    gate_up = make.normal(make.size(4, 8192), 2 * make.size(300, 14_336))
+    return [
+        alone.Example(
+            f"swiglu of {len(gate_up):,} rows, F = {gate_up.shape[1] // 2:,}",
+            VERSIONS,
+            lambda v: swiglu(gate_up, v),
+            lambda: swiglu_reference(gate_up.double()),
+            swiglu_work(gate_up),
+        )
+    ]
+
+
+if __name__ == "__main__":
+    alone.main(examples)
