@@ -147,10 +147,10 @@ def variants(calls: Iterable[Callable[[], object]], capability: str = "9.0") -> 
     would. Beside the constants (`tl.constexpr`) it makes a variant for a number that is 1, for one that is divisible by
     16 and for an address that is, where the kernel does not say `do_not_specialize`; on a GPU each is a second in which
     a server answers nobody. Where the interpreter is off, as `compiled`."""
-    found: dict[str, set[object]] = {}
+    keys_of: dict[str, set[object]] = {}
 
     def keep(*, key, fn, **_) -> bool:
-        found.setdefault(fn.jit_function.fn.__name__, set()).add(key)
+        keys_of.setdefault(fn.jit_function.fn.__name__, set()).add(key)
         return True  # do not compile
 
     def ask(kernel, grid, arguments, options) -> None:
@@ -166,7 +166,7 @@ def variants(calls: Iterable[Callable[[], object]], capability: str = "9.0") -> 
         with mock.patch.object(knobs.runtime, "jit_cache_hook", keep), launch.instead(ask):
             for call in calls:
                 call()
-    return {name: len(keys) for name, keys in found.items()}
+    return {name: len(keys) for name, keys in keys_of.items()}
 
 
 def _seen(kernel, made) -> Compiled:

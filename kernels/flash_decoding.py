@@ -40,7 +40,6 @@ import torch
 import triton
 import triton.language as tl
 
-from workbench.errors import is_whole
 from workbench.kernels import alone, launch, tuning
 from workbench.kernels.flash_attention import (
     LOG2_E,
@@ -54,9 +53,9 @@ from workbench.kernels.flash_attention import (
     precision,
     seen_keys,
 )
-from workbench.kernels.launch import Unsupported, Work, cdiv, next_power_of_2
+from workbench.kernels.launch import Work, cdiv, next_power_of_2
 from workbench.kernels.merge import merge, merge_reference, merge_work
-from workbench.kernels.ranges import PER_STEP_TENSORS, split_bounds
+from workbench.kernels.ranges import PER_STEP_TENSORS, check_splits, choose_splits, resident_programs, split_bounds
 
 __all__ = ["flash_decode", "flash_decode_reference", "flash_decode_work", "merge", "merge_reference", "merge_work"]
 
@@ -66,9 +65,6 @@ VERSIONS: dict[int, str] = {
     3: "the keys split among programs, merged by log-sum-exp",
 }
 LARGEST_TILE = 64  # query heads in a tile; a larger group takes several
-PROGRAMS_PER_PROCESSOR = 4
-MIN_KEYS = 256  # a program with fewer has done nothing but begin
-MAX_SPLITS = 128
 
 
 # -- on the device -----------------------------------------------------------------------------------------------------
@@ -213,24 +209,37 @@ def _decode_kernel(
 # -- splits ------------------------------------------------------------------------------------------------------------
 
 
-def processors(device: torch.device) -> int:
-    """Streaming multiprocessors; the interpreter splits as an H200 with its 132 would."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+def resident(config: tuning.Config, size: int, dtype: torch.dtype, device: torch.device, rows: int, steps: int) -> int:
+    """Programs of a multiprocessor, see `resident_programs`: in shared memory the keys and values of so many steps
+    that are under way, the queries and the weights. size: padded."""
+    keys = config["KEYS"]
+    # as compiled for 9.0, with up to 256 values a head; float32 without tensor cores
+    registers = 255 if dtype == torch.float32 else 128 if rows <= 16 else 248
+    shared = (2 * steps * keys * size + rows * size + rows * keys) * dtype.itemsize
+    return resident_programs(device, warps=config.num_warps, registers=registers, shared=shared)
 
 
-def choose_splits(programs: int, longest: int, device: torch.device) -> int:
-    """Into how many parts the keys are split, where there would be so many programs without.
-
-    Enough to give every processor four programs, none with fewer than 256 keys of the longest text that may come. Only
-    sizes that the host knows go in, so the same choice holds for every replay of a captured graph.
-    """
-    wanted = cdiv(PROGRAMS_PER_PROCESSOR * processors(device), max(programs, 1))
-    return max(1, min(wanted, cdiv(longest, MIN_KEYS), MAX_SPLITS))
-
-
-def check_splits(operation: str, splits: int | None) -> None:
-    if splits is not None and (not is_whole(splits) or not 1 <= splits <= MAX_SPLITS):
-        raise Unsupported(f"{operation}: splits must be None or from 1 to {MAX_SPLITS}, got {splits!r}")
+def default_splits(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window: int | None,
+    sinks: int,
+    config: tuning.Config | None = None,
+) -> int:
+    """The splits that `flash_decode` takes when it is not told."""
+    group = q.shape[1] // k.shape[2]
+    rows = rows_of(group)
+    if config is None:
+        config = decode_config("flash_decode", q, v.shape[-1], group)
+    size, steps = max(padded(q.shape[-1]), padded(v.shape[-1])), config.num_stages - 1
+    return choose_splits(
+        len(q) * k.shape[2] * cdiv(group, rows),
+        max_seen(k.shape[1], window, sinks),
+        q.device,
+        resident=resident(config, size, q.dtype, q.device, rows, steps),
+        multiple=config["KEYS"],
+    )
 
 
 def max_seen(longest: int, window: int | None, sinks: int) -> int:
@@ -277,7 +286,7 @@ def flash_decode(
     group = check_heads(name, q, k, v)
     check_looks(name, scale, window, sinks)
     check_splits(name, splits)
-    (longest, groups), value = k.shape[1:3], v.shape[-1]
+    groups, value = k.shape[2], v.shape[-1]
     out = q.new_empty((batch, heads, value))
     if config is None:
         config = decode_config("flash_decode", q, value, group)
@@ -313,8 +322,7 @@ def flash_decode(
     if version == 2:
         splits = 1
     elif splits is None:
-        seen = max_seen(longest, window, sinks)
-        splits = choose_splits(batch * groups * tiles, seen, q.device)
+        splits = default_splits(q, k, v, window, sinks, config)
     parts, lse = part_tensors(out, splits)
     launch.launch(
         _decode_kernel,
@@ -423,8 +431,7 @@ def flash_decode_work(
     """Reads the lengths: not for a timed region. Keys that are seen count once; what splits pass on to `merge` does
     not."""
     if splits is None:
-        programs = len(q) * k.shape[2] * cdiv(q.shape[1] // k.shape[2], rows_of(q.shape[1] // k.shape[2]))
-        splits = choose_splits(programs, max_seen(k.shape[1], window, sinks), q.device)
+        splits = default_splits(q, k, v, window, sinks)
     return decode_work(q, v.shape[-1], k.shape[2], lengths.tolist(), window, sinks, splits)
 
 

@@ -68,6 +68,7 @@ from workbench.kernels.ranges import (
     check_splits,
     choose_splits,
     places_in,
+    resident_programs,
     seen_places,
     split_bounds,
 )
@@ -391,7 +392,8 @@ def latent_decode(
         splits = 1
     elif splits is None:
         held = shared_bytes(version, config, width, q.element_size())
-        resident = min(4, max(1, _shared_limit(q.device) // held))
+        registers = 255 if config["HEADS"] >= 64 else 200  # of a thread, as compiled for 9.0
+        resident = resident_programs(q.device, warps=config.num_warps, registers=registers, shared=held)
         max_keys = tables.shape[1] * block_size
         splits = choose_splits(tiles * batch, max_keys, q.device, resident=resident, multiple=config["TOKENS"])
     check_splits("latent_decode", splits)

@@ -59,19 +59,18 @@ from workbench.kernels.flash_attention import (
 )
 from workbench.kernels.flash_decoding import (
     candidates,
-    check_splits,
-    choose_splits,
     decode_config,
     decode_work,
     max_seen,
     merge,
     part_tensors,
+    resident,
     rows_of,
     seen_range,
     store_part,
 )
 from workbench.kernels.launch import Unsupported, Work, cdiv
-from workbench.kernels.ranges import PER_STEP, PER_STEP_TENSORS, split_bounds
+from workbench.kernels.ranges import PER_STEP, PER_STEP_TENSORS, check_splits, choose_splits, split_bounds
 
 VERSIONS: dict[int, str] = {
     1: "from block to block",
@@ -309,7 +308,7 @@ def paged_decode(
     if version == 2:
         splits = 1
     elif splits is None:
-        splits = default_splits(q, k, tables, block_size, window, sinks)
+        splits = default_splits(q, k, v, tables, block_size, window, sinks, config)
     parts, lse = part_tensors(out, splits)
     launch.launch(
         _paged_decode_kernel,
@@ -333,12 +332,28 @@ def paged_decode(
 
 
 def default_splits(
-    q: torch.Tensor, k: torch.Tensor, tables: torch.Tensor, block_size: int, window: int | None = None, sinks: int = 0
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tables: torch.Tensor,
+    block_size: int,
+    window: int | None = None,
+    sinks: int = 0,
+    config: tuning.Config | None = None,
 ) -> int:
     """The splits that `paged_decode` takes when it is not told."""
     group = q.shape[1] // k.shape[1]
-    programs = len(q) * k.shape[1] * cdiv(group, rows_of(group))
-    return choose_splits(programs, max_seen(tables.shape[1] * block_size, window, sinks), q.device)
+    rows = rows_of(group)
+    if config is None:
+        config = decode_config("paged_decode", q, v.shape[-1], group)
+    size, steps = max(padded(q.shape[-1]), padded(v.shape[-1])), (config.num_stages - 1) // 2
+    return choose_splits(
+        len(q) * k.shape[1] * cdiv(group, rows),
+        max_seen(tables.shape[1] * block_size, window, sinks),
+        q.device,
+        resident=resident(config, size, q.dtype, q.device, rows, steps),
+        multiple=config["KEYS"],
+    )
 
 
 def tune_paged_decode(
@@ -415,7 +430,7 @@ def paged_decode_work(
     """Reads the lengths: not for a timed region. Keys that are seen count once; what splits pass on to `merge` does
     not."""
     if splits is None:
-        splits = default_splits(q, k, tables, block_size, window, sinks)
+        splits = default_splits(q, k, v, tables, block_size, window, sinks)
     texts = lengths.tolist()
     blocks = sum(seen_blocks(length, block_size, window, sinks) for length in texts)
     return decode_work(q, v.shape[-1], k.shape[1], texts, window, sinks, splits, blocks)

@@ -61,10 +61,10 @@ from workbench.kernels.flash_attention import (
     seen_keys,
     tile_rows,
 )
-from workbench.kernels.flash_decoding import check_splits, choose_splits, merge, part_tensors, store_part
+from workbench.kernels.flash_decoding import merge, part_tensors, resident, store_part
 from workbench.kernels.launch import Unsupported, Work, cdiv
 from workbench.kernels.paged_decode import check_out, check_paged, gather, places, seen_blocks
-from workbench.kernels.ranges import PER_STEP, PER_STEP_TENSORS, split_bounds
+from workbench.kernels.ranges import PER_STEP, PER_STEP_TENSORS, check_splits, choose_splits, split_bounds
 
 VERSIONS: dict[int, str] = {
     1: "all keys in every tile, masked",
@@ -214,8 +214,13 @@ def paged_prefill(
     if version < 3:
         splits = 1
     elif splits is None:
+        wide, steps = max(padded(size), padded(value)), (config.num_stages - 1) // 2
         splits = choose_splits(
-            batch * tiles * groups, _max_keys(tables, block_size, max_queries, window, sinks), q.device
+            batch * tiles * groups,
+            _max_keys(tables, block_size, max_queries, window, sinks),
+            q.device,
+            resident=resident(config, wide, q.dtype, q.device, config["ROWS"], steps),
+            multiple=config["KEYS"],
         )
     parts, lse = part_tensors(out, splits)
     launch.launch(

@@ -76,6 +76,7 @@ from workbench.kernels.ranges import (
     check_window,
     choose_splits,
     places_in,
+    resident_programs,
     seen_blocks,
     seen_count,
     seen_places,
@@ -90,6 +91,7 @@ VERSIONS = {
     3: "splits, merged by log-sum-exp",
 }
 MAX_SIZE = 256
+REGISTERS = {"int8": 168, "int4": 224, "fp8": 168}  # of a thread, 128 values a head, as compiled for 9.0
 LOG2_E = math.log2(math.e)
 
 
@@ -519,7 +521,11 @@ def paged_decode_quantized(
         splits = 1
     elif splits is None:
         seen = min(tables.shape[1] * block_size, reach + sinks)
-        splits = choose_splits(kv_heads * tiles * batch, seen, q.device, resident=4, multiple=config["TOKENS"])
+        of_step = config["TOKENS"] * max(2 * k.codes.shape[2], k.codes.shape[2] + v.codes.shape[2])
+        held = (max(2, config.num_stages) - 1) * of_step + config["ROWS"] * size * 2
+        registers = REGISTERS[k.format]
+        resident = resident_programs(q.device, warps=config.num_warps, registers=registers, shared=held)
+        splits = choose_splits(kv_heads * tiles * batch, seen, q.device, resident=resident, multiple=config["TOKENS"])
     check_splits(operation, splits)
     parts, lse = out, None
     if splits > 1:

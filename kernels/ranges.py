@@ -13,7 +13,8 @@ decided by the host; where they begin follows on the device from `length`, so th
 
 from __future__ import annotations
 
-from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -29,7 +30,9 @@ PER_STEP_TENSORS = ("tables", "lengths", "query_starts")
 NO_WINDOW = 2**31 - 1
 MAX_SPLITS = 256
 MIN_TOKENS = 256  # a split: below, writing and merging its result costs more than it reads. Not yet measured
-INTERPRETED_PROCESSORS = 8  # what the interpreter pretends to have
+# A multiprocessor's registers and warps, and bytes of shared memory that each program takes besides its own
+REGISTERS, WARPS, RESERVED = 65_536, 64, 1024
+INTERPRETED = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=227 << 10)  # as an H200
 
 
 @triton.jit
@@ -62,27 +65,37 @@ def places_in(block, i, kept, gap, BLOCK_SIZE: tl.constexpr):
     return block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE
 
 
-@cache
-def _processors(device: torch.device) -> int:
-    if device.type == "cpu":
-        return INTERPRETED_PROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _properties(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device) if device.type == "cuda" else INTERPRETED
 
 
-def choose_splits(programs: int, tokens: int, device: torch.device, *, resident: int = 2, multiple: int = 16) -> int:
-    """As many splits as fill the device with `resident` programs a multiprocessor in one wave, none below MIN_TOKENS.
+def resident_programs(device: torch.device, *, warps: int, registers: int, shared: int) -> int:
+    """Programs that a multiprocessor holds at once, at least 1:
+
+        min(65,536 / (registers · 32 · warps), shared memory of the multiprocessor / (shared + 1 KiB), 64 / warps)
+
+    registers: of a thread, given out to a warp in units of 8 a thread. shared: bytes of a program; the multiprocessor
+    has 1 KiB more than one program may take. What a kernel takes is in `compiling`'s table."""
+    of_multiprocessor = getattr(_properties(device), "shared_memory_per_block_optin", 96 << 10) + RESERVED
+    by_registers = REGISTERS // (cdiv(registers, 8) * 8 * 32 * warps)
+    return max(1, min(by_registers, of_multiprocessor // (shared + RESERVED), WARPS // warps))
+
+
+def choose_splits(programs: int, tokens: int, device: torch.device, *, resident: int = 3, multiple: int = 16) -> int:
+    """As many splits as one wave of the device's programs has room for, none below MIN_TOKENS.
 
     programs: without splitting. tokens: the most that a text can have, from the table's width: nothing is read from the
-    device. multiple: tokens of a tile.
+    device, so the same choice holds for every replay of a captured graph. resident: see `resident_programs`; 3 are the
+    decode kernels' at 128 values a head of 16 bits. multiple: tokens of a tile.
     """
-    room = resident * _processors(device) // max(1, programs)
+    room = resident * _properties(device).multi_processor_count // max(1, programs)
     return max(1, min(room, tokens // max(MIN_TOKENS, multiple), MAX_SPLITS))
 
 
-def check_splits(operation: str, splits: int) -> int:
-    if not is_whole(splits) or not 1 <= splits <= MAX_SPLITS:
-        raise Unsupported(f"{operation}: splits must be 1 to {MAX_SPLITS}, got {splits!r}")
-    return splits
+def check_splits(operation: str, splits: int | None) -> None:
+    """Raises Unsupported; None stands for `choose_splits`."""
+    if splits is not None and (not is_whole(splits) or not 1 <= splits <= MAX_SPLITS):
+        raise Unsupported(f"{operation}: splits must be None or from 1 to {MAX_SPLITS}, got {splits!r}")
 
 
 def check_window(operation: str, window: int | None, sinks: int) -> int:

@@ -15,7 +15,7 @@ from kernel_claims import HERE, assert_near, dtypes, on_each_device, poisoned, w
 
 from workbench.kernels import flash_attention as fa
 from workbench.kernels import flash_decoding as fd
-from workbench.kernels import launch, tuning
+from workbench.kernels import launch, ranges, tuning
 from workbench.kernels import paged_decode as pd
 from workbench.kernels import paged_prefill as pp
 from workbench.kernels.launch import Unsupported, cdiv
@@ -184,11 +184,20 @@ def test_a_large_group_takes_several_tiles(device):
 
 
 def test_splits_follow_from_what_the_host_knows():
-    device = torch.device("cpu")  # counted as an H200's 132 processors
-    assert fd.choose_splits(8, 100_000, device) == 66  # 4 · 132 programs
-    assert fd.choose_splits(8, 1_000, device) == 4  # none with fewer than 256 keys
-    assert fd.choose_splits(528, 100_000, device) == fd.choose_splits(1, 1, device) == 1
-    assert fd.choose_splits(1, 10**7, device) == fd.MAX_SPLITS
+    """Both kernels of one new token divide alike: 3 programs of 71 KiB fit a multiprocessor, one wave has 3 · 132."""
+    cpu = torch.device("cpu")  # counted as an H200
+    q, k, pool = (
+        torch.empty(1, 32, 128).bfloat16(),
+        torch.empty(1, 32_768, 8, 128, device="meta"),
+        torch.empty(1, 8, 128),
+    )
+    assert fd.default_splits(q, k, k, None, 0) == 49  # 392 programs
+    for blocks, splits in ((2048, 49), (64, 4), (1, 1)):
+        assert pd.default_splits(q, pool, pool, torch.empty(1, blocks, dtype=torch.int32), 16) == splits
+    assert ranges.resident_programs(cpu, warps=4, registers=96, shared=71_680) == 3  # of shared memory
+    assert ranges.resident_programs(cpu, warps=8, registers=255, shared=0) == 1  # of registers
+    assert ranges.resident_programs(cpu, warps=4, registers=32, shared=1024) == 16  # of 64 warps
+    assert ranges.resident_programs(cpu, warps=8, registers=255, shared=1 << 20) == 1  # at least
     assert fd.max_seen(100_000, 500, 12) == 512
 
 

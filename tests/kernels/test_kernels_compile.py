@@ -16,7 +16,8 @@ import torch
 from kernel_claims import on_each_device
 
 from workbench.errors import WorkbenchError
-from workbench.kernels import KERNELS, compiling, launch
+from workbench.kernels import KERNELS, compiling, launch, ranges, tuning
+from workbench.kernels import flash_decoding as fd
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 BRIEF = [case for case in compiling.cases() if case.brief]
@@ -203,6 +204,24 @@ def test_inside_instead_nothing_is_launched(device):
     assert [grid for grid, _ in asked] == [(2, 1)] and bool((out == -1.0).all())
     swiglu.swiglu(x, out=out)
     assert len(asked) == 1 and not bool((out == -1.0).any())
+
+
+def test_as_many_programs_are_resident_as_the_choice_of_splits_believes():
+    """It counts registers and shared memory before anything is compiled."""
+    cpu, in_16_bits = torch.device("cpu"), torch.bfloat16
+    decode = tuning.Config.of(num_warps=4, num_stages=3, KEYS=64)
+    prefill = tuning.Config.of(num_warps=8, num_stages=5, KEYS=64)
+    believed = {
+        "flash_decode v3 D=128 bfloat16": fd.resident(decode, 128, in_16_bits, cpu, 16, 2),
+        "paged_decode v3 D=128 bfloat16": fd.resident(decode, 128, in_16_bits, cpu, 16, 2),
+        "paged_prefill v3 D=128 n=1024 bfloat16": fd.resident(prefill, 128, in_16_bits, cpu, 128, 2),
+    }
+    compiled = {}
+    for name in believed:
+        one = made(name)[0]
+        held = {"warps": one["warps"], "registers": one["registers"], "shared": one["shared"]}
+        compiled[name] = ranges.resident_programs(cpu, **held)
+    assert compiled == believed and set(believed.values()) == {1, 3}
 
 
 def test_an_older_gpu_takes_its_own_instructions_and_has_less_shared_memory():
