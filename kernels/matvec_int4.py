@@ -53,24 +53,24 @@ Tiles of the weight [out, in] in words of 8 codes, with scale and zero [out, gro
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from workbench.errors import is_whole
 from workbench.kernels import alone, launch, tuning
-from workbench.kernels.matvec import (
-    FEW_ROWS,
-    add_parts,
-    check_rows,
-    check_splits,
-    padded_rows,
-    splits_for,
-    store_outputs,
-    store_product,
+from workbench.kernels.matvec import add_parts, check_rows, check_splits, store_outputs, store_product
+from workbench.kernels.matvec_codes import (
+    UNIT,
+    check_group,
+    check_scales,
+    key_of,
+    on_tensor_cores,
+    order_of_rows,
+    padded,
+    splits_of,
+    step_and_offset,
 )
 from workbench.kernels.tuning import Config
 
@@ -79,7 +79,6 @@ VERSIONS: dict[int, str] = {
     2: "scaled after the sums, nibbles by masks, four rows",
     3: "tensor cores, two nibbles by one mask, and `in` divided among programs",
 }
-UNIT = 128  # inputs that are interleaved together
 
 
 # -- layout ----------------------------------------------------------------------------------------------------------
@@ -107,17 +106,6 @@ def deinterleaved(words: torch.Tensor, in_features: int) -> torch.Tensor:
 
 
 # -- kernels ---------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def step_and_offset(scale, zero, rows, group, stride_row, stride_group, less, HAS_ZERO: tl.constexpr):
-    """scale and zero − less · scale of these outputs and groups, in float32."""
-    at = rows * stride_row + group * stride_group
-    step = tl.load(scale + at).to(tl.float32)
-    offset = -less * step
-    if HAS_ZERO:
-        offset += tl.load(zero + at).to(tl.float32)
-    return step, offset
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -381,12 +369,6 @@ def matvec_int4_many_rows(
 
 
 @triton.jit
-def order_of_rows(m, WARPS: tl.constexpr):
-    """Which row of a loaded tile is row m of the product: warps load 8 rows each, and again 8, and multiply 16."""
-    return m // (16 * WARPS) * (16 * WARPS) + m // 8 % 2 * (8 * WARPS) + m // 16 % WARPS * 8 + m % 8
-
-
-@triton.jit
 def numbers_of(tile, base, dtype: tl.constexpr, BLOCK_OUT: tl.constexpr, WARPS: tl.constexpr):
     """Words [BLOCK_OUT, 16] as base + code [BLOCK_OUT, 128], rows in `order_of_rows`. All that moves is the names."""
     tile = tl.reshape(tile, (BLOCK_OUT // (16 * WARPS), 2, WARPS, 8, 4, 4))  # again, half, warp, row, l, j
@@ -487,7 +469,7 @@ def matvec_int4(
             UNITS=config["UNITS"],
         )
         return y
-    splits = _splits(splits, version, programs * chunks, blocks, x.device)
+    splits = splits_of(splits, version, programs * chunks, blocks, x.device)
     parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
     arguments = (*arguments[:4], parts, *arguments[5:])
     shared = {
@@ -533,53 +515,13 @@ def _checked(
     rows, in_features = check_rows(name, x), x.shape[1]
     group = check_group(name, group, in_features)
     launch.check_shape(name, "words", words, (None, 16 * launch.cdiv(in_features, UNIT)))
-    launch.check_shape(name, "scale", scale, (len(words), in_features // group))
-    if zero is not None:
-        launch.check_shape(name, "zero", zero, tuple(scale.shape))
-        if zero.stride() != scale.stride():
-            raise launch.Unsupported(
-                f"{name}: zero must lie as scale does; its strides are {zero.stride()}, scale's {scale.stride()}"
-            )
-    if not is_whole(added) or not -15 <= added <= 15:
-        raise launch.Unsupported(f"{name}: added is a whole number from -15 to 15, got {added!r}")
-    check_scales(name, x, scale, zero)
+    check_scales(name, x, len(words), scale, zero, group, added, most=15)
     return rows, group, scale if zero is None else zero
-
-
-def check_group(name: str, group: int | None, in_features: int) -> int:
-    """Inputs that share a scale. Raises Unsupported for groups that do not divide."""
-    if group is None or group == in_features:
-        return in_features
-    if not is_whole(group) or group < 32 or group % 32 or in_features % group:
-        raise launch.Unsupported(
-            f"{name}: a group is a multiple of 32 inputs that divides `in`, or the whole row; got {group!r} of"
-            f" {in_features}"
-        )
-    return group
-
-
-def check_scales(name: str, x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> None:
-    """Raise Unsupported unless they are floats on x's device. They may lie in any order."""
-    for what, one in (("scale", scale), ("zero", zero)):
-        if one is not None:
-            given: dict[str, Any] = {what: one.as_strided((1,), (1,)), "x": x[:0]}
-            launch.check_tensors(name, **given)
 
 
 def in_pairs(x: torch.Tensor) -> bool:
     """Whether two neighbours of x are one word of 32 bits."""
     return x.element_size() == 2 and not (x.shape[1] % 2 or x.stride(0) % 2 or x.data_ptr() % 4)
-
-
-def on_tensor_cores(rows: int, dtype: torch.dtype, version: int) -> bool:
-    return version >= 3 and (rows > FEW_ROWS or dtype != torch.float32)
-
-
-def padded(rows: int, dtype: torch.dtype, version: int) -> int:
-    """What a kernel is compiled for: 1, 2 or 4 rows, and on tensor cores 16 or 32."""
-    if version >= 4 or on_tensor_cores(rows, dtype, version):
-        return 16 if rows <= 16 else 32
-    return padded_rows(rows, dtype, min(version, 2))
 
 
 def _cut(
@@ -589,12 +531,6 @@ def _cut(
     programs = launch.cdiv(out_features, config["BLOCK_OUT"])
     chunks = 1 if on_tensor_cores(rows, dtype, version) else launch.cdiv(rows, padded(rows, dtype, version))
     return programs, chunks, launch.cdiv(in_features, UNIT * config["UNITS"])
-
-
-def _splits(splits: int | None, version: int, programs: int, blocks: int, device: torch.device) -> int:
-    if version < 3:
-        return 1
-    return splits_for(programs, blocks, device, least=4) if splits is None else splits
 
 
 def matvec_int4_reference(
@@ -631,7 +567,7 @@ def matvec_int4_work(
     read = sum(one.numel() * one.element_size() for one in (x, words, scale, zero) if one is not None)
     config = chosen(rows, out_features, in_features, group or in_features, x.dtype, x.device, version)
     programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
-    count = 1 + (_splits(splits, version, programs * chunks, blocks, x.device) > 1) if rows and out_features else 0
+    count = 1 + (splits_of(splits, version, programs * chunks, blocks, x.device) > 1) if rows and out_features else 0
     return launch.Work(read, rows * out_features * x.element_size(), 2 * rows * out_features * in_features, count)
 
 
@@ -662,12 +598,6 @@ def chosen(
 ) -> Config:
     key = key_of(rows, out_features, in_features, group, dtype, version)
     return tuning.choose("matvec_int4", key, candidates(rows, in_features, dtype, version)[0], device)
-
-
-def key_of(rows: int, out_features: int, in_features: int, group: int, dtype: torch.dtype, version: int) -> tuple:
-    """What the best blocks depend on."""
-    short = str(dtype).removeprefix("torch.")
-    return (padded(rows, dtype, version), out_features, in_features, group, short, version)
 
 
 def tune_matvec_int4(

@@ -47,19 +47,19 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from workbench.errors import is_whole
 from workbench.kernels import alone, launch, tuning
-from workbench.kernels.matvec import (
-    add_parts,
-    check_rows,
-    check_splits,
-    row_of,
-    splits_for,
-    store_outputs,
-    store_product,
+from workbench.kernels.matvec import add_parts, check_rows, check_splits, row_of, store_outputs, store_product
+from workbench.kernels.matvec_codes import (
+    UNIT,
+    check_group,
+    check_scales,
+    key_of,
+    on_tensor_cores,
+    order_of_rows,
+    padded,
+    splits_of,
+    step_and_offset,
 )
-from workbench.kernels.matvec_int4 import check_group, check_scales, on_tensor_cores, order_of_rows, step_and_offset
-from workbench.kernels.matvec_int4 import padded as padded_to
 from workbench.kernels.tuning import Config
 
 VERSIONS: dict[int, str] = {
@@ -68,7 +68,6 @@ VERSIONS: dict[int, str] = {
     3: "tensor cores, and `in` divided among programs",
     4: "codes interleaved as tensor cores take them",
 }
-UNIT = 128  # inputs in a step
 INTERLEAVED_UNIT = 64  # inputs that are interleaved together, and a step of version 4
 
 
@@ -380,12 +379,12 @@ def matvec_int8(
     if version == 1:
         launch.launch(matvec_int8_one_row, (programs, rows), *arguments, **shared)
         return y
-    splits = _splits(splits, version, programs * chunks, blocks, x.device)
+    splits = splits_of(splits, version, programs * chunks, blocks, x.device)
     parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
     unit = INTERLEAVED_UNIT if version == 4 else UNIT
     shared |= {
         "EVEN": in_features % (unit * config["UNITS"]) == 0,
-        "ROWS": padded_to(rows, x.dtype, version),
+        "ROWS": padded(rows, x.dtype, version),
         "PART": math.gcd(group, unit) if scale.shape[1] > 1 else unit,
         "STAGES": config.num_stages,
     }
@@ -415,16 +414,7 @@ def version_for(codes: torch.Tensor, version: int | None) -> int:
 
 def _check(name: str, x, codes, scale: torch.Tensor, zero: torch.Tensor | None, group: int, added: int) -> None:
     launch.check_tensors(name, dtypes=(torch.int8, torch.uint8, torch.int32), codes=codes)
-    launch.check_shape(name, "scale", scale, (len(codes), x.shape[1] // group))
-    if zero is not None:
-        launch.check_shape(name, "zero", zero, tuple(scale.shape))
-        if zero.stride() != scale.stride():
-            raise launch.Unsupported(
-                f"{name}: zero must lie as scale does; its strides are {zero.stride()}, scale's {scale.stride()}"
-            )
-    if not is_whole(added) or not -255 <= added <= 255:
-        raise launch.Unsupported(f"{name}: added is a whole number from -255 to 255, got {added!r}")
-    check_scales(name, x, scale, zero)
+    check_scales(name, x, len(codes), scale, zero, group, added, most=255)
 
 
 def _cut(
@@ -434,14 +424,8 @@ def _cut(
     programs = launch.cdiv(out_features, config["BLOCK_OUT"])
     if version == 4:
         return programs, 1, launch.cdiv(in_features, INTERLEAVED_UNIT)
-    chunks = 1 if on_tensor_cores(rows, dtype, version) else launch.cdiv(rows, padded_to(rows, dtype, version))
+    chunks = 1 if on_tensor_cores(rows, dtype, version) else launch.cdiv(rows, padded(rows, dtype, version))
     return programs, chunks, launch.cdiv(in_features, UNIT * config["UNITS"])
-
-
-def _splits(splits: int | None, version: int, programs: int, blocks: int, device: torch.device) -> int:
-    if version < 3:
-        return 1
-    return splits_for(programs, blocks, device, least=4) if splits is None else splits
 
 
 def matvec_int8_reference(
@@ -479,7 +463,7 @@ def matvec_int8_work(
     read = sum(one.numel() * one.element_size() for one in (x, codes, scale, zero) if one is not None)
     config = chosen(rows, out_features, in_features, group or in_features, x.dtype, x.device, version)
     programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
-    count = 1 + (_splits(splits, version, programs * chunks, blocks, x.device) > 1) if rows and out_features else 0
+    count = 1 + (splits_of(splits, version, programs * chunks, blocks, x.device) > 1) if rows and out_features else 0
     return launch.Work(read, rows * out_features * x.element_size(), 2 * rows * out_features * in_features, count)
 
 
@@ -511,12 +495,6 @@ def chosen(
 ) -> Config:
     key = key_of(rows, out_features, in_features, group, dtype, version)
     return tuning.choose("matvec_int8", key, candidates(rows, in_features, dtype, version)[0], device)
-
-
-def key_of(rows: int, out_features: int, in_features: int, group: int, dtype: torch.dtype, version: int) -> tuple:
-    """What the best blocks depend on."""
-    short = str(dtype).removeprefix("torch.")
-    return (padded_to(rows, dtype, version), out_features, in_features, group, short, version)
 
 
 def tune_matvec_int8(

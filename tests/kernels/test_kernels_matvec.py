@@ -3,6 +3,7 @@ shape, and what lies where in a word is what the module says."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_claims import TOLERANCE, assert_near, dtypes, on_each_device
 
-from workbench.kernels import launch, matvec, matvec_int4, matvec_int8, tuning
+from workbench.kernels import launch, matvec, matvec_codes, matvec_int4, matvec_int8, tuning
 from workbench.kernels.arrivals import counters
 
 few = settings(max_examples=12, deadline=None)
@@ -358,6 +359,13 @@ def test_interleaving_loses_nothing(out, inside, seed):
     nibbles, bytes_ = (codes % 16).to(torch.uint8), (codes - 128).to(torch.int8)
     assert torch.equal(matvec_int4.deinterleaved(matvec_int4.interleaved(nibbles), inside), nibbles)
     assert torch.equal(matvec_int8.deinterleaved(matvec_int8.interleaved(bytes_), inside), bytes_)
+
+
+def test_what_eight_and_four_bits_share_is_in_one_file():
+    for one, other in ((matvec_int8, "matvec_int4"), (matvec_int4, "matvec_int8")):
+        assert f"from workbench.kernels.{other} import" not in inspect.getsource(one)
+        for name in ("step_and_offset", "order_of_rows", "check_scales", "padded", "splits_of", "key_of"):
+            assert getattr(one, name) is getattr(matvec_codes, name)
 
 
 def test_the_twins_are_the_formula():

@@ -1,0 +1,97 @@
+"""What the products with a weight in codes share, 8 bits (`matvec_int8`) and 4 (`matvec_int4`): scales and zeros of
+groups, the order in which rows lie in tensor cores, what is accepted, and how the work is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from workbench.errors import is_whole
+from workbench.kernels import launch
+from workbench.kernels.matvec import FEW_ROWS, padded_rows, splits_for
+
+UNIT = 128  # inputs of a step
+
+
+@triton.jit
+def step_and_offset(scale, zero, rows, group, stride_row, stride_group, less, HAS_ZERO: tl.constexpr):
+    """scale and zero − less · scale of these outputs and groups, in float32."""
+    at = rows * stride_row + group * stride_group
+    step = tl.load(scale + at).to(tl.float32)
+    offset = -less * step
+    if HAS_ZERO:
+        offset += tl.load(zero + at).to(tl.float32)
+    return step, offset
+
+
+@triton.jit
+def order_of_rows(m, WARPS: tl.constexpr):
+    """Which row of a loaded tile is row m of the product: warps load 8 rows each, and again 8, and multiply 16."""
+    return m // (16 * WARPS) * (16 * WARPS) + m // 8 % 2 * (8 * WARPS) + m // 16 % WARPS * 8 + m % 8
+
+
+def check_group(name: str, group: int | None, in_features: int) -> int:
+    """Inputs that share a scale. Raises Unsupported for groups that do not divide."""
+    if group is None or group == in_features:
+        return in_features
+    if not is_whole(group) or group < 32 or group % 32 or in_features % group:
+        raise launch.Unsupported(
+            f"{name}: a group is a multiple of 32 inputs that divides `in`, or the whole row; got {group!r} of"
+            f" {in_features}"
+        )
+    return group
+
+
+def check_scales(
+    name: str,
+    x: torch.Tensor,
+    out: int,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    group: int,
+    added,
+    *,
+    most: int,
+) -> None:
+    """Raise Unsupported unless scale and zero are floats [out, in / group] on x's device, laid out alike in any order,
+    and added a whole number from −most to most."""
+    launch.check_shape(name, "scale", scale, (out, x.shape[1] // group))
+    if zero is not None:
+        launch.check_shape(name, "zero", zero, tuple(scale.shape))
+        if zero.stride() != scale.stride():
+            raise launch.Unsupported(
+                f"{name}: zero must lie as scale does; its strides are {zero.stride()}, scale's {scale.stride()}"
+            )
+    if not is_whole(added) or not -most <= added <= most:
+        raise launch.Unsupported(f"{name}: added is a whole number from -{most} to {most}, got {added!r}")
+    for what, one in (("scale", scale), ("zero", zero)):
+        if one is not None:
+            given: dict[str, Any] = {what: one.as_strided((1,), (1,)), "x": x[:0]}
+            launch.check_tensors(name, **given)
+
+
+def on_tensor_cores(rows: int, dtype: torch.dtype, version: int) -> bool:
+    return version >= 3 and (rows > FEW_ROWS or dtype != torch.float32)
+
+
+def padded(rows: int, dtype: torch.dtype, version: int) -> int:
+    """What a kernel is compiled for: 1, 2 or 4 rows, and on tensor cores 16 or 32."""
+    if version >= 4 or on_tensor_cores(rows, dtype, version):
+        return 16 if rows <= 16 else 32
+    return padded_rows(rows, dtype, min(version, 2))
+
+
+def splits_of(splits: int | None, version: int, programs: int, blocks: int, device: torch.device) -> int:
+    """Into how many parts `in` is divided, of so many blocks; 1 before version 3."""
+    if version < 3:
+        return 1
+    return splits_for(programs, blocks, device, least=4) if splits is None else splits
+
+
+def key_of(rows: int, out_features: int, in_features: int, group: int, dtype: torch.dtype, version: int) -> tuple:
+    """What the best blocks depend on."""
+    short = str(dtype).removeprefix("torch.")
+    return (padded(rows, dtype, version), out_features, in_features, group, short, version)
