@@ -25,14 +25,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from workbench.errors import WorkbenchError, check_whole
+from workbench.errors import WorkbenchError
 from workbench.kv.blocks import BlockTables, NoRoom
 from workbench.kv.latent import mix
 from workbench.kv.paged_step import Group, PagedStep, spread
-from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store
+from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store, require_pool
 from workbench.kv.paged_triton import Kernels, choose_attention
 from workbench.kv.prefix import prefix_index
-from workbench.kv.slots import Places, Slots, dtype_name, misfit, require_room, stored_dtype
+from workbench.kv.slots import Places, Slots, check_size, misfit, stored_dtype
 from workbench.models.attention import eager_attention, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -74,7 +74,7 @@ class Paged(Slots):
         device: torch.device | str = "cpu",
         attention: str = "auto",
     ) -> None:
-        check_whole("block_size", block_size, 1)
+        check_size("block_size", block_size, None)
         kind = _store_kind(config, format)
         self.attention, self.attention_reason = choose_attention(
             attention,
@@ -87,19 +87,18 @@ class Paged(Slots):
         )
         self.kernels: Any = Kernels(config, block_size, format) if self.attention == "triton" else None
         gathered = "sdpa" if self.kernels else self.attention
+        if num_blocks is None:
+            check_size("max_sequences", max_sequences, None)
+            num_blocks = max_sequences * -(-(max_tokens or config.context_length) // block_size)
+        bytes_per_token = kind.bytes_per_token(config, stored_dtype(dtype, device), format)
+        places = require_pool(num_blocks, block_size, bytes_per_token, device)
         super().__init__(
             config, max_sequences=max_sequences, max_tokens=max_tokens, dtype=dtype, device=device, attention=gathered
         )
-        if num_blocks is None:
-            num_blocks = max_sequences * -(-self.max_tokens // block_size)
         self.tables = BlockTables(num_blocks, block_size, prefix_index(prefix, block_size))
         self.block_size, self.num_blocks, self.format = block_size, num_blocks, format
         self.max_tokens = min(self.max_tokens, num_blocks * block_size)
         self._place = {layer: place for place, layer in enumerate(config.kv_layers)}
-        places = num_blocks * block_size
-        needed = places * kind.bytes_per_token(config, self.dtype, format)
-        stored = format or dtype_name(self.dtype)
-        require_room(f"paged KV cache ({num_blocks:,} blocks of {block_size})", needed, 1, places, stored, device)
         self.store: Store = kind(config, places, self.dtype, device, format)
         self._owner: dict[int, Hashable] = {}  # of a slot
         self._swapped: dict[Hashable, tuple[torch.Tensor, ...]] = {}  # contents, on the host

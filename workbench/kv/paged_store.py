@@ -7,11 +7,23 @@ from abc import ABC, abstractmethod
 import torch
 
 from workbench.errors import unknown
+from workbench.instruments.memory import require_bytes
+from workbench.kv.slots import check_size, require_books
 from workbench.models.config import ModelConfig
 from workbench.quantization.formats import FORMATS, Format, decode, encode, fit
 
 PAGED_FORMATS: dict[str, Format] = {"int8": FORMATS["int8"], "fp8": FORMATS["fp8_e4m3"], "int4": FORMATS["int4"]}
 SCALE_DTYPE = torch.float16
+
+
+def require_pool(num_blocks: int, block_size: int, bytes_per_token: int, device: torch.device | str) -> int:
+    """Places of a pool. Raises WorkbenchError with bytes needed and available, before anything is allocated."""
+    check_size("num_blocks", num_blocks, None)
+    places = num_blocks * block_size
+    what = f"a paged KV cache of {num_blocks:,} blocks × {block_size:,} tokens"
+    require_bytes(places * bytes_per_token, str(device), what)
+    require_books(num_blocks, "blocks")
+    return places
 
 
 class Store(ABC):

@@ -33,6 +33,9 @@ from workbench.models.attention import attention_function, eager_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 
+BOOK_BYTES = 120  # of a sequence or block in Python's lists and dicts, at most
+LARGEST_SIZE = 2**50
+
 
 @dataclass(frozen=True)
 class Places:
@@ -75,6 +78,7 @@ class Slots(ABC):
     ) -> None:
         max_tokens = config.context_length if max_tokens is None else max_tokens
         check_size("max_sequences", max_sequences, None)
+        require_books(max_sequences, "sequences")
         check_size("max_tokens", max_tokens, config.context_length)
         self.config = config
         self.max_sequences, self.max_tokens = max_sequences, max_tokens
@@ -360,7 +364,15 @@ def require_room(
     require_bytes(needed, str(device), f"a {kind} of {max_sequences:,} sequences × {max_tokens:,} tokens in {stored}")
 
 
-def check_size(name: str, value: int, maximum: int | None, minimum: int = 1) -> None:
+def require_books(count: int, what: str) -> None:
+    """The same for Python's own lists of so many sequences or blocks."""
+    require_bytes(BOOK_BYTES * count, "cpu", f"bookkeeping of {count:,} {what} in a KV cache")
+
+
+def check_size(name: str, value: int, maximum: int | None, minimum: int = 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum or (maximum and value > maximum):
         wanted = f"from {minimum} to the model's context of {maximum:,}" if maximum else f"of at least {minimum}"
-        raise WorkbenchError(f"{name} must be a whole number {wanted}, got {value!r}")
+        raise WorkbenchError(f"{name} must be a whole number {wanted}, got {value!r:.80}")
+    if value > LARGEST_SIZE:
+        raise WorkbenchError(f"{name} must be at most 2**50, and even that is more than any machine holds")
+    return value

@@ -26,6 +26,7 @@ from workbench.decoding.sequence import Finished, Request, Sequence
 from workbench.decoding.step import Chunk, Step, StepOutput
 from workbench.kv.paged import Paged
 from workbench.kv.paged_static import StaticPaged
+from workbench.kv.slots import check_size
 from workbench.models.fast import Model
 from workbench.models.graphs import GraphedSteps, why_no_graphs
 from workbench.serving.ahead import OneStepAhead
@@ -75,7 +76,7 @@ class Engine:
         checks.check_drafting(draft, settings)
         context = model.config.context_length
         if num_blocks is None:
-            num_blocks = settings.max_running * -(-context // block_size)
+            num_blocks = settings.max_running * -(-context // check_size("block_size", block_size, None))
         self.model = model
         wanted = getattr(model, "graphs", "auto") if graphs is None else graphs
         self.why_no_graphs = why_no_graphs(wanted, model)
