@@ -40,7 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -166,37 +166,63 @@ def seen_keys(position: int, window: int | None, sinks: int) -> int:
 # -- the kernels -------------------------------------------------------------------------------------------------------
 
 
+class Inputs(NamedTuple):
+    """What is read."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    query_starts: torch.Tensor
+    key_starts: torch.Tensor
+
+
+class Strides(NamedTuple):
+    """Values from one token, and from one head, to the next."""
+
+    q_token: int
+    q_head: int
+    k_token: int
+    k_head: int
+    v_token: int
+    v_head: int
+
+
+class Shape(NamedTuple):
+    """What is compiled in: heads, how many of them share keys and a tile, a head's sizes, how products are rounded."""
+
+    heads: int
+    group: int
+    share: int
+    size: int
+    value_size: int  # `value` is what a constexpr calls its own
+    padded: int
+    padded_value: int
+    precision: str
+
+
+class Look(NamedTuple):
+    """What is compiled in: which keys are seen, and whether lse is written. window 0: all."""
+
+    causal: bool
+    window: int
+    sinks: int
+    with_lse: bool
+
+
 @triton.jit
 def _flash_all_keys_kernel(
-    q,
-    k,
-    v,
-    out,
-    lse,
-    query_starts,
-    key_starts,
-    scale,
-    q_token,
-    q_head,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-    VALUE: tl.constexpr,
-    PADDED: tl.constexpr,
-    PADDED_VALUE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    WITH_LSE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
+    inputs, outputs, strides, scale, SHAPE: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):
     """Version 1. Grid (tiles of ROWS queries, H, B)."""
+    q, k, v, query_starts, key_starts = inputs
+    out, lse = outputs
+    q_token, q_head, k_token, k_head, v_token, v_head = strides
+    GROUP: tl.constexpr = SHAPE.group
+    SIZE: tl.constexpr = SHAPE.size
+    VALUE: tl.constexpr = SHAPE.value_size
+    PADDED: tl.constexpr = SHAPE.padded
+    PADDED_VALUE: tl.constexpr = SHAPE.padded_value
+    PRECISION: tl.constexpr = SHAPE.precision
     head, sequence = tl.program_id(1), tl.program_id(2)
     first_query, first_key = tl.load(query_starts + sequence), tl.load(key_starts + sequence)
     queries = tl.load(query_starts + sequence + 1) - first_query
@@ -219,53 +245,36 @@ def _flash_all_keys_kernel(
                 v + head // GROUP * v_head, place * v_token, there, value_column, VALUE, PADDED_VALUE, True
             )
             seen = there[None, :]
-            if CAUSAL:
+            if LOOK.causal:
                 seen = seen & (at[None, :] <= position[:, None])
-                if WINDOW > 0:
-                    seen = seen & ((at[None, :] > position[:, None] - WINDOW) | (at[None, :] < SINKS))
+                if LOOK.window > 0:
+                    seen = seen & ((at[None, :] > position[:, None] - LOOK.window) | (at[None, :] < LOOK.sinks))
             best, total, mixed = fold(query, key, value, seen, best, total, mixed, scale, True, PRECISION)
         divisor = tl.where(total == 0.0, 1.0, total)
         result = mixed / divisor[:, None]
-        target = out + (token * HEADS + head)[:, None] * VALUE + value_column[None, :]
+        target = out + (token * SHAPE.heads + head)[:, None] * VALUE + value_column[None, :]
         inside = (row < queries)[:, None] & (value_column < VALUE)[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=inside)
-        if WITH_LSE:
+        if LOOK.with_lse:
             of_rows = (best + tl.log2(divisor)) * 0.6931471805599453  # of a row that sees nothing −∞, as best is
-            tl.store(lse + token * HEADS + head, of_rows, mask=row < queries)
+            tl.store(lse + token * SHAPE.heads + head, of_rows, mask=row < queries)
 
 
 @triton.jit
 def _flash_kernel(
-    q,
-    k,
-    v,
-    out,
-    lse,
-    query_starts,
-    key_starts,
-    scale,
-    heads,
-    q_token,
-    q_head,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
-    SHARE: tl.constexpr,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-    VALUE: tl.constexpr,
-    PADDED: tl.constexpr,
-    PADDED_VALUE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    WITH_LSE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
+    inputs, outputs, strides, scale, SHAPE: tl.constexpr, LOOK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):
     """Versions 2 (SHARE = 1) and 3 (SHARE = GROUP): SHARE heads in a tile. Grid (tiles of ROWS rows, H / SHARE, B)."""
+    q, k, v, query_starts, key_starts = inputs
+    out, lse = outputs
+    q_token, q_head, k_token, k_head, v_token, v_head = strides
+    GROUP: tl.constexpr = SHAPE.group
+    SHARE: tl.constexpr = SHAPE.share
+    SIZE: tl.constexpr = SHAPE.size
+    VALUE: tl.constexpr = SHAPE.value_size
+    PADDED: tl.constexpr = SHAPE.padded
+    PADDED_VALUE: tl.constexpr = SHAPE.padded_value
+    PRECISION: tl.constexpr = SHAPE.precision
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most keys first
     sequence = tl.program_id(2)
     first_query, first_key = tl.load(query_starts + sequence), tl.load(key_starts + sequence)
@@ -283,13 +292,13 @@ def _flash_kernel(
         position = past + row // SHARE
         # keys that some row sees: `sunk` at the beginning of the text, then from `first` to before `last`
         first, sunk, last, all_see = 0, 0, keys, keys
-        if CAUSAL:
+        if LOOK.causal:
             last_row = tl.minimum(tile * ROWS + ROWS, queries * SHARE) - 1
             last = tl.maximum(past + last_row // SHARE + 1, 0)
             all_see = tl.maximum(past + tile * ROWS // SHARE + 1, 0)
-            if WINDOW > 0:
-                first = tl.maximum(past + tile * ROWS // SHARE - WINDOW + 1, 0)
-                sunk = tl.minimum(first, SINKS)
+            if LOOK.window > 0:
+                first = tl.maximum(past + tile * ROWS // SHARE - LOOK.window + 1, 0)
+                sunk = tl.minimum(first, LOOK.sinks)
                 all_see = 0
         count = sunk + last - first
         border = all_see // KEYS * KEYS
@@ -311,18 +320,18 @@ def _flash_kernel(
             key = load_rows(key_base, place * k_token, there, column, SIZE, PADDED, True)
             value = load_rows(value_base, place * v_token, there, value_column, VALUE, PADDED_VALUE, True)
             seen = there[None, :]
-            if CAUSAL:
+            if LOOK.causal:
                 seen = seen & (at[None, :] <= position[:, None])
-                if WINDOW > 0:
-                    seen = seen & ((at[None, :] > position[:, None] - WINDOW) | (at[None, :] < SINKS))
+                if LOOK.window > 0:
+                    seen = seen & ((at[None, :] > position[:, None] - LOOK.window) | (at[None, :] < LOOK.sinks))
             best, total, mixed = fold(query, key, value, seen, best, total, mixed, scale, True, PRECISION)
         divisor = tl.where(total == 0.0, 1.0, total)
         result = mixed / divisor[:, None]
-        target = out + (token * heads + head)[:, None] * VALUE + value_column[None, :]
+        target = out + (token * SHAPE.heads + head)[:, None] * VALUE + value_column[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=inside[:, None] & (value_column < VALUE)[None, :])
-        if WITH_LSE:
+        if LOOK.with_lse:
             of_rows = (best + tl.log2(divisor)) * 0.6931471805599453  # of a row that sees nothing −∞, as best is
-            tl.store(lse + token * heads + head, of_rows, mask=inside)
+            tl.store(lse + token * SHAPE.heads + head, of_rows, mask=inside)
 
 
 # -- the call ----------------------------------------------------------------------------------------------------------
@@ -371,34 +380,16 @@ def flash_attention(
     share = group if version == 3 else 1
     if config is None:
         config = rows_config(name, q, value, max_queries * share)
-    options = {
-        "GROUP": group,
-        "SIZE": size,
-        "VALUE": value,
-        "PADDED": padded(size),
-        "PADDED_VALUE": padded(value),
-        "CAUSAL": causal,
-        "WINDOW": window or 0,
-        "SINKS": sinks,
-        "WITH_LSE": with_lse,
-        "PRECISION": precision(q.dtype),
-        **config.options,
-    }
-    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    shape = Shape(heads, group, share, size, value, padded(size), padded(value), precision(q.dtype))
+    look = Look(causal, window or 0, sinks, with_lse)
+    strides = Strides(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     batch, tiles = max(0, len(query_starts) - 1), cdiv(max_queries * share, config["ROWS"])
-    starts = query_starts, key_starts
     if tokens == 0:
         tiles = 0
-    if version == 1:
-        grid = (tiles, heads, batch)
-        launch.launch(
-            _flash_all_keys_kernel, grid, q, k, v, out, lse, *starts, scale * LOG2_E, *strides, HEADS=heads, **options
-        )
-    else:
-        grid = (tiles, heads // share, batch)
-        launch.launch(
-            _flash_kernel, grid, q, k, v, out, lse, *starts, scale * LOG2_E, heads, *strides, SHARE=share, **options
-        )
+    kernel, grid = (_flash_all_keys_kernel if version == 1 else _flash_kernel), (tiles, heads // share, batch)
+    inputs = Inputs(q, k, v, query_starts, key_starts)
+    of_call = (inputs, (out, lse), strides, scale * LOG2_E)
+    launch.launch(kernel, grid, *of_call, SHAPE=shape, LOOK=look, **config.options)
     return (out, lse) if with_lse else out
 
 
