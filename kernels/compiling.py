@@ -316,7 +316,8 @@ def _flash_decode(version: int, size: int, dtype: torch.dtype, **look) -> None:
     from workbench.kernels import flash_decoding
 
     q, k, v = _empty(8, 32, size, dtype=dtype), *(_empty(8, 4096, 8, size, dtype=dtype) for _ in "kv")
-    flash_decoding.flash_decode(q, k, v, _ints(8), scale=0.1, version=version, **look)
+    for arrivals in (None, _ints(1 << 14)) if version == 3 else (None,):
+        flash_decoding.flash_decode(q, k, v, _ints(8), scale=0.1, version=version, arrivals=arrivals, **look)
 
 
 def _paged_decode(version: int, size: int, dtype: torch.dtype, **look) -> None:
@@ -324,7 +325,8 @@ def _paged_decode(version: int, size: int, dtype: torch.dtype, **look) -> None:
 
     q, pool = _empty(8, 32, size, dtype=dtype), _empty(1 << 16, 2, 8, size, dtype=dtype)
     look = {"block_size": 16, "scale": 0.1, "version": version, **look}
-    paged_decode.paged_decode(q, pool[:, 0], pool[:, 1], _ints(8, 256), _ints(8), **look)
+    for arrivals in (None, _ints(1 << 14)) if version == 3 else (None,):
+        paged_decode.paged_decode(q, pool[:, 0], pool[:, 1], _ints(8, 256), _ints(8), arrivals=arrivals, **look)
 
 
 def _paged_prefill(version: int, size: int, queries: int, dtype: torch.dtype, **look) -> None:
@@ -413,6 +415,8 @@ def _dependents(dtype: torch.dtype) -> None:
         _norm(3, 4096, False, dtype)
         _rotary(2, 128, False, dtype)
         swiglu.swiglu(_empty(64, 2 * 14_336, dtype=dtype))
+        _paged_decode(3, 128, dtype)
+        _flash_decode(3, 128, dtype)
 
 
 SIZES = (64, 80, 96, 128, 256)

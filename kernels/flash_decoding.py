@@ -17,8 +17,8 @@ split because softmax over a union is a weighted mean of softmaxes, the weights 
     version 1    a program is a sequence and query head: q is one row, products are sums; each key is read H/G times
     version 2    the query heads of a key-value head are the rows of a tile (16 at least, for `tl.dot`): each key is
                  read once
-    version 3    the keys of a sequence are split among `splits` programs; `merge` (kernels/merge.py), a launch of its
-                 own, puts them together
+    version 3    the keys of a sequence are split among `splits` programs; the last of them puts the parts together
+                 (arrivals=, kernels/merge.py), or `merge`, a launch of its own
 
 Flash-Decoding: Dao, Haziza, Massa, Sizov, 2023. Heads of up to 256 values, padded to a power of two. Block sizes and
 the number of splits are defaults that nobody has measured yet; `tune_flash_decode` measures the first.
@@ -41,6 +41,7 @@ import triton
 import triton.language as tl
 
 from workbench.kernels import alone, launch, tuning
+from workbench.kernels.arrivals import check_arrivals, enough
 from workbench.kernels.flash_attention import (
     LOG2_E,
     attend_reference,
@@ -53,8 +54,8 @@ from workbench.kernels.flash_attention import (
     precision,
     seen_keys,
 )
-from workbench.kernels.launch import Work, cdiv, next_power_of_2
-from workbench.kernels.merge import merge, merge_reference, merge_work
+from workbench.kernels.launch import Work, cdiv, next_power_of_2, wait_for_inputs
+from workbench.kernels.merge import merge, merge_reference, merge_when_last, merge_work
 from workbench.kernels.ranges import PER_STEP_TENSORS, check_splits, choose_splits, resident_programs, split_bounds
 
 __all__ = ["flash_decode", "flash_decode_reference", "flash_decode_work", "merge", "merge_reference", "merge_work"]
@@ -157,6 +158,8 @@ def _decode_kernel(
     lengths,
     out,
     lse,
+    merged,
+    arrivals,
     scale,
     heads,
     q_sequence,
@@ -179,6 +182,9 @@ def _decode_kernel(
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    MERGES: tl.constexpr,
+    HEADS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Versions 2 and 3. Grid (G · TILES, SPLITS, B): neighbours read neighbouring heads of the same keys."""
     of_keys, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
@@ -187,6 +193,7 @@ def _decode_kernel(
     row = tile * ROWS + tl.arange(0, ROWS)
     inside = row < GROUP
     head = of_keys * GROUP + row
+    wait_for_inputs(PDL)
     query = load_rows(q + sequence * q_sequence, head * q_head, inside, column, SIZE, PADDED, True)
     count, sunk, skipped = seen_range(tl.load(lengths + sequence), WINDOW, SINKS)
     begin, end = split_bounds(count, split, tl.num_programs(1), KEYS)
@@ -204,6 +211,11 @@ def _decode_kernel(
         best, total, mixed = fold(query, key, value, there[None, :], best, total, mixed, scale, True, PRECISION)
     at = (split * tl.num_programs(2) + sequence) * heads + head
     store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, WITH_LSE)
+    if MERGES:
+        result = sequence.to(tl.int32) * tl.num_programs(0) + tl.program_id(0)
+        first_head, of_tile = of_keys * GROUP + tile * ROWS, tl.minimum(GROUP - tile * ROWS, ROWS)
+        here = result, tl.num_programs(1), sequence, tl.num_programs(2), heads, first_head, of_tile
+        merge_when_last(out, lse, merged, arrivals, *here, VALUE, PADDED_VALUE, HEADS)
 
 
 # -- splits ------------------------------------------------------------------------------------------------------------
@@ -265,6 +277,7 @@ def flash_decode(
     splits: int | None = None,
     window: int | None = None,
     sinks: int = 0,
+    arrivals: torch.Tensor | None = None,
     version: int = 3,
     config: tuning.Config | None = None,
 ) -> torch.Tensor:
@@ -272,7 +285,8 @@ def flash_decode(
 
     What lies beyond a length is not read. q, k, v may be strided views whose last axis is contiguous. A length of 0
     gives zeros.
-    splits: None for `choose_splits`. One launch, and one more to merge where splits > 1. Raises Unsupported.
+    splits: None for `choose_splits`. One launch, and one more to merge where splits > 1; none more with arrivals, as in
+    `paged_decode`. Raises Unsupported.
     """
     name = "flash_decode"
     launch.check_version(name, version, VERSIONS)
@@ -286,6 +300,7 @@ def flash_decode(
     group = check_heads(name, q, k, v)
     check_looks(name, scale, window, sinks)
     check_splits(name, splits)
+    check_arrivals(name, arrivals, q.device)
     groups, value = k.shape[2], v.shape[-1]
     out = q.new_empty((batch, heads, value))
     if config is None:
@@ -324,6 +339,7 @@ def flash_decode(
     elif splits is None:
         splits = default_splits(q, k, v, window, sinks, config)
     parts, lse = part_tensors(out, splits)
+    merges = splits > 1 and enough(arrivals, batch * groups * tiles)
     launch.launch(
         _decode_kernel,
         (groups * tiles, splits, batch),
@@ -333,6 +349,8 @@ def flash_decode(
         lengths,
         parts,
         lse,
+        out,
+        arrivals if merges else lse,
         scale * LOG2_E,
         heads,
         *strides,
@@ -341,9 +359,11 @@ def flash_decode(
         WITH_LSE=splits > 1,
         PRECISION=precision(q.dtype),
         ROWS=rows,
+        MERGES=merges,
+        HEADS=min(rows, launch.next_power_of_2(group)),
         **config.options,
     )
-    if splits > 1:
+    if splits > 1 and not merges:
         merge(parts, lse, out=out)
     return out
 

@@ -14,6 +14,8 @@ arXiv 1805.02867 §3.1.
     version 1  one part after the other, rescaling the sum whenever a greater lse comes (online softmax)
     version 2  all lse first: then every part has its final weight, and blocks of parts are in flight at once
 
+`merge_when_last` does the same within the launch that makes the parts, by the last of its programs.
+
 A part of no keys has lse −∞ and weighs nothing, whatever lies in its place. Where all are empty: zeros, lse −∞. NaN
 stays.
 
@@ -32,6 +34,7 @@ import triton
 import triton.language as tl
 
 from workbench.kernels import alone
+from workbench.kernels.arrivals import is_last
 from workbench.kernels.launch import (
     FLOATS,
     Unsupported,
@@ -97,6 +100,57 @@ def _merge_blocks(
     tl.store(out + row * width + column, acc.to(out.dtype.element_ty), mask=column < width)
     if tl.program_id(1) == 0:
         tl.store(merged + row, tl.where(empty, -float("inf"), whole))
+
+
+@triton.jit
+def merge_when_last(
+    parts,
+    lse,
+    out,
+    arrivals,
+    result,
+    splits,
+    sequence,
+    sequences,
+    heads,
+    first_head,
+    count,
+    VALUE: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Call at the end of a split's program, whose part of `count` heads from first_head on is stored: the last of a
+    result's programs (`arrivals`) merges all parts of these heads to out [sequences, heads, VALUE].
+
+    HEADS: count or more, a power of two. As many parts are in flight at once as have 8,192 values.
+    """
+    if is_last(arrivals, result, splits):
+        TILE: tl.constexpr = HEADS * PADDED_VALUE
+        PARTS: tl.constexpr = 1 if TILE > 8192 else 64 if TILE < 128 else 8192 // TILE
+        head, column = tl.arange(0, HEADS), tl.arange(0, PADDED_VALUE)
+        inside = head < count
+        row = sequence.to(tl.int64) * heads + first_head + head
+        best = tl.full([HEADS], float("-inf"), tl.float32)
+        total = tl.zeros([HEADS], tl.float32)
+        acc = tl.zeros([HEADS, PADDED_VALUE], tl.float32)
+        for first in range(0, splits, PARTS):
+            i = first + tl.arange(0, PARTS)
+            at = i[:, None] * (sequences * heads).to(tl.int64) + row[None, :]  # [PARTS, HEADS]
+            there = (i < splits)[:, None] & inside[None, :]
+            one = tl.load(lse + at, mask=there, other=-float("inf"), cache_modifier=".cg")
+            values = at[:, :, None] * VALUE + column[None, None, :]
+            known = there[:, :, None] & (column < VALUE)[None, None, :]
+            part = tl.load(parts + values, mask=known, other=0.0, cache_modifier=".cg")
+            part = tl.where((one == -float("inf"))[:, :, None], 0.0, part)  # not written; NaN is not passed over
+            higher = tl.maximum(best, tl.max(one, 0))
+            safe = tl.where(higher == -float("inf"), 0.0, higher)
+            weight, old = tl.exp(one - safe[None, :]), tl.exp(best - safe)
+            acc = acc * old[:, None] + tl.sum(part * weight[:, :, None], 0)
+            total = total * old + tl.sum(weight, 0)
+            best = higher
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        stored = inside[:, None] & (column < VALUE)[None, :]
+        tl.store(out + row[:, None] * VALUE + column[None, :], acc.to(out.dtype.element_ty), mask=stored)
 
 
 def merge(

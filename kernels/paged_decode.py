@@ -17,7 +17,8 @@ first (stages below).
     version 1    a program is a sequence and key-value head and goes from block to block: small blocks make small steps
     version 2    steps of many keys, each looked up: a step may begin and end within a block, and blocks may have any
                  size
-    version 3    the keys split among programs, merged by a launch of its own (`flash_decoding.merge`)
+    version 3    the keys split among programs, merged by the last of them (`merge.merge_when_last`), or by a launch of
+                 its own (`merge.merge`)
 
 The query heads of a key-value head are the rows of one tile (16 at least), so keys are read once for all of them.
 Lengths and tables are read on the device alone, and the grid follows from shapes: a captured CUDA graph can replay it
@@ -46,6 +47,7 @@ import triton.language as tl
 
 from workbench.errors import is_whole
 from workbench.kernels import alone, launch, tuning
+from workbench.kernels.arrivals import check_arrivals, enough
 from workbench.kernels.flash_attention import (
     LOG2_E,
     attend_reference,
@@ -69,7 +71,8 @@ from workbench.kernels.flash_decoding import (
     seen_range,
     store_part,
 )
-from workbench.kernels.launch import Unsupported, Work, cdiv
+from workbench.kernels.launch import Unsupported, Work, cdiv, wait_for_inputs
+from workbench.kernels.merge import merge_when_last
 from workbench.kernels.ranges import PER_STEP, PER_STEP_TENSORS, check_splits, choose_splits, split_bounds
 
 VERSIONS: dict[int, str] = {
@@ -160,6 +163,8 @@ def _paged_decode_kernel(
     lengths,
     out,
     lse,
+    merged,
+    arrivals,
     scale,
     heads,
     table_row,
@@ -182,6 +187,9 @@ def _paged_decode_kernel(
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    MERGES: tl.constexpr,
+    HEADS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Versions 2 and 3. Grid (G · TILES, SPLITS, B): neighbours read neighbouring heads of the same keys."""
     of_keys, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
@@ -190,6 +198,7 @@ def _paged_decode_kernel(
     row = tile * ROWS + tl.arange(0, ROWS)
     inside = row < GROUP
     head = of_keys * GROUP + row
+    wait_for_inputs(PDL)
     query = load_rows(q + sequence * q_sequence, head * q_head, inside, column, SIZE, PADDED, True)
     count, sunk, skipped = seen_range(tl.load(lengths + sequence), WINDOW, SINKS)
     begin, end = split_bounds(count, split, tl.num_programs(1), KEYS)
@@ -206,6 +215,11 @@ def _paged_decode_kernel(
         best, total, mixed = fold(query, key, value, there[None, :], best, total, mixed, scale, True, PRECISION)
     at = (split * tl.num_programs(2) + sequence) * heads + head
     store_part(out, lse, at, best, total, mixed, inside, value_column, VALUE, WITH_LSE)
+    if MERGES:
+        result = sequence.to(tl.int32) * tl.num_programs(0) + tl.program_id(0)
+        first_head, of_tile = of_keys * GROUP + tile * ROWS, tl.minimum(GROUP - tile * ROWS, ROWS)
+        here = result, tl.num_programs(1), sequence, tl.num_programs(2), heads, first_head, of_tile
+        merge_when_last(out, lse, merged, arrivals, *here, VALUE, PADDED_VALUE, HEADS)
 
 
 # -- the call ----------------------------------------------------------------------------------------------------------
@@ -246,6 +260,7 @@ def paged_decode(
     window: int | None = None,
     sinks: int = 0,
     out: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
     version: int = 3,
     config: tuning.Config | None = None,
 ) -> torch.Tensor:
@@ -255,13 +270,15 @@ def paged_decode(
     be one of the blocks, and block_size · blocks at least the longest length: they lie on the device, so nothing here
     checks it. k and v may be strided views whose last axis is contiguous. A length of 0 gives zeros.
     splits: None for `choose_splits`, from the width of `tables`. out: written and returned. One launch, and one more to
-    merge where splits > 1. Raises Unsupported.
+    merge where splits > 1; none more with arrivals, int32 zeros (`kernels.arrivals`), one for each sequence and tile of
+    heads, which are zeros again afterwards. Raises Unsupported.
     """
     name = "paged_decode"
     launch.check_version(name, version, VERSIONS)
     check_paged(name, q, k, v, tables, lengths, block_size=block_size)
     check_looks(name, scale, window, sinks)
     check_splits(name, splits)
+    check_arrivals(name, arrivals, q.device)
     (batch, heads, size), groups, value = q.shape, k.shape[1], v.shape[-1]
     launch.check_shape(name, "tables", tables, (batch, None))
     if out is None:
@@ -310,6 +327,7 @@ def paged_decode(
     elif splits is None:
         splits = default_splits(q, k, v, tables, block_size, window, sinks, config)
     parts, lse = part_tensors(out, splits)
+    merges = splits > 1 and enough(arrivals, batch * groups * tiles)
     launch.launch(
         _paged_decode_kernel,
         (groups * tiles, splits, batch),
@@ -320,13 +338,17 @@ def paged_decode(
         lengths,
         parts,
         lse,
+        out,
+        arrivals if merges else lse,
         scale * LOG2_E,
         heads,
         *strides,
         **options,
+        MERGES=merges,
+        HEADS=min(rows, launch.next_power_of_2(group)),
         WITH_LSE=splits > 1,
     )
-    if splits > 1:
+    if splits > 1 and not merges:
         merge(parts, lse, out=out)
     return out
 

@@ -37,7 +37,7 @@ def serving(kept: str = "keys and values", dtype: torch.dtype = torch.bfloat16) 
     else:
         config, width, form = ModelConfig("llama", **sizes), 128, kept
         store = Codes(config, 1 << 16, dtype, "cuda", kept)
-    kernels = Kernels(config, block, form)
+    kernels = Kernels(config, block, form, "cuda")
 
     def step(lengths: list[int], new: list[int]) -> None:
         tables = [[0] * -(-length // block) for length in lengths]

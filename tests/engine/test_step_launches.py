@@ -27,11 +27,11 @@ def a_layer(rows: int) -> dict[str, int]:
 
 
 def test_a_layer_of_one_row():
-    assert a_layer(1) == {"matvec_few_rows": 4, "_turn": 1, "_paged_decode_kernel": 1, "_merge_blocks": 1}
+    assert a_layer(1) == {"matvec_few_rows": 4, "_turn": 1, "_paged_decode_kernel": 1}
 
 
 def test_a_layer_of_eight_rows():
-    assert a_layer(8) == {"matvec_many_rows": 4, "_turn": 1, "_paged_decode_kernel": 1, "_merge_blocks": 1}
+    assert a_layer(8) == {"matvec_many_rows": 4, "_turn": 1, "_paged_decode_kernel": 1}
 
 
 def test_a_step_has_the_launches_of_its_layers_and_few_besides():

@@ -18,6 +18,7 @@ from workbench.kernels import flash_decoding as fd
 from workbench.kernels import launch, ranges, tuning
 from workbench.kernels import paged_decode as pd
 from workbench.kernels import paged_prefill as pp
+from workbench.kernels.arrivals import counters
 from workbench.kernels.launch import Unsupported, cdiv
 
 LOOKS = ({}, {"window": 20, "sinks": 3})
@@ -272,6 +273,56 @@ def test_keys_and_values_side_by_side_are_read_where_they_lie(device):
     k, v = stored.view(2, 32, 2, 2, 16).unbind(2)
     twin = fd.flash_decode(q, k, v, lengths, scale=0.3, splits=2)
     assert torch.equal(got, twin)
+
+
+@on_each_device
+@few
+@given(
+    texts=st.lists(st.integers(0, 60), min_size=1, max_size=3),
+    group=st.sampled_from([1, 3, 4, 16, 70]),
+    groups=st.sampled_from([1, 2]),
+    value=st.sampled_from([16, 24]),
+    splits=st.sampled_from([2, 5, 70]),
+    half=st.booleans(),
+)
+def test_the_last_program_merges_the_splits(device, texts, group, groups, value, splits, half):
+    """One launch with the numbers of two, empty splits and empty texts too, and counters that are zeros again."""
+    dtype = dtypes(device)[-1 if half else 0]
+    k, v, tables, lengths = in_blocks(texts, 4, groups, (16, value), dtype=dtype, device=device)
+    q = numbers(len(texts), group * groups, 16, seed=1, dtype=dtype, device=device)
+    count, call = counters(device), {"block_size": 4, "scale": 0.3, "splits": splits}
+    apart = pd.paged_decode(q, k, v, tables, lengths, **call)
+    truth = pd.paged_decode_reference(*wide(q, k, v), tables, lengths, block_size=4, scale=0.3)
+    for _ in range(2):
+        out = poisoned(*apart.shape, dtype=dtype, device=device)
+        with launch.launches() as counted:
+            pd.paged_decode(q, k, v, tables, lengths, out=out, arrivals=count, **call)
+        assert counted.total() == 1 and not count.any()
+        assert_near(out, truth)
+        assert_near(out, apart.double())
+    with launch.launches() as counted:
+        pd.paged_decode(q, k, v, tables, lengths, arrivals=count[: len(texts) * groups - 1], **call)
+    assert counted.total() == 2  # too few counters
+    longest = max(max(texts), 1)
+    keys, values = (
+        numbers(len(texts), longest, groups, 16, seed=2, device=device),
+        numbers(len(texts), longest, groups, value, seed=3, device=device),
+    )
+    q = q.float()
+    with launch.launches() as counted:
+        got = fd.flash_decode(q, keys, values, lengths, scale=0.3, splits=splits, arrivals=count)
+    assert counted.total() == 1 and not count.any()
+    assert_near(got, fd.flash_decode_reference(*wide(q, keys, values), lengths, scale=0.3))
+
+
+@on_each_device
+def test_nan_in_a_value_stays_where_the_last_program_merges(device):
+    """Of a split that is empty nothing is read, whatever lies in its place."""
+    k, v, tables, lengths = in_blocks([20, 6], 4, 1, (16, 16), device=device)
+    v[tables[0, 1].item() * 4] = float("nan")
+    q = numbers(2, 2, 16, seed=1, device=device)
+    got = pd.paged_decode(q, k, v, tables, lengths, block_size=4, scale=0.3, splits=4, arrivals=counters(device))
+    assert got[0].isnan().all() and got[1].isfinite().all()
 
 
 @on_each_device

