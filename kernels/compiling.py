@@ -68,6 +68,7 @@ class Compiled:
     rounded: bool  # float32 is multiplied in tf32, of ten bits
     asynchronous: bool  # loads to shared memory that nobody waits for
     load: int  # bytes of the widest load of a thread
+    barriers: int  # places in the code at which all warps of a program wait for each other
     dependent: str  # what it does of programmatic dependent launch: launched, waits, lets its dependents begin; or ""
 
 
@@ -193,6 +194,7 @@ def _seen(kernel, made) -> Compiled:
         rounded=".tf32" in ptx,
         asynchronous="cp.async" in ptx,
         load=max(wide, default=0),
+        barriers=ptx.count("bar.sync"),
         dependent=", ".join(
             word
             for word, does in {

@@ -24,8 +24,9 @@ multiplied by 16, 256 or 4096 instead, and the ones are taken away again with th
 most 4096 times its rounding of 2⁻²⁴, less than x's own in float16. Float32 x goes through plain conversions.
 
 Version 3: 0x4300 over a nibble is 128 + code in bfloat16, 0x6400 is 1024 + code in float16, and two such numbers are
-one register. Products of them with x are exact in float32; the 128 goes to the offset. In float32 there are no tensor
-cores, and up to 4 rows go through version 2.
+one register. Products of them with x are exact in float32; the 128 goes to the offset. Σ x of a group is a product
+too, of ones with x: it comes out in the thread that needs it, where a sum over k would have threads wait for each
+other. In float32 there are no tensor cores, and up to 4 rows go through version 2.
 
 Layout (`interleaved`, made once when a model is prepared). A unit of 128 inputs is 16 words of 32 bits. The nibble at
 bits 4·i + 16·h of word 4·l + j (i, l, j in 0 … 3, h in 0, 1) is the code of input 32·j + 8·i + 2·l + h of the unit. A
@@ -347,6 +348,7 @@ def matvec_int4_many_rows(
     tile_of = words + loaded[:, None] * WORDS + tl.arange(0, 16)[None, :]
     x_of = x + n.to(tl.int64)[:, None] * stride_x
     total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
+    ones = tl.full([BLOCK_OUT, 128], 1.0, x.dtype.element_ty)
     first = tl.program_id(2) * blocks_a_split
     last = tl.minimum(first + blocks_a_split, tl.cdiv(IN, 128))
     for unit in tl.range(first, last, num_stages=STAGES):
@@ -364,7 +366,11 @@ def matvec_int4_many_rows(
             group = tl.minimum((unit * 128 + part * (128 // PARTS)) // GROUP, GROUPS - 1)
             less = counted_beside(x.dtype.element_ty) - added
             step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, less, HAS_ZERO)
-            total += step[:, None] * codes + offset[:, None] * tl.sum(inside.to(tl.float32), 1)[None, :]
+            if x.dtype.element_ty == tl.float32:
+                every = tl.sum(inside.to(tl.float32), 1)[None, :]
+            else:  # the sum in every row, where it is needed: no barrier and no shuffle
+                every = tl.dot(ones, tl.trans(inside), input_precision="ieee")
+            total += step[:, None] * codes + offset[:, None] * every
     store_product(y, total, n, N, rows, OUT)
 
 

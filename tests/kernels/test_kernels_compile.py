@@ -210,6 +210,12 @@ def test_inside_instead_nothing_is_launched(device):
     assert len(asked) == 1 and not bool((out == -1.0).any())
 
 
+@pytest.mark.parametrize("rows", (1, 32))
+def test_four_bits_are_summed_without_barriers(rows):
+    """Of the sums of x over a group: reduced among threads they took two of six in each step of 128 inputs."""
+    assert made(f"matvec_int4 v3 N={rows} bfloat16")[0]["barriers"] <= 8
+
+
 def test_as_many_programs_are_resident_as_the_choice_of_splits_believes():
     """It counts registers and shared memory before anything is compiled."""
     cpu, in_16_bits = torch.device("cpu"), torch.bfloat16
