@@ -12,8 +12,8 @@ import torch
 
 from workbench.decoding.filters import check_filter_names, whole_number
 from workbench.decoding.guide import Guide, begin_guide
-from workbench.decoding.loop import Generation, Runner, Stream, token_loop
-from workbench.decoding.request_checks import check_seed
+from workbench.decoding.loop import Generation, Runner, Stream, check_cancel, token_loop
+from workbench.decoding.request_checks import check_callable, check_model, check_of_draft, check_of_guide, check_seed
 from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv, stop_ids, stop_strings
 from workbench.decoding.sampling import Sampler, SamplingSettings, TokenDistribution, draws_for
 from workbench.decoding.sequence import Sequence as DecodedSequence
@@ -45,9 +45,9 @@ def stream(
     seed: int | None = None,
     kv: str | Callable[..., KV] | KV | None = None,
     draft: str | Draft | Model | None = None,
-    draft_length: int | str | LengthPolicy = 4,
+    draft_length: int | str | LengthPolicy | None = None,
     guide: Guide | None = None,
-    jump: str = "tokens",
+    jump: str | None = None,
     filters: Mapping[str, Callable[..., torch.Tensor]] | None = None,
     loop: Callable[..., Iterator[int]] = token_loop,
     cancel: threading.Event | None = None,
@@ -63,17 +63,24 @@ def stream(
     kv: a kind ("recompute", "contiguous", …), a class or function that takes the ModelConfig, or a ready kv. None is
     "recompute", the naive way; with a draft or a grammar "contiguous".
     draft: who guesses ahead: a smaller model, a Draft, or the name of one (`workbench.speculation.DRAFTS`). The
-    distribution of what is generated stays the model's. draft_length: how many tokens, K, "threshold", "dynamic"
-    (measured; switched off where it would lose) or a LengthPolicy.
+    distribution of what is generated stays the model's. draft_length: how many tokens, K (default 4), "threshold",
+    "dynamic" (measured; switched off where it would lose) or a LengthPolicy.
     guide: a grammar that the text keeps to (`workbench.decoding.Guide`). jump: where it leaves one continuation only,
-    that is appended without asking the model: "tokens" where just one token is legal, "text" where just one text is
-    (another distribution, see Guide), "never".
+    that is appended without asking the model: "tokens" (default) where just one token is legal, "text" where just one
+    text is (another distribution, see Guide), "never".
     filters: your own functions for named filters (see filter_stages). loop: your own token_loop.
     cancel: once set, no further token is begun.
-    Raises WorkbenchError for settings out of range and for prompt + max_new_tokens beyond the context length.
+    Raises WorkbenchError for settings out of range or without effect (draft_length without a draft), and for prompt +
+    max_new_tokens beyond the context length.
     """
     started = time.perf_counter()
     check_settings("generate", others, SETTINGS)
+    check_model("generate", model)
+    check_of_draft(draft, draft_length)
+    check_of_guide(guide, jump)
+    check_callable("loop", loop)
+    check_cancel(cancel)
+    filters = {} if filters is None else filters
     settings = SamplingSettings(
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty
     )
@@ -82,11 +89,13 @@ def stream(
     stop_token_ids = stop_ids(model, stop_token_ids)
     text = GeneratedText(model.tokenizer, prompt_ids, stop_strings(model, stop))
     check_seed(seed)
-    _check_replacements(filters or {}, settings)
+    _check_replacements(filters, settings)
     runner: Runner
     if draft is None and guide is None:
         sampler = Sampler(TokenDistribution(settings, prompt_ids, replace=filters), draws_for(settings, seed))
-        runner = plain = ModelRunner(model, ready_kv(kv or "recompute", model, 1, len(prompt_ids) + max_new_tokens))
+        runner = plain = ModelRunner(
+            model, ready_kv("recompute" if kv is None else kv, model, 1, len(prompt_ids) + max_new_tokens)
+        )
         tokens = loop(plain.forward, list(prompt_ids), sampler.choose, max_new_tokens, stop_token_ids)
         if not isinstance(tokens, Iterator):
             runner.release()  # it may have run to its end already
@@ -99,10 +108,10 @@ def stream(
             raise WorkbenchError("loop is your own token_loop, and a draft or a guide has another; give one of them")
         state = None
         if guide is not None:
-            state = begin_guide(guide, model, jump)
+            state = begin_guide(guide, model, "tokens" if jump is None else jump)
             stop_token_ids = (*stop_token_ids, *state.end_token_ids)
         chosen_draft = None if draft is None else draft_for(draft, model)
-        lengths = length_policy(draft_length)
+        lengths = length_policy(4 if draft_length is None else draft_length)
         if chosen_draft is not None:
             check_fits_context(lengths, model.config.context_length, model.name)
         sequence = DecodedSequence(
@@ -118,7 +127,7 @@ def stream(
             drafting=Drafting(lengths),
         )
         room = min(model.config.context_length, len(prompt_ids) + max_new_tokens + MAX_NODES)
-        step = Step(model, ready_kv(kv or "contiguous", model, 1, room))
+        step = Step(model, ready_kv("contiguous" if kv is None else kv, model, 1, room))
         runner = rounds = SpeculativeRunner(Speculator(step, chosen_draft), sequence)
         tokens = rounds.tokens()
     return Stream(

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Container, Hashable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import WorkbenchError, check_above, check_whole, is_number, is_whole
+from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole
 
 if TYPE_CHECKING:
     from workbench.decoding.sampling import Sampler
@@ -142,8 +142,56 @@ def check_new_ids(ids: list[Hashable], coming: Set[Hashable]) -> None:
         seen.add(request_id)
 
 
+def check_model(what: str, given: object) -> None:
+    """A model, or whatever stands for one."""
+    if not callable(given) or not hasattr(given, "config"):
+        raise WorkbenchError(f"{what} takes a loaded model, workbench.models.load(name), got {type(given).__name__}")
+
+
+def check_callable(name: str, given: object, *, or_none: bool = False) -> None:
+    if not callable(given) and not (or_none and given is None):
+        raise WorkbenchError(f"{name} must be a function, got {given!r:.80}")
+
+
+def check_of_draft(draft: object, draft_length: object) -> None:
+    if draft is None and draft_length is not None:
+        raise WorkbenchError(f"draft_length={draft_length!r:.80} is for a draft, and none is given; add draft=…")
+
+
+def check_of_guide(guide: object, jump: object) -> None:
+    if guide is None and jump is not None:
+        raise WorkbenchError(f"jump={jump!r:.80} is for a grammar, and none is given; add guide=…")
+
+
+def check_engine(
+    model: object,
+    settings: Any,
+    draft: object,
+    draft_length: object,
+    prefix: object,
+    format: object,
+    attention: object,
+    asynchronous: object,
+    clock: object,
+) -> None:
+    """What an engine is made with, but for sizes and names. settings: `serving.SchedulerSettings`."""
+    check_model("an engine", model)
+    if not hasattr(settings, "draft_tokens") or isinstance(settings, type):
+        raise WorkbenchError(f"settings of an engine are SchedulerSettings, got {settings!r:.80}")
+    check_of_draft(draft, draft_length)
+    for name, given in (("prefix", prefix), ("format", format)):
+        if given is not None and not isinstance(given, str):
+            raise WorkbenchError(f"{name} must be a name or None, got {given!r:.80}")
+    if not isinstance(attention, str):
+        raise WorkbenchError(f"attention must be a name, got {attention!r:.80}")
+    if prefix not in (None, "hash") and not settings.remember:  # "hash" is the default
+        raise WorkbenchError(f"prefix={prefix!r} finds nothing with SchedulerSettings(remember=False); leave one out")
+    check_flag("asynchronous", asynchronous)
+    check_callable("clock", clock)
+    check_drafting(draft, settings)
+
+
 def check_drafting(draft: object, settings: Any) -> None:
-    """Of an engine. settings: `serving.SchedulerSettings`."""
     if (draft is None) != (settings.draft_tokens == 0):
         raise WorkbenchError(
             "a draft needs SchedulerSettings(draft_tokens=K), rows that each sequence may bring beyond its next"

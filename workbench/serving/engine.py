@@ -46,7 +46,7 @@ class Engine:
     """A model, a paged kv and a scheduler. Requests come with `add`; `step` until `idle`, or `run`.
 
     num_blocks: of the pool; default enough for max_running sequences of the model's context. block_size, prefix,
-    format: see `kv.Paged`. draft, draft_length: as in `generate`, one draft for all sequences.
+    format: see `kv.Paged`. draft, draft_length (default 4): as in `generate`, one draft for all sequences.
     attention: as of `kv.Paged`; `kv.attention` and `kv.attention_reason` say what it came to.
     graphs: whether decode steps are recorded once and replayed (`models.graphs`): True, False, "auto" (on a GPU); None:
     as the model was prepared. `graphs` has the counts then, or is None, and `why_no_graphs` says why.
@@ -65,15 +65,15 @@ class Engine:
         prefix: str | None = "hash",
         format: str | None = None,
         draft: str | Draft | Model | None = None,
-        draft_length: int | str | LengthPolicy = 4,
+        draft_length: int | str | LengthPolicy | None = None,
         attention: str = "auto",
         graphs: bool | str | None = None,
         asynchronous: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        settings = settings or SchedulerSettings()
+        settings = SchedulerSettings() if settings is None else settings
+        checks.check_engine(model, settings, draft, draft_length, prefix, format, attention, asynchronous, clock)
         made = None if draft is None else draft_for(draft, model)
-        checks.check_drafting(draft, settings)
         context = model.config.context_length
         if num_blocks is None:
             num_blocks = settings.max_running * -(-context // check_size("block_size", block_size, None))
@@ -103,7 +103,7 @@ class Engine:
         if made is not None:
             made.make_room(settings.max_running)
         self._speculator = None if made is None else Speculator(self._step, made)
-        self._lengths = length_policy(draft_length)
+        self._lengths = length_policy(4 if draft_length is None else draft_length)
         self.ahead = OneStepAhead(self, steps) if asynchronous else None
         self._clock, self._zero = clock, clock()
         self._turn, self._owner = threading.Lock(), 0  # held during a step, by this thread
@@ -290,6 +290,7 @@ class Engine:
 
         watch: is shown every step, and may add and abort.
         """
+        checks.check_callable("watch", watch, or_none=True)
         coming = sorted(self._accept(requests), key=lambda accepted: accepted[0].arrival_s)
         found: list[Finished] = []
         try:

@@ -65,6 +65,6 @@ def aged(policy: Policy, aging_s: float) -> Policy:
 
 
 def policy_named(name: str, aging_s: float | None = None) -> Policy:
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise unknown("policy", name, POLICIES)
     return POLICIES[name] if aging_s is None else aged(POLICIES[name], aging_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.errors import WorkbenchError, check_between, check_whole, unknown
+from workbench.errors import WorkbenchError, check_between, check_flag, check_whole, unknown
 from workbench.serving.policies import policy_named
 
 BATCHING = ("continuous", "static")
@@ -38,6 +38,7 @@ class SchedulerSettings:
         if self.chunk is not None:
             check_whole("chunk", self.chunk, 1)
         check_whole("draft_tokens", self.draft_tokens, 0)
+        check_flag("remember", self.remember)
         check_between("watermark", self.watermark, 0, 1)
         for name, known in (("preemption", PREEMPTION), ("batching", BATCHING)):
             if getattr(self, name) not in known:

@@ -166,6 +166,8 @@ class Run:
         with_clock = self._made_with | {"clock": lambda: 0.01 * next(ticks)}
         if draft is None:
             del with_clock["draft_length"]
+        if not settings.remember:
+            del with_clock["prefix"]
         return settings, Engine(self.models.target, settings, draft=draft, **with_clock)
 
     def _sampling(self) -> SamplingSettings | None:
