@@ -33,6 +33,16 @@ def order_of_rows(m, WARPS: tl.constexpr):
     return m // (16 * WARPS) * (16 * WARPS) + m // 8 % 2 * (8 * WARPS) + m // 16 % WARPS * 8 + m % 8
 
 
+@triton.jit
+def sums_of_inputs(values, ones):
+    """Σ of each row of values [ROWS, inputs], to be added to sums [BLOCK_OUT, ROWS]. In 16 bits as a product with
+    ones [BLOCK_OUT, inputs]: it comes out in the thread that needs it, without a barrier and a shuffle."""
+    if values.dtype == tl.float32:
+        return tl.sum(values, 1)[None, :]
+    else:
+        return tl.dot(ones, tl.trans(values), input_precision="ieee")
+
+
 def check_group(name: str, group: int | None, in_features: int) -> int:
     """Inputs that share a scale. Raises Unsupported for groups that do not divide."""
     if group is None or group == in_features:

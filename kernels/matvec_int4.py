@@ -72,6 +72,7 @@ from workbench.kernels.matvec_codes import (
     padded,
     splits_of,
     step_and_offset,
+    sums_of_inputs,
 )
 from workbench.kernels.tuning import Config
 
@@ -366,10 +367,7 @@ def matvec_int4_many_rows(
             group = tl.minimum((unit * 128 + part * (128 // PARTS)) // GROUP, GROUPS - 1)
             less = counted_beside(x.dtype.element_ty) - added
             step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, less, HAS_ZERO)
-            if x.dtype.element_ty == tl.float32:
-                every = tl.sum(inside.to(tl.float32), 1)[None, :]
-            else:  # the sum in every row, where it is needed: no barrier and no shuffle
-                every = tl.dot(ones, tl.trans(inside), input_precision="ieee")
+            every = sums_of_inputs(inside, ones)
             total += step[:, None] * codes + offset[:, None] * every
     store_product(y, total, n, N, rows, OUT)
 

@@ -59,6 +59,7 @@ from workbench.kernels.matvec_codes import (
     padded,
     splits_of,
     step_and_offset,
+    sums_of_inputs,
 )
 from workbench.kernels.tuning import Config
 
@@ -221,6 +222,7 @@ def matvec_int8_many_rows(
     safe = tl.minimum(rows, OUT - 1).to(tl.int64)
     x_of = x + n.to(tl.int64)[:, None] * stride_x
     total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
+    ones = tl.full([BLOCK_OUT, 128], 1.0, x.dtype.element_ty)
     first = tl.program_id(2) * blocks_a_split
     last = tl.minimum(first + blocks_a_split, tl.cdiv(IN, 128))
     for unit in tl.range(first, last, num_stages=STAGES):
@@ -240,7 +242,7 @@ def matvec_int8_many_rows(
             sums = tl.dot(numbers, tl.trans(inside), input_precision="ieee")
             group = tl.minimum((unit * 128 + part * PART) // GROUP, GROUPS - 1)
             step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO)
-            total += step[:, None] * sums + offset[:, None] * tl.sum(inside.to(tl.float32), 1)[None, :]
+            total += step[:, None] * sums + offset[:, None] * sums_of_inputs(inside, ones)
     store_product(y, total, n, N, rows, OUT)
 
 
@@ -279,6 +281,7 @@ def matvec_int8_interleaved(
     tile_of = words + loaded[:, None] * (units * 16) + tl.arange(0, 16)[None, :]
     x_of = x + n.to(tl.int64)[:, None] * stride_x
     total = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
+    ones = tl.full([BLOCK_OUT, 64], 1.0, x.dtype.element_ty)
     first = tl.program_id(2) * blocks_a_split
     last = tl.minimum(first + blocks_a_split, units)
     for unit in tl.range(first, last, num_stages=STAGES):
@@ -295,7 +298,7 @@ def matvec_int8_interleaved(
             sums = tl.dot(numbers, tl.trans(inside), input_precision="ieee")
             group = tl.minimum((unit * 64 + part * PART) // GROUP, GROUPS - 1)
             step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO)
-            total += step[:, None] * sums + offset[:, None] * tl.sum(inside.to(tl.float32), 1)[None, :]
+            total += step[:, None] * sums + offset[:, None] * sums_of_inputs(inside, ones)
     store_product(y, total, n, N, rows, OUT)
 
 
