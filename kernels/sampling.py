@@ -41,7 +41,7 @@ Tiles, of the logits of one text:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -188,20 +188,63 @@ def argmax(logits: torch.Tensor, version: int = 2) -> torch.Tensor:
 # -- sample, version 1 -------------------------------------------------------------------------------------------------
 
 
+class Asked(NamedTuple):
+    """[N] each. top_k and top_p: any tensor where they are not asked for, which is not looked at."""
+
+    uniform: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+
+
+class Found(NamedTuple):
+    """What launches of version 2 leave for the next: the best of each part, see `_tally` and `_sums_of_parts`."""
+
+    bests: torch.Tensor
+    tallies: torch.Tensor
+    states: torch.Tensor
+    sums: torch.Tensor
+
+
+class Sizes(NamedTuple):
+    """Logits of a row, and values from one row to the next."""
+
+    size: int
+    stride: int
+    tally_stride: int
+    state_stride: int
+
+
+class Has(NamedTuple):
+    """Compiled in: whether top-k and top-p are asked for."""
+
+    k: bool
+    p: bool
+
+
+class Cut(NamedTuple):
+    """Compiled in: parts of a text, a power of two that holds them, logits of a part."""
+
+    parts: int
+    lanes: int
+    part: int
+
+
+class Stage(NamedTuple):
+    """Compiled in: a launch of a search. slot: of which search; after_k: whether one for top-k comes before."""
+
+    by_share: bool
+    after_k: bool
+    slot: int
+    first: bool
+    last: bool
+
+
 @triton.jit
-def _sample_whole(
-    logits,
-    uniform,
-    temperature,
-    top_k,
-    top_p,
-    tokens,
-    size,
-    stride,
-    HAS_K: tl.constexpr,
-    HAS_P: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _sample_whole(logits, asked, tokens, size, stride, HAS: tl.constexpr, BLOCK: tl.constexpr):
+    uniform, temperature, top_k, top_p = asked
+    HAS_K: tl.constexpr = HAS.k
+    HAS_P: tl.constexpr = HAS.p
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     logits += row * stride
     heat = tl.load(temperature + row)
@@ -351,42 +394,29 @@ def _first_target(
 
 
 @triton.jit(do_not_specialize=["digit"])
-def _tally(
-    logits,
-    bests,
-    temperature,
-    top_k,
-    top_p,
-    tallies,
-    states,
-    size,
-    stride,
-    tally_stride,
-    state_stride,
-    digit,
-    BY_SHARE: tl.constexpr,
-    AFTER_K: tl.constexpr,
-    SLOT: tl.constexpr,
-    FIRST: tl.constexpr,
-    LAST: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
-    PART: tl.constexpr,
-):
+def _tally(logits, asked, found, sizes, digit, STAGE: tl.constexpr, CUT: tl.constexpr):
     """One launch of the search: settle the digit that the last launch has counted, count the next one.
 
     tallies [N, searches, 8 digits, 2, 16]: counts and shares. states [N, searches, 9, 5]: edge so far, count and share
     above it, what is enough, and the share at the edge and above; a launch reads one row and writes the next.
     """
+    _, temperature, top_k, top_p = asked
+    bests, tallies, states, _ = found
+    size, stride, tally_stride, state_stride = sizes
+    BY_SHARE: tl.constexpr = STAGE.by_share
+    SLOT: tl.constexpr = STAGE.slot
+    PARTS: tl.constexpr = CUT.parts
+    LANES: tl.constexpr = CUT.lanes
+    PART: tl.constexpr = CUT.part
     row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tally = tallies + row * tally_stride + SLOT * (8 * 32)
     state = states + row * state_stride + SLOT * (9 * 5)
     edge = tl.full([], 0, tl.int64)
-    if not FIRST:
+    if not STAGE.first:
         before = state + (digit - 1) * 5
         above_count, above_share = tl.load(before + 1), tl.load(before + 2)
         if digit == 1:
-            target = _first_target(top_k, top_p, tally, states, row, size, state_stride, BY_SHARE, AFTER_K)
+            target = _first_target(top_k, top_p, tally, states, row, size, state_stride, BY_SHARE, STAGE.after_k)
         else:
             target = tl.load(before + 3)
         edge, above_count, above_share, here = _next_digit(
@@ -399,7 +429,7 @@ def _tally(
             tl.store(now + 2, above_share)
             tl.store(now + 3, target)
             tl.store(now + 4, above_share + here)
-    if not LAST:
+    if not STAGE.last:
         heat = tl.load(temperature + row)
         best, top, _ = _best_and_top(bests, row, heat, PARTS, LANES)
         at = which * PART + tl.arange(0, PART)
@@ -433,23 +463,16 @@ def _edge_of(states, top_p, top, heat, row, state_stride, HAS_K: tl.constexpr, H
 
 
 @triton.jit
-def _sums_of_parts(
-    logits,
-    bests,
-    temperature,
-    top_p,
-    states,
-    sums,
-    size,
-    stride,
-    state_stride,
-    HAS_K: tl.constexpr,
-    HAS_P: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
-    PART: tl.constexpr,
-):
+def _sums_of_parts(logits, asked, found, sizes, HAS: tl.constexpr, CUT: tl.constexpr):
     """sums [N, 3, parts]: the share above the edge, how many equal it, the share of one of those."""
+    _, temperature, _, top_p = asked
+    bests, _, states, sums = found
+    size, stride, _, state_stride = sizes
+    HAS_K: tl.constexpr = HAS.k
+    HAS_P: tl.constexpr = HAS.p
+    PARTS: tl.constexpr = CUT.parts
+    LANES: tl.constexpr = CUT.lanes
+    PART: tl.constexpr = CUT.part
     row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heat = tl.load(temperature + row)
     best, top, _ = _best_and_top(bests, row, heat, PARTS, LANES)
@@ -466,25 +489,16 @@ def _sums_of_parts(
 
 
 @triton.jit
-def _draw(
-    logits,
-    bests,
-    uniform,
-    temperature,
-    top_p,
-    states,
-    sums,
-    tokens,
-    size,
-    stride,
-    state_stride,
-    HAS_K: tl.constexpr,
-    HAS_P: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
-    PART: tl.constexpr,
-):
+def _draw(logits, asked, found, tokens, sizes, HAS: tl.constexpr, CUT: tl.constexpr):
     """Which part the place is in, then which token of it."""
+    uniform, temperature, _, top_p = asked
+    bests, _, states, sums = found
+    size, stride, _, state_stride = sizes
+    HAS_K: tl.constexpr = HAS.k
+    HAS_P: tl.constexpr = HAS.p
+    PARTS: tl.constexpr = CUT.parts
+    LANES: tl.constexpr = CUT.lanes
+    PART: tl.constexpr = CUT.part
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
     heat = tl.load(temperature + row)
     best, top, valid = _best_and_top(bests, row, heat, PARTS, LANES)
@@ -548,94 +562,31 @@ def sample(
                     f"sample: {name} must be where the logits are, on {logits.device}; got {tensor.device}"
                 )
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    has = {"HAS_K": top_k is not None, "HAS_P": top_p is not None}
-    top_k, top_p = (temperature if one is None else one for one in (top_k, top_p))  # not looked at
+    has = Has(top_k is not None, top_p is not None)
+    asked = Asked(uniform, temperature, *(temperature if one is None else one for one in (top_k, top_p)))
     stride = logits.stride(0)
     if version == 1:
         block = min(BLOCK, next_power_of_2(size))
-        launch(
-            _sample_whole,
-            (rows,),
-            logits,
-            uniform,
-            temperature,
-            top_k,
-            top_p,
-            tokens,
-            size,
-            stride,
-            BLOCK=block,
-            num_warps=8,
-            **has,
-        )
+        launch(_sample_whole, (rows,), logits, asked, tokens, size, stride, HAS=has, BLOCK=block, num_warps=8)
         return tokens
     parts, device = cdiv(size, PART), logits.device
-    block = min(PART, next_power_of_2(size))
-    cut = {"PARTS": parts, "LANES": next_power_of_2(parts), "PART": block}
+    cut = Cut(parts, next_power_of_2(parts), min(PART, next_power_of_2(size)))
     bests = torch.empty(rows, parts, dtype=torch.float32, device=device)
     sums = torch.empty(rows, 3, parts, dtype=torch.int64, device=device)
-    searches = max(1, sum(has.values()))
+    searches = max(1, sum(has))
     strides = searches * DIGITS * 32, searches * (DIGITS + 1) * 5
     zeros = torch.zeros(rows * sum(strides), dtype=torch.int64, device=device)
-    tallies, states = zeros[: rows * strides[0]], zeros[rows * strides[0] :]
-    launch(_best_of_parts, (rows, parts), logits, bests, size, stride, PARTS=parts, PART=block)
-    for slot, by_share in enumerate([False] * has["HAS_K"] + [True] * has["HAS_P"]):
+    found = Found(bests, zeros[: rows * strides[0]], zeros[rows * strides[0] :], sums)
+    sizes = Sizes(size, stride, *strides)
+    launch(_best_of_parts, (rows, parts), logits, bests, size, stride, PARTS=parts, PART=cut.part)
+    for slot, by_share in enumerate([False] * has.k + [True] * has.p):
         for digit in range(DIGITS + 1):
             last = digit == DIGITS
-            launch(
-                _tally,
-                (rows, 1 if last else parts),
-                logits,
-                bests,
-                temperature,
-                top_k,
-                top_p,
-                tallies,
-                states,
-                size,
-                stride,
-                *strides,
-                digit,
-                BY_SHARE=by_share,
-                AFTER_K=has["HAS_K"],
-                SLOT=slot,
-                FIRST=digit == 0,
-                LAST=last,
-                **cut,
-                num_warps=1 if last else 8,
-            )
-    launch(
-        _sums_of_parts,
-        (rows, parts),
-        logits,
-        bests,
-        temperature,
-        top_p,
-        states,
-        sums,
-        size,
-        stride,
-        strides[1],
-        **has,
-        **cut,
-    )
-    launch(
-        _draw,
-        (rows,),
-        logits,
-        bests,
-        uniform,
-        temperature,
-        top_p,
-        states,
-        sums,
-        tokens,
-        size,
-        stride,
-        strides[1],
-        **has,
-        **cut,
-    )
+            stage = Stage(by_share, has.k, slot, digit == 0, last)
+            grid, warps = (rows, 1 if last else parts), 1 if last else 8
+            launch(_tally, grid, logits, asked, found, sizes, digit, STAGE=stage, CUT=cut, num_warps=warps)
+    launch(_sums_of_parts, (rows, parts), logits, asked, found, sizes, HAS=has, CUT=cut)
+    launch(_draw, (rows,), logits, asked, found, tokens, sizes, HAS=has, CUT=cut)
     return tokens
 
 

@@ -93,7 +93,6 @@ LONG = {
     "paged_prefill",
     "paged_quantized",
     "rotary",
-    "sampling",
 }
 
 
