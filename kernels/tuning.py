@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from workbench.errors import WorkbenchError, is_whole
+from workbench.files import write_text
 from workbench.processes import spoils_the_device
 
 FOLDER = "WORKBENCH_TUNING"  # environment: where the tables are kept
@@ -84,10 +85,7 @@ class Table:
             }
             for (kernel, key), one in sorted(self.configs.items())
         ]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps({"format": FORMAT, "configs": rows}, indent=1), encoding="utf-8")
-        draft.replace(self.path)
+        write_text(self.path, json.dumps({"format": FORMAT, "configs": rows}, indent=1))
 
 
 def _is_row(row: object) -> bool:
@@ -177,5 +175,5 @@ def _keep(kernel: str, key: Hashable, config: Config, device: torch.device | str
     table.configs[kernel, str(key)] = config
     try:
         table.write()
-    except OSError as error:
-        warnings.warn(f"the table of block sizes {table.path} cannot be written: {error.strerror}", stacklevel=3)
+    except WorkbenchError as error:
+        warnings.warn(f"the table of block sizes is not kept: {error}", stacklevel=3)

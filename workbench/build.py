@@ -26,6 +26,7 @@ from pathlib import Path
 from workbench.checks import exercise_sets
 from workbench.checks.mistakes import table_file, table_is_stale, write_table
 from workbench.errors import WorkbenchError
+from workbench.files import write_text
 from workbench.notebook_source import (
     KERNEL,
     LANGUAGE,
@@ -145,10 +146,7 @@ def write(notebook, path: Path) -> None:
     import nbformat
 
     nbformat.validate(notebook)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
-    os.replace(fresh, path)
+    write_text(path, nbformat.writes(notebook) + "\n")
 
 
 def build(root: Path, names: Sequence[str] = (), *, force: bool = False, report=print) -> list[Path]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError, check_whole
+from workbench.files import new_folder
 from workbench.printing import printing
 
 STANDARD_OUTPUT = "-"
@@ -259,25 +260,13 @@ def run_doctor(args: argparse.Namespace) -> int:
 def run_copy(args: argparse.Namespace) -> int:
     """Whole or not at all: everything is copied beside the target first, then renamed into place."""
     course, target = _course(), args.folder.expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise WorkbenchError(f"{target} is there already and not empty; nothing is overwritten. Name a new folder")
     parts = [name for name in ("notebooks", "exercises") if (course / name).is_dir()]
     if any(target.resolve().is_relative_to(course / part) for part in parts):
         raise WorkbenchError(f"{target} lies inside what is to be copied; name a folder outside {course}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        try:
-            os.chmod(fresh, 0o755)
-            left_out = shutil.ignore_patterns("source", ".*", "__pycache__")
-            for part in parts:
-                shutil.copytree(course / part, fresh / part, ignore=left_out)
-            os.replace(fresh, target)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
-    except OSError as error:
-        raise WorkbenchError(f"cannot copy to {target}: {error.strerror or error}") from error
+    with new_folder(target) as fresh:
+        left_out = shutil.ignore_patterns("source", ".*", "__pycache__")
+        for part in parts:
+            shutil.copytree(course / part, fresh / part, ignore=left_out)
     print(f"copied {' and '.join(parts)} to {target}; open them with: cd {target} && workbench lab")
     return 0
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError, check_whole
+from workbench.files import write_text
 from workbench.processes import Budget, Child, follow, spoils_the_device, wait
 
 REHEARSAL = "WORKBENCH_GPU_REHEARSAL"  # environment: see tests/kernel_claims.py
@@ -245,7 +246,7 @@ def run_tests(
     check_whole("processes", processes, 1)
     out.mkdir(parents=True, exist_ok=True)
     results = Results(out / "gpu-tests.jsonl")
-    results.file.write_text("", encoding="utf-8")
+    write_text(results.file, "")
     budget = Budget(within_s, 1)
     tests, broken = collect(root, out / "collect.log", files, within_s=min(COLLECT_S, within_s))
     for name, why in broken.items():

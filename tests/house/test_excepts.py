@@ -70,6 +70,7 @@ REASONS = {
         "workbench/serving/soak.py Run._refused: WorkbenchError",
     ),
     "what is not there, or cannot be read, is 'not known' to the caller, as the docstring or the type says": (
+        "workbench/files.py _mode: FileNotFoundError",
         "workbench/grading/child.py _resident_bytes: OSError",
         "workbench/grading/collect.py Submission.when: OSError, ValueError, OverflowError",
         "workbench/grading/collect.py _stamp_beside: OSError",
@@ -142,7 +143,6 @@ REASONS = {
         "workbench/instruments/doctor.py _packages: importlib.metadata.PackageNotFoundError",
         "workbench/labs/lab05_quantization/awq_search.py _yours: TypeError, ValueError",
         "workbench/panels/base.py Panel._work: Stopped",
-        "workbench/recorder/recording.py Recording.pack: OSError",
     ),
     "the slower way, which is right as well, is taken instead": (
         "workbench/grading/batch.py seed_in: FileExistsError",

@@ -197,7 +197,7 @@ def test_on_a_full_disk_measurements_are_printed_and_written_when_there_is_room(
     assert [len(one.measurements) for one in it.taken] == [2, 2] and not any(one.trouble for one in it.taken)
     printed = [json.loads(line.partition("): ")[2]) for line in said if line.startswith("not on disk (No space left")]
     assert [line["measurement"]["settings"]["number"] for line in printed if "measurement" in line] == [0, 1, 0, 1]
-    assert any("cannot write the archive" in line for line in said) and any(
+    assert any("the archive is not made: cannot write /dev/full/record.tar.gz" in line for line in said) and any(
         "lab 02: cannot write" in line for line in said
     )
     (folder / "runs.jsonl").unlink()

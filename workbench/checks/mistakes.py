@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import runpy
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import write_text
 from workbench.grading.check import Check, Exercise, ExerciseSet
 from workbench.grading.mistakes import Known, Mistake, tabulate
 
@@ -127,9 +127,7 @@ def write_table(root: Path, exercises: ExerciseSet) -> None:
     table = {"made_from": _made_from(root, exercises.name)} | MistakesIn(root / "solutions").table(exercises)
     text = json.dumps(table, ensure_ascii=False, separators=(",", ":"))
     text = text.replace('"],"', '"],\n"').replace(']],"', ']],\n"').replace('","', '",\n"')  # a line for each of them
-    fresh = table_file(root, exercises.name).with_suffix(".new")
-    fresh.write_text(text + "\n", encoding="utf-8", newline="\n")
-    os.replace(fresh, fresh.with_suffix(".json"))
+    write_text(table_file(root, exercises.name), text + "\n")
 
 
 def _made_from(root: Path, name: str) -> str:

@@ -286,7 +286,12 @@ def seed_in(file: Path) -> str:
             contextlib.suppress(FileExistsError),
             open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made,
         ):
-            made.write(secrets.token_hex(16) + "\n")
+            try:
+                made.write(secrets.token_hex(16) + "\n")
+                made.flush()
+            except BaseException:
+                os.unlink(file)  # half a seed would be taken for one
+                raise
     except OSError as error:
         raise WorkbenchError(f"the seed {file} cannot be made: {error.strerror or error}") from None
     if not file.is_file():  # a device may be read for ever

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from workbench.errors import WorkbenchError
+from workbench.files import write_text
 from workbench.grading.check import Check, CheckResult, Exercise, ExerciseSet, Result, conclude
 from workbench.grading.confine import Limits
 from workbench.grading.mistakes import Noted
@@ -289,13 +290,5 @@ def _read_outcome(folder: Path) -> dict:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write the whole file or leave it as it was."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with open(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """As `write_text`; what UTF-8 does not have, which an answer may print, is escaped."""
+    write_text(path, text, errors="backslashreplace", mode=0o644)

@@ -12,14 +12,13 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError, unknown
+from workbench.files import new_folder, replacing, write_bytes
 from workbench.grading.check import GRADE_ID
 from workbench.grading.notebooks import grade_id_of
 
@@ -72,31 +71,18 @@ def release(course: Path, target: Path, labs: Sequence[str] = ()) -> list[str]:
     when one of them would give something away, and when there is something at `target`.
     """
     target = target.expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise WorkbenchError(f"{target} is there already and not empty; nothing is overwritten. Name a new folder")
     files = dict(_course_files(course, labs))
     if any(target.resolve().is_relative_to((course / part).resolve()) for part in ("notebooks", "exercises")):
         raise WorkbenchError(f"{target} lies inside what is released; name a folder outside {course}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        try:
-            _write_tree(fresh, files)
-            os.replace(fresh, target)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
-    except OSError as error:
-        raise WorkbenchError(f"cannot release to {target}: {error.strerror or error}") from error
+    with new_folder(target) as fresh:
+        _write_tree(fresh, files)
     return sorted(files)
 
 
 def _write_tree(folder: Path, files: dict[str, bytes]) -> None:
     for name, data in sorted(files.items()):
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        os.chmod(path, 0o644)
+        write_bytes(path, data)
         os.utime(path, (MADE, MADE))
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
@@ -217,17 +203,12 @@ def autograder(
     settings |= {"mistakes": mistakes} if mistakes else {}
     files["settings.json"] = (json.dumps(settings, indent=1) + "\n").encode()
     files |= {"setup.sh": SETUP.encode(), "run_autograder": RUN.encode()}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".part")
-    os.close(handle)
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            for name, data in sorted(files.items()):
-                entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
-                entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
-                entry.external_attr = (0o755 if name in ("setup.sh", "run_autograder") else 0o644) << 16
-                archive.writestr(entry, data)
-        os.replace(temporary, target)  # readable by its maker alone, as mkstemp made it
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with (
+        replacing(target, mode=0o600) as fresh,  # the seed and the hidden checks are in it
+        zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive,
+    ):
+        for name, data in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
+            entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
+            entry.external_attr = (0o755 if name in ("setup.sh", "run_autograder") else 0o644) << 16
+            archive.writestr(entry, data)

@@ -28,8 +28,9 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError, check_settings
+from workbench.files import write_text
 from workbench.instruments.memory import available_bytes
-from workbench.instruments.records import now, quantile, write_text
+from workbench.instruments.records import now, quantile
 from workbench.instruments.timing import CheckStop, exclusive, measure
 from workbench.models.linear import Linear, linear_class
 

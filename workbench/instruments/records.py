@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import statistics
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError, check_settings
+from workbench.files import write_text
 
 LIMITS = ("launch", "bandwidth", "compute")
 
@@ -110,27 +109,6 @@ def now() -> str:
 
 
 # -- files ---------------------------------------------------------------------------------------------------
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: a reader sees the old content or the new, an interruption leaves the old.
-
-    Makes the folder. Raises WorkbenchError when the place cannot be written.
-    """
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(fresh, 0o644)
-            os.replace(fresh, path)
-        except BaseException:
-            os.unlink(fresh)
-            raise
-    except OSError as error:
-        raise WorkbenchError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def to_json(measurements: Iterable[Measurement]) -> str:

@@ -17,11 +17,11 @@ widget that a cell made only when asked to (`let_the_page_choose`, workbench/pan
 waits for the cell. The panels work on threads of their own and are right both ways.
 """
 
-import shutil
 import sys
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
+from workbench.files import write_bytes
 
 KERNEL_NAME = "workbench"
 DISPLAY_NAME = "Inference Workbench (Python)"
@@ -44,9 +44,8 @@ def install(prefix: str | Path = sys.prefix) -> tuple[Path, Path]:
     kernel, settings = installed_paths(prefix)
     try:
         install_kernel(prefix=str(prefix), kernel_name=KERNEL_NAME, display_name=DISPLAY_NAME)
-        settings.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(OVERRIDES, settings)
-    except OSError as error:
+        write_bytes(settings, OVERRIDES.read_bytes())
+    except (OSError, WorkbenchError) as error:
         raise WorkbenchError(
             f"cannot install the kernel and the JupyterLab settings under {prefix}: {error}. "
             "Use an environment of your own (make setup makes one), or --prefix with a folder you may write to."

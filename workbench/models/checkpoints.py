@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from workbench.errors import WorkbenchError, check_path, is_whole, unknown
+from workbench.files import write_tensors, write_text, writing
 from workbench.models.assembly import check_fits, fill, hollow_decoder, random_tensors
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -350,16 +350,15 @@ def save_checkpoint(model: Decoder, folder: str | os.PathLike[str], *, dtype: to
         raise WorkbenchError(f"{folder} is a file; give a folder to save into")
     if (folder / "config.json").exists() and "model_type" not in _read_json(folder / "config.json"):
         raise WorkbenchError(f"{folder} has a config.json that is not a model's; choose another folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.parent / f".{folder.name}.new-{os.getpid()}"
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
     try:
-        _write_files(model, values, fresh, dtype)
-        if folder.exists():
-            _replace_files(fresh, folder)
-        else:
-            os.rename(fresh, folder)
+        with writing(folder):
+            _write_files(model, values, fresh, dtype)
+            if folder.exists():
+                _replace_files(fresh, folder)
+            else:
+                os.rename(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -390,11 +389,10 @@ def _write_files(model: Decoder, values: dict[str, Any], fresh: Path, dtype: tor
     parameters = dict(model.named_parameters())
     plan = stored_tensors(model.config, {n: tuple(p.shape) for n, p in parameters.items()})
     tensors = {full_name(model.config, t.name): t.join(parameters).to(dtype) for t in plan}
-    save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
+    write_tensors(fresh / WEIGHTS, tensors, {"format": "pt"})
     generation = generation_to_hf(model.config)
     for name, content in (("config.json", values), ("generation_config.json", generation)):
-        (fresh / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    shutil.copymode(fresh / "config.json", fresh / WEIGHTS)  # safetensors lets only the owner read it
+        write_text(fresh / name, json.dumps(content, indent=2) + "\n")
     if model.tokenizer is not None:
         model.tokenizer.save(fresh)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -18,9 +17,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from workbench.errors import WorkbenchError, unknown
+from workbench.files import write_tensors, write_text
 from workbench.models.checkpoints import load
 from workbench.models.corpus import held_out_files, token_stream
 from workbench.models.decoder import Decoder
@@ -58,9 +58,7 @@ class HiddenStateStore:
             kv = TrainingAttention(self._target.config)
             with torch.no_grad(), torch.autocast(rows.device.type, torch.bfloat16):
                 stored = self._target.hidden(rows_batch(rows), kv).unflatten(0, rows.shape).bfloat16()
-            fresh = file.with_suffix(f".new-{os.getpid()}")
-            save_file({"features": stored.cpu(), "tokens": rows.short().cpu()}, fresh)
-            os.rename(fresh, file)
+            write_tensors(file, {"features": stored.cpu(), "tokens": rows.short().cpu()})
         return rows, stored.to(rows.device).float()
 
     @staticmethod
@@ -143,8 +141,8 @@ def train_heads(
     if hidden_states is not None:
         card["features"] = "kept in a folder beside the run; time to compute them counted where they were not there"
     save_heads(heads, out)
-    (out / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-    (out / "README.md").write_text(heads_card_text(card))
+    write_text(out / "card.json", json.dumps(card, indent=2) + "\n")
+    write_text(out / "README.md", heads_card_text(card))
     for leftover in ("state", "features"):
         shutil.rmtree(out / leftover, ignore_errors=True)
     report(f"{name}: held-out acceptance by depth {_rounded(card['held_out']['overlap'])}; written to {out}")

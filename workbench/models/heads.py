@@ -32,10 +32,11 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from workbench.errors import WorkbenchError, check_settings, check_whole, is_number, is_whole, unknown
+from workbench.files import replacing, write_tensors, write_text
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import ZOO
 from workbench.models.config import ModelConfig
@@ -224,10 +225,7 @@ def save_heads(heads: Heads, folder: str | os.PathLike[str], *, dtype: torch.dty
     folder, name = Path(folder), str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise unknown("dtype", name, _DTYPES)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / DESCRIPTION).unlink(missing_ok=True)
     tensors = {n: p.detach().to("cpu", dtype).contiguous() for n, p in heads.named_parameters()}
-    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     description = {
         "version": VERSION,
         "kind": heads.kind,
@@ -237,8 +235,10 @@ def save_heads(heads: Heads, folder: str | os.PathLike[str], *, dtype: torch.dty
     }
     if isinstance(heads, MedusaHeads) and heads.shares is not None:
         description["shares"] = [[round(share, 4) for share in of_head] for of_head in heads.shares]
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-    (folder / TENSORS).chmod(0o644)  # safetensors lets only the owner read it
+    with replacing(folder / DESCRIPTION) as fresh_description, replacing(folder / TENSORS) as fresh_tensors:
+        write_tensors(fresh_tensors, tensors, {"format": "pt"})
+        write_text(fresh_description, json.dumps(description, indent=2) + "\n")
+        (folder / DESCRIPTION).unlink(missing_ok=True)  # both are on disk: from here on only names change
 
 
 def load_heads(

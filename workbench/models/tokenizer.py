@@ -10,6 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from workbench.errors import WorkbenchError, check_path
+from workbench.files import write_text
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -86,10 +87,10 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and the tokenizer_config.json that transformers wants beside it."""
-        self.backend.save(str(folder / "tokenizer.json"))
+        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         end = self.backend.id_to_token(self.end_of_text) if self.end_of_text is not None else None
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+        write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
 
 
 def _check_text(text: object) -> None:

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from workbench.errors import WorkbenchError, unknown
+from workbench.files import write_tensors, write_text, writing
 from workbench.models.attention import causal_mask
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import load, save_checkpoint, shipped_tokenizer
@@ -208,13 +209,16 @@ def save_state(
                 tensors[f"optimizer.{index}.{parameter}.{key}"] = torch.as_tensor(value).detach().clone()
     fresh, state, old = folder / "state.new", folder / "state", folder / "state.old"
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    save_file(tensors, fresh / "tensors.safetensors")
-    (fresh / "progress.json").write_text(json.dumps(progress))
-    shutil.rmtree(old, ignore_errors=True)
-    if state.exists():
-        os.rename(state, old)
-    os.rename(fresh, state)
+    try:
+        with writing(state):
+            write_tensors(fresh / "tensors.safetensors", tensors)
+            write_text(fresh / "progress.json", json.dumps(progress))
+            shutil.rmtree(old, ignore_errors=True)
+            if state.exists():
+                os.rename(state, old)
+            os.rename(fresh, state)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -403,8 +407,8 @@ def train(
     held_out = held_out_loss(model, tokenizer)
     card = model_card(recipe, model, sampler, held_out, progress, device, compile_model)
     save_checkpoint(model, out, dtype=torch.bfloat16)
-    (out / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-    (out / "README.md").write_text(card_text(card))
+    write_text(out / "card.json", json.dumps(card, indent=2) + "\n")
+    write_text(out / "README.md", card_text(card))
     shutil.rmtree(out / "state", ignore_errors=True)
     report(f"{name}: held-out loss {held_out['nats_per_token']:.3f} nats/token; written to {out}")
     return model

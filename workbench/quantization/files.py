@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from workbench.errors import WorkbenchError, check_path, check_settings
+from workbench.files import new_folder, write_tensors, write_text
 from workbench.models.assembly import hollow_decoder
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -55,11 +56,11 @@ def save_quantized(model: Decoder, folder: Path | str) -> Path:
             name: {"kind": linear.stored.kind, "settings": linear.stored.settings()} for name, linear in linears.items()
         },
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, folder / TENSORS)
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
-    if model.tokenizer is not None:
-        model.tokenizer.save(folder)
+    with new_folder(folder) as fresh:
+        write_tensors(fresh / TENSORS, {name: value.contiguous().cpu() for name, value in tensors.items()})
+        write_text(fresh / DESCRIPTION, json.dumps(description, indent=1) + "\n")
+        if model.tokenizer is not None:
+            model.tokenizer.save(fresh)
     return folder
 
 

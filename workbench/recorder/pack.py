@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
+from workbench.files import replacing
 
 MAX_BYTES = 48 << 20
 MODELS = ("stdlib-10m", "stdlib-1m", "stdlib-10m-eagle", "stdlib-10m-medusa", "stdlib-tokenizer")  # that travel
@@ -50,13 +51,8 @@ def travels(name: str) -> bool:
 def pack(root: Path, archive: Path) -> tuple[int, int]:
     """Write them as a tar; (files, bytes of the tar). Whole or not at all."""
     names = packed_files(root)
-    draft = archive.with_name(f".{archive.name}.new")
-    try:
-        with tarfile.open(draft, "w:gz" if archive.name.endswith("gz") else "w") as tar:
-            for name in names:
-                tar.add(root / name, arcname=f"inference-workbench/{name}")
-        draft.replace(archive)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise WorkbenchError(f"cannot write {archive}: {error.strerror or error}") from error
+    zipped = archive.name.endswith("gz")
+    with replacing(archive) as fresh, tarfile.open(fresh, "w:gz" if zipped else "w") as tar:
+        for name in names:
+            tar.add(root / name, arcname=f"inference-workbench/{name}")
     return len(names), archive.stat().st_size

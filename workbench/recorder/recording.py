@@ -9,7 +9,6 @@ One archive (a tar) holds all of it, and is made anew after each lab: whatever e
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.instruments.records import Measurement, now, write_text
+from workbench.files import replacing, write_text
+from workbench.instruments.records import Measurement, now
 from workbench.processes import Budget, Child, wait
 from workbench.recorder import Run, Taken
 from workbench.records import Record, place_for, write_record
@@ -269,13 +269,8 @@ class Recording:
 
     def pack(self) -> None:
         """All of the folder in one tar, whole or not at all."""
-        draft = self.archive.with_name(f".{self.archive.name}.new")
         try:
-            self.archive.parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(draft, "w:gz") as tar:
+            with replacing(self.archive) as fresh, tarfile.open(fresh, "w:gz") as tar:
                 tar.add(self.folder, arcname=self.folder.name)
-            draft.replace(self.archive)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            self.say(f"workbench: cannot write the archive {self.archive}: {error.strerror or error}")
+        except WorkbenchError as error:
+            self.say(f"workbench: the archive is not made: {error}")

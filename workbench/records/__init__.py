@@ -19,7 +19,8 @@ from typing import Any
 
 from workbench import registry
 from workbench.errors import WorkbenchError, check_settings, unknown
-from workbench.instruments.records import Measurement, write_text
+from workbench.files import write_text
+from workbench.instruments.records import Measurement
 
 FOLDER = Path(__file__).parent
 FORMAT = 1

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import WorkbenchError, check_whole
+from workbench.files import replacing
 
 # (tokens that followed, how often each, how often the context was seen)
 Context = tuple[np.ndarray, np.ndarray, int]
@@ -149,7 +150,7 @@ class NGramTable:
         """As a compressed .npz of plain arrays."""
         arrays: dict[str, Any] = {f"keys_{k}": a for k, a in enumerate(self._keys)}
         arrays |= {f"counts_{k}": a for k, a in enumerate(self._counts)}
-        with open(path, "wb") as file:
+        with replacing(path) as fresh, open(fresh, "wb") as file:
             np.savez_compressed(file, vocab_size=np.int64(self.vocab_size), **arrays)
 
     @classmethod
