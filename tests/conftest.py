@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterable
 from itertools import combinations, product
@@ -68,6 +69,11 @@ LONGEST_FIRST = (  # a file runs in one process: one that takes half a minute mu
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if with_address := [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]", item.nodeid)]:
+        raise pytest.UsageError(  # two processes of pytest-xdist would collect different tests
+            f"A test's name must be the same in every process, and {with_address[0]} has the address of an object "
+            f"({len(with_address)} such tests). Give it ids."
+        )
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.stem.removeprefix("test_"), len(places)))
 

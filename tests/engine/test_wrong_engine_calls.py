@@ -155,7 +155,9 @@ def state(it: Engine) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize("name, value", WRONG, ids=[f"{name}: {value!r:.24}" for name, value in WRONG])
+@pytest.mark.parametrize(
+    "name, value", WRONG, ids=[f"{name}: {value!r:.24}".partition(" at 0x")[0] for name, value in WRONG]
+)
 def test_a_wrong_call_is_refused_and_changes_nothing(name, value):
     call, _, words = CALLS[name]
     it = engine()

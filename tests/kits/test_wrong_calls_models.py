@@ -129,7 +129,9 @@ def state(stand: SimpleNamespace) -> tuple[dict, dict]:
     return parameters, files
 
 
-@pytest.mark.parametrize("name, value", WRONG, ids=[f"{name}: {value!r:.24}" for name, value in WRONG])
+@pytest.mark.parametrize(
+    "name, value", WRONG, ids=[f"{name}: {value!r:.24}".partition(" at 0x")[0] for name, value in WRONG]
+)
 def test_a_wrong_call_is_refused_and_changes_nothing(stand, name, value, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     call, _, words = CALLS[name]
