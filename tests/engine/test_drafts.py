@@ -82,9 +82,8 @@ MEMORIES = {
 
 
 def write(target: Decoder, draft: Draft | None, K: int = 4, kv: str = "contiguous", **settings):
-    return generate(
-        target, PROMPT, max_new_tokens=NEW, stop_token_ids=(), kv=kv, draft=draft, draft_length=K, **settings
-    )
+    drafted = {} if draft is None else {"draft": draft, "draft_length": K}
+    return generate(target, PROMPT, max_new_tokens=NEW, stop_token_ids=(), kv=kv, **drafted, **settings)
 
 
 @pytest.mark.parametrize("K", [1, 2, 5, 8])

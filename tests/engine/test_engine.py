@@ -3,6 +3,7 @@ back."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 
@@ -36,7 +37,12 @@ def ragged(count: int, seed: int = 0, **given) -> list[Request]:
     """Half of them begin with the same 20 tokens."""
     rng, shared = random.Random(seed), tokens(20, 99)
     return [
-        Request(i, tuple((shared if i % 2 else []) + tokens(rng.randint(1, 30), i)), rng.randint(1, 24), **given)
+        Request(
+            i,
+            tuple((shared if i % 2 else []) + tokens(rng.randint(1, 30), i)),
+            rng.randint(1, 24),
+            **{"stop_token_ids": (), **given},
+        )
         for i in range(count)
     ]
 
@@ -126,9 +132,7 @@ def test_a_static_group_has_room_for_its_padding_whose_blocks_are_its_own(num_bl
 @pytest.mark.parametrize("switch", ["as it comes", "swapped", "a draft", "chunks of 5"])
 def test_drawn_texts_are_those_of_their_seeds(switch):
     """Without a draft token for token those of `generate`; with one, the same ones whoever else is served."""
-    requests = [
-        Request(r.id, r.prompt_ids, r.max_new_tokens, sampling=WARM, seed=i) for i, r in enumerate(REQUESTS[:16])
-    ]
+    requests = [dataclasses.replace(r, sampling=WARM, seed=i) for i, r in enumerate(REQUESTS[:16])]
     found = {f.request_id: f.token_ids for f in made(switch).run(requests)}
     if switch != "a draft":
         assert found == {r.id: alone(r) for r in requests}
@@ -215,7 +219,7 @@ def test_a_thousand_requests_three_in_ten_aborted(preemption):
         (tuple((rng.choice(shared) if i % 2 else []) + tokens(rng.randint(1, 8), i)), rng.randint(1, 8))
         for i in range(150)
     ]
-    requests = [Request(i, *rng.choice(kinds)) for i in range(count)]
+    requests = [Request(i, *rng.choice(kinds), stop_token_ids=()) for i in range(count)]
     expected = {kind: alone(Request("x", *kind)) for kind in kinds}
     it = engine(num_blocks=14, block_size=3, max_running=8, token_budget=40, chunk=11, preemption=preemption)
     waiting, aborted, done = list(requests), 0, []
@@ -259,7 +263,7 @@ def test_memory_goes_back_to_where_it_was():
 def test_samples_share_their_prompt_and_are_those_of_their_seeds(prompt_tokens):
     prompt = tokens(prompt_tokens, 3)
     it = engine(num_blocks=60)
-    it.add(Request("a", tuple(prompt), 10, n=4, sampling=WARM, seed=3))
+    it.add(Request("a", tuple(prompt), 10, n=4, sampling=WARM, seed=3, stop_token_ids=()))
     held, results = [], []
     while not it.idle:
         report = it.step()
@@ -297,7 +301,7 @@ def test_nearly_all_of_the_room_that_is_taken_holds_tokens():
 
 
 def test_samples_survive_preemption_and_abort():
-    requests = [Request(i, tuple(tokens(10, i)), 12, n=3, sampling=WARM, seed=i) for i in range(6)]
+    requests = [Request(i, tuple(tokens(10, i)), 12, n=3, sampling=WARM, seed=i, stop_token_ids=()) for i in range(6)]
     it = engine(num_blocks=14, max_running=6)
     found = it.run(requests)
     ample = engine(num_blocks=200, max_running=6).run(requests)
@@ -335,6 +339,24 @@ def test_a_stop_token_ends_a_text_and_only_that():
         assert result.finish_reason == ("stop" if stop in text else "length")
 
 
+@pytest.mark.parametrize("batching", ["continuous", "static"])
+def test_a_request_ends_at_the_models_end_of_text_as_generate_does_unless_it_names_its_own_stops(batching, monkeypatch):
+    """A `Request` went on beyond it, and `generate` did not."""
+    end_of_text = ALONE[3][len(ALONE[3]) // 2]
+    monkeypatch.setattr(MODEL, "config", dataclasses.replace(MODEL.config, eos_token_ids=(end_of_text,)))
+    given = [dataclasses.replace(request, stop_token_ids=None, n=1 + request.id % 2) for request in REQUESTS[:10]]
+    it = engine(batching=batching, num_blocks=60)
+    found = it.run(given)
+    for result in found:
+        request = REQUESTS[result.request_id]
+        how = {"max_new_tokens": request.max_new_tokens, "kv": "contiguous"}
+        assert result.token_ids == tuple(generate(MODEL, list(request.prompt_ids), **how).tokens)
+        assert (result.finish_reason == "stop") == (result.token_ids[-1] == end_of_text)
+    assert {result.finish_reason for result in found} == {"stop", "length"} and len(found) == 15
+    own = it.run([dataclasses.replace(request, id=f"own {request.id}") for request in REQUESTS[:10]])
+    assert {f.request_id: f.token_ids for f in own} == {f"own {r.id}": ALONE[r.id] for r in REQUESTS[:10]}
+
+
 class Spoiled(SamplingSettings):
     """Settings whose filters raise after some tokens: what a learner's own filter may do."""
 
@@ -349,7 +371,7 @@ class Spoiled(SamplingSettings):
 def test_a_request_whose_settings_raise_in_mid_run_fails_alone(draft):
     given = {} if draft is None else {"draft": ModelDraft(SMALL, max_sequences=20), "draft_tokens": 3}
     it = engine(num_blocks=60, **given)
-    spoiled = Request("spoiled", tuple(tokens(9, 1)), 20, sampling=Spoiled(temperature=1.0), seed=0)
+    spoiled = Request("spoiled", tuple(tokens(9, 1)), 20, Spoiled(temperature=1.0), seed=0, stop_token_ids=())
     found = {f.request_id: f for f in it.run([*REQUESTS[:6], spoiled, *REQUESTS[6:10]])}
     failed = found.pop("spoiled")
     assert failed.finish_reason == "error" and isinstance(failed.error, ZeroDivisionError)

@@ -347,7 +347,7 @@ def logged(it: Engine, log: list) -> None:
 def test_the_next_step_is_scheduled_and_sent_before_this_one_is_computed():
     """With replayed steps, whose device half touches buffers alone; the books are the host's."""
     requests = [
-        Request(i, tuple(tokens(4 + i, i)), 20, sampling=SAMPLING["nucleus" if i % 2 else "greedy"], seed=i)
+        Request(i, tuple(tokens(4 + i, i)), 20, SAMPLING["nucleus" if i % 2 else "greedy"], seed=i, stop_token_ids=())
         for i in range(2)
     ]
     expected = texts(engine(asynchronous=False).run(requests))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from conftest import random_decoder, tiny_config
@@ -21,7 +23,7 @@ from workbench.speculation.proposal import Proposal
 WARM = SamplingSettings(temperature=1.0, top_p=0.9)
 TARGET = tiny()
 REPEATED = [3, 1, 4, 1, 5, 9, 2, 6] * 3  # what copies can be made of
-REQUESTS = [Request(i, (*REPEATED, *tokens(i, i)), 12 + i) for i in range(6)]
+REQUESTS = [Request(i, (*REPEATED, *tokens(i, i)), 12 + i, stop_token_ids=()) for i in range(6)]
 
 KINDS = {
     **DRAFT_KINDS,
@@ -65,7 +67,7 @@ def counts(ended: dict[object, Finished]) -> dict[object, tuple[int, int]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_draft_drafts_for_six_sequences_as_for_one(kind, sampling):
     """Made as for one sequence: the engine gives it the room. The same tokens, drafted and accepted as often."""
-    requests = [Request(r.id, r.prompt_ids, r.max_new_tokens, sampling, seed=r.id) for r in REQUESTS]
+    requests = [dataclasses.replace(r, sampling=sampling, seed=r.id) for r in REQUESTS]
     target = tiny()
     it = engine(KINDS[kind](target), target)
     ended, reports = served(it, requests)
@@ -235,7 +237,10 @@ def one_hot_rows(count: int) -> torch.Tensor:
 def test_nan_in_the_row_of_a_rejected_token_has_no_influence(sampling):
     """After token 63 the model gives NaN, and it is never chosen; the plain engine never meets it."""
     model = broken(63)
-    requests = [Request(i, tuple(t % 60 for t in r.prompt_ids), 9, sampling, seed=i) for i, r in enumerate(REQUESTS)]
+    requests = [
+        Request(i, tuple(t % 60 for t in r.prompt_ids), 9, sampling, seed=i, stop_token_ids=())
+        for i, r in enumerate(REQUESTS)
+    ]
     expected = plain(requests, model)
     assert not any(63 in text for text in expected.values())
     guess = Guess(model)

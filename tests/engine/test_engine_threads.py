@@ -16,7 +16,7 @@ from workbench.serving import Engine, Request, SchedulerSettings
 from workbench.speculation import ModelDraft
 
 THREADS = 4
-LONG = Request("long", tuple(tokens(9, 7)), 200)
+LONG = Request("long", tuple(tokens(9, 7)), 200, stop_token_ids=())
 
 
 def engine(**given) -> Engine:

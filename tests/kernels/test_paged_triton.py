@@ -216,7 +216,7 @@ def test_what_kernels_cannot_do_is_refused_before_anything_is_allocated(monkeypa
             Paged(config or tiny_config(), attention="triton", **given)
         assert "attention='sdpa'" in str(error.value)
 
-    monkeypatch.setattr("workbench.kv.paged.require_room", lambda *_: pytest.fail("asked for room"))
+    monkeypatch.setattr("workbench.kv.paged.require_pool", lambda *_: pytest.fail("asked for room"))
     refused("float32, float16, bfloat16", dtype=torch.float64)
     refused("head sizes from 1 to 256", tiny_config(head_dim=512))
     latents = {**SHAPES["latent"], "sliding_window": 6}

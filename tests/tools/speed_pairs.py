@@ -81,7 +81,7 @@ def ragged() -> Callable[[], object]:
         requests = []
         for i in range(48):
             prompt = tuple(drawn.randrange(1, 4000) for _ in range(drawn.randint(4, 120)))
-            requests.append(Request(i, prompt, drawn.randint(4, 64)))
+            requests.append(Request(i, prompt, drawn.randint(4, 64), stop_token_ids=()))
         engine = Engine(model, SchedulerSettings(max_running=16, token_budget=128), num_blocks=120)
         return engine.run(requests)
 

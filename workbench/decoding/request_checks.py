@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Hashable, Iterable, Mapping, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole
@@ -107,12 +108,14 @@ def check_requests(given: object, kind: type) -> list[Any]:
     return requests
 
 
-def check_fits_model(request: Any, model: Model) -> None:
+def check_fits_model(request: Any, model: Model) -> Any:
+    """The request, with the model's own end-of-text tokens where it names no stop tokens."""
     what = f"the prompt of request {request.id!r}"
     config = model.config
     check_fits_context(what, len(request.prompt_ids), request.max_new_tokens, config.context_length, model.name)
     check_vocabulary(what, request.prompt_ids, model)
-    check_vocabulary(f"the stop_token_ids of request {request.id!r}", request.stop_token_ids, model)
+    check_vocabulary(f"the stop_token_ids of request {request.id!r}", request.stop_token_ids or (), model)
+    return request if request.stop_token_ids is not None else replace(request, stop_token_ids=config.eos_token_ids)
 
 
 def check_fits_pool(request: Any, memory: BlockManager, max_running: int) -> None:

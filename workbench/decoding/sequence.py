@@ -33,9 +33,9 @@ class Request:
     """What is asked for. Checked when it is made; what depends on the model and the pool, when it is added.
 
     id: any hashable name, used once. n: so many sequences from the same prompt, each with its own random numbers.
-    priority: smaller is more urgent. deadline_s: after arrival. tenant: text or bytes; prompts are found again only
-    under the same name.
-    arrival_s: on the engine's clock. sampling: default greedy; its stages, and a seed for its random numbers.
+    stop_token_ids: tokens that end it; None means the model's own end-of-text tokens, as in `generate`, () none.
+    sampling, seed: default greedy, a fresh seed. priority: smaller is more urgent. arrival_s: on the engine's clock.
+    deadline_s: after arrival. tenant: text or bytes; prompts are found again only under the same name.
     """
 
     id: Hashable
@@ -43,7 +43,7 @@ class Request:
     max_new_tokens: int
     sampling: SamplingSettings | None = None
     seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] | None = None
     n: int = 1
     priority: float = 0
     deadline_s: float | None = None
@@ -54,7 +54,8 @@ class Request:
         check_id(self.id)
         prompt_ids = check_token_ids(f"the prompt of request {self.id!r}", self.prompt_ids, empty=False)
         object.__setattr__(self, "prompt_ids", prompt_ids)
-        object.__setattr__(self, "stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids))
+        if self.stop_token_ids is not None:
+            object.__setattr__(self, "stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids))
         check_request(self)
 
     @property
@@ -114,13 +115,13 @@ class Sequence:
 
     @classmethod
     def of(cls, request: Request, sample: int, number: int, token_ids: list[int]) -> Sequence:
-        """The sample-th sequence of a request."""
+        """The sample-th sequence of a request. A request that names no stop tokens has none: no model is known here."""
         return cls(
             (request.id, sample),
             token_ids,
             len(request.prompt_ids),
             request.max_new_tokens,
-            request.stop_token_ids,
+            request.stop_token_ids or (),
             request=request,
             sample=sample,
             number=number,

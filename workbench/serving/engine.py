@@ -158,9 +158,7 @@ class Engine:
     def _accept(self, requests: Iterable[Request]) -> list[tuple[Request, Sampler]]:
         """Check all of them, each with what its tokens are chosen with, and take their names. Raises WorkbenchError,
         and then nothing has changed."""
-        given = checks.check_requests(requests, Request)
-        for request in given:
-            checks.check_fits_model(request, self.model)
+        given = [checks.check_fits_model(one, self.model) for one in checks.check_requests(requests, Request)]
         accepted = [(request, checks.first_sampler(request)) for request in given]
         with self._names:
             checks.check_new_ids([request.id for request in given], self._coming)

@@ -384,6 +384,7 @@ def workload(name: str) -> Workload:
 def requests_of(
     prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int], **settings: Any
 ) -> list[Request]:
-    """A request for each prompt, named 0, 1, …, with so many new tokens each."""
+    """A request for each prompt, named 0, 1, …, with so many new tokens each: no end-of-text token ends it sooner."""
     each = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    settings = {"stop_token_ids": (), **settings}
     return [Request(i, tuple(p), n, **settings) for i, (p, n) in enumerate(zip(prompts, each, strict=True))]

@@ -208,7 +208,7 @@ class Twin:
         request, at = sequence.request, sequence.written
         token, last = text[at], at + 1 == len(text)
         sequence.token_ids.append(token)
-        if token in request.stop_token_ids:
+        if token in sequence.stop_token_ids:
             return (token,), STOPPED
         if not last:
             return (token,), GOES_ON

@@ -36,7 +36,7 @@ def ragged(requests: int, *, longest_prompt: int, longest_output: int, tail: str
 
 def requests_for(asked: Sequence[Arrival], model: Model | None = None, seed: int = 0, **settings) -> list[Request]:
     """A request of each of these lengths, named 0, 1, …: pieces of held-out text, each from a place of its own. Without
-    a model tokens that are all alike, for the scheduler alone."""
+    a model tokens that are all alike, for the scheduler alone. No end-of-text token ends one sooner."""
     longest, random = max(a.prompt_tokens for a in asked), Random(seed)
     text = [0] * longest if model is None else text_ids(model, 40 * longest)
     starts = [random.randrange(len(text) - longest + 1) for _ in asked]
@@ -48,7 +48,7 @@ def requests_for(asked: Sequence[Arrival], model: Model | None = None, seed: int
             arrival_s=a.at_s,
             priority=a.priority,
             deadline_s=a.deadline_s,
-            **settings,
+            **{"stop_token_ids": (), **settings},
         )
         for i, (a, at) in enumerate(zip(asked, starts))
     ]

@@ -100,7 +100,10 @@ class _Server:
     def serve(self, arrivals: Sequence[Arrival]) -> tuple[Run, list[tuple[StepShape, float]]]:
         """Serve them all; the run, and shape and seconds of every step."""
         size = self.decoder.config.vocab_size
-        requests = [Request(a.name, tuple(prompt_ids(a, size)), a.new_tokens, arrival_s=a.at_s) for a in arrivals]
+        requests = [
+            Request(a.name, tuple(prompt_ids(a, size)), a.new_tokens, stop_token_ids=(), arrival_s=a.at_s)
+            for a in arrivals
+        ]
         steps: list[tuple[StepShape, float]] = []
 
         def clock() -> float:  # read in every step, and while nothing runs

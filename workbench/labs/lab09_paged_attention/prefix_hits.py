@@ -261,7 +261,8 @@ def _timed(bench: Bench, model: str | Decoder, knobs: dict[str, Any], requests: 
         prompt = prompt_ids(arrival, target.config.vocab_size, seed=knobs["seed"], reserved=1, written=written)
         done = {}
         for prefix in list(engines)[:: 1 if number % 2 else -1]:
-            request = Request(number, tuple(prompt), arrival.new_tokens, arrival_s=engines[prefix].now_s)
+            now_s, new_tokens = engines[prefix].now_s, arrival.new_tokens
+            request = Request(number, tuple(prompt), new_tokens, stop_token_ids=(), arrival_s=now_s)
             done[prefix] = _send(bench, engines[prefix], request)
             first_token_s = done[prefix].first_token_s
             assert first_token_s is not None, "it has ended"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import abc, deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -18,7 +19,8 @@ from workbench.serving.scheduler import Work
 
 
 def sequence_of(request: Request, number: int = 0, written: abc.Sequence[int] = (), computed: int = 0) -> Sequence:
-    """The one text of a request, as a scheduler knows it. number: in the order of arrival."""
+    """The one text of a request, its stop tokens named, as a scheduler knows it. number: in the order of arrival."""
+    request = dataclasses.replace(request, stop_token_ids=request.stop_token_ids or ())
     sequence = Sequence.of(request, 0, number, [*request.prompt_ids, *written])
     sequence.computed = computed
     return sequence
