@@ -35,12 +35,8 @@ def write_gguf(model: Decoder, path: Path, dtype: torch.dtype) -> Path:
 
     One thing differs from Hugging Face's layout: rows of q and k are reordered, because llama.cpp turns
     neighbouring pairs where we turn the two halves of a head. The tokenizer does not travel along.
-    Raises WorkbenchError without the `gguf` package, and for a shape that is not plain Llama.
+    Raises WorkbenchError for a shape that is not plain Llama, and without the `gguf` package.
     """
-    try:
-        import gguf
-    except ImportError:
-        raise WorkbenchError(f"writing GGUF files needs the package gguf: {INSTALL}") from None
     c = model.config
     plain = ModelConfig("llama", **{field: getattr(c, field) for field in PLAIN})
     if c != plain:
@@ -49,6 +45,10 @@ def write_gguf(model: Decoder, path: Path, dtype: torch.dtype) -> Path:
             f"only plain Llama shapes are written as GGUF here, and {model.name} ({c.family}) has its own "
             f"{', '.join(more)}"
         )
+    try:
+        import gguf
+    except ImportError:
+        raise WorkbenchError(f"writing GGUF files needs the package gguf: {INSTALL}") from None
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(c.context_length)
     writer.add_embedding_length(c.hidden_size)
