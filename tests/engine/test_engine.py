@@ -346,13 +346,13 @@ def test_a_request_ends_at_the_models_end_of_text_as_generate_does_unless_it_nam
     monkeypatch.setattr(MODEL, "config", dataclasses.replace(MODEL.config, eos_token_ids=(end_of_text,)))
     given = [dataclasses.replace(request, stop_token_ids=None, n=1 + request.id % 2) for request in REQUESTS[:10]]
     it = engine(batching=batching, num_blocks=60)
-    found = it.run(given)
-    for result in found:
+    ended = it.run(given)
+    for result in ended:
         request = REQUESTS[result.request_id]
         how = {"max_new_tokens": request.max_new_tokens, "kv": "contiguous"}
         assert result.token_ids == tuple(generate(MODEL, list(request.prompt_ids), **how).tokens)
         assert (result.finish_reason == "stop") == (result.token_ids[-1] == end_of_text)
-    assert {result.finish_reason for result in found} == {"stop", "length"} and len(found) == 15
+    assert {result.finish_reason for result in ended} == {"stop", "length"} and len(ended) == 15
     own = it.run([dataclasses.replace(request, id=f"own {request.id}") for request in REQUESTS[:10]])
     assert {f.request_id: f.token_ids for f in own} == {f"own {r.id}": ALONE[r.id] for r in REQUESTS[:10]}
 

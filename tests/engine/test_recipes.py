@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_decoder, tiny_config
+from safetensors.torch import save_file
 
 from workbench.errors import WorkbenchError
 from workbench.kv import Recompute
@@ -203,7 +204,7 @@ def test_a_state_that_lacks_a_tensor_is_refused(small_corpus, tmp_path):
     file = tmp_path / "state/tensors.safetensors"
     tensors = training.load_file(file)
     del tensors["model.norm.weight"]
-    training.save_file(tensors, file)
+    save_file(tensors, file)
     with pytest.raises(WorkbenchError, match=r"model\.norm\.weight.*delete"):
         run(tmp_path)
 

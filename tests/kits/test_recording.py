@@ -178,9 +178,13 @@ def test_one_archive_holds_all_of_it_and_the_machine(recorded):
 def test_a_run_ends_with_its_share_and_keeps_what_it_had(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     it = recording(tmp_path / "record", [])
-    it.run_all(runs({"case": "hangs"}), 60, Shares(6.0))
+    for share_s in (6, 12, 24, 48):  # on a busy machine a process may take as long to begin
+        it.taken.clear()
+        it.run_all(runs({"case": "hangs"}), 60, Shares(float(share_s)))
+        if it.taken[0].measurements:
+            break
     [taken] = it.taken
-    assert taken.trouble == "stopped after 6 s, its share of the time" and len(taken.measurements) == 2
+    assert taken.trouble == f"stopped after {share_s} s, its share of the time" and len(taken.measurements) == 2
     it.taken.clear()
     it.run_all(runs({}), 60, Shares(0.0))
     assert it.taken[0].trouble == "no time was left"
