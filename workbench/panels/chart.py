@@ -31,6 +31,7 @@ from workbench.panels.words import recorded_label
 
 VALUES = "values"  # ticks where the series have points
 MAX_TICKS = 8
+MISSING = "–"  # in a cell: there is no value
 SPOKEN_POINTS = 5  # of a series in the alt text, spread from its first to its last
 LOOKS = {
     "predicted": style.PREDICTED,
@@ -341,6 +342,12 @@ class Drawing(NamedTuple):
 
 
 Cell = str | Callable[[Any], object]
+
+
+def count(name: str, text: str | Callable[[float], str] = "{:.3g}") -> Callable[[Measurement], str]:
+    """A cell with one of a measurement's counts; "–" where there was nothing to measure it of."""
+    words = text.format if isinstance(text, str) else text
+    return lambda m: words(m.counts[name]) if name in m.counts else MISSING
 
 
 def table(items: Iterable[Any], columns: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.experiments.texts import PROMPT_SETS
 from workbench.instruments.records import Measurement
-from workbench.labs.lab07_better_drafts.draft_speed import EXPERIMENT, FREE
+from workbench.labs.lab07_better_drafts.draft_speed import EXPERIMENT, FREE, kinds_of
 from workbench.labs.lab07_better_drafts.panels.plots import DYNAMIC, times, title_of
 from workbench.panels import style
 from workbench.panels.base import Panel
-from workbench.panels.chart import Axis, Bar, Bars, table, view
+from workbench.panels.chart import Axis, Bar, Bars, count, table, view
 from workbench.panels.plots import listed, matching
 from workbench.panels.view import View
 from workbench.panels.words import recorded_label
@@ -26,7 +25,7 @@ class SpeedPanel(Panel):
     experiment = EXPERIMENT
 
     def view(self, settings: dict[str, Any]) -> View:
-        kinds = list(PROMPT_SETS) if settings["texts"] == "all" else [settings["texts"]]
+        kinds = kinds_of(settings["texts"])
         made = [m for m in self.measurements if m.settings["texts"] in kinds]
         record = [m for m in self.record if m.settings["texts"] in kinds]
         names = list(dict.fromkeys(m.settings["drafter"] for m in (*made, *record)))
@@ -43,7 +42,7 @@ class SpeedPanel(Panel):
                     "times as fast": times,
                     "predicted": "{m.predicted:.2f} ×",
                     "tokens a pass": "{m.counts[tokens_per_round]:.2f}",
-                    "kept": "{m.counts[acceptance_rate]:.0%}",
+                    "kept": count("acceptance_rate", "{:.0%}"),
                     "draft, of a step": "{m.counts[draft_s_per_plain_step]:.2f}",
                     "verify, of a step": "{m.counts[verify_s_per_plain_step]:.2f}",
                 },
