@@ -65,7 +65,8 @@ class Panel:
         values = self.experiment.complete(settings)
         self.record = list(record or [])
         self._recordings, self._records_problem = self._find_recordings()
-        self.measurements: list[Measurement] = []
+        self.measurements: list[Measurement] = []  # of the last run that took any
+        self._taken: list[Measurement] = []  # of this run
         self.error: Exception | None = None
         self._stop_event = threading.Event()
         self.bench = bench or Bench()
@@ -214,7 +215,8 @@ class Panel:
         """Run here and now, without any widget needing to be shown: the Measurements, or what went wrong raised.
 
         Settings given are put into the controls first. A learner's parts (loop=my_loop) stay until replaced
-        (loop=None takes one out). Stopped by `stop()` or an interrupt, it keeps what it had measured.
+        (loop=None takes one out). Stopped by `stop()` or an interrupt, it keeps what it had measured. A run that is
+        refused or stopped before it has measured anything leaves the measurements of the run before.
         """
         parts = {name: given.pop(name) for name in list(given) if name in self.experiment.learner}
         self.configure(**given)
@@ -224,7 +226,7 @@ class Panel:
         self.wait(DRAW_WITHIN_S)
         if self.error is not None:
             raise self.error
-        return list(self.measurements)
+        return list(self._taken)
 
     def configure(self, **given: Any) -> None:
         """Put settings into the controls. All are checked before the first is changed."""
@@ -266,7 +268,7 @@ class Panel:
         self._stop_event.clear()
         self._run_settings = settings
         self.error = None
-        self.measurements = []
+        self._taken = []
         self.run_button.disabled, self.stop_button.disabled = True, False
         self.progress.value = 0.0
         self.progress.bar_style = ""
@@ -280,8 +282,7 @@ class Panel:
             self._say(self._finished_words())
             self.progress.value, self.progress.bar_style = 1.0, "success"
         except Stopped:
-            kept = len(self.measurements)
-            self._say(f"stopped; {kept} measurement{'s' * (kept != 1)} kept")
+            self._say(self._stopped_words())
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
@@ -299,18 +300,26 @@ class Panel:
         while True:
             with exclusive(self.bench.check_stop):
                 measurement = next(run, None)
+                if measurement is not None:
+                    self._taken.append(measurement)
+                self.measurements = self._taken  # those of the run before stay until there is one of this
                 if measurement is None:
                     return
-                self.measurements.append(measurement)
                 if time.monotonic() - self._drawn_at > max(DRAW_EVERY_S, DRAW_SHARE * self._drawing_s):
                     self._paint_quietly()
             time.sleep(0.002)  # long enough for whoever waits to draw
 
     def _finished_words(self) -> str:
         mine = f", with your {' and '.join(self.learner)} beside ours" if self.learner else ""
-        count = len(self.measurements)
+        count = len(self._taken)
         cut = " (brief mode: repeats and training cut short)" if brief_mode() else ""
         return f"done: {count} measurement{'s' * (count != 1)}{mine}{cut}"
+
+    def _stopped_words(self) -> str:
+        kept = len(self.measurements)
+        if not self._taken and kept:
+            return f"stopped before the first measurement; the {kept} of the run before stay{'s' * (kept == 1)}"
+        return f"stopped; {kept} measurement{'s' * (kept != 1)} kept"
 
     def _report(self, text: str) -> None:
         """What the experiment says as it measures: a line for the status ("3 of 6" moves the bar), then perhaps

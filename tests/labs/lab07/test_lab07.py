@@ -35,6 +35,14 @@ SMALL = {
     "drafts.draft_origin": {"new_tokens": 12, "repeats": 1, "drafter": "prompt_lookup", "texts": "digits"},
     "drafts.draft_threshold": {"new_tokens": 12, "repeats": 1, "prompts": 1, "texts": "digits"},
     "drafts.draft_tree": {"new_tokens": 6, "texts": "digits", "temperature": 1.0},
+    "drafts.draft_speed": {
+        "new_tokens": 8,
+        "repeats": 1,
+        "prompts": 1,
+        "texts": "code,digits",
+        "drafts": "model,prompt_lookup",
+        "lengths": "fixed",
+    },
     "drafts.heads": {"passages": 1, "length": 32, "drafters": "model"},
     "drafts.draft_grammar": {"repeats": 1, "grammar": "regex", "source": "(ab|cd)-[0-9]{2}", "max_new_tokens": 16},
 }
@@ -42,6 +50,7 @@ SMALL = {
 
 MOVED = {
     "draft_origin": {"shown_round": 2},
+    "draft_speed": {"texts": "digits"},
     "draft_threshold": {"texts": "code"},
     "draft_tree": {"shown_step": 1},
     "draft_grammar": {"grammar": "JSON schema"},

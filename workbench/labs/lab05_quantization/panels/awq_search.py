@@ -99,8 +99,9 @@ def _curves(searches: Sequence[Measurement], yours: Sequence[Measurement], setti
         ]
     stars = {"linestyle": "", "marker": "*", "markersize": 5, "zorder": 5}
     for index, m in enumerate(yours):
-        error_rtn = next((s.samples[0] for s in searches if s.settings["linears"] == m.settings["linears"]), 0.0)
-        series.append(line("yours", _shares(m, error_rtn), style.LEARNER, legend=not index, **stars))
+        beside = [s.samples[0] for s in searches if s.settings["linears"] == m.settings["linears"]]
+        shares = _shares(m, beside[0]) if beside else ()  # without RTN's error there is no share of it
+        series.append(line("yours", shares, style.LEARNER, legend=not index, **stars))
     low = min((m.counts["share_of_rtn"] for m in searches), default=0.0)
     top = min(2.0, max([1.0, *(y for one in series for _, y in one.points)]))
     room = top - low

@@ -186,10 +186,10 @@ def _words(settings: dict[str, Any], shown: Sequence[Measurement], losses: Losse
         for name in TITLES
         if (name, PLANTED) in losses and (name, ORIGINAL) in losses
     }
+    if (REFERENCE, PLANTED) in losses:
+        perplexity = losses[REFERENCE, PLANTED].counts["perplexity"]
+        lines.append(f"Perplexity in {REFERENCE}: {perplexity:.3f}, planted or not.")
     if pairs:
-        lines.append(
-            f"Perplexity in {REFERENCE}: {losses[REFERENCE, PLANTED].counts['perplexity']:.3f}, planted or not."
-        )
         lines += _verdicts(pairs)
     return "\n".join(lines)
 

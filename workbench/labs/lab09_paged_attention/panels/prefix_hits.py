@@ -170,21 +170,25 @@ def _words(
         f" Texts in work need {order.peak:,} blocks at most; everything that is ever computed fills"
         f" {order.all_blocks:,}."
     ]
-    if matching(made, pool=AMPLE, index="radix"):
+    tight = {m.settings["pool"]: m for m in matching(made, isolated=True, index="hash")}
+    if list(tight) == list(pools(order)):
         ample = min(m.counts["of_optimum"] for m in matching(made, pool=AMPLE))
-        tight = matching(made, isolated=True, index="hash")
-        enough = next((m for m in tight if m.counts["of_optimum"] >= ASKED), tight[-1])
-        hashes, trees = matching(made, index="hash"), matching(made, index="radix")
-        same = all(a.median == b.median for a, b in zip(hashes, trees, strict=False))
+        enough = next((m for m in tight.values() if m.counts["of_optimum"] >= ASKED), tight[AMPLE])
+        smallest = next(iter(tight.values()))
         lines.append(
             f"An ample pool finds {ample:.1%} of that. {ASKED:.0%} of it takes a pool of"
-            f" {enough.counts['num_blocks']:,.0f} blocks; the smallest finds {tight[0].counts['of_optimum']:.1%} and"
-            f" evicts {tight[0].counts['evictions']:,.0f}."
+            f" {enough.counts['num_blocks']:,.0f} blocks; the smallest finds {smallest.counts['of_optimum']:.1%} and"
+            f" evicts {smallest.counts['evictions']:,.0f}."
         )
+    hashes, trees = (
+        {(m.settings["isolated"], m.settings["pool"]): m.median for m in matching(made, index=index)}
+        for index in ("hash", "radix")
+    )
+    if hashes and set(hashes) == set(trees):
         lines.append(
             "Hashes and tree find the same: who holds a block holds all before it, so what is found is a beginning"
             " either way."
-            if same
+            if hashes == trees
             else "Hashes and tree differ: where a block is lost, what followed it is lost to the tree at once."
         )
     for m in timed:
