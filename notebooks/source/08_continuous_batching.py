@@ -24,6 +24,7 @@ from workbench.instruments.device import PUBLISHED, ceilings
 from workbench.kv import Contiguous
 from workbench.kv.blocks import BlockTables
 from workbench.labs.lab08_continuous_batching.inputs import ragged, requests_for
+from workbench.labs.lab08_continuous_batching.load_curve import load_point
 from workbench.models import prepare, public_shape
 from workbench.models.batch import Batch
 from workbench.panels import html, style
@@ -32,7 +33,7 @@ from workbench.serving.bounds import gain_bound, greedy_steps, min_steps, static
 from workbench.serving.gaps import Bursty, Poisson
 from workbench.serving.lengths import HeavyTail, Uniform
 from workbench.serving.load import Workload, prompt_ids, with_deadlines, with_priorities, workload
-from workbench.serving.metrics import LoadPoint, goodput, knee, littles_law, summarize
+from workbench.serving.metrics import goodput, knee, littles_law, summarize
 from workbench.serving.simulate import Twin
 from workbench.serving.step_time import Calibration, StepShape, blocks_that_fit, step_seconds
 from workbench.serving.times import RequestTimes
@@ -831,22 +832,19 @@ found = curve.run()
 curve.snapshot()
 
 # %%
-limits = {"ttft_s": curve.settings["ttft_limit"], "tpot_s": curve.settings["tpot_limit"]}
+limits = {name: curve.settings[name] for name in ("ttft_limit", "tpot_limit")}
 points = {"continuous": [], "static": []}
 for m in found:
-    pairs = list(zip(m.settings["ttft_s"], m.settings["tpot_s"]))
-    in_time = sum(first <= limits["ttft_s"] and later <= limits["tpot_s"] for first, later in pairs) / len(pairs)
-    points[m.settings["batching"]].append(
-        LoadPoint(m.settings["rate_per_s"], m.counts["done_per_s"], m.counts["latency_mean_s"], in_time)
-    )
+    if (point := load_point(m, **limits)) is not None:  # something was done at that rate
+        points[m.settings["batching"]].append(point)
 turn, good = knee(points["continuous"]), {how: goodput(some) for how, some in points.items()}
 peak = {how: max(p.throughput_per_s for p in some) for how, some in points.items()}
 Markdown(
     f"Continuous batching does {peak['continuous']:.1f} requests a second at most, static groups {peak['static']:.1f}:"
     f" **{peak['continuous'] / peak['static']:.1f} times** as many, with the same model, card and places. The **knee**,"
     f" where throughput over latency is greatest, lies where {turn.rate_per_s:.1f} come a second. **Goodput** is the"
-    f" highest rate at which 90 % of the requests keep both limits, a first token within {limits['ttft_s']:g} s and"
-    f" then one every {limits['tpot_s'] * 1e3:.0f} ms: {good['continuous']:.1f} a second, "
+    f" highest rate at which 90 % of the requests keep both limits, a first token within {limits['ttft_limit']:g} s and"
+    f" then one every {limits['tpot_limit'] * 1e3:.0f} ms: {good['continuous']:.1f} a second, "
     + (
         f"against {good['static']:.1f} in static groups. "
         if good["static"]
