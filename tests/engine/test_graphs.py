@@ -12,6 +12,7 @@ from conftest import random_decoder, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_claims import GPU, GPU_ALONE
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from workbench.decoding import SamplingSettings
 from workbench.errors import WorkbenchError
@@ -211,6 +212,117 @@ def test_warm_up_records_all_and_only_once():
     assert steps.warm_up() == {} and recorded == [3, 2, 1] and set(steps.recorded) == {1, 2, 3}
     assert steps.warm_up() == {} and len(recorded) == 3
     assert min(steps.recorded.values()) > 100, "operations that one replay starts"
+
+
+# -- what the host sends -----------------------------------------------------------------------------------------------
+
+
+class Outside(TorchDispatchMode):
+    """The operations that are started beside the replays, with what they write to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[tuple[str, int | None]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view:
+            first = args[0].data_ptr() if args and isinstance(args[0], torch.Tensor) else None
+            self.started.append((func.overloadpacket.__name__, first))
+        return func(*args, **(kwargs or {}))
+
+
+class Unseen(TracedGraphs):
+    """Replays that `Outside` does not look into."""
+
+    def record(self, step, inputs) -> Recorded:
+        traced = super().record(step, inputs)
+
+        def replay():
+            with _disable_current_modes():
+                return traced.replay()
+
+        return Recorded(replay, traced.operations)
+
+
+def test_a_steady_decode_copies_nothing_from_the_host():
+    """The same texts, each with room in its last block: numbers and tokens are where the step before left them."""
+    plain, static = pools(MODEL, block_size=16)
+    steps = GraphedSteps(MODEL, static, largest=4, recorder=Unseen())
+    names, outside = range(3), Outside()
+    for name in names:
+        batch = Batch.of([tokens(2, name)], sequences=[name])
+        MODEL(batch, plain), steps(batch, static)
+    best = tokens(3, 7)
+    for at in range(2, 16):
+        batch = Batch.of([[token] for token in best], sequences=names, first_positions=[at] * 3)
+        expected = MODEL(batch, plain)
+        outside.started.clear()
+        with outside:
+            got = steps(batch, static)
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+        best = got.argmax(dim=-1).tolist()
+        with outside:
+            steps.note_best(best)
+        if at == 2:  # the texts came, and the first replay was compared
+            assert steps.sent == {"numbers": 1, "tables": 1}
+        if at > 3:  # the second step reads its tokens from where they are: that is news once
+            assert outside.started == [("copy_", steps.previous.data_ptr())], "from the device to the device"
+    assert steps.sent == {"numbers": 2, "tables": 1} and steps.replayed == {4: 14}
+    other = Batch.of([[1], [2], [3]], sequences=names, first_positions=[16] * 3)
+    torch.testing.assert_close(steps(other, static), MODEL(other, plain), rtol=1e-9, atol=1e-9)
+    assert steps.sent == {"numbers": 3, "tables": 2}, "other tokens, and a block more for each"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_an_engine_sends_numbers_when_a_text_or_a_block_begins(asynchronous, drawn):
+    """3 texts of 2 + 40 tokens in blocks of 4: 11 blocks each. Drawn tokens of a step that waits for them are the
+    host's to send."""
+    sampling = SamplingSettings(temperature=0.8) if drawn else None
+    requests = [Request(i, (1 + i, 2), 40, sampling=sampling, seed=i) for i in range(3)]
+    expected = texts(engine(graphs=False, num_blocks=64).run(requests))
+    it = engine(num_blocks=64, asynchronous=asynchronous)
+    assert texts(it.run(requests)) == expected
+    sent, steps = it.graphs.sent, it.graphs.replayed.total()
+    assert steps >= 39 and sent["tables"] <= 11 + 2
+    assert sent["numbers"] == steps if drawn and not asynchronous else sent["numbers"] <= 11 + 4
+
+
+def test_what_was_noted_counts_for_the_next_call_only():
+    """Whoever runs a step otherwise may write to `previous` meanwhile, as a step ahead does."""
+    plain, static = pools(MODEL)
+    steps = GraphedSteps(MODEL, static, largest=1)
+    for batch in (Batch.of([[1, 2]]), Batch.of([[3]], first_positions=[2])):
+        MODEL(batch, plain), steps(batch, static)
+    steps.note_best([4])
+    between = Batch.of([[5, 6]], sequences=["other"])
+    MODEL(between, plain), steps(between, static)
+    steps.previous.fill_(7)
+    batch = Batch.of([[4]], first_positions=[3])
+    torch.testing.assert_close(steps(batch, static), MODEL(batch, plain), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("line", ["position", "place", "length"])
+def test_planted_a_replay_that_leaves_a_number_as_it_was(line):
+    """What the host does not send, the step before has to have written."""
+    stays = {"position": 1, "place": 2, "length": 3}[line]
+
+    class Stays(TracedGraphs):
+        def record(self, step, inputs) -> Recorded:
+            traced = super().record(step, inputs)
+
+            def replay():
+                before = inputs[0][stays].clone()
+                outputs = traced.replay()
+                inputs[0][stays].copy_(before)
+                return outputs
+
+            return Recorded(replay, traced.operations)
+
+    requests = [Request(i, tuple(tokens(6, i)), 16) for i in range(3)]
+    it = engine(num_blocks=64)
+    it.graphs.recorder = Stays()
+    assert texts(it.run(requests)) != texts(engine(graphs=False, num_blocks=64).run(requests))
 
 
 # -- the engine ------------------------------------------------------------------------------------------------------

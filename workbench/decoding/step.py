@@ -62,6 +62,8 @@ class Step:
         new = [sequence.token_ids[start:] for sequence, start in zip(sequences, starts)]
         logits = self.forward(self.batch(sequences, new, starts, chunks))
         best = best_of_all(sequences, logits)
+        if best is not None and isinstance(self.model, GraphedSteps):
+            self.model.note_best(best)
         outputs = []
         for row, (sequence, sent) in enumerate(zip(sequences, new)):
             length, emitted, failed = len(sequence.token_ids), tuple[NewToken, ...](), None
@@ -103,7 +105,7 @@ class Step:
             sequences=[*(sequence.id for sequence in sequences), *(chunk.id for chunk in chunks)],
             parents=None if parents is None else [*parents, *([None] * len(chunks))],
             logits=wanted,
-            device=self.model.device,
+            device=self.model.batches_on if isinstance(self.model, GraphedSteps) else self.model.device,
         )
 
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -22,13 +22,14 @@ SpecInfer, Miao et al., arXiv 2305.09781 §4 (tree-based parallel decoding).
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
 from workbench.errors import WorkbenchError, is_whole
+from workbench.models.transfers import moved, sent
 
 
 @dataclass(frozen=True)
@@ -96,15 +97,14 @@ class Batch:
                 if tree is not None:
                     positions[start : start + len(tree)] = [at + depth for depth in depths(tree)]
         rows = _logit_rows(logits, starts)
-        return cls(
-            token_ids=torch.tensor([t for ids in lists for t in ids], dtype=torch.int64, device=device),
-            positions=torch.tensor(positions, dtype=torch.int64, device=device),
-            sequences=names,
-            query_starts=starts,
-            first_positions=first,
-            logit_rows=None if rows is None else torch.tensor(rows, device=device),
-            parents=trees,
-        )
+        numbers = [t for ids in lists for t in ids], positions, rows or []
+        token_ids, places, chosen = sent(numbers, dtype=torch.int64, device=device)
+        return cls(token_ids, places, names, starts, first, None if rows is None else chosen, trees)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch there: from the host in one copy, which the host does not wait for."""
+        tensors = [one for one in (self.token_ids, self.positions, self.logit_rows) if one is not None]
+        return replace(self, **dict(zip(("token_ids", "positions", "logit_rows"), moved(tensors, device))))
 
 
 def depths(parents: Sequence[int]) -> list[int]:

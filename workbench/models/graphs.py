@@ -5,11 +5,16 @@ starts them all at once: recorded for a number of rows, replayed for every batch
 
     texts      A  B  C                      3 rows, replayed on the graph for 4
     rows       A  B  C  ·                   a padding row: length 0, writes to a scratch place, its logits are dropped
-    buffers    token, position, place, length, source [5, 4]  and  tables [4, width]
-               written before each replay, at the addresses that were recorded
+    buffers    token, position, place, length, source, advance [6, 4]  and  tables [4, width]
+               at the addresses that were recorded
 
     record     step(buffers) runs once, and every operation it starts is kept with the addresses it works on
-    replay     the operations alone; no Python of the model, the layers or the attention runs
+    replay     the operations alone; no Python of the model, the layers or the attention runs. The last of them adds 1
+               to position, place and length, for the next step
+
+While the same texts go on, the next step finds its numbers on the device, and its tokens where the step before left
+them. The host knows what is there, and sends the numbers only where they are others: a text came or left, or begins a
+new block.
 
 So a number that Python read while recording, a length or a width, would be that number for ever. The step is therefore
 given tensors and nothing else; what needs more than that (prompts, trees, hidden states) runs eagerly, and is counted.
@@ -29,10 +34,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
+from workbench.models.transfers import moved, on_host
 
 if TYPE_CHECKING:
     from workbench.models.decoder import Attends, CausalModel, Shaped
@@ -128,6 +135,15 @@ def _launched_kernels() -> AbstractContextManager[Counter[str]]:
     return nullcontext(Counter()) if module is None else module.launches()
 
 
+def _rows_of(noted: Sequence[int], batch: Batch) -> list[int] | None:
+    """The row of each token of the batch among those noted, −1 where another stands in its row."""
+    if batch.token_ids.device.type != "cpu":
+        return None
+    return [
+        row if row < len(noted) and noted[row] == token else -1 for row, token in enumerate(batch.token_ids.tolist())
+    ]
+
+
 def recorder_for(device: torch.device | str) -> Recorder:
     return CudaGraphs(device) if torch.device(device).type == "cuda" else TracedGraphs()
 
@@ -188,13 +204,14 @@ class StaticTables:
         self.blocks = torch.zeros(rows, width, dtype=torch.int32, device=device)
         self._sent: list[list[int]] = [[] for _ in range(rows)]  # what each row begins with
 
-    def prepare(self, tables: Sequence[Sequence[int]]) -> Callable[[], object]:
-        """The host's half; what is returned is the device's: one copy, from the first row that changed to the last."""
+    def prepare(self, tables: Sequence[Sequence[int]]) -> Callable[[], object] | None:
+        """The host's half; what is returned is the device's: one copy, from the first row that changed to the last.
+        None: nothing changed."""
         changed = [row for row, table in enumerate(tables) if table != self._sent[row]]
         if not changed:
-            return lambda: None
+            return None
         first, end = changed[0], changed[-1] + 1
-        some = _on_host(end - first, self.blocks.shape[1], dtype=torch.int32, like=self.blocks)
+        some = on_host(end - first, self.blocks.shape[1], dtype=torch.int32, device=self.blocks.device)
         host = some.numpy()
         for row in range(first, end):
             host[row - first, : len(tables[row])] = tables[row]
@@ -203,42 +220,48 @@ class StaticTables:
 
 
 class StaticNumbers:
-    """[5, rows] int64 on the device: what else one graph reads of each text, in one copy a step."""
+    """[6, rows] int64 on the device: what else one graph reads of each text, sent in one copy where the host cannot
+    leave it to the step before.
 
-    TOKEN, POSITION, WRITE_AT, LENGTH, SOURCE = range(5)
+    source: the row of `previous` that the token is read from, −1 for the one in the first line. advance: what a step
+    adds to position, place and length when it ends; 0 for a padding row.
+    """
+
+    TOKEN, POSITION, WRITE_AT, LENGTH, SOURCE, ADVANCE = range(6)
+    ADVANCED = slice(POSITION, LENGTH + 1)
+    UNKNOWN = -2  # a token that the host has not seen
 
     def __init__(self, rows: int, scratch: int, device: torch.device) -> None:
-        self._padding = torch.tensor([0, 0, scratch, 0, -1])[:, None].expand(5, rows).numpy()
+        self._padding = torch.tensor([0, 0, scratch, 0, -1, 0])[:, None].expand(6, rows).numpy()
+        self._there = self._padding.copy()  # on the device, when what was prepared so far has run
         self.values = torch.from_numpy(self._padding.copy()).to(device)
 
     def prepare(
         self, batch: Batch, write_at: Sequence[int], lengths: Sequence[int], sources: Sequence[int] | None
-    ) -> Callable[[], None]:
-        """The host's half; what is returned is the device's."""
-        count, on_host = batch.num_tokens, batch.token_ids.device.type == "cpu"
-        values = _on_host(*self.values.shape, dtype=torch.int64, like=self.values)
-        host = values.numpy()
-        host[:] = self._padding
+    ) -> Callable[[], object] | None:
+        """The host's half; what is returned is the device's. None: the device has it all."""
+        count, knows_tokens = batch.num_tokens, batch.token_ids.device.type == "cpu"
+        host = self._padding.copy()
         host[self.POSITION, :count] = batch.first_positions
         host[self.WRITE_AT, :count] = write_at
         host[self.LENGTH, :count] = lengths
+        host[self.ADVANCE, :count] = 1
         if sources is not None:
             host[self.SOURCE, :count] = sources
-        if on_host:
-            host[self.TOKEN, :count] = batch.token_ids.numpy()
-
-        def send() -> None:
-            self.values.copy_(values, non_blocking=True)
-            if not on_host:
-                self.values[self.TOKEN, :count].copy_(batch.token_ids)
-
-        return send
-
-
-def _on_host(*shape: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-    """Memory that a copy to the device of `like` is only queued from: pinned. torch keeps it until the device has read
-    it, so the host may go on at once and prepare the next step in another."""
-    return torch.zeros(shape, dtype=dtype, pin_memory=like.device.type == "cuda")
+        unused = host[self.SOURCE, :count] >= 0
+        before = self._there[self.TOKEN, :count]
+        host[self.TOKEN, :count] = np.where(unused, before, batch.token_ids.numpy()) if knows_tokens else before
+        copies: list[Callable[[], object]] = []
+        if not np.array_equal(host, self._there):
+            values = on_host(*host.shape, dtype=torch.int64, device=self.values.device)
+            values.numpy()[:] = host
+            copies.append(lambda: self.values.copy_(values, non_blocking=True))
+        self._there = host
+        host[self.ADVANCED] += host[self.ADVANCE]
+        if not knows_tokens:
+            copies.append(lambda: self.values[self.TOKEN, :count].copy_(batch.token_ids))
+            host[self.TOKEN, :count] = self.UNKNOWN
+        return (lambda: [copy() for copy in copies]) if copies else None
 
 
 # -- steps -----------------------------------------------------------------------------------------------------------
@@ -279,8 +302,14 @@ class GraphedSteps:
     needed, or by `warm_up`. The first replay of each is compared with an eager step on the same buffers; where they
     differ, the graph is not used. check_every: compare again after so many replays (0: never), for developers of the
     recorded step. replayed: number of replays by rows of the graph. eager: number of eager steps by reason.
-    padding_rows: rows that were replayed for no sequence.
+    padding_rows: rows that were replayed for no sequence. sent: copies to the device for replays, "numbers" and
+    "tables".
+
+    Give batches on the host, `batches_on`: of one on the device the tokens cannot be compared, and are copied at each
+    step.
     """
+
+    batches_on = "cpu"
 
     def __init__(
         self, model: CausalModel, kv: StaticKV, largest: int, *, recorder: Recorder | None = None, check_every: int = 0
@@ -291,6 +320,9 @@ class GraphedSteps:
         self.replayed: Counter[int] = Counter()
         self.eager: Counter[str] = Counter()
         self.padding_rows = 0
+        self.sent: Counter[str] = Counter()
+        self._noted: list[int] = []  # tokens that `previous` begins with, as far as the host has seen them
+        self._best: torch.Tensor | None = None  # of the last step, where it was replayed
         self.previous = torch.zeros(largest, dtype=torch.int64, device=model.device)  # see `prepare`
         wide = torch.promote_types(model.dtype, torch.float32)
         self._logits = torch.zeros(largest, model.config.vocab_size, dtype=wide, device=model.device)
@@ -314,17 +346,28 @@ class GraphedSteps:
         return dict(self._failed)
 
     def __call__(self, batch: Batch, kv: Attends) -> torch.Tensor:
-        reason = self.why_eager(batch)
+        self._best, reason = None, self.why_eager(batch)
+        noted, self._noted = self._noted, []  # `previous` may be written before the next call
         if reason:
             self.eager[reason] += 1
-            return self.model(batch, kv)
+            return self.model(batch.to(self.model.device), kv)
         assert id(kv) == id(self.kv), "graphs are recorded over one kv"
-        logits = self.decode(batch).logits
-        return logits if batch.logit_rows is None else logits[batch.logit_rows]
+        decoded = self.decode(batch, _rows_of(noted, batch))
+        self._best = decoded.best
+        if batch.logit_rows is None:
+            return decoded.logits
+        return decoded.logits[moved([batch.logit_rows], self.model.device)[0]]
 
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
         self.eager["hidden states are wanted"] += 1
-        return self.model.hidden(batch, kv)
+        return self.model.hidden(batch.to(self.model.device), kv)
+
+    def note_best(self, tokens: Sequence[int]) -> None:
+        """The host has read the best tokens of the last call's first rows. Those that the next batch goes on with are
+        taken from the device, where they are, and not sent."""
+        if self._best is not None:
+            self.previous[: len(tokens)].copy_(self._best[: len(tokens)])
+            self._noted = list(tokens)
 
     def why_eager(self, batch: Batch) -> str:
         """Why this batch cannot be replayed; "" where it can. Records the graph that it needs."""
@@ -360,17 +403,21 @@ class GraphedSteps:
         write_at, lengths, tables = self.kv.begin_static(batch)
         send_numbers = graph.numbers.prepare(batch, write_at, lengths, sources)
         send_tables = self._tables.prepare(tables)
+        copies = {"numbers": send_numbers, "tables": send_tables}
+        self.sent.update(what for what, copy in copies.items() if copy is not None)
         graph.replays += 1
         self.replayed[size] += 1
         self.padding_rows += size - rows
         checks = graph.replays == 1 or (self.check_every and graph.replays % self.check_every == 0)
 
         def run() -> Decoded:
-            send_numbers()
-            send_tables()
+            for copy in copies.values():
+                if copy is not None:
+                    copy()
+            before = graph.numbers.values.clone() if checks else None
             outputs = self._step(*graph.buffers) if size in self._failed else graph.recorded.replay()
-            if checks:
-                outputs = self._checked(size, graph, outputs, rows)
+            if before is not None:
+                outputs = self._checked(size, graph, outputs, rows, before)
             return Decoded(*(output[:rows] for output in outputs))
 
         return run
@@ -395,9 +442,10 @@ class GraphedSteps:
     def _step(
         self, numbers: torch.Tensor, tables: torch.Tensor, previous: torch.Tensor, logits: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """What is recorded. numbers [5, rows], tables [rows, width], previous: the tokens of the step before
-        -> logits [rows, V], which are written where they were given, best [rows], top [rows]."""
-        token_ids, positions, write_at, lengths, source = numbers.unbind(0)
+        """What is recorded. numbers [6, rows], tables [rows, width], previous: the tokens of the step before
+        -> logits [rows, V], which are written where they were given, best [rows], top [rows].
+        The numbers are the next step's when it ends."""
+        token_ids, positions, write_at, lengths, source, advance = numbers.unbind(0)
         before = previous.index_select(0, source.clamp(min=0))
         token_ids = torch.where(source >= 0, before, token_ids)
         rows = len(token_ids)
@@ -411,11 +459,14 @@ class GraphedSteps:
         )
         attention = self.kv.static_attention(write_at, tables, lengths.to(torch.int32))
         logits.copy_(self.model(batch, attention))
+        numbers[StaticNumbers.ADVANCED].add_(advance)
         return logits, logits.argmax(dim=-1), logits.amax(dim=-1)
 
-    def _checked(self, size: int, graph: _Graph, outputs: Outputs, rows: int) -> Outputs:
-        """The replay's outputs, or the step's own where they differ. Running it again writes the same once more."""
+    def _checked(self, size: int, graph: _Graph, outputs: Outputs, rows: int, numbers: torch.Tensor) -> Outputs:
+        """The replay's outputs, or the step's own where they differ. Running it again on the same numbers writes the
+        same once more."""
         replayed = outputs[0][:rows].clone()
+        graph.numbers.values.copy_(numbers)
         with torch.no_grad():
             truth = self._step(*graph.buffers)
         expected = truth[0][:rows]

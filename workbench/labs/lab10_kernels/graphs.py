@@ -143,20 +143,17 @@ class _Work:
                 self.kv.fork(0, name)
         self.graphs = GraphedSteps(self.fast, self.kv, largest=batch)
 
-    def batch_at(self, step: int) -> Batch:
+    def batch_at(self, step: int, device: str) -> Batch:
         """One token for each text, `step` after the last one that is remembered."""
         token, at = self.text[-1], len(self.text) - 1 + step
         return Batch.of(
-            [[token]] * len(self.names),
-            sequences=self.names,
-            first_positions=[at] * len(self.names),
-            device=self.bench.device,
+            [[token]] * len(self.names), sequences=self.names, first_positions=[at] * len(self.names), device=device
         )
 
     def logits(self, start: str) -> torch.Tensor:
         """[B, V] after the whole text; everything as before when it returns."""
         with torch.inference_mode(start == "eager"), torch.no_grad():
-            one = self.batch_at(0)
+            one = self.batch_at(0, self._batches_on(start))
             found = self.fast(one, self.kv) if start == "eager" else self._replayed(one)
             found = found.float().clone()
         self.forget()
@@ -172,11 +169,15 @@ class _Work:
         """STEPS steps, one after the other, and nothing that waits for the device between them."""
         with torch.inference_mode(start == "eager"), torch.no_grad():
             for step in range(STEPS):
+                one = self.batch_at(step, self._batches_on(start))
                 if start == "eager":
-                    self.fast(self.batch_at(step), self.kv)
+                    self.fast(one, self.kv)
                 else:
-                    self.graphs.decode(self.batch_at(step))
+                    self.graphs.decode(one)
         self.forget()
+
+    def _batches_on(self, start: str) -> str:
+        return self.bench.device if start == "eager" else "cpu"
 
     def forget(self) -> None:
         for name in self.names:
