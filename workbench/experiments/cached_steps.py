@@ -10,7 +10,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Setting
 from workbench.experiments.inputs import dtype_of, next_logits, shape_of
-from workbench.instruments.costs import ARRANGEMENTS, predict, step_costs
+from workbench.instruments.costs import ARRANGEMENTS, predict, prepared_on, step_costs
 from workbench.kv.slots import stored_dtype
 from workbench.models.fast import FastDecoder, prepare
 
@@ -61,7 +61,7 @@ def predicted_step(
 ) -> tuple[StepCosts, Prediction]:
     """(StepCosts, Prediction) of one step that asks for the last row of every sequence."""
     dtype = dtype_of(model)
-    device = "cuda" if "float16" in ceilings.flop_per_s else "cpu"  # only a GPU's ceilings have it
+    device = "cuda" if ceilings.of_gpu else "cpu"
     costs = step_costs(
         shape_of(model),
         new_tokens=list(new_tokens),
@@ -70,7 +70,7 @@ def predicted_step(
         weight_bytes_per_element=dtype.itemsize,
         kv=kv,
         kv_bytes_per_element=stored_dtype(dtype, device).itemsize,
-        arrangement=arrangement,
+        arrangement=prepared_on(ceilings, shape_of(model)) if arrangement == "fast" else arrangement,
     )
     return costs, predict(costs, ceilings, dtype)
 

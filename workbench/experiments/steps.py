@@ -13,7 +13,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Setting
 from workbench.experiments.inputs import next_logits, shape_of, text_ids
-from workbench.instruments.costs import StepCosts, decode_costs, predict, prefill_costs
+from workbench.instruments.costs import StepCosts, decode_costs, predict, prefill_costs, prepared_on
 from workbench.kv import kv_for
 from workbench.models import prepare
 from workbench.models.batch import Batch
@@ -53,6 +53,7 @@ def decode_step(
         context=context,
         weight_bytes_per_element=DTYPES[weights].itemsize,
         kv_bytes_per_element=kv_element_bytes(ceilings, weights),
+        arrangement=prepared_on(ceilings, shape_of(model)),
     )
     return costs, predict(costs, ceilings, weights)
 
@@ -67,6 +68,7 @@ def prefill_step(
         prompt=prompt,
         weight_bytes_per_element=DTYPES[weights].itemsize,
         kv_bytes_per_element=kv_element_bytes(ceilings, weights),
+        arrangement=prepared_on(ceilings, shape_of(model)),
     )
     return costs, predict(costs, ceilings, weights)
 

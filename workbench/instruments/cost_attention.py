@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workbench.instruments.cost_memory import Memory
 from workbench.instruments.cost_operations import OperationCosts, times, together
@@ -17,15 +18,27 @@ from workbench.models.latent import absorbing_pays
 
 
 def attend_operations(
-    config: ModelConfig, new_tokens: Sequence[int], contexts: Sequence[int], memory: Memory, weight: float, wide: float
+    config: ModelConfig,
+    new_tokens: Sequence[int],
+    contexts: Sequence[int],
+    memory: Memory,
+    weight: float,
+    wide: float,
+    *,
+    by_kernel: bool = False,
 ) -> tuple[list[OperationCosts], int]:
-    """The operations of `kv.attend` in all layers, and the FLOPs of attention that computes the whole rectangle."""
+    """The operations of `kv.attend` in all layers, and the FLOPs of attention that computes the whole rectangle.
+
+    by_kernel: over blocks through our kernel, one launch a layer, and nothing is put or converted around it.
+    """
     alike = Counter((memory.look(config, i), config.kv_source(i) == i) for i in range(config.num_layers))
     found: dict[str, list[OperationCosts]] = {}
     rectangle = 0
     for (look, owns), layers in alike.items():
         one = _Layer(config, new_tokens, contexts, memory, look, owns, weight, wide)
         for operation in one.operations():
+            if by_kernel:
+                operation = replace(operation, launches=1, kernels=1)
             found.setdefault(operation.name, []).append(times(operation, layers))
         rectangle += layers * one.rectangle_flops
     return [together(same) for same in found.values()], rectangle

@@ -43,6 +43,7 @@ ORDER = (
     "residual",
     "logit rows",
     "head",
+    "recorded step",
 )
 
 

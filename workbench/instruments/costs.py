@@ -30,14 +30,17 @@ from collections.abc import Mapping, Sequence
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.instruments.cost_attention import attend_operations, causal_pairs
+from workbench.instruments.cost_kernels import KernelCounter, recorded_operation, why_no_kernels
 from workbench.instruments.cost_layers import ORDER, LayerCounter
 from workbench.instruments.cost_memory import COUNTED_KVS, Memory
 from workbench.instruments.cost_operations import BYTE_PARTS, PARTS, OperationCosts, StepCosts, with_rectangle
 from workbench.instruments.cost_prediction import Prediction, predict
 from workbench.instruments.cost_quantized import quantized_bytes_per_element
+from workbench.instruments.device import Ceilings
 from workbench.models.config import ModelConfig
 
-ARRANGEMENTS = ("plain", "fast")  # models.decoder.Decoder, models.fast.FastDecoder
+# models.decoder.Decoder; models.fast.FastDecoder with torch's operations, and with our kernels
+ARRANGEMENTS = ("plain", "fast", "kernels")
 
 
 def step_costs(
@@ -54,6 +57,7 @@ def step_costs(
     kv_settings: Mapping[str, object] | None = None,
     latent_form: str = "auto",
     arrangement: str = "plain",
+    recorded: bool = False,
 ) -> StepCosts:
     """Count one forward pass over B sequences.
 
@@ -69,7 +73,9 @@ def step_costs(
         sinks=, rewind= (window), format=, group= (quantized). latent_form: the form alone.
     kv_bytes_per_element: as stored; default that of the activations. Of a quantized kv, of the tokens that it keeps as
         they came; what its codes take follows from the format.
-    arrangement: "plain" (`Decoder`) or "fast" (`FastDecoder`): the same products, joined, and fewer launches.
+    arrangement: "plain" (`Decoder`) or "fast" (`FastDecoder`): the same products, joined, and fewer launches; "kernels"
+        (`FastDecoder` on a GPU): fewer still, and with kv "paged" one launch of attention a layer. See `prepared_on`.
+    recorded: with what a recorded step does beside the model (`models.graphs`).
     Raises WorkbenchError for numbers that do not fit together, shapes that are not counted, an unknown kv.
     """
     _check_counted(config)
@@ -81,14 +87,23 @@ def step_costs(
     memory = _memory(config, contexts, wide, kv, kv_bytes_per_element, kv_settings, latent_form)
     if linear_bytes_per_element is not None and not linear_bytes_per_element > 0:
         raise WorkbenchError(f"linear_bytes_per_element must be above 0, got {linear_bytes_per_element}")
-    count = LayerCounter(config, rows, weight_bytes_per_element, wide, linear_bytes_per_element)
-    attend, rectangle = attend_operations(config, new_tokens, contexts, memory, weight_bytes_per_element, wide)
+    elements = weight_bytes_per_element, wide, linear_bytes_per_element
+    by_kernel = arrangement == "kernels" and kv == "paged"
+    count = (
+        KernelCounter(config, rows, *elements, paged=by_kernel)
+        if arrangement == "kernels"
+        else LayerCounter(config, rows, *elements)
+    )
+    attend, rectangle = attend_operations(
+        config, new_tokens, contexts, memory, weight_bytes_per_element, wide, by_kernel=by_kernel
+    )
     operations = [
         *count.start(arrangement),
         *count.around_attention(arrangement),
         *attend,
         *count.feed_forward(arrangement),
         *count.end(logit_rows, arrangement),
+        *([recorded_operation(config, logit_rows, wide)] if recorded else []),
     ]
     return _in_order(operations, rectangle, rows)
 
@@ -115,8 +130,8 @@ def attention_costs(
     """
     _check_fields(config)
     rows, wide = _check_step(new_tokens, contexts, weight_bytes_per_element, activation_bytes_per_element)
-    if arrangement not in ARRANGEMENTS:
-        raise unknown("arrangement", arrangement, ARRANGEMENTS)
+    if arrangement not in ARRANGEMENTS[:2]:
+        raise unknown("arrangement", arrangement, ARRANGEMENTS[:2])
     memory = _memory(config, contexts, wide, kv, kv_bytes_per_element, kv_settings, latent_form)
     operations, rectangle = attend_operations(config, new_tokens, contexts, memory, weight_bytes_per_element, wide)
     if projections:
@@ -127,6 +142,12 @@ def attention_costs(
 
 def _in_order(operations: list[OperationCosts], rectangle: int, rows: int) -> StepCosts:
     return StepCosts(tuple(sorted(operations, key=lambda o: ORDER.index(o.name))), rectangle, rows)
+
+
+def prepared_on(ceilings: Ceilings, config: ModelConfig) -> str:
+    """The arrangement of a prepared model on a machine with these ceilings: "kernels" on a GPU, where the shape has
+    them, else "fast"."""
+    return "kernels" if ceilings.of_gpu and not why_no_kernels(config) else "fast"
 
 
 def decode_costs(
@@ -330,6 +351,7 @@ __all__ = [
     "largest_batch",
     "predict",
     "prefill_costs",
+    "prepared_on",
     "quantized_bytes_per_element",
     "step_costs",
     "weights_read",

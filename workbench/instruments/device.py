@@ -175,6 +175,11 @@ class Ceilings:
                 raise WorkbenchError(f"ceilings of {self.name} must be above 0, got {value!r}")
 
     @property
+    def of_gpu(self) -> bool:
+        """Only a GPU's ceilings have float16."""
+        return "float16" in self.flop_per_s
+
+    @property
     def steady(self) -> bool:
         """False when the runs differed so much that something else was using the machine meanwhile."""
         return all(median >= 0.75 * p90 for _, median, p90 in self.spread.values())

@@ -27,7 +27,7 @@ from workbench.instruments.cost_attention import causal_pairs, keys_seen
 from workbench.instruments.cost_memory import Memory
 from workbench.instruments.cost_operations import OperationCosts, StepCosts
 from workbench.instruments.cost_prediction import predict
-from workbench.instruments.costs import kv_bytes, step_costs
+from workbench.instruments.costs import kv_bytes, prepared_on, step_costs
 from workbench.instruments.device import Ceilings
 from workbench.models.config import ModelConfig
 from workbench.serving.results import StepReport
@@ -177,12 +177,7 @@ class StepSeconds:
 
     def _step(self, sizes: list[int], logit_rows: int) -> StepCosts:
         return step_costs(
-            self.config,
-            new_tokens=sizes,
-            contexts=[0] * len(sizes),
-            logit_rows=logit_rows,
-            kv="contiguous",
-            **self._counted,
+            self.config, new_tokens=sizes, contexts=[0] * len(sizes), logit_rows=logit_rows, kv="paged", **self._counted
         )
 
     def _with(
@@ -223,17 +218,17 @@ def step_seconds(
     weight_bytes_per_element: float,
     linear_bytes_per_element: float | None = None,
     kv_bytes_per_element: float | None = None,
-    arrangement: str = "fast",
+    arrangement: str | None = None,
     calibration: Calibration | None = None,
     host_bytes_per_s: float | None = None,
 ) -> StepSeconds:
     """The step time of a model of this shape on this machine, for `simulate.Twin`.
 
-    dtype and …_bytes_per_element, arrangement: as for `predict` and `step_costs`. Keys and values are counted as kv
-    "contiguous" does; that they lie in blocks costs nothing where attention reads through the table, and is in the
-    calibration where they are gathered first. calibration: default none. host_bytes_per_s: between device and host, for
-    swapped texts. Raises WorkbenchError for shapes that are not counted: experts, and latent attention, which is not
-    linear in this way.
+    dtype and …_bytes_per_element, arrangement: as for `predict` and `step_costs`; default as a prepared model is
+    arranged on this machine. Keys and values are counted as kv "paged" does; that they lie in blocks costs nothing
+    where attention reads through the table, and is in the calibration where they are gathered first. calibration:
+    default none. host_bytes_per_s: between device and host, for swapped texts. Raises WorkbenchError for shapes that
+    are not counted: experts, and latent attention, which is not linear in this way.
     """
     if config.latent_attention is not None:
         raise WorkbenchError(
@@ -246,7 +241,7 @@ def step_seconds(
         "weight_bytes_per_element": weight_bytes_per_element,
         "linear_bytes_per_element": linear_bytes_per_element,
         "kv_bytes_per_element": kv_bytes_per_element,
-        "arrangement": arrangement,
+        "arrangement": prepared_on(ceilings, config) if arrangement is None else arrangement,
     }
     made = StepSeconds(config, ceilings, dtype, calibration or Calibration(), host_bytes_per_s, counted)
     made.counted_s(StepShape((1,), (0,), 1))  # what does not fit together is refused here

@@ -16,7 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments import experiment, run_experiment
 from workbench.experiments import steps as steps_module
 from workbench.experiments.inputs import shape_of
-from workbench.instruments.costs import decode_costs, predict
+from workbench.instruments.costs import decode_costs, predict, prepared_on
 from workbench.instruments.device import PUBLISHED, Ceilings
 from workbench.kv import Contiguous
 from workbench.labs.lab02_where_time_goes import batch_sweep, compile_step, launch, phases, price
@@ -288,7 +288,12 @@ def test_a_sweep_counts_each_batch_and_agrees_with_its_prediction(tiny_model, be
     for m in found:
         batch = m.settings["batch"]
         costs = decode_costs(
-            tiny_model.config, batch=batch, context=16, weight_bytes_per_element=4, kv_bytes_per_element=4
+            tiny_model.config,
+            batch=batch,
+            context=16,
+            weight_bytes_per_element=4,
+            kv_bytes_per_element=4,
+            arrangement=prepared_on(bench.ceilings(), tiny_model.config),
         )
         assert m.counts["rows"] == batch and m.counts["flops"] == costs.flops
         assert m.predicted == predict(costs, bench.ceilings(), "float32").seconds
@@ -384,7 +389,7 @@ def test_halving_the_bytes_is_timed_in_pairs(bench):
 def test_a_small_model_is_launch_bound_on_a_fast_card_and_a_large_one_is_not():
     found = launch.predict_launch(PUBLISHED["h200"], largest="random-110m", context=64)
     assert [x for x, _, _ in found[:3]] == [918_144, 11_015_040, 109_529_856] == [x for x, _, _ in found[3:]]
-    assert {limit for _, _, limit in found} == {"launch"}
+    assert [limit for _, _, limit in found] == ["launch", "launch", "bandwidth", "launch", "launch", "launch"]
     _, eight = steps_module.decode_step(PUBLISHED["h200"], "llama-3.1-8b", batch=1, context=64, weights="bfloat16")
     assert eight.limit == "bandwidth"
 

@@ -406,7 +406,7 @@ def test_the_stepper_tells_every_request_at_the_step_shown(make):
 
 # -- serving.load ------------------------------------------------------------------------------------------------------
 
-LOAD = {"load": "ragged", "requests": 80, "max_running": 8, "token_budget": 512, "shape": "stdlib-1m"}
+LOAD = {"load": "ragged", "requests": 80, "max_running": 8, "token_budget": 512, "shape": "llama-3.2-1b"}
 
 
 @pytest.fixture(scope="module")
@@ -430,7 +430,7 @@ def test_a_load_curve_has_both_batchings_at_the_same_rates_and_littles_law_at_ea
 def test_beyond_what_it_can_do_latency_grows_and_static_batching_does_less(curve):
     found = {how: [m for m in curve if m.settings["batching"] == how] for how in loading.BATCHING}
     for made in found.values():
-        assert made[-1].counts["latency_mean_s"] > 2 * made[0].counts["latency_mean_s"]
+        assert made[-1].counts["latency_mean_s"] > 1.5 * made[0].counts["latency_mean_s"]
     done = {how: max(m.counts["done_per_s"] for m in made) for how, made in found.items()}
     assert done["continuous"] > 1.2 * done["static"]
     assert all(m.counts["padding_share"] == 0 for m in found["continuous"])

@@ -23,7 +23,7 @@ from workbench.experiments.steps import (
     kv_element_bytes,
     powers_of_two,
 )
-from workbench.instruments.costs import decode_costs, kv_bytes, largest_batch, predict, step_costs
+from workbench.instruments.costs import decode_costs, kv_bytes, largest_batch, predict, prepared_on, step_costs
 from workbench.instruments.memory import available_bytes
 from workbench.labs.lab02_where_time_goes.roofline import MULTIPLYING
 
@@ -66,7 +66,7 @@ def products_compute_bound(ceilings: Ceilings, shape: ModelConfig, rows: int, we
         contexts=[0],
         logit_rows=rows,
         weight_bytes_per_element=DTYPES[weights].itemsize,
-        arrangement="fast",
+        arrangement=prepared_on(ceilings, shape),
     )
     multiplies = {o.name for o in costs.operations if o.part in MULTIPLYING and o.name != "attention"}
     spent = [(s, limit) for name, s, limit in predict(costs, ceilings, weights).operations if name in multiplies]
@@ -77,7 +77,7 @@ def knee_of(ceilings: Ceilings, shape: ModelConfig, *, context: int, weights: st
     """The knee of decode steps at this context on a machine of these ceilings and this memory."""
     wide, stored = DTYPES[weights].itemsize, kv_element_bytes(ceilings, weights)
     elements: dict[str, Any] = {"weight_bytes_per_element": wide, "kv_bytes_per_element": stored}
-    one = decode_costs(shape, batch=1, context=context, **elements)
+    one = decode_costs(shape, batch=1, context=context, arrangement=prepared_on(ceilings, shape), **elements)
     matrices = sum(o.weight_bytes for o in one.operations if o.part in MULTIPLYING)
     cache = kv_bytes(shape, context + 1, stored)
     read, rate = ceilings.read_bytes_per_s, ceilings.flop_per_s[weights]

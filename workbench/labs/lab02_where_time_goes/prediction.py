@@ -11,7 +11,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import plain, shape_of
-from workbench.instruments.costs import StepCosts, decode_costs, predict
+from workbench.instruments.costs import StepCosts, decode_costs, predict, prepared_on
 from workbench.instruments.device import measure_ceilings
 from workbench.instruments.memory import require_bytes
 from workbench.kv import kv_for, stored_dtype
@@ -44,6 +44,7 @@ def step_prediction(
         context=context,
         weight_bytes_per_element=kind.itemsize,
         kv_bytes_per_element=stored_dtype(kind, device).itemsize,
+        arrangement=prepared_on(ceilings, shape_of(model)),
     )
     return costs, predict(costs, ceilings, dtype)
 

@@ -29,6 +29,7 @@ from workbench.instruments.costs import (
     largest_batch,
     predict,
     prefill_costs,
+    prepared_on,
 )
 from workbench.instruments.memory import available_bytes
 from workbench.models.checkpoints import zoo_names
@@ -92,13 +93,14 @@ def quote(
 ) -> Quote:
     """Predicted from the shape alone: prefill one prompt at a time, decode `batch` sequences in each step."""
     elements: dict[str, Any] = {"weight_bytes_per_element": weight_bytes, "kv_bytes_per_element": cache_bytes}
-    kv = "contiguous" if shape.latent_attention is None else "latent"
+    arranged = {"kv": "contiguous" if shape.latent_attention is None else "latent"}
+    arranged["arrangement"] = prepared_on(ceilings, shape)
     middle = prompt_tokens + output_tokens // 2
     first = predict(
-        prefill_costs(shape, batch=1, prompt=prompt_tokens, kv=kv, **elements), ceilings, arithmetic(weight_bytes)
+        prefill_costs(shape, batch=1, prompt=prompt_tokens, **arranged, **elements), ceilings, arithmetic(weight_bytes)
     )
     step = predict(
-        decode_costs(shape, batch=batch, context=middle, kv=kv, **elements), ceilings, arithmetic(weight_bytes)
+        decode_costs(shape, batch=batch, context=middle, **arranged, **elements), ceilings, arithmetic(weight_bytes)
     )
     tokens = prompt_tokens + output_tokens
     prices = priced(first.seconds / prompt_tokens, step.seconds / batch, dollars_per_hour)

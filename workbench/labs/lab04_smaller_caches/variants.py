@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.cached_steps import ARRANGEMENT, rounding, same_token, step_counts
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import shape_of, text_ids, whole_text
-from workbench.instruments.costs import predict, step_costs
+from workbench.instruments.costs import predict, prepared_on, step_costs
 from workbench.instruments.memory import require_bytes
 from workbench.kv import kv_for, make_kv, stored_dtype
 from workbench.labs.lab04_smaller_caches.inputs import StoringKV, reserved_bytes_for
@@ -141,16 +141,16 @@ def predicted_way(
 ) -> tuple[StepCosts, Prediction]:
     """(StepCosts, Prediction) of one new token after `context` others."""
     dtype = dtype_of_size(size)
-    device = "cuda" if "float16" in ceilings.flop_per_s else "cpu"  # only a GPU's ceilings have it
+    device, config = "cuda" if ceilings.of_gpu else "cpu", variant_config(size, way.variant)
     costs = step_costs(
-        variant_config(size, way.variant),
+        config,
         new_tokens=[1],
         contexts=[context],
         logit_rows=1,
         weight_bytes_per_element=dtype.itemsize,
         kv=way.kv,
         kv_bytes_per_element=stored_dtype(dtype, device).itemsize,
-        arrangement=arrangement,
+        arrangement=prepared_on(ceilings, config) if arrangement == "fast" else arrangement,
         kv_settings=way.settings,
     )
     return costs, predict(costs, ceilings, dtype)

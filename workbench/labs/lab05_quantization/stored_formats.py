@@ -15,7 +15,7 @@ from workbench.experiments.cached_steps import rounding, same_token
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import MODEL, next_logits, plain, shape_of, text_ids
 from workbench.experiments.steps import CONTEXTS, fits_context, kv_element_bytes, loaded
-from workbench.instruments.costs import decode_costs, predict
+from workbench.instruments.costs import decode_costs, predict, prepared_on
 from workbench.instruments.memory import require_bytes
 from workbench.kv import kv_for
 from workbench.labs.lab02_where_time_goes.compile_step import why_no_compiler
@@ -106,6 +106,7 @@ def predicted_step(
         weight_bytes_per_element=getattr(torch, dtype).itemsize,
         linear_bytes_per_element=linear_bytes(config, format, group) / weights,
         kv_bytes_per_element=kv_element_bytes(ceilings, dtype),
+        arrangement="fast" if arrangement == "compiled" else prepared_on(ceilings, config),
     )
     if arrangement == "compiled":
         costs = replace(costs, operations=tuple(replace(o, launches=0, kernels=0) for o in costs.operations))

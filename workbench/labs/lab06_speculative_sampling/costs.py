@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from workbench.errors import WorkbenchError
 from workbench.experiments.inputs import dtype_of, shape_of
 from workbench.experiments.steps import kv_element_bytes
-from workbench.instruments.costs import predict, step_costs
+from workbench.instruments.costs import predict, prepared_on, step_costs
 from workbench.kv import Contiguous
 from workbench.labs.lab06_speculative_sampling.inputs import distribution_for, sequence_of, speculator_for
 from workbench.models.fast import Model
@@ -37,7 +37,7 @@ def predicted_pass(ceilings: Ceilings, model: str | Model, *, rows: int, context
         weight_bytes_per_element=dtype.itemsize,
         kv_bytes_per_element=kv_element_bytes(ceilings, str(dtype).removeprefix("torch.")),
         kv="contiguous",
-        arrangement="fast",
+        arrangement=prepared_on(ceilings, shape_of(model)),
     )
     return predict(costs, ceilings, dtype)
 

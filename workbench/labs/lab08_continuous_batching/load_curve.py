@@ -28,6 +28,7 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.2, 1.5)  # of what the server can do
 SINGLE = tuple(name for name, one in WORKLOADS.items() if one.turns is None)
 BOTH = "both"
 BLOCK = 16
+FASTEST = 10_000  # requests a second that a workload can have arrive: a small model on a GPU does more
 GROUPS = 12  # so many times max_running requests tell what the server can do
 
 
@@ -72,7 +73,7 @@ def run_load(
 
     bench.report("what the server can do")
     at_once, _ = serve(replace(chosen, gaps=AtOnce()).draw(GROUPS * max_running, seed=seed), BATCHING[0])
-    capacity = summarize(at_once).requests_per_s
+    capacity = min(summarize(at_once).requests_per_s, FASTEST / max(SHARES))
     kinds = BATCHING if batching == BOTH else (batching,)
     for number, share in enumerate(SHARES):
         arrivals = chosen.at_rate(share * capacity).draw(requests, seed=seed)

@@ -15,7 +15,7 @@ from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import MODEL, dtype_of, plain, shape_of
 from workbench.experiments.steps import kv_element_bytes
 from workbench.generation import generate
-from workbench.instruments.costs import predict, step_costs
+from workbench.instruments.costs import predict, prepared_on, step_costs
 from workbench.kv.blocks import BlockTables
 from workbench.labs.lab08_continuous_batching.inputs import (
     BLOCK_SIZE,
@@ -107,8 +107,8 @@ def predicted_seconds(
             logit_rows=len(frame.written),
             weight_bytes_per_element=dtype.itemsize,
             kv_bytes_per_element=kv_element_bytes(ceilings, str(dtype).removeprefix("torch.")),
-            kv="contiguous",
-            arrangement="fast",
+            kv="paged",
+            arrangement=prepared_on(ceilings, shape),
         )
         one = predict(costs, ceilings, dtype)
         total += one.seconds

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.decoding.sequence import Finished, Request
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import MODEL, dtype_of, plain, shape_of
-from workbench.instruments.costs import decode_costs, predict
+from workbench.instruments.costs import decode_costs, predict, prepared_on
 from workbench.instruments.timing import exclusive
 from workbench.serving.arrivals import Arrival, prompt_ids
 from workbench.serving.engine import Engine
@@ -58,7 +58,12 @@ def predict_twin(ceilings: Ceilings, *, model, max_running: int, longest: int, *
     found = []
     for texts in sorted({1, max_running // 2 or 1, max_running}):
         costs = decode_costs(
-            shape_of(model), batch=texts, context=longest // 2, weight_bytes_per_element=dtype_of(model).itemsize
+            shape_of(model),
+            batch=texts,
+            context=longest // 2,
+            weight_bytes_per_element=dtype_of(model).itemsize,
+            kv="paged",
+            arrangement=prepared_on(ceilings, shape_of(model)),
         )
         one = predict(costs, ceilings, dtype_of(model))
         found.append((texts, one.seconds, one.limit))

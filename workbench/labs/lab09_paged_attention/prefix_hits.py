@@ -15,7 +15,7 @@ from workbench.experiments.cached_steps import parts_at_a_tie
 from workbench.experiments.contract import Experiment, Setting, no_times
 from workbench.experiments.inputs import MODEL, dtype_of, plain, shape_of
 from workbench.instruments.cost_prediction import predict
-from workbench.instruments.costs import step_costs
+from workbench.instruments.costs import prepared_on, step_costs
 from workbench.kv.blocks import BlockTables
 from workbench.kv.prefix import PREFIX_INDEXES, prefix_index
 from workbench.models.decoder import Decoder
@@ -309,8 +309,8 @@ def _prefill_s(ceilings: Ceilings, model: str | Model, rows: int, known: int) ->
         contexts=[known],
         logit_rows=1,
         weight_bytes_per_element=dtype.itemsize,
-        kv="contiguous",
-        arrangement="fast",
+        kv="paged",
+        arrangement=prepared_on(ceilings, shape_of(model)),
     )
     return predict(costs, ceilings, dtype).seconds
 

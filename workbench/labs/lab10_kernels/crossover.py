@@ -18,7 +18,7 @@ import torch
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import shape_of
 from workbench.experiments.steps import CONTEXTS, DTYPES, WEIGHTS, Sequences, kv_element_bytes
-from workbench.instruments.costs import StepCosts, decode_costs, predict
+from workbench.instruments.costs import StepCosts, decode_costs, predict, prepared_on
 from workbench.instruments.device import PUBLISHED
 from workbench.models import prepare
 from workbench.models.fast import Model
@@ -83,7 +83,7 @@ def step_of(
         context=context,
         weight_bytes_per_element=DTYPES[weights].itemsize,
         kv_bytes_per_element=kv_element_bytes(ceilings, weights),
-        arrangement=arrangement,
+        arrangement=prepared_on(ceilings, shape_of(model)) if arrangement == "fast" else arrangement,
     )
     if launch_s is not None:
         ceilings = dataclasses.replace(ceilings, launch_s=launch_s, kernel_launch_s={})

@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import next_logits, plain, shape_of, text_ids
 from workbench.experiments.steps import CONTEXTS, agrees, fits_context
-from workbench.instruments.costs import StepCosts, decode_costs, predict
+from workbench.instruments.costs import StepCosts, decode_costs, predict, prepared_on
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.memory import require_bytes
 from workbench.kv.paged_static import StaticPaged
@@ -77,9 +77,10 @@ def predicted_step(
         context=context,
         weight_bytes_per_element=size,
         linear_bytes_per_element=size if bits is None else linear_bytes(config, format, group_for(config)) / weights,
-        kv_bytes_per_element=(
-            2 if "float16" in ceilings.flop_per_s else stored_dtype(getattr(torch, dtype), "cpu").itemsize
-        ),
+        kv_bytes_per_element=2 if ceilings.of_gpu else stored_dtype(getattr(torch, dtype), "cpu").itemsize,
+        kv="paged",
+        arrangement=prepared_on(ceilings, config),
+        recorded=ceilings.of_gpu,
     )
     if launch_s is not None:
         ceilings = dataclasses.replace(ceilings, launch_s=launch_s, kernel_launch_s={})
