@@ -58,7 +58,7 @@ import triton.language as tl
 
 from workbench.errors import is_whole
 from workbench.kernels import alone, launch, swiglu, tuning
-from workbench.kernels.arrivals import check_arrivals, enough, is_last
+from workbench.kernels.arrivals import check_arrivals, counters, enough, is_last
 from workbench.kernels.launch import wait_for_inputs
 from workbench.kernels.norm import rms_norm_reference
 from workbench.kernels.swiglu import activated
@@ -814,13 +814,16 @@ def matvec_work(
     splits: int | None = None,
     *,
     version: int = 3,
+    merges: bool = False,
 ) -> launch.Work:
-    """Weight, x and bias read once, y written once. launches: of this version with these splits, on x's device."""
+    """Weight, x and bias read once, y written once. launches: of this version with these splits, on x's device; merges:
+    with arrivals, so that no launch adds the parts up."""
     (rows, in_features), out_features = x.shape, weight.shape[0]
     read = sum(one.numel() * one.element_size() for one in (x, weight, bias) if one is not None)
     flops = 2 * rows * out_features * in_features + (0 if bias is None else rows * out_features)
     config = chosen(rows, out_features, in_features, x.dtype, x.device, version)
     count = launches_of(rows, out_features, in_features, config, splits, x.dtype, x.device, version)
+    count = min(count, 1) if merges else count
     return launch.Work(read, rows * out_features * x.element_size(), flops, count)
 
 
@@ -884,13 +887,14 @@ def chosen(
 def tune_matvec(
     x: torch.Tensor, weight: torch.Tensor, *, version: int = 3, budget_s: float = 5.0, repeats: int = 5
 ) -> Config:
-    """Time the candidates for tensors like these and keep the fastest in this device's table."""
-    key = key_of(x.shape[0], weight.shape[0], weight.shape[1], x.dtype, version)
+    """Time the candidates for tensors like these, as the engine calls them, and keep the fastest in this device's
+    table."""
+    key, arrivals = key_of(x.shape[0], weight.shape[0], weight.shape[1], x.dtype, version), counters(x.device)
     return tuning.tune(
         "matvec",
         key,
         candidates(x.shape[0], x.shape[1], x.dtype, version),
-        lambda config: matvec(x, weight, version=version, config=config),
+        lambda config: matvec(x, weight, version=version, config=config, arrivals=arrivals),
         x.device,
         budget_s=budget_s,
         repeats=repeats,

@@ -39,6 +39,7 @@ Tiles, of one sequence and the query heads of a key-value head g, in blocks of 4
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ import triton.language as tl
 
 from workbench.errors import is_whole
 from workbench.kernels import alone, launch, tuning
-from workbench.kernels.arrivals import check_arrivals, enough
+from workbench.kernels.arrivals import check_arrivals, counters, enough
 from workbench.kernels.flash_attention import (
     LOG2_E,
     attend_reference,
@@ -394,11 +395,11 @@ def tune_paged_decode(
 ) -> tuning.Config:
     """Measure on such a call, and keep the fastest for all of its head size, group and dtype."""
     size = max(padded(q.shape[-1]), padded(v.shape[-1]))
-    key = size, rows_of(q.shape[1] // k.shape[1]), q.dtype
+    key, arrivals = (size, rows_of(q.shape[1] // k.shape[1]), q.dtype), counters(q.device, q.shape[0] * q.shape[1])
 
     def run(config: tuning.Config) -> None:
         look: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "splits": splits}
-        paged_decode(q, k, v, tables, lengths, block_size=block_size, **look, config=config)
+        paged_decode(q, k, v, tables, lengths, block_size=block_size, **look, config=config, arrivals=arrivals)
 
     return tuning.tune("paged_decode", key, candidates(size, q.dtype, paged=True), run, q.device, budget_s=budget_s)
 
@@ -448,14 +449,16 @@ def paged_decode_work(
     splits: int | None = None,
     window: int | None = None,
     sinks: int = 0,
+    merges: bool = False,
 ) -> Work:
     """Reads the lengths: not for a timed region. Keys that are seen count once; what splits pass on to `merge` does
-    not."""
+    not. merges: with arrivals, so that `merge` is no launch."""
     if splits is None:
         splits = default_splits(q, k, v, tables, block_size, window, sinks)
     texts = lengths.tolist()
     blocks = sum(seen_blocks(length, block_size, window, sinks) for length in texts)
-    return decode_work(q, v.shape[-1], k.shape[1], texts, window, sinks, splits, blocks)
+    work = decode_work(q, v.shape[-1], k.shape[1], texts, window, sinks, splits, blocks)
+    return replace(work, launches=min(work.launches, 1)) if merges else work
 
 
 def seen_blocks(length: int, block_size: int, window: int | None, sinks: int, queries: int = 1) -> int:

@@ -276,7 +276,7 @@ def test_every_kernel_has_a_case_that_is_held_to_float64(name):
     inputs = one.make(cases.Maker("cpu", dtype, 5), one.sizes[TINY])
     apart, launches = cases.verified(one, inputs, dtype)
     assert apart < 4e-3 and launches == one.work(inputs).launches
-    wrong = dataclasses.replace(one, run=lambda i: 2 * one.run(i) + 1)
+    wrong = dataclasses.replace(one, run=lambda i: tuple(2 * part + 1 for part in cases.parts(one.run(i))))
     with pytest.raises(WorkbenchError, match=f"{name} differs"):
         cases.verified(wrong, inputs, dtype)
 
@@ -287,16 +287,14 @@ def test_what_torch_does_beside_a_kernel_is_the_same_operation(name):
     """But where it is not quantized: there it is another matrix of the same size."""
     one = case(name)
     inputs = one.make(cases.Maker("cpu", torch.float32, 6), one.sizes[TINY])
-    beside = one.torch(inputs)
-    beside = torch.stack(beside) if isinstance(beside, tuple) else beside
-    truth = one.truth(cases.wide(inputs))
-    if "dense" in inputs:
-        assert beside.shape == truth.shape
-        return
-    if beside.shape != truth.shape:  # [B, H, n, D] for [B·n, H, D]
-        beside = beside.transpose(1, 2).reshape(truth.shape)
-    apart = float((beside.double() - truth).abs().max() / truth.abs().max())
-    assert apart <= 1e-4
+    for beside, truth in zip(cases.parts(one.torch(inputs)), cases.parts(one.truth(cases.wide(inputs))), strict=True):
+        if "dense" in inputs:
+            assert beside.shape == truth.shape
+            continue
+        if beside.shape != truth.shape:  # [B, H, n, D] for [B·n, H, D]
+            beside = beside.transpose(1, 2).reshape(truth.shape)
+        apart = float((beside.double() - truth).abs().max() / truth.abs().max())
+        assert apart <= 1e-4
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -392,7 +390,7 @@ def test_fewer_bytes_make_starting_weigh_more():
     for format in graphs.STORED:
         steps = graphs.on_card("h200", "llama-3.1-8b", format, context=512, eager_launch_us=10.0)
         gains.append(steps["eager"][0][1] / steps["graph"][0][1])
-    assert gains == sorted(gains) and gains[0] > 1.5
+    assert gains == sorted(gains) and gains[0] > 1.2, "of 204 launches; arranged for a CPU it would be 777"
 
 
 def test_a_step_is_replayed_and_held_to_its_oracle_without_a_gpu(runs):

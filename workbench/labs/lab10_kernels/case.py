@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from workbench.kernels.launch import Work
 
 Inputs = dict[str, Any]
+Outputs = torch.Tensor | tuple[torch.Tensor, ...]  # as the kernel gives them: nothing is joined while it is timed
 Sizes = dict[str, int]
 TUNING_S = 6.0  # of one kernel
 TINY, HERE, FULL = "tiny", "here", "full"  # for the interpreter, for PyTorch on a CPU, for a GPU
@@ -53,6 +54,14 @@ class Maker:
     def same(self, number: int, count: int) -> torch.Tensor:
         return torch.full((count,), number, dtype=torch.int32, device=self.device)
 
+    def seen(self, new: int, tokens: int) -> torch.Tensor:
+        """[new, tokens] which tokens each of the last `new` sees."""
+        return torch.ones(new, tokens, dtype=torch.bool, device=self.device).tril(tokens - new)
+
+    def counters(self, results: int) -> torch.Tensor:
+        """With which the last program of a result puts its parts together, as in the engine."""
+        return torch.zeros(results, dtype=torch.int32, device=self.device)
+
     def starts(self, texts: int, each: int) -> torch.Tensor:
         return torch.arange(0, texts * each + 1, each, dtype=torch.int32, device=self.device)
 
@@ -67,15 +76,16 @@ class Case:
     """One kernel at work.
 
     make(maker, sizes) -> inputs; run(inputs) -> outputs; truth(inputs in float64) -> outputs; work(inputs) -> Work;
-    torch(inputs) -> what PyTorch does for it, named by torch_name. chosen: outputs are tokens, which must be the same
+    torch(inputs) -> what PyTorch does for it, named by torch_name. `run` and `torch` are timed: what they need is made
+    by `make`, and what they give is compared as it is. chosen: outputs are tokens, which must be the same
     but for those that lie within rounding, one in a hundred at most. words(sizes): the size, for people. tune(inputs):
     time the kernel's block sizes for such a call, and keep the best for this device; None where there is one size only.
     """
 
     kernel: str
     make: Callable[[Maker, Sizes], Inputs]
-    run: Callable[[Inputs], torch.Tensor]
-    truth: Callable[[Inputs], torch.Tensor]
+    run: Callable[[Inputs], Outputs]
+    truth: Callable[[Inputs], Outputs]
     work: Callable[[Inputs], Work]
     torch: Callable[[Inputs], object]
     torch_name: str

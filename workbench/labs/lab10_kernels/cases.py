@@ -11,7 +11,19 @@ import torch
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.labs.lab10_kernels import cases_attention, cases_rows
-from workbench.labs.lab10_kernels.case import FULL, HERE, TINY, Case, Inputs, Maker, Sizes, bound, wide, work_of
+from workbench.labs.lab10_kernels.case import (
+    FULL,
+    HERE,
+    TINY,
+    Case,
+    Inputs,
+    Maker,
+    Outputs,
+    Sizes,
+    bound,
+    wide,
+    work_of,
+)
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
@@ -37,14 +49,25 @@ def compiles(device: str) -> bool:
     return device.startswith("cuda") and not launch.INTERPRETED and not launch.why_not(device)
 
 
-def difference(one: Case, inputs: Inputs, outputs: torch.Tensor) -> float:
-    """How far from the truth in float64: of the largest output, or of tokens the share that are others."""
-    truth = one.truth(wide(inputs))
-    if truth.shape != outputs.shape:
-        raise WorkbenchError(f"{one.kernel} gives {list(outputs.shape)} where the definition gives {list(truth.shape)}")
+def difference(one: Case, inputs: Inputs, outputs: Outputs) -> float:
+    """How far from the truth in float64: of the largest output, or of tokens the share that are others. Of several
+    outputs that of the one that is farthest."""
+    given, truths = parts(outputs), parts(one.truth(wide(inputs)))
+    shapes, wanted = ([list(part.shape) for part in several] for several in (given, truths))
+    if shapes != wanted:
+        raise WorkbenchError(f"{one.kernel} gives {shapes} where the definition gives {wanted}")
+    return max(_apart(one, part, truth) for part, truth in zip(given, truths))
+
+
+def parts(outputs: Outputs) -> tuple[torch.Tensor, ...]:
+    """All outputs of a kernel, of one as well."""
+    return (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+
+
+def _apart(one: Case, given: torch.Tensor, truth: torch.Tensor) -> float:
     if one.chosen:
-        return float((outputs != truth).double().mean())
-    return float((outputs.double() - truth.double()).abs().max() / truth.double().abs().max())
+        return float((given != truth).double().mean())
+    return float((given.double() - truth.double()).abs().max() / truth.double().abs().max())
 
 
 def verified(one: Case, inputs: Inputs, dtype: torch.dtype) -> tuple[float, int]:
@@ -209,6 +232,7 @@ __all__ = [
     "bound",
     "case",
     "compiles",
+    "parts",
     "rounds",
     "run_case",
     "wide",

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from workbench.labs.lab10_kernels.case import FULL, HERE, TINY, Case, Inputs, Maker, Sizes, bounded, module
 
+COUNTERS = 1 << 14  # as `kv.paged_triton` has them
 DECODE_SIZES = {
     TINY: {"texts": 2, "tokens": 70, "heads": 4, "kv_heads": 2, "d": 32, "block": 16},
     HERE: {"texts": 8, "tokens": 512, "heads": 32, "kv_heads": 8, "d": 128, "block": 16},
@@ -109,42 +110,45 @@ def _flash_decode() -> Case:
 def _paged_inputs(t: Maker, s: Sizes) -> Inputs:
     blocks = -(-s["tokens"] // s["block"])
     k, v = _kv(t, s, s["texts"] * blocks * s["block"])
+    tables = t.tables(s["texts"], blocks)
     return {
         "k": k,
         "v": v,
-        "tables": t.tables(s["texts"], blocks),
+        "tables": tables,
         "lengths": t.same(s["tokens"], s["texts"]),
         "block_size": s["block"],
         "scale": s["d"] ** -0.5,
-        "tokens": s["tokens"],
+        "places": _places(tables, s),
     }
 
 
-def _places(i: Inputs) -> torch.Tensor:
-    """[B, S] where each token lies, by the tables."""
-    at = torch.arange(i["tokens"], device=i["tables"].device)
-    return i["tables"].long()[:, at // i["block_size"]] * i["block_size"] + at % i["block_size"]
+def _places(tables: torch.Tensor, s: Sizes) -> torch.Tensor:
+    """[B, S] where each token lies, by the tables: what PyTorch gathers by."""
+    at = torch.arange(s["tokens"], device=tables.device)
+    return tables.long()[:, at // s["block"]] * s["block"] + at % s["block"]
 
 
 def _paged_decode() -> Case:
     m = module("paged_decode")
 
     def make(t: Maker, s: Sizes) -> Inputs:
-        return {"q": t.normal(s["texts"], s["heads"], s["d"]), **_paged_inputs(t, s)}
+        arrivals = t.counters(COUNTERS)
+        return {"q": t.normal(s["texts"], s["heads"], s["d"]), **_paged_inputs(t, s), "arrivals": arrivals}
 
-    def call(function: Callable, i: Inputs) -> Any:
-        return function(i["q"], i["k"], i["v"], i["tables"], i["lengths"], block_size=i["block_size"], scale=i["scale"])
+    def call(function: Callable, i: Inputs, **more: Any) -> Any:
+        look = {"block_size": i["block_size"], "scale": i["scale"], **more}
+        return function(i["q"], i["k"], i["v"], i["tables"], i["lengths"], **look)
 
     def by_torch(i: Inputs) -> object:
-        at = _places(i)
+        at = i["places"]
         return _over(i["q"][:, None], i["k"][at], i["v"][at])
 
     return Case(
         "paged_decode",
         make,
-        lambda i: call(m.paged_decode, i),
+        lambda i: call(m.paged_decode, i, arrivals=i["arrivals"]),
         lambda i: call(m.paged_decode_reference, i),
-        lambda i: call(m.paged_decode_work, i),
+        lambda i: call(m.paged_decode_work, i, merges=True),
         by_torch,
         "gather, then scaled_dot_product_attention",
         DECODE_SIZES,
@@ -162,6 +166,7 @@ def _paged_prefill() -> Case:
             **_paged_inputs(t, s),
             "starts": t.starts(s["texts"], s["new"]),
             "new": s["new"],
+            "mask": t.seen(s["new"], s["tokens"]),
         }
 
     def call(function: Callable, i: Inputs) -> Any:
@@ -178,10 +183,9 @@ def _paged_prefill() -> Case:
         )
 
     def by_torch(i: Inputs) -> object:
-        at, new, tokens = _places(i), i["new"], i["tokens"]
-        mask = torch.ones(new, tokens, dtype=torch.bool, device=at.device).tril(tokens - new)
+        at, new = i["places"], i["new"]
         q, k, v = (x.transpose(1, 2) for x in (i["q"].view(len(at), new, *i["q"].shape[1:]), i["k"][at], i["v"][at]))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=i["mask"], enable_gqa=q.shape[1] != k.shape[1])
 
     return Case(
         "paged_prefill",
@@ -206,14 +210,15 @@ def _latent_decode() -> Case:
 
     def make(t: Maker, s: Sizes) -> Inputs:
         blocks, width = -(-s["tokens"] // s["block"]), s["rank"] + s["rotary"]
+        tables = t.tables(s["texts"], blocks)
         return {
             "q": t.normal(s["texts"], s["heads"], width, scale=width**-0.5),
             "latents": t.normal(s["texts"] * blocks * s["block"], 1, width),
-            "tables": t.tables(s["texts"], blocks),
+            "tables": tables,
             "lengths": t.same(s["tokens"], s["texts"]),
             "rank": s["rank"],
             "block_size": s["block"],
-            "tokens": s["tokens"],
+            "places": _places(tables, s),
         }
 
     def call(function: Callable, i: Inputs) -> Any:
@@ -222,7 +227,7 @@ def _latent_decode() -> Case:
         )
 
     def by_torch(i: Inputs) -> object:
-        rows = i["latents"][_places(i)]
+        rows = i["latents"][i["places"]]
         return _over(i["q"][:, None], rows, rows[..., : i["rank"]], scale=1.0)
 
     return Case(
@@ -255,22 +260,23 @@ def _paged_quantized() -> Case:
             scale, zero = (t.normal(places, s["kv_heads"], 1, dtype=torch.float16, scale=size) for size in (0.01, 1.0))
             return m.Coded(codes, scale, zero, "int8")
 
+        tables = t.tables(s["texts"], blocks)
         return {
             "q": t.normal(s["texts"], s["heads"], s["d"]),
             "k": coded(),
             "v": coded(),
-            "tables": t.tables(s["texts"], blocks),
+            "tables": tables,
             "lengths": t.same(s["tokens"], s["texts"]),
             "block_size": s["block"],
             "scale": s["d"] ** -0.5,
-            "tokens": s["tokens"],
+            "places": _places(tables, s),
         }
 
     def call(function: Callable, i: Inputs) -> Any:
         return function(i["q"], i["k"], i["v"], i["tables"], i["lengths"], block_size=i["block_size"], scale=i["scale"])
 
     def by_torch(i: Inputs) -> object:
-        at = _places(i)
+        at = i["places"]
         k, v = (
             m.decoded(m.Coded(c.codes[at], c.scale[at], c.zero[at], c.format), i["q"].dtype) for c in (i["k"], i["v"])
         )

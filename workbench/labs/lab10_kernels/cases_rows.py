@@ -16,7 +16,8 @@ MATVEC_SIZES = {
     HERE: {"rows": 1, "out": 4096, "in": 4096},
     FULL: {"rows": 1, "out": 65_536, "in": 4096},
 }
-INT4_GROUP = 128
+COUNTERS = 1024  # as `kernels.arrivals` has them
+GROUP = 128  # inputs that share a scale, as `prepare(model, weights=…)` has them
 
 
 def _read_sum() -> Case:
@@ -73,9 +74,6 @@ def _rms_norm() -> Case:
     def make(t: Maker, s: Sizes) -> Inputs:
         return {"x": t.normal(s["rows"], s["d"]), "weight": t.normal(s["d"]), "residual": t.normal(s["rows"], s["d"])}
 
-    def fused(i: Inputs) -> torch.Tensor:
-        return torch.stack(m.rms_norm(i["x"], i["weight"], 1e-5, i["residual"]))
-
     def by_torch(i: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         added = i["x"] + i["residual"]
         return F.rms_norm(added, (added.shape[-1],), i["weight"], 1e-5), added
@@ -83,8 +81,8 @@ def _rms_norm() -> Case:
     return Case(
         "rms_norm",
         make,
-        fused,
-        lambda i: torch.stack(by_torch(i)),
+        lambda i: m.rms_norm(i["x"], i["weight"], 1e-5, i["residual"]),
+        by_torch,
         lambda i: m.rms_norm_work(i["x"], i["weight"], i["residual"]),
         by_torch,
         "add, then rms_norm",
@@ -197,14 +195,15 @@ def _matvec() -> Case:
     m = module("matvec")
 
     def make(t: Maker, s: Sizes) -> Inputs:
-        return {"x": t.normal(s["rows"], s["in"]), "weight": t.normal(s["out"], s["in"], scale=s["in"] ** -0.5)}
+        weight = t.normal(s["out"], s["in"], scale=s["in"] ** -0.5)
+        return {"x": t.normal(s["rows"], s["in"]), "weight": weight, "arrivals": t.counters(COUNTERS)}
 
     return Case(
         "matvec",
         make,
-        lambda i: m.matvec(i["x"], i["weight"]),
+        lambda i: m.matvec(i["x"], i["weight"], arrivals=i["arrivals"]),
         lambda i: F.linear(i["x"], i["weight"]),
-        lambda i: m.matvec_work(i["x"], i["weight"]),
+        lambda i: m.matvec_work(i["x"], i["weight"], merges=True),
         lambda i: F.linear(i["x"], i["weight"]),
         "linear (cuBLAS on a GPU)",
         MATVEC_SIZES,
@@ -222,22 +221,29 @@ def _matvec_int8() -> Case:
     m = module("matvec_int8")
 
     def make(t: Maker, s: Sizes) -> Inputs:
+        groups = s["in"] // GROUP
+        scale, zero = (
+            _group_by_group(t.normal(s["out"], groups, dtype=torch.float16, scale=size * s["in"] ** -0.5))
+            for size in (0.01, 1.0)
+        )
+        # every word is four codes, interleaved as the engine's are
         return {
             "x": t.normal(s["rows"], s["in"]),
-            "codes": t.whole(-127, 128, s["out"], s["in"], dtype=torch.int8),
-            "scale": t.normal(s["out"], 1, dtype=torch.float16, scale=0.01 * s["in"] ** -0.5),
+            "words": t.whole(-(2**31), 2**31, s["out"], s["in"] // 4, dtype=torch.int32),
+            "scale": scale,
+            "zero": zero,
             "dense": t.normal(s["out"], s["in"]),
         }
 
     def call(function: Callable, i: Inputs) -> Any:
-        return function(i["x"], i["codes"], i["scale"])
+        return function(i["x"], i["words"], i["scale"], i["zero"], group=GROUP, added=128)
 
     return Case(
         "matvec_int8",
         make,
         lambda i: call(m.matvec_int8, i),
         lambda i: call(m.matvec_int8_reference, i),
-        lambda i: call(m.matvec_int8_work, i),
+        lambda i: m.matvec_int8_work(i["x"], i["words"], i["scale"], i["zero"], group=GROUP),
         lambda i: F.linear(i["x"], i["dense"]),
         "linear, not quantized",
         MATVEC_SIZES,
@@ -250,7 +256,7 @@ def _matvec_int4() -> Case:
     m = module("matvec_int4")
 
     def make(t: Maker, s: Sizes) -> Inputs:
-        groups = s["in"] // INT4_GROUP
+        groups = s["in"] // GROUP
         scale, zero = (
             _group_by_group(t.normal(s["out"], groups, dtype=torch.float16, scale=size * s["in"] ** -0.5))
             for size in (0.2, 1.0)
@@ -266,7 +272,7 @@ def _matvec_int4() -> Case:
         }
 
     def call(function: Callable, i: Inputs) -> Any:
-        return function(i["x"], i["words"], i["scale"], i["zero"], group=INT4_GROUP)
+        return function(i["x"], i["words"], i["scale"], i["zero"], group=GROUP)
 
     return Case(
         "matvec_int4",
