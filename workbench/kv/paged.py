@@ -37,6 +37,7 @@ from workbench.models.attention import eager_attention, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
+from workbench.models.transfers import sent
 
 
 class Room(NamedTuple):
@@ -229,10 +230,9 @@ class Paged(Slots):
         except NoRoom as error:
             raise NoRoom(error.needed, error.available, f"this batch of {batch.num_tokens:,} tokens") from None
         self._owner.update(zip(slots, batch.sequences))
-        size, device = self.block_size, self.store.tensors[0].device
         if copies:
-            inside = torch.arange(size, device=device)
-            source, target = (torch.tensor(blocks, device=device)[:, None] * size + inside for blocks in zip(*copies))
+            moves = sent(list(zip(*copies)), dtype=torch.int64, device=self.store.tensors[0].device)
+            source, target = (spread(blocks[None], self.block_size) for blocks in moves)
             for stored in self.store.tensors:
                 stored[:, target.flatten()] = stored[:, source.flatten()]
 
@@ -256,7 +256,7 @@ class Paged(Slots):
 
     def _places_of(self, sequence: Hashable, length: int) -> torch.Tensor:
         """[length] places of a sequence's first tokens."""
-        table = torch.tensor(self.tables.tables[sequence], dtype=torch.int64, device=self.store.tensors[0].device)
+        [table] = sent([self.tables.tables[sequence]], dtype=torch.int64, device=self.store.tensors[0].device)
         return spread(table[None], self.block_size)[0, :length]
 
     # -- attention -----------------------------------------------------------------------------------------------------

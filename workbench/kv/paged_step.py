@@ -22,6 +22,7 @@ from workbench.models.attention import causal_mask, fused_mask
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import absorbing_pays
+from workbench.models.transfers import moved, sent
 
 
 def spread(tables: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -68,14 +69,12 @@ class PagedStep:
         sizes = [b - a for a, b in pairwise(batch.query_starts)]
         trees = batch.parents or (None,) * len(sizes)
         size = kv.block_size
-        self.write_at = torch.tensor(
-            [
-                table[at // size] * size + at % size
-                for table, length, n in zip(tables, lengths, sizes)
-                for at in range(length - n, length)
-            ],
-            device=self._device,
-        )
+        write_at = [
+            table[at // size] * size + at % size
+            for table, length, n in zip(tables, lengths, sizes)
+            for at in range(length - n, length)
+        ]
+        [self.write_at] = sent([write_at], dtype=torch.int64, device=self._device)
         taken = kv.kernels.takes(kv.store, sizes, trees) if kv.kernels else []
         self.by_kernel = self._by_kernel(taken, batch, lengths, tables, sizes) if taken else None
         single = [i for i, n in enumerate(sizes) if n == 1 and trees[i] is None] if not taken else []
@@ -109,7 +108,7 @@ class PagedStep:
 
     def _alone(self, rows: slice, length: int, table: Sequence[int], tree: tuple[int, ...] | None) -> Group:
         n = rows.stop - rows.start
-        at = spread(torch.tensor([table], device=self._device), self._kv.block_size)[0, :length]
+        at = spread(sent([table], dtype=torch.int64, device=self._device)[0][None], self._kv.block_size)[0, :length]
         absorbed = self._latent is not None and absorbing_pays(self._latent, n)
         masks: dict[int | None, torch.Tensor | None] = {}
         for window in self._windows:
@@ -128,9 +127,9 @@ class PagedStep:
         for table in tables:
             flat.extend(table)
             flat.extend([table[0]] * (blocks - len(table)))
-        padded = torch.frombuffer(flat, dtype=torch.int64).view(len(tables), blocks).to(self._device)
-        places = spread(padded, self._kv.block_size)[:, :longest]
-        ends = torch.tensor(lengths, device=self._device)[:, None]
+        [padded] = moved([torch.frombuffer(flat, dtype=torch.int64)], self._device)
+        places = spread(padded.view(len(tables), blocks), self._kv.block_size)[:, :longest]
+        ends, at_rows = (one[:, None] for one in sent([lengths, rows], dtype=torch.int64, device=self._device))
         at = torch.arange(longest, device=self._device)[None, :]
         if shortest < longest:
             # only a sequence's own tokens are read, masked ones too
@@ -145,8 +144,7 @@ class PagedStep:
                 if window is not None:
                     hidden = hidden | ((at[:, first:] < ends - window) & (at[:, first:] >= self._sinks))
                 masks[window] = hiding(hidden, self._dtype)[:, None, None, :]
-        absorbed = self._latent is not None
-        return Group(torch.tensor(rows, device=self._device), True, read_at, masks, None, absorbed)
+        return Group(at_rows[:, 0], True, read_at, masks, None, self._latent is not None)
 
 
 def _alike(indices: list[int], lengths: Sequence[int]) -> list[list[int]]:

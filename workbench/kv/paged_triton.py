@@ -28,6 +28,7 @@ from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store
 from workbench.models.attention import ATTENTION
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
+from workbench.models.transfers import moved, sent
 
 SEQUENCES_AND_HEADS = 1 << 14  # key-value heads of sequences whose splits the last program merges; 64 KiB
 CHOICES = (*ATTENTION, "triton", "auto")
@@ -133,7 +134,7 @@ class KernelStep:
         flat.extend(lengths)
         flat.extend(accumulate(sizes, initial=0))
         count = len(lengths)
-        packed = torch.frombuffer(flat, dtype=torch.int32).to(device)
+        [packed] = moved([torch.frombuffer(flat, dtype=torch.int32)], device)
         cells = count * width
         single = all(n == 1 for n in sizes)
         return cls(
@@ -141,7 +142,7 @@ class KernelStep:
             packed[cells : cells + count],
             None if single else packed[cells + count :],
             max(sizes, default=1),
-            None if rows is None else torch.tensor(rows, device=device),
+            None if rows is None else sent([rows], dtype=torch.int64, device=device)[0],
         )
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import Counter, abc
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -36,6 +37,7 @@ from workbench.kv.paged import Paged
 from workbench.models.batch import Batch
 from workbench.models.fast import Model
 from workbench.models.graphs import Decoded, GraphedSteps
+from workbench.models.transfers import sent
 from workbench.serving.results import StepReport
 from workbench.serving.scheduler import Plan, Scheduler, Work, Written
 from workbench.serving.settings import SchedulerSettings
@@ -163,18 +165,22 @@ def chosen(
     """[n] tokens: what `Sampler.choose` takes, and no value is looked at. [n] the highest logit of each row after the
     filters: not finite where there is nothing to choose from.
 
-    uniforms: the random number of each row, None where the best token is taken.
+    uniforms: the random number of each row, None where the best token is taken. All rows and numbers go to the device
+    in one copy, for which the host does not wait.
     """
     tokens, tops, logits = decoded.best, decoded.top.double(), decoded.logits
     alike: dict[SamplingSettings, list[int]] = {}
     for row, (setting, uniform) in enumerate(zip(settings, uniforms)):
         if uniform is not None:
             alike.setdefault(setting, []).append(row)
-    for setting, rows in alike.items():
-        at = torch.tensor(rows, device=logits.device)
+    if not alike:
+        return tokens, tops
+    drawn = [uniform for rows in alike.values() for row in rows if (uniform := uniforms[row]) is not None]
+    order, numbers = sent([[*chain(*alike.values())], drawn], dtype=torch.float64, device=logits.device)
+    sizes = [len(rows) for rows in alike.values()]
+    for setting, at, uniform in zip(alike, order.long().split(sizes), numbers.split(sizes)):
         filtered = filter_rows(logits[at], setting)
-        drawn = torch.tensor([uniforms[row] for row in rows], dtype=torch.float64, device=logits.device)
-        tokens = tokens.index_copy(0, at, draw(filtered.double().softmax(dim=-1), drawn))
+        tokens = tokens.index_copy(0, at, draw(filtered.double().softmax(dim=-1), uniform))
         tops = tops.index_copy(0, at, filtered.amax(dim=-1).double())
     return tokens, tops
 
@@ -269,13 +275,13 @@ class Launcher:
         """Through the model itself. Its attention asks the kv as it goes, so the step before has to be done with it."""
         self.device.finish()
         device = self._steps.device
-        rows = None if batch.logit_rows is None else batch.logit_rows.to(device)
-        token_ids = batch.token_ids.to(device)
+        batch = batch.to(device)
         taken = [i for i, source in enumerate(sources) if source >= 0]
         if taken:
-            at = torch.tensor([batch.query_starts[i] for i in taken], device=device)
-            token_ids[at] = self._previous[torch.tensor([sources[i] for i in taken], device=device)]
-        batch = replace(batch, token_ids=token_ids, positions=batch.positions.to(device), logit_rows=rows)
+            numbers = [batch.query_starts[i] for i in taken], [sources[i] for i in taken]
+            at, under_way = sent(numbers, dtype=torch.int64, device=device)
+            token_ids = batch.token_ids.index_copy(0, at, self._previous[under_way])
+            batch = replace(batch, token_ids=token_ids)
         with torch.inference_mode():
             logits = self._steps(batch, self._kv)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
