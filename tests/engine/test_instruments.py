@@ -531,3 +531,59 @@ def test_the_course_is_the_copy_we_stand_in_before_the_clone_we_run_from(tmp_pat
     assert doctor.find_course(tmp_path) == clone
     monkeypatch.setattr(doctor, "package_folder", lambda: tmp_path / "site-packages" / "workbench")
     assert doctor.find_course(tmp_path) is None
+
+
+# -- what a ceiling of a GPU reads -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("card", devices.PUBLISHED)
+@pytest.mark.parametrize("element_bytes", [2, 4])
+def test_a_read_of_weights_on_a_gpu_is_many_launches_long_and_beyond_its_cache(card, element_bytes):
+    out, inside = devices.matrix_shape("cuda", math.inf, element_bytes)
+    size = out * inside * element_bytes
+    seconds = size / devices.PUBLISHED[card].read_bytes_per_s
+    assert seconds > devices.LAUNCHES_A_READ * devices.PLAIN_LAUNCH_S > 100 * devices.PUBLISHED[card].launch_s
+    assert size > 10 * (60 << 20), "an H200's L2 cache has 60 MB, an A100's 40"
+    small = 3 * 768 * 768 * 2 / devices.PUBLISHED[card].read_bytes_per_s
+    assert small < devices.PLAIN_LAUNCH_S, "a small model's matrix is gone before the next launch"
+
+
+@pytest.mark.parametrize("card", devices.PUBLISHED)
+def test_a_read_of_keys_and_values_on_a_gpu_is_many_launches_long(card):
+    size = devices.attention_bytes("cuda", 60 << 20)
+    assert size / devices.PUBLISHED[card].read_bytes_per_s >= devices.LAUNCHES_A_READ * devices.PLAIN_LAUNCH_S
+    heads, keys, head_dim = devices.attention_shape("cuda")
+    a_sequence = 2 * heads * keys * head_dim * 2
+    assert heads * size / a_sequence > 132 * 2, "programs enough for every multiprocessor"
+
+
+def test_a_matrix_is_smaller_where_memory_is_short_and_on_a_cpu_as_it_was():
+    assert devices.matrix_shape("cuda:1", 300e6, 2) == (32_768, 4096)
+    assert devices.matrix_shape("cuda", 1.0, 2) == (8192, 4096)
+    assert devices.matrix_shape("cpu") == (2304, 768) and devices.attention_shape("cpu") == (12, 512, 64)
+    assert devices.attention_bytes("cpu", 32 << 20) == 64 << 20
+
+
+# -- memory of a GPU ---------------------------------------------------------------------------------------------------
+
+
+def test_blocks_that_torch_keeps_of_freed_tensors_are_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 60 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 << 30)
+    assert memory.available_bytes("cuda") == (10 + 60 - 16) << 30
+    memory.require_bytes(50 << 30, "cuda", "a model")
+    with pytest.raises(WorkbenchError, match=r"needs 64.4 GB, and 58.0 GB are free on cuda"):
+        memory.require_bytes(60 << 30, "cuda", "a model")
+
+
+def test_a_model_that_was_loaded_to_be_arranged_is_not_kept_beside_it():
+    bench = Bench()
+    fast = bench.model("stdlib-1m", arrangement="fast")
+    assert [key[1] for key in bench._models] == ["fast"] and bench.model("stdlib-1m", arrangement="fast") is fast
+    plain = bench.model("stdlib-1m")
+    assert bench.model("stdlib-1m") is plain
+    asked = Bench()
+    plain = asked.model("stdlib-1m")
+    asked.model("stdlib-1m", arrangement="fast")
+    assert asked.model("stdlib-1m") is plain, "who asks for both has the weights that are shared once"

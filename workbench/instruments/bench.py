@@ -67,8 +67,9 @@ class Bench:
         """The model of that name on this bench's device, loaded once; a model is passed through as it is.
 
         arrangement: "plain" (as `load` gives it), "fast" (`prepare`) or "compiled" (its steps of one row through
-        torch.compile). settings: as for `workbench.models.load` (weights, dtype, seed). The shape of a public
-        model gets random weights: a time does not depend on the values.
+        torch.compile). Where both are wanted ask for "plain" first: arranged, the model shares what it can with it, and
+        a model that was only loaded to be arranged is not kept. settings: as for `workbench.models.load` (weights,
+        dtype, seed). The shape of a public model gets random weights: a time does not depend on the values.
         """
         if arrangement not in ARRANGEMENTS:
             raise unknown("arrangement", arrangement, ARRANGEMENTS)
@@ -86,7 +87,10 @@ class Bench:
                 self.report(f"loading {name}")
                 self._models[key] = load(name, device=self.device, **settings)
             else:
+                known = (name, "plain", *key[2:]) in self._models
                 model = self.model(name, **settings)
+                if not known:  # nobody asked for it: what `prepare` joins would be held twice
+                    del self._models[name, "plain", *key[2:]]
                 self.report(f"arranging {name} for inference")
                 self._models[key] = prepare(model, compile=arrangement == "compiled")
         return self._models[key]

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -39,7 +40,8 @@ BUDGET_S = 0.6  # for each of the quantities that are measured
 LAUNCHES_A_RUN = 1000
 SMALL_OPERATIONS = 7  # of those between two matrix products that are timed
 LAUNCH_HOW = "small operations, on a CPU between matrix products"
-WEIGHT_SIZE = 768  # rows of 768, matrices of 768 × 2,304: a small model's
+PLAIN_LAUNCH_S = 10e-6  # from Python on a GPU, of a kernel with many arguments; not measured, and not too little
+LAUNCHES_A_READ = 20  # so many launches, at least, one read of a ceiling takes on a GPU: the launch is no part of it
 UNSTEADY_FOR_S = 600
 _FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
@@ -302,7 +304,7 @@ def _weight_rates(dtype: torch.dtype, device: str, stop: CheckStop | None) -> li
     multiply as well, and a thread waits for the others after every matrix.
     """
     matrices = _matrices(dtype, device, max(128 << 20, 4 * last_cache_bytes(device)))
-    row = torch.ones(1, WEIGHT_SIZE, device=device, dtype=dtype)
+    row = torch.ones(1, matrices[0].in_features, device=device, dtype=dtype)
 
     def through_all() -> None:
         for matrix in matrices:
@@ -313,19 +315,50 @@ def _weight_rates(dtype: torch.dtype, device: str, stop: CheckStop | None) -> li
 
 
 def _matrices(dtype: torch.dtype, device: str, size: int) -> list[Linear]:
-    """Square matrices of a small model's size, so many bytes in all but within an eighth of free memory."""
-    one = WEIGHT_SIZE * 3 * WEIGHT_SIZE * dtype.itemsize
-    count = max(1, min(size, available_bytes(device) // 8) // one)
+    """Matrices of one size, so many bytes in all but within an eighth of free memory; two on a GPU, where each is
+    beyond the cache."""
+    room = available_bytes(device) // 8
+    shape = matrix_shape(device, room, dtype.itemsize)
+    one = math.prod(shape) * dtype.itemsize
+    wanted = max(size, 2 * one) if device.startswith("cuda") else size
+    count = max(1, min(wanted, room) // one)
     hold = linear_class("auto", dtype, device)
-    return [hold(torch.ones(3 * WEIGHT_SIZE, WEIGHT_SIZE, device=device, dtype=dtype)) for _ in range(count)]
+    return [hold(torch.ones(shape, device=device, dtype=dtype)) for _ in range(count)]
+
+
+def matrix_shape(device: str, room: float = math.inf, element_bytes: int = 2) -> tuple[int, int]:
+    """[out, in] of the matrices that weights are read from. On a CPU a small model's. On a GPU that of an output head
+    of 128K tokens, a gigabyte in 16 bits: a layer's own matrix is read in fewer microseconds than Python takes for a
+    launch, and its time would be the launch's. Smaller, down to a sixteenth, where it has no room."""
+    if not str(device).startswith("cuda"):
+        return 3 * 768, 768
+    out, inside = 131_072, 4096
+    while out > 131_072 // 16 and out * inside * element_bytes > room:
+        out //= 2
+    return out, inside
+
+
+def attention_shape(device: str) -> tuple[int, int, int]:
+    """Heads, keys and head size of a sequence over which one query passes: a large model's on a GPU, else a small
+    one's."""
+    return (32, 4096, 128) if str(device).startswith("cuda") else (12, 512, 64)
+
+
+def attention_bytes(device: str, cache_bytes: int) -> float:
+    """Keys and values that one call reads: beyond the cache, and on a GPU long enough beside the launch."""
+    if not str(device).startswith("cuda"):
+        return 2 * cache_bytes
+    fastest = max(one.read_bytes_per_s for one in PUBLISHED.values())
+    return max(2 * cache_bytes, LAUNCHES_A_READ * PLAIN_LAUNCH_S * fastest)
 
 
 def _attention_rates(device: str, stop: CheckStop | None) -> list[float]:
     """Bytes a second of keys and values while one query a sequence passes over them, more than the cache holds."""
-    heads, keys, head_dim = 12, 512, 64
+    heads, keys, head_dim = attention_shape(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     one = 2 * heads * keys * head_dim * dtype.itemsize
-    sequences = max(1, min(2 * last_cache_bytes(device), available_bytes(device) // 8) // one)
+    size = min(attention_bytes(device, last_cache_bytes(device)), available_bytes(device) // 8)
+    sequences = max(1, math.ceil(size / one) if device.startswith("cuda") else int(size) // one)
     q = torch.ones(sequences, heads, 1, head_dim, device=device, dtype=dtype)
     k = torch.ones(sequences, heads, keys, head_dim, device=device, dtype=dtype)
     v = torch.ones_like(k)
@@ -349,7 +382,7 @@ def _launch_rates(device: str, stop: CheckStop | None) -> list[float]:
 
         return [LAUNCHES_A_RUN / s for s in _timed(many, device, stop)]
     matrices = _matrices(torch.float32, device, 4 * last_cache_bytes(device))
-    row, floor = torch.ones(1, WEIGHT_SIZE), torch.ones(1)
+    row, floor = torch.ones(1, matrices[0].in_features), torch.ones(1)
     rates = []
 
     def small_operations() -> None:

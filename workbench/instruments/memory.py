@@ -12,15 +12,17 @@ from pathlib import Path
 import torch
 
 from workbench.errors import WorkbenchError
+from workbench.models.assembly import cuda_bytes
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes(device: str = "cpu") -> int:
-    """Bytes that can be allocated now: free memory of the GPU, or of the machine within its container's limit."""
+    """Bytes that can be allocated now: free memory of the GPU with what torch keeps of freed tensors, or of the machine
+    within its container's limit."""
     if str(device).startswith("cuda"):
-        return torch.cuda.mem_get_info(torch.device(device))[0]
+        return cuda_bytes(torch.device(device))
     free = _system_bytes()
     try:  # a container of cgroup version 2 may have less than the machine
         limit = int((_CGROUP / "memory.max").read_text())

@@ -31,12 +31,18 @@ def available_bytes(device: torch.device | str = "cpu") -> int | None:
     """
     device = torch.device(device)
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
+        return cuda_bytes(device)
     if device.type != "cpu":
         return None
     known = [b for b in (_machine_bytes(), *map(_cgroup_bytes, _CGROUPS)) if b is not None]
     return min(known, default=None)
+
+
+def cuda_bytes(device: torch.device) -> int:
+    """Free memory of the GPU, and what torch keeps of memory that was freed: blocks of its caching allocator, which the
+    driver counts as used."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def _machine_bytes() -> int | None:

@@ -84,7 +84,7 @@ def contenders(
     bench: Bench, stack: contextlib.ExitStack, model, asked: Asked, slots: int, peers: str
 ) -> Iterator[Contender]:
     """Ours first. peers: "all", "transformers" or "ours"; llama.cpp is left out where it is not installed."""
-    ready, plain = bench.model(model, arrangement="fast"), bench.model(model)
+    plain, ready = bench.model(model), bench.model(model, arrangement="fast")
     yield Contender(OURS_ALONE, _timed(lambda asked: _alone(ready, asked)))
     yield Contender(OURS_STATIC, _timed(lambda asked: _engine(ready, asked, slots, "static")))
     yield Contender(OURS, _timed(lambda asked: _engine(ready, asked, slots, "continuous")))
