@@ -2,13 +2,15 @@
 
 A launch only looks (`choose`): the table of this device, read once from a small JSON file, or else the default.
 Measuring is `tune`, called by name (`workbench record --lab 10 --device cuda` does, before it times), bounded in time,
-and never inside a timed region.
+and never inside a timed region. On a GPU a kernel takes some 10 µs and its launch from Python as many, so what is timed
+is a run of launches between two of the device's own events, each run after the L2 cache was overwritten.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import statistics
 import time
@@ -16,6 +18,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -124,6 +127,75 @@ def choose(kernel: str, key: Hashable, default: Config, device: torch.device | s
     return table_for(device).configs.get((kernel, str(key)), default)
 
 
+class Clock(Protocol):
+    """How long a launch takes."""
+
+    def seconds(self, run: Callable[[], object], repeats: int) -> list[float]:
+        """Of one launch, `repeats` times; `run` was called before, so that it is compiled."""
+        ...
+
+
+class HostClock:
+    """One launch at a time, by the host: for what runs on a CPU, where a call returns when it is done."""
+
+    def seconds(self, run: Callable[[], object], repeats: int) -> list[float]:
+        samples = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            run()
+            samples.append(time.perf_counter() - began)
+        return samples
+
+
+class EventClock:
+    """Runs of launches on a CUDA device, between two of its events.
+
+    What lies between them is the device's time alone if the host has queued all launches before the device comes to the
+    first. So the device is given something to do before: it overwrites FLUSH_BYTES, which also empties the L2 cache, as
+    often as takes twice the time that the host was seen to need. Within a run a launch finds what the one before left
+    in the cache, as much as fits.
+    """
+
+    LAUNCHES, RUN_S, FLUSH_BYTES = 32, 2e-3, 256 << 20  # as many launches as take RUN_S, from 4 to LAUNCHES
+    FLUSH_S = FLUSH_BYTES / 5e12  # no card writes faster
+
+    def __init__(
+        self, device: torch.device | str, cuda: Any = torch.cuda, host_s: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._cuda, self._device, self._host_s = cuda, torch.device(device), host_s
+        self._flushed: torch.Tensor | None = None
+
+    def seconds(self, run: Callable[[], object], repeats: int) -> list[float]:
+        with self._cuda.device(self._device):
+            queued_s, took_s = self._run(run, 4, flushes=1)
+            launches = max(4, min(self.LAUNCHES, int(self.RUN_S / max(took_s, 1e-9))))
+            flushes = 1 + math.ceil(2 * launches * queued_s / self.FLUSH_S)
+            return [self._run(run, launches, flushes)[1] for _ in range(repeats)]
+
+    def _run(self, run: Callable[[], object], launches: int, flushes: int) -> tuple[float, float]:
+        """(seconds of the host to queue a launch, seconds of the device for it)."""
+        began, ended = (self._cuda.Event(enable_timing=True) for _ in "be")
+        for _ in range(flushes):
+            self._flush()
+        began.record()
+        began_s = self._host_s()
+        for _ in range(launches):
+            run()
+        queued_s = self._host_s() - began_s
+        ended.record()
+        ended.synchronize()
+        return queued_s / launches, began.elapsed_time(ended) / 1e3 / launches  # elapsed_time: milliseconds
+
+    def _flush(self) -> None:
+        if self._flushed is None:
+            self._flushed = torch.empty(self.FLUSH_BYTES, dtype=torch.uint8, device=self._device)
+        self._flushed.zero_()
+
+
+def clock_for(device: torch.device | str) -> Clock:
+    return EventClock(device) if torch.device(device).type == "cuda" else HostClock()
+
+
 def tune(
     kernel: str,
     key: Hashable,
@@ -133,16 +205,19 @@ def tune(
     *,
     budget_s: float = 5.0,
     repeats: int = 5,
+    clock: Clock | None = None,
 ) -> Config:
     """Time candidates in order until the budget is used up, keep the fastest in the device's table, and return it.
 
-    run(config) launches the kernel once. The first candidate is always timed; one that does not compile or does not fit
-    the device is passed over. The table is written whenever a candidate is the fastest so far: whoever is stopped loses
-    nothing. Raises WorkbenchError if none runs, and at once what leaves no CUDA context to go on in.
+    run(config) launches the kernel once. clock: default the device's, see `clock_for`. The first candidate is always
+    timed; one that does not compile or does not fit the device is passed over. The table is written whenever a
+    candidate is the fastest so far: whoever is stopped loses nothing. Raises WorkbenchError if none runs, and at once
+    what leaves no CUDA context to go on in.
     """
     if not candidates:
         raise WorkbenchError(f"tuning {kernel} needs at least one candidate")
     synchronize = torch.cuda.synchronize if torch.device(device).type == "cuda" else (lambda: None)
+    clock = clock or clock_for(device)
     best, best_s, last, started = None, float("inf"), None, time.perf_counter()
     for config in candidates:
         if best is not None and time.perf_counter() - started > budget_s:
@@ -150,12 +225,7 @@ def tune(
         try:
             run(config)  # compiles
             synchronize()
-            samples = []
-            for _ in range(repeats):
-                began = time.perf_counter()
-                run(config)
-                synchronize()
-                samples.append(time.perf_counter() - began)
+            samples = clock.seconds(functools.partial(run, config), repeats)
         except Exception as error:  # out of registers, of shared memory: Triton has a kind of its own for each
             if spoils_the_device(str(error)):
                 raise

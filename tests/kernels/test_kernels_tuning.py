@@ -3,6 +3,7 @@ only looks, tuning that ends, and checks that say what was expected."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ from workbench.errors import WorkbenchError
 from workbench.instruments import doctor
 from workbench.kernels import launch, softmax, tuning
 from workbench.kernels.launch import Unsupported, Work
-from workbench.kernels.tuning import Config, Table
+from workbench.kernels.tuning import Config, EventClock, HostClock, Table
 
 CONFIG = Config.of(8, 3, BLOCK=256, ROWS=4)
 
@@ -48,6 +49,67 @@ def clock(monkeypatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(tuning, "time", made)
     return made
+
+
+class Machine:
+    """A host that queues and a device that works, each with its clock; it stands for `torch.cuda` and `time`."""
+
+    def __init__(self, launch_s: float) -> None:
+        self.launch_s, self.host, self.device_free = launch_s, 0.0, 0.0
+
+    def queue(self, seconds: float, launch_s: float | None = None) -> None:
+        self.host += self.launch_s if launch_s is None else launch_s
+        self.device_free = max(self.device_free, self.host) + seconds
+
+    def device(self, which):
+        return contextlib.nullcontext()
+
+    def Event(self, enable_timing: bool):
+        machine = self
+
+        class Event:
+            def record(self) -> None:
+                self.at = max(machine.device_free, machine.host)
+
+            def synchronize(self) -> None:
+                machine.host = max(machine.host, machine.device_free)
+
+            def elapsed_time(self, other) -> float:
+                return 1e3 * (other.at - self.at)
+
+        return Event()
+
+    def clock(self) -> EventClock:
+        made = EventClock("cpu", self, lambda: self.host)
+        made._flush = lambda: self.queue(made.FLUSH_S, launch_s=5e-6)  # one of torch's own
+        return made
+
+
+# -- a clock of the device ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel_s", [2e-6, 7e-6, 50e-6, 5e-3])
+@pytest.mark.parametrize("launch_s", [3e-6, 20e-6, 60e-6])
+def test_a_kernel_is_timed_and_not_its_launch(kernel_s, launch_s):
+    machine = Machine(launch_s)
+    samples = machine.clock().seconds(lambda: machine.queue(kernel_s), repeats=3)
+    assert samples == [pytest.approx(kernel_s)] * 3
+    assert machine.host < 3 * 33 * (kernel_s + 5 * launch_s) + 0.1
+
+
+def test_planted_a_device_that_has_nothing_to_do_meanwhile_shows_the_launch():
+    machine = Machine(20e-6)
+    clock = machine.clock()
+    clock._flush = lambda: None
+    assert clock.seconds(lambda: machine.queue(7e-6), repeats=1)[0] > 15e-6
+
+
+def test_the_faster_of_two_small_kernels_is_kept_whatever_a_launch_takes(folder):
+    machine = Machine(20e-6)
+    slow, fast = Config.of(4, BLOCK=1), Config.of(4, BLOCK=2)
+    run = {slow: 9e-6, fast: 7e-6}
+    made = tuning.tune("k", "a", [slow, fast], lambda one: machine.queue(run[one]), "cpu", clock=machine.clock())
+    assert made == fast and isinstance(tuning.clock_for("cpu"), HostClock)
 
 
 # -- configs and their file --------------------------------------------------------------------------------------------
