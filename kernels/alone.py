@@ -19,9 +19,10 @@ import torch
 
 from workbench.kernels import launch
 from workbench.kernels.launch import Work
+from workbench.kernels.tuning import EventClock
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the oracle's largest value
-REPEATS, CALLS = 15, 10  # calls in a repeat, which end before the clock is read
+REPEATS = 15
 COPIED_BYTES, PRODUCT = 1 << 30, 8192  # for the ceilings: bytes that are copied, and a square matrix product
 
 
@@ -77,18 +78,9 @@ def difference(outputs: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def cuda_seconds(call: Callable[[], object]) -> float:
-    """Median seconds of a call, by CUDA events around CALLS of them."""
+    """Median seconds of a call, by the device's events around runs of them."""
     call()
-    samples = []
-    for _ in range(REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(CALLS):
-            call()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end) / 1e3 / CALLS)
-    return statistics.median(samples)
+    return statistics.median(EventClock("cuda").seconds(call, REPEATS))
 
 
 def cuda_ceilings() -> tuple[float, float]:
