@@ -392,17 +392,19 @@ def _fused_matvec(rows: int, part: str, dtype: torch.dtype) -> None:
 def _matvec_int8(version: int, rows: int, dtype: torch.dtype) -> None:
     from workbench.kernels import matvec_int8
 
-    codes = _ints(4096, 1024) if version == 4 else _empty(4096, 4096, dtype=torch.int8)
+    x = _empty(rows, 4096, dtype=dtype)
+    if version == 4:  # as a prepared model has it
+        matvec_int8.matvec_int8(x, _ints(4096, 1024), _ints(32, 4096).T, group=128, added=128, version=version)
+        return
     scale = _empty(4096, 1, dtype=torch.float16)
-    matvec_int8.matvec_int8(_empty(rows, 4096, dtype=dtype), codes, scale, version=version)
+    matvec_int8.matvec_int8(x, _empty(4096, 4096, dtype=torch.int8), scale, version=version)
 
 
 def _matvec_int4(version: int, rows: int, dtype: torch.dtype) -> None:
     from workbench.kernels import matvec_int4
 
-    scale, zero = (_empty(32, 4096, dtype=torch.float16).T for _ in range(2))
-    words = _ints(4096, 512)
-    matvec_int4.matvec_int4(_empty(rows, 4096, dtype=dtype), words, scale, zero, group=128, version=version)
+    scale, words = _ints(32, 4096).T, _ints(4096, 512)  # words of a scale and a zero, as a prepared model has them
+    matvec_int4.matvec_int4(_empty(rows, 4096, dtype=dtype), words, scale, group=128, version=version)
 
 
 def _dependents(dtype: torch.dtype) -> None:

@@ -18,13 +18,33 @@ UNIT = 128  # inputs of a step
 
 @triton.jit
 def step_and_offset(scale, zero, rows, group, stride_row, stride_group, less, HAS_ZERO: tl.constexpr):
-    """scale and zero − less · scale of these outputs and groups, in float32."""
+    """scale and zero − less · scale of these outputs and groups, in float32. scale may be words of `packed`: four
+    bytes are what a thread can ask for before it needs them (cp.async), two are not."""
     at = rows * stride_row + group * stride_group
-    step = tl.load(scale + at).to(tl.float32)
-    offset = -less * step
-    if HAS_ZERO:
-        offset += tl.load(zero + at).to(tl.float32)
+    if scale.dtype.element_ty == tl.int32:
+        word = tl.load(scale + at)
+        step = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        offset = -less * step + (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        step = tl.load(scale + at).to(tl.float32)
+        offset = -less * step
+        if HAS_ZERO:
+            offset += tl.load(zero + at).to(tl.float32)
     return step, offset
+
+
+def packed(scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """[out, groups] int32, group after group: float16 scale in the lower half of each word, zero in the upper."""
+    both = torch.stack((scale, zero), -1).transpose(0, 1).contiguous()
+    return both.view(torch.int32)[..., 0].T
+
+
+def unpacked(scale: torch.Tensor, zero: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(scale, zero or None) as floats, of `packed` words too."""
+    if scale.dtype != torch.int32:
+        return scale, zero
+    halves = scale.T.contiguous().view(torch.float16).unflatten(-1, (-1, 2))
+    return halves[..., 0].T, halves[..., 1].T
 
 
 @triton.jit
@@ -67,8 +87,11 @@ def check_scales(
     most: int,
 ) -> None:
     """Raise Unsupported unless scale and zero are floats [out, in / group] on x's device, laid out alike in any order,
-    and added a whole number from −most to most."""
+    or scale `packed` words that have both; and added a whole number from −most to most."""
     launch.check_shape(name, "scale", scale, (out, x.shape[1] // group))
+    in_words = scale.dtype == torch.int32
+    if in_words and zero is not None:
+        raise launch.Unsupported(f"{name}: scale in words of 32 bits has the zeros in it; give no zero beside them")
     if zero is not None:
         launch.check_shape(name, "zero", zero, tuple(scale.shape))
         if zero.stride() != scale.stride():
@@ -80,7 +103,7 @@ def check_scales(
     for what, one in (("scale", scale), ("zero", zero)):
         if one is not None:
             given: dict[str, Any] = {what: one.as_strided((1,), (1,)), "x": x[:0]}
-            launch.check_tensors(name, **given)
+            launch.check_tensors(name, dtypes=(*launch.FLOATS, *[torch.int32] * in_words), **given)
 
 
 def on_tensor_cores(rows: int, dtype: torch.dtype, version: int) -> bool:

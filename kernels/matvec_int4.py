@@ -37,8 +37,9 @@ version 3 takes the rows of a tile in the order in which they lie in threads (`o
 
 Reference: Lin et al., AWQ, arXiv 2306.00978 §4.2; Frantar et al., MARLIN, arXiv 2408.11743 §3.4 (codes lie as tensor
 cores take them); Kim et al., arXiv 2211.10017 §3.2 (numbers by masks). Groups of any multiple of 32, or the whole row;
-groups below 128 take 2 or 4 times the products. Scales and zeros in any float type. Instructions were counted in the
-code compiled for compute capability 9.0; no time has been measured on a GPU yet.
+groups below 128 take 2 or 4 times the products. Scales and zeros in any float type, or both in one word (`packed`, as a
+prepared model has them): then a step of version 3 has 2 barriers and waits for no load, else 4, and for 2 loads.
+Instructions were counted in the code compiled for compute capability 9.0; no time has been measured on a GPU yet.
 
 Tiles of the weight [out, in] in words of 8 codes, with scale and zero [out, groups] beside them:
 
@@ -73,6 +74,7 @@ from workbench.kernels.matvec_codes import (
     splits_of,
     step_and_offset,
     sums_of_inputs,
+    unpacked,
 )
 from workbench.kernels.tuning import Config
 
@@ -430,7 +432,8 @@ def matvec_int4(
 
     words [out, 16 · ⌈in/128⌉] int32: `interleaved` codes. scale, zero [out, in/group], best laid out group after group
     (`scale.T.contiguous().T`). group: inputs that share a scale, None for the whole row. added: what symmetric codes
-    are stored above, negative. splits, config: as of `matvec`.
+    are stored above, negative. scale may be words of `matvec_codes.packed`, which have zero in them. splits, config: as
+    of `matvec`.
     Raises Unsupported for more rows, other types and groups, and shapes that do not fit.
     """
     name = "matvec_int4"
@@ -549,6 +552,7 @@ def matvec_int4_reference(
     """The numbers written down and multiplied, in float32, or in float64 where x is float64."""
     wide, in_features = torch.promote_types(x.dtype, torch.float32), x.shape[1]
     group = in_features if group is None else group
+    scale, zero = unpacked(scale, zero)
     codes = deinterleaved(words, in_features).to(wide).unflatten(1, (-1, group)) + added
     numbers = codes * scale.to(wide)[..., None]
     if zero is not None:

@@ -23,7 +23,8 @@ Versions 1 to 3 take codes [out, in] int8 or uint8 as `workbench.quantization` k
 [out, 16 · ⌈in/64⌉] int32 (`interleaved`, made once; codes of 0 to 255 go in less 128, which `added` gives back): byte
 2·i + h of word 4·l + j (l, j in 0 … 3, i, h in 0, 1) is the code of input 16·j + 8·i + 2·l + h of a unit of 64. It is
 the layout of `matvec_int4` with bytes for nibbles; why is said there. Groups of any multiple of 32, or the whole row;
-groups below a step (128, in version 4: 64) take several times the products. Scales and zeros in any float type.
+groups below a step (128, in version 4: 64) take several times the products. Scales and zeros in any float type, or both
+in one word (`packed`, as a prepared model has them).
 Reference: Dettmers et al., arXiv 2208.07339 §2.1 (a scale a row); Xiao et al., arXiv 2211.10438 (weights of 8 bits).
 Instructions were counted in the code compiled for compute capability 9.0; no time has been measured on a GPU yet.
 
@@ -60,6 +61,7 @@ from workbench.kernels.matvec_codes import (
     splits_of,
     step_and_offset,
     sums_of_inputs,
+    unpacked,
 )
 from workbench.kernels.tuning import Config
 
@@ -339,7 +341,8 @@ def matvec_int8(
     codes [out, in] int8 or uint8, or for version 4 `interleaved` words [out, 16 · ⌈in/64⌉] int32; version None: the
     latest for them. scale, zero [out, in/group], best laid out group after group
     (`scale.T.contiguous().T`). group: inputs that share a scale, None for the whole row. added: what symmetric codes of
-    fewer bits are stored above, negative. splits, config: as of `matvec`.
+    fewer bits are stored above, negative. scale may be words of `matvec_codes.packed`, which have zero in them. splits,
+    config: as of `matvec`.
     Raises Unsupported for more rows, other types and groups, and shapes that do not fit.
     """
     name = "matvec_int8"
@@ -444,6 +447,7 @@ def matvec_int8_reference(
     wide = torch.promote_types(x.dtype, torch.float32)
     group = x.shape[1] if group is None else group
     codes = deinterleaved(codes, x.shape[1]) if codes.dtype == torch.int32 else codes
+    scale, zero = unpacked(scale, zero)
     numbers = (codes.to(wide).unflatten(1, (-1, group)) + added) * scale.to(wide)[..., None]
     if zero is not None:
         numbers = numbers + zero.to(wide)[..., None]

@@ -3,6 +3,7 @@ shape, and what lies where in a word is what the module says."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from kernel_claims import TOLERANCE, assert_near, dtypes, on_each_device
 
 from workbench.kernels import launch, matvec, matvec_codes, matvec_int4, matvec_int8, tuning
 from workbench.kernels.arrivals import counters
+from workbench.kernels.launch import Unsupported
+from workbench.kernels.matvec_codes import packed, unpacked
 
 few = settings(max_examples=12, deadline=None)
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 16, 17, 32])
@@ -271,6 +274,7 @@ class Weight:
     zero: torch.Tensor | None
     group: int | None
     added: int
+    packs: bool = False  # scale and zero in one word
 
     @classmethod
     def random(cls, bits, out, inside, group, *, has_zero, device, seed=0) -> Weight:
@@ -293,11 +297,25 @@ class Weight:
 
     def times(self, x: torch.Tensor, version: int, **settings) -> torch.Tensor:
         settings |= {"group": self.group, "added": self.added, "version": version}
+        steps = (packed(self.scale, self.zero), None) if self.packs else (self.scale, self.zero)
         if self.bits == 4:
             words = matvec_int4.interleaved(self.codes)
-            return matvec_int4.matvec_int4(x, words, self.scale, self.zero, **settings)
+            return matvec_int4.matvec_int4(x, words, *steps, **settings)
         codes = matvec_int8.interleaved(self.codes) if version == 4 else self.codes
-        return matvec_int8.matvec_int8(x, codes, self.scale, self.zero, **settings)
+        return matvec_int8.matvec_int8(x, codes, *steps, **settings)
+
+
+def test_a_scale_and_a_zero_are_the_halves_of_a_word():
+    scale = torch.tensor([[0.5, -2.0], [65504.0, 6e-8]]).half()
+    zero = torch.tensor([[-0.0, 1.0], [-1e-7, -65504.0]]).half()
+    words = packed(scale, zero)
+    assert words.dtype == torch.int32 and words.stride() == (1, 2), "all outputs of a group side by side"
+    for got, one in zip(unpacked(words, None), (scale, zero)):
+        assert torch.equal(got.contiguous().view(torch.int16), one.view(torch.int16)), "−0 and all others bit by bit"
+    weight = Weight.random(4, 6, 64, 32, has_zero=True, device="cpu")
+    with pytest.raises(Unsupported, match="has the zeros in it"):
+        steps = packed(weight.scale, weight.zero), weight.zero
+        matvec_int4.matvec_int4(torch.ones(1, 64), matvec_int4.interleaved(weight.codes), *steps, group=32)
 
 
 SHAPES = st.sampled_from([(77, None), (200, None), (256, None), (128, 32), (192, 64), (192, 96), (256, 128), (64, 32)])
@@ -314,6 +332,7 @@ def test_every_version_gives_the_product_with_the_numbers(
     version, dtype = data.draw(st.sampled_from(versions)), dtypes(device)[-1 if half else 0]
     splits = data.draw(st.sampled_from([None, 1, 2, 5])) if version > 2 else None
     weight = Weight.random(bits, out, inside, group, has_zero=has_zero, device=device, seed=rows)
+    weight = dataclasses.replace(weight, packs=has_zero and data.draw(st.booleans()))
     x = random(rows, inside, seed=out, dtype=dtype, device=device)
     y = weight.times(x, version, splits=splits)
     assert y.dtype == dtype

@@ -31,14 +31,15 @@ def lowest_of(format: Format) -> int:
 
 
 class _TritonForm(ABC):
-    """Scales and zeros lie group after group, as a tile of outputs reads them."""
+    """Scales and zeros lie group after group, as a tile of outputs reads them; both of a group in one word, where there
+    are both."""
 
     _multiply: Callable[..., torch.Tensor]
 
     def __init__(self, stored: Grouped) -> None:
         self.stored, self.group = stored, stored.group
-        self.scale = stored.scale[..., 0].T.contiguous().T  # [out, in/group]
-        self.zero = None if stored.zero is None else stored.zero[..., 0].T.contiguous().T
+        scale, zero = stored.scale[..., 0], None if stored.zero is None else stored.zero[..., 0]
+        self.scale, self.zero = _group_after_group(scale, zero)  # [out, in/group]
         self.words, self.added = self._arranged()
         self.weight_bytes = sum(one.nbytes for one in (self.words, self.scale, self.zero) if one is not None)
 
@@ -56,6 +57,14 @@ class _TritonForm(ABC):
         if x.shape[0] > MAX_ROWS:
             return self.stored.multiply(x)
         return self._multiply(x, self.words, self.scale, self.zero, group=self.group, added=self.added)
+
+
+def _group_after_group(scale: torch.Tensor, zero: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    from workbench.kernels.matvec_codes import packed
+
+    if zero is not None and scale.dtype == zero.dtype == torch.float16:
+        return packed(scale, zero), None
+    return scale.T.contiguous().T, None if zero is None else zero.T.contiguous().T
 
 
 class TritonInt4(_TritonForm):

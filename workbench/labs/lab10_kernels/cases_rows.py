@@ -212,9 +212,11 @@ def _matvec() -> Case:
     )
 
 
-def _group_by_group(scale: torch.Tensor) -> torch.Tensor:
-    """The same [out, groups], laid out as the kernels read it: all outputs of a group side by side."""
-    return scale.T.contiguous().T
+def _steps(t: Maker, out: int, groups: int, scale: float, zero: float) -> torch.Tensor:
+    """[out, groups] words of a scale and a zero, laid out as the kernels read them: all outputs of a group side by
+    side."""
+    codes = module("matvec_codes")
+    return codes.packed(*(t.normal(out, groups, dtype=torch.float16, scale=size) for size in (scale, zero)))
 
 
 def _matvec_int8() -> Case:
@@ -222,28 +224,24 @@ def _matvec_int8() -> Case:
 
     def make(t: Maker, s: Sizes) -> Inputs:
         groups = s["in"] // GROUP
-        scale, zero = (
-            _group_by_group(t.normal(s["out"], groups, dtype=torch.float16, scale=size * s["in"] ** -0.5))
-            for size in (0.01, 1.0)
-        )
+        scale = _steps(t, s["out"], groups, 0.01 * s["in"] ** -0.5, s["in"] ** -0.5)
         # every word is four codes, interleaved as the engine's are
         return {
             "x": t.normal(s["rows"], s["in"]),
             "words": t.whole(-(2**31), 2**31, s["out"], s["in"] // 4, dtype=torch.int32),
             "scale": scale,
-            "zero": zero,
             "dense": t.normal(s["out"], s["in"]),
         }
 
     def call(function: Callable, i: Inputs) -> Any:
-        return function(i["x"], i["words"], i["scale"], i["zero"], group=GROUP, added=128)
+        return function(i["x"], i["words"], i["scale"], group=GROUP, added=128)
 
     return Case(
         "matvec_int8",
         make,
         lambda i: call(m.matvec_int8, i),
         lambda i: call(m.matvec_int8_reference, i),
-        lambda i: m.matvec_int8_work(i["x"], i["words"], i["scale"], i["zero"], group=GROUP),
+        lambda i: m.matvec_int8_work(i["x"], i["words"], i["scale"], group=GROUP),
         lambda i: F.linear(i["x"], i["dense"]),
         "linear, not quantized",
         MATVEC_SIZES,
@@ -257,22 +255,13 @@ def _matvec_int4() -> Case:
 
     def make(t: Maker, s: Sizes) -> Inputs:
         groups = s["in"] // GROUP
-        scale, zero = (
-            _group_by_group(t.normal(s["out"], groups, dtype=torch.float16, scale=size * s["in"] ** -0.5))
-            for size in (0.2, 1.0)
-        )
+        scale = _steps(t, s["out"], groups, 0.2 * s["in"] ** -0.5, s["in"] ** -0.5)
         # every word is eight codes
         words = t.whole(-(2**31), 2**31, s["out"], 16 * groups, dtype=torch.int32)
-        return {
-            "x": t.normal(s["rows"], s["in"]),
-            "words": words,
-            "scale": scale,
-            "zero": zero,
-            "dense": t.normal(s["out"], s["in"]),
-        }
+        return {"x": t.normal(s["rows"], s["in"]), "words": words, "scale": scale, "dense": t.normal(s["out"], s["in"])}
 
     def call(function: Callable, i: Inputs) -> Any:
-        return function(i["x"], i["words"], i["scale"], i["zero"], group=GROUP)
+        return function(i["x"], i["words"], i["scale"], group=GROUP)
 
     return Case(
         "matvec_int4",
