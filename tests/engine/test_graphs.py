@@ -279,13 +279,57 @@ def test_an_engine_sends_numbers_when_a_text_or_a_block_begins(asynchronous, dra
     """3 texts of 2 + 40 tokens in blocks of 4: 11 blocks each. Drawn tokens of a step that waits for them are the
     host's to send."""
     sampling = SamplingSettings(temperature=0.8) if drawn else None
-    requests = [Request(i, (1 + i, 2), 40, sampling=sampling, seed=i) for i in range(3)]
+    requests = [Request(i, (1 + i, 2), 40, sampling=sampling, seed=i, stop_token_ids=()) for i in range(3)]
     expected = texts(engine(graphs=False, num_blocks=64).run(requests))
     it = engine(num_blocks=64, asynchronous=asynchronous)
     assert texts(it.run(requests)) == expected
     sent, steps = it.graphs.sent, it.graphs.replayed.total()
     assert steps >= 39 and sent["tables"] <= 11 + 2
     assert sent["numbers"] == steps if drawn and not asynchronous else sent["numbers"] <= 11 + 4
+
+
+@pytest.mark.parametrize("fails", ["before", "after"])
+def test_after_a_replay_that_fails_the_device_is_told_everything_again(fails):
+    """What it holds then is not known: the step before, or the next one's numbers."""
+
+    class Fails(TracedGraphs):
+        at = 0
+
+        def record(self, step, inputs) -> Recorded:
+            traced = super().record(step, inputs)
+
+            def replay():
+                self.at += 1
+                if self.at == 6 and fails == "before":
+                    raise RuntimeError("out of memory")
+                outputs = traced.replay()
+                if self.at == 6:
+                    raise RuntimeError("out of memory")
+                return outputs
+
+            return Recorded(replay, traced.operations)
+
+    plain, static = pools(MODEL, block_size=16)
+    steps, failed = GraphedSteps(MODEL, static, largest=2, recorder=Fails()), 0
+    for name in range(2):
+        batch = Batch.of([tokens(2, name)], sequences=[name])
+        MODEL(batch, plain), steps(batch, static)
+    best = tokens(2, 7)
+    for at in range(2, 14):
+        batch = Batch.of([[token] for token in best], sequences=range(2), first_positions=[at] * 2)
+        expected = MODEL(batch, plain)
+        steps.previous[:2] = torch.tensor(best)
+        assert not steps.why_eager(batch)
+        try:
+            got = steps.prepare(batch, [0, 1])().logits
+        except RuntimeError:
+            failed += 1
+            for name in range(2):
+                static.truncate(name, at)
+            got = steps.prepare(batch, [0, 1])().logits
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+        best = got.argmax(dim=-1).tolist()
+    assert failed == 1 and steps.sent == {"numbers": 2, "tables": 2}, "at the beginning, and after the failure"
 
 
 def test_what_was_noted_counts_for_the_next_call_only():

@@ -204,6 +204,10 @@ class StaticTables:
         self.blocks = torch.zeros(rows, width, dtype=torch.int32, device=device)
         self._sent: list[list[int]] = [[] for _ in range(rows)]  # what each row begins with
 
+    def forget(self) -> None:
+        """What the device holds is not known, after a step that failed."""
+        self._sent = [[] for _ in self._sent]
+
     def prepare(self, tables: Sequence[Sequence[int]]) -> Callable[[], object] | None:
         """The host's half; what is returned is the device's: one copy, from the first row that changed to the last.
         None: nothing changed."""
@@ -235,6 +239,10 @@ class StaticNumbers:
         self._padding = torch.tensor([0, 0, scratch, 0, -1, 0])[:, None].expand(6, rows).numpy()
         self._there = self._padding.copy()  # on the device, when what was prepared so far has run
         self.values = torch.from_numpy(self._padding.copy()).to(device)
+
+    def forget(self) -> None:
+        """What the device holds is not known, after a step that failed."""
+        self._there[:] = self.UNKNOWN
 
     def prepare(
         self, batch: Batch, write_at: Sequence[int], lengths: Sequence[int], sources: Sequence[int] | None
@@ -411,13 +419,17 @@ class GraphedSteps:
         checks = graph.replays == 1 or (self.check_every and graph.replays % self.check_every == 0)
 
         def run() -> Decoded:
-            for copy in copies.values():
-                if copy is not None:
-                    copy()
-            before = graph.numbers.values.clone() if checks else None
-            outputs = self._step(*graph.buffers) if size in self._failed else graph.recorded.replay()
-            if before is not None:
-                outputs = self._checked(size, graph, outputs, rows, before)
+            try:
+                for copy in copies.values():
+                    if copy is not None:
+                        copy()
+                before = graph.numbers.values.clone() if checks else None
+                outputs = self._step(*graph.buffers) if size in self._failed else graph.recorded.replay()
+                if before is not None:
+                    outputs = self._checked(size, graph, outputs, rows, before)
+            except BaseException:
+                graph.numbers.forget(), self._tables.forget()
+                raise
             return Decoded(*(output[:rows] for output in outputs))
 
         return run
