@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
-from test_engine import ALONE, REQUESTS, WARM, alone, check_empty, engine, tokens
+import torch
+from test_engine import ALONE, MODEL, REQUESTS, WARM, alone, check_empty, engine, tokens
 
 from workbench.generation import generate
-from workbench.kv.prefix import HashChain, tenant_bytes
-from workbench.serving import Request
+from workbench.kv.blocks import BlockTables
+from workbench.kv.prefix import HashChain, prefix_index, tenant_bytes
+from workbench.serving import Engine, Request, SchedulerSettings
 from workbench.serving.policies import POLICIES
 
 ODD = [
@@ -134,3 +138,51 @@ def test_static_samples_are_sequences_each_with_its_seed(max_running):
     assert {one.sample for one in it.abort("gone")} == {0, 1, 2}
     it.run()
     check_empty(it)
+
+
+def poisoned(big: float):
+    """The model, with keys and values of about this size in its first layer for token 7, and for no other token."""
+    model = copy.deepcopy(MODEL)
+    with torch.no_grad():
+        model.embed.weight[:, 0] = 0
+        model.embed.weight[7] = 0
+        model.embed.weight[7, 0] = 4
+        for part in (model.layers[0].attention.k, model.layers[0].attention.v):
+            part.weight[:, 0] = big
+    return model
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("prefix", ["hash", "radix"])
+@pytest.mark.parametrize("format", ["int8", "fp8", "int4"])
+def test_keys_beyond_what_few_bits_can_hold_end_their_own_request_with_words(format, prefix, asynchronous):
+    """They are NaN when read, and so were, by 0 · NaN, the blocks before them, which a later prompt then took."""
+    model, ids = poisoned(1e30), [t for t in tokens(30, 3) if t != 7]
+    scheduler = SchedulerSettings(max_running=4)
+    settings = {"format": format, "prefix": prefix, "asynchronous": asynchronous, "block_size": 4, "num_blocks": 30}
+    clean = Engine(model, scheduler, **settings).run([Request("good", ids[:14], 1)])[0].token_ids
+    it = Engine(model, scheduler, **settings)
+    for count in (1, 5):
+        [bad] = it.run([Request(f"bad{count}", [*ids[:12], 7, *ids[12:]], count)])
+        assert bad.finish_reason == "error" and "float16" in str(bad.error) and "65,504" in str(bad.error)
+        [good] = it.run([Request(f"good{count}", ids[:14], 1)])
+        assert good.error is None and good.token_ids == clean
+    check_empty(it)
+
+
+@pytest.mark.parametrize("index", ["hash", "radix"])
+def test_a_forgotten_prefix_is_hit_no_more_and_no_block_is_lost(index):
+    tables = BlockTables(8, 2, prefix_index(index, 2))
+    for name, ids in (("a", [1, 2, 3, 4, 5, 6]), ("b", [1, 2, 3, 4, 7, 8])):
+        hit = tables.open(name, ids)
+        tables.grow({name: len(ids)})
+        tables.remember(name, ids)
+    assert hit == 4
+    tables.release("a")
+    tables.forget_prefix([1, 2, 3, 4, 5, 6])
+    tables.check()
+    assert tables.open("c", [1, 2, 3, 4, 9]) == 0 and len(tables.tables["b"]) == 3
+    tables.release("b")
+    tables.release("c")
+    tables.check()
+    assert tables.num_available == 8

@@ -176,7 +176,8 @@ def check_logits(logits: torch.Tensor, source: str) -> None:
     if best.isnan().any():
         raise WorkbenchError(
             f"{source} gave NaN logits, so there is nothing to choose from; look for 0/0, "
-            "inf − inf or weights that overflowed"
+            "inf − inf, weights that overflowed, or a kv in few bits whose float16 scales did (keys or values beyond "
+            "±65,504: keep those as they came, without format)"
         )
     if (best == math.inf).any():
         raise WorkbenchError(f"{source} gave a logit of +inf; use finite logits, and −inf to remove a token")

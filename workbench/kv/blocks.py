@@ -253,6 +253,16 @@ class BlockTables:
         if full:
             self.prefix.insert(token_ids[: full * self.block_size], self._tables[sequence][:full], tenant)
 
+    def forget_prefix(self, token_ids: Sequence[int], tenant: str | bytes = "") -> None:
+        """Remove the blocks of this prefix from the prefix index. Sequences that hold them keep them."""
+        if self.prefix is None:
+            return
+        for block in self.prefix.match(token_ids, tenant):
+            self._forget(block)
+            if block in self._idle:
+                del self._idle[block]
+                self._free.append(block)
+
     def release(self, sequence: Hashable) -> None:
         """End a sequence and free its blocks; also one that is swapped out."""
         if self._swapped.pop(sequence, None) is not None:

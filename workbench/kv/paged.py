@@ -155,6 +155,10 @@ class Paged(Slots):
         self._length_of(sequence)
         self.tables.remember(sequence, token_ids, tenant)
 
+    def forget_prefix(self, token_ids: Sequence[int], tenant: str | bytes = "") -> None:
+        """Let no later prompt find the blocks of this prefix."""
+        self.tables.forget_prefix(token_ids, tenant)
+
     def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
         super().fork(sequence, new_sequence)  # which checks; nothing is copied
         self.tables.fork(sequence, new_sequence)

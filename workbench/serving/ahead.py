@@ -88,6 +88,8 @@ class AheadScheduler(Scheduler):
                 sequence.token_times_s.append(now_s)
             if result.finish_reason is not None:
                 sequence.error = result.error
+                if result.error is not None:
+                    self._forget_prefix(sequence)
                 self._end(sequence, result.finish_reason, now_s)
                 done.append(sequence)
         return done
