@@ -16,6 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.models import load, prepare
 from workbench.serving import Engine, Finished, Request, SchedulerSettings, StepReport
+from workbench.serving.soak_kinds import ROWS, WRONG_WAYS, WrongDraft
 from workbench.speculation import Fixed, ModelDraft
 from workbench.speculation.drafts import EagleDraft, FirstOf, MedusaDraft, NGramDraft, PromptLookupDraft
 from workbench.speculation.proposal import Proposal
@@ -287,3 +288,20 @@ def test_settings_that_raise_at_any_moment_are_refused_or_end_their_request_alon
     assert sum(f.request_id == "spoiled" for f in ended) == (0 if refused else n)
     good = {f.request_id: f.token_ids for f in ended if f.request_id != "spoiled"}
     assert good == plain(REQUESTS[:3])
+
+
+@pytest.mark.parametrize("wrong", WRONG_WAYS)
+@pytest.mark.parametrize("sampling", [None, WARM], ids=["greedy", "drawn"])
+def test_a_draft_that_answers_wrong_ends_no_request_and_is_seen(wrong, sampling):
+    """Rows that are no distributions ended the request; ids that are no whole numbers stopped the step."""
+    draft = WrongDraft(ModelDraft(TARGET), wrong, 2)
+    it = engine(draft, max_running=3)
+    ended, reports = served(it, [Request(r.id, r.prompt_ids, 12, sampling, seed=r.id) for r in REQUESTS])
+    assert all(one.error is None and len(one.token_ids) == 12 for one in ended.values())
+    if not sampling:
+        alone = Engine(TARGET, SchedulerSettings(max_running=1), num_blocks=150, block_size=4)
+        assert [ended[r.id].token_ids for r in REQUESTS] == [
+            alone.run([Request(r.id, r.prompt_ids, 12)])[0].token_ids for r in REQUESTS
+        ]
+    assert draft.was_wrong == bool(it.why_no_drafts) == any(report.draft_errors for report in reports)
+    assert draft.was_wrong or (wrong in ROWS and not sampling), "greedy decoding reads no rows, and nothing else"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
 from workbench import cli
 from workbench.decoding import filters
+from workbench.decoding.sampling import draws_for
 from workbench.errors import WorkbenchError
+from workbench.kv import blocks
 from workbench.serving import scheduler as scheduling
 from workbench.serving.soak import soak
+from workbench.serving.soak_kinds import DRAFTS
 from workbench.speculation import engine as speculation
 
-RUNS = 25
+RUNS = 40
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +44,34 @@ def test_random_requests_get_their_texts_and_wrong_ones_their_error():
         "drafted",
         "accepted",
         "free threads",
+        "late failures",
+        "wrong drafts",
+        "static",
+        "prepared",
+        "model window",
+        "model latent",
+        "model spoiled",
+        "asynchronous True",
+        "attention eager",
+        "graphs True",
+        "prefix radix",
+        "format int8",
+        "policy deadline",
     ):
         assert soaked.counts[what] > 0, what
-    assert soaked.counts["late failures"] > 0
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_every_draft_of_a_soak_drafts(kind, monkeypatch):
+    monkeypatch.setattr("workbench.serving.soak.DRAFTS", {kind: DRAFTS[kind], "the target itself": DRAFTS[kind]})
+    counts = Counter[str]()
+    for seed in range(30):
+        soaked = soak(1, seed)
+        assert soaked.failed_seed is None, f"seed {soaked.failed_seed}: {soaked.message}"
+        counts.update(soaked.counts)
+        if counts["drafted"]:
+            return
+    raise AssertionError(f"nothing was drafted by {kind}")
 
 
 def every_request_is_taken(monkeypatch):
@@ -64,12 +94,45 @@ def top_k_keeps_one_more(monkeypatch):
     monkeypatch.setattr("workbench.serving.ahead.filter_rows", lambda logits, settings: right(logits, 2))
 
 
-@pytest.mark.parametrize(
-    "plant", [every_request_is_taken, drafts_are_always_accepted, aborted_blocks_are_kept, top_k_keeps_one_more]
-)
+def every_sample_draws_alike(monkeypatch):
+    monkeypatch.setattr("workbench.serving.engine.draws_for", lambda distribution, seed: draws_for(distribution, 0))
+
+
+def a_shared_block_is_not_copied(monkeypatch):
+    monkeypatch.setattr(blocks.BlockTables, "_writes_last", lambda self, sequence, length: False)
+
+
+def tenants_share_their_blocks(monkeypatch):
+    monkeypatch.setattr("workbench.kv.prefix.tenant_bytes", lambda tenant: b"")
+
+
+def errors_of_a_draft_are_dropped(monkeypatch):
+    def guarded(self, isolate, call, *given):
+        try:
+            return call(*given)
+        except Exception:
+            self.draft = None
+            return None
+
+    monkeypatch.setattr(speculation.Speculator, "_guarded", guarded)
+
+
+PLANTS = [
+    every_request_is_taken,
+    drafts_are_always_accepted,
+    aborted_blocks_are_kept,
+    top_k_keeps_one_more,
+    every_sample_draws_alike,
+    a_shared_block_is_not_copied,
+    tenants_share_their_blocks,
+    errors_of_a_draft_are_dropped,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
 def test_what_is_planted_is_seen(plant, monkeypatch):
     plant(monkeypatch)
-    soaked = soak(100)
+    soaked = soak(200)
     assert soaked.failed_seed is not None
     again = soak(1, soaked.failed_seed)
     assert again.failed_seed == soaked.failed_seed and not again.counts["runs"]

@@ -79,10 +79,8 @@ class BlockTables:
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix: PrefixIndex | None = None) -> None:
-        self.num_blocks, self.block_size = (
-            check_whole("num_blocks", num_blocks, 1),
-            check_whole("block_size", block_size, 1),
-        )
+        self.num_blocks = check_whole("num_blocks", num_blocks, 1)
+        self.block_size = check_whole("block_size", block_size, 1)
         assert getattr(prefix, "block_size", block_size) == block_size, "an index of blocks of another size"
         self.prefix = prefix
         self.references = [0] * num_blocks
@@ -246,22 +244,14 @@ class BlockTables:
     def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str | bytes = "") -> None:
         """Add the full blocks of a sequence to the prefix index. token_ids: the tokens of the sequence from its
         start."""
-        length = self._length_of(sequence)
-        if self.prefix is None:
-            return
-        full = min(length, len(token_ids)) // self.block_size
-        if full:
+        full = min(self._length_of(sequence), len(token_ids)) // self.block_size
+        if full and self.prefix is not None:
             self.prefix.insert(token_ids[: full * self.block_size], self._tables[sequence][:full], tenant)
 
     def forget_prefix(self, token_ids: Sequence[int], tenant: str | bytes = "") -> None:
         """Remove the blocks of this prefix from the prefix index. Sequences that hold them keep them."""
-        if self.prefix is None:
-            return
-        for block in self.prefix.match(token_ids, tenant):
+        for block in () if self.prefix is None else self.prefix.match(token_ids, tenant):
             self._forget(block)
-            if block in self._idle:
-                del self._idle[block]
-                self._free.append(block)
 
     def release(self, sequence: Hashable) -> None:
         """End a sequence and free its blocks; also one that is swapped out."""
@@ -337,9 +327,7 @@ class BlockTables:
             self._free.append(block)
 
     def _forget(self, block: int) -> None:
-        if self.prefix is None:
-            return
-        for lost in self.prefix.forget(block):
+        for lost in () if self.prefix is None else (block, *self.prefix.forget(block)):
             if lost in self._idle:
                 del self._idle[lost]
                 self._free.append(lost)

@@ -156,7 +156,6 @@ class Paged(Slots):
         self.tables.remember(sequence, token_ids, tenant)
 
     def forget_prefix(self, token_ids: Sequence[int], tenant: str | bytes = "") -> None:
-        """Let no later prompt find the blocks of this prefix."""
         self.tables.forget_prefix(token_ids, tenant)
 
     def fork(self, sequence: Hashable, new_sequence: Hashable) -> None:
@@ -379,10 +378,8 @@ class Paged(Slots):
         shape = self.config.latent_attention
         if shape is None:
             return self._misfit(layer, q, k, v)
-        rows = len(q)
-        problem = misfit(
-            q, k, v, (rows, self.config.num_heads, self.config.head_dim), (rows, 1, shape.cached_dim), None
-        )
+        queries = (len(q), self.config.num_heads, self.config.head_dim)
+        problem = misfit(q, k, v, queries, (len(q), 1, shape.cached_dim), None)
         if not problem and (up is None or up.shape != shape):
             problem = f"this KV cache takes latents together with their up-projections, of {shape}"
         return problem

@@ -89,7 +89,7 @@ class AheadScheduler(Scheduler):
             if result.finish_reason is not None:
                 sequence.error = result.error
                 if result.error is not None:
-                    self._forget_prefix(sequence)
+                    self._remember(sequence, 0, 0, result.error)
                 self._end(sequence, result.finish_reason, now_s)
                 done.append(sequence)
         return done

@@ -2,7 +2,8 @@
 
     good request    its tokens are those that it gets alone; aborted, it has the first of them
     wrong request   refused with a WorkbenchError, and nothing has changed
-    late failure    sampling settings that raise after some tokens end their own request
+    late failure    sampling settings that raise after some tokens, or a token that makes NaN, end their own request
+    draft           drafts without an error to the end; a wrong one changes no text, and its error is seen
     at the end      no block is held, no text is in a cache, and every request has its results once
 
 Tiny random models in float64, so that the order of a sum decides no token. A run follows from its seed alone, but for
@@ -23,36 +24,22 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import torch
-
 from workbench.decoding.sampling import SamplingSettings
 from workbench.decoding.sequence import Finished, Request
 from workbench.errors import WorkbenchError, check_above, check_whole
 from workbench.generation import generate
-from workbench.models.config import ModelConfig
-from workbench.models.decoder import Decoder
 from workbench.serving.engine import Engine
 from workbench.serving.policies import POLICIES
 from workbench.serving.results import StepReport
 from workbench.serving.settings import PREEMPTION, SchedulerSettings
+from workbench.serving.soak_kinds import CONTEXT, DRAFTS, SPOILED, VOCABULARY, WRONG_WAYS, Models, WrongDraft, texts_of
 from workbench.serving.soak_malformed import NoRequest, Wrong, wrong_request
-from workbench.speculation.drafts import Draft, FirstOf, ModelDraft, PromptLookupDraft
+from workbench.speculation.drafts import Draft
 
-VOCABULARY, CONTEXT = 24, 40
 MAX_STEPS = 3000  # of a run; one that needs more does not get on
 FORMATS = (None, None, None, None, "int8", "fp8", "int4")
+NAMED = ("prefix", "format", "asynchronous", "attention", "graphs")  # settings that are counted by their values
 Key = tuple[Hashable, int]  # request, sample
-
-
-def tiny_model(seed: int, layers: int) -> Decoder:
-    """Random weights, large enough that the layers matter to the logits."""
-    shape: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "intermediate_size": 32}
-    config = ModelConfig("llama", VOCABULARY, 16, layers, context_length=CONTEXT, eos_token_ids=(0,), **shape)
-    model, generator = Decoder(config, name="tiny"), torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.copy_(0.4 * torch.randn(weight.shape, generator=generator) + (weight.dim() == 1))
-    return model.double().eval().requires_grad_(False)
 
 
 class Raises(SamplingSettings):
@@ -70,24 +57,8 @@ class Raises(SamplingSettings):
         return super().active()
 
 
-class Watched(ModelDraft):
-    """A draft that shows which texts it has cached."""
-
-    @property
-    def cached(self) -> list[Hashable]:
-        return list(self._kv.lengths)
-
-
 class Failed(Exception):
     """What should not have happened."""
-
-
-@dataclass(frozen=True)
-class Models:
-    """What all runs share: a target and a smaller model that drafts for it."""
-
-    target: Decoder = dataclasses.field(default_factory=lambda: tiny_model(0, 2))
-    small: Decoder = dataclasses.field(default_factory=lambda: tiny_model(1, 1))
 
 
 class Run:
@@ -96,7 +67,8 @@ class Run:
     def __init__(self, seed: int, models: Models) -> None:
         self.seed, self.random, self.models = seed, random.Random(seed), models
         self.counts: Counter[str] = Counter()
-        self._model_drafts: list[Watched] = []
+        self._draft: Draft | None = None
+        self._kind = self.random.choice(("plain",) * 4 + ("window", "latent", "spoiled"))
         self._names = count()
         self._asked: dict[Hashable, Request] = {}
         self._late: set[Hashable] = set()  # their settings raise
@@ -111,34 +83,27 @@ class Run:
         self.settings, self.engine = self._made()
 
     def __str__(self) -> str:
-        return f"{self.settings}, {self._made_with}"
+        draft = self._draft and (self._drafted_by, self._draft.name)
+        return f"{self._kind}, {type(self._model).__name__}, {self.settings}, {self._made_with}, draft {draft}"
 
     # -- what is drawn -----------------------------------------------------------------------------------------------
 
     def _tokens(self, least: int, most: int) -> list[int]:
-        return [self.random.randrange(VOCABULARY) for _ in range(self.random.randint(least, most))]
+        return [self.random.randrange(SPOILED) for _ in range(self.random.randint(least, most))]
 
-    def _draft(self) -> Draft | None:
-        target, small = self.models.target, self.models.small
-
-        def watched(model: Decoder, **given: Any) -> Watched:
-            self._model_drafts.append(Watched(model, **given))
-            return self._model_drafts[-1]
-
-        kinds: tuple[Callable[[], Draft], ...] = (
-            lambda: watched(small),
-            lambda: watched(target),
-            lambda: watched(small, branching=(2, 2)),
-            lambda: PromptLookupDraft(target, min_ngram=1),
-            lambda: FirstOf(PromptLookupDraft(target), watched(small)),
-        )
-        return self.random.choice(kinds)()
+    def _drawn_draft(self) -> Draft:
+        """Every third one answers wrong after some rounds."""
+        self._drafted_by = self.random.choice([*DRAFTS, *["the target itself"] * 6])  # whose tokens are accepted
+        draft = DRAFTS[self._drafted_by](self.models, self.models.targets[self._kind])
+        if self.random.random() < 0.33:
+            return WrongDraft(draft, self.random.choice(WRONG_WAYS), self.random.randint(0, 6))
+        return draft
 
     def _made(self) -> tuple[SchedulerSettings, Engine]:
         """An engine in which the longest request fits, and often little more."""
         chance, pick = self.random.random, self.random.choice
         static = chance() < 0.12
-        draft = self._draft() if not static and chance() < 0.45 else None
+        draft = self._draft = self._drawn_draft() if not static and chance() < 0.45 else None
         running = self._running
         settings = SchedulerSettings(
             max_running=running,
@@ -158,17 +123,26 @@ class Run:
         self._made_with: dict[str, Any] = {
             "num_blocks": least * (running if static else 1) + pick((0, 1, 3, least)),
             "block_size": block_size,
-            "prefix": pick((None, "hash", "hash", "radix")),
-            "format": pick(FORMATS),
-            "draft_length": pick((1, 3, 4, 8, "threshold")),
+            "prefix": None if self._kind == "spoiled" else pick((None, "hash", "hash", "radix")),
+            "format": None if self._kind == "latent" else pick(FORMATS),
+            "draft_length": pick((1, 3, 4, 8, "threshold", "dynamic")),
             "asynchronous": chance() < 0.35,
+            "attention": pick(("auto", "sdpa", "eager")),
+            "graphs": pick((None, None, False, True)),
         }
+        if self._made_with["attention"] == "eager" or (draft is not None and draft.wants_hidden_states):
+            self._made_with["graphs"] = None
         with_clock = self._made_with | {"clock": lambda: 0.01 * next(ticks)}
         if draft is None:
             del with_clock["draft_length"]
         if not settings.remember:
             del with_clock["prefix"]
-        return settings, Engine(self.models.target, settings, draft=draft, **with_clock)
+        models = self.models.prepared if chance() < 0.3 else self.models.targets
+        self._model = models[self._kind]
+        self.counts.update({f"model {self._kind}": 1, f"policy {settings.policy}": 1, "static": static})
+        self.counts["prepared"] += models is self.models.prepared
+        self.counts.update({f"{name} {value}": 1 for name, value in self._made_with.items() if name in NAMED})
+        return settings, Engine(self._model, settings, draft=draft, **with_clock)
 
     def _sampling(self) -> SamplingSettings | None:
         pick = self.random.choice
@@ -193,8 +167,10 @@ class Run:
 
     def _good(self) -> Request:
         prompt = self.random.choice(self._beginnings)[: self.random.randint(1, 14)] + self._tokens(0, 10)
+        if self._kind == "spoiled" and self.random.random() < 0.3:
+            prompt[self.random.randrange(len(prompt))] = SPOILED
         sampling = self._sampling()
-        n = self.random.randint(1, min(3, self._running)) if self.random.random() < 0.3 else 1
+        n = self.random.randint(1, min(4, self._running)) if self.random.random() < 0.3 else 1
         name = self.random.choice((str, int, lambda name: (name, "text")))(next(self._names))
         if isinstance(sampling, Raises):
             n = 1  # its calls are counted
@@ -203,12 +179,13 @@ class Run:
             tuple(prompt),
             self.random.randint(1, min(16, CONTEXT - len(prompt))),
             sampling,
-            seed=self.random.choice((0, self.random.randrange(2**63 - 8))),
-            stop_token_ids=self.random.choice(((), (), tuple(self._tokens(1, 3)))),
+            seed=self.random.choice((0, None, self.random.randrange(2**63 - 8))),
+            stop_token_ids=self.random.choice(((), (), tuple(self._tokens(1, 3)), tuple(self._tokens(4, 8)))),
             n=n,
             priority=self.random.choice((0, 0, -3, 2, 0.5)),
             deadline_s=self.random.choice((None, 0.5, 9.0)),
             tenant=self.random.choice(("", "", "a", b"a")),
+            arrival_s=self.random.choice((0.0, 0.0, -1, 0.05, 0.2)),
         )
 
     # -- what is done ------------------------------------------------------------------------------------------------
@@ -338,6 +315,7 @@ class Run:
         self.counts.update(
             steps=1,
             drafted=report.drafted,
+            **{f"drafted by {self._drafted_by}": report.drafted} if self._draft is not None else {},
             accepted=report.accepted,
             preemptions=len(report.plan.preempted),
             swaps=len(report.plan.swapped_out),
@@ -366,9 +344,13 @@ class Run:
             "lengths of the kv": engine.kv.lengths,
             "bytes in use": engine.kv.bytes_in_use,
             "blocks that are not available": tables.num_blocks - tables.num_available,
-            "texts of drafts": [name for draft in self._model_drafts for name in draft.cached],
-            "why drafts are off": "" if self._late or not self.settings.draft_tokens else engine.why_no_drafts,
+            "texts of drafts": [] if isinstance(self._draft, WrongDraft) else texts_of(self._draft),
         }
+        if self._draft is not None:
+            was_wrong = isinstance(self._draft, WrongDraft) and self._draft.was_wrong
+            self.counts["wrong drafts"] += was_wrong
+            if bool(engine.why_no_drafts) != was_wrong or (was_wrong and not engine.draft_errors):
+                raise Failed(f"drafts are off: {engine.why_no_drafts!r}, and the draft was wrong: {was_wrong}")
         for what, value in left.items():
             if value:
                 raise Failed(f"left at the end, {what}: {value!r:.200}")
@@ -382,11 +364,15 @@ class Run:
 
     def _check_result(self, request: Request, one: Finished) -> None:
         where = f"{request} sample {one.sample}"
-        late = isinstance(request.sampling, Raises)
+        late = isinstance(request.sampling, Raises) or (
+            self._kind == "spoiled" and SPOILED in request.prompt_ids + one.token_ids
+        )
         if (one.error is not None) != (one.finish_reason == "error") or (one.finish_reason == "error" and not late):
             raise Failed(f"{where}: ended with {one.finish_reason}, {one.error!r}")
         self.counts["late failures"] += one.finish_reason == "error"
-        if self.settings.draft_tokens and not _certain(request.sampling):
+        if one.hit_tokens > self._longest_hit(request, one):
+            raise Failed(f"{where}: {one.hit_tokens} tokens come from the prefix cache, of no text of its tenant")
+        if not _certain(request.sampling) and (self.settings.draft_tokens or request.seed is None):
             self.counts["not compared"] += 1  # a draft draws from the same random numbers
             return
         alone = self._tokens_alone(request, one.sample)
@@ -396,20 +382,32 @@ class Run:
             raise Failed(f"{where}: {one.finish_reason}, {one.token_ids}, and alone {alone}")
         self.counts.update({"texts": 1, "tokens": len(alone)})
 
+    def _longest_hit(self, request: Request, one: Finished) -> int:
+        """Tokens that its prompt, or after a preemption its text, has in common with another one of its tenant."""
+        if one.preemptions or request.n > 1:
+            return CONTEXT
+        others = [r for r in self._asked.values() if r.tenant == request.tenant and r is not request]
+        texts = [r.prompt_ids + e.token_ids for r in others for e in self._results.values() if e.request_id == r.id]
+        return max((_in_common(request.prompt_ids, text) for text in texts), default=0)
+
     def _tokens_alone(self, request: Request, sample: int) -> tuple[int, ...]:
         seed = None if request.seed is None else request.seed + sample
         sampling = request.sampling or SamplingSettings()
         values = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(SamplingSettings)}
-        target, format = self.models.target, self._made_with["format"]
-        if format is None:
+        target, format = self.models.targets[self._kind], self._made_with["format"]
+        if format is None and self._kind != "spoiled":
             how: dict[str, Any] = {"stop_token_ids": request.stop_token_ids, "kv": "contiguous", "seed": seed}
             return tuple(
                 generate(target, request.prompt_ids, max_new_tokens=request.max_new_tokens, **how, **values).tokens
             )
         quiet = SchedulerSettings(max_running=1, remember=False)
-        alone = Engine(target, quiet, num_blocks=CONTEXT, block_size=1, format=str(format))
-        plain = dataclasses.replace(request, sampling=SamplingSettings(**values), seed=seed, n=1)
+        alone = Engine(target, quiet, num_blocks=CONTEXT, block_size=1, format=format)
+        plain = dataclasses.replace(request, sampling=SamplingSettings(**values), seed=seed, n=1, arrival_s=0)
         return alone.run([plain])[0].token_ids
+
+
+def _in_common(text: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(text, other)) if a != b), min(len(text), len(other)))
 
 
 def _certain(sampling: SamplingSettings | None) -> bool:

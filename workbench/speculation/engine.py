@@ -132,7 +132,7 @@ class Speculator:
         for sequence, limit, done in zip(sequences, limits, rounds):
             drafting = sequence.drafting
             if drafting.begun and done.error is None:
-                self._guarded(isolate, drafting.lengths.learn, done.outcome(plain=not limit))
+                self._guarded(isolate, self._learn, drafting.lengths, done, not limit)
             drafting.begun = True
             drafting.drafted += len(done.proposal)
             drafting.accepted += done.accepted
@@ -265,6 +265,10 @@ class Speculator:
             room = 0  # hidden states are missing: of tokens that a grammar forced, or of a prefix from the cache
         return 0 if room < 1 else min(drafting.lengths.limit(), room)
 
+    @staticmethod
+    def _learn(lengths: LengthPolicy, done: Round, plain: bool) -> None:
+        lengths.learn(done.outcome(plain=plain))
+
     def _room(self, sequence: Sequence) -> int:
         """Nodes for which the kv has room, after the tokens that are sent anyway."""
         not_cached = len(sequence.token_ids) - self.step.start(sequence)
@@ -325,14 +329,13 @@ class Speculator:
     def _answers(self, asks: list[Ask]) -> list[Proposal]:
         """What the draft proposes. Raises WorkbenchError for what cannot be verified."""
         proposals, vocab_size = self._asked.propose(asks), self.model.config.vocab_size
-        if len(proposals) != len(asks) or not all(isinstance(one, Proposal) for one in proposals):
+        if not isinstance(proposals, abc.Sequence) or not all(isinstance(one, Proposal) for one in proposals):
+            raise WorkbenchError(f"it must answer with a list of Proposals, got {proposals!r:.80}")
+        if len(proposals) != len(asks):
             raise WorkbenchError(f"it gave {len(proposals)} proposals for {len(asks)} sequences")
         for ask, proposal in zip(asks, proposals):
-            if any(not 0 <= token < vocab_size for token in proposal.tokens):
-                raise WorkbenchError(f"it drafted {proposal.tokens}, and token ids lie in 0 … {vocab_size - 1}")
-            if len(proposal) and not (ask.distribution.greedy or len(proposal.distributions)):
-                raise WorkbenchError("it drafted tokens without the distributions that they were drawn from")
-        return proposals
+            proposal.check(vocab_size, drawn=not ask.distribution.greedy)
+        return list(proposals)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
         return self.step.forward_with_hidden(batch) if self._wants_hidden else (self.step.forward(batch), None)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, is_whole
 
 OfNode = TypeVar("OfNode")
+MAX_SUM_ERROR = 1e-3  # of a distribution, which may come in float32
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,28 @@ class Proposal:
         for name in ("distributions", "origins", "confidences"):
             if len(given := getattr(self, name)) not in (0, len(self.tokens)):
                 raise WorkbenchError(f"a proposal of {len(self.tokens)} tokens has as many {name}, got {len(given)}")
+
+    def check(self, vocab_size: int, *, drawn: bool) -> None:
+        """Raise WorkbenchError for tokens outside the vocabulary and, where they were drawn, unless each comes with the
+        distribution it was drawn from: [V], no number negative, a sum of 1, and more than 0 for the token itself."""
+        if any(not is_whole(token) or not 0 <= token < vocab_size for token in self.tokens):
+            raise WorkbenchError(
+                f"it drafted {self.tokens!r:.80}, and token ids are whole numbers in 0 … {vocab_size - 1}"
+            )
+        if len(self) and drawn and not len(self.distributions):
+            raise WorkbenchError("it drafted tokens without the distributions that they were drawn from")
+        for token, row in zip(self.tokens, self.distributions if drawn else ()):
+            shape = getattr(row, "shape", None)
+            if shape is None or tuple(shape) != (vocab_size,):
+                came = type(row).__name__ if shape is None else list(shape)
+                raise WorkbenchError(f"it drafted token {token} from {came}; expected a distribution [{vocab_size}]")
+            total, least, own = float(row.sum()), float(row.min()), float(row[token])
+            if not (abs(total - 1) <= MAX_SUM_ERROR and least >= 0 and own > 0):
+                raise WorkbenchError(
+                    f"it says it drew token {token} from a distribution with the sum {total:g}, the least number "
+                    f"{least:g} and {own:g} for that token; expected a sum of 1, nothing negative, and more than 0 "
+                    "for the token"
+                )
 
     @classmethod
     def chain(cls, tokens: Sequence[int], distributions: Sequence[Any] = (), **other: Any) -> Proposal:
