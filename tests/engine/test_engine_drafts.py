@@ -16,7 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.models import load, prepare
 from workbench.serving import Engine, Finished, Request, SchedulerSettings, StepReport
-from workbench.serving.soak_kinds import ROWS, WRONG_WAYS, WrongDraft
+from workbench.serving.soak_kinds import DRAFTS, ROWS, WRONG_WAYS, Models, WrongDraft
 from workbench.speculation import Fixed, ModelDraft
 from workbench.speculation.drafts import EagleDraft, FirstOf, MedusaDraft, NGramDraft, PromptLookupDraft
 from workbench.speculation.proposal import Proposal
@@ -305,3 +305,13 @@ def test_a_draft_that_answers_wrong_ends_no_request_and_is_seen(wrong, sampling)
         ]
     assert draft.was_wrong == bool(it.why_no_drafts) == any(report.draft_errors for report in reports)
     assert draft.was_wrong or (wrong in ROWS and not sampling), "greedy decoding reads no rows, and nothing else"
+
+
+@pytest.mark.parametrize("kind", ["model", "eagle", "medusa", "first of, with eagle"])
+def test_every_sample_of_a_request_is_drafted_for(kind):
+    """Those after the first had no hidden states of their prompt, and nothing was drafted for them."""
+    models = Models()
+    target = models.targets["plain"]
+    it = Engine(target, SchedulerSettings(max_running=4, draft_tokens=4), draft=DRAFTS[kind](models, target))
+    ended = it.run([Request("a", [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], 12, n=3)])
+    assert len({(one.token_ids, one.drafted, one.accepted) for one in ended}) == 1 and ended[0].drafted > 0

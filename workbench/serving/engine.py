@@ -193,7 +193,7 @@ class Engine:
         """A new sequence gets what its tokens are chosen with."""
         sequence.sampler = sampler
         if self._speculator is not None:
-            sequence.drafting = Drafting(self._lengths.copy())
+            sequence.drafting = Drafting.after(sequence.drafting, self._lengths.copy())
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

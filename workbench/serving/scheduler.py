@@ -378,7 +378,7 @@ class Scheduler:
         request, first.forked = first.request, True
         new = [self._sequence(request, sample, list(first.token_ids)) for sample in range(1, request.n)]
         for sequence in new:
-            sequence.sampler = first.sampler
+            sequence.sampler, sequence.drafting = first.sampler, first.drafting
         self._alive[request.id] += new
         plan.forked += new
         return new

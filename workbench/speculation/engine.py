@@ -53,6 +53,13 @@ class Drafting:
     accepted: int = 0
     error: Exception | None = None  # of drafting for this sequence, which goes on without
 
+    @classmethod
+    def after(cls, first: Drafting | None, lengths: LengthPolicy) -> Drafting:
+        """Of a new sequence. first: of the one that it was forked from, whose prompt it shares."""
+        if first is None:
+            return cls(lengths)
+        return cls(lengths, hidden_states=list(first.hidden_states), num_hidden=first.num_hidden)
+
     def forget(self) -> None:
         """To be called when the keys and values of the sequence are gone: the draft starts from its beginning again."""
         self.hidden_states.clear()
