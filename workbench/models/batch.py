@@ -98,13 +98,13 @@ class Batch:
                     positions[start : start + len(tree)] = [at + depth for depth in depths(tree)]
         rows = _logit_rows(logits, starts)
         numbers = [t for ids in lists for t in ids], positions, rows or []
-        token_ids, places, chosen = sent(numbers, dtype=torch.int64, device=device)
-        return cls(token_ids, places, names, starts, first, None if rows is None else chosen, trees)
+        flat, places, chosen = sent(numbers, dtype=torch.int64, device=device)
+        return cls(flat, places, names, starts, first, None if rows is None else chosen, trees)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch there: from the host in one copy, which the host does not wait for."""
         tensors = [one for one in (self.token_ids, self.positions, self.logit_rows) if one is not None]
-        return replace(self, **dict(zip(("token_ids", "positions", "logit_rows"), moved(tensors, device))))
+        return replace(self, **dict[str, Any](zip(("token_ids", "positions", "logit_rows"), moved(tensors, device))))
 
 
 def depths(parents: Sequence[int]) -> list[int]:

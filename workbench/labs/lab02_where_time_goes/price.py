@@ -93,7 +93,7 @@ def quote(
 ) -> Quote:
     """Predicted from the shape alone: prefill one prompt at a time, decode `batch` sequences in each step."""
     elements: dict[str, Any] = {"weight_bytes_per_element": weight_bytes, "kv_bytes_per_element": cache_bytes}
-    arranged = {"kv": "contiguous" if shape.latent_attention is None else "latent"}
+    arranged: dict[str, Any] = {"kv": "contiguous" if shape.latent_attention is None else "latent"}
     arranged["arrangement"] = prepared_on(ceilings, shape)
     middle = prompt_tokens + output_tokens // 2
     first = predict(
