@@ -180,7 +180,7 @@ class Run:
             self.random.randint(1, min(16, CONTEXT - len(prompt))),
             sampling,
             seed=self.random.choice((0, None, self.random.randrange(2**63 - 8))),
-            stop_token_ids=self.random.choice(((), (), tuple(self._tokens(1, 3)), tuple(self._tokens(4, 8)))),
+            stop_token_ids=self.random.choice((None, (), tuple(self._tokens(1, 3)), tuple(self._tokens(4, 8)))),
             n=n,
             priority=self.random.choice((0, 0, -3, 2, 0.5)),
             deadline_s=self.random.choice((None, 0.5, 9.0)),
