@@ -117,7 +117,7 @@ DRAFTS: dict[str, Callable[[Models, Decoder], Draft]] = {
 }
 
 
-def texts_of(draft: Draft) -> list[Hashable]:
+def texts_of(draft: Draft | None) -> list[Hashable]:
     """The sequences that a draft has cached, and those within it."""
     within = [*getattr(draft, "drafts", ()), *([draft.draft] if isinstance(draft, StagedDraft) else [])]
     own = list(getattr(getattr(draft, "_kv", None), "lengths", ()))
@@ -134,6 +134,10 @@ def _spoiled_rows(proposals: list[Proposal], value: float) -> list[Proposal]:
     ]
 
 
+def no_ids(count: int) -> Any:
+    return (1.5,) * count
+
+
 WRONG_ANSWERS: dict[str, Callable[[list[Proposal]], Any]] = {
     "NaN": lambda proposals: _spoiled_rows(proposals, math.nan),
     "infinite": lambda proposals: _spoiled_rows(proposals, math.inf),
@@ -142,7 +146,7 @@ WRONG_ANSWERS: dict[str, Callable[[list[Proposal]], Any]] = {
         dataclasses.replace(one, distributions=[torch.ones(3) / 3] * len(one)) for one in proposals
     ],
     "ids too large": lambda proposals: [dataclasses.replace(one, tokens=(10**6,) * len(one)) for one in proposals],
-    "ids that are no ids": lambda proposals: [dataclasses.replace(one, tokens=(1.5,) * len(one)) for one in proposals],
+    "ids that are no ids": lambda proposals: [dataclasses.replace(one, tokens=no_ids(len(one))) for one in proposals],
     "one too many": lambda proposals: [*proposals, Proposal()],
     "none": lambda proposals: None,
     "text": lambda proposals: ["text"] * len(proposals),
