@@ -105,7 +105,10 @@ def test_what_fails_for_one_request_ends_that_one_alone(what, asynchronous, monk
 def test_a_static_groups_padding_ends_at_the_context():
     """One text fills the context in a few steps, and another of its group goes on: the first was padded beyond."""
     context = 256
-    requests = [Request("long", tuple(tokens(context - 4, 1)), 4), Request("short", tuple(tokens(5, 2)), 40)]
+    requests = [
+        Request("long", tuple(tokens(context - 4, 1)), 4, stop_token_ids=()),
+        Request("short", tuple(tokens(5, 2)), 40, stop_token_ids=()),
+    ]
     it = engine(batching="static", num_blocks=150)
     longest: list[int] = []
     ended = it.run(requests, watch=lambda report: longest.append(max(it.kv.lengths.values(), default=0)))

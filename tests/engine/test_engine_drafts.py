@@ -296,12 +296,14 @@ def test_a_draft_that_answers_wrong_ends_no_request_and_is_seen(wrong, sampling)
     """Rows that are no distributions ended the request; ids that are no whole numbers stopped the step."""
     draft = WrongDraft(ModelDraft(TARGET), wrong, 2)
     it = engine(draft, max_running=3)
-    ended, reports = served(it, [Request(r.id, r.prompt_ids, 12, sampling, seed=r.id) for r in REQUESTS])
+    ended, reports = served(
+        it, [dataclasses.replace(r, max_new_tokens=12, sampling=sampling, seed=r.id) for r in REQUESTS]
+    )
     assert all(one.error is None and len(one.token_ids) == 12 for one in ended.values())
     if not sampling:
         alone = Engine(TARGET, SchedulerSettings(max_running=1), num_blocks=150, block_size=4)
         assert [ended[r.id].token_ids for r in REQUESTS] == [
-            alone.run([Request(r.id, r.prompt_ids, 12)])[0].token_ids for r in REQUESTS
+            alone.run([dataclasses.replace(r, max_new_tokens=12)])[0].token_ids for r in REQUESTS
         ]
     assert draft.was_wrong == bool(it.why_no_drafts) == any(report.draft_errors for report in reports)
     assert draft.was_wrong or (wrong in ROWS and not sampling), "greedy decoding reads no rows, and nothing else"
@@ -313,5 +315,48 @@ def test_every_sample_of_a_request_is_drafted_for(kind):
     models = Models()
     target = models.targets["plain"]
     it = Engine(target, SchedulerSettings(max_running=4, draft_tokens=4), draft=DRAFTS[kind](models, target))
-    ended = it.run([Request("a", [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], 12, n=3)])
+    ended = it.run([Request("a", [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], 12, n=3, stop_token_ids=())])
     assert len({(one.token_ids, one.drafted, one.accepted) for one in ended}) == 1 and ended[0].drafted > 0
+
+
+WITH_HIDDEN = ("eagle", "eagle, tree", "medusa", "first of, with hidden states")
+
+
+@pytest.mark.parametrize("prefix", ["hash", "radix"])
+@pytest.mark.parametrize("kind", WITH_HIDDEN)
+def test_heads_draft_after_a_prefix_hit_from_where_hidden_states_begin(kind, prefix):
+    """The second request had no draft, and nothing said why."""
+    target = tiny()
+    settings = SchedulerSettings(max_running=2, draft_tokens=8)
+    it = Engine(target, settings, num_blocks=150, block_size=4, prefix=prefix, draft=KINDS[kind](target))
+    prompt = (*REPEATED, 7, 7)
+    for name, ids in enumerate((prompt, prompt, (*prompt[:-1], 8, 9, 10))):
+        [one] = it.run([Request(name, ids, 24, stop_token_ids=())])
+        alone = generate(target, list(ids), max_new_tokens=24, stop_token_ids=(), kv="contiguous")
+        assert one.token_ids == tuple(alone.tokens) and one.drafted > 0 and one.draft_error is None
+        assert (one.hit_tokens > 0) == (name > 0)
+    check_empty(it)
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("kind", WITH_HIDDEN)
+def test_heads_draft_on_after_a_preemption(kind, preemption):
+    target = tiny()
+    settings = SchedulerSettings(max_running=3, draft_tokens=8, preemption=preemption)
+    it = Engine(target, settings, num_blocks=30, block_size=4, prefix=None, draft=KINDS[kind](target))
+    requests = [Request(i, (*REPEATED, i), 40, stop_token_ids=()) for i in range(3)]
+    drafted_since: dict[object, int] = {}
+
+    def watch(report: StepReport) -> None:
+        for name in [s.id for s in (*report.plan.preempted, *report.plan.swapped_out)]:
+            drafted_since[name] = 0
+        for name, (drafted, _) in report.drafts.items():
+            if name in drafted_since:
+                drafted_since[name] += drafted
+
+    ended = {one.request_id: one for one in it.run(requests, watch=watch)}
+    check_empty(it)
+    for request in requests:
+        alone = generate(target, list(request.prompt_ids), max_new_tokens=40, stop_token_ids=(), kv="contiguous")
+        assert ended[request.id].token_ids == tuple(alone.tokens)
+    assert drafted_since and all(drafted_since.values()), drafted_since

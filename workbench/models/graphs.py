@@ -428,7 +428,8 @@ class GraphedSteps:
                 if before is not None:
                     outputs = self._checked(size, graph, outputs, rows, before)
             except BaseException:
-                graph.numbers.forget(), self._tables.forget()
+                graph.numbers.forget()
+                self._tables.forget()
                 raise
             return Decoded(*(output[:rows] for output in outputs))
 

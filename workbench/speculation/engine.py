@@ -48,7 +48,7 @@ class Drafting:
     begun: bool = False  # the prompt went through the target
     max_tokens: int | None = None  # that a round may draft, where a scheduler counts them; None: as many as fit
     hidden_states: list[torch.Tensor] = field(default_factory=list)  # of cached tokens, not yet given to the draft
-    num_hidden: int = 0  # tokens whose hidden states were collected so far
+    num_hidden: int = 0  # of the tokens before this one the hidden states were collected, or are not to be had
     drafted: int = 0  # tokens, in all rounds
     accepted: int = 0
     error: Exception | None = None  # of drafting for this sequence, which goes on without
@@ -269,7 +269,7 @@ class Speculator:
             return 0
         room = min(sequence.remaining - 1, self._room(sequence))
         if self._wants_hidden and drafting.num_hidden < len(sequence.token_ids) - 1:
-            room = 0  # hidden states are missing: of tokens that a grammar forced, or of a prefix from the cache
+            room = 0  # hidden states of this round are missing: of tokens that a grammar forced, or after a swap
         return 0 if room < 1 else min(drafting.lengths.limit(), room)
 
     @staticmethod
@@ -450,12 +450,10 @@ class Speculator:
         else:
             self.kv.keep(sequence.id, length, [length + node for node in verdict.path])
 
-    @staticmethod
-    def _keep_hidden(sequence: Sequence, verdict: Verdict, hidden: torch.Tensor, start: int) -> None:
+    def _keep_hidden(self, sequence: Sequence, verdict: Verdict, hidden: torch.Tensor, start: int) -> None:
         """hidden [n, d]: of this sequence's tokens from position `start` on, then of its drafted ones."""
         drafting = sequence.drafting
-        if drafting.num_hidden < start:
-            return  # a prefix from the cache has no hidden states: nothing is drafted
+        self._begin_hidden(sequence, start)
         new = len(sequence.token_ids) - start
         rows = [*range(drafting.num_hidden - start, new), *(new + node for node in verdict.path)]
         drafting.hidden_states.append(hidden[rows])
@@ -465,10 +463,18 @@ class Speculator:
         """hidden [n, d]: of a part of a prompt."""
         if chunk.sequence is None:
             return
-        drafting = chunk.sequence.drafting
-        if self.kv.lengths[chunk.id] - len(hidden) == drafting.num_hidden:
+        drafting, start = chunk.sequence.drafting, self.kv.lengths[chunk.id] - len(hidden)
+        self._begin_hidden(chunk.sequence, start)
+        if start == drafting.num_hidden:
             drafting.hidden_states.append(hidden)
             drafting.num_hidden += len(hidden)
+
+    def _begin_hidden(self, sequence: Sequence, start: int) -> None:
+        """Tokens that came from the prefix cache, or back from the host, have no hidden states: what the draft reads
+        begins after them."""
+        if sequence.drafting.num_hidden < start:
+            self.forget(sequence)
+            sequence.drafting.num_hidden = start
 
 
 class _WhenAsked:

@@ -68,6 +68,7 @@ class EagleDraft(Draft):
         self._make_kv = functools.partial(kv_for, "contiguous", self._fast, max_tokens=self.max_tokens)
         self._kv = self._make_kv(max_sequences=max_sequences)
         self._guesses: dict[Hashable, dict[Path, torch.Tensor]] = {}  # [d] hidden state predicted after each path
+        self._begins: dict[Hashable, int] = {}  # the token whose hidden state was the first to come: position 0 here
 
     def check_fits(self, target: Model) -> None:
         self.head.check_target(target)
@@ -78,11 +79,11 @@ class EagleDraft(Draft):
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         with torch.inference_mode():
             self._read_committed(asks)
-            room = [self.max_tokens - len(ask.token_ids) for ask in asks]
+            room = [self.max_tokens - 1 - self._committed(ask) for ask in asks]
             levels = [levels_that_fit(self.branching, ask, places) for ask, places in zip(asks, room)]
             proposals = grow_together(asks, levels, functools.partial(self._distributions, asks))
         for ask in asks:
-            self._kv.truncate(ask.sequence, len(ask.token_ids) - 1)
+            self._kv.truncate(ask.sequence, self._committed(ask))
             del self._guesses[ask.sequence]
         return proposals
 
@@ -99,20 +100,25 @@ class EagleDraft(Draft):
 
     def release(self, sequence: Hashable) -> None:
         self._guesses.pop(sequence, None)
+        self._begins.pop(sequence, None)
         if sequence in self._kv.lengths:
             self._kv.release(sequence)
+
+    def _committed(self, ask: Ask) -> int:
+        """Inputs that are certain: all tokens but the last, from where hidden states begin."""
+        return len(ask.token_ids) - 1 - self._begins[ask.sequence]
 
     def _read_committed(self, asks: Sequence[Ask]) -> torch.Tensor:
         """[N, d] predictions after the tokens that are certain, from the target's hidden states since the last ask."""
         lists, starts = [], []
         for ask in asks:
-            rows = len(ask.token_ids) - 1
-            start = rows - len(ask.hidden)
-            known = self._kv.lengths.get(ask.sequence, 0)
+            first = len(ask.token_ids) - 1 - len(ask.hidden)
+            begin = self._begins.setdefault(ask.sequence, first)
+            start, known = first - begin, self._kv.lengths.get(ask.sequence, 0)
             assert known >= start, f"{known} rows are known, and the new hidden states begin at {start}"
             if known > start:  # the round before was interrupted
                 self._kv.truncate(ask.sequence, start)
-            lists.append(ask.token_ids[start + 1 :])
+            lists.append(ask.token_ids[first + 1 :])
             starts.append(start)
         guesses = self._forward(asks, lists, starts, None, torch.cat([ask.hidden for ask in asks]))
         for ask, of_ask in zip(asks, guesses.split([len(one) for one in lists])):
@@ -128,10 +134,10 @@ class EagleDraft(Draft):
             if () in map(tuple, of_ask):
                 continue  # the first level follows the text
             start = self._kv.lengths[ask.sequence]
-            if len(of_ask) == 1 and start == len(ask.token_ids) - 2 + len(of_ask[0]):
+            if len(of_ask) == 1 and start == self._committed(ask) - 1 + len(of_ask[0]):
                 sent, parents = [tuple(of_ask[0])], None
             else:
-                start = len(ask.token_ids) - 1
+                start = self._committed(ask)
                 self._kv.truncate(ask.sequence, start)
                 sent, parents = tree_of(of_ask)
             who.append(ask)
