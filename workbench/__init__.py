@@ -38,6 +38,7 @@ _HOMES = {  # name -> (module, name there), or (module, None) for the module its
     "SchedulerSettings": ("workbench.serving", "SchedulerSettings"),
     "experiments": ("workbench.experiments", None),
     "panels": ("workbench.panels", None),
+    "lectures": ("workbench.lectures", None),
     "checks": ("workbench.checks", None),
 }
 __all__ = [*_HOMES, "__version__"]

@@ -33,6 +33,7 @@ from workbench.notebook_source import (
     BuildError,
     Source,
     cut_answers,
+    count_lines,
     find_sources,
     read_source,
     without_stubs,
@@ -267,6 +268,15 @@ def check(root: Path, names: Sequence[str] = ()) -> list[str]:
     return problems
 
 
+def line_table(root: Path, names: Sequence[str] = ()) -> list[str]:
+    """Lines of code of each lecture, those that a reader sees first, and their sum."""
+    lectures = [source for source in find_sources(root, names) if not source.graded]
+    counted = [(source.path.stem, count_lines(source)) for source in lectures]
+    rows = [(name, c.visible, c.folded) for name, c in counted]
+    rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+    return [f"{'lecture':<28}{'visible':>9}{'folded':>9}", *(f"{n:<28}{v:>9,}{f:>9,}" for n, v, f in rows)]
+
+
 # -- the command ----------------------------------------------------------------------------------------------
 
 
@@ -278,12 +288,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="such as 01_naive_generation; default: all")
     parser.add_argument("--check", action="store_true", help="build nothing; exit 1 if a built file differs")
     parser.add_argument("--force", action="store_true", help="run and write again what is not stale too")
+    parser.add_argument("--count-lines", action="store_true", help="build nothing; count the lectures' lines of code")
     parser.add_argument("--root", type=Path, help="the course's folder (default: found from here upwards)")
     args = parser.parse_args(argv)
-    if args.check and args.force:
-        parser.error("--check builds nothing, so --force has no meaning with it")
+    if args.force and (args.check or args.count_lines):
+        parser.error("--check and --count-lines build nothing, so --force has no meaning with them")
     try:
         root = args.root.resolve() if args.root else find_root(Path.cwd())
+        if args.count_lines:
+            print("\n".join(line_table(root, args.names)))
+            return 0
         if args.check:
             problems = check(root, args.names)
             for problem in problems:

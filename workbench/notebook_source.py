@@ -258,3 +258,26 @@ def without_stubs(notebook):
     for cell in notebook.cells:
         cell.source = "\n".join(line for line in cell.source.splitlines() if not _STUB.match(line))
     return notebook
+
+
+@dataclass(frozen=True)
+class CodeLines:
+    """Lines of code of one source: those that a reader sees, and those in cells that are shown folded."""
+
+    visible: int
+    folded: int
+
+
+def is_folded(cell) -> bool:
+    """Whether JupyterLab shows a cell folded, its outputs below: `jupyter={"source_hidden": true}` in its header."""
+    return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
+
+
+def count_lines(source: Source) -> CodeLines:
+    """The lines of a source's code cells, without blank ones and those that are comments alone."""
+    counted = {False: 0, True: 0}
+    for cell in read_source(source).cells:
+        if cell.cell_type == "code":
+            lines = [line.strip() for line in cell.source.splitlines()]
+            counted[is_folded(cell)] += sum(bool(line) and not line.startswith("#") for line in lines)
+    return CodeLines(visible=counted[False], folded=counted[True])

@@ -25,6 +25,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"serving"},
     {"experiments", "records"},
     {"panels", "checks", "jupyter", "lab_server", "recorder", "gpu_tests"},
+    {"lectures"},
     {"labs", "notebook_source"},
     {"build"},
     {"cli"},

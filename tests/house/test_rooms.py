@@ -19,7 +19,7 @@ from workbench.experiments import experiment, list_experiments
 
 ROOT = Path(__file__).parents[2]
 PANEL_CLAIMS = "PanelClaims"  # of tests/panel_claims.py
-KITS = ("experiments", "panels", "checks")
+KITS = ("experiments", "panels", "lectures", "checks")
 LAB = re.compile(r"lab(\d\d)_[a-z0-9_]+")
 NAMES_A_LAB = re.compile(r"workbench\.labs\.lab\d\d|\blab\d\d_|\b[Ll]ab \d+\b")
 
