@@ -257,6 +257,9 @@ def run_doctor(args: argparse.Namespace) -> int:
     return 1 if any(f.ok is False for f in findings) else 0
 
 
+GLOSSARY = Path("docs", "glossary.md")  # lectures link to it
+
+
 def run_copy(args: argparse.Namespace) -> int:
     """Whole or not at all: everything is copied beside the target first, then renamed into place."""
     course, target = _course(), args.folder.expanduser().absolute()
@@ -267,6 +270,9 @@ def run_copy(args: argparse.Namespace) -> int:
         left_out = shutil.ignore_patterns("source", ".*", "__pycache__")
         for part in parts:
             shutil.copytree(course / part, fresh / part, ignore=left_out)
+        if (course / GLOSSARY).is_file():
+            (fresh / GLOSSARY).parent.mkdir()
+            shutil.copyfile(course / GLOSSARY, fresh / GLOSSARY)
     print(f"copied {' and '.join(parts)} to {target}; open them with: cd {target} && workbench lab")
     return 0
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Start here
 #
-# A language model generates one token at a time. This course is about what each token costs, and about the
+# A language model generates one [token](../docs/glossary.md#sequences-and-steps) at a time. This course is about what each token costs, and about the
 # methods that reduce this cost.
 #
 # You will run a real inference engine, measure it on the machine in front of you, and then build its parts.
@@ -40,10 +40,9 @@
 # Two imports are enough for all labs. Run a cell with **Shift + Enter**.
 
 # %%
-from IPython.display import HTML, Image, Markdown
-
 import workbench as wb
-from workbench.panels import html, style
+from workbench.lectures import ask, picture, say, summary, table
+from workbench.panels import style
 
 print("Inference Workbench", wb.__version__)
 
@@ -58,14 +57,16 @@ from workbench.instruments.doctor import examine
 
 findings = examine()
 words = {True: "right", False: "to mend", None: "note"}
-HTML(html.table(["what", "verdict"], [[f.name, words[f.ok]] for f in findings], "This installation"))
+
+# %% jupyter={"source_hidden": true}
+table(["what", "verdict"], [[f.name, words[f.ok]] for f in findings], "This installation")
 
 # %% [markdown]
 # If something needs fixing, the doctor says how:
 
-# %%
+# %% jupyter={"source_hidden": true}
 advice = [f"- **{f.name}**: {f.fix}" for f in findings if f.ok is False]
-Markdown("\n".join(advice) or "Nothing is broken here.")
+say("\n".join(advice) or "Nothing is broken here.")
 
 # %% [markdown]
 # ## What this machine can do
@@ -78,11 +79,13 @@ Markdown("\n".join(advice) or "Nothing is broken here.")
 from workbench.instruments.device import ceilings
 
 machine = ceilings("cpu")
+
+# %% jupyter={"source_hidden": true}
 rows = [["read from memory", f"{machine.read_bytes_per_s / 1e9:.1f} GB/s"]]
 rows += [["copy", f"{machine.copy_bytes_per_s / 1e9:.1f} GB/s"]]
 rows += [[f"multiply matrices, {kind}", f"{rate / 1e9:,.0f} GFLOP/s"] for kind, rate in machine.flop_per_s.items()]
 rows += [["start one operation", f"{machine.launch_s * 1e6:.1f} µs"]]
-HTML(html.table(["ceiling", "measured"], rows, "The ceilings of this machine"))
+table(["ceiling", "measured"], rows, "The ceilings of this machine")
 
 # %% [markdown]
 # Divide the second by the first and you get a number to remember: how many operations the machine can do in the
@@ -91,7 +94,9 @@ HTML(html.table(["ceiling", "measured"], rows, "The ceilings of this machine"))
 
 # %%
 balance = machine.flop_per_s["float32"] / machine.read_bytes_per_s
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"This machine can do **{balance:.2g}** float32 operations in the time it takes to read one byte. "
     "Writing one token with one user needs about half of one: two operations for each weight of four bytes."
 )
@@ -107,7 +112,9 @@ Markdown(
 model = wb.load("stdlib-10m")
 shape = model.config
 weight_bytes = model.num_parameters() * model.embed.weight.element_size()
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"**{model.name}**: {model.num_parameters() / 1e6:.1f} million weights in {shape.num_layers} layers, "
     f"{weight_bytes / 1e6:.0f} MB as {str(model.dtype).removeprefix('torch.')}; it knows {shape.vocab_size:,} tokens "
     f"and reads up to {shape.context_length:,} of them at once."
@@ -116,15 +123,26 @@ Markdown(
 # %% [markdown]
 # ## One token, predicted
 #
-# Before you run the next cell, guess: how long will this machine need for one token? Every weight must be read
-# at least once, so one division gives a lower bound, the floor.
+# Guess before you compute. Every lecture asks before it shows: write a number, press *Predict*, and run the next
+# cell. It waits for your guess. A rough one is enough; a wrong one shows you what to learn. *Show me* goes on
+# without one.
+
+# %% jupyter={"source_hidden": true}
+token_guess = ask("one token", "How long will this machine need to generate one token?", unit="ms", example=5, low=0)
+token_guess
 
 # %%
+token_guess.answer()
 floor_s = weight_bytes / machine.read_bytes_per_s
-Markdown(
-    f"The floor: {weight_bytes / 1e6:.0f} MB ÷ {machine.read_bytes_per_s / 1e9:.1f} GB/s = **{floor_s * 1e3:.2f} ms** a"
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"The floor: {weight_bytes / 1e6:.0f} MB ÷ {machine.read_bytes_per_s / 1e9:.1f} GB/s = **{floor_s * 1e3:.2f} ms** per"
     " token."
 )
+
+# %% [markdown]
+# Every weight must be read at least once, so one division gives a lower bound, the floor.
 
 # %% [markdown]
 # ## One token, measured
@@ -132,15 +150,14 @@ Markdown(
 # %%
 from workbench.instruments.timing import measure
 
+# %% jupyter={"source_hidden": true}
 samples = measure(lambda: wb.generate(model, "def", max_new_tokens=1), repeats=9, warmup=2)
 token_s = sorted(samples)[len(samples) // 2]
-Markdown(
-    f"The middle one of {len(samples)} runs: **{token_s * 1e3:.2f} ms**, "
-    f"{token_s / floor_s:.1f} times the floor of {floor_s * 1e3:.2f} ms."
-)
+token_guess.compare(token_s * 1e3, predicted=floor_s * 1e3)
 
 # %% [markdown]
-# The measured time is usually above the floor: a token takes many small operations, and each has to be started.
+# The measured time is the middle one of nine runs, and the prediction is the floor. A measured time is usually
+# above it: a token takes many small operations, and each has to be started.
 # Sometimes it is below: the weights of a model this small may stay in the processor's own cache, which is
 # faster than memory. This course teaches you to tell such causes apart. A prediction shows where there is
 # something to explain.
@@ -156,8 +173,8 @@ print("def read_lines(path):\n" + result.text)
 # It looks like Python, but it does not mean much: the model is small and had little training. The engine does
 # the same work, in the same order, as for a model a thousand times larger.
 
-# %%
-Markdown(
+# %% jupyter={"source_hidden": true}
+say(
     f"First token after **{result.ttft_s * 1e3:.0f} ms**, then one every **{result.tpot_s * 1e3:.1f} ms**: "
     f"{1 / result.tpot_s:.0f} tokens a second. To write {len(result.tokens)} tokens, the model processed "
     f"**{result.rows_processed:,} rows**. Why so many? That is [lab 01](01_naive_generation.ipynb)."
@@ -178,20 +195,35 @@ print("the same", len(again.tokens), "tokens")
 # within a second. Below the controls are a picture, the same numbers as a table, and a sentence on what limits
 # the speed on this machine.
 #
-# This panel generates a few tokens and shows when each of them came. Change the prompt or the number of tokens
-# and press Run.
+# This panel generates a few tokens and shows when each of them came. Here the whole text goes through the model
+# again for each token, so later tokens have more work to do.
+
+# %% jupyter={"source_hidden": true}
+later_guess = ask(
+    "a late token",
+    "After the same prompt, how many times as long as the second token will the 24th take?",
+    unit="times",
+    example=1,
+    low=0,
+)
+later_guess
 
 # %%
+later_guess.answer()
 panel = wb.panels.request()
 panel
 
 # %% [markdown]
-# Everything that you can do with the mouse you can also do in code: `run` measures with the settings you give,
+# Change the prompt or the number of tokens and press Run. Everything that you can do with the mouse you can also do in code: `run` measures with the settings you give,
 # and `snapshot` returns the current picture.
 
 # %%
 measured = panel.run(max_new_tokens=24)
 panel.snapshot()
+
+# %%
+gaps_s = measured[1].samples  # between one token and the next
+later_guess.compare(gaps_s[-1] / gaps_s[0])
 
 # %% [markdown]
 # ## What a measurement is
@@ -201,6 +233,8 @@ panel.snapshot()
 
 # %%
 first = measured[0]
+
+# %% jupyter={"source_hidden": true}
 about = {
     "name": first.name,
     "unit": first.unit,
@@ -212,14 +246,14 @@ about = {
     "counted": ", ".join(f"{k} {v:,.0f}" for k, v in first.counts.items()),
     "date": first.date,
 }
-HTML(html.table(["field", "value"], list(about.items()), "One Measurement"))
+table(["field", "value"], list(about.items()), "One Measurement")
 
 # %% [markdown]
 # ## Live, predicted, recorded
 #
 # Three kinds of numbers, each drawn in its own way in every picture of the course:
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=2.6)
 for height, (look, name) in enumerate(
     [
@@ -235,17 +269,18 @@ axes.axis("off")
 alt = (
     "Three lines: dashed for predicted, solid with filled dots for measured here, dotted with hollow dots for recorded."
 )
-Image(style.png(figure), width=860, alt=alt)
+picture(figure, alt)
 
 # %% [markdown]
-# A laptop cannot show what a large accelerator does. So some panels show a run recorded on such a machine
-# beside yours. It always carries its date and the name of its machine, and it is never shown as if it had been
-# measured here.
+# A number belongs to the machine that gave it. So many panels can show a run that was recorded on another machine
+# beside yours: choose it under *beside it*. It always carries its date and the name of its machine, and it is
+# never shown as if it had been measured here. The recordings that come with the course were made on CPUs (of AMD
+# and Intel). There is none of a GPU: what a GPU would do is predicted from its data sheet.
 
 # %% [markdown]
 # ## How a lab goes
 #
-# 1. **The question**, and your guess. Write it down: a wrong guess shows you what to learn.
+# 1. **The question**, and your guess, before each thing that is measured.
 # 2. **The naive way, measured.** The slow version stays in the engine: everything faster must give the same
 #    tokens.
 # 3. **The idea**: one picture, then the formula.
@@ -301,4 +336,12 @@ except WorkbenchError as error:
 # - **How does the engine work?** It is kept small so that you can read it. `docs/architecture.md` follows one
 #   request through it, file by file.
 #
+# ## Your guesses
+#
+# A lecture ends with what it asked, and with how far off your guesses were.
+
+# %%
+summary()
+
+# %% [markdown]
 # Now to the question where the course begins: [Lab 01, naive generation](01_naive_generation.ipynb).

@@ -1,31 +1,25 @@
 # %% [markdown]
 # # Lab 01 · Naive generation
 #
-# **The question.** A language model predicts *one* token. How does it generate a page, and what does the page
+# **The question.** A language model predicts *one* [token](../docs/glossary.md#sequences-and-steps). How does it generate a page, and what does the page
 # cost?
 #
 # We begin with the simplest loop that works. It is slow, but it stays in the engine: every faster method in the
 # later labs must give the same tokens as this loop.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import torch
-from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
+from workbench.lectures import ask, picture, say, summary, table
 from workbench.models.batch import Batch
 from workbench.models.corpus import held_out_files
 from workbench.panels import html, style
 
+# %%
 model = wb.load("stdlib-10m")
 tokenizer = model.tokenizer
 print(f"{model.name}: {model.num_parameters() / 1e6:.1f} million weights, trained on Python code")
-
-
-def picture(figure, alt):
-    """A figure as a picture, with the words for those who cannot see it."""
-    figure.tight_layout()
-    return Image(style.png(figure), width=860, alt=alt)
-
 
 # %% [markdown]
 # ## The loop
@@ -43,11 +37,18 @@ def picture(figure, alt):
 # %% [markdown]
 # ## Predict
 #
-# A prompt of 10 tokens, and 100 tokens to generate. A *row* is one token passing once through all layers of the
-# model. How many rows does the loop process in all? Put your guess here; the lab comes back to it.
+# A *row* is one token passing once through all layers of the model. Guess before you read on; the lab comes back to
+# it.
 
-# %%
-my_guess = 110
+# %% jupyter={"source_hidden": true}
+rows_guess = ask(
+    "rows of the loop",
+    "A prompt of 10 tokens, and 100 tokens to generate. How many rows does the loop process in all?",
+    unit="rows",
+    example=110,
+    low=1,
+)
+rows_guess
 
 # %% [markdown]
 # ## One step, slowly: text to tokens
@@ -56,19 +57,20 @@ my_guess = 110
 # and each piece has a number.
 
 # %%
+rows_guess.answer()
 prompt = "def read_lines(path):\n    with open("
 token_ids = tokenizer.encode(prompt)
+
+# %% jupyter={"source_hidden": true}
 pieces = [[number, html.token(tokenizer.token_text(number))] for number in token_ids]
-HTML(
-    html.table(["token id", "text"], pieces, f"{len(prompt)} characters, {len(token_ids)} tokens (␣ space, ⏎ line end)")
-)
+table(["token id", "text"], pieces, f"{len(prompt)} characters, {len(token_ids)} tokens (␣ space, ⏎ line end)")
 
 # %% [markdown]
 # ## Forward
 #
 # All tokens go in at once, as a flat list of N. `kv` holds what the model remembers between calls. This one
 # remembers nothing, and that makes this lab's loop naive. The output is N rows of V scores, called **logits**:
-# one row for each token, one score for each entry of the vocabulary.
+# one row for each token, one score for each entry of the vocabulary ([glossary](../docs/glossary.md#the-model)).
 
 # %%
 kv = wb.make_kv("recompute", model.config)
@@ -92,7 +94,8 @@ def best(row, count=5):
     return [[html.token(tokenizer.token_text(int(t))), f"{p:.3f}"] for p, t in zip(top.values, top.indices)]
 
 
-HTML(html.table(["next token", "probability"], best(logits[-1]), f"after {prompt.splitlines()[-1].strip()!r}"))
+# %% jupyter={"source_hidden": true}
+table(["next token", "probability"], best(logits[-1]), f"after {prompt.splitlines()[-1].strip()!r}")
 
 # %% [markdown]
 # ## Choose, append
@@ -142,6 +145,8 @@ print(f"the same {len(result.tokens)} tokens and the same {rows:,} rows")
 # %%
 P, n = 10, 100
 step_rows = list(range(P, P + n))
+
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=2.8)
 axes.bar(range(1, n + 1), step_rows, color=style.COMPUTE, width=0.8)
 axes.bar(range(1, n + 1), [P, *[1] * (n - 1)], color=style.TARGET, width=0.8)
@@ -160,10 +165,14 @@ picture(figure, alt)
 ten_tokens = tokenizer.encode(held_out_files()[0].text)[:P]
 counted = write(ten_tokens, n)[1]
 formula = n * P + n * (n - 1) // 2
+
+# %%
+rows_guess.compare(counted, predicted=formula, how="counted")
+
+# %% jupyter={"source_hidden": true}
 assert counted == formula == sum(step_rows) == 5_950
-Markdown(
-    f"Counted **{counted:,}** rows, the formula says {formula:,}, your guess was {my_guess:,}. "
-    f"Only {P + n - 1:,} of them were new: each row was processed {counted / (P + n - 1):.0f} times on average."
+say(
+    f"Counted **{counted:,}** rows, and the formula says {formula:,}. Only {P + n - 1:,} of them were new: each row was processed {counted / (P + n - 1):.0f} times on average."
 )
 
 # %% [markdown]
@@ -194,7 +203,9 @@ assert long_rows == 2_499_500 and sum(range(2_001, 3_001)) == 2_500_500
 # %%
 pairs = sum(S * (S + 1) // 2 for S in step_rows)
 new_pairs = sum(range(1, P + n))  # each token looks back once
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"Over the {n} steps that makes **{pairs:,}** pairs, where {new_pairs:,} would do if nothing were computed "
     f"twice: {pairs / new_pairs:.0f} times as many. Rows grow with the square of the text, pairs with the cube."
 )
@@ -210,15 +221,19 @@ text_ids = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "
 with torch.no_grad():
     every_row = model(Batch.of([text_ids], logits="all"), kv)  # [200, V]
 guesses = every_row.argmax(dim=-1).tolist()
+
+# %% jupyter={"source_hidden": true}
 shown = [
     [i, *(html.token(tokenizer.token_text(t)) for t in (text_ids[i], guesses[i], text_ids[i + 1])), "✓" if hit else ""]
     for i, hit in ((i, guesses[i] == text_ids[i + 1]) for i in range(112, 128))
 ]
-HTML(html.table(["position", "token read", "expected next", "came next", ""], shown, "bisect.py, one forward"))
+table(["position", "token read", "expected next", "came next", ""], shown, "bisect.py, one forward")
 
 # %%
 hits = sum(guess == actual for guess, actual in zip(guesses, text_ids[1:]))
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"One forward of {len(text_ids)} rows made {len(text_ids) - 1} predictions; **{hits}** of them were right, "
     f"{hits / (len(text_ids) - 1):.0%}."
 )
@@ -230,10 +245,20 @@ Markdown(
 # %% [markdown]
 # ## The step gets slower
 #
-# Every step has one row more than the last. Guess first: when the text is eight times as long, how much longer
-# does one step take: less than eight times, eight times, or more? Then press Run.
+# Every step has one row more than the last. The panel measures a step over texts of 1 to 512 tokens.
+
+# %% jupyter={"source_hidden": true}
+longer_guess = ask(
+    "a step over 512 tokens",
+    "One step over a text of 512 tokens, against one over a text of 1 token: how many times as long does it take?",
+    unit="times",
+    example=512,
+    low=0,
+)
+longer_guess
 
 # %%
+longer_guess.answer()
 panel = wb.panels.step_time()
 panel
 
@@ -241,22 +266,31 @@ panel
 steps = panel.run()
 panel.snapshot()
 
+# %%
+timed = [m for m in steps if m.unit == "s"]
+short, long = timed[0], timed[-1]
+longer_guess.compare(long.median / short.median, predicted=long.predicted / short.predicted)
+
 # %% [markdown]
 # The dashed line is the prediction from the model's shape and this machine's ceilings; the solid line is
 # measured.
 
-# %%
-shown = [
-    [f"{m.settings['length']:,}", f"{m.median * 1e3:.2f}", f"{m.predicted * 1e3:.2f}", m.limit]
-    for m in steps
-    if m.unit == "s"
-]
-HTML(html.table(["tokens", "measured, ms", "predicted, ms", "limit"], shown, "one step against the text's length"))
+# %% jupyter={"source_hidden": true}
+shown = [[f"{m.settings['length']:,}", f"{m.median * 1e3:.2f}", f"{m.predicted * 1e3:.2f}", m.limit] for m in timed]
+table(["tokens", "measured, ms", "predicted, ms", "limit"], shown, "one step against the text's length")
 
 # %% [markdown]
-# A short step reads all weights for few rows: it is limited by memory bandwidth, or by starting its many small
-# operations. A long step is limited by arithmetic, and then its time grows with the rows. The next lab explains
-# this in detail.
+# A step over one token reads all weights for a single row, and hardly computes: it is limited by memory bandwidth,
+# or by starting its many small operations. More rows share the same reading, so at first a longer text costs
+# little more. From a few rows on, how many depends on the machine, the arithmetic is the limit, and the time grows
+# with the rows. The next lab explains this in detail.
+
+# %% jupyter={"source_hidden": true}
+bound = [m.settings["length"] for m in timed if m.limit == "compute"]
+say(
+    f"On this machine: predicted {short.limit}-bound for one row"
+    + (f", compute-bound from {min(bound):,} rows on, of the lengths measured." if bound else ", and at all lengths.")
+)
 
 # %% [markdown]
 # ## What a user feels
@@ -276,8 +310,10 @@ answer = wb.generate(model, prompt, max_new_tokens=32, stop_token_ids=())
 times = answer.token_times_s
 ttft_s = times[0]
 tpot_s = (times[-1] - times[0]) / (len(times) - 1)
+
+# %% jupyter={"source_hidden": true}
 assert (ttft_s, tpot_s) == (answer.ttft_s, answer.tpot_s)
-Markdown(f"TTFT **{ttft_s * 1e3:.1f} ms**, TPOT **{tpot_s * 1e3:.1f} ms**, so **{1 / tpot_s:.0f} tokens a second**.")
+say(f"TTFT **{ttft_s * 1e3:.1f} ms**, TPOT **{tpot_s * 1e3:.1f} ms**, so **{1 / tpot_s:.0f} tokens a second**.")
 
 # %% [markdown]
 # ## How fast is fast enough?
@@ -286,8 +322,10 @@ Markdown(f"TTFT **{ttft_s * 1e3:.1f} ms**, TPOT **{tpot_s * 1e3:.1f} ms**, so **
 
 # %%
 reading_tokens_per_s = 238 * 4 / 3 / 60
+
+# %% jupyter={"source_hidden": true}
 assert 5 < reading_tokens_per_s < 6
-Markdown(
+say(
     f"Reading speed is about **{reading_tokens_per_s:.1f} tokens a second**. Above about 15 a text seems to be "
     "there at once, and a first token after half a second feels slow. This model on this machine writes "
     f"{1 / tpot_s / reading_tokens_per_s:.1f} times as fast as people read."
@@ -296,10 +334,29 @@ Markdown(
 # %% [markdown]
 # The panel shows one request in detail: when each token came, and what the wait consisted of.
 
+# %% jupyter={"source_hidden": true}
+share_guess = ask(
+    "wait for the first token",
+    "64 tokens after a short prompt, each with the whole text through the model. Of the whole time, how much is the wait"
+    " for the first token?",
+    unit="%",
+    example=25,
+    low=0,
+    high=100,
+)
+share_guess
+
 # %%
+share_guess.answer()
 anatomy = wb.panels.request()
-anatomy.run()
+first, others = anatomy.run()
 anatomy.snapshot()
+
+# %%
+predicted_s = first.predicted + len(others.samples) * others.predicted
+share_guess.compare(
+    100 * first.median / (first.median + sum(others.samples)), predicted=100 * first.predicted / predicted_s
+)
 
 # %% [markdown]
 # ## Many users: throughput, and goodput
@@ -322,13 +379,13 @@ def goodput(ttft_s, tpot_s):
 
 
 strict = sorted(r.tpot_s for r in requests)[3]  # a promise that half of them just keep
+
+# %% jupyter={"source_hidden": true}
 rows = [
     ["first token in 500 ms, then 15 tokens/s", f"{goodput(0.5, 1 / 15):.2f}"],
     [f"first token in 500 ms, then {1 / strict:.0f} tokens/s", f"{goodput(0.5, strict):.2f}"],
 ]
-HTML(
-    html.table(["promise", "goodput, requests/s"], rows, f"throughput {throughput:.1f} tokens/s, the same in both rows")
-)
+table(["promise", "goodput, requests/s"], rows, f"throughput {throughput:.1f} tokens/s, the same in both rows")
 
 # %% [markdown]
 # The work and the throughput are the same, but the goodput differs: it depends on what was promised. A long
@@ -350,12 +407,10 @@ def next_logits(prompt):
 
 certain = next_logits('if __name__ == "__')
 open_ended = next_logits("import re\n\n\ndef")
+
+# %% jupyter={"source_hidden": true}
 both = [[*a, *b] for a, b in zip(best(certain, 6), best(open_ended, 6))]
-HTML(
-    html.table(
-        ['after if __name__ == "__', "p", "after def", "p"], both, "one place has a clear way on, the other has many"
-    )
-)
+table(['after if __name__ == "__', "p", "after def", "p"], both, "one place has a clear way on, the other has many")
 
 # %% [markdown]
 # ## Greedy
@@ -379,15 +434,17 @@ print(opening + greedy.text)
 from workbench.decoding import filters
 
 shares = open_ended.softmax(dim=-1)
-figure, (axes,) = style.new_figure(height=1.6)
 edges = torch.cat([torch.zeros(1), shares.sort(descending=True).values.cumsum(0)]).tolist()
+
+# %% jupyter={"source_hidden": true}
+figure, (axes,) = style.new_figure(height=1.6)
 for i in range(60):
     axes.barh(0, edges[i + 1] - edges[i], left=edges[i], color=(style.TARGET, style.DRAFT)[i % 2])
 axes.barh(0, 1 - edges[60], left=edges[60], color=style.IDLE)
 axes.axvline(0.61, color=style.LEARNER, linewidth=2)
 axes.set(yticks=[], xlim=(0, 1))
 style.label(axes, x="probabilities laid end to end, best first (grey: all the rest); the line: 0.61 was drawn")
-alt = "A bar from 0 to 1 cut into pieces, one a token, the widest on the left; a line at 0.61 falls on one piece."
+alt = "A bar from 0 to 1 cut into pieces, one per token, the widest on the left; a line at 0.61 falls on one piece."
 picture(figure, alt)
 
 # %% [markdown]
@@ -407,7 +464,7 @@ for seed, text in zip((1, 1, 2), texts):
 # 1, the probabilities become more alike.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def bars(stages, count=12):
     """The best tokens' probabilities under several settings, side by side: [(title, logits), …]."""
     order = stages[0][1].argsort(descending=True)[:count]
@@ -420,6 +477,7 @@ def bars(stages, count=12):
     return picture(figure, alt)
 
 
+# %%
 bars([(f"T = {t}", filters.apply_temperature(open_ended, t)) for t in (0.5, 1.0, 1.5)])
 
 # %% [markdown]
@@ -444,7 +502,9 @@ print("the order stays at every temperature; at T = 0 the best token has probabi
 
 # %%
 tail = [1 - row.softmax(dim=-1).topk(50).values.sum().item() for row in (certain, open_ended)]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"With k = 50, the tokens cut off held {tail[0]:.2%} after the first prompt and **{tail[1]:.1%}** after the "
     "second: the same k is generous in one place and harsh in the other."
 )
@@ -457,9 +517,11 @@ Markdown(
 
 # %%
 sizes = [int((filters.keep_top_p(row, 0.9) > -torch.inf).sum()) for row in (certain, open_ended)]
-assert sizes[0] < sizes[1]
 nuclei = [int((filters.keep_top_p(row, 0.9) > -torch.inf).sum()) for row in every_row]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+assert sizes[0] < sizes[1]
+say(
     f"With p = 0.9 the nucleus has **{sizes[0]}** token{'s' * (sizes[0] != 1)} after the first prompt and "
     f"**{sizes[1]}** after the second. Over the {len(nuclei)} positions of bisect.py it ranged from {min(nuclei)} "
     f"to {max(nuclei)}, {sorted(nuclei)[len(nuclei) // 2]} in the middle."
@@ -472,13 +534,13 @@ Markdown(
 # `min_p` of 0.1 removes everything under 0.09; when the best has 0.05, everything under 0.005. Because it
 # compares with the best token only, it stays strict even at a high temperature:
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for t in (1.0, 1.5, 2.0):
     hot = filters.apply_temperature(open_ended, t)
     kept = [int((f > -torch.inf).sum()) for f in (filters.keep_top_p(hot, 0.9), filters.keep_min_p(hot, 0.1))]
     rows.append([t, *kept])
-HTML(html.table(["temperature", "top-p 0.9 keeps", "min-p 0.1 keeps"], rows, "tokens left, after the open prompt"))
+table(["temperature", "top-p 0.9 keeps", "min-p 0.1 keeps"], rows, "tokens left, after the open prompt")
 
 # %% [markdown]
 # ## Penalties
@@ -494,6 +556,8 @@ HTML(html.table(["temperature", "top-p 0.9 keeps", "min-p 0.1 keeps"], rows, "to
 
 # %%
 row, used = torch.tensor([2.0, 1.0, 0.0, -1.0]), [0, 0, 3]
+
+# %% jupyter={"source_hidden": true}
 rows = [
     ["logits", *row.tolist()],
     ["repetition 1.5", *filters.penalize_repetition(row, used, 1.5).tolist()],
@@ -501,7 +565,7 @@ rows = [
     ["frequency 0.5", *filters.penalize_frequency(row, used, 0.5).tolist()],
 ]
 rows = [[name, *(f"{x:.2f}" for x in values)] for name, *values in rows]
-HTML(html.table(["", "token 0 (twice)", "token 1", "token 2", "token 3 (once)"], rows, "used so far: 0, 0, 3"))
+table(["", "token 0 (twice)", "token 1", "token 2", "token 3 (once)"], rows, "used so far: 0, 0, 3")
 
 # %% [markdown]
 # Code must repeat itself: the same names, brackets and line ends occur again and again. Penalties made for
@@ -520,8 +584,10 @@ print(opening + harsh.text)
 heat_first = filters.keep_top_p(filters.apply_temperature(open_ended, 2.0), 0.9)
 heat_last = filters.apply_temperature(filters.keep_top_p(open_ended, 0.9), 2.0)
 kept = [int((row > -torch.inf).sum()) for row in (heat_first, heat_last)]
+
+# %% jupyter={"source_hidden": true}
 assert kept[0] > kept[1]
-Markdown(
+say(
     f"T = 2 and then top-p 0.9 leaves **{kept[0]:,}** tokens; top-p 0.9 and then T = 2 leaves **{kept[1]:,}**. "
     "The workbench takes the order of the transformers library: penalties, temperature, top-k, top-p, min-p. "
     "Other engines take another, so the same settings need not mean the same there."
@@ -531,15 +597,30 @@ Markdown(
 # ## See it happen
 #
 # The panel shows the distribution after each filter, on real logits. Change the prompt or a setting, and see
-# which tokens remain; Run draws from them.
+# which tokens remain; Run draws from them. It begins with T = 0.8 and top-p 0.95.
+
+# %% jupyter={"source_hidden": true}
+kept_guess = ask(
+    "tokens that top-p keeps",
+    'After "with open(path) as file: return", how many of the vocabulary\'s tokens do T = 0.8 and then top-p 0.95 keep?',
+    unit="tokens",
+    example=50,
+    low=1,
+)
+kept_guess
 
 # %%
+kept_guess.answer()
 explorer = wb.panels.strategies()
 explorer
 
 # %%
 drawn = explorer.run()
 explorer.snapshot()
+
+# %%
+stages = [m for m in drawn if m.unit == "probability"]
+kept_guess.compare(stages[-1].counts["kept_tokens"], how="counted")
 
 # %%
 for text in (m.settings["text"] for m in drawn if m.unit == "s"):
@@ -588,11 +669,13 @@ print("one beam finds", spelled[1], "· two beams find", spelled[2])
 searched = {
     beams: wb.beam(model, opening, num_beams=beams, max_new_tokens=32, length_penalty=1.0)[0] for beams in (1, 2, 4)
 }
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [beams, f"{sum(g.log_probs):.2f}", len(g.tokens), len(set(g.tokens)), f"{g.rows_processed:,}"]
     for beams, g in searched.items()
 ]
-HTML(html.table(["beams", "log-probability", "tokens", "different ones", "rows"], rows, "the best sequence found"))
+table(["beams", "log-probability", "tokens", "different ones", "rows"], rows, "the best sequence found")
 
 # %% [markdown]
 # ## Probable is not interesting
@@ -607,14 +690,50 @@ print("\n— drawn —\n" + sampled.text)
 # %% [markdown]
 # The most probable text is the most ordinary one. People do not write that way: they often use less probable
 # words. Holtzman and others measured it, and called what beam search writes in open-ended text *degenerate*.
+#
+# How surprising is a text for the model? Take the mean of −log p over its tokens, in
+# [nats](../docs/glossary.md#measuring). A number for a human text needs a control: part of it is that our model
+# predicts badly. The control is text drawn from the model itself at T = 1, without a filter. What the model draws
+# is as surprising as the model expects text to be.
+
 
 # %%
-surprise = {"four beams": searched[4], "drawn": sampled, "greedy": greedy}
-rows = [[name, f"{-sum(g.log_probs) / len(g.log_probs):.2f}"] for name, g in surprise.items()]
-with torch.no_grad():
-    human = torch.nn.functional.cross_entropy(every_row[:-1], torch.tensor(text_ids[1:])).item()
+def surprise(logits, token_ids):
+    """Nats per token of what follows the first one, by the model's own probabilities at T = 1, without a filter."""
+    return torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(token_ids[1:])).item()
+
+
+@torch.no_grad()
+def surprise_after(prompt, generated):
+    """The same of generated tokens, after the prompt they go on from."""
+    prompt_ids = tokenizer.encode(prompt)
+    logits = model(Batch.of([[*prompt_ids, *generated]], logits="all"), kv)
+    return surprise(logits[len(prompt_ids) - 1 :], [prompt_ids[-1], *generated])
+
+
+by_model = [wb.generate(model, opening, max_new_tokens=64, temperature=1.0, seed=seed) for seed in range(6)]
+control = [surprise_after(opening, g.tokens) for g in by_model]
+
+# %% jupyter={"source_hidden": true}
+written_by = {"four beams": searched[4], "greedy": greedy, "drawn, T = 0.8, top-p 0.95": sampled}
+rows = [[name, f"{surprise_after(opening, g.tokens):.2f}"] for name, g in written_by.items()]
+middle = sum(control) / len(control)
+rows.append(["drawn, T = 1: the control", f"{middle:.2f} ({min(control):.2f} to {max(control):.2f})"])
+human = surprise(every_row, text_ids)
 rows.append(["people (bisect.py)", f"{human:.2f}"])
-HTML(html.table(["text", "nats per token"], rows, "how much each text surprises the model"))
+table(["text", "nats per token"], rows, "how much each text surprises the model, all measured the same way")
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"What the search writes lies far below the control of {middle:.2f} nats: it is more ordinary than what the model"
+    f" itself expects. The human text has {human:.2f}; "
+    + (
+        "what lies above the control is text that the model predicts less well than its own, and no proof that people"
+        " choose rare words."
+        if human > middle
+        else "it is no more surprising than the model's own draws."
+    )
+)
 
 # %% [markdown]
 # ## The length penalty
@@ -626,13 +745,13 @@ HTML(html.table(["text", "nats per token"], rows, "how much each text surprises 
 #
 # Take two finished ones: 4 tokens with log-probability −4, and 10 tokens with −9.
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for alpha in (0.0, 0.5, 1.0, 2.0):
     short, long = -4 / 4**alpha, -9 / 10**alpha
     rows.append([alpha, f"{short:.2f}", f"{long:.2f}", "long" if long > short else "short"])
 assert [r[-1] for r in rows] == ["short", "short", "long", "long"]
-HTML(html.table(["α", "4 tokens", "10 tokens", "better"], rows, "α = 0 favours short ones; the larger α, the longer"))
+table(["α", "4 tokens", "10 tokens", "better"], rows, "α = 0 favours short ones; the larger α, the longer")
 
 # %% [markdown]
 # ## Where it still wins
@@ -643,7 +762,9 @@ HTML(html.table(["α", "4 tokens", "10 tokens", "better"], rows, "α = 0 favours
 
 # %%
 cost = searched[4].rows_processed / searched[1].rows_processed
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"And it costs: four beams processed **{cost:.1f} times** the rows of one. With a cache, beams also need memory "
     "for each of them, though they share their beginnings."
 )
@@ -660,6 +781,14 @@ Markdown(
 #
 # No production engine decodes without a cache. But every one of them is tested against a loop like this one: it
 # is so simple that it is easy to trust.
+
+# %% [markdown]
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
 
 # %% [markdown]
 # # Exercises

@@ -7,11 +7,10 @@
 # At the end you can predict the time of a step before it runs, from the model's shape and three numbers of the
 # machine. Every later lab builds on that.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import statistics
 
 import torch
-from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
 from workbench.instruments.costs import (
@@ -25,30 +24,32 @@ from workbench.instruments.costs import (
 )
 from workbench.instruments.device import PUBLISHED, ceilings
 from workbench.labs.lab02_where_time_goes.batch_sweep import knee_of
+from workbench.lectures import ask, picture, say, summary, table
 from workbench.models import public_shape
 from workbench.models.corpus import held_out_files
-from workbench.panels import html, style
+from workbench.panels import style
 
+# %%
 model = wb.load("stdlib-10m")
 fast = wb.prepare(model)  # the same model, arranged for inference
 shape = model.config
 here = ceilings()
 
-
-def picture(figure, alt):
-    """A figure as a picture, with the words for those who cannot see it."""
-    figure.tight_layout()
-    return Image(style.png(figure), width=860, alt=alt)
-
-
 # %% [markdown]
 # ## Predict
 #
-# A step generates one token for one user. Now sixteen users share the step, and it generates sixteen tokens.
-# How many times as long does it take? Put your guess here; the lab comes back to it.
+# A [step](../docs/glossary.md#sequences-and-steps) generates one token for one user. Now sixteen users share the step, and it
+# generates sixteen tokens. Guess; the lab comes back to it.
 
-# %%
-my_guess = 16
+# %% jupyter={"source_hidden": true}
+sixteen_guess = ask(
+    "sixteen users in a step",
+    "Sixteen users share a step, and it generates sixteen tokens instead of one. How many times as long does it take?",
+    unit="times",
+    example=16,
+    low=0,
+)
+sixteen_guess
 
 # %% [markdown]
 # ## The naive way to think of it
@@ -57,12 +58,15 @@ my_guess = 16
 # step should be its FLOPs divided by the machine's FLOPs per second. Is it?
 
 # %%
+sixteen_guess.answer()
 prompt_ids = model.tokenizer.encode(held_out_files()[0].text)[:64]
 wb.generate(fast, prompt_ids, max_new_tokens=8, stop_token_ids=(), kv="contiguous")  # warm up
 answer = wb.generate(fast, prompt_ids, max_new_tokens=48, stop_token_ids=(), kv="contiguous")
 step = decode_costs(shape, batch=1, context=64 + 24, weight_bytes_per_element=4)
 arithmetic_s = step.flops / here.flop_per_s["float32"]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"A step is {step.flops / 1e6:.1f} million FLOPs, and this machine does {here.flop_per_s['float32'] / 1e9:.0f} "
     f"billion a second: **{arithmetic_s * 1e3:.2f} ms**. Measured: **{answer.tpot_s * 1e3:.2f} ms**, "
     f"{answer.tpot_s / arithmetic_s:.0f} times as long. The arithmetic is not where the time goes."
@@ -96,13 +100,13 @@ Markdown(
 
 # %%
 terms = predict(step, here, "float32")
+
+# %% jupyter={"source_hidden": true}
 rows = [[name, f"{seconds * 1e3:.2f}"] for name, seconds in terms.terms.items()]
-HTML(
-    html.table(
-        ["if it were alone", "ms"],
-        [*rows, ["together", f"{terms.seconds * 1e3:.2f}"], ["measured", f"{answer.tpot_s * 1e3:.2f}"]],
-        f"one decode step of {model.name}, predicted: {terms.limit}-bound",
-    )
+table(
+    ["if it were alone", "ms"],
+    [*rows, ["together", f"{terms.seconds * 1e3:.2f}"], ["measured", f"{answer.tpot_s * 1e3:.2f}"]],
+    f"one decode step of {model.name}, predicted: {terms.limit}-bound",
 )
 
 # %% [markdown]
@@ -121,12 +125,11 @@ def machine_row(name, c):
     return [name, dtype, f"{read:.3g}", f"{tera:.3g}", f"{tera / read:.3g}", f"{c.launch_s * 1e6:.2g}"]
 
 
-HTML(
-    html.table(
-        ["", "weights in", "TB/s", "TFLOP/s", "FLOPs per byte", "launch, µs"],
-        [machine_row(name, c) for name, c in machines.items()],
-        "measured here, published for the others",
-    )
+# %% jupyter={"source_hidden": true}
+table(
+    ["", "weights in", "TB/s", "TFLOP/s", "FLOPs per byte", "launch, µs"],
+    [machine_row(name, c) for name, c in machines.items()],
+    "measured here, published for the others",
 )
 
 # %% [markdown]
@@ -135,9 +138,11 @@ HTML(
 
 # %%
 ridges = {name: c.flop_per_s["bfloat16"] / c.read_bytes_per_s for name, c in PUBLISHED.items()}
+
+# %% jupyter={"source_hidden": true}
 assert round(312 / 2.03) == 154 and round(989 / 3.35) == 295 and round(989 / 4.8) == 206
 assert abs(ridges["h100-sxm"] - 295) < 1 and abs(ridges["h200"] - 206) < 1
-Markdown(
+say(
     f"A100: 312 / 2.03 = {312 / 2.03:.0f} as it is usually rounded ({ridges['a100-80gb']:.0f} with the data sheet's "
     f"2.039 TB/s); H100: 989 / 3.35 = {ridges['h100-sxm']:.0f}; H200, the same arithmetic with faster memory: "
     f"{ridges['h200']:.0f}."
@@ -146,7 +151,7 @@ Markdown(
 # %% [markdown]
 # # FLOPs per byte, layer by layer
 #
-# What does a *layer* need? Count its FLOPs, count its bytes, and divide: that is its **arithmetic intensity**.
+# What does a *layer* need? Count its FLOPs, count its bytes, and divide: that is its [**arithmetic intensity**](../docs/glossary.md#measuring).
 # Below the ridge the layer is limited by memory bandwidth, above it by compute.
 #
 # ## Y = XW
@@ -164,11 +169,13 @@ def product(B, d, F, b):
 
 
 d, F = 4096, 14_336  # Llama-3-8B's
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for B in (1, 4, 16, 64, 256, 1024, 8192):
     flops, moved = product(B, d, F, 2)
     rows.append([f"{B:,}", f"{flops / 1e9:,.2f}", f"{moved / 1e6:,.0f}", f"{flops / moved:,.1f}"])
-HTML(html.table(["B", "GFLOP", "MB", "FLOPs per byte"], rows, "d = 4,096, F = 14,336, 2 bytes per element"))
+table(["B", "GFLOP", "MB", "FLOPs per byte"], rows, "d = 4,096, F = 14,336, 2 bytes per element")
 
 # %% [markdown]
 # As long as B is small compared with d and F, nearly all of the bytes are the weight's, and the intensity is
@@ -179,8 +186,10 @@ HTML(html.table(["B", "GFLOP", "MB", "FLOPs per byte"], rows, "d = 4,096, F = 14
 for B in (1, 16, 256):
     flops, moved = product(B, 10**7, 10**7, 2)
     assert abs(flops / moved - B) < 1e-3 * B
-figure, (axes,) = style.new_figure(height=3.0)
 batches = [2**i for i in range(14)]
+
+# %% jupyter={"source_hidden": true}
+figure, (axes,) = style.new_figure(height=3.0)
 for width, colour in ((1024, style.DRAFT), (4096, style.WEIGHTS)):
     curve = [product(B, width, width, 2) for B in batches]
     axes.plot(batches, [f / m for f, m in curve], color=colour, label=f"d = F = {width:,}")
@@ -207,10 +216,12 @@ picture(
 llama, B, T = public_shape("llama-3-8b"), 2, 50
 counted = prefill_costs(llama, batch=B, prompt=T, weight_bytes_per_element=2).flops_by_part["mlp"]
 one_layer = 6 * B * T * llama.hidden_size * llama.intermediate_size
-assert counted == llama.num_layers * one_layer
 weights = 3 * llama.hidden_size * llama.intermediate_size
+
+# %% jupyter={"source_hidden": true}
+assert counted == llama.num_layers * one_layer
 assert weights / (2 * llama.hidden_size * llama.intermediate_size) == 1.5
-Markdown(
+say(
     f"6·{B}·{T}·{llama.hidden_size:,}·{llama.intermediate_size:,} = {one_layer / 1e9:.1f} GFLOP in a layer,"
     f" {counted / 1e12:.2f} TFLOP in all {llama.num_layers}, as the workbench counts. The three matrices of a layer"
     f" hold {weights / 1e6:.0f} million weights."
@@ -232,10 +243,11 @@ def attention(S, T, b=2):
     return 4 * T * S / (b * (2 * T + 2 * S))
 
 
+# %% jupyter={"source_hidden": true}
 rows = [[f"{S:,}", f"{attention(S, S):,.1f}", f"{S / 2:,.1f}", f"{attention(S, 1):.4f}"] for S in (16, 128, 1024, 8192)]
 assert attention(1024, 1024) == 1024 / 2
 assert all(attention(S, 1) == S / (S + 1) < 1 for S in (1, 10, 1000, 10**6))
-HTML(html.table(["S", "prefill, T = S", "S / 2", "decode, T = 1"], rows, "FLOPs per byte in attention"))
+table(["S", "prefill, T = S", "S / 2", "decode, T = 1"], rows, "FLOPs per byte in attention")
 
 # %% [markdown]
 # In prefill, T = S, it is **S/2** and grows with the text. In decode, T = 1, it is S/(S+1), **below 1 for every
@@ -248,6 +260,8 @@ HTML(html.table(["S", "prefill, T = S", "S / 2", "decode, T = 1"], rows, "FLOPs 
 # %%
 many_heads = public_shape("llama-2-7b")  # as many key-value heads as query heads
 grouped = public_shape("llama-3-8b")  # four query heads share one
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for B in (1, 16, 256):
     found = [
@@ -257,12 +271,10 @@ for B in (1, 16, 256):
     rows.append([B, *(f"{x:.2f}" for x in found)])
     assert found[1] < 1 < found[2] < 4
 assert rows[0][2:] == rows[-1][2:]
-HTML(
-    html.table(
-        ["batch", "a product (down)", "attention, Llama-2-7B", "attention, Llama-3-8B"],
-        rows,
-        "FLOPs per byte in a decode step over 2,048 remembered tokens, counted by the workbench",
-    )
+table(
+    ["batch", "a product (down)", "attention, Llama-2-7B", "attention, Llama-3-8B"],
+    rows,
+    "FLOPs per byte in a decode step over 2,048 remembered tokens, counted by the workbench",
 )
 
 # %% [markdown]
@@ -275,10 +287,20 @@ HTML(
 # The horizontal axis is FLOPs per byte, the vertical axis FLOPs per second. No operation can be above the roof:
 # on the left, memory bandwidth is the limit; on the right, compute. The corner is the ridge.
 #
-# Guess where the operations of a decode step lie, and where those of a prompt. Then change the settings: phase,
-# batch, context.
+# The panel puts the operations of one step under the roof. It begins with a decode step for one user; change phase,
+# batch and context afterwards.
+
+# %% jupyter={"source_hidden": true}
+limit_guess = ask(
+    "what limits a product",
+    "A decode step for one user, on this machine: what limits the last product of the feed-forward, down?",
+    choices=["reading memory", "arithmetic", "starting the operation"],
+    example="arithmetic",
+)
+limit_guess
 
 # %%
+limit_guess.answer()
 roofline = wb.panels.roofline()
 roofline
 
@@ -287,6 +309,11 @@ points = roofline.run()
 roofline.snapshot()
 
 # %%
+down = next(m for m in points if m.settings["operation"] == "down")
+names = {"bandwidth": "reading memory", "compute": "arithmetic", "launch": "starting the operation"}
+limit_guess.compare(names[down.limit], how="predicted")
+
+# %% jupyter={"source_hidden": true}
 shown = [
     [
         m.settings["operation"],
@@ -298,12 +325,8 @@ shown = [
     ]
     for m in points
 ]
-HTML(
-    html.table(
-        ["operation", "FLOPs per byte", "predicted, GFLOP/s", "measured", "of it", "limit"],
-        shown,
-        "decode, one sequence",
-    )
+table(
+    ["operation", "FLOPs per byte", "predicted, GFLOP/s", "measured", "of it", "limit"], shown, "decode, one sequence"
 )
 
 # %% [markdown]
@@ -316,7 +339,9 @@ roofline.snapshot()
 # %%
 moved_right = prompt_points[0].counts["intensity"] / points[0].counts["intensity"]
 head = [next(m for m in some if m.settings["operation"] == "head") for some in (points, prompt_points)]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"The first product went from {points[0].counts['intensity']:.2f} to "
     f"{prompt_points[0].counts['intensity']:.1f} FLOPs per byte, {moved_right:.0f} times as many. The head stayed at "
     f"{head[1].counts['intensity']:.2f}: of a prompt only the last row needs scores for a next token."
@@ -327,9 +352,21 @@ Markdown(
 #
 # A request has two phases. The prompt goes through the model in one pass, all its tokens as rows of the same
 # products: **prefill**. Then tokens are generated one by one, and each reads all weights for a single row:
-# **decode**. The same 256 tokens, once as a prompt, once as decode steps. What does a token cost in each?
+# **decode**. The panel takes the same 256 tokens, once as a prompt, once as decode steps.
+
+# %% jupyter={"source_hidden": true}
+phase_guess = ask(
+    "a token in decode",
+    "How many times as long does a token take when it is generated by a step of its own, as when it is one of a prompt of"
+    " 256?",
+    unit="times",
+    example=1,
+    low=0,
+)
+phase_guess
 
 # %%
+phase_guess.answer()
 phases = wb.panels.phases()
 phases
 
@@ -339,9 +376,12 @@ phases.snapshot()
 
 # %%
 last = {m.settings["phase"]: m for m in both if m.settings["tokens"] == 256}
-assert last["prefill"].counts["rows"] == last["decode"].counts["rows"] == 256
 cheaper = last["decode"].median / last["prefill"].median
-Markdown(
+phase_guess.compare(cheaper, predicted=last["decode"].predicted / last["prefill"].predicted)
+
+# %% jupyter={"source_hidden": true}
+assert last["prefill"].counts["rows"] == last["decode"].counts["rows"] == 256
+say(
     f"The same {last['prefill'].counts['rows']:,} rows with the same result: {last['prefill'].median * 1e3:.2f} ms per"
     f" token in the prompt, {last['decode'].median * 1e3:.2f} ms one by one, **{cheaper:.0f} times as much**. The"
     f" prompt does {last['prefill'].counts['intensity']:.0f} FLOPs for each byte it moves, decode"
@@ -372,8 +412,10 @@ Markdown(
 users, weights_s, together_s = 10, 0.010, 0.012
 one_by_one = 1 / weights_s
 batched = users / together_s
+
+# %% jupyter={"source_hidden": true}
 assert (round(one_by_one), round(batched)) == (100, 833)
-Markdown(
+say(
     f"One by one: **{one_by_one:.0f} tokens a second**, and each user gets a tenth of them. Together: "
     f"**{batched:.0f} tokens a second**, and a step takes {(together_s - weights_s) * 1e3:.0f} ms longer. Each user "
     f"now gets {1 / together_s:.0f} a second instead of {one_by_one / users:.0f}."
@@ -394,6 +436,8 @@ Markdown(
 # %%
 h100, eight = PUBLISHED["h100-sxm"], public_shape("llama-3.1-8b")
 M_weights = eight.num_parameters() * 2
+
+# %% jupyter={"source_hidden": true}
 figure, (left, right) = style.new_figure(1, 2, height=3.4)
 for context, colour in ((512, style.WEIGHTS), (4096, style.CACHE), (32_768, style.COMPUTE)):
     M_kv = kv_bytes(eight, context, 2)
@@ -415,10 +459,24 @@ picture(
 # %% [markdown]
 # ## Measured
 #
-# Now the guess from the beginning. Batches 1 to 32 on your machine, predicted and measured: the time of a step,
-# the tokens per second in all, and the tokens per second of each user.
+# Back to the question of the beginning: batches 1 to 32 on your machine, predicted and measured. The panel shows the
+# time of a step, the tokens per second in all, and the tokens per second of each user. Draw first how the tokens per
+# second in all will grow.
+
+# %% jupyter={"source_hidden": true}
+sweep_guess = ask(
+    "tokens per second of a batch",
+    "Tokens per second of all users together, as a multiple of one user's: for 1, 2, 4, 8, 16 and 32 users in a step.",
+    unit="times",
+    at=[1, 2, 4, 8, 16, 32],
+    low=0,
+    high=32,
+    example=[1, 2, 4, 8, 16, 32],
+)
+sweep_guess
 
 # %%
+sweep_guess.answer()
 sweep = wb.panels.batch_sweep()
 sweep
 
@@ -428,12 +486,20 @@ sweep.snapshot()
 
 # %%
 by_batch = {m.settings["batch"]: m for m in steps}
-sixteen = by_batch[16].median / by_batch[1].median
-Markdown(
-    f"Sixteen users: the step takes **{sixteen:.1f} times** as long as for one. Your guess was {my_guess}. In all "
-    f"{by_batch[16].counts['tokens_per_s']:,.0f} tokens a second instead of {by_batch[1].counts['tokens_per_s']:,.0f}; "
-    f"each user gets {by_batch[16].counts['tokens_per_s_per_user']:.0f} instead of "
-    f"{by_batch[1].counts['tokens_per_s_per_user']:.0f}."
+alone = by_batch[1]
+sixteen_guess.compare(by_batch[16].median / alone.median, predicted=by_batch[16].predicted / alone.predicted)
+
+# %%
+sweep_guess.compare(
+    [B * alone.median / by_batch[B].median for B in sweep_guess.question.at],
+    predicted=[B * alone.predicted / by_batch[B].predicted for B in sweep_guess.question.at],
+)
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"Sixteen users get {by_batch[16].counts['tokens_per_s']:,.0f} tokens per second in all, one alone gets"
+    f" {alone.counts['tokens_per_s']:,.0f}; each of the sixteen gets"
+    f" {by_batch[16].counts['tokens_per_s_per_user']:.0f}."
 )
 
 # %% [markdown]
@@ -445,7 +511,7 @@ Markdown(
 # - **caches = weights**: reading the users' caches takes as long as reading the weights;
 # - **memory full**: there is no room for another cache.
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for card, memory in (("a100-80gb", 80e9), ("h100-sxm", 80e9), ("h200", 141e9)):
     for context in (256, 4096, 32_768):
@@ -459,12 +525,10 @@ for card, memory in (("a100-80gb", 80e9), ("h100-sxm", 80e9), ("h200", 141e9)):
                 min(reasons, key=reasons.get),
             ]
         )
-HTML(
-    html.table(
-        ["card", "context", "products compute", "caches = weights", "memory full", "first"],
-        rows,
-        "Llama-3.1-8B in bfloat16: batch sizes",
-    )
+table(
+    ["card", "context", "products compute", "caches = weights", "memory full", "first"],
+    rows,
+    "Llama-3.1-8B in bfloat16: batch sizes",
 )
 
 # %% [markdown]
@@ -478,7 +542,7 @@ HTML(
 # second; it only delays the first one. So prefill wants small batches, for a short TTFT, and decode wants large
 # ones.
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for B in (1, 2, 4, 8):
     p = predict(prefill_costs(eight, batch=B, prompt=2048, weight_bytes_per_element=2), h100, "bfloat16")
@@ -486,12 +550,10 @@ for B in (1, 2, 4, 8):
     rows.append(
         [B, f"{p.seconds * 1e3:.0f}", f"{2048 * B / p.seconds:,.0f}", f"{q.seconds * 1e3:.2f}", f"{B / q.seconds:,.0f}"]
     )
-HTML(
-    html.table(
-        ["batch", "TTFT, ms", "prompt tokens/s", "TPOT, ms", "written tokens/s"],
-        rows,
-        "Llama-3.1-8B on an H100, 2,048 tokens each, predicted",
-    )
+table(
+    ["batch", "TTFT, ms", "prompt tokens/s", "TPOT, ms", "written tokens/s"],
+    rows,
+    "Llama-3.1-8B on an H100, 2,048 tokens each, predicted",
 )
 
 # %% [markdown]
@@ -505,6 +567,8 @@ HTML(
 from workbench.experiments import run_experiment
 
 corners = run_experiment("time.prediction", {"model": "random-110m", "repeats": 5})
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         f"{m.settings['context']:,}",
@@ -516,18 +580,18 @@ rows = [
     ]
     for m in corners
 ]
-HTML(
-    html.table(
-        ["context", "batch", "predicted, ms", "measured, ms", "prediction off by", "limit"],
-        rows,
-        "random-110m in float32, this machine",
-    )
+table(
+    ["context", "batch", "predicted, ms", "measured, ms", "prediction off by", "limit"],
+    rows,
+    "random-110m in float32, this machine",
 )
 
 # %%
 errors = [m.predicted / m.median - 1 for m in corners]
 furthest = max(corners, key=lambda m: abs(m.predicted / m.median - 1))
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"Median error: **{statistics.median(map(abs, errors)):.0%}**; the prediction is below the measurement at "
     f"{sum(e < 0 for e in errors)} of {len(errors)} points. Furthest off: batch {furthest.settings['batch']}, context "
     f"{furthest.settings['context']:,}, by {furthest.predicted / furthest.median - 1:+.0%}."
@@ -544,10 +608,20 @@ Markdown(
 # # The third regime
 #
 # A step can be slow for a third reason. Halve the bytes of the weights, from float32 to bfloat16. If bandwidth
-# is the limit, the step takes half the time. Guess for which of three models it does: 1, 10 or 110 million
-# weights.
+# is the limit, the step takes half the time. The panel tries three models, of 1, 10 and 110 million weights.
+
+# %% jupyter={"source_hidden": true}
+half_guess = ask(
+    "half the bytes, one million weights",
+    "The model of 1 million weights, in bfloat16 instead of float32: how many times as fast does a step become?",
+    unit="times",
+    example=2,
+    low=0,
+)
+half_guess
 
 # %%
+half_guess.answer()
 launch = wb.panels.launch()
 launch
 
@@ -556,6 +630,10 @@ halves = launch.run()
 launch.snapshot()
 
 # %%
+ratio = {m.settings["model"]: m for m in halves if m.unit == "ratio"}
+half_guess.compare(ratio["stdlib-1m"].median, predicted=ratio["stdlib-1m"].predicted)
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         m.settings["model"],
@@ -567,16 +645,14 @@ rows = [
     for m in halves
     if m.unit == "ratio"
 ]
-HTML(
-    html.table(
-        ["model", "million weights", "predicted", "measured", "p10 to p90"], rows, "time in float32 ÷ time in bfloat16"
-    )
-)
+table(["model", "million weights", "predicted", "measured", "p10 to p90"], rows, "time in float32 ÷ time in bfloat16")
 
 # %%
 tiny, large = ([m for m in halves if m.settings["model"] == name] for name in ("stdlib-1m", "random-110m"))
 starting = {m.settings["model"]: m.counts["launch_s"] / m.predicted for m in halves if m.unit == "s"}
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"Half the bytes made the step of the smallest model **{tiny[-1].median:.2f} times** as fast, that of the largest "
     f"**{large[-1].median:.2f} times**. Starting operations is {starting['stdlib-1m']:.0%} of the smallest model's "
     f"predicted step, and {starting['random-110m']:.0%} of the largest one's."
@@ -596,6 +672,8 @@ small, a100 = public_shape("qwen3-0.6b"), PUBLISHED["a100-80gb"]
 with_cache = decode_costs(small, batch=1, context=500, weight_bytes_per_element=2, arrangement="plain")
 without = step_costs(small, new_tokens=[500], contexts=[0], logit_rows=1, weight_bytes_per_element=2)
 reading_s, computing_s = with_cache.bytes / a100.read_bytes_per_s, without.flops / a100.flop_per_s["bfloat16"]
+
+# %% jupyter={"source_hidden": true}
 rows = [
     ["measured, with a cache", f"{1e3 / 26:.1f}"],
     ["measured, without", f"{1e3 / 25:.1f}"],
@@ -603,11 +681,13 @@ rows = [
     ["all arithmetic without a cache, over 500 tokens", f"{computing_s * 1e3:.2f}"],
 ]
 assert reading_s < 0.05 / 26 and computing_s < 0.1 / 25
-HTML(html.table(["one step of qwen3-0.6b on an A100", "ms"], rows, "published, and counted"))
+table(["one step of qwen3-0.6b on an A100", "ms"], rows, "published, and counted")
 
 # %%
 share = reading_s * 26
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"Bytes explain {share:.1%} of the step, and arithmetic even without a cache {computing_s * 25:.1%}. But a step has"
     f" about **{with_cache.launches:,} operations**: {1e3 / 26:.1f} ms are {1e6 / 26 / with_cache.launches:.0f} µs for"
     " each, which is what starting one from Python takes. The cache saved rows that cost nothing anyway. What helps"
@@ -665,7 +745,20 @@ print("with torch.where:", count_graphs(lift_with_where, low), "graph")
 #
 # A graph is also specialized to the *shapes* that were traced. In decoding the text grows by a token every step:
 
+# %% jupyter={"source_hidden": true}
+graphs_guess = ask(
+    "graphs for five shapes",
+    "A function runs on rows of five sizes, and torch.compile specializes to shapes where it must. How many graphs does"
+    " it make?",
+    unit="graphs",
+    example=5,
+    low=1,
+    high=100,
+)
+graphs_guess
+
 # %%
+graphs_guess.answer()
 compiling = wb.panels.compile_step()
 compiling
 
@@ -674,13 +767,19 @@ compiled = compiling.run()
 compiling.snapshot()
 
 # %%
+shapes = {m.settings["by"]: m for m in compiled if m.settings.get("example") == "shapes"}
+graphs_guess.compare(shapes["as torch.compile does it"].median, how="counted")
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [m.settings["by"], f"{m.median:.0f}", m.counts["shapes"]] for m in compiled if m.settings.get("example") == "shapes"
 ]
-HTML(html.table(["", "graphs", "shapes"], rows, "the same function on rows of several sizes"))
+table(["", "graphs", "shapes"], rows, "the same function on rows of several sizes")
 
 # %%
 ratio = next((m for m in compiled if m.unit == "ratio"), None)
+
+# %% jupyter={"source_hidden": true}
 if ratio is None:
     said = "Not timed here: " + next(m.check for m in compiled if m.unit == "s")
 else:
@@ -689,7 +788,7 @@ else:
         "eager step here is one that has been arranged by hand already; a compiler takes what is left between its "
         "products."
     )
-Markdown(said)
+say(said)
 
 # %% [markdown]
 # # What it costs in dollars
@@ -702,19 +801,19 @@ Markdown(said)
 
 # %%
 dollars_per_hour = 2.00  # an example, no offer: put in what you pay
+p = predict(prefill_costs(eight, batch=1, prompt=1024, weight_bytes_per_element=2), h100, "bfloat16")
+prompt_price = dollars_per_million_tokens(1024 / p.seconds, dollars_per_hour)
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for B in (1, 8, 64, 256):
     q = predict(decode_costs(eight, batch=B, context=1024, weight_bytes_per_element=2), h100, "bfloat16")
     price = dollars_per_million_tokens(B / q.seconds, dollars_per_hour)
     rows.append([B, f"{q.seconds * 1e3:.2f}", f"{B / q.seconds:,.0f}", f"{price:.2f}"])
-p = predict(prefill_costs(eight, batch=1, prompt=1024, weight_bytes_per_element=2), h100, "bfloat16")
-prompt_price = dollars_per_million_tokens(1024 / p.seconds, dollars_per_hour)
-HTML(
-    html.table(
-        ["batch", "TPOT, ms", "tokens/s", "$ a million written"],
-        rows,
-        f"Llama-3.1-8B on an H100 at ${dollars_per_hour:.2f} an hour; a million prompt tokens: ${prompt_price:.3f}",
-    )
+table(
+    ["batch", "TPOT, ms", "tokens/s", "$ a million written"],
+    rows,
+    f"Llama-3.1-8B on an H100 at ${dollars_per_hour:.2f} an hour; a million prompt tokens: ${prompt_price:.3f}",
 )
 
 # %% [markdown]
@@ -729,8 +828,10 @@ seven = public_shape("llama-2-7b")
 parameters, weight_bytes = seven.num_parameters(), 2 * seven.num_parameters()
 right, listed = 2 * 1000 * parameters, 2 * 1000 * weight_bytes
 counted = prefill_costs(seven, batch=1, prompt=1000, weight_bytes_per_element=2).flops
+
+# %% jupyter={"source_hidden": true}
 assert listed == 2 * right and abs(counted / right - 1) < 0.05
-Markdown(
+say(
     f"2 × 1,000 × {parameters / 1e9:.2f} billion parameters = **{right / 1e12:.1f} TFLOP**; counted operation by"
     f" operation, with attention, and the head for one row: {counted / 1e12:.1f}. The listing has {listed / 1e12:.1f}"
     f" TFLOP. **It is wrong by a factor of {listed / right:.0f}**, the bytes of a 16-bit weight. In float32 it would be"
@@ -761,7 +862,9 @@ longest = max(
     <= ttft_budget_s
 )
 wall = "memory is the wall, not the promise" if allowed == fits else "the promise is the wall, not memory"
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"On an H100 with texts of {context:,} tokens, memory holds **{fits}** sequences, and the TPOT promise allows"
     f" **{allowed}** of them: {wall}. A token takes {tpot(allowed) * 1e3:.0f} ms, a million of them"
     f" ${dollars_per_million_tokens(allowed / tpot(allowed), dollars_per_hour):.2f}. The TTFT promise holds for a"
@@ -773,13 +876,29 @@ Markdown(
 # model fits, how long users wait, and what a million tokens cost. Run measures your machine, at the same hourly
 # price.
 
+# %% jupyter={"source_hidden": true}
+price_guess = ask(
+    "dearer on this machine",
+    "This machine with our model of 11 million weights, at the hourly price of an H100 with a Llama of 8 billion: how"
+    " many dollars do a million generated tokens cost here, in batches of 16?",
+    unit="$",
+    example=0.2,
+    low=0,
+)
+price_guess
+
 # %%
+price_guess.answer()
 price = wb.panels.price()
 price
 
 # %%
 priced = price.run()
 price.snapshot()
+
+# %%
+output = next(m for m in priced if m.settings["what"] == "output")
+price_guess.compare(output.median, predicted=output.predicted)
 
 # %% [markdown]
 # # What it costs, and when it does not help
@@ -806,6 +925,14 @@ price.snapshot()
 # - **CUDA graphs** for decode at a few fixed batch sizes, `torch.compile` for the parts between the attention
 #   layers, and for small models one kernel for the whole step.
 # - **Two prices**, one for prompt tokens and one for generated ones, for the reason measured above.
+
+# %% [markdown]
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
 
 # %% [markdown]
 # # Exercises

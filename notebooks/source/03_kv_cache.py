@@ -7,43 +7,43 @@
 # Almost none. This lab keeps what does not change, counts what that saves and how much memory it takes, and
 # finds the cases where it gains nothing.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import dataclasses
 
 import torch
-from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
 from workbench.errors import WorkbenchError
 from workbench.instruments.costs import causal_pairs, decode_costs, kv_bytes
 from workbench.instruments.memory import readable_bytes
 from workbench.kv import Contiguous, Recompute
+from workbench.lectures import ask, picture, say, summary, table
 from workbench.models import public_shape
 from workbench.models.batch import Batch
 from workbench.models.corpus import held_out_files
-from workbench.panels import html, style
+from workbench.panels import style
 
+# %%
 model = wb.load("stdlib-10m")
 tokenizer, shape = model.tokenizer, model.config
 file = next(f.text for f in held_out_files() if f.path == "textwrap.py")
 text_ids = tokenizer.encode(file)
 
-
-def picture(figure, alt):
-    """A figure as a picture, with the words for those who cannot see it."""
-    figure.tight_layout()
-    return Image(style.png(figure), width=860, alt=alt)
-
-
 # %% [markdown]
 # ## Predict
 #
-# A prompt of P = 4,096 tokens, and T = 512 tokens to generate. If each token went through the model once,
-# instead of once in every step: how many times fewer rows would that be? Put your guess here; the lab comes
-# back to it.
+# What does a cache save for a prompt of P = 4,096 tokens and T = 512 generated ones? Guess; the lab comes back to it.
 
-# %%
-my_guess = 10
+# %% jupyter={"source_hidden": true}
+rows_guess = ask(
+    "fewer rows with a cache",
+    "A prompt of 4,096 tokens, and 512 tokens to generate. If each token went through the model once, instead of once in"
+    " every step: how many times fewer rows would that be?",
+    unit="times",
+    example=10,
+    low=1,
+)
+rows_guess
 
 # %% [markdown]
 # ## The naive way, once more
@@ -52,6 +52,7 @@ my_guess = 10
 # faster way must generate the same ones.
 
 # %%
+rows_guess.answer()
 prompt_ids = text_ids[:200]
 naive = wb.generate(model, prompt_ids, max_new_tokens=24, stop_token_ids=(), kv="recompute")
 print(tokenizer.decode(naive.tokens))
@@ -132,13 +133,13 @@ class Unmasked(Notes):
 
 one, other = (notes_of(beginning + text_ids[a : a + 20], Unmasked) for a in (40, 400))
 changed = [float((one[n][1][:40] - other[n][1][:40]).abs().max()) for n in one]
+
+# %% jupyter={"source_hidden": true}
 assert changed[0] == 0 and min(changed[1:]) > 0.01
-HTML(
-    html.table(
-        ["layer", "largest change"],
-        [[n, f"{c:.3g}"] for n, c in enumerate(changed)],
-        "without a mask: keys of the first 40 tokens, when the other 20 change",
-    )
+table(
+    ["layer", "largest change"],
+    [[n, f"{c:.3g}"] for n, c in enumerate(changed)],
+    "without a mask: keys of the first 40 tokens, when the other 20 change",
 )
 
 # %% [markdown]
@@ -174,7 +175,7 @@ HTML(
 # ```
 #
 # Generation has two phases. **Prefill**: the prompt, many rows at once; every key and value is stored.
-# **Decode**: one row per step; it appends its own key and value and attends to all that are stored.
+# **Decode**: one row per step ([glossary](../docs/glossary.md#sequences-and-steps)); it appends its own key and value and attends to all that are stored.
 
 # %% [markdown]
 # ## By hand
@@ -225,9 +226,11 @@ except WorkbenchError as error:
 
 # %%
 cached = wb.generate(model, prompt_ids, max_new_tokens=24, stop_token_ids=(), kv="contiguous")
-assert cached.tokens == naive.tokens
 faster = naive.token_times_s[-1] / cached.token_times_s[-1]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+assert cached.tokens == naive.tokens
+say(
     f"**{naive.rows_processed:,}** rows without, **{cached.rows_processed:,}** with the cache, the same tokens, "
     f"{faster:.1f} times as fast on this machine. {naive.rows_processed / cached.rows_processed:.0f} times fewer "
     "rows and not as many times faster: why, we will see."
@@ -237,12 +240,12 @@ Markdown(
 # For the user, prefill is the wait for the first token, and decode sets the time between the later ones. The
 # cache shortens only the latter: at the first token nothing is stored yet.
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = [
     [name, f"{g.ttft_s * 1e3:.1f}", f"{g.tpot_s * 1e3:.1f}"]
     for name, g in (("without", naive), ("with the cache", cached))
 ]
-HTML(html.table(["", "first token (TTFT), ms", "each further one (TPOT), ms"], rows, "the same request"))
+table(["", "first token (TTFT), ms", "each further one (TPOT), ms"], rows, "the same request")
 
 # %% [markdown]
 # ## Count the rows
@@ -254,10 +257,11 @@ HTML(html.table(["", "first token (TTFT), ms", "each further one (TPOT), ms"], r
 
 # %%
 P, T = len(prompt_ids), 24
+lengths = list(range(1, 513))
+
+# %% jupyter={"source_hidden": true}
 assert naive.rows_processed == T * P + T * (T - 1) // 2
 assert cached.rows_processed == P + T - 1
-
-lengths = list(range(1, 513))
 figure, (axes,) = style.new_figure(height=2.9)
 axes.plot(lengths, [t * P + t * (t - 1) // 2 for t in lengths], color=style.COMPUTE, label="without a cache")
 axes.plot(lengths, [P + t - 1 for t in lengths], color=style.CACHE, label="with the cache")
@@ -273,7 +277,7 @@ picture(figure, alt)
 # %% [markdown]
 # ## Check a printed number
 #
-# For the case you guessed, P = 4,096 and T = 512, the printed claim is: without a cache "about 44 times more
+# For the question of the beginning, P = 4,096 and T = 512, a printed claim is: without a cache "about 44 times more
 # work". Add it up:
 
 # %%
@@ -281,16 +285,21 @@ P, T = 4096, 512
 rows_without, rows_with = sum(range(P, P + T)), P + T - 1
 pairs_without = sum(causal_pairs(S, 0) for S in range(P, P + T))
 pairs_with = causal_pairs(P, 0) + sum(causal_pairs(1, S) for S in range(P, P + T - 1))
+
+# %%
+rows_guess.compare(rows_without / rows_with, how="counted")
+
+# %% jupyter={"source_hidden": true}
 assert (rows_without, rows_with) == (2_227_968, 4_607)
 assert pairs_with == causal_pairs(P + T - 1, 0)  # each token looks back once
-Markdown(
+say(
     f"Rows: {rows_without:,} against {rows_with:,}, **{rows_without / rows_with:.0f} times** as many. Pairs of "
-    f"attention: {pairs_without:,} against {pairs_with:,}, **{pairs_without / pairs_with:.0f} times**. Your guess was "
-    f"{my_guess:,}. Neither is anywhere near 44; the printed number is too small by a factor of about "
+    f"attention: {pairs_without:,} against {pairs_with:,}, **{pairs_without / pairs_with:.0f} times**. "
+    f"Neither is anywhere near 44; the printed number is too small by a factor of about "
     f"{rows_without / rows_with / 44:.0f}."
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 assert round(rows_without / rows_with) == 484 and round(pairs_without / pairs_with) == 457
 
 # %% [markdown]
@@ -301,6 +310,8 @@ assert round(rows_without / rows_with) == 484 and round(pairs_without / pairs_wi
 
 # %%
 llama = public_shape("llama-3.1-8b")
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for context in (1024, 8192, 32_768, 131_071):
     step = decode_costs(llama, batch=1, context=context, weight_bytes_per_element=2)
@@ -314,12 +325,10 @@ for context in (1024, 8192, 32_768, 131_071):
         ]
     )
 assert parts["kv"] > parts["weights"]
-HTML(
-    html.table(
-        ["tokens in the cache", "weights read", "cache read", "share of the cache"],
-        rows,
-        "bytes that one decode step reads",
-    )
+table(
+    ["tokens in the cache", "weights read", "cache read", "share of the cache"],
+    rows,
+    "bytes that one decode step reads",
 )
 
 # %% [markdown]
@@ -330,10 +339,21 @@ HTML(
 # %% [markdown]
 # ## The panel: with and without
 #
-# The text under the plot says how many times fewer rows it will be. Guess before you run: will it be as many
-# times faster?
+# The text under the plot says how many times fewer rows it will be. Will it be as many times faster?
+
+# %% jupyter={"source_hidden": true}
+faster_guess = ask(
+    "faster with a cache",
+    "64 tokens, without a cache and with one, which sends about 50 times fewer rows through the model. How many times as"
+    " fast is the whole request with it?",
+    unit="times",
+    example=50,
+    low=0,
+)
+faster_guess
 
 # %%
+faster_guess.answer()
 panel = wb.panels.token_times()
 panel
 
@@ -343,10 +363,19 @@ panel.snapshot()
 
 # %%
 total = {way: sum(sum(m.samples) for m in measured if m.settings["kv"] == way) for way in ("recompute", "contiguous")}
+expected = {
+    way: sum(m.predicted * len(m.samples) for m in measured if m.settings["kv"] == way)
+    for way in ("recompute", "contiguous")
+}
 counted = {
     way: sum(m.counts["rows"] for m in measured if m.settings["kv"] == way) for way in ("recompute", "contiguous")
 }
-Markdown(
+
+# %%
+faster_guess.compare(total["recompute"] / total["contiguous"], predicted=expected["recompute"] / expected["contiguous"])
+
+# %% jupyter={"source_hidden": true}
+say(
     f"{counted['recompute'] / counted['contiguous']:.0f} times fewer rows, "
     f"**{total['recompute'] / total['contiguous']:.1f} times** faster."
 )
@@ -354,7 +383,7 @@ Markdown(
 # %% [markdown]
 # Why not as many? Look at the predicted limit of a step, and at how much of it depends on the number of rows:
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for way, name in (("recompute", "without"), ("contiguous", "with the cache")):
     steps = [m for m in measured if m.settings["kv"] == way and m.settings["phase"] == "decode"]
@@ -369,9 +398,7 @@ for way, name in (("recompute", "without"), ("contiguous", "with the cache")):
             f"{sum(m.median / m.predicted for m in steps) / len(steps):.2f} ×",
         ]
     )
-HTML(
-    html.table(["", "MFLOP", "MB moved", "operations", "limit", "measured ÷ predicted"], rows, "one step near the end")
-)
+table(["", "MFLOP", "MB moved", "operations", "limit", "measured ÷ predicted"], rows, "one step near the end")
 
 # %% [markdown]
 # The arithmetic decreased with the rows. The bytes decreased much less: a step of one row still reads every
@@ -393,7 +420,9 @@ HTML(
 a_token = kv_bytes(llama, 1, 2)
 with_cat = sum(range(1, 1001)) * a_token
 appended = 1000 * a_token
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"With `cat` **{readable_bytes(with_cat)}** are written for a cache of {readable_bytes(appended)}; appending to a "
     f"buffer that was allocated once writes {readable_bytes(appended)}, {with_cat / appended:.0f} times less. And "
     "while `cat` copies, old and new stand in memory together."
@@ -403,15 +432,32 @@ Markdown(
 # So production caches are allocated before the first token, and a step writes its key and value in place. The
 # price is memory that is reserved and not yet used. See how one slot fills:
 
+# %% jupyter={"source_hidden": true}
+used_guess = ask(
+    "share of a slot in use",
+    "A slot for 128 tokens, a prompt of 24, and 40 new tokens. At the end, how much of the reserved memory is in use?",
+    unit="%",
+    example=100,
+    low=0,
+    high=100,
+)
+used_guess
+
 # %%
+used_guess.answer()
 growth = wb.panels.growth()
 states = growth.run()
 growth.snapshot()
 
 # %%
-assert all(m.median == m.predicted for m in states)
+used_guess.compare(100 * states[-1].counts["bytes_in_use"] / states[-1].counts["bytes_reserved"])
+
+# %%
 last = states[-1].counts
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+assert all(m.median == m.predicted for m in states)
+say(
     f"In every one of {len(states)} states the cache said what the formula says. At the end it used "
     f"{last['bytes_in_use'] / last['bytes_reserved']:.0%} of what it had reserved."
 )
@@ -444,8 +490,10 @@ assert (dict(small.lengths), small.bytes_in_use) == before
 # sees all c cached tokens, itself, and the new tokens before it:
 
 # %%
-figure, three = style.new_figure(1, 3, height=2.7, width_ratios=[8, 8, 8])
 cases = [("prefill: 8 after 0", 8, 0), ("a chunk: 3 after 5", 3, 5), ("decode: 1 after 7", 1, 7)]
+
+# %% jupyter={"source_hidden": true}
+figure, three = style.new_figure(1, 3, height=2.7, width_ratios=[8, 8, 8])
 for axes, (title, n, c) in zip(three, cases):
     sees = torch.arange(c + n)[None, :] <= torch.arange(c, c + n)[:, None]  # [n, c + n]
     cells = torch.full((n, c + n, 3), 0.9)
@@ -481,29 +529,44 @@ def next_logits(token_ids, chunk):
 
 with torch.no_grad():
     whole = model(Batch.of([prompt_ids]), Recompute(shape))[-1]
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for chunk in (1, 3, 7, len(prompt_ids)):
     got = next_logits(prompt_ids, chunk)
     assert got.argmax() == whole.argmax()
     rows.append([chunk, -(-len(prompt_ids) // chunk), f"{float((got - whole).abs().max() / whole.abs().max()):.1e}"])
-HTML(
-    html.table(
-        ["chunk", "calls", "logits differ by"],
-        rows,
-        "the same next token; differences against one pass, of the largest logit",
-    )
+table(
+    ["chunk", "calls", "logits differ by"],
+    rows,
+    "the same next token; differences against one pass, of the largest logit",
 )
 
 # %% [markdown]
 # The number of rows is the same, but the number of calls is not, and each call reads all weights. The panel
 # shows what that costs:
 
+# %% jupyter={"source_hidden": true}
+chunk_guess = ask(
+    "a prompt token by token",
+    "A prompt of 192 tokens, sent one token at a time instead of in one piece: how many times as long does it take?",
+    unit="times",
+    example=192,
+    low=0,
+)
+chunk_guess
+
 # %%
+chunk_guess.answer()
 chunks = wb.panels.chunks()
 chunked = chunks.run()
 chunks.snapshot()
 
 # %%
+single, whole_prompt = chunked[0], chunked[-1]
+chunk_guess.compare(single.median / whole_prompt.median, predicted=single.predicted / whole_prompt.predicted)
+
+# %% jupyter={"source_hidden": true}
 shown = [
     [
         f"{m.settings['chunk']:,}",
@@ -515,7 +578,7 @@ shown = [
     ]
     for m in chunked
 ]
-HTML(html.table(["chunk", "rows", "calls", "measured, ms", "predicted, ms", "limit"], shown, "one prompt"))
+table(["chunk", "rows", "calls", "measured, ms", "predicted, ms", "limit"], shown, "one prompt")
 
 # %% [markdown]
 # Why split a prompt at all, then? Because a long prompt in one piece makes all other users wait for their next
@@ -578,6 +641,8 @@ print(f"223 tokens of {model.name} in float32: {formula:,} bytes by formula, {kv
 # %%
 MiB, GiB = 2**20, 2**30
 names = ["llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3.1-405b"]
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in names:
     s = public_shape(name)
@@ -592,13 +657,13 @@ for name in names:
             f"{kv_bytes(s, 131_072) / GiB:.0f} GiB",
         ]
     )
-HTML(html.table(["", "L", "H_kv", "D", "a token", "4K tokens", "128K tokens"], rows, "the cache of one sequence"))
+table(["", "L", "H_kv", "D", "a token", "4K tokens", "128K tokens"], rows, "the cache of one sequence")
 
 # %% [markdown]
 # (Llama 2 has a context of 4K tokens and Llama 3 of 8K; 128K came with 3.1, whose 8B has the same shape. The
 # last column is what such a text would take.)
 
-# %%
+# %% jupyter={"source_hidden": true}
 assert kv_bytes(public_shape("llama-2-7b"), 1) == 0.5 * MiB
 assert kv_bytes(public_shape("llama-2-7b"), 4096) == 2 * GiB
 assert round(kv_bytes(public_shape("llama-2-13b"), 1) / MiB, 2) == 0.78
@@ -617,8 +682,10 @@ assert kv_bytes(public_shape("llama-3.1-405b"), 131_072) == 63 * GiB
 shared = public_shape("llama-2-70b")
 unshared = dataclasses.replace(shared, num_kv_heads=shared.num_heads)
 gib = [kv_bytes(s, 131_072) / GiB for s in (shared, unshared)]
+
+# %% jupyter={"source_hidden": true}
 assert gib == [40, 320]
-Markdown(
+say(
     f"With {unshared.num_kv_heads} key-value heads in place of {shared.num_kv_heads}, 128K tokens would take "
     f"**{gib[1]:.0f} GiB** in place of {gib[0]:.0f} GiB. Lab 04 is about such savings."
 )
@@ -646,8 +713,10 @@ mixtral = dataclasses.replace(
         num_experts=8, experts_per_token=2, shared_experts=0, intermediate_size=14_336, dense_layers=0
     ),
 )
+
+# %% jupyter={"source_hidden": true}
 assert mixtral.kv_values_per_token() == mistral.kv_values_per_token()
-Markdown(
+say(
     f"{mistral.num_parameters() / 1e9:.1f} billion weights become {mixtral.num_parameters() / 1e9:.1f}; the cache stays"
     f" at {readable_bytes(kv_bytes(mixtral, 1), binary=True)} a token."
 )
@@ -661,8 +730,10 @@ Markdown(
 # %%
 users, context = 64, 4096
 needed = users * kv_bytes(shared, context)
+
+# %% jupyter={"source_hidden": true}
 assert needed == 80 * GiB and needed > 80e9
-Markdown(
+say(
     f"{GiB / 1e9 - 1:.1%}. It decides here: {users} users with {context:,} tokens each, on the 70B, keep"
     f" **{needed / 1e9:.1f} GB**, which is **{needed / GiB:.0f} GiB**. Against a card of 80 GB somebody who reads GiB"
     " would say that it just fits. It does not, and no weight is loaded yet."
@@ -678,13 +749,27 @@ Markdown(
 # Any public shape, precision, context and batch, compared with the size of the cards. The panel loads no model.
 # Increase the batch until the cache is larger than the weights.
 
+# %% jupyter={"source_hidden": true}
+memory_guess = ask(
+    "the cache of 64 users",
+    "Llama-3.1-70B in 16 bits has 141 GB of weights. 64 users with 4,096 tokens each: how many GB of cache?",
+    unit="GB",
+    example=20,
+    low=0,
+)
+memory_guess
+
 # %%
+memory_guess.answer()
 memory = wb.panels.memory(model="llama-3.1-70b", context=4096, batch=64)
 memory
 
 # %%
 tried = memory.run()
 memory.snapshot()
+
+# %%
+memory_guess.compare(64 * kv_bytes(public_shape("llama-3.1-70b"), 4096) / 1e9, how="counted")
 
 # %% [markdown]
 # Run compares the formula with caches that are really allocated. A cache that does not fit in this machine is
@@ -716,16 +801,32 @@ assert together == alone
 print("three texts of", [len(t) for t in texts], "tokens, side by side: the same tokens as each alone")
 
 # %% [markdown]
-# How much faster is a token in a batch? And the other question of this lab: when does the cache gain *nothing*?
-# Think of three cases before you run this.
+# How much faster is a token in a batch? And the other question of this lab: when does the cache gain *nothing*? The
+# panel measures both.
+
+# %% jupyter={"source_hidden": true}
+short_guess = ask(
+    "a cache for four tokens",
+    "A text of 4 tokens. One step with a cache sends 1 row, without it 4. How many times as fast is it with the cache?",
+    unit="times",
+    example=4,
+    low=0,
+)
+short_guess
 
 # %%
+short_guess.answer()
 batch_panel = wb.panels.cache_batch()
 steps = batch_panel.run()
 batch_panel.snapshot()
 
 # %%
 pairs = [m for m in steps if m.settings["part"] in ("gain", "first token")]
+
+# %%
+short_guess.compare(pairs[1].counts["ratio"], predicted=pairs[0].predicted / pairs[1].predicted)
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         (
@@ -738,7 +839,7 @@ rows = [
     ]
     for without, cached in zip(pairs[::2], pairs[1::2])
 ]
-HTML(html.table(["tokens", "rows", "faster with the cache", "limits without, with"], rows, "measured on this machine"))
+table(["tokens", "rows", "faster with the cache", "limits without, with"], rows, "measured on this machine")
 
 # %% [markdown]
 # **When it gains nothing, and why:**
@@ -760,6 +861,8 @@ from workbench.instruments.device import PUBLISHED
 from workbench.labs.lab03_kv_cache.cache_batch import predict_gain
 
 predicted = predict_gain(PUBLISHED["h100-sxm"], model="stdlib-10m", prompt_tokens=1024, arrangement="plain")
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         f"{n:,}",
@@ -770,7 +873,7 @@ rows = [
     for n, a, b in predicted
 ]
 assert predicted[0][1].limit == predicted[0][2].limit == "launch"
-HTML(html.table(["tokens of text", "without", "with", "gain"], rows, "predicted, H100 data sheet, plain arrangement"))
+table(["tokens of text", "without", "with", "gain"], rows, "predicted, H100 data sheet, plain arrangement")
 
 # %% [markdown]
 # This is no argument against caches: on a model that fills the card, or with a long text, they gain what you
@@ -790,11 +893,21 @@ HTML(html.table(["tokens of text", "without", "with", "gain"], rows, "predicted,
 
 # %%
 waiting = [1 - m.counts["bytes_in_use"] / m.counts["bytes_reserved"] for m in states]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"How much waits? In the slot above between {min(waiting):.0%} and {max(waiting):.0%}. The authors of "
     "PagedAttention looked into the engines of 2023 and found that of the memory set aside for caches only 20.4 % to "
     "38.2 % held keys and values of real tokens."
 )
+
+# %% [markdown]
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
 
 # %% [markdown]
 # # Exercises

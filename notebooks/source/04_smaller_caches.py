@@ -1,50 +1,51 @@
 # %% [markdown]
 # # Lab 04 · Smaller caches
 #
-# **The question.** Lab 03 kept every key and every value of every token. Which of them does a model need?
+# **The question.** Lab 03's [KV cache](../docs/glossary.md#the-cache) kept every key and every value of every token. Which of them does a model need?
 #
 # Fewer heads, fewer layers, fewer tokens, fewer numbers, fewer bits. This lab runs all of these methods on one
 # engine, and shows what each saves in bytes and time and what it costs in quality.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import math
 from dataclasses import replace
 
 import torch
-from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
 from workbench.errors import WorkbenchError
 from workbench.instruments.costs import kv_bytes, largest_batch
 from workbench.instruments.memory import readable_bytes
 from workbench.kv import Contiguous, Latent, Quantized, SharedLayers, Window, kv_for
+from workbench.lectures import ask, picture, say, summary, table
 from workbench.models import public_shape, seeds
 from workbench.models.attention import causal_mask, eager_attention
 from workbench.models.batch import Batch
 from workbench.models.corpus import held_out_files
 from workbench.models.recipes import CACHE_VARIANTS
-from workbench.panels import html, style
+from workbench.panels import style
 
+# %%
 model = wb.load("stdlib-10m")
 tokenizer, shape = model.tokenizer, model.config
 text_ids = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "textwrap.py"))
 MiB, GiB = 2**20, 2**30
 
-
-def picture(figure, alt):
-    """A figure as a picture, with the words for those who cannot see it."""
-    figure.tight_layout()
-    return Image(style.png(figure), width=860, alt=alt)
-
-
 # %% [markdown]
 # ## Predict
 #
-# DeepSeek-V3 has 61 layers with 128 heads each; keys and values have 128 numbers. How many times fewer numbers
-# per token does it cache than if every head kept its key and its value? Put your guess here.
+# One of the largest open models caches very little per token. Guess how little; the lab comes back to it.
 
-# %%
-my_guess = 8
+# %% jupyter={"source_hidden": true}
+latent_guess = ask(
+    "DeepSeek-V3's cache",
+    "DeepSeek-V3 has 61 layers with 128 heads each; keys and values have 128 numbers. How many times fewer numbers per"
+    " token does it cache than if every head kept its key and its value?",
+    unit="times",
+    example=8,
+    low=1,
+)
+latent_guess
 
 # %% [markdown]
 # ## The naive way, measured
@@ -54,13 +55,16 @@ my_guess = 8
 # trained on the same tokens; they differ in what they cache. This one caches everything:
 
 # %%
+latent_guess.answer()
 mha = wb.load("stdlib-3m-mha")
 kv = kv_for("contiguous", mha, max_tokens=1000)
 with torch.no_grad():
     mha(Batch.of([text_ids[:1000]]), kv)
 weights = 4 * mha.num_parameters()
+
+# %% jupyter={"source_hidden": true}
 assert kv.bytes_in_use == kv_bytes(mha.config, 1000, 4) == 2 * 6 * 6 * 32 * 1000 * 4
-Markdown(
+say(
     f"After 1,000 tokens the cache holds **{readable_bytes(kv.bytes_in_use)}**, all weights together are"
     f" {readable_bytes(weights)}. Each further token adds {kv.bytes_in_use // 1000:,} bytes, and every step reads all"
     " of it."
@@ -76,8 +80,10 @@ eight = public_shape("llama-2-70b")
 fits = {
     heads: largest_batch(replace(eight, num_kv_heads=heads), memory_bytes=2 * 141e9, tokens=4096) for heads in (64, 8)
 }
+
+# %% jupyter={"source_hidden": true}
 assert fits[8] > 8 * fits[64]
-Markdown(
+say(
     f"{fits[64]} users with 64 heads, **{fits[8]}** with 8. The weights of a step are read once for all of them (lab"
     " 02), so a smaller cache buys throughput twice: more users share a step, and each user's part of it is shorter."
 )
@@ -118,7 +124,7 @@ Markdown(
 # attention** (GQA, 2023) each group of query heads shares one. Query head h reads key-value head h // G, with G
 # = H_q / H_kv, and the cache shrinks by G.
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in ("stdlib-3m-mha", "stdlib-3m-gqa", "stdlib-3m-mqa"):
     c = CACHE_VARIANTS[name]
@@ -134,12 +140,10 @@ for name in ("stdlib-3m-mha", "stdlib-3m-gqa", "stdlib-3m-mqa"):
             f"{c.num_parameters():,}",
         ]
     )
-HTML(
-    html.table(
-        ["", "H_q", "H_kv", "G", "bytes for 1,000 tokens, allocated", "parameters"],
-        rows,
-        "fewer key-value heads; the feed-forward got what the keys gave up",
-    )
+table(
+    ["", "H_q", "H_kv", "G", "bytes for 1,000 tokens, allocated", "parameters"],
+    rows,
+    "fewer key-value heads; the feed-forward got what the keys gave up",
 )
 
 # %% [markdown]
@@ -162,22 +166,24 @@ print(f"repeated keys: {repeated.nbytes:,} bytes written and read; the keys them
 # Some texts print that "Llama 2 uses MQA", and a table of cache sizes has a row "70B, MHA" with 32 heads. Check
 # it against the model shapes:
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "mistral-7b", "gemma-3-1b"):
     s = public_shape(name)
     kind = "MHA" if s.num_kv_heads == s.num_heads else "MQA" if s.num_kv_heads == 1 else "GQA"
     rows.append([name, s.num_heads, s.num_kv_heads, kind, f"{kv_bytes(s, 1) / 1024:.0f} KiB"])
-HTML(html.table(["", "query heads", "key-value heads", "that is", "a token, 16 bits"], rows, "as published"))
+table(["", "query heads", "key-value heads", "that is", "a token, 16 bits"], rows, "as published")
 
 # %%
 kinds = {
     name: (public_shape(name).num_heads, public_shape(name).num_kv_heads)
     for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b")
 }
-assert kinds == {"llama-2-7b": (32, 32), "llama-2-13b": (40, 40), "llama-2-70b": (64, 8)}
 right, printed = (kv_bytes(replace(eight, num_heads=h, num_kv_heads=h), 1) for h in (64, 32))
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+assert kinds == {"llama-2-7b": (32, 32), "llama-2-13b": (40, 40), "llama-2-70b": (64, 8)}
+say(
     "No Llama 2 uses MQA: the 7B and the 13B are MHA, the 70B is GQA with groups of 8. And a 70B with MHA would have"
     f" **64** heads and keep {right / MiB:.2f} MiB a token; the printed row, with 32, says {printed / MiB:.2f} MiB, too"
     f" little by a factor of {right / printed:.0f}."
@@ -187,10 +193,22 @@ Markdown(
 # ## From many heads to few
 #
 # Nobody trains a large model twice to try GQA. The authors of GQA take a finished MHA model, replace the key
-# and value heads of each group by their *mean*, and continue training for 5 % of the original training. How
-# much does the averaging alone hurt the model?
+# and value heads of each group by their *mean*, and continue training for 5 % of the original training. The
+# panel does the same with our model with MHA.
+
+# %% jupyter={"source_hidden": true}
+mean_guess = ask(
+    "averaging heads",
+    "The heads of a trained MHA model are averaged in groups of three, without any training. By how much does the loss"
+    " rise? (It is about 3 nats per token.)",
+    unit="nats per token",
+    example=0.1,
+    low=0,
+)
+mean_guess
 
 # %%
+mean_guess.answer()
 convert = wb.panels.convert(seconds=25)
 convert
 
@@ -201,7 +219,12 @@ convert.snapshot()
 # %%
 stage = {m.settings["stage"]: m for m in steps if m.settings["measured"] == "held out"}
 mended = stage["uptrained"].counts
-Markdown(
+
+# %%
+mean_guess.compare(stage["pooled"].median - stage["before"].median)
+
+# %% jupyter={"source_hidden": true}
+say(
     f"Held-out loss in nats per token: before {stage['before'].median:.3f}, averaged {stage['pooled'].median:.3f}, and"
     f" after {mended['training_seconds']:.0f} seconds of training ({mended['tokens_uptrained']:,.0f} tokens,"
     f" {mended['share_of_first_training']:.1%} of the first training) **{stage['uptrained'].median:.3f}**. The variant"
@@ -251,8 +274,10 @@ except WorkbenchError as error:
 # Must a token attend to everything before it? With a **sliding window** it attends to the last W tokens:
 
 # %%
-figure, three = style.new_figure(1, 3, height=2.8)
 cases = [("everything", None, 0), ("a window of 4", 4, 0), ("a window of 4, 2 sinks", 4, 2)]
+
+# %% jupyter={"source_hidden": true}
+figure, three = style.new_figure(1, 3, height=2.8)
 for axes, (title, window, sinks) in zip(three, cases):
     seen = causal_mask(12, 12, window, "cpu", sinks)
     cells = torch.full((12, 12, 3), 0.92)
@@ -285,7 +310,20 @@ picture(figure, alt)
 # Run it. Here two layers in six attend to everything, and the first two tokens stay in the cache; switch either
 # off.
 
+# %% jupyter={"source_hidden": true}
+rolling_guess = ask(
+    "bytes of a rolling buffer",
+    "Four of six layers keep a window of 12 tokens and 2 sinks, the other two keep everything. After 40 tokens, how much"
+    " of a full cache's bytes are in use?",
+    unit="%",
+    example=33,
+    low=0,
+    high=100,
+)
+rolling_guess
+
 # %%
+rolling_guess.answer()
 rolling = wb.panels.rolling()
 rolling
 
@@ -294,8 +332,12 @@ states = rolling.run()
 rolling.snapshot()
 
 # %%
+counts = states[-1].counts
+rolling_guess.compare(100 * counts["bytes_in_use"] / counts["bytes_full"])
+
+# %% jupyter={"source_hidden": true}
 assert all(m.median == m.predicted for m in states)
-Markdown(
+say(
     f"In each of {len(states)} states the bytes were those of the formula, and the logits those of full attention with"
     f" a mask: largest difference {max(m.counts['largest_difference'] for m in states):.0e}."
 )
@@ -319,7 +361,7 @@ except WorkbenchError as error:
 # Current models mix both: most layers have a window, and a few attend to everything. Gemma 3 has one global
 # layer in six:
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in ("mistral-7b", "gemma-3-1b", "gemma-3-4b"):
     s = public_shape(name)
@@ -334,7 +376,7 @@ for name in ("mistral-7b", "gemma-3-1b", "gemma-3-4b"):
             f"{all_kept / kept:.1f} ×",
         ]
     )
-HTML(html.table(["", "W", "global layers", "all kept", "windows kept", "less"], rows, "32K tokens, 16 bits"))
+table(["", "W", "global layers", "all kept", "windows kept", "less"], rows, "32K tokens, 16 bits")
 
 # %% [markdown]
 # ## A model that was not trained for it
@@ -344,7 +386,19 @@ HTML(html.table(["", "W", "global layers", "all kept", "windows kept", "less"], 
 # to put it on the first tokens, the **attention sinks**. Without those tokens the model fails; with four of
 # them it works for millions of tokens. We test this claim on a model that was trained without windows:
 
+# %% jupyter={"source_hidden": true}
+sink_guess = ask(
+    "attention on the first tokens",
+    "Our model, after a long text: how much of its attention goes to the first few tokens?",
+    unit="%",
+    example=30,
+    low=0,
+    high=100,
+)
+sink_guess
+
 # %%
+sink_guess.answer()
 windows = wb.panels.windows(passages=8)
 windows
 
@@ -355,15 +409,22 @@ windows.snapshot()
 # %%
 last = {m.settings["way"]: m for m in looked if m.settings["measured"] == "loss"}  # the last range of positions
 draw = next(m for m in looked if m.settings["measured"] == "attention").counts
+
+# %%
+sink_guess.compare(100 * draw["mean_share"])
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [way, f"{m.median:.3f}", f"{m.counts['above_full']:+.3f} ± {m.counts['above_full_standard_error']:.3f}"]
     for way, m in last.items()
 ]
-HTML(html.table(["", "loss, nats per token", "above the whole text"], rows, "at the end of 1,024 tokens"))
+table(["", "loss, nats per token", "above the whole text"], rows, "at the end of 1,024 tokens")
 
 # %%
 sinks = draw["mean_share"] > 3 * draw["even_share"]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"The first tokens of our model draw {draw['mean_share']:.1%} of the attention, where an even spread would be "
     f"{draw['even_share']:.1%}. "
     + (
@@ -371,8 +432,8 @@ Markdown(
         if sinks
         else (
             "It has **no sinks**, so keeping them gains next to nothing here, and forgetting them costs no more than"
-            " forgetting any others. They were found in models of billions of weights. A published remedy is for a"
-            " published disease: look whether you have it."
+            " forgetting any others. They were found in models of billions of weights. A published remedy helps"
+            " where its problem exists: measure first whether your model has it."
         )
     )
 )
@@ -396,12 +457,16 @@ v3 = public_shape("deepseek-v3")
 latent, H = v3.latent_attention, v3.num_heads
 cached = latent.kv_rank + latent.rotary_head_dim
 keys, both = H * latent.content_head_dim, H * (latent.content_head_dim + latent.value_head_dim)
+
+# %%
+latent_guess.compare(both / cached, how="counted")
+
+# %% jupyter={"source_hidden": true}
 assert (cached, keys, both) == (576, 16_384, 32_768)
 assert (round(keys / cached), round(both / cached)) == (28, 57)
-Markdown(
+say(
     f"{latent.kv_rank} + {latent.rotary_head_dim} = **{cached}** numbers per token and layer. Keys alone of {H} heads"
     f" would be {keys:,}, {keys / cached:.0f} times as many; keys and values {both:,}, **{both / cached:.0f} times**."
-    f" Your guess was {my_guess}."
 )
 
 # %% [markdown]
@@ -409,11 +474,13 @@ Markdown(
 
 # %%
 a_token = (512 + 64) * 61 * 2
-assert kv_bytes(v3, 1, 2) == a_token
 kv = Latent(replace(v3, experts=None), max_tokens=64)
-assert kv.bytes_reserved == (512 + 64) * 61 * 4 * 64  # float32, 64 tokens
 gqa_70b = kv_bytes(public_shape("llama-3.1-70b"), 1, 2)
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+assert kv_bytes(v3, 1, 2) == a_token
+assert kv.bytes_reserved == (512 + 64) * 61 * 4 * 64  # float32, 64 tokens
+say(
     f"{a_token:,} bytes per token in 16 bits, for a model of {v3.num_parameters() / 1e9:.0f} billion weights. The 70B"
     f" Llama, with GQA, keeps {gqa_70b:,.0f}: {gqa_70b / a_token:.1f} times as much."
 )
@@ -498,9 +565,11 @@ for distance, one in zip(distances.tolist(), folded):
 from workbench.labs.lab04_smaller_caches.latent import counted_crossover, crossover
 
 where = crossover(latent)
-assert where == latent.kv_rank * (128 + 128) / (2 * latent.kv_rank - 128 - 128)
 counted = {S: counted_crossover("deepseek-v3", S) for S in (256, 1024, 16_384, 131_072)}
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+assert where == latent.kv_rank * (128 + 128) / (2 * latent.kv_rank - 128 - 128)
+say(
     f"r·(c + v) / (2r − c − v) = **{where:.0f}** new tokens, when far more are remembered. Counted operation by"
     " operation: "
     + ", ".join(f"{n} after {S:,}" for S, n in counted.items())
@@ -513,7 +582,19 @@ Markdown(
 # Change *new tokens* and *context*, and see which boxes grow. Run measures both forms on one layer, in
 # alternation.
 
+# %% jupyter={"source_hidden": true}
+expand_guess = ask(
+    "expanding all latents",
+    "One new token after a long text, on one layer of DeepSeek-V3: how many times as long does the expanded form take as"
+    " the absorbed one?",
+    unit="times",
+    example=4,
+    low=0,
+)
+expand_guess
+
 # %%
+expand_guess.answer()
 forms = wb.panels.latent()
 forms
 
@@ -522,15 +603,23 @@ timed = forms.run()
 forms.snapshot()
 
 # %%
-from workbench.labs.lab04_smaller_caches.latent import crossing, summary
+from workbench.labs.lab04_smaller_caches.latent import crossing
+from workbench.labs.lab04_smaller_caches.latent import summary as by_form
 
-found = crossing(*summary(timed).values())
+meet_at = crossing(*by_form(timed).values())
 one = {m.settings["form"]: m for m in timed if m.settings["new_tokens"] == 1}
-Markdown(
+
+# %%
+expand_guess.compare(
+    one["expanded"].median / one["absorbed"].median, predicted=one["expanded"].predicted / one["absorbed"].predicted
+)
+
+# %% jupyter={"source_hidden": true}
+say(
     f"For one new token the expanded form takes {one['expanded'].counts['flops'] / one['absorbed'].counts['flops']:.0f}"
     f" times the FLOPs and, measured, **{one['expanded'].median / one['absorbed'].median:.0f} times** the time."
     " Measured, they change places "
-    + (f"at about {found:.0f} new tokens." if found else "at none of the numbers tried.")
+    + (f"at about {meet_at:.0f} new tokens." if meet_at else "at none of the numbers tried.")
 )
 
 # %% [markdown]
@@ -564,7 +653,18 @@ Markdown(
 # tokens in full precision until a group is full. This is KIVI's method (2024). Look at the channels of a real
 # model:
 
+# %% jupyter={"source_hidden": true}
+three_bit_guess = ask(
+    "keys in 3 bits",
+    "Every key in 3 bits, and one scale for each token's key: by how many percent does the perplexity rise?",
+    unit="%",
+    example=20,
+    low=0,
+)
+three_bit_guess
+
 # %%
+three_bit_guess.answer()
 formats = wb.panels.kv_formats(format="int3", passages=4)
 formats
 
@@ -574,6 +674,8 @@ formats.snapshot()
 
 # %%
 through = {m.settings["format"]: m for m in read if m.settings["measured"] == "kv"}
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         name,
@@ -584,20 +686,23 @@ rows = [
     ]
     for name, m in through.items()
 ]
-HTML(
-    html.table(
-        ["cache", "bits a value", "bytes per token", "perplexity", "above full precision"],
-        rows,
-        "held-out text, read back from the cache in chunks",
-    )
+table(
+    ["cache", "bits a value", "bytes per token", "perplexity", "above full precision"],
+    rows,
+    "held-out text, read back from the cache in chunks",
 )
 
 # %%
-assert abs(through["int8"].counts["excess"]) < 0.002
 scheme = {
     (m.settings["format"], m.settings["keys"]): m.counts["excess"] for m in read if m.settings["measured"] == "scheme"
 }
-Markdown(
+
+# %%
+three_bit_guess.compare(100 * scheme["int3", "per token"])
+
+# %% jupyter={"source_hidden": true}
+assert abs(through["int8"].counts["excess"]) < 0.002
+say(
     f"Int8 is free: {through['int8'].counts['excess']:+.3%}. And who shares a scale decides how low one can go. Every"
     f" key in 3 bits: **{scheme['int3', 'per channel']:+.1%}** per channel, **{scheme['int3', 'per token']:+.1%}** per"
     " token, at the same bits."
@@ -619,12 +724,16 @@ taken = {
     "windows in int4": Quantized.reserved_bytes_for(hybrid, **room, format="int4"),
     "shared layers": SharedLayers.reserved_bytes_for(shared.config, **room),
 }
+
+# %% jupyter={"source_hidden": true}
 rows = [[name, f"{taken[name]:,}", f"{taken['all kept, float32'] / taken[name]:.1f} ×"] for name in taken]
-HTML(html.table(["", "bytes for 1,000 tokens", "less"], rows, "by formula, which the tests hold to the allocation"))
+table(["", "bytes for 1,000 tokens", "less"], rows, "by formula, which the tests hold to the allocation")
 
 # %%
 waiting = 2 * 32 * kv_bytes(hybrid, 1, 4) / taken["windows in int4"]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"Of what int4 still takes, {waiting:.0%} are the tokens that wait in full precision for their group to fill. They"
     " are as many for a text of a million tokens, where nobody notices them."
 )
@@ -646,7 +755,18 @@ except WorkbenchError as error:
 # Six models, with equal numbers of weights and tokens and the same training, each with its own kind of cache.
 # Choose a memory size, a number of users and a length below the plot, and see which designs are left.
 
+# %% jupyter={"source_hidden": true}
+quality_guess = ask(
+    "a sixth of the bytes",
+    "MQA has a sixth of MHA's cache. How much higher is its loss?",
+    unit="nats per token",
+    example=0.2,
+    low=0,
+)
+quality_guess
+
 # %%
+quality_guess.answer()
 quality = wb.panels.quality(passages=8)
 quality
 
@@ -659,6 +779,8 @@ at_end = {m.settings["model"]: m for m in judged if m.settings["measured"] == "l
 bytes_at_end = {
     m.settings["model"]: m.median for m in judged if m.settings["measured"] == "bytes" and m.settings["context"] == 1024
 }
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         name,
@@ -670,12 +792,10 @@ rows = [
     for name, m in at_end.items()
     if name.startswith("stdlib-3m")
 ]
-HTML(
-    html.table(
-        ["", "bytes per token", "less than MHA", "loss", "above MHA"],
-        rows,
-        "texts of 1,024 tokens, the shipped models (seed 0); ± over the passages",
-    )
+table(
+    ["", "bytes per token", "less than MHA", "loss", "above MHA"],
+    rows,
+    "texts of 1,024 tokens, the shipped models (seed 0); ± over the passages",
 )
 
 # %% [markdown]
@@ -687,27 +807,30 @@ HTML(
 by_seed = seeds.above("stdlib-3m-mha", seeds.losses_by_seed())
 spread = seeds.pooled(by_seed)
 runs = sorted({seed for losses in by_seed.values() for seed in losses})
-HTML(
-    html.table(
-        ["", *(f"seed {seed}" for seed in runs)],
-        [[name, *(f"{losses[seed]:+.4f}" for seed in runs)] for name, losses in by_seed.items()],
-        f"a difference moves by {spread.standard_deviation:.4f} nats from seed to seed (standard deviation, pooled; "
-        f"{spread.degrees_of_freedom} degrees of freedom)",
-    )
+
+# %% jupyter={"source_hidden": true}
+table(
+    ["", *(f"seed {seed}" for seed in runs)],
+    [[name, *(f"{losses[seed]:+.4f}" for seed in runs)] for name, losses in by_seed.items()],
+    f"a difference moves by {spread.standard_deviation:.4f} nats from seed to seed (standard deviation, pooled; "
+    f"{spread.degrees_of_freedom} degrees of freedom)",
 )
 
 # %% [markdown]
 # Two runs are few, and five differences share one MHA. Such a plot shows the size of the effect. It cannot show
 # which of two neighbours is better.
 
-# %%
+# %% jupyter={"source_hidden": true}
 sixth = {name: at_end[f"stdlib-3m-{name}"].counts["above_first"] for name in ("mqa", "mla")}
 assert all(bytes_at_end[f"stdlib-3m-{name}"] * 6 == bytes_at_end["stdlib-3m-mha"] for name in sixth)
-Markdown(
+say(
     f"A sixth of the bytes costs {sixth['mqa']:+.3f} nats per token as MQA and {sixth['mla']:+.3f} as MLA, on a loss of "
     f"{at_end['stdlib-3m-mha'].median:.2f}: {math.expm1(sixth['mqa']):+.1%} and {math.expm1(sixth['mla']):+.1%} of "
     "perplexity. That is the price; the next plots show what it buys."
 )
+
+# %%
+quality_guess.compare(sixth["mqa"])
 
 # %% [markdown]
 # In DeepSeek's own comparison MLA is better than MHA. Two differences are clear. They train on trillions of
@@ -719,9 +842,20 @@ Markdown(
 # %% [markdown]
 # ## Bytes against time
 #
-# And how much faster is a step? Guess for the small models first: their caches differ by a factor of six.
+# And how much faster is a step? First the small models, whose caches differ by a factor of six.
+
+# %% jupyter={"source_hidden": true}
+small_guess = ask(
+    "a sixth of the cache, 3M weights",
+    "After 1,000 tokens: how many times as fast as with MHA is a step with MQA, in a model of 3 million weights?",
+    unit="times",
+    example=6,
+    low=0,
+)
+small_guess
 
 # %%
+small_guess.answer()
 small = wb.panels.variants()
 small
 
@@ -731,6 +865,12 @@ small.snapshot()
 
 # %%
 longest = {m.settings["way"]: m for m in small_steps if m.settings["context"] == 1000}
+
+# %%
+mha_step, mqa_step = longest["mha"], longest["mqa"]
+small_guess.compare(mha_step.median / mqa_step.median, predicted=mha_step.predicted / mqa_step.predicted)
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         name,
@@ -742,18 +882,25 @@ rows = [
     ]
     for name, m in longest.items()
 ]
-HTML(
-    html.table(
-        ["", "cache, bytes", "read in a step", "measured, ms", "predicted, ms", "limit"], rows, "after 1,000 tokens"
-    )
-)
+table(["", "cache, bytes", "read in a step", "measured, ms", "predicted, ms", "limit"], rows, "after 1,000 tokens")
 
 # %% [markdown]
 # A step of so small a model spends most of its time on launching operations, and their number did not change;
 # its weights and caches may also fit into the processor's own cache. Now the same six attentions in a shape of
 # about 110 million weights, which does not fit, after 1,000 tokens:
 
+# %% jupyter={"source_hidden": true}
+large_guess = ask(
+    "a sixth of the cache, 110M weights",
+    "And in a shape of 110 million weights, which no processor's cache holds?",
+    unit="times",
+    example=2,
+    low=0,
+)
+large_guess
+
 # %%
+large_guess.answer()
 large = wb.panels.variants(size="random-110m", repeats=5, key="large")
 large_steps = large.run()
 large.snapshot()
@@ -763,6 +910,11 @@ ends = {m.settings["way"]: m for m in large_steps if m.settings["context"] == 10
 gain = {
     name: sorted(a / b for a, b in zip(ends["mha"].samples, m.samples)) for name, m in ends.items() if name != "mha"
 }
+
+# %%
+large_guess.compare(gain["mqa"][len(gain["mqa"]) // 2], predicted=ends["mha"].predicted / ends["mqa"].predicted)
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         name,
@@ -772,12 +924,10 @@ rows = [
     ]
     for name, g in gain.items()
 ]
-HTML(
-    html.table(
-        ["", "cache", "as fast as MHA, measured in turns", "predicted"],
-        rows,
-        f"MHA: {readable_bytes(ends['mha'].counts['bytes_in_use'])} of cache",
-    )
+table(
+    ["", "cache", "as fast as MHA, measured in turns", "predicted"],
+    rows,
+    f"MHA: {readable_bytes(ends['mha'].counts['bytes_in_use'])} of cache",
 )
 
 # %% [markdown]
@@ -785,13 +935,29 @@ HTML(
 #
 # A cache in int8 has far fewer bytes. So a step that reads it should be faster. Is it?
 
+# %% jupyter={"source_hidden": true}
+bits_guess = ask(
+    "a step with int8 keys and values",
+    "How many times as long does a step take with the cache in int8, as with the cache in float32?",
+    unit="times",
+    example=0.3,
+    low=0,
+)
+bits_guess
+
 # %%
+bits_guess.answer()
 bits = wb.panels.variants(compare="formats", key="formats")
 bit_steps = bits.run()
 bits.snapshot()
 
 # %%
 ends = {m.settings["way"]: m for m in bit_steps if m.settings["context"] == 1000}
+
+# %%
+bits_guess.compare(ends["int8"].median / ends["mha"].median, predicted=ends["int8"].predicted / ends["mha"].predicted)
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         name,
@@ -802,11 +968,7 @@ rows = [
     ]
     for name, m in ends.items()
 ]
-HTML(
-    html.table(
-        ["", "cache", "measured, ms", "predicted, ms", "logits off by, of the largest"], rows, "after 1,000 tokens"
-    )
-)
+table(["", "cache", "measured, ms", "predicted, ms", "logits off by, of the largest"], rows, "after 1,000 tokens")
 
 # %% [markdown]
 # Not with this kv. One operation converts the int8 codes back to float32 and the next attends over the result,
@@ -829,18 +991,16 @@ HTML(
 # small models on large cards, which are launch-bound; prompts, which are compute-bound. There a smaller cache
 # saves memory only.
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in ("llama-3.1-8b", "llama-2-7b"):
     s = public_shape(name)
     parity = s.num_parameters() / s.kv_values_per_token()
     rows.append([name, f"{s.num_kv_heads} of {s.num_heads}", f"{parity:,.0f}", f"{parity / 4096:.1f}"])
-HTML(
-    html.table(
-        ["", "key-value heads", "tokens whose cache weighs as much as the weights", "users of 4,096 tokens"],
-        rows,
-        "below this, weights are most of what a step reads",
-    )
+table(
+    ["", "key-value heads", "tokens whose cache weighs as much as the weights", "users of 4,096 tokens"],
+    rows,
+    "below this, weights are most of what a step reads",
 )
 
 # %% [markdown]
@@ -855,6 +1015,14 @@ HTML(
 # | int8, fp8, int4 with scales | fp8 is common, one scale per tensor or per head, unpacked inside the kernel; int4 in local engines |
 # | shared layers by a map | CLA in a few models; others share keys in the upper half (YOCO) |
 # | converting by means and a short training | rare for large models, which are trained with GQA from the start |
+
+# %% [markdown]
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
 
 # %% [markdown]
 # # Exercises

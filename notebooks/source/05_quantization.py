@@ -6,14 +6,13 @@
 # Rounding is easy. Which weights can be rounded, and how, is the question that nine methods answer in nine
 # ways. All of them are here, on one model, one calibration text and one plot.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import math
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
 from workbench.errors import WorkbenchError
@@ -21,9 +20,10 @@ from workbench.instruments.costs import decode_costs, predict, prefill_costs, we
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.memory import readable_bytes
 from workbench.kv import Recompute
+from workbench.lectures import ask, picture, say, summary, table
 from workbench.models import public_shape
 from workbench.models.evaluation import held_out_passages, loss_through
-from workbench.panels import html, style
+from workbench.panels import style
 from workbench.quantization import (
     Calibration,
     IntegerFormat,
@@ -33,14 +33,9 @@ from workbench.quantization import (
     save_quantized,
 )
 
+# %%
 model = wb.load("stdlib-10m")
 passages = held_out_passages(model.tokenizer, 256, 12)
-
-
-def picture(figure, alt):
-    """A figure as a picture, with the words for those who cannot see it."""
-    figure.tight_layout()
-    return Image(style.png(figure), width=860, alt=alt)
 
 
 def loss(some_model):
@@ -51,11 +46,19 @@ def loss(some_model):
 # %% [markdown]
 # ## Predict
 #
-# Our model has weights of 32 bits. Replace each by the nearest of *eight* values, that is, by 3 bits. By how
-# many percent does the perplexity rise, on text that the model has never seen? Put your guess here.
+# Perplexity is exp of the loss in [nats per token](../docs/glossary.md#measuring), on text that the model has never seen. How much does
+# coarse rounding hurt it?
 
-# %%
-my_guess = 100
+# %% jupyter={"source_hidden": true}
+rounding_guess = ask(
+    "weights in 3 bits",
+    "Each of our model's weights of 32 bits is replaced by the nearest of eight values, that is, by 3 bits. By how many"
+    " percent does the perplexity rise?",
+    unit="%",
+    example=100,
+    low=0,
+)
+rounding_guess
 
 # %% [markdown]
 # ## The naive way, measured
@@ -64,26 +67,29 @@ my_guess = 100
 # the nearest grid point. That is **RTN**, round to nearest. It uses nothing but the weights.
 
 # %%
+rounding_guess.answer()
 full = loss(model)
 risen, size = {}, {}
 for bits in (8, 6, 5, 4, 3, 2):
     rounded = quantize(model, QuantizationRecipe("rtn", bits=bits, options={"whole_rows": True}))
     risen[bits], size[bits] = math.expm1(loss(rounded) - full), rounded.quantization.nbytes
-rows = [[bits, 2**bits, readable_bytes(size[bits]), f"{risen[bits]:+.2%}"] for bits in risen]
-HTML(
-    html.table(
-        ["bits", "values", "bytes of all layers", "perplexity"],
-        rows,
-        f"rounded to the nearest, a grid for each row; {passages.numel():,} held-out tokens",
-    )
-)
 
 # %%
+rounding_guess.compare(100 * risen[3])
+
+# %% jupyter={"source_hidden": true}
+rows = [[bits, 2**bits, readable_bytes(size[bits]), f"{risen[bits]:+.2%}"] for bits in risen]
+table(
+    ["bits", "values", "bytes of all layers", "perplexity"],
+    rows,
+    f"rounded to the nearest, a grid for each row; {passages.numel():,} held-out tokens",
+)
+
+# %% jupyter={"source_hidden": true}
 assert abs(risen[8]) < 0.005 and risen[4] < 0.1 < risen[2]
-Markdown(
-    f"Three bits: **{risen[3]:+.1%}**. Your guess was {my_guess:+}%. Eight bits cost {risen[8]:+.2%}, which is "
-    f"nothing, and two make a ruin, {risen[2]:+.0%}. Everything interesting happens between: at four bits, which "
-    "is where the world is, and below. This lab is about getting there for less."
+say(
+    f"Eight bits cost {risen[8]:+.2%}, next to nothing. Three bits cost **{risen[3]:+.1%}**, and two make the model"
+    f" useless, {risen[2]:+.0%}. Most production models use four bits; this lab is about losing less with as few bits."
 )
 
 # %% [markdown]
@@ -118,8 +124,10 @@ def step_bytes(shape, bits):
 with_scales = 4 + (16 + 16) / 128
 best = step_bytes(eight, 16) / step_bytes(eight, with_scales)
 head_bytes = 2 * eight.vocab_size * eight.hidden_size
+
+# %% jupyter={"source_hidden": true}
 assert with_scales == 4.25 and round(best, 2) == 3.15
-Markdown(
+say(
     f"{step_bytes(eight, 16) / 1e9:.2f} GB become {step_bytes(eight, with_scales) / 1e9:.2f} GB: **{best:.2f} times**"
     f" fewer, not 4. Without scales it would be {step_bytes(eight, 16) / step_bytes(eight, 4):.2f} times. The rest is"
     f" the head: {head_bytes / 1e9:.2f} GB that stay, {head_bytes / step_bytes(eight, with_scales):.0%} of what is then"
@@ -130,7 +138,7 @@ Markdown(
 # "3.15 times at best" holds for *this shape*: a vocabulary of 128,256 tokens, a width of 4,096. The smaller the
 # model, the larger the share of its head:
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in ("qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b", "llama-2-7b", "llama-3.1-70b"):
     s = public_shape(name)
@@ -143,12 +151,10 @@ for name in ("qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b", "llama-2-7b", "llama-
             *(f"{step_bytes(s, 16) / step_bytes(s, bits):.2f} ×" for bits in (8.25, 4.25, 3.25)),
         ]
     )
-HTML(
-    html.table(
-        ["", "vocabulary", "head, of all bytes", "8 bits", "4 bits", "3 bits"],
-        rows,
-        "how many times fewer bytes a step reads; a scale and a zero for 128 weights, the head in 16 bits",
-    )
+table(
+    ["", "vocabulary", "head, of all bytes", "8 bits", "4 bits", "3 bits"],
+    rows,
+    "how many times fewer bytes a step reads; a scale and a zero for 128 weights, the head in 16 bits",
 )
 
 # %% [markdown]
@@ -166,19 +172,22 @@ def predicted(bits, batch=1, prompt=0, card=h100):
     return predict(costs, card, "bfloat16")
 
 
+# %% jupyter={"source_hidden": true}
 work = {f"decode, batch {B}": {"batch": B} for B in (1, 8, 64, 256)} | {"a prompt of 2,048": {"prompt": 2048}}
 gains = {
     name: [predicted(16, **w).seconds / predicted(bits, **w).seconds for bits in (8.25, 4.25)]
     for name, w in work.items()
 }
 rows = [[name, *(f"{g:.2f} ×" for g in found)] for name, found in gains.items()]
-HTML(html.table(["", "8 bits", "4 bits"], rows, "predicted: how many times as fast as 16 bits, weight-only"))
+table(["", "8 bits", "4 bits"], rows, "predicted: how many times as fast as 16 bits, weight-only")
 
 # %%
-assert gains["decode, batch 1"][1] > 2 and gains["a prompt of 2,048"][1] < 1.05
 step = predicted(with_scales)
 waiting = sum(seconds for _, seconds, limit in step.operations if limit == "launch") / step.seconds
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+assert gains["decode, batch 1"][1] > 2 and gains["a prompt of 2,048"][1] < 1.05
+say(
     f"One user gains {gains['decode, batch 1'][1]:.2f} times. Not {best:.2f}: of the step in 4 bits "
     f"{waiting:.0%} are small operations that wait to be started, and the cache is read as before. 256 users "
     f"gain {gains['decode, batch 256'][1]:.2f} times: their caches and their arithmetic are what takes the time. "
@@ -192,8 +201,10 @@ Markdown(
 # %%
 twice = replace(h100, flop_per_s={"bfloat16": 2 * h100.flop_per_s["bfloat16"]})
 both_sides = predicted(16, prompt=2048).seconds / predicted(8.25, prompt=2048, card=twice).seconds
+
+# %% jupyter={"source_hidden": true}
 assert 1.5 < both_sides < 2
-Markdown(
+say(
     f"Then the prompt gains {both_sides:.2f} times. That is **weight-and-activation** quantization, harder to "
     "get right, and we come back to it."
 )
@@ -214,7 +225,7 @@ Markdown(
 #      fp8 e5m2    s eeeee ff                              float16's range, two bits of fraction
 # ```
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
     info = torch.finfo(getattr(torch, name))
@@ -231,24 +242,37 @@ for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
         ]
     )
 assert (torch.finfo(torch.float16).max, torch.finfo(torch.float8_e4m3fn).max) == (65_504, 448)
-HTML(
-    html.table(
-        ["", "bits", "exponent", "fraction", "greatest", "least normal", "rounding, relative"],
-        rows,
-        "range against precision",
-    )
+table(
+    ["", "bits", "exponent", "fraction", "greatest", "least normal", "rounding, relative"],
+    rows,
+    "range against precision",
 )
 
 # %% [markdown]
 # Flip the bits yourself. The panel shows the same number in every format, its neighbours, and the error:
 
+# %% jupyter={"source_hidden": true}
+tenth_guess = ask(
+    "0.1 in fp8",
+    "The number 0.1, rounded to the nearest number of fp8 (e4m3, with three bits of fraction): by how many percent is it"
+    " off?",
+    unit="%",
+    example=10,
+    low=0,
+)
+tenth_guess
+
 # %%
+tenth_guess.answer()
 numbers = wb.panels.numbers()
 numbers
 
 # %%
 rounded = numbers.run()
 numbers.snapshot()
+
+# %%
+tenth_guess.compare(100 * abs(float(torch.tensor(0.1).to(torch.float8_e4m3fn)) / 0.1 - 1), how="counted")
 
 # %%
 tried = [m for m in rounded if m.settings["measured"] == "rounding"]
@@ -274,6 +298,8 @@ print(
 
 # %%
 weight = model.layers[2].mlp.gate.weight.detach()  # [F, d]
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in ("int8", "int8_symmetric", "fp8_e4m3", "int4", "int4_symmetric", "int3", "int3_symmetric"):
     q = quantize_tensor(weight, name, over=1, group=128)
@@ -289,12 +315,10 @@ for name in ("int8", "int8_symmetric", "fp8_e4m3", "int4", "int4_symmetric", "in
             f"{float(off.max()):.4f}",
         ]
     )
-HTML(
-    html.table(
-        ["", "bits per weight", "error, rms", "mean scale / √12", "largest"],
-        rows,
-        f"a gate matrix, {weight.shape[0]:,} × {weight.shape[1]}, in groups of 128; every error within its bound",
-    )
+table(
+    ["", "bits per weight", "error, rms", "mean scale / √12", "largest"],
+    rows,
+    f"a gate matrix, {weight.shape[0]:,} × {weight.shape[1]}, in groups of 128; every error within its bound",
 )
 
 # %% [markdown]
@@ -305,7 +329,6 @@ HTML(
 # for each **group** of 128 inputs of an output, limits this effect, and costs bits:
 
 # %%
-rows = []
 ways = {
     "tensor": {},
     "row": {"over": 1},
@@ -313,20 +336,23 @@ ways = {
     "group of 32": {"over": 1, "group": 32},
 }
 spread = {}
+
+# %% jupyter={"source_hidden": true}
+rows = []
 for name, way in ways.items():
     q = quantize_tensor(weight, "int4", **way)
     spread[name] = float((q.dequantize() - weight).square().mean().sqrt())
     rows.append([name, f"{q.scale.numel():,}", f"{q.bits_per_value:.3f}", f"{spread[name]:.4f}"])
 assert spread["tensor"] > spread["row"] > spread["group of 128"] > spread["group of 32"]
-HTML(
-    html.table(["shares a scale", "scales", "bits per weight", "error, rms"], rows, "the same matrix in 4 bits, affine")
-)
+table(["shares a scale", "scales", "bits per weight", "error, rms"], rows, "the same matrix in 4 bits, affine")
 
 # %%
 codes = quantize_tensor(weight, "int4_symmetric", over=1, group=128)
 affine = quantize_tensor(weight, "int4", over=1, group=128)
+
+# %% jupyter={"source_hidden": true}
 assert codes.bits_per_value == 4 + 16 / 128 and affine.bits_per_value == 4 + 32 / 128
-Markdown(
+say(
     f"In groups of 128, scales of 16 bits add {16 / 128:.3f} bits per weight, **{16 / 128 / 4:.1%}** of 4; with a "
     f"zero beside each scale it is {32 / 128 / 4:.1%}. In groups of 32 they add four times that. Bits spent on "
     "scales are bits not spent on codes."
@@ -336,13 +362,28 @@ Markdown(
 # One row of the model, live. Change bits, group and format; add an outlier, and see what happens to its
 # neighbours:
 
+# %% jupyter={"source_hidden": true}
+bit_guess = ask(
+    "one bit fewer",
+    "A row in 3 bits instead of 4, in the same groups of 64: how many times as large is the error (root mean square)?",
+    unit="times",
+    example=1.3,
+    low=0,
+)
+bit_guess
+
 # %%
+bit_guess.answer()
 row_panel = wb.panels.weight_row()
 row_panel
 
 # %%
 row_found = row_panel.run()
 row_panel.snapshot()
+
+# %%
+in_bits = {m.settings["bits"]: m for m in row_found if m.settings["measured"] == "rms" and m.settings["group"] == 64}
+bit_guess.compare(in_bits[3].median / in_bits[4].median, predicted=in_bits[3].predicted / in_bits[4].predicted)
 
 # %% [markdown]
 # ## Packing
@@ -367,9 +408,10 @@ print("three bytes: ", " ".join(f"{int(b):08b}" for b in packed))
 # %%
 from workbench.quantization.packed_bits import nf4_ranges, packed_bits, super_block_ranges
 
+# %% jupyter={"source_hidden": true}
 where = {(bit.byte, bit.place): f"{bit.index}.{bit.bit}" for bit in packed_bits(3, len(few))}
 rows = [[f"byte {byte}", *(where[byte, place] for place in range(7, -1, -1))] for byte in range(len(packed))]
-HTML(html.table(["", *(f"bit {place}" for place in range(7, -1, -1))], rows, "eight codes of 3 bits"))
+table(["", *(f"bit {place}" for place in range(7, -1, -1))], rows, "eight codes of 3 bits")
 
 # %% [markdown]
 # A quantized model is saved with exactly the bytes that were counted. Nothing is left in 16 bits by accident:
@@ -380,9 +422,11 @@ with TemporaryDirectory() as folder:
     on_disk = (save_quantized(four, Path(folder) / "four") / "model.safetensors").stat().st_size
 others = sum(p.nbytes for p in four.parameters())
 header = on_disk - others - four.quantization.nbytes
-assert 0 < header < 64 * 1024
 in_full = sum(p.nbytes for n, p in model.named_parameters() if n.startswith("layers") and "norm" not in n)
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+assert 0 < header < 64 * 1024
+say(
     f"All linears of the layers: **{readable_bytes(four.quantization.nbytes)}** in codes, scales and zeros, where"
     f" float32 takes {readable_bytes(in_full)}. On disk: that, {readable_bytes(others)} of embedding and norms in"
     f" float32, and a header of {header:,} bytes."
@@ -405,13 +449,13 @@ results = {
     "the first weight in full precision": toy.mixed(),
     "the first weight times 4, its input divided by 4": toy.scaled(4),
 }
+
+# %% jupyter={"source_hidden": true}
 assert [round(value, 9) for value in results.values()] == [3.03, 0.0, 3.0, 2.5]
-HTML(
-    html.table(
-        ["", "output"],
-        [[name, f"{value:.2f}"] for name, value in results.items()],
-        "x = (100, 1), w = (0.03, 0.03), a grid of 0.1",
-    )
+table(
+    ["", "output"],
+    [[name, f"{value:.2f}"] for name, value in results.items()],
+    "x = (100, 1), w = (0.03, 0.03), a grid of 0.1",
 )
 
 # %% [markdown]
@@ -423,6 +467,8 @@ HTML(
 
 # %%
 factors = torch.linspace(1, 12, 400).tolist()
+
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=2.7)
 axes.plot(factors, [toy.scaled(s) for s in factors], color=style.WEIGHTS, label="(x / s) · round(s · w)")
 axes.axhline(toy.exact(), color=style.INK, linewidth=1.2, linestyle=":", label=f"exact, {toy.exact():.2f}")
@@ -493,7 +539,18 @@ print(f"the logits are {how}, and the largest channel is now {planted_peak:.0f} 
 # How does rounding affect the two models? In 8 bits, first the weights alone, then the inputs too, with one
 # scale per token, which the token's outliers determine:
 
+# %% jupyter={"source_hidden": true}
+outlier_guess = ask(
+    "inputs with outliers in 8 bits",
+    "The model with planted outliers, weights and inputs rounded to 8 bits: by how many percent does the perplexity rise?",
+    unit="%",
+    example=1,
+    low=0,
+)
+outlier_guess
+
 # %%
+outlier_guess.answer()
 outliers = wb.panels.outliers(methods="8 bits")
 outliers
 
@@ -505,17 +562,24 @@ outliers.snapshot()
 from workbench.labs.lab05_quantization.outliers import TITLES
 
 losses = {(m.settings["weights"], m.settings["method"]): m for m in suffered if m.settings["measured"] == "loss"}
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [TITLES[name], *(f"{math.expm1(losses[which, name].counts['excess']):+.2%}" for which in ("original", "planted"))]
     for name in TITLES
     if ("planted", name) in losses
 ]
-HTML(html.table(["", "the model as it is", "planted"], rows, "perplexity above the same model in float32"))
+table(["", "the model as it is", "planted"], rows, "perplexity above the same model in float32")
 
 # %%
 hurt = {name: losses["planted", name].counts["excess"] for name in ("int8", "llm_int8", "smoothquant")}
+
+# %%
+outlier_guess.compare(100 * math.expm1(hurt["int8"]))
+
+# %% jupyter={"source_hidden": true}
 assert hurt["int8"] > 0.05 and hurt["int8"] > 4 * max(abs(hurt["llm_int8"]), abs(hurt["smoothquant"]))
-Markdown(
+say(
     f"Int8 with rounded inputs costs the planted model **{math.expm1(hurt['int8']):+.1%}** of perplexity, where "
     "it cost the same function nothing before. Two remedies bring it back to "
     f"{math.expm1(hurt['llm_int8']):+.2%} and {math.expm1(hurt['smoothquant']):+.2%}. The first of them:"
@@ -540,7 +604,9 @@ Markdown(
 # %%
 kept_apart = inputs_of(planted, "mlp.gate", layer=2).max_abs > 6.0
 in_sixteen = losses["planted", "llm_int8"].counts["share_in_16_bits"]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"In the planted model, before the feed-forward of layer 2, **{int(kept_apart.sum())} of {len(kept_apart)}** "
     "columns pass the threshold; in the model as it is, "
     f"{int((inputs_of(model, 'mlp.gate', layer=2).max_abs > 6.0).sum())}. And yet {in_sixteen:.0%} of all "
@@ -583,6 +649,8 @@ curve = {}
 for name, some in (("planted", planted), ("as it is", model)):
     heads = [getattr(some.layers[2].attention, part).weight.detach().float() for part in "qkv"]
     curve[name] = search(heads, inputs_of(some, "attention.q", layer=2), IntegerFormat(4), 128, grid=20)
+
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=3.0)
 for (name, points), colour in zip(curve.items(), (style.LEARNER, style.WEIGHTS)):
     axes.plot(*zip(*points), color=colour, linewidth=2, label=name)
@@ -598,19 +666,34 @@ picture(figure, alt)
 
 # %%
 left = {name: min(e for _, e in points) / points[0][1] for name, points in curve.items()}
+
+# %% jupyter={"source_hidden": true}
 assert left["planted"] < 0.1 and left["as it is"] > 0.7
-Markdown(
+say(
     f"With outliers RTN loses {curve['planted'][0][1]:.0%} of the output's energy, in *4 bits*, and AWQ "
     f"**{min(e for _, e in curve['planted']):.2%}**: rescued, at no cost. Without, scaling leaves "
-    f"{left['as it is']:.0%} of the error: there is nothing to rescue. A remedy for a disease, again: look "
-    "whether you have it."
+    f"{left['as it is']:.0%} of the error: there is nothing to gain. Measure first whether a model has "
+    "outliers."
 )
 
 # %% [markdown]
 # AWQ has a second part. The range of each group is *narrowed* if clipping its largest weights costs less than
 # the finer steps save. All linears of a layer of our model, without outliers, in 3 bits:
 
+# %% jupyter={"source_hidden": true}
+alpha_guess = ask(
+    "the best α",
+    "Our model as it is, without planted outliers, in 3 bits: which α is best for q, k and v? (0 is RTN, 1 scales by the"
+    " full magnitude.)",
+    kind="slider",
+    low=0,
+    high=1,
+    example=0.5,
+)
+alpha_guess
+
 # %%
+alpha_guess.answer()
 awq_search = wb.panels.awq_search()
 awq_search
 
@@ -620,6 +703,11 @@ awq_search.snapshot()
 
 # %%
 curves = [m for m in searched if m.settings["measured"] == "search"]
+
+# %%
+alpha_guess.compare(curves[0].counts["alpha"])
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         m.settings["linears"],
@@ -632,12 +720,10 @@ rows = [
     for m in curves
 ]
 assert all(m.counts["error"] <= m.counts["error_rtn"] for m in curves)
-HTML(
-    html.table(
-        ["linears", "best α", "output error, RTN", "scaled", "and ranges narrowed", "1/s folded"],
-        rows,
-        f"layer {curves[0].settings['layer']}, {curves[0].settings['bits']} bits",
-    )
+table(
+    ["linears", "best α", "output error, RTN", "scaled", "and ranges narrowed", "1/s folded"],
+    rows,
+    f"layer {curves[0].settings['layer']}, {curves[0].settings['bits']} bits",
 )
 
 # %% [markdown]
@@ -716,8 +802,10 @@ best_possible = torch.stack(best_possible)
 shares = {name: lost(q.dequantize()) / best_possible for name, q in (("RTN", by_rtn), ("GPTQ", by_gptq))}
 found_best = int((shares["GPTQ"] < 1.0001).sum())
 total = {name: float((s * best_possible).sum() / best_possible.sum()) for name, s in shares.items()}
+
+# %% jupyter={"source_hidden": true}
 assert 1 <= total["GPTQ"] < 1.5 < 2 < total["RTN"]
-Markdown(
+say(
     f"{len(W)} rows: RTN's output error is {total['RTN']:.2f} times the least possible with these scales, GPTQ's "
     f"**{total['GPTQ']:.2f} times**, and in {found_best} rows it found the best there is."
 )
@@ -725,7 +813,19 @@ Markdown(
 # %% [markdown]
 # See it on rows of the model, column by column:
 
+# %% jupyter={"source_hidden": true}
+spread_guess = ask(
+    "error left by GPTQ",
+    "Rows of the model, rounded column by column: how much of the output error is left when each error is spread over the"
+    " columns that follow?",
+    unit="% of the error without",
+    example=90,
+    low=0,
+)
+spread_guess
+
 # %%
+spread_guess.answer()
 gptq_steps = wb.panels.gptq_steps()
 gptq_steps
 
@@ -735,8 +835,13 @@ gptq_steps.snapshot()
 
 # %%
 end = spreading[-1].counts
+
+# %%
+spread_guess.compare(100 * end["error"] / end["error_without"])
+
+# %% jupyter={"source_hidden": true}
 assert end["error"] < end["error_without"]
-Markdown(
+say(
     f"After {spreading[-1].settings['done']} columns the outputs are off by {end['error']:.2%} with the errors "
     f"spread, by {end['error_without']:.2%} without: **{end['error'] / end['error_without']:.2f}** of it. The "
     "last column has nobody left to pass its error on to, so those that matter most go first."
@@ -764,6 +869,8 @@ from workbench.quantization.nf4 import NF4_LEVELS
 blocks = weight.view(-1, 64)
 within = (blocks / blocks.abs().amax(1, keepdim=True)).flatten()
 levels = {"NF4": torch.tensor(NF4_LEVELS), "int4, symmetric": torch.arange(-7, 8) / 7}
+
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=2.9)
 axes.hist(within.numpy(), bins=160, color=style.WEIGHTS, alpha=0.55)
 top = axes.get_ylim()[1]
@@ -792,8 +899,10 @@ middle = {
     for name, some in levels.items()
 }
 errors = {name: float((within[:, None] - some).abs().amin(1).square().mean().sqrt()) for name, some in levels.items()}
+
+# %% jupyter={"source_hidden": true}
 assert errors["NF4"] < errors["int4, symmetric"] and middle["NF4"] < middle["int4, symmetric"]
-Markdown(
+say(
     f"Int4's busiest code serves {middle['int4, symmetric']:.0%} of these weights, NF4's {middle['NF4']:.0%}; "
     f"the error is {1 - errors['NF4'] / errors['int4, symmetric']:.0%} smaller, for a table of 16 numbers that "
     "every kernel must look up."
@@ -822,33 +931,32 @@ print(f"{single:.3f} bits per weight become {double:.3f}: {single - double:.2f} 
 # %%
 from workbench.quantization.kquant_bytes import LAYOUTS, SUPER_BLOCK
 
+# %% jupyter={"source_hidden": true}
 bits_of = {f"Q{bits}_K": 8 * layout.nbytes / SUPER_BLOCK for bits, layout in LAYOUTS.items()}
 rows = [
     [f"Q{b}_K", layout.block, layout.nbytes, f"{bits_of[f'Q{b}_K']:.4f}", f"{bits_of[f'Q{b}_K'] / b - 1:.1%}"]
     for b, layout in LAYOUTS.items()
 ]
-HTML(
-    html.table(
-        ["", "weights a block", "bytes for 256 weights", "bits per weight", "beside the codes"], rows, "k-quants"
-    )
-)
+table(["", "weights a block", "bytes for 256 weights", "bits per weight", "beside the codes"], rows, "k-quants")
 
 # %% [markdown]
 # The bytes themselves, in storage order, of 256 weights as Q4_K and of 256 blocks of 64 as NF4:
 
 # %%
 layouts = {"Q4_K": super_block_ranges(4), "NF4": nf4_ranges(64)}
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [name, part.name, f"{part.start:,} … {part.end - 1:,}", part.meaning, f"{part.bits_per_weight:.4f}"]
     for name, parts in layouts.items()
     for part in parts
 ]
 assert sum(part.bits_per_weight for part in layouts["Q4_K"]) == bits_of["Q4_K"]
-HTML(html.table(["", "field", "bytes", "what they are", "bits per weight"], rows, "where the bytes lie"))
+table(["", "field", "bytes", "what they are", "bits per weight"], rows, "where the bytes lie")
 
-# %%
+# %% jupyter={"source_hidden": true}
 assert bits_of["Q4_K"] == 4.5 and bits_of["Q6_K"] == 6.5625 and bits_of["Q2_K"] == 2.625
-Markdown(
+say(
     "Check a printed number: the description of Q2_K says 2.5625 bits per weight. Its super-block holds 64 bytes "
     f"of codes, 16 of scales and minima and *two* numbers in float16, {LAYOUTS[2].nbytes} bytes: "
     f"**{bits_of['Q2_K']}**. One of the two was forgotten."
@@ -891,8 +999,10 @@ grid_error = min(
 )
 points = lattice.e8p_points()
 e8_error = float((cloud - 0.97 * points[lattice.nearest_e8p(cloud / 0.97)]).square().mean())
+
+# %% jupyter={"source_hidden": true}
 assert len(points) == 2**16 and e8_error < 0.85 * grid_error
-Markdown(
+say(
     f"Two bits a weight either way. Mean squared error: {grid_error:.4f} on the grid, **{e8_error:.4f}** on the "
     f"lattice, {1 - e8_error / grid_error:.0%} less, for nothing but a better shape."
 )
@@ -918,17 +1028,17 @@ seen = inputs_of(planted, "attention.q", layer=2).max_abs
 attention = planted.layers[2].attention
 columns = torch.cat([getattr(attention, name).weight.detach() for name in "qkv"]).abs().amax(0)
 divisor = smoothing(seen, columns, alpha=0.5)
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [name, f"{float(x_max.max() / x_max.median()):.1f} ×", f"{float(w_max.max() / w_max.median()):.1f} ×"]
     for name, x_max, w_max in (("planted", seen, columns), ("smoothed, α = ½", seen / divisor, columns * divisor))
 ]
 assert float((seen / divisor).max() / (seen / divisor).median()) < 0.5 * planted_peak
-HTML(
-    html.table(
-        ["", "largest input channel over the median", "largest weight column over the median"],
-        rows,
-        "layer 2, before q, k and v",
-    )
+table(
+    ["", "largest input channel over the median", "largest weight column over the median"],
+    rows,
+    "layer 2, before q, k and v",
 )
 
 # %% [markdown]
@@ -941,7 +1051,18 @@ HTML(
 # One model, one calibration text from the training modules, one held-out text. Further left is fewer bytes,
 # further down is better. Which methods are Pareto-optimal: no other is both smaller and better?
 
+# %% jupyter={"source_hidden": true}
+gptq_guess = ask(
+    "GPTQ at 3 bits",
+    "At 3 bits in groups of 128, how much of RTN's rise of the loss does GPTQ leave?",
+    unit="% of RTN's",
+    example=50,
+    low=0,
+)
+gptq_guess
+
 # %%
+gptq_guess.answer()
 quantizers = wb.panels.quantizers(passages=8)
 quantizers
 
@@ -953,6 +1074,8 @@ quantizers.snapshot()
 from workbench.labs.lab05_quantization.recipes import title
 
 quality = {title(m.settings): m for m in judged if m.settings["measured"] == "quality"}
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         name,
@@ -964,23 +1087,24 @@ rows = [
     for name, m in quality.items()
     if m.counts["bits_per_weight"] < 16
 ]
-HTML(
-    html.table(
-        ["", "bits per weight", "perplexity", "nats per token above float32", "error of a layer's output"],
-        rows,
-        "all on the same held-out text",
-    )
+table(
+    ["", "bits per weight", "perplexity", "nats per token above float32", "error of a layer's output"],
+    rows,
+    "all on the same held-out text",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 of_rtn = {name: quality[f"{name} 3 bits g128"].counts["share_of_rtn_excess"] for name in ("GPTQ", "AWQ")}
 assert abs(math.expm1(quality["int8"].counts["excess_nats"])) < 0.005 and max(of_rtn.values()) < 0.9
 assert math.expm1(quality["QuIP# 2 bits"].counts["excess_nats"]) < risen[2] / 2
-Markdown(
+say(
     f"At 3 bits in groups of 128, the same bytes for all three: of RTN's excess GPTQ leaves **{of_rtn['GPTQ']:.2f}**"
     f" and AWQ **{of_rtn['AWQ']:.2f}**. Int8 is free. And in 2 bits, where rounding every row to nearest cost"
     f" {risen[2]:+.0%}, QuIP# costs {math.expm1(quality['QuIP# 2 bits'].counts['excess_nats']):+.0%}."
 )
+
+# %%
+gptq_guess.compare(100 * of_rtn["GPTQ"])
 
 # %% [markdown]
 # # Fewer bytes, and less time?
@@ -990,7 +1114,9 @@ Markdown(
 # %%
 decoded = [m for m in judged if m.settings["measured"] == "decode" and m.settings["method"] != "fp16"]
 slower = [m for m in decoded if m.counts["ratio"] > 1]
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"{len(slower)} of {len(decoded)} recipes take longer for a step than float32, though all of them read far less."
     " Lab 04 ended in the same place: what turns codes into numbers first, and multiplies them afterwards, reads"
     " little and moves much. That saves memory, and no time."
@@ -1002,7 +1128,18 @@ Markdown(
 # model, which fits into a processor's cache, and of a shape of 110 million weights, which does not. The
 # prediction includes bytes and launches, but not the cost of converting codes.
 
+# %% jupyter={"source_hidden": true}
+int4_guess = ask(
+    "a step in int4",
+    "A step of the shape of 110 million weights: how long does it take in int4, as a part of its time in bfloat16?",
+    unit="of the time",
+    example=0.25,
+    low=0,
+)
+int4_guess
+
 # %%
+int4_guess.answer()
 by_format = wb.panels.stored_formats()
 by_format
 
@@ -1013,6 +1150,8 @@ by_format.snapshot()
 # %%
 timed = [m for m in stepped if m.unit == "s"]
 weights_of = {m.settings["model"]: m.counts["linear_bytes"] / 4 for m in timed if m.settings["format"] == "float32"}
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         f"{m.settings['model']}, {m.settings['format']}",
@@ -1023,24 +1162,28 @@ rows = [
     ]
     for m in timed
 ]
-HTML(
-    html.table(
-        ["", "linears", "predicted, ms", "measured, ms", "without reading memory, ms"],
-        rows,
-        "one token after 64; last column: the same products with a weight that lies in the cache",
-    )
+table(
+    ["", "linears", "predicted, ms", "measured, ms", "without reading memory, ms"],
+    rows,
+    "one token after 64; last column: the same products with a weight that lies in the cache",
 )
 
 # %%
 paired = {(m.settings["model"], m.settings["format"]): m for m in stepped if m.unit == "ratio"}
 said = []
+
+# %%
+int4 = paired["random-110m", "int4 ÷ bfloat16"]
+int4_guess.compare(int4.median, predicted=int4.predicted)
+
+# %% jupyter={"source_hidden": true}
 for name in ("int8", "int4"):
     m = paired["random-110m", f"{name} ÷ bfloat16"]
     said.append(
         f"{name} takes **{m.median:.2f}** of bfloat16's time ({m.spread[0]:.2f} to {m.spread[1]:.2f}), predicted"
         f" {m.predicted:.2f}"
     )
-Markdown(
+say(
     f"On the large shape {'; '.join(said)}. Where a step stays behind its prediction, look at the last column: what it"
     " takes when no byte comes from memory. Where that is the larger part, the arithmetic on codes is the limit, and"
     " still fewer bytes would not help."
@@ -1060,17 +1203,21 @@ published = {  # AWQ's table 4; 4 bits without groups: OmniQuant's table 1
     "3 bits, g128": {"RTN": 6.66, "GPTQ": 6.43, "AWQ": 6.24},
 }
 share = {at: {name: (p - fp16) / (by["RTN"] - fp16) for name, p in by.items()} for at, by in published.items()}
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [at, *(f"{by[name]:.2f}" for name in by), *(f"{share[at][name]:.2f}" for name in ("GPTQ", "AWQ"))]
     for at, by in published.items()
 ]
-HTML(html.table(["", "RTN", "GPTQ", "AWQ", "GPTQ's share of RTN's excess", "AWQ's"], rows, "published perplexities"))
+table(["", "RTN", "GPTQ", "AWQ", "GPTQ's share of RTN's excess", "AWQ's"], rows, "published perplexities")
 
 # %%
+theirs = share["3 bits, g128"]
+
+# %% jupyter={"source_hidden": true}
 assert {k: round(v, 2) for k, v in share["4 bits, g128"].items()} == {"RTN": 1.0, "GPTQ": 0.85, "AWQ": 0.50}
 assert share["4 bits, no groups"]["AWQ"] > 1
-theirs = share["3 bits, g128"]
-Markdown(
+say(
     f"At 4 bits in groups of 128: GPTQ {share['4 bits, g128']['GPTQ']:.2f}, AWQ {share['4 bits, g128']['AWQ']:.2f}."
     f" Without groups AWQ is *worse* than RTN ({share['4 bits, no groups']['AWQ']:.2f}): a column that is scaled up"
     f" stretches the one scale of its whole row. At 3 bits theirs are {theirs['GPTQ']:.2f} and {theirs['AWQ']:.2f},"
@@ -1099,7 +1246,7 @@ for sequences, length in ((1, 64), (1, 256), (4, 256), (16, 256), (64, 256)):
     made = gptq(down, got.second_moments, three, 128).dequantize()
     own[text.num_tokens], unseen[text.num_tokens] = (got.output_error(down, made), judge.output_error(down, made))
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=2.9)
 axes.plot(list(own), list(own.values()), color=style.DRAFT, **style.MEASURED, label="on its own calibration text")
 axes.plot(list(unseen), list(unseen.values()), color=style.WEIGHTS, **style.MEASURED, label="on held-out text")
@@ -1115,8 +1262,10 @@ picture(figure, alt)
 
 # %%
 many = max(own)
+
+# %% jupyter={"source_hidden": true}
 assert all(own[n] < unseen[n] for n in own) and unseen[1024] > 1.1 * nearest and unseen[many] < 0.9 * nearest
-Markdown(
+say(
     f"With 1,024 tokens, as many as the matrix has inputs, the error on those tokens is {own[1024]:.2%}. Really "
     f"it is **{unseen[1024]:.2%}**, and rounding to nearest, without any text, has {nearest:.2%}: GPTQ made it "
     f"*worse*, and looked {nearest / own[1024]:.0f} times better. So few tokens leave directions of the input "
@@ -1200,6 +1349,14 @@ e2m1 = sorted(
 print(f"MXFP4: {mxfp4} bits per weight; NVFP4: {nvfp4}, and 32 bits for the tensor")
 print("all numbers of e2m1:", ", ".join(f"{v:g}" for v in e2m1 if v >= 0), "and their negatives")
 assert len(e2m1) == 15 and max(e2m1) == 6
+
+# %% [markdown]
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
 
 # %% [markdown]
 # # Exercises

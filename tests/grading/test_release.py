@@ -54,7 +54,14 @@ def sources(path: Path) -> list[str]:
 
 
 def test_the_release_holds_lectures_starters_and_the_policy_and_nothing_else(course):
-    assert {p.name for p in course.iterdir()} == {"notebooks", "exercises", "AGENTS.md", "CLAUDE.md", "README.md"}
+    assert {p.name for p in course.iterdir()} == {
+        "notebooks",
+        "exercises",
+        "docs",
+        "AGENTS.md",
+        "CLAUDE.md",
+        "README.md",
+    }
     assert sorted(p.stem for p in (course / "exercises").iterdir()) == LABS
     assert (course / "notebooks" / "00_start_here.ipynb").is_file()
     policy = (course / "AGENTS.md").read_text("utf-8")

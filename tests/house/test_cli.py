@@ -153,6 +153,15 @@ def test_copy_takes_notebooks_and_exercises_and_never_solutions(command, course,
     assert everything_under(target) == {"notebooks/00_start_here.ipynb", "exercises/01_naive_generation.ipynb"}
 
 
+def test_copy_takes_the_glossary_to_which_lectures_link(command, course, tmp_path):
+    (course / "docs").mkdir()
+    (course / "docs" / "glossary.md").write_text("# Glossary")
+    (course / "docs" / "map.md").write_text("# Map")
+    assert command("copy", tmp_path / "mine")[0] == 0
+    assert (tmp_path / "mine" / "docs" / "glossary.md").read_text() == "# Glossary"
+    assert not (tmp_path / "mine" / "docs" / "map.md").exists()
+
+
 def test_copy_overwrites_nothing_and_leaves_no_half_copy(command, course, tmp_path, monkeypatch):
     target = tmp_path / "mine"
     target.mkdir()

@@ -137,6 +137,7 @@ def test_a_wrong_setting_is_refused_before_anything_runs(monkeypatch):
 
 def test_lengths_are_powers_of_two_up_to_the_longest():
     assert naive.text_lengths(512, 6) == [16, 32, 64, 128, 256, 512]
+    assert naive.text_lengths(512, 4, naive.SHORTEST) == [1, 8, 64, 512], "a curve over texts begins with one row"
     assert naive.text_lengths(1024, 7) == [16, 32, 64, 128, 256, 512, 1024]
     assert naive.text_lengths(32, 12)[0] == 16 and naive.text_lengths(32, 12)[-1] == 32
 
@@ -151,7 +152,7 @@ def test_step_time_yields_one_checked_measurement_a_length(model, bench):
         "naive.step_time", {"model": model, "max_length": 64, "points": 3, "repeats": 2}, bench
     )
     assert rows.unit == "rows" and rows.counts["rows"] == 5_950
-    assert [m.settings["length"] for m in steps] == [16, 32, 64]
+    assert [m.settings["length"] for m in steps] == [1, 8, 64]
     for m in steps:
         assert m.counts["rows"] == m.settings["length"] and m.counts["model_calls"] == 1
         assert {"flops", "bytes_read", "launches"} <= set(m.counts)

@@ -1,6 +1,6 @@
 """Claims about the lecture kit: who is waited for and who is not, what is an answer, and what a comparison says.
 
-A page is a fake here; a real one is in tests/browser/test_lectures.py.
+A page is a fake here; a real one is in tests/browser/test_lecture_questions.py.
 """
 
 from __future__ import annotations

@@ -112,6 +112,9 @@ def _course_files(course: Path, labs: Sequence[str]) -> Iterator[tuple[str, byte
         hidden = any(part.startswith(".") or part in LEFT_OUT for part in parts)
         if path.is_file() and path.suffix != ".ipynb" and not hidden:
             yield "/".join(parts), path.read_bytes()
+    glossary = course / "docs" / "glossary.md"  # lectures link to it
+    if glossary.is_file():
+        yield "docs/glossary.md", glossary.read_bytes()
     yield "AGENTS.md", POLICY.encode()
     yield "CLAUDE.md", b"Follow AGENTS.md in this folder.\n"
     yield "README.md", README.encode()

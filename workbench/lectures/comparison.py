@@ -24,7 +24,7 @@ class Comparison:
     source: Source
     measured: Answer
     predicted: Answer | None = None
-    found: str = "measured"  # or "counted"
+    how: str = "measured"  # or "counted"
 
     @property
     def factor(self) -> float | None:
@@ -50,7 +50,7 @@ class Comparison:
         whose = {"own": "Your guess", "example": "The example guess"}.get(self.source)
         first = f"{whose}: {words(self.guess)}. " if whose and self.guess is not None else ""
         model = "" if self.predicted is None else f"Predicted by the model: {words(self.predicted)}. "
-        return f"{first}{model}{self.found.capitalize()}: {words(self.measured)}.{self._verdict()}"
+        return f"{first}{model}{self.how.capitalize()}: {words(self.measured)}.{self._verdict()}"
 
     def _verdict(self) -> str:
         if self.guess is None:
@@ -73,7 +73,7 @@ class Comparison:
         all_three = [
             (guess, self.guess, f"background:{style.LEARNER}"),
             ("predicted", self.predicted, f"border:2px dashed {style.COMPUTE};box-sizing:border-box"),
-            (self.found, self.measured, f"background:{style.COMPUTE}"),
+            (self.how, self.measured, f"background:{style.COMPUTE}"),
         ]
         return [(label, value, css) for label, value, css in all_three if value is not None and label]
 
@@ -103,7 +103,7 @@ class Comparison:
 
     def _curves(self) -> str:
         figure, (axes,) = style.new_figure(height=2.6)
-        looks: dict[str, dict[str, Any]] = {"predicted": style.PREDICTED, self.found: style.MEASURED}
+        looks: dict[str, dict[str, Any]] = {"predicted": style.PREDICTED, self.how: style.MEASURED}
         for label, value, _ in self.values():
             look = looks.get(label, {"linewidth": 2.0, "marker": "s", "markersize": 6})
             colour = style.COMPUTE if label in looks else style.LEARNER

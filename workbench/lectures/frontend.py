@@ -80,9 +80,4 @@ class Frontend:
     def _sent(self) -> datetime | None:
         """When the page sent it."""
         date = self._request().get("header", {}).get("date")
-        if isinstance(date, str):
-            try:
-                return datetime.fromisoformat(date.replace("Z", "+00:00"))
-            except ValueError:
-                return None
         return date if isinstance(date, datetime) else None

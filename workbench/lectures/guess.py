@@ -151,12 +151,9 @@ class Guess:
         return self._wait()
 
     def _take_what_was_typed(self) -> None:
-        """A number in the box counts, even if Predict was not pressed."""
-        try:
-            self._accept(self._input.given(), "Noted")
-        except WorkbenchError:
-            # nothing there yet, or no answer: whoever presses Predict is told what is wrong
-            return
+        """What stands in the input counts, even if Predict was not pressed."""
+        if self._input.is_touched():
+            self._predict()
 
     def _stand_in(self) -> Answer:
         self.value, self.source = self.question.example, "example"
@@ -190,17 +187,17 @@ class Guess:
         measured: Answer | Sequence[float],
         predicted: Answer | Sequence[float] | None = None,
         *,
-        found: str = "measured",
+        how: str = "measured",
     ) -> Comparison:
-        """The guess beside what the model of the machine predicted and what was measured (or `found` otherwise, as
-        "counted"), as one sentence with bars. Kept for `summary`."""
+        """The guess beside what the model of the machine predicted and what was measured (`how` it came
+        about: "counted" where nothing was timed), as one sentence with bars. Kept for `summary`."""
         self.comparison = Comparison(
             self.question,
             self.value,
             self.source,
             _plain(self.question, "measured", measured),
             None if predicted is None else _plain(self.question, "predicted", predicted),
-            found,
+            how,
         )
         return self.comparison
 

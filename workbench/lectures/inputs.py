@@ -20,6 +20,9 @@ class Input(Protocol):
 
     root: widgets.Widget
 
+    def is_touched(self) -> bool:
+        """Whether the reader has put anything in."""
+
     def given(self) -> Answer:
         """What stands there, checked. Raises WorkbenchError with the sentence for the reader."""
 
@@ -52,6 +55,9 @@ class Box:
         self.root = widgets.HBox(
             [self._text, widgets.HTML(html.escape(question.unit))], layout=widgets.Layout(align_items="center")
         )
+
+    def is_touched(self) -> bool:
+        return bool(self._text.value.strip())
 
     def given(self) -> Answer:
         return self._question.read(self._text.value)
@@ -87,6 +93,9 @@ class OneSlider:
         self._slider.style.handle_color = SET
         self._words.value = html.escape(self._question.words(change["new"]))
 
+    def is_touched(self) -> bool:
+        return self._is_set
+
     def given(self) -> Answer:
         if not self._is_set:
             raise WorkbenchError("Move the slider first.")
@@ -112,6 +121,9 @@ class Choice:
             style={"description_width": "6em"},
         )
         self.root = self._buttons
+
+    def is_touched(self) -> bool:
+        return self._buttons.value is not None
 
     def given(self) -> Answer:
         if self._buttons.value is None:
@@ -168,6 +180,9 @@ class Sketch:
             f'<path d="M10 5 V{CURVE_HEIGHT + 10} H{CURVE_WIDTH + 15}" fill="none" stroke="currentColor" opacity=".4"/>'
             f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="2.5"{dash}/></svg>'
         )
+
+    def is_touched(self) -> bool:
+        return self._is_set
 
     def given(self) -> Answer:
         if not self._is_set:

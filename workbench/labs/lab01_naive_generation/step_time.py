@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from workbench.instruments.records import Measurement
     from workbench.models.decoder import Decoder
 
-SHORTEST = 16  # tokens; the first point of the curve
+SHORTEST = 1  # tokens; where the curve begins: one row, for which a step reads all weights
+SHORTEST_PROMPT = 16  # tokens, where lengths of prompts are compared
 
 
 # -- naive.step_time: one step, against the length of the text -----------------------------------------------
 
 
-def text_lengths(max_length: int, points: int) -> list[int]:
-    """`points` lengths from 16 (or less) to max_length, evenly apart on a log axis, each once."""
-    first = min(SHORTEST, max_length)
+def text_lengths(max_length: int, points: int, shortest: int = SHORTEST_PROMPT) -> list[int]:
+    """`points` lengths from `shortest` (or less) to max_length, evenly apart on a log axis, each once."""
+    first = min(shortest, max_length)
     share = [i / max(points - 1, 1) for i in range(points)] if points > 1 else [1.0]
     return sorted({round(first * (max_length / first) ** s) for s in share})
 
@@ -69,7 +70,7 @@ def predicted_step(
 def predict_step_time(
     ceilings: Ceilings, *, model, max_length: int, points: int, attention: str, **_: Any
 ) -> Sequence[tuple[float, float, str]]:
-    steps = [(n, predicted_step(ceilings, model, n, attention)[1]) for n in text_lengths(max_length, points)]
+    steps = [(n, predicted_step(ceilings, model, n, attention)[1]) for n in text_lengths(max_length, points, SHORTEST)]
     return [(n, p.seconds, p.limit) for n, p in steps]
 
 
@@ -95,7 +96,7 @@ def run_step_time(
     yield _rows_of_a_generation(bench, settings, prompt_tokens, new_tokens, rows)
     decoder, ceilings = bench.model(model), bench.ceilings()
     ids = text_ids(decoder, max_length + repeats + 1)
-    lengths = text_lengths(max_length, points)
+    lengths = text_lengths(max_length, points, SHORTEST)
     for number, length in enumerate(lengths, 1):
         bench.report(f"length {number} of {len(lengths)}: a text of {length:,} tokens")
         costs, expected = predicted_step(ceilings, decoder, length, attention)
