@@ -711,7 +711,7 @@ def surprise_after(prompt, generated):
     return surprise(logits[len(prompt_ids) - 1 :], [prompt_ids[-1], *generated])
 
 
-by_model = [wb.generate(model, opening, max_new_tokens=64, temperature=1.0, seed=seed) for seed in range(6)]
+by_model = [wb.generate(model, opening, max_new_tokens=64, temperature=1.0, seed=seed) for seed in range(4)]
 control = [surprise_after(opening, g.tokens) for g in by_model]
 
 # %% jupyter={"source_hidden": true}

@@ -881,7 +881,7 @@ price_guess = ask(
     "dearer on this machine",
     "This machine with our model of 11 million weights, at the hourly price of an H100 with a Llama of 8 billion: how"
     " many dollars do a million generated tokens cost here, in batches of 16?",
-    unit="$",
+    unit="dollars",
     example=0.2,
     low=0,
 )

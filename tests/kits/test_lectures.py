@@ -354,7 +354,7 @@ def test_bars_are_as_long_as_their_numbers():
 def test_a_choice_is_right_or_another_and_a_sketch_is_judged_where_it_is_furthest_off():
     chosen = ask("limit", "Which?", example="caches", choices=["weights", "caches"])
     chosen.put("caches")
-    assert str(chosen.compare("weights")) == "Your guess: caches. Measured: weights. That is another one."
+    assert str(chosen.compare("weights")) == "Your guess: caches. Measured: weights. That is not what was guessed."
     drawn = ask("curve", "Draw it.", example=[1, 2], at=[1, 16], low=0, high=100)
     drawn.put([10, 80])
     compared = drawn.compare([10, 20], [9, 30])

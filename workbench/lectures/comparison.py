@@ -58,7 +58,7 @@ class Comparison:
         if self.is_right:
             return " That is right." if self.guess == self.measured else " That is close."
         if isinstance(self.guess, str):
-            return " That is another one."
+            return " That is not what was guessed."
         if self.factor is None:
             return ""
         where = ""
@@ -169,7 +169,7 @@ def _row(question: Question, guess: Answer | None, source: Source, compared: Com
     if compared.factor is not None:
         factor = f"{number(compared.factor)} ×"
     else:
-        factor = {True: "right", False: "another", None: "–"}[compared.is_right]
+        factor = {True: "right", False: "not right", None: "–"}[compared.is_right]
     return [question.name, said, predicted, question.words(compared.measured), factor]
 
 
