@@ -200,7 +200,7 @@ say(
 mean_guess = ask(
     "averaging heads",
     "The heads of a trained MHA model are averaged in groups of three, without any training. By how much does the loss"
-    " rise? (It is about 3 nats per token.)",
+    " rise? (It is about 4 nats per token.)",
     unit="nats per token",
     example=0.1,
     low=0,

@@ -818,7 +818,7 @@ spread_guess = ask(
     "error left by GPTQ",
     "Rows of the model, rounded column by column: how much of the output error is left when each error is spread over the"
     " columns that follow?",
-    unit="% of the error without",
+    unit="%",
     example=90,
     low=0,
 )
@@ -1055,7 +1055,7 @@ table(
 gptq_guess = ask(
     "GPTQ at 3 bits",
     "At 3 bits in groups of 128, how much of RTN's rise of the loss does GPTQ leave?",
-    unit="% of RTN's",
+    unit="%",
     example=50,
     low=0,
 )
@@ -1131,8 +1131,8 @@ say(
 # %% jupyter={"source_hidden": true}
 int4_guess = ask(
     "a step in int4",
-    "A step of the shape of 110 million weights: how long does it take in int4, as a part of its time in bfloat16?",
-    unit="of the time",
+    "A step of the shape of 110 million weights: how many times as long does it take in int4 as in bfloat16?",
+    unit="times",
     example=0.25,
     low=0,
 )

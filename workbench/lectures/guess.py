@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import ipywidgets as widgets
-from IPython import get_ipython  # type: ignore[attr-defined]
+from IPython import get_ipython
 from IPython.display import HTML, display
 
 from workbench.errors import WorkbenchError

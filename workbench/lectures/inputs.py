@@ -51,10 +51,15 @@ class Box:
             layout=widgets.Layout(width="17em"),
             style={"description_width": "6em", "font_size": "16px"},
         )
-        self._text.on_msg(lambda _widget, content, _buffers: content.get("event") == "submit" and submit())
+        self._text.on_msg(self._heard)
+        self._submit = submit
         self.root = widgets.HBox(
             [self._text, widgets.HTML(html.escape(question.unit))], layout=widgets.Layout(align_items="center")
         )
+
+    def _heard(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
+        if content.get("event") == "submit":
+            self._submit()
 
     def is_touched(self) -> bool:
         return bool(self._text.value.strip())
