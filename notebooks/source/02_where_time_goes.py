@@ -119,13 +119,13 @@ table(
 machines = {"this machine": here, **{card.name: card for card in PUBLISHED.values()}}
 
 
+# %% jupyter={"source_hidden": true}
 def machine_row(name, c):
     dtype = "float32" if name == "this machine" else "bfloat16"
     tera, read = c.flop_per_s[dtype] / 1e12, c.read_bytes_per_s / 1e12
     return [name, dtype, f"{read:.3g}", f"{tera:.3g}", f"{tera / read:.3g}", f"{c.launch_s * 1e6:.2g}"]
 
 
-# %% jupyter={"source_hidden": true}
 table(
     ["", "weights in", "TB/s", "TFLOP/s", "FLOPs per byte", "launch, µs"],
     [machine_row(name, c) for name, c in machines.items()],
