@@ -64,7 +64,7 @@ def stream(
     "recompute", the naive way; with a draft or a grammar "contiguous".
     draft: who guesses ahead: a smaller model, a Draft, or the name of one (`workbench.speculation.DRAFTS`). The
     distribution of what is generated stays the model's. draft_length: how many tokens, K (default 4), "threshold",
-    "dynamic" (measured; switched off where it would lose) or a LengthPolicy.
+    "dynamic" (by counted acceptance and measured costs; switched off where it would lose) or a LengthPolicy.
     guide: a grammar that the text keeps to (`workbench.decoding.Guide`). jump: where it leaves one continuation only,
     that is appended without asking the model: "tokens" (default) where just one token is legal, "text" where just one
     text is (another distribution, see Guide), "never".

@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 import random
 from fractions import Fraction
+from statistics import mean
 
 import numpy as np
 import pytest
 import torch
 from conftest import random_decoder, tiny_config
+from draft_clock import NOISY, RESTLESS, STILL, Pair, of_best_fixed, of_fixed
 
 from workbench.decoding import SamplingSettings, keep_top_p
 from workbench.decoding.sampling import RandomDraws, Sampler, TokenDistribution
@@ -527,10 +529,10 @@ def test_a_draft_that_is_heard_and_never_right_costs_two_in_a_hundred():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_good_draft_that_began_badly_is_heard_and_used(seed):
-    """Its first thirty guesses are wrong, and a hearing takes it for hopeless; a later one finds out."""
+    """Its first thirty guesses are wrong, it is switched off, and a hearing finds out that it has become good."""
     spent, policy = seconds_for(800, lambda at: 0.0 if at < 30 else 0.85, 0.3, hearing_s=0.6, seed=seed)
-    assert set(policy.chosen[:17]) == {0}, "it is heard before it is tried"
-    assert policy.chosen[-50:].count(0) < 25 and spent < 0.95 * 800
+    assert policy.shared.listened and policy.chosen[20:30].count(0) == 10
+    assert policy.chosen[-50:].count(0) < 5 and spent < 0.85 * 800
 
 
 def speed_on_a_restless_machine(alpha: float, seed: int) -> float:
@@ -575,18 +577,57 @@ def drafted_rounds(policy: Dynamic, rounds: int, *, draft_s: float, verify_s: fl
 def test_a_plain_step_is_timed_again_after_many_rounds_with_a_draft():
     chosen = drafted_rounds(Dynamic(max_tokens=4), 400, draft_s=0.05, verify_s=1.0, right=True)
     plain = [at for at, K in enumerate(chosen) if at > 100 and not K]
-    assert len(plain) >= 3 and {b - a for a, b in itertools.pairwise(plain)} == {REFRESH + 1}
+    assert len(plain) >= 3 and all(REFRESH < b - a < REFRESH + 4 for a, b in itertools.pairwise(plain))
 
 
-def test_the_first_round_of_a_depth_is_a_warm_up_and_is_not_charged():
+def test_the_first_round_of_a_depth_is_a_warm_up_and_is_not_measured():
     policy = Dynamic(max_tokens=4)
     drafted_rounds(policy, 60, draft_s=0.05, verify_s=1.0, right=True)
-    before = policy.shared.lost
+    pairs, before = policy.shared.costs.num_pairs, policy.shared.costs.steps(4)
     deep = max(policy.chosen) + 1  # a depth that no round had yet
-    policy.learn(outcome(deep, 0, draft_s=0.05 * deep, verify_s=50.0, plain=False))
-    assert policy.shared.lost == before
-    policy.learn(outcome(deep, 0, draft_s=0.05 * deep, verify_s=2.0, plain=False))
-    assert policy.shared.lost > before
+    for expected in (pairs, pairs + 1):
+        policy.learn(outcome(0, 0, plain=True))
+        policy.learn(outcome(deep, 0, draft_s=0.05 * deep, verify_s=50.0))
+        assert policy.shared.costs.num_pairs == expected
+    assert policy.shared.costs.steps(4) == pytest.approx(before, rel=0.05), "one time that is far too long is no news"
+
+
+# -- against the best fixed length: a clock of given costs -------------------------------------------------------------
+
+EASY, HARD = Pair(0.1, 0.02, hearing=0.15), Pair(0.5, 0.1, hearing=0.5)
+TOKENS = 1500
+
+
+def constant(alpha):
+    return [[alpha] * TOKENS]
+
+
+@pytest.mark.parametrize("clock", [STILL, NOISY, RESTLESS], ids=["still", "noisy", "restless"])
+@pytest.mark.parametrize("pair", [Pair(0.02, 0.02, hearing=0.03), EASY, Pair(0.3, 0.02), HARD], ids=str)
+def test_the_dynamic_length_is_within_a_twentieth_of_the_best_fixed_one(pair, clock):
+    """For texts with acceptance from 0.2 to 0.95, by clocks of which a fifth is up to five times too long and on a
+    machine whose pace changes: at most 5 % more time in the mean over the texts, 8 % for none; and where every K loses
+    a tenth or more, at least 0.98 of plain decoding's speed."""
+    alphas = (0.2, 0.4, 0.6, 0.8, 0.95)
+    of_best = {alpha: of_best_fixed(Dynamic, constant(alpha), pair, clock, 2) for alpha in alphas}
+    assert mean(of_best.values()) >= 0.95 and min(of_best.values()) >= 0.92, of_best
+    losing = [
+        alpha for alpha in alphas if min(of_fixed([alpha] * TOKENS, pair, K) for K in range(1, 9)) >= 1.1 * TOKENS
+    ]
+    assert all(of_best[alpha] >= 0.98 for alpha in losing), of_best
+    assert losing or pair != HARD
+
+
+@pytest.mark.parametrize("clock", [STILL, NOISY], ids=["still", "noisy"])
+def test_the_dynamic_length_follows_a_text_that_changes(clock):
+    """Acceptance 0.9 and 0.2 in turns of 150 tokens: at least the best length for the whole text."""
+    text = [[0.9 if at // 150 % 2 == 0 else 0.2 for at in range(TOKENS)]]
+    assert of_best_fixed(Dynamic, text, EASY, clock, 3) >= 1.0
+
+
+def test_a_new_sequence_starts_from_what_the_others_have_shown():
+    """Sixteen texts of 96 tokens, as good as one of 1,536."""
+    assert of_best_fixed(Dynamic, [[0.8] * 96] * 16, EASY, NOISY, 3) >= 0.95
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

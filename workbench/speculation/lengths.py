@@ -1,4 +1,4 @@
-"""How many tokens to draft: a fixed number, a moving threshold of confidence, or what measured best. 0: a plain step.
+"""How many tokens to draft: a fixed number, a moving threshold of confidence, or the best by counts. 0: a plain step.
 
 A policy may depend on everything so far, drafted tokens included, as long as drafted tokens stay in the proposal: this
 keeps the output's distribution (see `rule.grow`).
@@ -7,12 +7,14 @@ keeps the output's distribution (see `rule.grow`).
 from __future__ import annotations
 
 import math
+import statistics
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from workbench.errors import WorkbenchError, check_between, check_whole, unknown
+from workbench.speculation.costs import ENOUGH_PAIRS, RoundCosts
 from workbench.speculation.theory import expected_tokens_by_position
 
 
@@ -123,118 +125,155 @@ class Threshold(LengthPolicy):
 
 
 class Dynamic(LengthPolicy):
-    """The K of the highest measured speed-up, and no draft where every K loses.
+    """The K of the most expected tokens per time, and no draft where every K loses.
 
-    It measures acceptance by position (newer rounds count more) and the times of drafting and verification, in units of
-    plain steps of the same moment, and takes the K with the most tokens per plain step's time. When no K beats plain
-    steps by `margin` the draft is switched off, and from then on at most `allowance` of all the time so far is spent on
-    testing it, in two ways. `Draft.listen`: in one pass it reads the tokens generated without it and tells which it
-    would have guessed, about thirty answers for the time of one drafted token. A trial: two rounds of one drafted
-    token; in the first the draft reads what it has missed, so that round's draft time does not count. A trial is
-    charged with its expected cost; of a draft that cannot listen, no token is expected to be accepted. The first round
-    of each depth is a warm-up and is not charged.
-    Times belong to the machine and the pair of models and are shared by all copies; acceptance belongs to the sequence,
+    Tokens are counted: acceptance by position, newer rounds more than older ones. Times are measured a few times only,
+    and in pairs, a round with a draft right after a plain step (`RoundCosts`). K grows from 1 as tokens are accepted;
+    the first rounds are pairs; after that the best K is drafted, now and then another K, to know what a row costs, and
+    now and then a pair is measured again.
+
+    When no K beats plain steps the draft is switched off, and from then on at most `allowance` of all the time is spent
+    on asking whether it would pay, in two ways. `Draft.listen`: in one pass it reads the tokens generated without it
+    and tells which it would have guessed, about thirty answers for the time of one drafted token. A trial: two rounds
+    of one drafted token; in the first the draft reads what it has missed, so that round's draft time does not count.
+    A trial is charged with what it is expected to lose; of a draft that cannot listen, no token is expected to be
+    accepted.
+
+    Costs belong to the machine and the pair of models and are shared by all copies; acceptance belongs to the sequence,
     and a new sequence starts from that of the others.
     """
 
     def __init__(
-        self, *, max_tokens: int = 8, memory: float = 0.95, margin: float = 0.05, allowance: float = 0.006
+        self, *, max_tokens: int = 8, memory: float = 0.95, margin: float = 0.04, allowance: float = 0.012
     ) -> None:
         self.max_tokens = check_whole("max_tokens", max_tokens, 1)
         self.memory = check_between("memory", memory, 0, 1)
         self.margin = check_between("margin", margin, 0, 1)
         self.allowance = check_between("allowance", allowance, 0, 1)
-        self._half = self.allowance / 2  # for listening, and as much for losing rounds
+        self._half = self.allowance / 2  # for listening, and as much for trials
         self.shared = Experience()
-        self._counts = [(0.0, 0.0)] * max_tokens  # discounted: tokens at this position that were kept, and tried
+        self._counts = [(0.0, 0.0)] * max_tokens  # discounted: tokens at this position that were accepted, and tried
         self.chosen: list[int] = []  # K of each round
-        self._caught_up = False  # the draft has read the sequence so far
-        self._trial = 0  # rounds of a trial still to come
+        self._after_plain = False  # the round before was a plain step
+        self._second = False  # of a trial's two rounds comes next
         self._rest = 0  # plain rounds until the choice is computed again, which takes time too
         self._unheard = 0  # tokens generated since the draft last ran
-        # of this sequence, listened ones included; K is at most one more, so a sequence unlike the others costs little
-        self._accepted = 0
 
     def rates(self) -> list[float]:
         """[max_tokens] acceptance at each position, given that all before it were accepted: of this sequence, with
-        that of the others as prior, and that of the position before where nothing was tried."""
-        rates, last, weight = [], FIRST_GUESS, PRIOR
+        that of the others as prior, and that of the position before where little was tried."""
+        rates, last, weight = [], FIRST_GUESS, GUESS_WEIGHT
         for (hits, tries), (others_hits, others_tries) in zip(self._counts, self.shared.counts(self.max_tokens)):
             last = (others_hits + weight * last) / (others_tries + weight)
-            last = (hits + weight * last) / (tries + weight)
+            last = (hits + OTHERS * last) / (tries + OTHERS)
             rates.append(last)
             weight = DEEPER
         return rates
 
     def predict(self, K: int) -> float | None:
-        """Tokens per plain step's time at K, from measured values; None while a time is missing."""
-        steps = self.shared.steps_of_round(K)
-        return None if steps is None else expected_tokens_by_position(self.rates()[:K]) / steps
+        """Tokens per plain step's time at K, from counted acceptance and measured costs; None while a time is
+        missing."""
+        if K and not self.shared.costs.num_pairs:
+            return None
+        return expected_tokens_by_position(self.rates()[:K]) / self.shared.costs.steps(K)
 
     def limit(self) -> int:
         self.chosen.append(self._limit())
         return self.chosen[-1]
 
     def _limit(self) -> int:
-        if self.shared.elapsed <= LISTEN_EVERY and self.shared.can_be_heard is None:
-            return 0  # `listen` first: it costs less than a trial
-        if not self.shared.knows_plain:
-            return 0
-        if self._trial:
-            self._trial -= 1
+        shared, costs = self.shared, self.shared.costs
+        if self._second:
+            self._second = False
             return 1
         if self._rest:
             self._rest -= 1
             return 0
-        rounds = FIRST_TRIAL
-        if self.shared.measured:
-            tokens = {K: gained for K in range(1, self.max_tokens + 1) if (gained := self.predict(K)) is not None}
-            best = max(tokens, key=tokens.__getitem__)
-            if tokens[best] >= 1 + self.margin:
-                if self.shared.since_plain >= REFRESH:
-                    return 0  # what a plain step takes now
-                return min(best, 1 + self._accepted)
-            rounds = TRIAL
-            # expected acceptance of the trial's token
-            kept = self.rates()[0] if self.shared.can_be_heard else 0.0
-            steps = self.shared.steps_of_round(1)
-            assert steps is not None
-            cost = rounds * (steps - (1 + kept))
-            missing = self.shared.lost + max(cost, 0) - self._half * self.shared.elapsed
-            if missing > 0:  # each plain round adds to the allowance
-                self._rest = min(LONGEST_REST, int(missing / self._half)) if self._half else LONGEST_REST
-                return 0
-        self._trial = rounds - 1
-        return 1
+        longest = min(self.max_tokens, 1 + shared.accepted)
+        best, gain = self._best()
+        if not costs.num_pairs:
+            return self._paired(min(longest, best))
+        # switched on by a gain of more than the margin, off by a loss
+        shared.on = gain >= (1 if shared.on else 1 + self.margin)
+        if shared.on:
+            return self._drafted(min(best, longest), gain)
+        if self._should_measure():
+            return self._paired(1)
+        return self._tried()
+
+    def _drafted(self, K: int, gain: float) -> int:
+        """While drafting pays: K, another depth, or a plain step before it."""
+        costs, first = self.shared.costs, self.shared.costs.num_pairs < FIRST_PAIRS
+        if first and costs.num_pairs % 2:
+            K = (K + 1) // 2  # two depths tell what a row costs
+        if not self.shared.is_warm(K):
+            return K
+        if not first and self.shared.another_is_due():
+            return 2 * K if self.max_tokens >= 2 * K else (K + 1) // 2
+        unsure = costs.num_pairs < ENOUGH_PAIRS and gain < costs.high
+        return self._paired(K) if first or costs.since_pair >= (SOON if unsure else REFRESH) else K
+
+    def _should_measure(self) -> bool:
+        """Every K loses by what is known: whether too little is known, or costs so uncertain that one might win."""
+        shared = self.shared
+        if shared.lost > FIRST_LOSS + self._half / 2 * shared.elapsed:
+            return False
+        return shared.costs.num_pairs < FIRST_PAIRS or self._best(at_least=True)[1] >= 1 + self.margin
+
+    def _tried(self) -> int:
+        """While drafting does not pay: 0, or the first round of a trial."""
+        shared = self.shared
+        accepted = self.rates()[0] if shared.can_be_heard else 0.0
+        cost = TRIAL * max(0.0, shared.costs.steps(1, at_least=True) - (1 + accepted))
+        missing = shared.lost + cost - self._half * shared.elapsed
+        if missing > 0:  # each plain round adds to the allowance
+            self._rest = min(LONGEST_REST, int(missing / self._half)) if self._half else LONGEST_REST
+            return 0
+        self._second = self._after_plain and self._unheard > CAUGHT_UP
+        return int(self._after_plain)
+
+    def _paired(self, K: int) -> int:
+        """K after a plain step, or where it is its depth's first; else that plain step."""
+        return K if self._after_plain or not self.shared.is_warm(K) else 0
+
+    def _best(self, *, at_least: bool = False) -> tuple[int, float]:
+        """The K > 0 of the most tokens per plain step's time, and how many. at_least: at the least plausible costs."""
+        tokens = accepted = 1.0
+        best, gain = 1, 0.0
+        for K, rate in enumerate(self.rates(), 1):
+            accepted *= rate
+            tokens += accepted
+            here = tokens / self.shared.costs.steps(K, at_least=at_least)
+            if here > gain:
+                best, gain = K, here
+        return best, gain
 
     def listens(self) -> int:
-        if self._unheard < LISTEN_EVERY or self.shared.can_be_heard is False or not self.shared.knows_plain:
+        shared = self.shared
+        if self._unheard < LISTEN_EVERY or shared.can_be_heard is False or shared.plain_s is None:
             return 0
-        if self.shared.listened + self.shared.hearing > self._half * self.shared.elapsed:
+        if shared.listened + shared.hearing > self._half * shared.elapsed:
             return 0
         return min(self._unheard, LISTEN_TO)
 
     def heard(self, right: Sequence[bool] | None, seconds: float) -> None:
         self._unheard, self._rest = 0, 0
         self.shared.add_hearing(right is not None, seconds)
-        self._accepted += sum(right or ())
         for hit in right or ():
             self._counts = _fading(self._counts, [hit], self.memory)
             self.shared.tried([hit])
 
     def learn(self, outcome: Outcome) -> None:
-        if outcome.plain:
-            self._caught_up = False
-            self._unheard += 1
-            self.shared.add_plain(outcome.verify_s)
+        shared = self.shared
+        if outcome.plain or not outcome.drafted:  # a draft that proposes nothing leaves a plain step
+            self._after_plain = shared.add_plain(outcome.verify_s)
+            self._unheard = self._unheard + 1 if outcome.plain else 0
             return
-        self._unheard = 0
-        self._accepted += outcome.accepted
-        self.shared.add_round(outcome, caught_up=self._caught_up, floor=-self._half)
-        self._caught_up = True
+        shared.add_round(outcome, after_plain=self._after_plain, caught_up=self._unheard <= CAUGHT_UP)
+        self._unheard, self._after_plain = 0, False
         trials = [at < outcome.accepted for at in range(min(outcome.drafted, outcome.accepted + 1, self.max_tokens))]
         self._counts = _fading(self._counts, trials, self.memory)
-        self.shared.tried(trials)
+        shared.tried(trials)
 
     def copy(self) -> Dynamic:
         new = Dynamic(max_tokens=self.max_tokens, memory=self.memory, margin=self.margin, allowance=self.allowance)
@@ -242,15 +281,19 @@ class Dynamic(LengthPolicy):
         return new
 
 
-FIRST_GUESS = 0.7  # acceptance before anything was tried: high enough for all depths to be tried
-KEPT_TIMES = 16
-FIRST_TRIAL, TRIAL = 3, 2  # rounds; the first of all is a warm-up
-PRIOR = 2.0  # other sequences' acceptance counts as two tries
-DEEPER = 4.0  # and the position before as four: few rounds come so far, and none does after stopping early
+FIRST_GUESS, GUESS_WEIGHT = 0.7, 2.0  # acceptance before anything was tried: high enough for all depths to be tried
+OTHERS = 6.0  # other sequences' acceptance counts as so many tries
+DEEPER = 10.0  # and the position before as so many: few rounds come so far, and none does after stopping early
 LONG_MEMORY = 0.995
+FIRST_PAIRS = 4  # before a draft is switched off, unless it has lost too much
+FIRST_LOSS = 2.0  # plain steps
+SOON, REFRESH = 6, 64  # rounds with a draft after which a pair is measured again: while on or off is unsure, and later
+ANOTHER_FIRST, ANOTHER_LATER = 4, 20  # rounds between two of another depth
+TRIAL = 2  # rounds
+CAUGHT_UP = 2  # tokens: a draft that has missed so few reads them with the next
 LONGEST_REST = 16
-REFRESH = 48  # rounds with a draft after which a plain step is timed again: the machine's speed may have changed
 LISTEN_EVERY, LISTEN_TO = 16, 32  # plain rounds between two calls of `listen`, at least; tokens per call, at most
+KEPT_TIMES = 9
 
 
 def _fading(counts: list[tuple[float, float]], trials: list[bool], memory: float) -> list[tuple[float, float]]:
@@ -263,72 +306,85 @@ def _fading(counts: list[tuple[float, float]], trials: list[bool], memory: float
 
 
 class Experience:
-    """What copies of a policy share: the times of plain steps, of drafted tokens and of verifications; the acceptance
-    by position over all sequences; and the time lost so far.
-
-    Times are in units of plain steps of the same moment (a machine may be twice as slow a second later), but `plain_s`.
-    Of the last times the lower quartile is used, because disturbances only make a time longer.
-    """
+    """What copies of a policy share: costs, acceptance by position over all sequences, and what was spent on drafts
+    that do not pay, in plain steps."""
 
     def __init__(self) -> None:
-        self.lost = self.elapsed = 0.0  # compared with plain steps; in total
+        self.costs = RoundCosts()
+        self.on = True  # drafting pays
+        self.accepted = 0  # tokens
+        self.elapsed = 0.0
         self.listened = 0.0
         self.can_be_heard: bool | None = None  # None: not known yet
-        self.since_plain = 0  # rounds with a draft
-        self._counts: list[tuple[float, float]] = []
         self._plain: deque[float] = deque(maxlen=KEPT_TIMES)  # seconds
-        self._draft: deque[float] = deque(maxlen=KEPT_TIMES)  # a token
         self._hearing: deque[float] = deque(maxlen=KEPT_TIMES)
-        self._verify: dict[int, deque[float]] = {}  # by the depth of the proposal: a tree grows with it
+        self._counts: list[tuple[float, float]] = []
+        self._warm: set[int] = set()  # depths that were sent
+        self._off_rounds: Counter[int] = Counter()  # drafted while drafting did not pay, by depth
+        self._off_tokens = 0
+        self._since_another, self._another_after = 0, ANOTHER_FIRST
 
-    def add_plain(self, seconds: float) -> None:
-        """A plain round."""
-        if self.since_plain >= REFRESH:
-            self._plain.clear()
-        self._plain.append(seconds)
-        self.since_plain = 0
+    def add_plain(self, seconds: float) -> bool:
+        """A plain step. False for the first one, a warm-up that is not measured."""
         self.elapsed += 1
+        measured = self.is_warm(0)
+        self._warm.add(0)
+        if measured:
+            self._plain.append(seconds)
+            self.costs.add_plain(seconds)
+        return measured
+
+    def add_round(self, outcome: Outcome, *, after_plain: bool, caught_up: bool) -> None:
+        """A round with drafted tokens. The first of a depth is a warm-up and is not measured."""
+        depth = outcome.drafted
+        if self.is_warm(depth):
+            self.costs.add_round(depth, outcome.draft_s, outcome.verify_s, after_plain=after_plain, caught_up=caught_up)
+        else:
+            self.costs.add_warm_up()
+            self._warm.add(depth)
+        self.accepted += outcome.accepted
+        self.elapsed += self.costs.steps(depth)
+        self._since_another += 1
+        if not self.on:
+            self._off_rounds[depth] += 1
+            self._off_tokens += outcome.accepted + 1
+
+    @property
+    def lost(self) -> float:
+        """Against plain steps, in rounds of a draft that did not pay, at the costs as they are known now."""
+        spent = sum(count * self.costs.steps(K, at_least=True) for K, count in self._off_rounds.items())
+        return max(0.0, spent - self._off_tokens)
+
+    def is_warm(self, depth: int) -> bool:
+        """Whether there was a round of this depth; the first of a size is slow."""
+        return depth in self._warm
+
+    def another_is_due(self) -> bool:
+        """Whether a round of another depth is due; it is asked for once then."""
+        if self._since_another < self._another_after:
+            return False
+        self._since_another, self._another_after = 0, min(ANOTHER_LATER, 2 * self._another_after)
+        return True
 
     @property
     def plain_s(self) -> float | None:
         """Seconds of a plain step now; None before the first."""
-        return _usual(self._plain) if self._plain else None
-
-    def add_round(self, outcome: Outcome, *, caught_up: bool, floor: float) -> None:
-        """A round with a draft. caught_up: the draft had read all but the last round's tokens, so its time is that of
-        drafting. floor: of `lost`, as a share of `elapsed`, so that old gains cannot pay for many new losses.
-
-        The first round of a depth is a warm-up, neither measured nor charged. Others are charged with the usual time:
-        a disturbance would have hit plain steps, too.
-        """
-        self.since_plain += 1
-        plain_s = self.plain_s
-        if plain_s is None:  # nothing to compare with
-            return
-        draft, verify = outcome.draft_s / plain_s, outcome.verify_s / plain_s
-        warm = outcome.drafted in self._verify
-        if not warm:
-            self._verify[outcome.drafted] = deque(maxlen=KEPT_TIMES)
-        elif outcome.drafted:
-            self._verify[outcome.drafted].append(verify)
-            if caught_up:
-                self._draft.append(draft / outcome.drafted)
-        usual = self.steps_of_round(outcome.drafted) if outcome.drafted else None
-        self.elapsed += draft + verify
-        if warm:
-            self.lost += (draft + verify if usual is None else usual) - (outcome.accepted + 1)
-            self.lost = max(self.lost, floor * self.elapsed)
+        return statistics.median(self._plain) if self._plain else None
 
     def add_hearing(self, can_be_heard: bool, seconds: float) -> None:
         """A call of `Draft.listen`; the first one is a warm-up, too."""
         plain_s = self.plain_s
         assert plain_s is not None, "heard before the first plain round"
-        steps = seconds / plain_s
-        if self.can_be_heard is not None:
-            self._hearing.append(steps)
-            self.listened += self.hearing
-        self.elapsed += steps
+        if self.can_be_heard is not None and plain_s > 0:
+            self._hearing.append(seconds / plain_s)
+        self.listened += self.hearing
+        self.elapsed += self.hearing
         self.can_be_heard = can_be_heard
+
+    @property
+    def hearing(self) -> float:
+        """Plain steps that a call of `listen` takes; 0 before it is known."""
+        return statistics.median(self._hearing) if self._hearing else 0.0
 
     def tried(self, trials: list[bool]) -> None:
         """trials: whether the token was accepted, for each position that a round reached."""
@@ -338,34 +394,6 @@ class Experience:
     def counts(self, positions: int) -> list[tuple[float, float]]:
         """[positions] (accepted, tried), discounted."""
         return (self._counts + [(0.0, 0.0)] * positions)[:positions]
-
-    @property
-    def hearing(self) -> float:
-        """Plain steps that a call of `listen` takes; 0 before it is known."""
-        return _usual(self._hearing) if self._hearing else 0.0
-
-    @property
-    def knows_plain(self) -> bool:
-        return bool(self._plain)
-
-    @property
-    def measured(self) -> bool:
-        return bool(self._draft) and any(self._verify.values())
-
-    def steps_of_round(self, K: int) -> float | None:
-        """Plain steps that a round of K drafted tokens takes; 1 for K = 0, None before anything was measured. The
-        verification time of a depth that was never sent is that of the nearest one."""
-        if K == 0:
-            return 1.0 if self.knows_plain else None
-        if not self.measured:
-            return None
-        nearest = min((d for d, times in self._verify.items() if times), key=lambda depth: (abs(depth - K), depth))
-        return K * _usual(self._draft) + _usual(self._verify[nearest])
-
-
-def _usual(times: deque[float]) -> float:
-    """The lower quartile."""
-    return sorted(times)[(len(times) - 1) // 4]
 
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {"threshold": Threshold, "dynamic": Dynamic}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from workbench.instruments.records import Measurement
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-DYNAMIC = "dynamic"  # the length that measured best, or none
+DYNAMIC = "dynamic"  # the length of the most expected tokens per time, or none
 COST_TURNS = 12
 CONTEXT = 128  # tokens a text has where the parts of a round are timed
 
