@@ -321,7 +321,7 @@ with checks.trying("spec-length"):
         ("while reading the weights is all that takes time", 0.0),
         ("with a row at 0.1 of a step", 0.1),
     ):
-        print(f"\nbest K, {told}")
+        print(f"\nbest K of 0 to 16, {told}")
         for c in (0.05, 0.1, 0.3):
             best = [best_length(alpha, c, pass_time(slope), 16) for alpha in alphas]
             print(f"c = {c:<4}" + "".join(f"{K:>7}" for K in best))

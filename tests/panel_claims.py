@@ -11,6 +11,7 @@ any of these claims.
 from __future__ import annotations
 
 import dataclasses
+import html as python_html
 import itertools
 import re
 import time
@@ -35,6 +36,7 @@ from workbench.panels.base import Panel
 from workbench.panels.chart import Bars, Chart, Drawing
 from workbench.panels.controls import every_widget
 from workbench.panels.view import View
+from workbench.panels.words import BEYOND, NAMES, OF, OVER
 
 NO_VALUE = re.compile(r"\b(nan|NaN|None|inf)\b")
 
@@ -55,6 +57,13 @@ def only_given(bench: Bench, model: Any, **how: Any) -> Any:
     """In place of `Bench.model`: a model that was handed over, and no other."""
     assert not isinstance(model, str), f"{model} was loaded for a drawing"
     return model
+
+
+def times_predicted(m: Measurement, factor: float) -> Measurement:
+    """The same, so many times as large as predicted."""
+    if not m.predicted or m.unit not in NAMES:
+        return m
+    return dataclasses.replace(m, samples=[factor * m.predicted] * len(m.samples))
 
 
 def check_view(view: View) -> None:
@@ -238,6 +247,20 @@ class PanelClaims:
         assert (panel.snapshot().data == plain.data) == (panel_name in self.without_marks)
         assert "A far machine" in panel.snapshot().alt
         assert "A far machine" not in plain.alt
+
+    @pytest.mark.parametrize("factor", [0.5, 1, 3])
+    def test_a_gap_between_measured_and_predicted_is_told_in_numbers(self, model, runs, panel_name, factor):
+        """And from a quarter on what makes it, or what the prediction leaves out."""
+        panel = self.make(panel_name, model)
+        made = panel.measurements = [times_predicted(m, factor) for m in runs[panel.experiment.name]]
+        panel.paint()
+        text = python_html.unescape(panel.words.value)
+        if any(m.predicted and m.unit in NAMES for m in made):
+            assert f"{OVER} {factor:.2g} {OF}" in text
+            explained = "not in the prediction: " in text or BEYOND in text
+            assert explained == (factor != 1)
+        else:
+            assert OVER not in text
 
     def test_every_control_has_a_description_and_making_a_panel_again_leaves_one_panels_comms(
         self, model, panel_name, monkeypatch

@@ -245,7 +245,8 @@ Markdown(
 #
 # $$\min(p(x), q(x)) + p(x) - \min(p(x), q(x)) = p(x). \qquad \blacksquare$$
 #
-# Nothing was assumed about q: a bad draft costs time but no quality. (If α = 1 nothing is ever rejected, and
+# This is the proof of Leviathan and others (appendix A.1) and of Chen and others (theorem 1), who published the rule
+# independently. Nothing was assumed about q: a bad draft costs time but no quality. (If α = 1 nothing is ever rejected, and
 # the residual is never needed. A token that was drawn from q never has q(x) = 0.)
 #
 # **Whole texts**, by induction. Claim: given the text so far, however it was generated, the next token has the
@@ -635,7 +636,7 @@ Markdown(
 #
 # $$\text{speed-up} = \frac{E(\alpha, K)}{v(K + 1) + K \cdot c}$$
 #
-# With v = 1 (theorem 3.8 of the same paper) the best K, and its speed-up:
+# With v = 1 (theorem 3.8 of the same paper) the best K of all, and its speed-up:
 
 # %%
 rows = []
@@ -645,6 +646,7 @@ for c in (0.01, 0.05, 0.1, 0.2, 0.4):
         best = theory.best_length(a, c)
         cells.append(f"{best}: {theory.speedup(a, best, c):.2f} ×" if best else "none")
     rows.append([f"{c:g}", *cells])
+assert theory.best_length(0.95, 0.01) == 40 and round(theory.speedup(0.95, 40, 0.01), 2) == 12.54
 HTML(html.table(["c", *(f"α = {a:g}" for a in (0.5, 0.7, 0.8, 0.9, 0.95))], rows, "the best K: its speed-up"))
 
 # %% [markdown]
@@ -924,10 +926,11 @@ except WorkbenchError as error:
 # # Further reading
 #
 # - Y. Leviathan, M. Kalman, Y. Matias, *Fast Inference from Transformers via Speculative Decoding*, 2023, [arXiv
-#   2211.17192](https://arxiv.org/abs/2211.17192): the rule, theorem 1's proof, α, the formula; 2 to 3 times on
-#   T5-XXL.
+#   2211.17192](https://arxiv.org/abs/2211.17192): the rule and its proof (appendix A.1), α, the expected tokens
+#   (equation 1), the speed-up (theorem 3.8); 2 to 3 times on T5-XXL.
 # - C. Chen and others, *Accelerating Large Language Model Decoding with Speculative Sampling*, 2023, [arXiv
-#   2302.01318](https://arxiv.org/abs/2302.01318): the same rule; 2 to 2.5 times on Chinchilla 70B.
+#   2302.01318](https://arxiv.org/abs/2302.01318): the same rule, independently, and its proof (theorem 1); 2 to
+#   2.5 times on Chinchilla 70B.
 # - M. Stern, N. Shazeer, J. Uszkoreit, *Blockwise Parallel Decoding for Deep Autoregressive Models*, 2018, [arXiv
 #   1811.03115](https://arxiv.org/abs/1811.03115): draft and verify, for greedy decoding.
 # - H. Xia and others, *Unlocking Efficiency in Large Language Model Inference: A Comprehensive Survey of

@@ -305,8 +305,12 @@ def test_expected_tokens_is_what_the_rule_gives(alpha, K):
 def test_speed_up_and_the_best_length():
     assert speedup(0.8, 4, 0) == pytest.approx(3.36, abs=0.005)
     assert speedup(0.8, 4, 0.1) == pytest.approx(expected_tokens(0.8, 4) / 1.4)
-    assert best_length(0.8, 0.1) == max(range(33), key=lambda K: speedup(0.8, K, 0.1))
-    assert best_length(0.1, 0.5) == 0, "where every K loses, none"
+    for alpha, c in ((0.8, 0.1), (0.95, 0.01), (0.99, 0.002)):
+        assert best_length(alpha, c) == max(range(1000), key=lambda K: speedup(alpha, K, c)), "of all K, none left out"
+    assert best_length(0.95, 0.01) == 40 and round(speedup(0.95, 40, 0.01), 2) == 12.54
+    with pytest.raises(WorkbenchError, match="a longer draft is better up to K = 10,000"):
+        best_length(0.9999, 0.0)
+    assert best_length(0.1, 0.5) == best_length(0.0, 0.0) == 0, "where every K loses, none"
     assert best_length(0.9, 0.0, max_K=7) == 7
     assert best_length(0.9, 0.0, verify=lambda rows: rows) == 0, "compute-bound: a row costs a row"
     for bad in (lambda: expected_tokens(1.5, 2), lambda: expected_tokens(0.5, -1), lambda: speedup(0.5, 1, -1)):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ipywidgets as widgets
@@ -31,7 +31,7 @@ from workbench.panels import html, style
 from workbench.panels.controls import DESCRIPTION, control, every_widget, let_the_page_choose, put
 from workbench.panels.plots import matching
 from workbench.panels.view import Snapshot, View
-from workbench.panels.words import recorded_label
+from workbench.panels.words import OF, gaps, recorded_label
 from workbench.records import Record, records_of
 
 SHOW_EVERY_S = 0.1  # texts of a run in progress are shown this often; more would slow what is measured
@@ -55,6 +55,7 @@ class Panel:
     """
 
     experiment: Experiment  # set by each panel
+    left_out: Mapping[str, str] = {}
     draws_records: bool = True  # False where `view` has no place for `self.record`: no control for it then
     open_panels: dict[tuple[str, str], Panel] = {}  # noqa: RUF012  the panels of this kernel, by experiment and key
 
@@ -385,11 +386,16 @@ class Panel:
             if self._closed:
                 return
             self.image.value = html.image(*self._picture)
-            self.words.value = html.paragraph(f"{view.words}\n{hollow}".rstrip())
+            words = [view.words, *self._gaps(view.words), hollow]
+            self.words.value = html.paragraph("\n".join(filter(None, words)))
             self._drawn_at = time.monotonic()
             self._drawing_s = self._drawn_at - began
             self.extra.value = view.extra
             self.table.value = html.table(view.header, view.rows, view.caption) if view.rows else ""
+
+    def _gaps(self, said: str) -> list[str]:
+        """How far off the predictions of the last run are, where the panel does not say it itself."""
+        return [] if OF in said else gaps(self.measurements, self.left_out)
 
     def ceilings(self) -> Ceilings:
         """What this machine can do. Measured when it is not known yet, once a machine."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from workbench.instruments.records import Measurement
 from workbench.panels.style import milliseconds
@@ -19,26 +19,54 @@ def spread_words(m: Measurement | None) -> str:
     return f"{milliseconds(m.median)} ({milliseconds(low)} to {milliseconds(high)})"
 
 
-def beside_prediction(measured: list[Measurement]) -> str:
-    """How far the prediction is off, and what it leaves out."""
-    ratios = [m.median / m.predicted for m in measured if m.predicted]
-    if not ratios:
+OFF_BY = 1.25  # a factor, up or down, that a panel explains
+OVER, OF = "measured is", "× predicted"
+TIMES = ("s", "s/token", "µs")
+RATES = ("FLOP/s", "GB/s")
+FACTORS = ("ratio",)
+NAMES = {"ratio": "The factor"} | dict.fromkeys(TIMES, "Time") | dict.fromkeys(RATES, "Rate")
+DISPATCH = "the dispatch of each operation, and that real operations are smaller and wait for each other"
+BOUND = (
+    "the prediction is a bound from below: the bytes and the arithmetic of an operation overlap entirely, each at the"
+    " best this machine reached"
+)
+BEYOND = (
+    "faster than the bound, so something it counts did not happen. A model that fits in the processor's cache is not"
+    " read from memory; or the machine was busy when its ceilings were measured"
+)
+
+
+def beside_prediction(measured: Sequence[Measurement], what: str = "", *, left_out: str = "") -> str:
+    """How far the prediction is off, and from a quarter on why, or what it leaves out. what: the subject; left_out: in
+    place of what is said of every time. Empty where nothing was predicted."""
+    known = [m for m in measured if m.predicted]
+    if not known:
         return ""
-    middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
-    text = f"Measured steps take {middle:.2g} × the predicted time"
-    text += f" ({low:.2g} to {high:.2g} ×)" if len(ratios) > 1 else ""
-    if middle > 1.25:
-        text += (
-            ": the prediction is a bound from below. It lets the bytes and the arithmetic of an operation overlap"
-            " entirely and takes each at the best this machine reached; real operations are smaller, and wait for each"
-            " other"
-        )
-    elif middle < 0.8:
-        text += (
-            ": faster than the bound, so something it counts did not happen. A model that fits in the processor's "
-            "cache is not read from memory; or the machine was busy when its ceilings were measured"
-        )
-    return text + "."
+    ratios = [m.median / m.predicted for m in known if m.predicted]
+    unit, middle = known[0].unit, statistics.median(ratios)
+    text = f"{what or NAMES.get(unit, 'It')}: {OVER} {middle:.2g} {OF}"
+    text += f" ({min(ratios):.2g} to {max(ratios):.2g} ×)" if len(ratios) > 1 else ""
+    if OFF_BY >= middle >= 1 / OFF_BY:
+        return text + "."
+    slower = middle > 1 if unit in TIMES else middle < 1
+    why = "" if unit in FACTORS else BOUND if slower else BEYOND
+    if slower or left_out or unit in FACTORS:
+        missing = left_out or (DISPATCH if unit not in FACTORS else "the work around the model and unsteady clocks")
+        why = f"{why}; not in the prediction: {missing}" if why else f"not in the prediction: {missing}"
+    return f"{text}: {why}."
+
+
+def gaps(measured: Sequence[Measurement], left_out: Mapping[str, str]) -> list[str]:
+    """A sentence for each kind of what was timed, by unit and by what the settings say was "measured". left_out: what
+    the prediction of that kind leaves out; "": of every kind."""
+    kinds: dict[tuple[str, str], list[Measurement]] = {}
+    for m in measured:
+        if m.predicted and m.unit in NAMES:
+            kinds.setdefault((str(m.settings.get("measured", "")), m.unit), []).append(m)
+    return [
+        beside_prediction(of_kind, kind.capitalize(), left_out=left_out.get(kind, left_out.get("", "")))
+        for (kind, _), of_kind in kinds.items()
+    ]
 
 
 def recorded_label(record: Sequence[Measurement]) -> str:

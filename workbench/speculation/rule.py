@@ -6,10 +6,10 @@
     on a rejection draw from the residual, max(0, p − q) renormalized, and stop;
     when nothing is rejected, draw one more token, the bonus, from the last row of p.
 
-What comes out has the distribution p (Leviathan et al., arXiv 2211.17192, theorem 1; Chen et al., arXiv 2302.01318). In
-a tree a node has several children. They are tried in order; after each rejection p becomes the residual, and the next
-child counts with the distribution it was drawn from, given the ones before it (arXiv 2402.14160, recursive rejection
-sampling; of one child it is the rule above).
+What comes out has the distribution p (Leviathan et al., arXiv 2211.17192, appendix A.1; Chen et al., arXiv 2302.01318,
+theorem 1). In a tree a node has several children. They are tried in order; after each rejection p becomes the residual,
+and the next child counts with the distribution it was drawn from, given the ones before it (arXiv 2402.14160, recursive
+rejection sampling; of one child it is the rule above).
 
 Pure functions over rows of probabilities and a source of draws. A row is a torch tensor of float64 or a numpy array of
 `fractions.Fraction`; the same code serves both, so `workbench.speculation.theory` can enumerate all its outcomes

@@ -7,6 +7,7 @@ the exact distribution of what comes out, so that "the same distribution" is an 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -212,8 +213,35 @@ def speedup(alpha: Number, K: int, c: Number, verify: Number = 1) -> Number:
     return expected_tokens(alpha, K) / (verify + K * c)
 
 
-def best_length(alpha: float, c: float, *, verify: Callable[[int], float] = lambda rows: 1.0, max_K: int = 32) -> int:
-    """The K of the highest speed-up, 0 where every K loses. verify: time of so many rows, in target steps."""
+def best_length(
+    alpha: float, c: float, *, verify: Callable[[int], float] = lambda rows: 1.0, max_K: int | None = None
+) -> int:
+    """The K of the highest speed-up, 0 where every K loses. verify: time of so many rows, in target steps; more rows
+    never take less.
+
+    max_K: look no further. Without it every K is looked at that could win: a round gives fewer than 1 / (1 − α) tokens,
+    so none can once its time is too long for that. Raises WorkbenchError where a longer draft always wins (α = 1, or
+    tokens that cost nothing), and for more than LONGEST tokens.
+    """
     check_between("alpha", alpha, 0, 1)
-    check_whole("max_K", max_K, 1)
-    return max(range(max_K + 1), key=lambda K: (speedup(alpha, K, c, verify(K + 1)), -K))
+    speedup(alpha, 0, c)  # raises for what is not a cost
+    most = math.inf if alpha == 1 else 1 / (1 - alpha)
+    best, gain = 0, 1 / verify(1)
+    tokens = accepted = 1.0
+    for K in range(1, (LONGEST if max_K is None else check_whole("max_K", max_K, 1)) + 1):
+        accepted *= alpha
+        tokens += accepted
+        cost = verify(K + 1) + K * c
+        if tokens / cost > gain:
+            best, gain = K, tokens / cost
+        elif max_K is None and most / cost <= gain:
+            return best
+    if max_K is None:
+        raise WorkbenchError(
+            f"with α = {alpha:g} and c = {c:g} a longer draft is better up to K = {LONGEST:,}: there is no best K; give"
+            " max_K, or tokens that cost something"
+        )
+    return best
+
+
+LONGEST = 10_000

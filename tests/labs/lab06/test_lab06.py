@@ -365,6 +365,23 @@ def test_the_curve_of_the_sliders_is_the_theorys(make):
     assert panel.wait(30) and "Every K loses" in panel.words.value
 
 
+def test_the_best_length_of_all_is_told_also_where_it_is_not_drawn(make):
+    panel = make("draft_lengths", alpha=0.95, c=0.01, row_cost=0.0, K=4)
+    view = panel.view(panel.settings)
+    assert "Best of all is K = 40, 12.54 ×" in view.words and "best K = 10 of those drawn" in view.alt
+    panel.configure(c=0.0)
+    assert panel.wait(30) and "a longer draft is always better" in panel.words.value
+
+
+def test_the_panel_tells_what_dispatch_makes_of_a_predicted_verification(make, runs):
+    """Predicted 1.45 steps beside 1.03: the plain step is longer than predicted, by what every pass has."""
+    panel = make("draft_lengths")
+    panel.measurements = runs["speculate.draft_lengths"]
+    words = panel.view(panel.settings).words
+    last = max(matching(panel.measurements, measured="verify"), key=lambda m: m.settings["K"])
+    assert f"{last.median:.2f} steps, {last.predicted:.2f} by the cost model" in words and "mostly dispatch" in words
+
+
 def test_a_record_is_drawn_hollow_and_named(make, runs):
     elsewhere = [
         Measurement.from_dict({**m.to_dict(), "device": {"name": "A far machine"}, "date": "2030-01-02T00:00:00"})
