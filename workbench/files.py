@@ -1,18 +1,22 @@
 """Files, written whole or not at all: what the package writes is written beside its place, then renamed into it.
 
-A reader sees the old content or the new; a full disk or an interruption leaves the old, and nothing beside it. What is
-not guarded: a machine that loses its power in the seconds after a write.
+A reader sees the old content or the new; a full disk or an interruption leaves the old, and nothing beside it. A
+process that is killed leaves the old, and a draft beside it (`.NAME.….new`). The next write to that place removes the
+draft, which is locked for as long as the process lives. What is not guarded: a machine that loses its power in the
+seconds after a write.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,17 +72,64 @@ def replacing(path: Path | str, *, mode: int | None = None) -> Iterator[Path]:
     path = Path(path)
     with writing(path):
         there = _mode(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=".new")
-        os.close(handle)
-        fresh = Path(name)
-        try:
+        with _draft(path) as draft:
+            fresh = draft / "file.new"
+            fresh.touch()
             yield fresh
             os.chmod(fresh, there if mode is None else mode)
             os.replace(fresh, path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
+
+
+@contextlib.contextmanager
+def _draft(place: Path) -> Iterator[Path]:
+    """A folder beside `place`, locked until the block ends and then removed; those of killed processes are removed."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    prefix, suffix = f".{place.name[:200]}.", ".new"
+    if os.access(place.parent, os.R_OK):
+        for found in sorted(place.parent.iterdir()):
+            if found.name.startswith(prefix) and found.name.endswith(suffix):
+                _remove_abandoned(found)
+    draft, lock = _locked_folder(place.parent, prefix, suffix)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        _unlock(lock)
+
+
+def _locked_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | None]:
+    while True:
+        draft = Path(tempfile.mkdtemp(dir=parent, prefix=prefix, suffix=suffix))
+        lock = _lock(draft)
+        if draft.is_dir():
+            return draft, lock
+        # another process found it before it was locked, and removed it
+        _unlock(lock)
+
+
+def _remove_abandoned(draft: Path) -> None:
+    """Remove a draft unless the process that holds its lock lives."""
+    lock = _lock(draft, wait=False)
+    if lock is not None:
+        shutil.rmtree(draft, ignore_errors=True)
+        _unlock(lock)
+
+
+def _lock(folder: Path, *, wait: bool = True) -> int | None:
+    """A lock that ends with the process at the latest; None for a lock of another, or a filesystem without locks."""
+    opened = None
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        _unlock(opened)
+        return None
+    return opened
+
+
+def _unlock(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)
 
 
 def _mode(path: Path) -> int:
@@ -132,12 +183,84 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise WorkbenchError(f"{folder} is there already and not empty; nothing is overwritten. Name a new folder")
         place = folder.resolve()
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name[:200]}.", suffix=".new"))
-        try:
+        with _draft(place) as draft:
+            fresh = draft / "folder"
+            fresh.mkdir()
             os.chmod(fresh, 0o755)
             yield fresh
             os.replace(fresh, place)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
+
+
+# -- several files that belong together ----------------------------------------------------------------------------
+
+SAVED, REMOVED = ".saved", ".removed"
+
+
+@contextlib.contextmanager
+def replacing_files(folder: Path | str, remove: Iterable[str] = ()) -> Iterator[Path]:
+    """Gives a folder to fill; when the block ends well, its files take the place of those in `folder`, all or none.
+
+    remove: patterns of files in `folder` that go with the old ones. Other files there stay. The new files are moved
+    to `folder`/.saved by one rename, which decides: before it the old files are whole, after it the new ones count, and
+    `finish_saving`, which every reader of such a folder calls first, moves what a killed process did not.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        with new_folder(folder) as fresh:
+            yield fresh
+        return
+    finish_saving(folder)
+    with writing(folder), _draft(folder.resolve() / "files") as draft:
+        fresh = draft / "files"
+        fresh.mkdir()
+        yield fresh
+        names = {file.name for file in fresh.iterdir()}
+        old = {file.name for pattern in remove for file in folder.glob(pattern)} - names
+        for name in sorted(names | old):
+            if (folder / name).is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        (fresh / REMOVED).write_text(json.dumps(sorted(old)), encoding="utf-8")
+        lock = _lock(fresh)
+        try:
+            os.replace(fresh, folder / SAVED)
+            _move_in(folder)
+        finally:
+            _unlock(lock)
+
+
+def finish_saving(folder: Path | str) -> None:
+    """Move the files of an interrupted save into `folder`, if any; a process that still saves is waited for.
+
+    Raises WorkbenchError where that cannot be done, with where the files lie.
+    """
+    folder = Path(folder)
+    saved = folder / SAVED
+    if saved.is_symlink() or not saved.is_dir():
+        return
+    lock = _lock(saved)
+    try:
+        _move_in(folder)
+    except (OSError, ValueError) as error:
+        raise WorkbenchError(
+            f"a save into {folder} was interrupted, and its files, which lie in {saved}, cannot be moved to their "
+            f"place: {error}. Load it as a user who may write there; to have the old files back, delete {saved}"
+        ) from error
+    finally:
+        _unlock(lock)
+
+
+def _move_in(folder: Path) -> None:
+    """What may be done again from any point on: the list of files to remove goes last."""
+    saved = folder / SAVED
+    if (saved / REMOVED).exists():
+        old = json.loads((saved / REMOVED).read_text(encoding="utf-8"))
+        if not isinstance(old, list) or not all(isinstance(name, str) and Path(name).name == name for name in old):
+            raise ValueError(f"{saved / REMOVED} is no list of file names")
+        for name in old:
+            (folder / name).unlink(missing_ok=True)
+        for file in sorted(saved.iterdir()):
+            if file.name != REMOVED:
+                os.replace(file, folder / file.name)
+        (saved / REMOVED).unlink()
+    if saved.is_dir():
+        saved.rmdir()

@@ -147,6 +147,7 @@ REASONS = {
     "the slower way, which is right as well, is taken instead": (
         "workbench/grading/batch.py seed_in: FileExistsError",
         "workbench/grading/child.py _become_session: OSError",
+        "workbench/files.py _lock: OSError",
         "workbench/grading/desk.py _start_pytest: OSError",
         "workbench/grading/gradescope.py run: OSError",
         "workbench/grading/server.py Server._forked: OSError",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workbench.errors import WorkbenchError, check_path, is_whole, unknown
-from workbench.files import write_tensors, write_text, writing
+from workbench.files import finish_saving, replacing_files, write_tensors, write_text
 from workbench.models.assembly import check_fits, fill, hollow_decoder, random_tensors
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -183,6 +182,7 @@ def _random(
 
 def read_config(folder: Path) -> ModelConfig:
     """The shape of the checkpoint in a folder, from its config.json and generation_config.json."""
+    finish_saving(folder)
     if not (folder / "config.json").is_file():
         raise WorkbenchError(f"{folder} has no config.json: it is not a checkpoint in Hugging Face layout")
     generation = folder / "generation_config.json"
@@ -336,12 +336,11 @@ def save_checkpoint(model: Decoder, folder: str | os.PathLike[str], *, dtype: to
 
     A shape that none of transformers' families has (shared layers, attention sinks, …) is written in the same files
     under model_type "workbench", which `load` reads and transformers does not.
-    dtype: what the weights are stored in (default: as they are). A checkpoint already in the folder is
-    replaced whole; other files there stay. Everything is written beside the folder first and then moved in,
-    config.json last, so that an interruption leaves the old checkpoint, the new one, or a folder that `load`
-    refuses, never a mixture. Raises WorkbenchError, and changes nothing, for a model that is quantized or prepared
-    or whose parameters are not those of its config, for a shape that goes by one family and
-    that only another one can say, and for a folder whose config.json is something else's.
+    dtype: what the weights are stored in (default: as they are). A checkpoint already in the folder is replaced whole;
+    other files there stay. However it is interrupted, `load` gives the old checkpoint or the new one, never a mixture
+    (`workbench.files.replacing_files`). Raises WorkbenchError, and changes nothing, for a model that is quantized or
+    prepared or whose parameters are not those of its config, for a shape that goes by one family and that only another
+    one can say, and for a folder whose config.json is something else's.
     """
     _check_savable(model)
     folder, dtype = check_path("folder", folder), _as_dtype(dtype) or model.dtype
@@ -350,17 +349,8 @@ def save_checkpoint(model: Decoder, folder: str | os.PathLike[str], *, dtype: to
         raise WorkbenchError(f"{folder} is a file; give a folder to save into")
     if (folder / "config.json").exists() and "model_type" not in _read_json(folder / "config.json"):
         raise WorkbenchError(f"{folder} has a config.json that is not a model's; choose another folder")
-    fresh = folder.parent / f".{folder.name}.new-{os.getpid()}"
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        with writing(folder):
-            _write_files(model, values, fresh, dtype)
-            if folder.exists():
-                _replace_files(fresh, folder)
-            else:
-                os.rename(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with replacing_files(folder, [INDEX, "model-*-of-*.safetensors", *_TOKENIZER_FILES]) as fresh:
+        _write_files(model, values, fresh, dtype)
 
 
 def _check_savable(model: Decoder) -> None:
@@ -395,13 +385,3 @@ def _write_files(model: Decoder, values: dict[str, Any], fresh: Path, dtype: tor
         write_text(fresh / name, json.dumps(content, indent=2) + "\n")
     if model.tokenizer is not None:
         model.tokenizer.save(fresh)
-
-
-def _replace_files(fresh: Path, folder: Path) -> None:
-    """Move the files of `fresh` in; while a mixture exists there is no config.json."""
-    (folder / "config.json").unlink(missing_ok=True)
-    stale = [folder / INDEX, *folder.glob("model-*-of-*.safetensors")]
-    for file in stale + [folder / name for name in _TOKENIZER_FILES]:
-        file.unlink(missing_ok=True)
-    for file in sorted(fresh.iterdir(), key=lambda f: f.name == "config.json"):
-        os.replace(file, folder / file.name)

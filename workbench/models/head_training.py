@@ -32,6 +32,7 @@ from workbench.models.training import (
     TrainingAttention,
     begin_or_resume,
     device_words,
+    remove_state,
     rows_batch,
     run_steps,
 )
@@ -143,8 +144,8 @@ def train_heads(
     save_heads(heads, out)
     write_text(out / "card.json", json.dumps(card, indent=2) + "\n")
     write_text(out / "README.md", heads_card_text(card))
-    for leftover in ("state", "features"):
-        shutil.rmtree(out / leftover, ignore_errors=True)
+    remove_state(out)
+    shutil.rmtree(out / "features", ignore_errors=True)
     report(f"{name}: held-out acceptance by depth {_rounded(card['held_out']['overlap'])}; written to {out}")
     return heads
 

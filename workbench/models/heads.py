@@ -36,7 +36,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from workbench.errors import WorkbenchError, check_settings, check_whole, is_number, is_whole, unknown
-from workbench.files import replacing, write_tensors, write_text
+from workbench.files import finish_saving, replacing_files, write_tensors, write_text
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import ZOO
 from workbench.models.config import ModelConfig
@@ -221,7 +221,7 @@ def heads_names() -> list[str]:
 
 
 def save_heads(heads: Heads, folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write heads.safetensors and heads.json; the latter last, so that a folder with it is whole."""
+    """Write heads.safetensors and heads.json, both or none, however it is interrupted; other files there stay."""
     folder, name = Path(folder), str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise unknown("dtype", name, _DTYPES)
@@ -235,10 +235,9 @@ def save_heads(heads: Heads, folder: str | os.PathLike[str], *, dtype: torch.dty
     }
     if isinstance(heads, MedusaHeads) and heads.shares is not None:
         description["shares"] = [[round(share, 4) for share in of_head] for of_head in heads.shares]
-    with replacing(folder / DESCRIPTION) as fresh_description, replacing(folder / TENSORS) as fresh_tensors:
-        write_tensors(fresh_tensors, tensors, {"format": "pt"})
-        write_text(fresh_description, json.dumps(description, indent=2) + "\n")
-        (folder / DESCRIPTION).unlink(missing_ok=True)  # both are on disk: from here on only names change
+    with replacing_files(folder) as fresh:
+        write_tensors(fresh / TENSORS, tensors, {"format": "pt"})
+        write_text(fresh / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
 
 def load_heads(
@@ -253,6 +252,7 @@ def load_heads(
     folder = ZOO / name if name in heads_names() else Path(name)
     if not folder.is_dir():
         raise unknown("heads", name, heads_names())
+    finish_saving(folder)
     try:
         return _read(folder, dtype).to(device).eval().requires_grad_(False)
     except WorkbenchError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from workbench.errors import WorkbenchError, check_path
-from workbench.files import write_text
+from workbench.files import finish_saving, replacing_files, write_text
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -32,6 +32,7 @@ class Tokenizer:
     def from_folder(cls, folder: Path, *, end_of_text: int | None = None) -> Tokenizer | None:
         """The folder's tokenizer.json, or None when it has none. Raises WorkbenchError for an unreadable one."""
         file = check_path("folder", folder) / "tokenizer.json"
+        finish_saving(folder)
         if not file.exists():
             return None
         try:
@@ -87,10 +88,11 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and the tokenizer_config.json that transformers wants beside it."""
-        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         end = self.backend.id_to_token(self.end_of_text) if self.end_of_text is not None else None
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
-        write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+        with replacing_files(folder) as fresh:
+            write_text(fresh / "tokenizer.json", self.backend.to_str(pretty=True))
+            write_text(fresh / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
 
 
 def _check_text(text: object) -> None:

@@ -222,6 +222,13 @@ def save_state(
     shutil.rmtree(old, ignore_errors=True)
 
 
+def remove_state(folder: Path) -> None:
+    """Of a run that has ended; the older state first, and what makes a folder a state before the rest of it."""
+    for state in (folder / "state.old", folder / "state"):
+        (state / "progress.json").unlink(missing_ok=True)
+        shutil.rmtree(state, ignore_errors=True)
+
+
 def load_state(
     folder: Path, recipe: Recipe, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]
 ) -> dict[str, Any] | None:
@@ -409,7 +416,7 @@ def train(
     save_checkpoint(model, out, dtype=torch.bfloat16)
     write_text(out / "card.json", json.dumps(card, indent=2) + "\n")
     write_text(out / "README.md", card_text(card))
-    shutil.rmtree(out / "state", ignore_errors=True)
+    remove_state(out)
     report(f"{name}: held-out loss {held_out['nats_per_token']:.3f} nats/token; written to {out}")
     return model
 
