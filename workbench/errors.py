@@ -46,13 +46,13 @@ def check_settings(kind: str, given: Iterable[str], known: Iterable[str]) -> Non
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """An int, and not True or False."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """An int, and no True, False or other class of int, which may count in its own way."""
+    return type(value) is int
 
 
 def is_number(value: object) -> TypeGuard[float]:
     """A finite float, or an int that can be made one, and not True or False."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return (type(value) is int or isinstance(value, float)) and abs(value) <= sys.float_info.max
 
 
 def check_flag(name: str, value: object) -> bool:

@@ -218,3 +218,13 @@ def test_two_models_side_by_side_share_nothing():
     assert all(torch.equal(a, b) for a, b in zip(alone, beside))
     kvs[0].release("a")
     assert dict(kvs[1].lengths) == {"a": 0}
+
+
+@pytest.mark.parametrize(
+    "given", [{"max_sequences": 0}, {"max_sequences": True}, {"max_tokens": 10**6}, {"max_tokens": 1.5}]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_looks_at_the_sizes_that_it_is_given(kind, given, tiny_model):
+    """`recompute`, which has room for any, took whatever came."""
+    with pytest.raises(WorkbenchError):
+        kv_for(kind, tiny_model, **given)

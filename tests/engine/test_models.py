@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import workbench.models as models
 from workbench.errors import WorkbenchError
+from workbench.generation import generate
 from workbench.kv import Recompute
 from workbench.models import PUBLIC_SHAPES, Batch, Decoder, ModelConfig, list_models, load, public_shape
 from workbench.models.assembly import fill, hollow_decoder, random_tensors
@@ -558,3 +559,13 @@ def test_an_unreadable_tokenizer_file_is_named(tmp_path):
     with pytest.raises(WorkbenchError, match=r"tokenizer\.json is not a tokenizer file"):
         Tokenizer.from_folder(tmp_path)
     assert Tokenizer.from_folder(tmp_path / "nowhere") is None
+
+
+def test_latent_heads_may_be_odd_where_the_part_that_turns_is_even():
+    """DeepSeek's rotary part alone is turned; the sum of both was asked to be even."""
+    shape = LatentAttentionShape(query_rank=None, kv_rank=8, rotary_head_dim=2, content_head_dim=7, value_head_dim=4)
+    model = random_decoder(ModelConfig("deepseek_v2", 64, 32, 2, 2, 2, 9, 64, 64, latent_attention=shape)).double()
+    plain, latent, paged = (
+        generate(model, [1, 2, 3], max_new_tokens=9, kv=kv) for kv in ("recompute", "latent", "contiguous")
+    )
+    assert plain.tokens == latent.tokens == paged.tokens

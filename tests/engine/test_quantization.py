@@ -523,3 +523,16 @@ def test_an_odd_value_of_an_option_is_accepted_or_refused_by_name(name):
         kinds = {type(value) for value in taken if value is not None}
         assert len(taken) < len(ODD_VALUES) / 2, (option, taken)
         assert bool not in kinds or kinds == {bool}, (option, taken)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_setting_that_a_method_does_not_use_is_refused_with_the_methods_that_do(name):
+    method, options = METHODS[name], {one for registered in METHODS.values() for one in registered.options}
+    for number in {"bits", "group"} - set(method.numbers):
+        takers = [other for other, registered in METHODS.items() if number in registered.numbers]
+        with pytest.raises(WorkbenchError, match=rf"{name}.*has no {number}.*{takers[0]}"):
+            QuantizationRecipe(name, **{number: 4})
+    for option in options - set(method.options):
+        takers = [other for other, registered in METHODS.items() if option in registered.options]
+        with pytest.raises(WorkbenchError, match=rf"{name}.*has no {option}, .*{takers[0]}"):
+            QuantizationRecipe(name, options={option: 1})

@@ -341,3 +341,10 @@ def test_a_replacement_that_returns_nonsense_is_named(wrong, message):
 def test_an_unknown_filter_name_is_answered_with_the_nearest():
     with pytest.raises(WorkbenchError, match="unknown filter 'topp'; did you mean 'top_p'"):
         filter_stages(SamplingSettings(), torch.zeros(4), [0], [], {"topp": filters.keep_top_p})
+
+
+@pytest.mark.parametrize("p", [5e-324, 1e-300, 1e-46])
+def test_top_p_keeps_the_best_token_however_small_p_is(p):
+    """In float32 such a p is 0, and every token was removed."""
+    kept = filters.keep_top_p(torch.tensor([[0.0, 2.0, 1.0], [3.0, 3.0, 1.0]]), p)
+    assert kept.isfinite().tolist() == [[False, True, False], [True, False, False]]

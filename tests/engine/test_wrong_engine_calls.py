@@ -6,15 +6,19 @@ A table: what is called, what wrong values it gets, words of the message.
 from __future__ import annotations
 
 import math
+from itertools import count
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from conftest import random_decoder, tiny_config
 
 from workbench.decoding.sampling import SamplingSettings
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.serving import Engine, Request, SchedulerSettings
+from workbench.serving.scheduler import PADDING
 
 V = 64
 MODEL = random_decoder(tiny_config(vocab_size=V), seed=0).double()
@@ -26,6 +30,49 @@ NO_NUMBER = (math.nan, math.inf, "0", True, 1j, [0.0])
 NO_NAME = (3, 2.5, b"x", ["hash"], {"hash": 1})
 NO_IDS = (None, 5, "12", b"12", {1: 2}, {1, 2}, [True], [1.0], ["a"], [-1], [[1]], object())
 NO_MODEL = (None, 3, "stdlib-10m", ["a"])
+
+
+class Whole(int):
+    """Counts in its own way."""
+
+    def __add__(self, other):
+        raise ZeroDivisionError("add")
+
+    __radd__ = __add__
+
+
+class Text(str):
+    def encode(self, *given):
+        raise ZeroDivisionError("encode")
+
+
+def lying(**methods):
+    return type("Lying", (), {"__hash__": lambda self: hash("waits"), "__repr__": lambda self: "id", **methods})
+
+
+def fails(*given):
+    raise ZeroDivisionError("a lie")
+
+
+TIMES = count()
+LYING = [
+    lying(__eq__=lambda self, other: True),
+    lying(__eq__=lambda self, other: False),
+    lying(__eq__=fails),
+    lying(__eq__=lambda self, other: torch.ones(2)),
+    lying(__hash__=lambda self: next(TIMES)),
+    lying(__hash__=fails),
+    lying(__repr__=fails),
+    lying(__repr__=lambda self: 3),
+    lying(__repr__=lambda self: "a" if next(TIMES) % 2 else fails()),
+]
+
+
+def deep():
+    nested: tuple = ()
+    for _ in range(100_000):
+        nested = (nested,)
+    return nested
 
 
 def make(**given) -> Engine:
@@ -82,8 +129,38 @@ CALLS = {
     "settings, watermark": (lambda e, v: SchedulerSettings(watermark=v), (-0.1, 1.1, *NO_NUMBER), "watermark must be"),
     "settings, batching": (lambda e, v: SchedulerSettings(batching=v), (None, *NO_NAME), "unknown batching"),
     "settings, draft_tokens": (lambda e, v: SchedulerSettings(draft_tokens=v), (-1, 1.5, "3"), "draft_tokens must be"),
+    "settings, static": (
+        lambda e, v: SchedulerSettings(batching="static", **v),
+        ({"chunk": 8}, {"preemption": "swap"}, {"draft_tokens": 2}),
+        "has no effect with batching='static'",
+    ),
     "settings, remember": (lambda e, v: SchedulerSettings(remember=v), (None, 1, "no", []), "remember must be True"),
     "request, id": (lambda e, v: request(id=v), ([], {}, {1}, ([],)), "must be hashable"),
+    "request, an id that is no plain value": (
+        lambda e, v: e.add(request(id=v())),
+        (*LYING, lambda: torch.ones(2), lambda: np.int64(3), lambda: ("a", Whole(3)), lambda: PADDING),
+        "must be hashable and plain",
+    ),
+    "request, a long id": (
+        lambda e, v: e.add(request(id=v())),
+        (lambda: "x" * 10**6, lambda: tuple(range(2000)), lambda: 10**5000, deep),
+        "shorter",
+    ),
+    "request, another class of number": (
+        lambda e, v: e.add(request(**{v: Whole(3)})),
+        ("max_new_tokens", "n", "seed", "priority", "arrival_s", "deadline_s"),
+        "must be a",
+    ),
+    "request, numbers of others": (
+        lambda e, v: e.add(request(**{v[0]: v[1]})),
+        [
+            (name, value)
+            for name in ("max_new_tokens", "n", "seed", "priority", "arrival_s", "deadline_s")
+            for value in (np.int64(3), np.bool_(True), np.array(3), np.float32(3), torch.tensor(3), math.nan)
+        ],
+        "must be",
+    ),
+    "request, another class of text": (lambda e, v: e.add(request(tenant=v)), (Text("a"),), "tenant must be"),
     "request, prompt": (lambda e, v: request(prompt_ids=v), (*NO_IDS, ()), ""),
     "request, max_new_tokens": (lambda e, v: request(max_new_tokens=v), (None, *NO_WHOLE), "max_new_tokens must be"),
     "request, n": (lambda e, v: request(n=v), (None, *NO_WHOLE), "n must be"),
@@ -156,7 +233,7 @@ def state(it: Engine) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    "name, value", WRONG, ids=[f"{name}: {value!r:.24}".partition(" at 0x")[0] for name, value in WRONG]
+    "name, value", WRONG, ids=[f"{name}: {value!r:.60}".partition(" at 0x")[0] for name, value in WRONG]
 )
 def test_a_wrong_call_is_refused_and_changes_nothing(name, value):
     call, _, words = CALLS[name]

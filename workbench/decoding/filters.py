@@ -75,8 +75,10 @@ def keep_top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
         return logits.clone()
     best_first, order = logits.sort(dim=-1, descending=True, stable=True)
     reached = _wide(best_first).softmax(dim=-1).cumsum(dim=-1)
-    before = torch.cat((torch.zeros_like(reached[..., :1]), reached[..., :-1]), dim=-1)
-    removed = torch.empty_like(order, dtype=torch.bool).scatter(-1, order, before >= p)
+    best = torch.zeros_like(reached[..., :1], dtype=torch.bool)  # stays, where p is so small that float32 has 0 for it
+    removed = torch.empty_like(order, dtype=torch.bool).scatter(
+        -1, order, torch.cat((best, reached[..., :-1] >= p), dim=-1)
+    )
     return logits.masked_fill(removed, REMOVED)
 
 

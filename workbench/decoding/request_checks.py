@@ -7,6 +7,7 @@ import threading
 from collections.abc import Container, Hashable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole
 
@@ -61,13 +62,31 @@ def check_seed(seed: object, n: int = 1) -> None:
         raise WorkbenchError(f"seed must be below 2**63{f' − {n - 1} for n={n} samples' if n > 1 else ''}, got {seed}")
 
 
+PLAIN = (str, bytes, int, float, bool, type(None), UUID)
+LONGEST_ID = 1_000  # characters of its repr, which stands in messages
+
+
 def check_id(given: object) -> None:
+    """Of plain values alone, which are equal, hashed and shown tomorrow as they are today: by it all is found again."""
+    left, looked = [given], 0
+    while left and looked <= LONGEST_ID:
+        one, looked = left.pop(), looked + 1
+        if type(one) in (tuple, frozenset):
+            left.extend(one)  # type: ignore[arg-type]
+        elif type(one) not in PLAIN:
+            where = "" if one is given else f", and in it {type(one).__name__}"
+            raise WorkbenchError(
+                "the id of a request must be hashable and plain: a text, bytes, a number, None, a UUID, or a tuple or "
+                f"frozenset of these, got {type(given).__name__}{where}"
+            )
     try:
-        hash(given), repr(given)
-    except Exception as error:
+        length = LONGEST_ID + 1 if left else len(repr(given))
+    except (ValueError, RecursionError) as error:
+        raise WorkbenchError(f"the id of a request cannot be shown ({error}); choose a shorter one") from error
+    if length > LONGEST_ID:
         raise WorkbenchError(
-            f"the id of a request must be hashable, such as a text or a number, got {type(given).__name__} ({error})"
-        ) from error
+            f"the id of a request must be at most {LONGEST_ID:,} characters long as it is shown; choose a shorter one"
+        )
 
 
 def check_request(request: Any) -> None:
@@ -80,7 +99,7 @@ def check_request(request: Any) -> None:
             raise WorkbenchError(f"{name} must be a finite number, got {value!r:.80}")
     if request.deadline_s is not None:
         check_above("deadline_s", request.deadline_s, 0)
-    if not isinstance(request.tenant, str | bytes):
+    if type(request.tenant) not in (str, bytes):
         raise WorkbenchError(f"tenant must be text or bytes, got {request.tenant!r:.80}")
     if request.sampling is not None:
         check_sampling(request.sampling)

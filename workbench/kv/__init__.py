@@ -16,7 +16,7 @@ from workbench.kv.paged import Paged
 from workbench.kv.quantized import Quantized, check_takes_format
 from workbench.kv.recompute import Recompute
 from workbench.kv.shared_layers import SharedLayers
-from workbench.kv.slots import stored_dtype
+from workbench.kv.slots import check_size, stored_dtype
 from workbench.kv.window import Window
 from workbench.models.config import ModelConfig
 
@@ -75,6 +75,10 @@ def kv_for(
     settings: the kind's own (a format, a window, …). A class or function of your own is called with the
     ModelConfig and these alone.
     """
+    if kind == "recompute":  # has room for any
+        check_size("max_sequences", max_sequences, None)
+        if max_tokens is not None:
+            check_size("max_tokens", max_tokens, model.config.context_length)
     if callable(kind) or kind == "recompute":
         return make_kv(kind, model.config, **settings)
     room: dict[str, Any] = {"max_sequences": max_sequences, "max_tokens": max_tokens}

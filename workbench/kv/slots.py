@@ -370,7 +370,7 @@ def require_books(count: int, what: str) -> None:
 
 
 def check_size(name: str, value: int, maximum: int | None, minimum: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum or (maximum and value > maximum):
+    if not is_whole(value) or value < minimum or (maximum and value > maximum):
         wanted = f"from {minimum} to the model's context of {maximum:,}" if maximum else f"of at least {minimum}"
         raise WorkbenchError(f"{name} must be a whole number {wanted}, got {value!r:.80}")
     if value > LARGEST_SIZE:

@@ -201,7 +201,7 @@ class ModelConfig:
                 f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}: "
                 "each key-value head serves a whole group of query heads"
             )
-        if self.uses_rotary and self.head_dim % 2:
+        if self.uses_rotary and self.latent_attention is None and self.head_dim % 2:
             raise WorkbenchError(f"head_dim {self.head_dim} must be even: rotary embedding turns pairs")
         window = self.sliding_window
         if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):

@@ -61,12 +61,20 @@ class QuantizationRecipe:
             raise WorkbenchError(f"options of a recipe must be a dict, got {self.options!r:.80}")
         if not isinstance(self.skip, tuple) or not all(isinstance(name, str) and name for name in self.skip):
             raise WorkbenchError(f"skip must be a tuple of names of linears, got {self.skip!r:.80}")
+        for name in self.options:
+            takers = [one for one, registered in METHODS.items() if name in registered.options]
+            if takers and name not in made.options:
+                raise WorkbenchError(
+                    f"method {self.method} has no {name}, which is an option of {', '.join(takers)}; leave it out"
+                )
         check_settings(f"method {self.method}", self.options, made.options)
         given = {name: value for name, value in (("bits", self.bits), ("group", self.group)) if value is not None}
         unused = [name for name in given if name not in made.numbers]
         if unused:
+            takers = [name for name, one in METHODS.items() if set(unused) <= set(one.numbers)]
             raise WorkbenchError(
-                f"method {self.method!r} has no {' and no '.join(unused)}: {made.summary}; leave it out"
+                f"method {self.method!r} has no {' and no '.join(unused)}: {made.summary}; leave it out, or use one of "
+                f"{', '.join(takers)}"
             )
         for name, value in given.items():
             if not is_whole(value) or value < 1:

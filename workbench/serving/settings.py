@@ -19,6 +19,9 @@ class SchedulerSettings:
     max_running: sequences at a time. draft_tokens: rows beyond the next token that each may bring, drafted.
     watermark: share of the blocks that stays free at an admission, so that running sequences can grow.
     preemption: "recompute" or "swap". aging_s: see `policies.aged`. remember: blocks are kept for equal beginnings.
+    batching: "static", the baseline, admits a group whole and pads it. Its steps are as large as the group, and its
+    blocks are there: token_budget and watermark mean nothing to it, and chunk, preemption and draft_tokens are refused.
+    Raises WorkbenchError for a value outside its range, and for a setting that static batching would ignore.
     """
 
     max_running: int = 16
@@ -44,6 +47,13 @@ class SchedulerSettings:
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
         policy_named(self.policy, self.aging_s)
+        if self.batching == "static":
+            for name in ("chunk", "preemption", "draft_tokens"):
+                if getattr(self, name) != getattr(SchedulerSettings, name):
+                    raise WorkbenchError(
+                        f"{name}={getattr(self, name)!r} has no effect with batching='static', whose groups are"
+                        " admitted whole and padded; leave it out, or use batching='continuous'"
+                    )
         if self.batching == "continuous" and self.token_budget < self.max_running:
             raise WorkbenchError(
                 f"token_budget={self.token_budget} is less than a token for each of max_running={self.max_running}"

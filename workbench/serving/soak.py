@@ -105,13 +105,15 @@ class Run:
         static = chance() < 0.12
         draft = self._draft = self._drawn_draft() if not static and chance() < 0.45 else None
         running = self._running
+        chunk = None if static else pick((None, None, 1, 3, 8))
+        preemption = PREEMPTION[0] if static else pick(PREEMPTION)
         settings = SchedulerSettings(
             max_running=running,
             token_budget=running + pick((0, 1, 5, 30, 500)),
-            chunk=pick((None, None, 1, 3, 8)),
+            chunk=chunk,
             policy=pick(list(POLICIES)),
             aging_s=pick((None, None, 0.05, 3.0)),
-            preemption=pick(PREEMPTION),
+            preemption=preemption,
             watermark=pick((0, 0.01, 0.3)),
             batching="static" if static else "continuous",
             draft_tokens=0 if draft is None else self.random.randint(1, 6),
