@@ -164,8 +164,7 @@ names = list(dict.fromkeys(name for _, name in written if name != "plain"))
 rows = []
 for kind in PROMPT_SETS:
     cells = [written[kind, name].speculation for name in names]
-    shares = ["–" if s.acceptance_rate is None else f"{s.acceptance_rate:.0%}" for s in cells]
-    rows.append([kind, *(f"{sum(s.tokens_per_round) / s.rounds:.2f} ({share})" for s, share in zip(cells, shares))])
+    rows.append([kind, *(f"{sum(s.tokens_per_round) / s.rounds:.2f} ({s.acceptance_rate or 0:.0%})" for s in cells)])
 HTML(
     html.table(
         ["", *map(title_of, names)], rows, "tokens a pass of the target, K = 8; in brackets: kept, of those looked at"
