@@ -21,8 +21,44 @@ def drops(handler: ast.ExceptHandler) -> bool:
     return True
 
 
+FUTURES = ("submit", "create_task", "ensure_future", "run_in_executor", "apply_async", "map_async")
+PROCESSES = ("subprocess.run", "subprocess.call", "os.system")
+
+
+def quiet(node: ast.AST) -> Iterator[str]:
+    """What drops an error without an `except`."""
+    if isinstance(node, ast.Try):
+        leaves = (ast.Return, ast.Break, ast.Continue)
+        if any(isinstance(part, leaves) for one in node.finalbody for part in ast.walk(one)):
+            yield "finally that leaves"
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in ("__exit__", "__aexit__"):
+        returned = (part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None)
+        if any(ast.unparse(value) not in ("None", "False") for value in returned):
+            yield "__exit__ that returns a value"
+    if isinstance(node, ast.Call):
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        texts = [*given.values(), *map(ast.unparse, node.args)]
+        if given.get("return_exceptions", "False") != "False":
+            yield "return_exceptions"
+        if given.get("ignore_errors", "False") != "False":
+            yield "ignore_errors"
+        quieted = ("simplefilter", "filterwarnings", "catch_warnings", "errstate")
+        if "'ignore'" in texts and ast.unparse(node.func).split(".")[-1] not in quieted:
+            yield "errors='ignore'"
+        if ast.unparse(node.func).split(".")[-1] in ("Thread", "Timer"):
+            yield f"Thread {given.get('target', '')}".strip()
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        called = ast.unparse(node.value.func)
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.value.keywords}
+        if called.split(".")[-1] in FUTURES:
+            yield "a future that nobody reads"
+        if called in PROCESSES and given.get("check") != "True":
+            yield "an exit code that nobody reads"
+
+
 def dropped(source: str) -> Iterator[tuple[str, str]]:
-    """(function, exceptions) of each handler, and each `suppress`, that says nothing of what it caught."""
+    """(function, exceptions) of each handler, and each `suppress`, that says nothing of what it caught, and the rest
+    that drops an error (see `quiet`). Not seen: a future that is kept and never read, an exit code in a variable."""
 
     def within(node: ast.AST, where: str) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -31,6 +67,8 @@ def dropped(source: str) -> Iterator[tuple[str, str]]:
             yield where, ast.unparse(node.type).strip("()") if node.type else "BaseException"
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "suppress":
             yield where, ", ".join(map(ast.unparse, node.args))
+        for how in quiet(node):
+            yield where, how
         for child in ast.iter_child_nodes(node):
             yield from within(child, where)
 
@@ -166,6 +204,20 @@ REASONS = {
         "workbench/printing.py Printed._stop: OSError, ValueError, AttributeError",
         "workbench/grading/child.py session.send: Exception",
     ),
+    "a thread whose work says itself how it failed, or whose caller sees that its result is missing": (
+        "workbench/grading/gradescope.py run: Thread _watch",
+        "workbench/labs/lab08_continuous_batching/peer_llama_cpp_slots.py serve: Thread ask",
+        "workbench/panels/base.py Panel.refresh: Thread self._paint_all",
+        "workbench/panels/base.py Panel.start: Thread self._work",
+        "workbench/serving/soak.py Run._beside.start: Thread guarded",
+    ),
+    "a draft, or what is no longer needed, is deleted as far as it can be; the next write or run removes the rest": (
+        "workbench/files.py _draft: ignore_errors",
+        "workbench/files.py _remove_abandoned: ignore_errors",
+        "workbench/models/head_training.py train_heads: ignore_errors",
+        "workbench/models/training.py remove_state: ignore_errors",
+        "workbench/models/training.py save_state: ignore_errors",
+    ),
 }
 KNOWN = {entry: reason for reason, entries in REASONS.items() for entry in entries}
 
@@ -184,6 +236,21 @@ def test_no_except_drops_an_error_without_a_reason():
         ("try: f()\nexcept (OSError, ValueError) as error: log = 1", [("", "OSError, ValueError")]),
         ("def g():\n with contextlib.suppress(Exception): f()", [("g", "Exception")]),
         ("class C:\n def g(self):\n  try: f()\n  except Exception: return 3", [("C.g", "Exception")]),
+        ("try: f()\nexcept BaseException: pass", [("", "BaseException")]),
+        ("def g():\n try: f()\n finally: return 1", [("g", "finally that leaves")]),
+        ("for a in b:\n try: f()\n finally: continue", [("", "finally that leaves")]),
+        ("class C:\n def __exit__(self, *error): return True", [("C.__exit__", "__exit__ that returns a value")]),
+        ("class C:\n def __exit__(self, *error): return None", []),
+        ("await asyncio.gather(f(), return_exceptions=True)", [("", "return_exceptions")]),
+        ("data.decode('utf-8', 'ignore')", [("", "errors='ignore'")]),
+        ("open(path, errors='ignore')", [("", "errors='ignore'")]),
+        ("warnings.simplefilter('ignore')", []),
+        ("shutil.rmtree(folder, ignore_errors=True)", [("", "ignore_errors")]),
+        ("threading.Thread(target=work).start()", [("", "Thread work")]),
+        ("pool.submit(f)", [("", "a future that nobody reads")]),
+        ("future = pool.submit(f)", []),
+        ("subprocess.run(['a'], check=False)", [("", "an exit code that nobody reads")]),
+        ("subprocess.run(['a'], check=True)", []),
         ("try: f()\nexcept ValueError as error: print(error)", []),
         ("try: f()\nexcept ValueError: raise", []),
         ("try: f()\nexcept Exception: traceback.print_exc()", []),
