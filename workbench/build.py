@@ -162,8 +162,12 @@ def build(root: Path, names: Sequence[str] = (), *, force: bool = False, report=
         target = without_stubs(notebook)
         stored = load(source.executed)
         if force or differences(target, stored) or _unrun(stored):
-            report(f"{source.relative}: running …")
-            execute(target, source)
+            if not force and stored is not None and not _unrun(stored) and _codes(target) == _codes(stored):
+                report(f"{source.relative}: its prose alone changed, what its code gave stays")
+                _keep_outputs(target, stored)
+            else:
+                report(f"{source.relative}: running …")
+                execute(target, source)
             write(target, source.executed)
             written.append(source.executed)
             stored = target
@@ -180,6 +184,19 @@ def build(root: Path, names: Sequence[str] = (), *, force: bool = False, report=
     if not written:
         report(f"{len(sources)} sources, nothing to build")
     return written
+
+
+def _codes(notebook) -> list[tuple[str, object]]:
+    """What of a notebook is executed: source and metadata of its code cells."""
+    return [(cell.source, cell.metadata) for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _keep_outputs(notebook, executed) -> None:
+    """The outputs of a notebook with the same code."""
+    code = (cell for cell in executed.cells if cell.cell_type == "code")
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        ran = next(code)
+        cell.outputs, cell.execution_count = copy.deepcopy(ran.outputs), ran.execution_count
 
 
 def _has_mistakes(source: Source) -> bool:

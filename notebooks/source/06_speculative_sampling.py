@@ -646,7 +646,6 @@ for c in (0.01, 0.05, 0.1, 0.2, 0.4):
         best = theory.best_length(a, c)
         cells.append(f"{best}: {theory.speedup(a, best, c):.2f} ×" if best else "none")
     rows.append([f"{c:g}", *cells])
-assert theory.best_length(0.95, 0.01) == 40 and round(theory.speedup(0.95, 40, 0.01), 2) == 12.54
 HTML(html.table(["c", *(f"α = {a:g}" for a in (0.5, 0.7, 0.8, 0.9, 0.95))], rows, "the best K: its speed-up"))
 
 # %% [markdown]

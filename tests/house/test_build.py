@@ -299,6 +299,24 @@ def test_a_changed_source_is_stale_and_only_it(copied, monkeypatch):
     assert ran == ["notebooks/source/00_tiny.py", "solutions/01_tiny.py"]
 
 
+def test_where_prose_alone_changed_nothing_is_run_and_outputs_stay(copied, built, no_kernel):
+    more = (
+        LECTURE.replace("# %% [markdown]\n", "# %% [markdown]\n# Other words.\n#\n", 1)
+        + "\n# %% [markdown]\n# The end.\n"
+    )
+    lecture(copied, more)
+    assert build.check(copied) == ["notebooks/00_tiny.ipynb is built from an older source, or its metadata was changed"]
+    build.build(copied, report=quiet)
+    assert build.check(copied) == []
+    now = nbformat.reads((copied / "notebooks/00_tiny.ipynb").read_text(), 4)
+    before = nbformat.reads(built["notebooks/00_tiny.ipynb"], 4)
+    ran = [[(c.outputs, c.execution_count) for c in book.cells if c.cell_type == "code"] for book in (now, before)]
+    assert ran[0] == ran[1] and ran[0] and now.cells[-1].source == "The end."
+    lecture(copied, more + "\n# %%\n1 + 1\n")
+    with pytest.raises(AssertionError, match="was run"):
+        build.build(copied, report=quiet)
+
+
 def test_a_missing_exercise_is_made_again_without_running_the_solution(copied, built, no_kernel):
     (copied / "exercises" / "01_tiny.ipynb").unlink()
     build.build(copied, report=quiet)
