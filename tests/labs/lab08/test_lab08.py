@@ -492,7 +492,7 @@ def test_one_token_keeps_the_limit_of_later_tokens(curve):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_goodput_is_at_most_the_throughput_of_the_same_window(seed):
+def test_goodput_never_exceeds_the_throughput_of_the_same_window(seed):
     """Of random traces: in a run, and along a curve of rates, however loose the limits."""
     rng = random.Random(seed)
     limits = Objectives(ttft_s=rng.choice((0.01, 1.0, 1e6)), tpot_s=rng.choice((0.001, 0.1, 1e6)))
@@ -515,7 +515,7 @@ def test_goodput_is_at_most_the_throughput_of_the_same_window(seed):
             assert goodput(points, share) <= max(p.throughput_per_s for p in points)
 
 
-def test_goodput_in_the_words_is_at_most_the_peak(curve):
+def test_goodput_in_the_words_never_exceeds_the_peak(curve):
     panel = panels.load_curve(**LOAD, ttft_limit=10.0, tpot_limit=0.5)
     panel.measurements = curve
     words = panel.view(panel.settings).words
