@@ -218,8 +218,9 @@ def test_a_run_of_other_steps_is_thrown_away(model, monkeypatch):
     asked = tuple(ragged(**KNOBS))
     for how in timelines.BATCHING:
         timelines.frames_of(asked, how, 3)  # known before the engine gets another budget
+    others = {"static": {}, "continuous": {"chunk": 5}}
     monkeypatch.setattr(
-        timelines, "settings_for", lambda how, slots, most: dataclasses.replace(honest(how, slots, most), chunk=5)
+        timelines, "settings_for", lambda how, *given: dataclasses.replace(honest(how, *given), **others[how])
     )
     with pytest.raises(WorkbenchError, match="continuous batching took other steps"):
         run("serving.timelines", model)

@@ -57,14 +57,16 @@ def settings_of(
     watermark: float,
     **_: Any,
 ) -> SchedulerSettings:
-    """aging and chunk: 0 for none. No prefix caching: a preempted sequence is recomputed whole."""
+    """aging and chunk: 0 for none. No prefix caching: a preempted sequence is recomputed whole. Static batching has
+    neither chunks nor preemption: their controls have no effect then."""
+    static = batching == "static"
     return SchedulerSettings(
         max_running=slots,
         token_budget=token_budget,
-        chunk=chunk or None,
+        chunk=None if static else chunk or None,
         policy=policy,
         aging_s=aging or None,
-        preemption=preemption,
+        preemption="recompute" if static else preemption,
         watermark=watermark,
         batching=batching,
         remember=False,
