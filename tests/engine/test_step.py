@@ -47,7 +47,7 @@ def test_nothing_is_appended_behind_the_end_of_a_sequence(max_new_tokens: int, k
 
 
 class Reader(Draft):
-    """Proposes nothing; checks that it was given the hidden states of every cached token since its last release."""
+    """Proposes nothing; checks that from the first hidden state after its last release it was given all, in order."""
 
     name, wants_hidden_states = "reader", True
 
@@ -59,7 +59,8 @@ class Reader(Draft):
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         for ask in asks:
             self.asks += 1
-            self.given[ask.sequence] = self.given.get(ask.sequence, 0) + len(ask.hidden)
+            begin = len(ask.token_ids) - 1 - len(ask.hidden)  # after a swap; 0 where the prompt was computed
+            self.given[ask.sequence] = self.given.get(ask.sequence, begin) + len(ask.hidden)
             assert self.given[ask.sequence] == len(ask.token_ids) - 1
         return [NOTHING] * len(asks)
 

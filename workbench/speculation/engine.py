@@ -473,7 +473,8 @@ class Speculator:
         """Tokens that came from the prefix cache, or back from the host, have no hidden states: what the draft reads
         begins after them."""
         if sequence.drafting.num_hidden < start:
-            self.forget(sequence)
+            if sequence.drafting.num_hidden:
+                self.forget(sequence)
             sequence.drafting.num_hidden = start
 
 

@@ -30,7 +30,8 @@ class Ask:
     go_on: Callable[[float], bool]  # probability of a token just drafted -> draft another?
     hidden_states: torch.Tensor | None = None
     """[m, d] for drafts that want them: the target's hidden states (after its last norm) of the m tokens that it has
-    cached since the last ask; the last belongs to token_ids[-2]."""
+    cached since the last ask; the last belongs to token_ids[-2]. They begin after what came from the prefix cache or
+    back from the host."""
 
     @property
     def draft_draws(self) -> Draws:
