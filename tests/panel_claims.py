@@ -11,20 +11,34 @@ any of these claims.
 from __future__ import annotations
 
 import dataclasses
+import html
+import itertools
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from experiment_claims import DataSheetBench, Settings, on_model
 from ipywidgets.widgets.widget import _instances
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from picture_claims import picture_problems
 
 from workbench import panels
 from workbench.errors import WorkbenchError
 from workbench.instruments.bench import Bench
 from workbench.instruments.records import Measurement
+from workbench.panels import base, chart
 from workbench.panels.base import Panel
+from workbench.panels.chart import Bars, Chart, Drawing
 from workbench.panels.controls import every_widget
 from workbench.panels.view import View
+
+NO_VALUE = re.compile(r"\b(nan|NaN|None|inf)\b")
 
 
 def shown(name: str, **settings: Any) -> Panel:
@@ -32,6 +46,11 @@ def shown(name: str, **settings: Any) -> Panel:
     panel = getattr(panels, name)(**{"bench": DataSheetBench(), **settings})
     assert panel.wait(60)
     return panel
+
+
+def said(panel: Panel) -> str:
+    """What a panel says beside its picture, what stands under "Why" too."""
+    return " ".join(html.unescape(re.sub("<[^>]+>", "", part.value)) for part in (panel.words, panel.why))
 
 
 def elsewhere(measurements: list[Measurement]) -> list[Measurement]:
@@ -46,11 +65,57 @@ def only_given(bench: Bench, model: Any, **how: Any) -> Any:
 
 
 def check_view(view: View) -> None:
-    """A table with a head for each cell, and a picture in words."""
+    """A table with a head for each cell, a picture in words, and no value where none is."""
     assert len(view.header) == len(set(view.header)) and all(len(row) == len(view.header) for row in view.rows)
     assert all(isinstance(cell, str) for row in view.rows for cell in row)
     assert len(view.alt) > 40 and view.caption and len(view.words) > 20
-    assert not re.search(r"\bnan\b", f"{view.words} {view.alt} {view.rows}")
+    drawn = [text.get_text() for text in view.figure.findobj(Text)]
+    said = " ".join([view.words, view.alt, view.caption, *view.header, *itertools.chain(*view.rows), *drawn])
+    assert not NO_VALUE.search(said), NO_VALUE.search(said)
+
+
+def check_drawn(view: View) -> None:
+    """And a picture whose every text can be read from the last row of a hall."""
+    check_view(view)
+    problems = picture_problems(view.figure)
+    assert not problems, problems
+
+
+def partial(made: list[Measurement]) -> list[list[Measurement]]:
+    """What there is of a run at every moment of it, and what there is where one measurement is missing."""
+    prefixes = [made[:count] for count in range(len(made) + 1)]
+    return prefixes + [made[:at] + made[at + 1 :] for at in range(len(made) - 1)]
+
+
+def moments(made: list[Measurement]) -> list[list[Measurement]]:
+    """Of these the ones that are drawn, since a drawing takes a tenth of a second: nothing, the first two
+    measurements, up to three of those with which a kind of measurement begins, all, and all but the first."""
+    kinds = [(m.unit, m.settings.get("measured"), tuple(m.counts)) for m in made]
+    begun = [kinds.index(kind) + 1 for kind in dict.fromkeys(kinds)]
+    ends = {0, 1, 2, *begun[:: max(1, -(-len(begun) // 3))], len(made)}
+    return [*(made[:count] for count in sorted(ends) if count <= len(made)), made[1:]]
+
+
+class NoAxes:
+    def set_position(self, box: Any) -> None: ...
+    def remove(self) -> None: ...
+
+
+class NoFigure(Figure):
+    def subplots_adjust(self, **place: float) -> None: ...
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """What a panel says and puts into its table, without the picture: some milliseconds a state."""
+    figure = NoFigure(figsize=(1, 1))
+    FigureCanvasAgg(figure)
+    with pytest.MonkeyPatch.context() as patch:
+        new_figure = lambda rows=1, columns=1, **how: (figure, [NoAxes()] * rows * columns)  # noqa: E731
+        patch.setattr(chart, "style", SimpleNamespace(**{**vars(chart.style), "new_figure": new_figure}))
+        for part in (Chart, Bars, Drawing):
+            patch.setattr(part, "draw", lambda self, axes: None)
+        yield
 
 
 class PanelClaims:
@@ -74,28 +139,106 @@ class PanelClaims:
         panel = self.make(panel_name, model)
         made = runs[panel.experiment.name]
         assert "error" not in panel.status.value
-        for measurements in ([], made[:1], made[: len(made) // 2], made):
-            panel.measurements = measurements
-            check_view(panel.view(panel.settings))
-            if panel.draws_records:
-                panel.record = elsewhere(made)
+        with undrawn():
+            for panel.measurements in partial(made):
                 check_view(panel.view(panel.settings))
-                panel.record = []
+        for panel.measurements in moments(made):
+            check_drawn(panel.view(panel.settings))
+
+    def test_every_state_of_a_record_is_shown_beside_a_run(self, model, runs, panel_name):
+        """And one of other settings: of the archive, and the run where a control has been moved since."""
+        panel = self.make(panel_name, model)
+        if not panel.draws_records:
+            return
+        made = runs[panel.experiment.name]
+        old, archive = elsewhere(made), [record for _, record in panel._recordings[1:]]
+        with undrawn():
+            for some in partial(old):
+                for panel.measurements, panel.record in (([], some), (made, some)):
+                    check_view(panel.view(panel.settings))
+            for panel.measurements, panel.record in ((some, old) for some in moments(made)):
+                check_view(panel.view(panel.settings))
+            for record in archive:
+                for panel.measurements, panel.record in ((made, record), (made[:1], record[:1]), ([], record[1:])):
+                    panel.view(panel.settings)
+        states = [([], old), (made[:1], old[:1]), (made, old), *((made, record) for record in archive[:1])]
+        for panel.measurements, panel.record in states:
+            check_drawn(panel.view(panel.settings))
+        panel.configure(**self.moved[panel_name])
+        panel.measurements, panel.record = made, old
+        panel.paint()
 
     def test_a_run_ends_in_picture_table_and_words_and_stays_when_what_is_shown_is_moved(
         self, model, runs, panel_name, monkeypatch
     ):
         panel = self.make(panel_name, model)
-        made, before = runs[panel.experiment.name], panel.image.value + panel.words.value + panel.extra.value
+        made, before = (
+            runs[panel.experiment.name],
+            panel.image.value + panel.words.value + panel.why.value + panel.extra.value,
+        )
         panel.experiment = dataclasses.replace(panel.experiment, run=lambda bench, **settings: iter(made))
         monkeypatch.setattr(type(panel.bench), "model", only_given)
         assert panel.run() == made and panel.wait(60) and "done" in panel.status.value
         assert panel.snapshot().data.startswith(b"\x89PNG")
-        after = panel.image.value + panel.words.value + panel.extra.value
+        after = panel.image.value + panel.words.value + panel.why.value + panel.extra.value
         assert after != before and "<table" in panel.table.value and 'scope="row"' in panel.table.value
         panel.configure(**self.moved[panel_name])
         assert panel.wait(60) and "error" not in panel.status.value and panel.measurements == made
-        assert panel.image.value + panel.words.value + panel.extra.value != after
+        assert panel.image.value + panel.words.value + panel.why.value + panel.extra.value != after
+
+    def test_a_run_that_is_stopped_refused_or_closed_keeps_what_was_measured_and_runs_again(
+        self, model, runs, panel_name, monkeypatch
+    ):
+        panel = self.make(panel_name, model)
+        monkeypatch.setattr(type(panel.bench), "model", only_given)
+        # drawings are for the claims above
+        monkeypatch.setattr(base, "DRAW_EVERY_S", 60.0)
+        monkeypatch.setattr(Panel, "paint", lambda self: check_view(self.view(self.settings)))
+        made, real = runs[panel.experiment.name], panel.experiment
+
+        def measuring(panel: Panel, taken: list[Measurement], then: Callable[[], None] = lambda: None) -> Panel:
+            def run(bench: Bench, **_: Any) -> Iterator[Measurement]:
+                yield from taken
+                then()
+                bench.check_stop()
+
+            panel.experiment = dataclasses.replace(real, run=run)
+            return panel
+
+        def refuse() -> None:
+            raise WorkbenchError("refused")
+
+        def hang() -> None:
+            until = time.monotonic() + 30
+            while not panel.bench.stop.is_set() and time.monotonic() < until:
+                time.sleep(0.001)
+
+        with undrawn():
+            kept: list[Measurement] = []
+            for count in sorted({*range(9), *map(len, moments(made))} & {*range(len(made) + 1)}):
+                for then, word in ((panel.stop, "stopped"), (refuse, "error: refused")):
+                    measuring(panel, made[:count], then)
+                    if then is refuse:
+                        with pytest.raises(WorkbenchError, match="refused"):
+                            panel.run()
+                    else:
+                        assert panel.run() == made[:count]
+                    kept = made[:count] or kept
+                    assert panel.wait(30) and panel.measurements == kept
+                    assert word in panel.status.value, panel.status.value
+            for then, word in ((panel.stop, "stopped before the first"), (refuse, "error: refused")):
+                panel.measurements = made
+                measuring(panel, [], then).start()
+                assert panel.wait(30) and panel.measurements == made and word in panel.status.value
+            measuring(panel, made[:1], hang).start()
+            while panel.measurements != made[:1]:
+                time.sleep(0.001)
+            with pytest.raises(WorkbenchError, match="still running"):
+                panel.run()
+            again = self.make(panel_name, model)  # which closes the one that runs
+            assert panel.wait(30) and panel.measurements == made[:1]
+            assert measuring(again, made).run() == made == again.measurements and again.wait(30)
+            assert "done" in again.status.value
 
     def test_what_was_recorded_elsewhere_is_drawn_and_named(self, model, runs, panel_name):
         panel = self.make(panel_name, model)
@@ -108,7 +251,7 @@ class PanelClaims:
         panel = self.make(panel_name, model, record=elsewhere(made))
         panel.measurements = made
         panel.paint()
-        assert "recorded on A far machine, 2030-01-02" in panel.words.value
+        assert "recorded on A far machine, 2030-01-02" in said(panel)
         assert (panel.snapshot().data == plain.data) == (panel_name in self.without_marks)
         assert "A far machine" in panel.snapshot().alt
         assert "A far machine" not in plain.alt
@@ -138,7 +281,7 @@ class PanelClaims:
             for value in knob.choices or (knob.low, knob.high):
                 panel.configure(**{knob.name: value})
                 try:
-                    check_view(panel.view(panel.settings))
+                    check_drawn(panel.view(panel.settings))
                 except WorkbenchError as error:
                     assert str(error)
         assert panel.wait(60)

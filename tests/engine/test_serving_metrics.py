@@ -130,6 +130,11 @@ def test_goodput_is_the_highest_rate_before_the_first_that_fails():
     assert goodput(curve((1, 1, 1, 0.2))) == 0
 
 
+def test_goodput_is_no_more_than_is_done():
+    """A trace that ends before its queue is long meets every limit beyond what the server can do."""
+    assert goodput(curve((1, 1.2, 1), (4, 3.8, 1), (8, 4.5, 2), (16, 4.4, 4))) == 4.5
+
+
 def test_the_knee_of_a_single_server_is_at_half_its_capacity():
     """M/M/1 with capacity 8: latency 1 / (8 − λ), so power is λ (8 − λ)."""
     points = curve(*((rate, rate, 1 / (8 - rate)) for rate in (1, 2, 3, 4, 5, 6, 7, 7.9)))

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from workbench import labs
+from workbench import labs, panels
 from workbench.errors import WorkbenchError
 from workbench.experiments import experiment, list_experiments
 
 ROOT = Path(__file__).parents[2]
+PANEL_CLAIMS = "PanelClaims"  # of tests/panel_claims.py
 KITS = ("experiments", "panels", "checks")
 LAB = re.compile(r"lab(\d\d)_[a-z0-9_]+")
 NAMES_A_LAB = re.compile(r"workbench\.labs\.lab\d\d|\blab\d\d_|\b[Ll]ab \d+\b")
@@ -327,3 +328,38 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         labs.experiment("quantize.number")
     with pytest.raises(WorkbenchError, match="did you mean 'outliers'"):
         labs.panel("outlier")
+
+
+def panels_under_claims(tree: ast.Module) -> set[str]:
+    """The panels in `moved` of each subclass of PanelClaims in a test module."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and PANEL_CLAIMS in map(ast.unparse, node.bases):
+            given = {
+                ast.unparse(name): value
+                for line in node.body
+                if isinstance(line, ast.Assign)
+                for target in line.targets
+                for name, value in (
+                    zip(target.elts, line.value.elts)
+                    if isinstance(target, ast.Tuple) and isinstance(line.value, ast.Tuple)
+                    else [(target, line.value)]
+                )
+            }
+            moved = given["moved"]
+            names |= set(constant(tree, moved.id) if isinstance(moved, ast.Name) else ast.literal_eval(moved))
+    return names
+
+
+def test_every_panel_is_under_the_claims_of_panels():
+    """A panel that they do not know may die of a run in progress."""
+    tests = (ROOT / "tests" / "labs").rglob("test_*.py")
+    assert set.union(*(panels_under_claims(tree_of(file)) for file in tests)) == set(dir(panels))
+
+
+def test_a_panel_without_claims_is_missed():
+    text = "class TestPanels(PanelClaims):\n    small, moved = {NAME: 1}, {'roofline': {'batch': 2}}\n"
+    assert panels_under_claims(parsed(text)) == {"roofline"}
+    other = "class Other:\n    moved = {'x': 1}\n"
+    named = f"MOVED = {{'price': {{}}}}\nclass TestPanels(OnPair, PanelClaims):\n    moved = MOVED\n{other}"
+    assert panels_under_claims(parsed(named)) == {"price"}

@@ -12,7 +12,9 @@ from itertools import pairwise
 import matplotlib as mpl
 import pytest
 from conftest import random_decoder, tiny_config
+from ipywidgets import HTML
 from ipywidgets.widgets.widget import _instances
+from panel_claims import said
 
 from workbench import panels
 from workbench.errors import WorkbenchError
@@ -24,6 +26,7 @@ from workbench.instruments.timing import MEASUREMENT_LOCK
 from workbench.panels import html, style
 from workbench.panels.base import Panel
 from workbench.panels.controls import every_widget
+from workbench.panels.stage import Stage
 from workbench.panels.view import View
 
 PNG = b"\x89PNG"
@@ -147,7 +150,7 @@ def test_run_works_headless_and_fills_picture_table_and_words(make, name):
     assert panel.snapshot().data.startswith(PNG) and panel.image.value + panel.extra.value != before
     assert "<table" in panel.table.value and 'scope="row"' in panel.table.value
     assert "done" in panel.status.value and panel.progress.value == 1.0
-    assert len(panel.words.value) > 100
+    assert len(said(panel)) > 100
     assert not panel.run_button.disabled and panel.stop_button.disabled
 
 
@@ -229,7 +232,7 @@ def test_an_error_in_a_drawing_is_shown_until_a_drawing_goes_well(waiting):
     assert "error: ZeroDivisionError: a mistake &lt;b&gt;" in waiting.status.value
     waiting.controls["n"].value = 3
     assert waiting.wait(30)
-    assert "error" not in waiting.status.value and "words 3" in waiting.words.value
+    assert "error" not in waiting.status.value and "words 3" in said(waiting)
 
 
 def test_a_second_run_while_one_goes_on_is_refused(waiting):
@@ -288,7 +291,7 @@ def test_a_run_is_seen_to_move_and_little_of_its_time_is_spent_on_drawing(waitin
         return view(panel, settings)
 
     monkeypatch.setattr("workbench.panels.base.DRAW_EVERY_S", 0.0)
-    monkeypatch.setattr(style, "png", lambda figure: PNG)
+    monkeypatch.setattr(style, "svg", lambda figure: b"<svg/>")
     monkeypatch.setattr(Wait, "view", slow)
     monkeypatch.setattr(waiting, "experiment", dataclasses.replace(waiting.experiment, run=quick))
     waiting.run(n=150)
@@ -318,7 +321,7 @@ def test_of_two_hundred_rapid_slider_events_the_last_one_wins(waiting):
     for n in range(1000, 1200):
         waiting.controls["n"].value = n
     assert waiting.wait(30)
-    assert waiting.drawn[-1] == 1199 and "words 1199" in waiting.words.value
+    assert waiting.drawn[-1] == 1199 and "words 1199" in said(waiting)
     assert "n is 1199" in waiting.image.value
     assert len(waiting.drawn) - drawn < 100  # those overtaken were never drawn
 
@@ -353,7 +356,7 @@ def test_filtering_again_takes_no_longer_than_a_few_drawings(make):
             taken.append(time.process_time() - start)
         return min(taken)
 
-    drawing = least(lambda: style.png(panel.view(panel.settings).figure)) - least(lambda: panel.view(panel.settings))
+    drawing = least(lambda: style.svg(panel.view(panel.settings).figure)) - least(lambda: panel.view(panel.settings))
     assert least(panel.paint) < 4 * drawing
 
 
@@ -387,13 +390,13 @@ def test_a_learners_loop_runs_beside_ours_and_stays(make):
 
 def test_a_learners_filters_are_drawn_beside_ours_at_once(make):
     panel = make("strategies", filters={"top_p": lambda logits, p: logits}, top_p=0.5)
-    assert "yours: tokens left" in panel.table.value and "Your filters beside ours" in panel.words.value
+    assert "yours: tokens left" in panel.table.value and "Your filters beside ours" in said(panel)
 
 
 def test_a_learners_count_of_rows_is_judged_in_words(make):
     panel = make("step_time", rows=lambda p, n: p * n)
     panel.run()
-    assert "your count is 1,000, off by -4,950" in panel.words.value
+    assert "your count is 1,000, off by -4,950" in said(panel)
 
 
 def test_a_record_is_drawn_and_named_as_recorded(make):
@@ -429,7 +432,7 @@ class Tags(HTMLParser):
 
 
 def page_of(panel: Panel) -> str:
-    return "".join(w.value for w in every_widget(panel.root) if type(w).__name__ == "HTML")
+    return "".join(w.value for w in every_widget(panel.root) if isinstance(w, HTML | Stage))
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -455,7 +458,7 @@ def test_hostile_text_shows_and_never_acts(make, text, recwarn):
         assert panel.wait(30)
         tags = Tags(page_of(panel))
         assert tags.names <= {"div", "img", "pre", "span", "table", "caption", "thead", "tbody", "tr", "th", "td"}
-        assert tags.attributes <= {"style", "role", "aria-live", "alt", "src", "scope"}
+        assert tags.attributes <= {"style", "class", "role", "aria-live", "alt", "src", "scope"}
         shown = re.sub(r'src="data:[^"]*"', "", page_of(panel))
         assert not re.search("[\x00-\x09\x0b-\x1f\u200b\u202a-\u202e\u2066-\u2069\ufeff]", shown)
         assert "error" not in panel.status.value

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import ipywidgets as widgets
+from matplotlib.figure import Figure
 
 from workbench.errors import WorkbenchError, check_settings
 from workbench.experiments.contract import Experiment, brief_mode
@@ -28,10 +29,11 @@ from workbench.instruments.device import Ceilings
 from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped, exclusive
 from workbench.panels import html, style
-from workbench.panels.controls import DESCRIPTION, control, every_widget, let_the_page_choose, put
+from workbench.panels.controls import DESCRIPTION, control, every_widget, let_the_page_choose, put, row
 from workbench.panels.plots import matching
+from workbench.panels.stage import ProjectorSwitch, Stage, areas_of
 from workbench.panels.view import Snapshot, View
-from workbench.panels.words import recorded_label
+from workbench.panels.words import first_lines, recorded_label
 from workbench.records import Record, records_of
 
 SHOW_EVERY_S = 0.1  # texts of a run in progress are shown this often; more would slow what is measured
@@ -65,7 +67,8 @@ class Panel:
         values = self.experiment.complete(settings)
         self.record = list(record or [])
         self._recordings, self._records_problem = self._find_recordings()
-        self.measurements: list[Measurement] = []
+        self.measurements: list[Measurement] = []  # of the last run that took any
+        self._taken: list[Measurement] = []  # of this run
         self.error: Exception | None = None
         self._stop_event = threading.Event()
         self.bench = bench or Bench()
@@ -82,7 +85,7 @@ class Panel:
         self._worker: threading.Thread | None = None
         self._painter: threading.Thread | None = None
         self._paint_lock = threading.Lock()
-        self._picture = (b"", "")
+        self._picture: tuple[Figure, str] | None = None  # as it was drawn last, and the same in words
         self._build(values)
         let_the_page_choose(self.root)
         self._register(key)
@@ -113,30 +116,36 @@ class Panel:
             min=0.0, max=1.0, description="progress", layout=widgets.Layout(width="16em")
         )
         self.status = widgets.HTML()
-        self.image = widgets.HTML()
+        self.image = Stage()
         self.words = widgets.HTML()
+        self.why = widgets.HTML()  # what the words leave over
         self.table = widgets.HTML()
         self.extra = widgets.HTML()  # what else a panel shows, under the words
+        how = widgets.HTML(html.paragraph(e.how))
+        self.more = widgets.Accordion([self.why, self.table, how], titles=("Why", "The numbers", "How it was measured"))
         texts = [w for s, w in zip(e.settings, self.controls.values()) if s.kind == "text"]
         knobs = [w for s, w in zip(e.settings, self.controls.values()) if s.kind != "text"]
         if len(self._recordings) > 1:
             knobs.append(self._record_control())
-        wrap = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 1em")
-        self.root = widgets.VBox(
-            [
-                widgets.HTML(html.paragraph(e.question, style="font-weight:600;font-size:15px")),
-                *texts,
-                widgets.HBox(knobs, layout=wrap),
-                widgets.HBox([self.run_button, self.stop_button, self.progress, self.status], layout=wrap),
-                *self._records_warning(),
-                self.image,
-                self.words,
-                self.extra,
-                self.table,
-                widgets.HTML(html.paragraph("How it was measured: " + e.how, style="opacity:.75;font-size:13px")),
-            ]
-        )
+        run = [self.run_button, self.stop_button, ProjectorSwitch(), self.progress, self.status]
+        self.settings_box = widgets.VBox([widgets.HBox(knobs, layout=row()), *texts, *self._records_warning()])
+        question = widgets.HTML(html.paragraph(e.question, style="font-weight:600"))
+        parts = [
+            question,
+            self.image,
+            widgets.HBox(run, layout=row()),
+            self.settings_box,
+            self.words,
+            self.extra,
+            self.more,
+        ]
+        self.root = widgets.VBox(parts, layout=widgets.Layout(width="100%"))
+        self.root.add_class("workbench-panel")
         self._say("ready: Run measures")
+
+    def add_controls(self, widget: widgets.Widget) -> None:
+        """A panel's own controls, under those of the experiment."""
+        self.settings_box.children = (*self.settings_box.children, widget)
 
     def _register(self, key: str) -> None:
         """Take the place of the former panel of this experiment and key."""
@@ -214,7 +223,8 @@ class Panel:
         """Run here and now, without any widget needing to be shown: the Measurements, or what went wrong raised.
 
         Settings given are put into the controls first. A learner's parts (loop=my_loop) stay until replaced
-        (loop=None takes one out). Stopped by `stop()` or an interrupt, it keeps what it had measured.
+        (loop=None takes one out). Stopped by `stop()` or an interrupt, it keeps what it had measured. A run that is
+        refused or stopped before it has measured anything leaves the measurements of the run before.
         """
         parts = {name: given.pop(name) for name in list(given) if name in self.experiment.learner}
         self.configure(**given)
@@ -224,7 +234,7 @@ class Panel:
         self.wait(DRAW_WITHIN_S)
         if self.error is not None:
             raise self.error
-        return list(self.measurements)
+        return list(self._taken)
 
     def configure(self, **given: Any) -> None:
         """Put settings into the controls. All are checked before the first is changed."""
@@ -266,7 +276,7 @@ class Panel:
         self._stop_event.clear()
         self._run_settings = settings
         self.error = None
-        self.measurements = []
+        self._taken = []
         self.run_button.disabled, self.stop_button.disabled = True, False
         self.progress.value = 0.0
         self.progress.bar_style = ""
@@ -280,8 +290,7 @@ class Panel:
             self._say(self._finished_words())
             self.progress.value, self.progress.bar_style = 1.0, "success"
         except Stopped:
-            kept = len(self.measurements)
-            self._say(f"stopped; {kept} measurement{'s' * (kept != 1)} kept")
+            self._say(self._stopped_words())
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
@@ -299,18 +308,26 @@ class Panel:
         while True:
             with exclusive(self.bench.check_stop):
                 measurement = next(run, None)
+                if measurement is not None:
+                    self._taken.append(measurement)
+                self.measurements = self._taken  # those of the run before stay until there is one of this
                 if measurement is None:
                     return
-                self.measurements.append(measurement)
                 if time.monotonic() - self._drawn_at > max(DRAW_EVERY_S, DRAW_SHARE * self._drawing_s):
                     self._paint_quietly()
             time.sleep(0.002)  # long enough for whoever waits to draw
 
     def _finished_words(self) -> str:
         mine = f", with your {' and '.join(self.learner)} beside ours" if self.learner else ""
-        count = len(self.measurements)
+        count = len(self._taken)
         cut = " (brief mode: repeats and training cut short)" if brief_mode() else ""
         return f"done: {count} measurement{'s' * (count != 1)}{mine}{cut}"
+
+    def _stopped_words(self) -> str:
+        kept = len(self.measurements)
+        if not self._taken and kept:
+            return f"stopped before the first measurement; the {kept} of the run before stay{'s' * (kept == 1)}"
+        return f"stopped; {kept} measurement{'s' * (kept != 1)} kept"
 
     def _report(self, text: str) -> None:
         """What the experiment says as it measures: a line for the status ("3 of 6" moves the bar), then perhaps
@@ -372,11 +389,13 @@ class Panel:
             began = time.monotonic()
             view = self.view(self.settings)
             hollow = f"Drawn hollow: {recorded_label(self.record)}; not measured here." if self.record else ""
-            self._picture = (style.png(view.figure), f"{view.alt} {hollow}".rstrip())
+            drawn = style.svg(view.figure)
+            self._picture = (view.figure, f"{view.alt} {hollow}".rstrip())
             if self._closed:
                 return
-            self.image.value = html.image(*self._picture)
-            self.words.value = html.paragraph(f"{view.words}\n{hollow}".rstrip())
+            self.image.show(html.image(drawn, self._picture[1]), areas_of(view.figure))
+            first, rest = first_lines(f"{view.words}\n{hollow}".rstrip())
+            self.words.value, self.why.value = html.paragraph(first), html.paragraph(rest) if rest else ""
             self._drawn_at = time.monotonic()
             self._drawing_s = self._drawn_at - began
             self.extra.value = view.extra
@@ -393,9 +412,12 @@ class Panel:
     def snapshot(self) -> Snapshot:
         """The picture as it is now, as a PNG with its text: it stays in a stored notebook without a kernel."""
         self.wait(DRAW_WITHIN_S)
-        if not self._picture[0]:
+        if self._picture is None:
             self.paint()
-        return Snapshot(*self._picture)
+        assert self._picture is not None
+        figure, alt = self._picture
+        with self._paint_lock:
+            return Snapshot(style.png(figure), alt)
 
     # -- words and errors ------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 FILE = Path(__file__).with_name("workbench.mplstyle")
+_SVG_NAME = re.compile(r"\b([pmhiC])[0-9a-f]{10}\b")
 
 # The same thing has the same colour everywhere (Okabe and Ito's palette: apart for every kind of colour sight).
 WEIGHTS = "#0072B2"
@@ -93,9 +96,11 @@ def label(axes: Axes, *, x: str = "", y: str = "", title: str = "") -> None:
 
 
 def legend(axes: Axes, **place) -> None:
-    """The legend, if anything has a label."""
+    """The legend, if anything has a label. loc: matplotlib's, or "above" for a place over a plot without a title."""
     if not axes.get_legend_handles_labels()[0]:
         return
+    if place.get("loc") == "above":
+        place |= {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0}
     style = sheet()
     box = axes.legend(
         prop=FontProperties(family="DejaVu Sans", size=style["legend.fontsize"]),
@@ -121,10 +126,10 @@ def log_ticks(axes: Axes, axis: str, values: Sequence[float], text=lambda v: f"{
     chosen.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
-def write(axes: Axes, x: float, y: float, text: str, **look) -> None:
+def write(axes: Axes, x: float, y: float, text: str, **look) -> Text:
     """Plain text at a place: never mathematics, whatever characters it holds."""
     look = {"color": sheet()["text.color"], "fontsize": 10, "fontfamily": "DejaVu Sans", **look}
-    axes.text(x, y, drawable(text), parse_math=False, **look)
+    return axes.text(x, y, drawable(text), parse_math=False, **look)
 
 
 @functools.cache
@@ -144,6 +149,16 @@ def png(figure: Figure) -> bytes:
     canvas: Any = figure.canvas  # of the Agg backend
     canvas.print_png(out, metadata={"Software": None}, pil_kwargs={"compress_level": 1})
     return out.getvalue()
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure as SVG bytes: half of a PNG's, drawn in half the time, and sharp at any size. Letters are outlines, so
+    the page needs no font. The same figure gives the same bytes: names that are drawn by chance are numbered."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", facecolor=figure.get_facecolor(), metadata={"Date": None, "Creator": None})
+    numbers: dict[str, str] = {}
+    text = _SVG_NAME.sub(lambda found: numbers.setdefault(found[0], f"{found[1]}n{len(numbers)}"), out.getvalue())
+    return text.encode()
 
 
 def milliseconds(seconds: float) -> str:

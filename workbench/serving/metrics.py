@@ -77,15 +77,17 @@ class LoadPoint:
 
 
 def goodput(points: Sequence[LoadPoint], share: float = 0.9) -> float:
-    """The highest rate that can be served with so large a share of the requests meeting the objectives (DistServe's
-    goodput, a device): the highest measured one before the first that misses it. 0 where already the lowest does.
+    """The highest rate that is served with so large a share of the requests meeting the objectives (DistServe's
+    goodput, a device): of the measured rates before the first that misses it, the most requests done a second, and no
+    more than came. So it is at most the throughput. 0 where already the lowest misses it. Throughput and rate must both
+    be requests a second, of the same window.
     """
     check_between("share", share, 0, 1)
     best = 0.0
     for point in sorted(_some(points), key=lambda point: point.rate_per_s):
         if point.attainment < share:
             break
-        best = point.rate_per_s
+        best = max(best, min(point.rate_per_s, point.throughput_per_s))
     return best
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import random_decoder, tiny_config
 from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs
-from panel_claims import PanelClaims, shown
+from panel_claims import PanelClaims, said, shown
 
 from workbench.errors import WorkbenchError
 from workbench.experiments import experiment, run_experiment
@@ -361,12 +361,12 @@ def test_a_learners_knee_and_tpot_stand_beside_ours(tiny_model, bench):
     found = run_experiment("time.batch_sweep", small("time.batch_sweep", tiny_model), bench, parts)
     assert [m.counts["predicted_yours"] for m in found] == [0.001, 0.002, 0.004]
     assert all(m.counts["largest_batch_yours"] == 7 for m in found)
-    for wrong, said in (
+    for wrong, message in (
         ({"knee": lambda *a, **k: 12}, r"must return \(knee or None, largest batch\), got 12"),
         ({"knee": lambda *a, **k: (0, 3)}, "at least 1, or None; got 0"),
         ({"tpot": lambda *a, **k: ("bandwidth", float("nan"))}, r"must return \(limit, seconds\)"),
     ):
-        with pytest.raises(WorkbenchError, match=said):
+        with pytest.raises(WorkbenchError, match=message):
             run_experiment("time.batch_sweep", small("time.batch_sweep", tiny_model), bench, wrong)
 
 
@@ -511,7 +511,7 @@ def test_run_prices_this_machine_and_says_where_the_lengths_were_cut(tiny_model,
 
 def test_a_learners_parts_are_shown_as_theirs(make, no_compiler):
     sweep = make("batch_sweep", knee=batch_limits)
-    assert "Your knee: " in sweep.words.value and "Your largest batch: 7" in sweep.words.value
+    assert "Your knee: " in said(sweep) and "Your largest batch: 7" in said(sweep)
     roofline = make("roofline", layers={"linear": my_linear})
     assert "yours, FLOPs per byte" in roofline.table.value
     priced = make("price", price=lambda **k: (0.5, 2.0, 1.25))
@@ -522,13 +522,13 @@ def test_a_learners_parts_are_shown_as_theirs(make, no_compiler):
 
 def test_the_regime_and_what_does_not_fit_are_said_in_words(make):
     panel = make("price", shape="llama-3.1-70b", card="h100-sxm")
-    assert "does NOT fit" in panel.words.value and "141 GB" in panel.words.value
+    assert "does NOT fit" in said(panel) and "141 GB" in said(panel)
     panel.configure(shape="llama-3.1-8b", batch=1)
-    assert panel.wait(30) and "It fits" in panel.words.value and "bandwidth-bound" in panel.words.value
+    assert panel.wait(30) and "It fits" in said(panel) and "bandwidth-bound" in said(panel)
     sweep = make("batch_sweep", card="h200", model="llama-3.1-8b", weights="bfloat16", context=4096, largest_batch=64)
-    words = re.sub(r"<[^>]+>", "", sweep.words.value)
+    words = re.sub(r"<[^>]+>", "", said(sweep))
     assert "weigh as much as the weights at batch 28" in words and "no batch" in words
-    assert "Left of the ridge with every operation: A100" in make("roofline").words.value
+    assert "Left of the ridge with every operation: A100" in said(make("roofline"))
 
 
 def test_stop_ends_a_long_run_within_a_second(make, tiny_model):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import random_decoder, tiny_config
 from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs
-from panel_claims import PanelClaims, shown
+from panel_claims import PanelClaims, said, shown
 
 from workbench import panels
 from workbench.errors import WorkbenchError
@@ -291,8 +291,8 @@ def test_64_users_of_a_70b_need_more_than_an_80_gb_card_for_the_cache_alone():
 
 
 def test_the_run_allocates_the_shipped_caches_and_they_are_as_large_as_said(bench):
-    said, *tried = run_experiment("cache.memory", {"context": 512, "batch": 4, "cache": "float16"}, bench)
-    assert said.settings["source"] == "formula" and said.median == 4 * 512 * 131_072
+    formula, *tried = run_experiment("cache.memory", {"context": 512, "batch": 4, "cache": "float16"}, bench)
+    assert formula.settings["source"] == "formula" and formula.median == 4 * 512 * 131_072
     shipped = [m for m in tried if m.settings["model"].startswith("stdlib")]
     assert [m.settings["model"] for m in shipped] == zoo_names()
     for m in shipped:
@@ -315,8 +315,8 @@ def test_a_shape_too_large_is_refused_with_both_numbers_and_nothing_is_allocated
 
 
 def test_latent_caches_are_counted_by_their_own_formula_and_allocated_so(bench):
-    said, *_, last = run_experiment("cache.memory", {"model": "deepseek-v2", "context": 1024}, bench)
-    assert said.median == 60 * (512 + 64) * 1024 * 2
+    formula, *_, last = run_experiment("cache.memory", {"model": "deepseek-v2", "context": 1024}, bench)
+    assert formula.median == 60 * (512 + 64) * 1024 * 2
     assert last.settings["source"] == "allocated"
     assert last.median == last.predicted == 60 * (512 + 64) * 1024 * (2 if bench.device != "cpu" else 4)
 
@@ -455,8 +455,8 @@ def test_the_calculator_looks_at_no_ceilings(model):
             pytest.fail("the machine was measured for a sum of bytes")
 
     panel = panels.memory(bench=NoCeilings(), model="llama-2-70b", batch=64)
-    assert panel.wait(30) and "85.9 GB (80.0 GiB)" in panel.words.value
-    assert "10^9" in panel.words.value and "error" not in panel.status.value
+    assert panel.wait(30) and "85.9 GB (80.0 GiB)" in said(panel)
+    assert "10^9" in said(panel) and "error" not in panel.status.value
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC_SHAPES))
@@ -467,9 +467,9 @@ def test_the_calculator_draws_every_public_shape(make, name):
 
 
 def test_regimes_are_named_in_words(make):
-    assert "launch-bound" in make("token_times").words.value  # a tiny model on an H100's data sheet
-    assert "launch-bound" in make("chunks").words.value
-    assert "no gain to speak of: the step is launch-bound" in make("cache_batch").words.value
+    assert "launch-bound" in said(make("token_times"))  # a tiny model on an H100's data sheet
+    assert "launch-bound" in said(make("chunks"))
+    assert "no gain to speak of: the step is launch-bound" in said(make("cache_batch"))
 
 
 def test_a_learners_cache_is_drawn_and_its_first_wrong_token_is_named(make):
@@ -477,17 +477,17 @@ def test_a_learners_cache_is_drawn_and_its_first_wrong_token_is_named(make):
     plain = panel.run() and panel.snapshot().data
     panel.run(kv=LosesKeys)
     assert "with your kv" in panel.status.value and panel.snapshot().data != plain
-    assert re.search(r"With your cache: not the tokens of ours, from new token \d+ on", panel.words.value)
+    assert re.search(r"With your cache: not the tokens of ours, from new token \d+ on", said(panel))
     panel.run(kv=lambda config: Contiguous(config))
-    assert "With your cache: all 12 tokens so far equal" in panel.words.value
+    assert "With your cache: all 12 tokens so far equal" in said(panel)
 
 
 def test_a_learners_chunks_are_judged_in_words(make):
     panel = make("chunks")
     panel.run(kv=LosesKeys)
-    assert "Look at the mask and the positions" in panel.words.value
+    assert "Look at the mask and the positions" in said(panel)
     panel.run(kv=lambda config: Contiguous(config))
-    assert "in every one of these chunkings the next token equals" in panel.words.value
+    assert "in every one of these chunkings the next token equals" in said(panel)
 
 
 def test_a_learners_mistake_is_shown_in_the_status_line(make):
@@ -526,11 +526,11 @@ def test_stop_ends_a_run_within_a_second(make, name):
 
 def test_the_slot_shown_follows_the_slider_and_says_when_it_is_full(make):
     panel = make("growth", prompt_tokens=14, new_tokens=9)
-    assert "at 16 the cache will refuse" in panel.words.value
+    assert "at 16 the cache will refuse" in said(panel)
     panel.run(shown_tokens=1)
-    assert "15 tokens hold" in panel.words.value and "would grow to 17 tokens" in panel.words.value
+    assert "15 tokens hold" in said(panel) and "would grow to 17 tokens" in said(panel)
     panel.configure(shown_tokens=0)
-    assert panel.wait(30) and "14 tokens hold" in panel.words.value
+    assert panel.wait(30) and "14 tokens hold" in said(panel)
 
 
 def test_a_fast_model_that_is_handed_over_is_used_as_it_is(model, bench):
@@ -559,5 +559,5 @@ def test_hostile_text_from_a_model_is_shown_inert():
         small = {"max_tokens": 32} if name == "growth" else {}
         panel = getattr(panels, name)(model=hostile, prompt_tokens=8, new_tokens=3, bench=DataSheetBench(), **small)
         panel.run()
-        shown = panel.words.value + panel.extra.value + panel.table.value + panel.status.value
+        shown = panel.words.value + panel.why.value + panel.extra.value + panel.table.value + panel.status.value
         assert "<script" not in shown and "<img" not in shown and "error" not in panel.status.value

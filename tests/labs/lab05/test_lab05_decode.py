@@ -6,11 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import random_decoder, tiny_config
+from experiment_claims import DataSheetBench
+from panel_claims import PanelClaims
 
 from workbench import panels
 from workbench.errors import WorkbenchError
 from workbench.experiments import experiment, run_experiment
-from workbench.instruments.bench import Bench
 from workbench.instruments.costs import decode_costs
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.records import Measurement
@@ -24,13 +25,6 @@ from workbench.quantization import QuantizedLinear, quantize
 SMALL = {"beside": "nothing", "context": 16, "group": 32, "repeats": 2}
 
 
-class DataSheetBench(Bench):
-    """Its ceilings are a data sheet's: nothing is measured for them."""
-
-    def ceilings(self):
-        return PUBLISHED["h100-sxm"]
-
-
 @pytest.fixture(scope="module")
 def model():
     return random_decoder(tiny_config(vocab_size=64, qkv_bias=True))
@@ -39,6 +33,15 @@ def model():
 @pytest.fixture(scope="module")
 def found(model):
     return run_experiment("quantize.stored_formats", {**SMALL, "model": model}, DataSheetBench())
+
+
+@pytest.fixture(scope="module")
+def runs(found):
+    return {"quantize.stored_formats": found}
+
+
+class TestPanels(PanelClaims):
+    small, moved = {"quantize.stored_formats": SMALL}, {"stored_formats": {"context": 32}}
 
 
 def test_every_format_is_measured_verified_and_compared(found):

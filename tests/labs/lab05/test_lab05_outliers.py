@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 from conftest import random_decoder, tiny_config
+from panel_claims import PanelClaims
 
 from workbench import panels
 from workbench.errors import WorkbenchError
@@ -52,6 +53,20 @@ def small_library(held_out):
 @pytest.fixture(scope="module")
 def found(tiny_model, small_library) -> list[Measurement]:
     return run_experiment(NAME, {"model": tiny_model, **SMALL})
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return tiny_model
+
+
+@pytest.fixture(scope="module")
+def runs(found):
+    return {NAME: found}
+
+
+class TestPanels(PanelClaims):
+    small, moved = {NAME: SMALL}, {"outliers": {"methods": "8 bits"}}
 
 
 def losses(found) -> dict[tuple[str, str], Measurement]:

@@ -4,13 +4,14 @@ panels show it."""
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import random_decoder, tiny_config
-from experiment_claims import ExperimentClaims, brief_runs
-from panel_claims import PanelClaims
+from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs, on_model
+from panel_claims import PanelClaims, said
 
 from workbench import panels
 from workbench.errors import WorkbenchError
@@ -20,13 +21,14 @@ from workbench.instruments.bench import Bench
 from workbench.instruments.records import Measurement
 from workbench.kv import make_kv
 from workbench.labs.lab06_speculative_sampling.panels.plots import COLOURS, KINDS
-from workbench.labs.lab07_better_drafts import draft_tree, inputs
+from workbench.labs.lab07_better_drafts import draft_threshold, draft_tree, inputs
 from workbench.labs.lab07_better_drafts import heads as heads_module
 from workbench.labs.lab07_better_drafts.inputs import NAMES, make_draft
 from workbench.labs.lab07_better_drafts.panels.draft_tree import KEPT, LOOKED, UNSEEN, Tree, mask_of
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import shipped_tokenizer
 from workbench.models.heads import EagleHead, MedusaConfig, MedusaHeads
+from workbench.records import records_of
 from workbench.speculation import Proposal
 from workbench.speculation.drafts import EagleDraft, MedusaDraft
 from workbench.speculation.theory import expected_tokens_by_position
@@ -35,6 +37,14 @@ SMALL = {
     "drafts.draft_origin": {"new_tokens": 12, "repeats": 1, "drafter": "prompt_lookup", "texts": "digits"},
     "drafts.draft_threshold": {"new_tokens": 12, "repeats": 1, "prompts": 1, "texts": "digits"},
     "drafts.draft_tree": {"new_tokens": 6, "texts": "digits", "temperature": 1.0},
+    "drafts.draft_speed": {
+        "new_tokens": 8,
+        "repeats": 1,
+        "prompts": 1,
+        "texts": "code,digits",
+        "drafts": "model,prompt_lookup",
+        "lengths": "fixed",
+    },
     "drafts.heads": {"passages": 1, "length": 32, "drafters": "model"},
     "drafts.draft_grammar": {"repeats": 1, "grammar": "regex", "source": "(ab|cd)-[0-9]{2}", "max_new_tokens": 16},
 }
@@ -42,6 +52,7 @@ SMALL = {
 
 MOVED = {
     "draft_origin": {"shown_round": 2},
+    "draft_speed": {"texts": "digits"},
     "draft_threshold": {"texts": "code"},
     "draft_tree": {"shown_step": 1},
     "draft_grammar": {"grammar": "JSON schema"},
@@ -138,6 +149,28 @@ class TestPanels(OnPair, PanelClaims):
 
 def test_every_kind_of_token_has_a_colour_and_a_name():
     assert set(COLOURS) == set(KINDS) >= {"draft", "correction", "bonus", "plain", "jump", "other"}
+
+
+@pytest.mark.parametrize("name, share", [("draft_speed", "acceptance_rate"), ("draft_threshold", "kept_share")])
+def test_where_nothing_was_drafted_there_is_no_share_of_it(models, runs, name, share):
+    """In the archive, in a run, and as a dash in the table."""
+    archive = [m for record in records_of(f"drafts.{name}") for m in record.of(f"drafts.{name}")]
+    assert archive and all((share in m.counts) == (m.counts["plain_rounds_share"] < 1) for m in archive)
+    made = runs[f"drafts.{name}"]
+    assert all((share in m.counts) == (m.counts["plain_rounds_share"] < 1) for m in made)
+    without = {key: value for key, value in made[0].counts.items() if key != share}
+    panel = getattr(panels, name)(**on_model(f"drafts.{name}", SMALL[f"drafts.{name}"], models), bench=DataSheetBench())
+    panel.measurements = [dataclasses.replace(made[0], counts=without), *made[1:]]
+    view = panel.view(panel.settings)
+    assert dict(zip(view.header, view.rows[0]))["kept"] == "–"
+
+
+def test_a_request_that_was_never_drafted_for_counts_no_share():
+    plain = [SimpleNamespace(proposal=SimpleNamespace(depth=0), accepted=0, emitted=[1]) for _ in range(3)]
+    written = SimpleNamespace(rounds=plain, policy=None)
+    settings = {"temperature": 0.0, "policy": "dynamic", "texts": "code"}
+    m = draft_threshold._measurement(Bench(), settings, [(1.0, written)])
+    assert "kept_share" not in m.counts and m.counts["plain_rounds_share"] == 1
 
 
 def test_the_pieces_of_an_origin_are_its_text_and_its_rounds_add_up(model, small):
@@ -259,7 +292,7 @@ def test_play_goes_through_three_steps_a_round(model, small):
     for step in range(4):
         panel.configure(shown_step=step)
         assert panel.wait(60)
-        seen.append((panel.snapshot().data, panel.words.value))
+        seen.append((panel.snapshot().data, said(panel)))
     assert len(set(seen)) == 4
 
 

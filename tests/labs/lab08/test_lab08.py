@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import random_decoder, tiny_config
 from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs
-from panel_claims import PanelClaims, shown
+from panel_claims import PanelClaims, said, shown
 
 from workbench import panels
 from workbench.errors import WorkbenchError
@@ -28,6 +28,7 @@ from workbench.labs.lab08_continuous_batching.panels import scheduler_steps as s
 from workbench.models.checkpoints import shipped_tokenizer
 from workbench.panels.base import Panel
 from workbench.serving.bounds import greedy_steps, static_batches
+from workbench.serving.metrics import LoadPoint, Objectives, goodput, summarize
 from workbench.serving.policies import POLICIES
 from workbench.serving.times import RequestTimes
 
@@ -41,11 +42,16 @@ SMALL = {
         "repeats": 1,
     },
     "serving.scheduler_steps": {"requests": 5, "blocks": 12, "slots": 3},
+    "serving.load_curve": {"load": "ragged", "requests": 12, "max_running": 4, "token_budget": 512},
 }
 PANELS = {"timelines": "serving.timelines", "scheduler_steps": "serving.scheduler_steps"}
 
 
-MOVED = {"timelines": {"shown_step": 4}, "scheduler_steps": {"shown_step": 9}}
+MOVED = {
+    "timelines": {"shown_step": 4},
+    "scheduler_steps": {"shown_step": 9},
+    "load_curve": {"ttft_limit": 10.0, "tpot_limit": 0.5},
+}
 OTHERWISE = {  # settings that are answered by what follows from lengths
     "timelines": [{"tail": "heavy tail", "longest_output": 64}, {"slots": 1}, {"requests": 2}],
     "scheduler_steps": [{"blocks": 40, "slots": 8}, {"batching": "static"}, {"gap": 6.0, "blocks": 60}],
@@ -356,8 +362,8 @@ def test_the_table_of_the_timelines_has_the_numbers_of_the_run(make, runs):
 
 
 def test_words_say_where_nothing_can_be_gained(make):
-    assert "a slot for everyone" in make("timelines", requests=3).words.value
-    assert "no more slots would make it faster" in make("timelines", slots=6).words.value
+    assert "a slot for everyone" in said(make("timelines", requests=3))
+    assert "no more slots would make it faster" in said(make("timelines", slots=6))
     assert "no model" in make("timelines", slots=6).table.value
 
 
@@ -370,7 +376,7 @@ def test_a_record_is_drawn_hollow_and_named(make, runs):
     panel.measurements = runs["serving.timelines"]
     hollow = [line for line in panel.view(panel.settings).figure.axes[2].lines if line.get_marker() == "o"]
     assert sorted(line.get_xdata()[0] for line in hollow) == sorted(m.median for m in elsewhere[:2])
-    assert "recorded on A far machine, 2030-01-02" in panel.words.value
+    assert "recorded on A far machine, 2030-01-02" in said(panel)
 
 
 def test_what_can_never_fit_is_said_in_the_status_line_and_the_next_setting_is_drawn(make):
@@ -393,7 +399,7 @@ def test_the_stepper_tells_every_request_at_the_step_shown(make):
     [victim] = frames[gone].preempted
     row = view.rows[victim]
     assert row[0] == f"{victim}" and row[6:8] == ["waits", "is preempted"]
-    assert f"request {victim}: no block was left" in panel.words.value.lower()
+    assert f"request {victim}: no block was left" in said(panel).lower()
     held = sum(int(r[9]) for r in view.rows if r[9] != "–")
     assert held == sum(frames[gone].blocks.values()) and f"{held} of 20 blocks held" in view.caption
 
@@ -412,7 +418,7 @@ def test_a_load_curve_has_both_batchings_at_the_same_rates_and_littles_law_at_ea
     rates = {}
     for m in curve:
         rates.setdefault(m.settings["batching"], []).append(m.settings["rate_per_s"])
-        assert len(m.samples) == len(m.settings["ttft_s"]) == len(m.settings["tpot_s"]) == 80
+        assert {len(m.settings[name]) for name in ("arrival_s", "ttft_s", "tpot_s")} == {len(m.samples)} == {80}
         assert m.counts["in_system"] == pytest.approx(m.counts["requests_per_s"] * np.mean(m.samples))
         assert all(ttft <= latency for ttft, latency in zip(m.settings["ttft_s"], m.samples))
         assert Measurement.from_dict(m.to_dict()).to_dict() == m.to_dict() and "Little's law holds" in m.check
@@ -456,7 +462,68 @@ def test_a_request_without_a_token_has_no_time_to_first_token_and_is_not_in_time
     panel = panels.load_curve(**LOAD, ttft_limit=10.0, tpot_limit=0.5)
     ttft = [None] * 20 + curve[0].settings["ttft_s"][20:]
     panel.measurements = [dataclasses.replace(m, settings={**m.settings, "ttft_s": ttft}) for m in curve[:2]]
-    assert {row[-1] for row in panel.view(panel.settings).rows} == {"75%"}
+    for row, m in zip(panel.view(panel.settings).rows, panel.measurements):
+        begin, end = loading.window_of(m.settings["arrival_s"])
+        came = [first for at, first in zip(m.settings["arrival_s"], ttft) if begin < at <= end]
+        assert row[-1] == f"{1 - came.count(None) / len(came):.0%}" != "100%"
+
+
+def test_a_value_that_is_not_there_is_not_recorded_and_is_a_dash_in_the_table(curve):
+    """Nothing done in the window, and no second token: no throughput, no TPOT, and nowhere 0."""
+    late = [RequestTimes(float(at), 100.0, 99.0, 100.0, new_tokens=1) for at in range(8)]
+    steps = [loading.StepTimes(at_s=99.0, duration_s=1.0, rows=8, running=8)]
+    counts = loading._counts(late, loading.summarize(late), steps)
+    assert not {"done_per_s", "tpot_p90_s"} & set(counts) and counts["came_per_s"] > 0
+    trace = {"arrival_s": list(range(8)), "ttft_s": [1.0] * 8, "tpot_s": [None] * 8}
+    silent = dataclasses.replace(curve[0], settings={**curve[0].settings, **trace}, counts=counts)
+    panel = panels.load_curve(**LOAD)
+    panel.measurements = [silent]
+    view = panel.view(panel.settings)
+    row = dict(zip(view.header, view.rows[0]))
+    assert row["done/s"] == row["TPOT p90"] == row["in time"] == "–" and "no request was done" in view.words
+    panel.measurements = [silent, *curve[1:]]
+    assert "the knee is at" in panel.view(panel.settings).words
+
+
+def test_one_token_keeps_the_limit_of_later_tokens(curve):
+    """As it does in `Objectives.met`."""
+    one = dataclasses.replace(curve[0], settings={**curve[0].settings, "tpot_s": [None] * 80})
+    assert loading.load_point(one, ttft_limit=10.0, tpot_limit=0.005).attainment == 1.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_goodput_is_at_most_the_throughput_of_the_same_window(seed):
+    """Of random traces: in a run, and along a curve of rates, however loose the limits."""
+    rng = random.Random(seed)
+    limits = Objectives(ttft_s=rng.choice((0.01, 1.0, 1e6)), tpot_s=rng.choice((0.001, 0.1, 1e6)))
+    points = []
+    for rate in sorted(rng.uniform(0.1, 50.0) for _ in range(6)):
+        at, free, served = 0.0, 0.0, []
+        for _ in range(rng.randint(2, 40)):
+            at += rng.expovariate(rate)
+            begun = max(at, free)
+            free = begun + rng.expovariate(8.0)
+            many = rng.randint(1, 5)
+            first = free if many == 1 else begun + 0.1 * (free - begun)
+            served.append(RequestTimes(at, free, begun, first, new_tokens=many))
+        whole = summarize(served, limits)
+        assert whole.good_requests_per_s <= whole.requests_per_s
+        if done := loading.in_window(served)[1]:
+            points.append(LoadPoint(rate, done, whole.latency_s.mean, whole.attainment))
+    if points:
+        for share in (0.0, 0.5, 0.9):
+            assert goodput(points, share) <= max(p.throughput_per_s for p in points)
+
+
+def test_goodput_in_the_words_is_at_most_the_peak(curve):
+    panel = panels.load_curve(**LOAD, ttft_limit=10.0, tpot_limit=0.5)
+    panel.measurements = curve
+    words = panel.view(panel.settings).words
+    good = re.findall(r"in time: up to ([\d.,]+) a second", words)
+    most = re.search(r"At most ([\d.,]+) requests a second against ([\d.,]+)", words).groups()
+    good, most = ([float(text.replace(",", "")) for text in each] for each in (good, most))
+    assert len(good) == 2 and all(a <= b for a, b in zip(good, most))
+    assert "nobody can be late there" in words
 
 
 def test_the_curve_rings_its_knee_and_limits_are_set_without_another_run(curve, monkeypatch):
@@ -474,7 +541,10 @@ def test_the_curve_rings_its_knee_and_limits_are_set_without_another_run(curve, 
         shares.append([row[-1] for row in view.rows])
     assert set(shares[0]) == {"100%"}
     in_order = [m for how in loading.BATCHING for m in curve if m.settings["batching"] == how]
-    assert shares[1] == [f"{sum(t <= limit for t in m.settings['ttft_s']) / 80:.0%}" for m in in_order]
+    for share, m in zip(shares[1], in_order):
+        begin, end = loading.window_of(m.settings["arrival_s"])
+        came = [t for at, t in zip(m.settings["arrival_s"], m.settings["ttft_s"]) if begin < at <= end]
+        assert share == f"{sum(t <= limit for t in came) / len(came):.0%}"
     ringed = [line for line in panel.view(panel.settings).figure.axes[0].lines if line.get_markersize() == 15]
     best = [
         max(
@@ -484,4 +554,4 @@ def test_the_curve_rings_its_knee_and_limits_are_set_without_another_run(curve, 
         for how in loading.BATCHING
     ]
     assert [line.get_xdata()[0] for line in ringed] == [m.counts["done_per_s"] for m in best]
-    assert len(panel.snapshot().alt) > 60 and "the knee is at" in panel.words.value
+    assert len(panel.snapshot().alt) > 60 and "the knee is at" in said(panel)

@@ -14,7 +14,7 @@ from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs, on_m
 from hypothesis import given as example
 from hypothesis import settings as limits
 from hypothesis import strategies as st
-from panel_claims import PanelClaims, shown
+from panel_claims import PanelClaims, said, shown
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.errors import WorkbenchError
@@ -462,7 +462,7 @@ def test_a_record_of_a_gpu_is_drawn_hollow_and_named(make, as_on_a_gpu, runs, mo
     panel = make("graphs", record=elsewhere)
     view = panel.view(panel.settings)
     hollow = [line for line in view.figure.axes[0].lines if line.get_markerfacecolor() == "none"]
-    assert len(hollow) == 2 and "A far card" in view.words and "recorded on A far card, 2030-01-02" in panel.words.value
+    assert len(hollow) == 2 and "A far card" in view.words and "recorded on A far card, 2030-01-02" in said(panel)
     assert NOT_MEASURED not in view.words
 
 

@@ -181,7 +181,6 @@ def _counts(one: Contender) -> dict[str, float]:
     counts = {
         "ratio_of_all_texts": alone_s / drafted_s,
         "tokens_per_round": tokens / rounds,
-        "acceptance_rate": sum(sum(s.accepted) for s in stats) / reached if reached else 0.0,
         "calls_saved_share": sum(s.calls_saved for s in stats) / tokens,
         "plain_rounds_share": sum(s.plain_rounds for s in stats) / rounds,
         "draft_s_per_plain_step": sum(s.draft_s for s in stats) / plain_steps,
@@ -191,6 +190,8 @@ def _counts(one: Contender) -> dict[str, float]:
         ),
         "slowest_ratio": min(both.ratio for both in one.results),
     }
+    if reached:
+        counts["acceptance_rate"] = sum(sum(s.accepted) for s in stats) / reached
     for position in range(min(4, max(len(s.reached) for s in stats))):
         came = sum(s.reached[position] for s in stats if position < len(s.reached))
         kept = sum(s.accepted[position] for s in stats if position < len(s.accepted))

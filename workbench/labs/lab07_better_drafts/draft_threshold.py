@@ -157,7 +157,7 @@ def _measurement(bench: Bench, settings: dict, runs: list[tuple[float, Written]]
         counts={
             "tokens_per_round": sum(len(one.emitted) for one in every) / len(every),
             "drafted_per_round": drafted / len(every),
-            "kept_share": sum(one.accepted for one in every) / drafted if drafted else 0.0,
+            **({"kept_share": sum(one.accepted for one in every) / drafted} if drafted else {}),
             "plain_rounds_share": statistics.mean(not one.proposal.depth for one in every),
         },
         check=same,

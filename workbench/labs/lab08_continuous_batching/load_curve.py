@@ -15,7 +15,7 @@ from workbench.labs.lab02_where_time_goes.price import CARD_MEMORY_BYTES, SHAPES
 from workbench.serving.arrivals import Arrival
 from workbench.serving.gaps import AtOnce
 from workbench.serving.load import WORKLOADS, workload
-from workbench.serving.metrics import Summary, over_steps, summarize
+from workbench.serving.metrics import LoadPoint, Summary, over_steps, summarize
 from workbench.serving.settings import BATCHING, SchedulerSettings
 from workbench.serving.simulate import StepSeconds, Twin, blocks_that_fit, step_seconds
 from workbench.serving.times import RequestTimes, StepTimes
@@ -46,7 +46,8 @@ def run_load(
     tpot_limit: float,
 ) -> Iterator[Measurement]:
     """A Measurement for each rate and batching (unit "s"): samples are the requests' latencies, from arrival to last
-    token; settings hold the TTFT (None: no token came) and TPOT of each, so that limits are set afterwards."""
+    token; settings hold of each its arrival, its TTFT (None: no token came) and its TPOT (None: one token has none), so
+    that limits are set afterwards."""
     config = shape_of(shape)
     step_s = step_seconds(config, PUBLISHED[card], "bfloat16", weight_bytes_per_element=2, kv_bytes_per_element=2)
     chosen = workload(load)
@@ -86,8 +87,9 @@ def run_load(
                     **settings,
                     "batching": how,
                     "rate_per_s": share * capacity,
+                    "arrival_s": [float(one.arrival_s) for one in found],
                     "ttft_s": [None if one.ttft_s is None else float(one.ttft_s) for one in found],
-                    "tpot_s": [float(one.tpot_s or 0) for one in found],
+                    "tpot_s": [None if one.tpot_s is None else float(one.tpot_s) for one in found],
                 },
                 samples=[float(one.latency_s) for one in found],
                 unit="s",
@@ -110,37 +112,64 @@ def _serve(
     return [RequestTimes.of(one) for one in twin.run(arrivals, watch=watch)], steps
 
 
+def window_of(arrivals_s: Sequence[float]) -> tuple[float, float]:
+    """(begin, end): from a quarter of the time of arrivals to its end. The beginning, when the server is empty, and the
+    end, when nobody comes any more, say nothing of a rate."""
+    return max(arrivals_s) / 4, max(arrivals_s)
+
+
 def in_window(found: Sequence[RequestTimes]) -> tuple[float, float]:
-    """(requests that came, that were done) a second, from a quarter of the time of arrivals to its end: the beginning,
-    when the server is empty, and the end, when nobody comes any more, say nothing of a rate."""
-    last = max(one.arrival_s for one in found)
-    begin = last / 4
+    """(requests that came, that were done) a second, in the window."""
+    begin, end = window_of([float(one.arrival_s) for one in found])
     came, done = (
-        sum(begin < at <= last for at in times) / (last - begin)
+        sum(begin < at <= end for at in times) / (end - begin)
         for times in ([one.arrival_s for one in found], [one.finished_s for one in found])
     )
     return float(came), float(done)
 
 
+def load_point(m: Measurement, *, ttft_limit: float, tpot_limit: float) -> LoadPoint | None:
+    """A measurement as a point of the curve: what is done a second, the mean latency, and how many of those that came
+    are in time, all of the same window. Who got no token is not in time; one token has no TPOT, and keeps that limit.
+    None where nothing was done in the window."""
+    if "done_per_s" not in m.counts:
+        return None
+    begin, end = window_of(m.settings["arrival_s"])
+    came = [
+        ttft is not None and ttft <= ttft_limit and (tpot is None or tpot <= tpot_limit)
+        for at, ttft, tpot in zip(m.settings["arrival_s"], m.settings["ttft_s"], m.settings["tpot_s"])
+        if begin < at <= end
+    ]
+    return LoadPoint(
+        m.settings["rate_per_s"], m.counts["done_per_s"], m.counts["latency_mean_s"], sum(came) / len(came)
+    )
+
+
 def _counts(found: list[RequestTimes], summary: Summary, steps: list[StepTimes]) -> dict[str, float]:
+    """What has no value is left out: a rate where nothing was done in the window, a TPOT where every text is one
+    token."""
     time, (came, done) = over_steps(steps), in_window(found)
     assert summary.latency_s is not None and summary.ttft_s is not None and summary.queue_s is not None
-    return {
+    assert time.padding_share is not None, "every step has rows"
+    counts = {
         "requests_per_s": summary.requests_per_s,
         "came_per_s": came,
-        "done_per_s": done or summary.requests_per_s,  # none was done before the last one came
         "tokens_per_s": summary.tokens_per_s,
         "latency_mean_s": summary.latency_s.mean,
         "ttft_p50_s": summary.ttft_s.p50,
         "ttft_p90_s": summary.ttft_s.p90,
-        "tpot_p90_s": summary.tpot_s.p90 if summary.tpot_s else 0.0,
         "queue_mean_s": summary.queue_s.mean,
         "in_system": summary.in_system,
         "running": time.running,
-        "padding_share": time.padding_share or 0.0,
+        "padding_share": time.padding_share,
         "preemptions": time.preemptions,
         "steps": time.steps,
     }
+    if done:
+        counts["done_per_s"] = done
+    if summary.tpot_s is not None:
+        counts["tpot_p90_s"] = summary.tpot_s.p90
+    return counts
 
 
 def _check(arrivals: tuple[Arrival, ...], found: list[RequestTimes], summary: Summary) -> str:

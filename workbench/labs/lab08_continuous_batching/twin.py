@@ -79,15 +79,11 @@ class Run:
         return cls(summarize([RequestTimes.of(one) for one in finished]), steps)
 
     def quantities(self) -> dict[str, float]:
-        """What is compared."""
+        """What is compared. No TPOT where every request wrote one token."""
         one = self.summary
         assert one.ttft_s is not None
-        return {
-            "ttft_mean_s": one.ttft_s.mean,
-            "ttft_p90_s": one.ttft_s.p90,
-            "tpot_mean_s": one.tpot_s.mean if one.tpot_s else 0.0,
-            "tokens_per_s": one.tokens_per_s,
-        }
+        values = {"ttft_mean_s": one.ttft_s.mean, "ttft_p90_s": one.ttft_s.p90, "tokens_per_s": one.tokens_per_s}
+        return values if one.tpot_s is None else {**values, "tpot_mean_s": one.tpot_s.mean}
 
 
 class _Server:
@@ -136,9 +132,8 @@ class Turn:
     counted_share: float  # of the fitted steps' time, what the cost model counts
 
     def difference(self, name: str) -> float:
-        """simulated / real − 1 of one quantity; 0 where both are 0."""
-        real = self.real.quantities()[name]
-        return self.simulated.quantities()[name] / real - 1 if real else 0.0
+        """simulated / real − 1 of one quantity."""
+        return self.simulated.quantities()[name] / self.real.quantities()[name] - 1
 
 
 def run_twin(
@@ -146,7 +141,7 @@ def run_twin(
 ) -> Iterator[Measurement]:
     """Three Measurements for each load ("measured": "ttft" and "tpot" in s, "throughput" in tokens/s): samples are the
     engine's, a run each; predicted is the median of the twin's. Counts: medians of both, and of the relative
-    differences turn by turn, and the largest of these."""
+    differences turn by turn, and the largest of these. No "tpot" where no request wrote a second token."""
     server, counted = _Server(bench, model, max_running, longest), counted_step(bench.ceilings(), model)
     bench.report("what this machine can serve")
     for _ in range(2):  # the first warms up
@@ -171,6 +166,8 @@ def run_twin(
     for load in LOADS:
         counts = {"requests_per_s": load * capacity, **_counts(turns[load])}
         for which, (name, unit) in MEASURED.items():
+            if name not in counts:  # one token a request has no TPOT
+                continue
             yield bench.measurement(
                 name="serving.twin",
                 settings={**settings, "load": load, "measured": which},

@@ -46,7 +46,7 @@ class PhasesPanel(Panel):
             ),
             x=Axis("tokens", scale="log", ticks=VALUES),
             y=Axis("time of one token", milliseconds, "log"),
-            legend="best",
+            legend="above",
         )
         taken = {(m.settings["tokens"], m.settings["phase"]): m for m in timed}
         return view(

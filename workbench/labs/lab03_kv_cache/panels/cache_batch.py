@@ -144,14 +144,10 @@ def _gain_words(gain: Gain, made: list[Measurement]) -> str:
     ratios: list[tuple[int, float, str, str]]
     ratios = [(n, without.seconds / cached.seconds, without.limit, cached.limit) for n, without, cached in gain]
     source = "Predicted"
-    cached = matching(made, part="gain", way="contiguous")
-    if cached:
-        by_length = {m.settings["length"]: m.counts["ratio"] for m in cached}
-        limits = {
-            m.settings["length"]: (m.settings["way"], m.limit or "") for m in made if m.settings["part"] == "gain"
-        }
-        without = {m.settings["length"]: m.limit or "" for m in matching(made, part="gain", way="recompute")}
-        ratios = [(n, r, without[n], limits[n][1]) for n, r in by_length.items()]
+    limits = {m.settings["length"]: m.limit for m in matching(made, part="gain", way="recompute") if m.limit}
+    both = [m for m in matching(made, part="gain", way="contiguous") if m.limit and m.settings["length"] in limits]
+    if both:
+        ratios = [(n, m.counts["ratio"], limits[n], m.limit or "") for m in both for n in [m.settings["length"]]]
         source = "Measured"
     shown = ", ".join(f"{r:.2g} × at {n:,} tokens" for n, r, _, _ in ratios)
     none = [(n, a, b) for n, r, a, b in ratios if r < NOTHING]

@@ -99,8 +99,9 @@ def _curves(searches: Sequence[Measurement], yours: Sequence[Measurement], setti
         ]
     stars = {"linestyle": "", "marker": "*", "markersize": 5, "zorder": 5}
     for index, m in enumerate(yours):
-        error_rtn = next((s.samples[0] for s in searches if s.settings["linears"] == m.settings["linears"]), 0.0)
-        series.append(line("yours", _shares(m, error_rtn), style.LEARNER, legend=not index, **stars))
+        beside = [s.samples[0] for s in searches if s.settings["linears"] == m.settings["linears"]]
+        shares = _shares(m, beside[0]) if beside else ()  # without RTN's error there is no share of it
+        series.append(line("yours", shares, style.LEARNER, legend=not index, **stars))
     low = min((m.counts["share_of_rtn"] for m in searches), default=0.0)
     top = min(2.0, max([1.0, *(y for one in series for _, y in one.points)]))
     room = top - low
@@ -108,7 +109,7 @@ def _curves(searches: Sequence[Measurement], yours: Sequence[Measurement], setti
     def rtn(axes: Axes) -> None:
         if searches:
             axes.axhline(1, color=style.INK, linewidth=1.2, linestyle=(0, (1, 2)), zorder=2)
-            style.write(axes, 0.99, 1 - 0.012 * room, "RTN", fontsize=9, ha="right", va="top")
+            style.write(axes, 0.99, 1 - 0.012 * room, "RTN", fontsize=10, ha="right", va="top")
 
     return Chart(
         *series,
@@ -125,7 +126,7 @@ def _curves(searches: Sequence[Measurement], yours: Sequence[Measurement], setti
 
 
 def _draw_scales(axes: Axes, chosen: dict[str, np.ndarray], order: np.ndarray, knobs: dict[str, Any]) -> None:
-    style.label(axes, y="scale s", title=f"{knobs['linears']}: {knobs['channels']} channels with large inputs")
+    style.label(axes, y="scale s", title=f"{knobs['channels']} largest inputs of {knobs['linears']}")
     if not len(order):
         nothing(axes, "Run finds the scales")
         return
@@ -167,7 +168,7 @@ def _percent(share: float) -> str:
 def _channel_axis(axes: Axes, order: np.ndarray) -> None:
     axes.set_xlim(-0.7, len(order) - 0.3)
     axes.set_xticks(range(len(order)), labels=[str(c) for c in order])
-    axes.tick_params(axis="x", labelsize=8 if len(order) <= 16 else 7, labelrotation=0 if len(order) <= 12 else 90)
+    axes.tick_params(axis="x", labelsize=10, labelrotation=0 if len(order) <= 12 else 90)
     axes.grid(visible=False, axis="x")
 
 

@@ -101,7 +101,7 @@ def _channels_chart(channels: dict[str, Measurement], settings: dict[str, Any], 
         if channels:
             axes.axhline(threshold, color=COLOURS["llm_int8"], linewidth=1.4, linestyle=(0, (1, 2)), zorder=2)
             text = f"threshold {threshold:g}"
-            style.write(axes, width * 1.1, threshold * 1.06, text, ha="right", va="bottom", fontsize=9)
+            style.write(axes, width * 1.1, threshold * 1.06, text, ha="right", va="bottom", fontsize=10)
 
     return Chart(
         *(
@@ -148,7 +148,7 @@ def _draw_dots(axes: Axes, names: Sequence[str], losses: Losses, recorded: Losse
         if (name, PLANTED) in both:
             excess = both[name, PLANTED].counts["excess"]
             text = f"{excess:+.4f}" if abs(excess) < 0.1 else f"{excess:+.2f}"
-            style.write(axes, max(excess, 0), y - 0.2, text, fontsize=8.5, ha="center", va="bottom")
+            style.write(axes, max(excess, 0), y - 0.2, text, fontsize=10, ha="center", va="bottom")
     largest = max(m.counts["excess"] for m in (*losses.values(), *recorded.values()))
     axes.set_xlim(-0.02, max(4 * largest, 0.1))
     axes.set_xticks([t for t in TICKS if t <= 4 * largest], labels=[f"{t:g}" for t in TICKS if t <= 4 * largest])
@@ -186,10 +186,10 @@ def _words(settings: dict[str, Any], shown: Sequence[Measurement], losses: Losse
         for name in TITLES
         if (name, PLANTED) in losses and (name, ORIGINAL) in losses
     }
+    if (REFERENCE, PLANTED) in losses:
+        perplexity = losses[REFERENCE, PLANTED].counts["perplexity"]
+        lines.append(f"Perplexity in {REFERENCE}: {perplexity:.3f}, planted or not.")
     if pairs:
-        lines.append(
-            f"Perplexity in {REFERENCE}: {losses[REFERENCE, PLANTED].counts['perplexity']:.3f}, planted or not."
-        )
         lines += _verdicts(pairs)
     return "\n".join(lines)
 

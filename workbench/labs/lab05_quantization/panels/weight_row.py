@@ -202,7 +202,7 @@ def _by_bits(rounded: RoundedRow, kind: str, curves: dict[int, list[tuple]], mad
         *series,
         line("this one", [(rounded.bits_per_weight, rounded.rms_error)], legend=False, zorder=6, **ring),
         x=Axis("bits per weight", ticks=range(2, 12, 2), limits=(1.6, 12.4)),
-        y=Axis("rms error", lambda error: f"{error:.2g}", "log"),
+        y=Axis("rms error", lambda error: f"{error:.2g}", "log", room=(1.8, 25)),
         title="by group size",
         legend="upper right",
     )

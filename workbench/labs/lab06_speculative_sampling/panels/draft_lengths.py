@@ -18,7 +18,7 @@ from workbench.labs.lab06_speculative_sampling.draft_lengths import (
     predicted_costs,
 )
 from workbench.panels import style
-from workbench.panels.chart import Axis, Chart, Series, line, measured, predicted, recorded, table, view
+from workbench.panels.chart import MISSING, Axis, Chart, Series, line, measured, predicted, recorded, table, view
 from workbench.panels.knobs import KnobPanel
 from workbench.panels.plots import LOST, matching
 from workbench.panels.view import View
@@ -104,9 +104,9 @@ def _gain_chart(knobs: dict[str, Any], runs: list[Measurement], record: list[Mea
     def draw_names(axes: Axes) -> None:
         axes.axhspan(0, 1, color=LOST, alpha=0.08, zorder=0)
         axes.axhline(1, color=style.INK, linewidth=1.2, zorder=1)
-        style.write(axes, last, 0.985, "slower than plain decoding", ha="right", va="top", fontsize=9, color=LOST)
+        style.write(axes, last, 0.985, "slower than plain decoding", ha="right", va="top", fontsize=10, color=LOST)
         if best:
-            place = {"ha": "left" if best < last / 2 else "right", "va": "top", "fontsize": 9.5, "color": SLIDERS}
+            place = {"ha": "left" if best < last / 2 else "right", "va": "top", "fontsize": 10, "color": SLIDERS}
             style.write(axes, best, 0.97 * top, f"sliders: best K = {best}", **place)
 
     return Chart(
@@ -141,7 +141,7 @@ def _cost_chart(knobs: dict[str, Any], promised: PartCosts, made: Sequence[Measu
     top = max(y for one in chart.series for y in one.heights)
 
     def draw_names(axes: Axes) -> None:
-        beside = {"fontsize": 9.5, "ha": "right"}
+        beside = {"fontsize": 10, "ha": "right"}
         y = promised.verify[lengths[-1]] - 0.1 * top  # under its lines, where none of the draft's is
         style.write(axes, 0.97 * lengths[-1], y, "verification", color="#00694E", **beside)
         style.write(axes, 0.97 * lengths[-1], 0.03 * top, "K draft steps", color="#1B6FA8", **beside)
@@ -204,12 +204,11 @@ def _measured_words(made: Sequence[Measurement]) -> list[str]:
     kept = [v for k, v in best.counts.items() if k.startswith("kept_")]
     off = [m.median / m.predicted for m in runs if m.predicted is not None]
     lines = [
-        (
-            f"This pair here: c = {drafted[0].median:.2f} ({drafted[0].predicted:.2f} by the cost model). Best"
-            f" measured: K = {best.settings['K']}, {best.median:.2f} ×, with {best.counts['tokens_per_round']:.2f}"
-            f" tokens per round; kept by position: {', '.join(f'{v:.0%}' for v in kept)}."
-        ),
-        f"Measured over predicted: {min(off):.2f} to {max(off):.2f}. {best.check[0].upper()}{best.check[1:]}.",
+        *(f"This pair here: c = {m.median:.2f} ({m.predicted:.2f} by the cost model)." for m in drafted[:1]),
+        f"Best measured: K = {best.settings['K']}, {best.median:.2f} ×, with {best.counts['tokens_per_round']:.2f}"
+        f" tokens per round; kept by position: {', '.join(f'{v:.0%}' for v in kept) or MISSING}.",
+        *([f"Measured over predicted: {min(off):.2f} to {max(off):.2f}."] if off else []),
+        f"{best.check[0].upper()}{best.check[1:]}.",
     ]
     if (m := _dynamic(made)) is not None:
         share = m.counts["plain_rounds"] / max(1, m.counts["rounds"])

@@ -39,7 +39,7 @@ class OriginPanel(PlayPanel):
         speed = Bars(
             [bar],
             Axis("times as fast as plain", limits=(0, 1.12 * max(1.25, *bar.values(), 0))),
-            "dashed: predicted" + ("; hollow: recorded" if record else ""),
+            "hollow: recorded" if record else "dashed: predicted",
             names=False,
             level=1,
             empty="",

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.experiments.texts import PROMPT_SETS
 from workbench.instruments.records import Measurement
-from workbench.labs.lab07_better_drafts.draft_speed import EXPERIMENT, FREE
+from workbench.labs.lab07_better_drafts.draft_speed import EXPERIMENT, FREE, kinds_of
 from workbench.labs.lab07_better_drafts.panels.plots import DYNAMIC, times, title_of
 from workbench.panels import style
 from workbench.panels.base import Panel
-from workbench.panels.chart import Axis, Bar, Bars, table, view
+from workbench.panels.chart import Axis, Bar, Bars, count, table, view
 from workbench.panels.plots import listed, matching
 from workbench.panels.view import View
 from workbench.panels.words import recorded_label
@@ -26,7 +25,7 @@ class SpeedPanel(Panel):
     experiment = EXPERIMENT
 
     def view(self, settings: dict[str, Any]) -> View:
-        kinds = list(PROMPT_SETS) if settings["texts"] == "all" else [settings["texts"]]
+        kinds = kinds_of(settings["texts"])
         made = [m for m in self.measurements if m.settings["texts"] in kinds]
         record = [m for m in self.record if m.settings["texts"] in kinds]
         names = list(dict.fromkeys(m.settings["drafter"] for m in (*made, *record)))
@@ -43,7 +42,7 @@ class SpeedPanel(Panel):
                     "times as fast": times,
                     "predicted": "{m.predicted:.2f} ×",
                     "tokens a pass": "{m.counts[tokens_per_round]:.2f}",
-                    "kept": "{m.counts[acceptance_rate]:.0%}",
+                    "kept": count("acceptance_rate", "{:.0%}"),
                     "draft, of a step": "{m.counts[draft_s_per_plain_step]:.2f}",
                     "verify, of a step": "{m.counts[verify_s_per_plain_step]:.2f}",
                 },
@@ -67,7 +66,7 @@ def _bars(kind: str, names: list[str], made, record, *, is_first: bool) -> Bars:
     bars = [Bar.of(title_of(name), taken.get(name), colour_of(name), archive.get(name)) for name in names]
     longest = max([1.6, *(value for bar in bars for value in bar.values())])
     axis = Axis("times as fast", limits=(0, 1.07 * longest))
-    return Bars(bars, axis, kind, names=is_first, height=0.66, level=1, size=8.5, fewest=6)
+    return Bars(bars, axis, kind, names=is_first, height=0.66, level=1, size=10, fewest=6)
 
 
 def _words(kinds: list[str], made: list[Measurement], record: list[Measurement]) -> str:

@@ -13,7 +13,7 @@ from workbench.labs.lab07_better_drafts.inputs import LENGTHS
 from workbench.labs.lab07_better_drafts.panels.plots import times, title_of
 from workbench.panels import style
 from workbench.panels.base import Panel
-from workbench.panels.chart import Axis, Bar, Bars, Chart, line, table, view
+from workbench.panels.chart import Axis, Bar, Bars, Chart, count, line, table, view
 from workbench.panels.plots import matching
 from workbench.panels.view import View
 from workbench.panels.words import recorded_label
@@ -60,7 +60,7 @@ class ThresholdPanel(Panel):
                 {
                     "text, policy": lambda m: f"{m.settings['texts']}, {NAMES[m.settings['policy']]}",
                     "drafted a round": "{m.counts[drafted_per_round]:.2f}",
-                    "kept": "{m.counts[kept_share]:.0%}",
+                    "kept": count("kept_share", "{:.0%}"),
                     "tokens a pass": "{m.counts[tokens_per_round]:.2f}",
                     "rounds without a draft": "{m.counts[plain_rounds_share]:.0%}",
                     "times as fast": times,

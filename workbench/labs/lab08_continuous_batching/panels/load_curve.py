@@ -3,14 +3,13 @@ time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from workbench.instruments.records import Measurement
-from workbench.labs.lab08_continuous_batching.load_curve import EXPERIMENT
+from workbench.labs.lab08_continuous_batching.load_curve import EXPERIMENT, load_point, window_of
 from workbench.panels import style
 from workbench.panels.base import Panel
-from workbench.panels.chart import Axis, Chart, Series, line, table, view
+from workbench.panels.chart import MISSING, Axis, Chart, Series, count, line, number, table, view
 from workbench.panels.plots import card_title, matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
@@ -31,26 +30,28 @@ class LoadPanel(Panel):
     def view(self, settings: dict[str, Any]) -> View:
         made = self.made(settings, KNOBS)
         curves = {how: matching(made, batching=how) for how in BATCHING}
-        points = {how: [_point(m, settings) for m in curve] for how, curve in curves.items() if curve}
+        limits = {name: settings[name] for name in ("ttft_limit", "tpot_limit")}
+        every = {how: [load_point(m, **limits) for m in curve] for how, curve in curves.items()}
+        points = {how: known for how, some in every.items() if (known := [p for p in some if p is not None])}
         return view(
             _curve_chart(points),
             _share_chart(points, settings),
             height=4.0,
-            boxes=[(0.085, 0.145, 0.43, 0.72), (0.62, 0.145, 0.36, 0.72)],
+            boxes=[(0.125, 0.145, 0.39, 0.72), (0.62, 0.145, 0.36, 0.72)],
             table=table(
-                [(m, _point(m, settings)) for curve in curves.values() for m in curve],
+                [m for curve in curves.values() for m in curve],
                 {
-                    "batching": "{m[0].settings[batching]}",
-                    "arrive/s": "{m[1].rate_per_s:.3g}",
-                    "done/s": "{m[0].counts[done_per_s]:.3g}",
-                    "tokens/s": "{m[0].counts[tokens_per_s]:,.0f}",
-                    "running": "{m[0].counts[running]:.1f}",
-                    "in the system": "{m[0].counts[in_system]:.1f}",
-                    "mean latency": _seconds("latency_mean_s"),
-                    "TTFT p50": _seconds("ttft_p50_s"),
-                    "TTFT p90": _seconds("ttft_p90_s"),
-                    "TPOT p90": _seconds("tpot_p90_s"),
-                    "in time": "{m[1].attainment:.0%}",
+                    "batching": "{m.settings[batching]}",
+                    "arrive/s": lambda m: number(m.settings["rate_per_s"]),
+                    "done/s": count("done_per_s", number),
+                    "tokens/s": count("tokens_per_s", "{:,.0f}"),
+                    "running": count("running", "{:.1f}"),
+                    "in the system": count("in_system", "{:.1f}"),
+                    "mean latency": count("latency_mean_s", milliseconds),
+                    "TTFT p50": count("ttft_p50_s", milliseconds),
+                    "TTFT p90": count("ttft_p90_s", milliseconds),
+                    "TPOT p90": count("tpot_p90_s", milliseconds),
+                    "in time": lambda m: f"{p.attainment:.0%}" if (p := load_point(m, **limits)) else MISSING,
                 },
             ),
             caption=(
@@ -60,19 +61,6 @@ class LoadPanel(Panel):
             + ("" if made else "; Run simulates"),
             words=_words(points, curves, settings),
         )
-
-
-def _point(m: Measurement, settings: dict[str, Any]) -> LoadPoint:
-    """Latency is the mean; in time is who is within both limits; who got no token is not."""
-    both = list(zip(m.settings["ttft_s"], m.settings["tpot_s"]))
-    good = sum(a is not None and a <= settings["ttft_limit"] and b <= settings["tpot_limit"] for a, b in both)
-    c = m.counts
-    return LoadPoint(m.settings["rate_per_s"], c["done_per_s"], c["latency_mean_s"], good / len(both))
-
-
-def _seconds(count: str) -> Callable[[tuple], str]:
-    """A cell with one of the counts as a time."""
-    return lambda row: milliseconds(row[0].counts[count])
 
 
 def _curve_chart(points: dict[str, list[LoadPoint]]) -> Chart:
@@ -123,34 +111,51 @@ def _share_chart(points: dict[str, list[LoadPoint]], settings: dict[str, Any]) -
 
 
 def _words(points: dict[str, list[LoadPoint]], curves: dict[str, list[Measurement]], settings: dict[str, Any]) -> str:
+    silent = [m for curve in curves.values() for m in curve if "done_per_s" not in m.counts]
+    lines = []
+    if silent:
+        lines.append(
+            f"At {len(silent)} of the rates no request was done while others came: they have no throughput here (–);"
+            " more requests would tell."
+        )
     if not points:
-        return (
+        return "\n".join(lines) or (
             "While few requests come, one that comes is served at once, and more of them share each step nearly for"
             " nothing: throughput grows, latency hardly. Where no step has room left a queue grows, and latency without"
             " throughput."
         )
-    lines = []
     for how, curve in points.items():
+        if len(curve) < 2:  # a point has no knee
+            continue
         turn, last = knee(curve), curve[-1]
         good = goodput(curve, GOOD)
         lines.append(
-            f"{how.capitalize()}: the knee is at {turn.throughput_per_s:.3g} requests a second, where a second of"
+            f"{how.capitalize()}: the knee is at {number(turn.throughput_per_s)} requests a second, where a second of"
             f" latency still buys most throughput; mean latency there {milliseconds(turn.latency_s)},"
-            f" {turn.latency_s / curve[0].latency_s:.1f} times that at {curve[0].rate_per_s:.3g}. Goodput, {GOOD:.0%}"
-            " of the requests in time: " + (f"up to {good:.3g} a second." if good else "at no rate that was tried.")
+            f" {turn.latency_s / curve[0].latency_s:.1f} times that at {number(curve[0].rate_per_s)}. Goodput,"
+            f" {GOOD:.0%} of the requests in time: "
+            + (f"up to {number(good)} a second." if good else "at no rate that was tried.")
         )
-        came = curves[how][-1].counts["came_per_s"]
-        if last.throughput_per_s < 0.8 * came:
+        highest = curves[how][-1]
+        came = highest.counts["came_per_s"]
+        if "done_per_s" in highest.counts and last.throughput_per_s < 0.8 * came:
             lines.append(
-                f"Of {came:.3g} that come a second at the highest rate {last.throughput_per_s:.3g} are done: the queue "
-                "grows as long as requests come, and latencies there only say how many came."
+                f"Of {number(came)} that come a second at the highest rate {number(last.throughput_per_s)} are done:"
+                " the queue grows as long as requests come, and latencies there only say how many came."
             )
+    fastest = max((m for curve in curves.values() for m in curve), key=lambda m: m.settings["rate_per_s"])
+    begin, end = window_of(fastest.settings["arrival_s"])
+    if end - begin < settings["ttft_limit"]:
+        lines.append(
+            f"At the highest rate requests come for {milliseconds(end - begin)}, less than the TTFT that is allowed:"
+            " nobody can be late there. More requests tell what such limits cost."
+        )
     if len(points) == 2 and all(len(curve) > 1 for curve in points.values()):
         most = {how: max(p.throughput_per_s for p in curve) for how, curve in points.items()}
         padding = max(m.counts["padding_share"] for m in curves["static"])
         lines.append(
-            f"At most {most['continuous']:.3g} requests a second against {most['static']:.3g} in static groups, in"
-            f" which up to {padding:.0%} of the rows are padding."
+            f"At most {number(most['continuous'])} requests a second against {number(most['static'])} in static groups,"
+            f" in which up to {padding:.0%} of the rows are padding."
         )
     lines.append(f"Verified at each rate: {curves[next(iter(points))][-1].check}.")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from workbench.instruments.records import Measurement
 from workbench.labs.lab08_continuous_batching.inputs import Segment, ragged
@@ -17,7 +18,8 @@ from workbench.labs.lab08_continuous_batching.timelines import BATCHING, EXPERIM
 from workbench.panels import style
 from workbench.panels.chart import Axis, Bar, Bars, Drawing, number, table, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import NOTE, PALE, same_knobs, write_centred
+from workbench.panels.plots import PALE, key, same_knobs, write_centred
+from workbench.panels.stage import tell
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import beside_prediction
@@ -26,7 +28,7 @@ from workbench.serving.arrivals import Arrival
 KNOBS = ("requests", "slots", "longest_output", "tail", "longest_prompt", "seed")
 COLOURS = {"prompt": style.WEIGHTS, "decode": style.TARGET, "padding": style.LEARNER, "empty": PALE}
 PLAY_STEPS, PLAY_MS = 2, 250  # a picture of the Play button
-NAMED = 0.035  # of the width: a shorter run of steps has no number in it
+LETTER = 6.4  # points, about: a run of steps too short for its number has none
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Line:
 
     def at(self, step: float) -> float:
         return float(np.interp(step, range(self.steps + 1), [0.0, *self.ends]))
+
+    def done(self, moment: float) -> int:
+        """Steps that have ended by then."""
+        return int(np.searchsorted(self.ends, moment * (1 + 1e-9), side="right"))
 
     def busy(self, slots: int) -> float:
         """Of all slots in all steps, those in which a prompt was computed or a token decoded."""
@@ -69,7 +75,9 @@ class TimelinesPanel(PlayPanel):
         measured = {m.settings["measured"]: m for m in self.made(settings, KNOBS)}
         timed = all(how in measured for how in BATCHING)
         lines = [_line(how, asked, settings["slots"], measured.get(how) if timed else None) for how in BATCHING]
-        shown, end = settings["shown_step"], max(line.ends[-1] for line in lines)
+        end, most = max(line.ends[-1] for line in lines), max(line.steps for line in lines)
+        # both at the same moment, so that the one that is ahead is seen to be
+        moment = end * min(1.0, settings["shown_step"] / most)
         recorded = {m.settings["measured"]: m for m in self.record if timed and same_knobs(m, knobs)}
         ends = Bars(
             [
@@ -87,7 +95,7 @@ class TimelinesPanel(PlayPanel):
         )
 
         def with_legend(line: Line, axes: Axes) -> None:
-            _draw_line(axes, line, settings["slots"], shown, end, timed)
+            _draw_line(axes, line, settings["slots"], moment, end, timed)
             if line is lines[0]:
                 _legend(axes)
 
@@ -95,8 +103,8 @@ class TimelinesPanel(PlayPanel):
             *(Drawing(functools.partial(with_legend, line)) for line in lines),
             ends,
             height=4.9,
-            boxes=[(0.055, 0.37, 0.45, 0.5), (0.54, 0.37, 0.45, 0.5), (0.115, 0.1, 0.87, 0.15)],
-            alt=f"{_alt(lines, settings, timed)} {ends.alt()}",
+            boxes=[(0.085, 0.37, 0.41, 0.45), (0.55, 0.37, 0.41, 0.45), (0.155, 0.11, 0.81, 0.14)],
+            alt=f"{_alt(lines, settings, moment, timed)} {ends.alt()}",
             table=table(
                 lines,
                 {
@@ -131,42 +139,42 @@ def _line(how: str, asked: Sequence[Arrival], slots: int, m: Measurement | None)
     return Line(how, e.segments, [float(step) for step in range(1, e.steps + 1)], e.rows, e.padding_rows, None)
 
 
-def _draw_line(axes: Axes, line: Line, slots: int, shown: int, end: float, timed: bool) -> None:
-    step = min(shown, line.steps)
-    now = line.at(step)
+def _draw_line(axes: Axes, line: Line, slots: int, moment: float, end: float, timed: bool) -> None:
+    step, now = line.done(moment), min(moment, line.ends[-1])
+    points = axes.get_window_extent().width * 72 / axes.figure.dpi / (1.02 * end)  # of a unit of time
     axes.grid(visible=False)
     axes.barh(range(slots), now, height=0.8, color=COLOURS["empty"], zorder=1)
     for kind in ("prompt", "decode", "padding"):
         runs = [
-            (slot, request, line.at(a), line.at(min(b, step)))
+            (slot, request, line.at(a), min(line.at(b), now), f"slot {slot}, request {request}: {kind}, {_steps(a, b)}")
             for slot, request, k, a, b in line.segments
-            if k == kind and a < step
+            if k == kind and line.at(a) < now
         ]
         look = {"color": COLOURS[kind], "edgecolor": style.sheet()["axes.facecolor"], "linewidth": 0.5, "zorder": 2}
-        begins, widths = [a for *_, a, _ in runs], [b - a for *_, a, b in runs]
-        axes.barh([slot for slot, *_ in runs], widths, left=begins, height=0.8, **look)
+        begins, widths = [a for _, _, a, _, _ in runs], [b - a for _, _, a, b, _ in runs]
+        bars = axes.barh([slot for slot, *_ in runs], widths, left=begins, height=0.8, **look)
+        for bar, (_, _, a, b, told) in zip(bars, runs):
+            tell(bar, told + (f"; {milliseconds(a)} to {milliseconds(b)}" if timed else ""))
         if kind == "decode":
-            for slot, request, a, b in runs:
-                if b - a > NAMED * end:
-                    write_centred(axes, (a + b) / 2, slot, f"{request}", fontsize=8, color="#FFFFFF", zorder=3)
+            for slot, request, a, b, _ in runs:
+                if (b - a) * points > LETTER * len(f"{request}") + 3:
+                    write_centred(axes, (a + b) / 2, slot, f"{request}", fontsize=10, color="#FFFFFF", zorder=3)
     axes.set(xlim=(0, 1.02 * end), ylim=(slots - 0.4, -0.6), yticks=range(0, slots, 1 if slots <= 8 else 4))
     if step < line.steps:
         axes.axvline(now, color=style.INK, linewidth=1.2, zorder=4)
-    done = f"{line.steps} steps" if step == line.steps else f"step {step} of {line.steps}"
-    took = f", {milliseconds(now)}" if timed else ""
+    done = f"{line.steps} steps" if step == line.steps else f"{step} of {line.steps} steps"
+    took = f", {milliseconds(now)}" if timed and step == line.steps else ""
     first = line.batching == BATCHING[0]
     title = f"{line.batching}: {done}{took}"
     style.label(axes, x="seconds" if timed else "steps", y="slot" if first else "", title=title)
 
 
+def _steps(begin: int, end: int) -> str:
+    return f"step {end}" if end - begin == 1 else f"steps {begin + 1} to {end}"
+
+
 def _legend(axes: Axes) -> None:
-    place = {"transform": axes.figure.transFigure, "va": "center", "fontsize": 10}
-    x = 0.055
-    for kind, colour in COLOURS.items():
-        style.write(axes, x, 0.955, "■", color=colour, **place | {"fontsize": 13})
-        style.write(axes, x + 0.02, 0.955, kind, **place)
-        x += 0.05 + 0.0115 * len(kind)
-    style.write(axes, x, 0.955, "numbers: requests, in the order of arrival", color=NOTE, **place)
+    key(axes, COLOURS, Patch(fill=False, linewidth=0, label="numbers: requests, as they came"), columns=5)
 
 
 def _measured(text: Callable[[Measurement], str]) -> Callable[[Line], str]:
@@ -179,10 +187,15 @@ def _took(line: Line) -> str:
     return milliseconds(line.measured.median)
 
 
-def _alt(lines: Sequence[Line], settings: dict[str, Any], timed: bool) -> str:
+def _alt(lines: Sequence[Line], settings: dict[str, Any], moment: float, timed: bool) -> str:
     static, continuous = lines
-    shown = settings["shown_step"]
-    cut = f" Shown up to step {shown}." if shown < max(line.steps for line in lines) else ""
+    done = [f"{line.batching} has done {line.done(moment)} of {line.steps} steps" for line in lines]
+    is_cut = any(line.done(moment) < line.steps for line in lines)
+    cut = (
+        f" Shown after {milliseconds(moment) if timed else f'{moment:.0f} steps'}: {' and '.join(done)}."
+        if is_cut
+        else ""
+    )
     took = (
         f"Static batching takes {_took(static)}, continuous {_took(continuous)}."
         if timed

@@ -13,7 +13,7 @@ from workbench.labs.lab09_paged_attention.prefix_hits import AMPLE, EXPERIMENT, 
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Chart, Series, predicted, table, view
-from workbench.panels.plots import NOTE, matching
+from workbench.panels.plots import NOTE, key, matching
 from workbench.panels.view import View
 from workbench.panels.words import recorded_label
 
@@ -53,8 +53,8 @@ class PrefixHitsPanel(Panel):
             _hits_chart(made, best, places),
             _evictions_chart(made, places),
             _ttft_chart(timed, matching(self.record, measured="ttft")),
-            height=3.9,
-            boxes=[(0.075, 0.145, 0.335, 0.735), (0.48, 0.145, 0.165, 0.735), (0.735, 0.145, 0.25, 0.735)],
+            height=4.8,
+            boxes=[(0.085, 0.12, 0.345, 0.63), (0.515, 0.12, 0.165, 0.63), (0.775, 0.12, 0.215, 0.63)],
             table=table(made, columns) if made else (list(columns), before),
             caption=f"'{settings['load']}', {settings['requests']} requests, {order.prompt_tokens:,} prompt tokens"
             + ("" if made else "; the optimum, before a run"),
@@ -83,15 +83,12 @@ def _by_pool(made: Sequence[Measurement], places: list[str], value: Callable[[Me
 
 def _pools_axis(name: str, places: list[str], every: int = 1) -> Axis:
     shown = range(0, len(places), every)
-    return Axis(name, lambda at: _pool(places[round(at)]), ticks=shown, limits=(-0.4, len(places) - 0.6))
+    return Axis(name, lambda at: places[round(at)], ticks=shown, limits=(-0.4, len(places) - 0.6))
 
 
-def _small(axes: Axes) -> None:
-    """Small numbers, and a small legend."""
-    axes.tick_params(axis="x", labelsize=8.5)
-    if legend := axes.get_legend():
-        for text in legend.get_texts():
-            text.set_fontsize(7.5)
+def _key(axes: Axes) -> None:
+    """What is what in the first two plots, over all three."""
+    key(axes, {}, *axes.get_lines(), columns=2)
 
 
 def _hits_chart(made: Sequence[Measurement], best: dict[bool, float], places: list[str]) -> Chart:
@@ -110,18 +107,16 @@ def _hits_chart(made: Sequence[Measurement], best: dict[bool, float], places: li
             limits=(max(0.0, low - 0.9 * max(0.08, top - low)), min(1.0, top + 0.02) + 1e-3),
         ),
         title="share of prompt tokens found",
-        legend="lower right",
-        also=_small,
+        also=_key,
     )
 
 
 def _evictions_chart(made: Sequence[Measurement], places: list[str]) -> Chart:
     return Chart(
         *_by_pool(made, places, lambda m: m.counts["evictions"]),
-        x=_pools_axis("pool", places, 3),
+        x=_pools_axis("pool, times that", places, 3),
         y=Axis("", scale="zero"),
         title="evicted blocks",
-        also=_small,
         empty="",
     )
 
@@ -138,7 +133,6 @@ def _ttft_chart(timed: Sequence[Measurement], archive: Sequence[Measurement]) ->
     ratios = [s for m in (*timed, *archive) for s in (*m.samples, *m.settings["promised"])] or [1.0]
 
     def draw_one(axes: Axes) -> None:
-        _small(axes)
         axes.axhline(1, color=NOTE, linewidth=0.9, zorder=1)
 
     return Chart(
@@ -150,7 +144,7 @@ def _ttft_chart(timed: Sequence[Measurement], archive: Sequence[Measurement]) ->
             "log",
             limits=(min(*ratios, 1) / 1.6, max(*ratios, 2) * 6),  # room for the legend
         ),
-        title="TTFT without / with",
+        title="TTFT without ÷ with",
         legend="upper left",
         also=draw_one,
         empty="Run measures TTFT\non the engine",
@@ -170,21 +164,25 @@ def _words(
         f" Texts in work need {order.peak:,} blocks at most; everything that is ever computed fills"
         f" {order.all_blocks:,}."
     ]
-    if matching(made, pool=AMPLE, index="radix"):
+    tight = {m.settings["pool"]: m for m in matching(made, isolated=True, index="hash")}
+    if list(tight) == list(pools(order)):
         ample = min(m.counts["of_optimum"] for m in matching(made, pool=AMPLE))
-        tight = matching(made, isolated=True, index="hash")
-        enough = next((m for m in tight if m.counts["of_optimum"] >= ASKED), tight[-1])
-        hashes, trees = matching(made, index="hash"), matching(made, index="radix")
-        same = all(a.median == b.median for a, b in zip(hashes, trees, strict=False))
+        enough = next((m for m in tight.values() if m.counts["of_optimum"] >= ASKED), tight[AMPLE])
+        smallest = next(iter(tight.values()))
         lines.append(
             f"An ample pool finds {ample:.1%} of that. {ASKED:.0%} of it takes a pool of"
-            f" {enough.counts['num_blocks']:,.0f} blocks; the smallest finds {tight[0].counts['of_optimum']:.1%} and"
-            f" evicts {tight[0].counts['evictions']:,.0f}."
+            f" {enough.counts['num_blocks']:,.0f} blocks; the smallest finds {smallest.counts['of_optimum']:.1%} and"
+            f" evicts {smallest.counts['evictions']:,.0f}."
         )
+    hashes, trees = (
+        {(m.settings["isolated"], m.settings["pool"]): m.median for m in matching(made, index=index)}
+        for index in ("hash", "radix")
+    )
+    if hashes and set(hashes) == set(trees):
         lines.append(
             "Hashes and tree find the same: who holds a block holds all before it, so what is found is a beginning"
             " either way."
-            if same
+            if hashes == trees
             else "Hashes and tree differ: where a block is lost, what followed it is lost to the tree at once."
         )
     for m in timed:
