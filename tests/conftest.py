@@ -129,7 +129,10 @@ def _pairs(places: tuple[int, ...]) -> set[tuple]:
 
 
 def tiny_config(**changes) -> ModelConfig:
-    """Llama's block at d = 32, two layers, two query heads to a key-value head, the shipped vocabulary."""
+    """Llama's block at d = 32, two layers, two query heads to a key-value head, the shipped vocabulary.
+
+    Without an end-of-text token: random weights may write one at any place, another one on each machine.
+    """
     shape = {
         "family": "llama",
         "vocab_size": 4096,
@@ -142,7 +145,7 @@ def tiny_config(**changes) -> ModelConfig:
         "context_length": 256,
         "tie_embeddings": True,
         "bos_token_id": 0,
-        "eos_token_ids": (0,),
+        "eos_token_ids": (),
     }
     return ModelConfig(**(shape | changes))
 

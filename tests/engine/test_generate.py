@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import random_decoder, tiny_config
+from conftest import random_decoder, shipped_tokenizer, tiny_config
 
 from workbench.decoding import Generation, token_loop
 from workbench.decoding.text import Detokenizer, StopStrings
@@ -282,9 +282,11 @@ def test_a_stop_string_in_the_prompt_does_not_count(tiny_model):
     assert (result.text, result.finish_reason) == ("y = 1", "length")
 
 
-def test_the_stop_token_is_a_token_but_not_text(tiny_model):
-    end = tiny_model.tokenizer.end_of_text
-    ids = [*tiny_model.tokenizer.encode("pass\n"), end]
+def test_the_stop_token_is_a_token_but_not_text():
+    tokenizer = shipped_tokenizer()
+    end = tokenizer.end_of_text
+    tiny_model = random_decoder(tiny_config(eos_token_ids=(end,)), tokenizer=tokenizer)
+    ids = [*tokenizer.encode("pass\n"), end]
     pieces, result = write(tiny_model, ids, max_new_tokens=40)  # the model's own end-of-text token
     assert (result.text, result.finish_reason, result.tokens) == ("pass\n", "stop_token", ids)
     assert len(pieces) == len(result.log_probs) == len(ids)
@@ -441,7 +443,7 @@ def forgets_the_last_row(forward, prompt_ids, choose, max_new_tokens, stop_token
 def test_a_loop_that_breaks_its_promise_is_told_how(tiny_model, loop, message):
     kv = Recompute(tiny_model.config)
     with pytest.raises(WorkbenchError, match=message):
-        generate(tiny_model, PROMPT, max_new_tokens=4, loop=loop, kv=kv)
+        generate(tiny_model, PROMPT, max_new_tokens=4, loop=loop, kv=kv, stop_token_ids=(0,))
     assert not kv.lengths
 
 
