@@ -31,6 +31,9 @@ Supports float32, float16 and bfloat16 (widened to float32 before the temperatur
 text whose logits are no distribution (a NaN, +inf, or nothing but −inf after the temperature) gets the token −1: to
 raise would be to wait for the device. min-p and penalties are not here.
 
+The engine draws with `sample` (`workbench.decoding.device_sampling`, which states how far its distribution is from the
+one in float64). Greedy rows take torch's argmax, an operation of the recorded step.
+
 Tiles, of the logits of one text:
 
     version 1   | BLOCK | BLOCK | BLOCK | ... |            program n, one pass after the other -> token n
@@ -540,23 +543,23 @@ def sample(
 ) -> torch.Tensor:
     """[N] int64: a token for each row of logits [N, V], by the uniform number of that row.
 
-    uniform: [N] float32 in [0, 1). temperature: [N] float32, 0 takes the best, as does
-    what is below the smallest normal float32. top_k: [N] int32, 0 keeps all.
-    top_p: [N] float32 in (0, 1], 1 keeps all. None is off for all rows, and its launches are saved. All on one device,
-    and nothing in a launch depends on their values. Raises Unsupported for other shapes, types, devices.
+    uniform: [N] float32 or float64 in [0, 1). temperature: [N] float32, 0 takes the best, as does what is below the
+    smallest normal float32. top_k: [N] int32, 0 keeps all. top_p: [N] float32 in (0, 1], 1 keeps all. None is off for
+    all rows, and its launches are saved. All on one device, and nothing in a launch depends on their values. Raises
+    Unsupported for other shapes, types, devices.
     """
     check_version("sample", version, VERSIONS)
     rows, size = _checked("sample", logits)
-    for name, tensor, dtype in (
-        ("uniform", uniform, torch.float32),
-        ("temperature", temperature, torch.float32),
-        ("top_k", top_k, torch.int32),
-        ("top_p", top_p, torch.float32),
+    for name, tensor, dtypes in (
+        ("uniform", uniform, (torch.float32, torch.float64)),
+        ("temperature", temperature, (torch.float32,)),
+        ("top_k", top_k, (torch.int32,)),
+        ("top_p", top_p, (torch.float32,)),
     ):
         if tensor is not None:
             check_shape("sample", name, tensor, (rows,))
             given: dict[str, Any] = {name: tensor}
-            check_tensors("sample", dtypes=(dtype,), **given)
+            check_tensors("sample", dtypes=dtypes, **given)
             if tensor.device != logits.device:
                 raise Unsupported(
                     f"sample: {name} must be where the logits are, on {logits.device}; got {tensor.device}"

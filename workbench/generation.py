@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from workbench.decoding.device_sampling import SAMPLERS
 from workbench.decoding.filters import check_filter_names, whole_number
 from workbench.decoding.guide import Guide, begin_guide
 from workbench.decoding.loop import Generation, Runner, Stream, check_cancel, token_loop
 from workbench.decoding.request_checks import check_callable, check_model, check_of_draft, check_of_guide, check_seed
 from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv, stop_ids, stop_strings
-from workbench.decoding.sampling import Sampler, SamplingSettings, TokenDistribution, draws_for
+from workbench.decoding.sampling import SamplingSettings, TokenDistribution, draws_for
 from workbench.decoding.sequence import Sequence as DecodedSequence
 from workbench.decoding.step import Step
 from workbench.decoding.text import GeneratedText
@@ -90,9 +91,11 @@ def stream(
     text = GeneratedText(model.tokenizer, prompt_ids, stop_strings(model, stop))
     check_seed(seed)
     _check_replacements(filters, settings)
+    make_sampler = SAMPLERS[getattr(model, "kernels", "torch")]
     runner: Runner
     if draft is None and guide is None:
-        sampler = Sampler(TokenDistribution(settings, prompt_ids, replace=filters), draws_for(settings, seed))
+        distribution = TokenDistribution(settings, prompt_ids, replace=filters)
+        sampler = make_sampler(distribution, draws_for(settings, seed))
         runner = plain = ModelRunner(
             model, ready_kv("recompute" if kv is None else kv, model, 1, len(prompt_ids) + max_new_tokens)
         )
@@ -120,7 +123,7 @@ def stream(
             prompt_tokens=len(prompt_ids),
             max_new_tokens=max_new_tokens,
             stop_token_ids=stop_token_ids,
-            sampler=Sampler(
+            sampler=make_sampler(
                 TokenDistribution(settings, prompt_ids, replace=filters, guide=state), draws_for(settings, seed)
             ),
             guide=state,

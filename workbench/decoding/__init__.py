@@ -4,6 +4,7 @@ from workbench.decoding.beam import Hypothesis, beam_search, generate_beam
 from workbench.decoding.filters import (
     FILTERS,
     apply_temperature,
+    filter_stages,
     keep_min_p,
     keep_top_k,
     keep_top_p,
@@ -21,7 +22,6 @@ from workbench.decoding.sampling import (
     TokenDistribution,
     choose,
     draw,
-    filter_stages,
 )
 from workbench.decoding.sequence import NewToken, Request, Sequence, Status
 from workbench.decoding.step import Chunk, Step, StepOutput

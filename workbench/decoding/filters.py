@@ -12,8 +12,8 @@ and top-p after top-k measures its mass within the k tokens that are left.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -143,7 +143,47 @@ FILTERS: dict[str, Callable[..., torch.Tensor]] = {  # in the order in which the
 class Settings(Protocol):
     """`sampling.SamplingSettings`: a value for each filter, and which of them change anything."""
 
+    @property
+    def greedy(self) -> bool: ...
     def active(self) -> list[str]: ...
+
+
+def filter_stages(
+    settings: Settings,
+    logits: torch.Tensor,
+    prompt_ids: Sequence[int],
+    generated_ids: Sequence[int],
+    replace: Mapping[str, Callable[..., torch.Tensor]] | None = None,
+) -> list[tuple[str, torch.Tensor]]:
+    """[(stage, logits [V])]: "model" first, then after each active filter; the last is what is drawn from.
+
+    replace: other functions for named filters, with the same arguments. One is called when its filter is
+    active (the temperature not at 0, which is the argmax and no division), on a copy it may change.
+    Raises WorkbenchError for NaN, for +inf, for no token left, and for a replacement that returns no [V].
+    """
+    replace = replace or {}
+    check_filter_names(replace)
+    if logits.dim() != 1:
+        raise not_one_row(logits)
+    check_logits(logits, "the model")
+    stages = [("model", logits)]
+    for name in settings.active():
+        arguments: list[Any] = [getattr(settings, name)]
+        if name == "repetition_penalty":
+            arguments.insert(0, [*prompt_ids, *generated_ids])
+        elif name.endswith("penalty"):
+            arguments.insert(0, list(generated_ids))
+        if name in replace and not (name == "temperature" and settings.greedy):
+            changed = replace[name](logits.clone(), *arguments)
+            if not isinstance(changed, torch.Tensor) or changed.shape != logits.shape:
+                came = list(changed.shape) if isinstance(changed, torch.Tensor) else type(changed).__name__
+                raise WorkbenchError(f"filter {name!r} must return logits of shape {list(logits.shape)}, got {came}")
+        else:
+            changed = FILTERS[name](logits, *arguments)
+        check_logits(changed, f"filter {name!r}")
+        logits = changed
+        stages.append((name, logits))
+    return stages
 
 
 def filter_rows(logits: torch.Tensor, settings: Settings, *, check: bool = False) -> torch.Tensor:
@@ -184,6 +224,12 @@ def check_logits(logits: torch.Tensor, source: str) -> None:
     if (best == math.inf).any():
         raise WorkbenchError(f"{source} gave a logit of +inf; use finite logits, and −inf to remove a token")
     raise WorkbenchError(f"{source} removed every token (all logits are −inf); at least one must be left")
+
+
+def not_one_row(logits: torch.Tensor) -> WorkbenchError:
+    return WorkbenchError(
+        f"choosing takes the logits of one next token, [V], got {list(logits.shape)}; use the last row, logits[-1]"
+    )
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

@@ -229,12 +229,13 @@ def check_outside(call: str, owner: int) -> None:
         raise WorkbenchError(f"{call} cannot be called from within a step; call it between two steps")
 
 
-def first_sampler(request: Any) -> Sampler:
+def first_sampler(request: Any, model: Any) -> Sampler:
     """What the tokens of its first sample are chosen with. Raises WorkbenchError for settings of its own that raise."""
-    from workbench.decoding.sampling import GREEDY, Sampler, TokenDistribution, draws_for  # needs torch
+    from workbench.decoding.device_sampling import SAMPLERS  # needs torch
+    from workbench.decoding.sampling import GREEDY, TokenDistribution, draws_for
 
     try:
         distribution = TokenDistribution(request.sampling or GREEDY, request.prompt_ids)
-        return Sampler(distribution, draws_for(distribution, request.seed))
+        return SAMPLERS[getattr(model, "kernels", "torch")](distribution, draws_for(distribution, request.seed))
     except Exception as error:
         raise WorkbenchError(f"the sampling of request {request.id!r} raised {error!r}") from error

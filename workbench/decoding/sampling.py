@@ -17,11 +17,11 @@ from workbench.decoding.filters import (
     FILTERS,
     REMOVED,
     SMALLEST_TEMPERATURE,
-    check_filter_names,
     check_logits,
     filter_rows,
+    filter_stages,
+    not_one_row,
 )
-from workbench.errors import WorkbenchError
 
 TextOf = Callable[[int], Sequence[int]]  # row of logits -> the token ids before the token that this row predicts
 
@@ -67,44 +67,6 @@ GREEDY = SamplingSettings()
 _NEUTRAL = {field.name: field.default for field in dataclasses.fields(SamplingSettings)} | {"temperature": 1.0}
 
 
-def filter_stages(
-    settings: SamplingSettings,
-    logits: torch.Tensor,
-    prompt_ids: Sequence[int],
-    generated_ids: Sequence[int],
-    replace: Mapping[str, Callable[..., torch.Tensor]] | None = None,
-) -> list[tuple[str, torch.Tensor]]:
-    """[(stage, logits [V])]: "model" first, then after each active filter; the last is what is drawn from.
-
-    replace: other functions for named filters, with the same arguments. One is called when its filter is
-    active (the temperature not at 0, which is the argmax and no division), on a copy it may change.
-    Raises WorkbenchError for NaN, for +inf, for no token left, and for a replacement that returns no [V].
-    """
-    replace = replace or {}
-    check_filter_names(replace)
-    if logits.dim() != 1:
-        raise _not_one_row(logits)
-    check_logits(logits, "the model")
-    stages = [("model", logits)]
-    for name in settings.active():
-        arguments: list[Any] = [getattr(settings, name)]
-        if name == "repetition_penalty":
-            arguments.insert(0, [*prompt_ids, *generated_ids])
-        elif name.endswith("penalty"):
-            arguments.insert(0, list(generated_ids))
-        if name in replace and not (name == "temperature" and settings.greedy):
-            changed = replace[name](logits.clone(), *arguments)
-            if not isinstance(changed, torch.Tensor) or changed.shape != logits.shape:
-                came = list(changed.shape) if isinstance(changed, torch.Tensor) else type(changed).__name__
-                raise WorkbenchError(f"filter {name!r} must return logits of shape {list(logits.shape)}, got {came}")
-        else:
-            changed = FILTERS[name](logits, *arguments)
-        check_logits(changed, f"filter {name!r}")
-        logits = changed
-        stages.append((name, logits))
-    return stages
-
-
 # -- the distribution of the next token --------------------------------------------------------------------
 
 
@@ -137,6 +99,8 @@ class TokenDistribution:
         self.row_by_row = bool(self._replace) or any(name.endswith("penalty") for name in self._active)
         self._at_one: SamplingSettings | None = None
         self._only_argmax = self._active == ["temperature"] and settings.greedy and not self._replace
+        self.filters_alone = not self._replace and guide is None
+        """The settings say it all: no grammar, and no function of the user's."""
         self.is_argmax = self._only_argmax and guide is None
         """Greedy, and no filter, penalty or grammar has a say: the token of the highest logit."""
 
@@ -262,10 +226,15 @@ class Sampler:
     def choose(self, logits: torch.Tensor, token_ids: Sequence[int]) -> int:
         """The token id after these, from the model's logits [V]. The one place where a next token is chosen."""
         if logits.dim() != 1:
-            raise _not_one_row(logits)
+            raise not_one_row(logits)
         if self.distribution.greedy:
             return self.distribution.best(logits[None], lambda _: token_ids)[0]
         return self.draws.choose(self.distribution.probabilities(logits[None], lambda _: token_ids)[0])
+
+    @classmethod
+    def choose_together(cls, samplers: Sequence[Sampler], logits: torch.Tensor) -> dict[int, int]:
+        """{row: token} of those rows of logits [n, V] that are chosen in one call, each as by `choose`; here none."""
+        return {}
 
 
 def choose(logits: torch.Tensor, generator: torch.Generator | None = None) -> int:
@@ -274,9 +243,3 @@ def choose(logits: torch.Tensor, generator: torch.Generator | None = None) -> in
     if generator is None:
         return int(logits.argmax())
     return RandomDraws(generator).choose(logits.double().softmax(dim=-1))
-
-
-def _not_one_row(logits: torch.Tensor) -> WorkbenchError:
-    return WorkbenchError(
-        f"choosing takes the logits of one next token, [V], got {list(logits.shape)}; use the last row, logits[-1]"
-    )

@@ -61,14 +61,13 @@ class Step:
         starts = [self.start(sequence) for sequence in sequences]
         new = [sequence.token_ids[start:] for sequence, start in zip(sequences, starts)]
         logits = self.forward(self.batch(sequences, new, starts, chunks))
-        best = best_of_all(sequences, logits)
-        if best is not None and isinstance(self.model, GraphedSteps):
-            self.model.note_best(best)
+        chosen = self._chosen(sequences, logits)
         outputs = []
         for row, (sequence, sent) in enumerate(zip(sequences, new)):
             length, emitted, failed = len(sequence.token_ids), tuple[NewToken, ...](), None
             try:
-                token = sequence.sampler.choose(logits[row], sequence.token_ids) if best is None else best[row]
+                if (token := chosen.get(row)) is None:
+                    token = sequence.sampler.choose(logits[row], sequence.token_ids)
                 emitted = self.emit(sequence, token, logits[row])
             except Exception as error:  # of a filter, a grammar, a learner's part: it ends the sequence
                 if not isolate:
@@ -77,6 +76,16 @@ class Step:
                 failed = error
             outputs.append(StepOutput(emitted, len(sent), failed))
         return outputs
+
+    def _chosen(self, sequences: abc.Sequence[Sequence], logits: torch.Tensor) -> dict[int, int]:
+        """{row: token} of the rows that are chosen together; the others are chosen one by one."""
+        best = best_of_all(sequences, logits)
+        if best is None:
+            samplers = [sequence.sampler for sequence in sequences]
+            return samplers[0].choose_together(samplers, logits) if samplers else {}
+        if isinstance(self.model, GraphedSteps):
+            self.model.note_best(best)
+        return dict(enumerate(best))
 
     def start(self, sequence: Sequence) -> int:
         """Number of its tokens in the kv."""

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from workbench.decoding.device_sampling import KernelSampler, drawn, why_not_kernel
 from workbench.decoding.filters import check_filtered, check_logits, filter_rows
 from workbench.decoding.sampling import RandomDraws, Sampler, SamplingSettings, TokenDistribution, draw
 from workbench.decoding.sequence import Finished, Sequence
@@ -162,25 +163,38 @@ def why_not_ahead(sampler: Sampler) -> str:
 
 
 def chosen(
-    decoded: Decoded, settings: abc.Sequence[SamplingSettings], uniforms: abc.Sequence[float | None]
+    decoded: Decoded,
+    settings: abc.Sequence[SamplingSettings],
+    uniforms: abc.Sequence[float | None],
+    kernels: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[n] tokens: what `Sampler.choose` takes, and no value is looked at. [n] the highest logit of each row after the
     filters: not finite where there is nothing to choose from.
 
     uniforms: the random number of each row, None where the best token is taken. All rows and numbers go to the device
-    in one copy, for which the host does not wait.
+    in one copy, for which the host does not wait. kernels: by our kernel where it can, as `decoding.device_sampling`.
     """
     tokens, tops, logits = decoded.best, decoded.top.double(), decoded.logits
     alike: dict[SamplingSettings, list[int]] = {}
+    together: dict[int, float] = {}
     for row, (setting, uniform) in enumerate(zip(settings, uniforms)):
-        if uniform is not None:
+        if uniform is None:
+            continue
+        if kernels and not why_not_kernel(setting, logits):
+            together[row] = uniform
+        else:
             alike.setdefault(setting, []).append(row)
+    if together:
+        rows = [*together]
+        at, ours = drawn(logits, [settings[row] for row in rows], [*together.values()], rows)
+        tokens = tokens.index_copy(0, at, ours.clamp(min=0))
+        tops = tops.index_copy(0, at, torch.where(ours < 0, torch.nan, tops[at]))
     if not alike:
         return tokens, tops
-    drawn = [uniform for rows in alike.values() for row in rows if (uniform := uniforms[row]) is not None]
-    order, numbers = sent([[*chain(*alike.values())], drawn], dtype=torch.float64, device=logits.device)
+    numbers = [uniform for rows in alike.values() for row in rows if (uniform := uniforms[row]) is not None]
+    order, there = sent([[*chain(*alike.values())], numbers], dtype=torch.float64, device=logits.device)
     sizes = [len(rows) for rows in alike.values()]
-    for setting, at, uniform in zip(alike, order.long().split(sizes), numbers.split(sizes)):
+    for setting, at, uniform in zip(alike, order.long().split(sizes), there.split(sizes)):
         filtered = filter_rows(logits[at], setting)
         tokens = tokens.index_copy(0, at, draw(filtered.double().softmax(dim=-1), uniform))
         tops = tops.index_copy(0, at, filtered.amax(dim=-1).double())
@@ -245,6 +259,7 @@ class Launcher:
         sequences = [work.sequence for work in works if work.writes]
         batch, sources = self._batch(works, len(sequences), before)
         settings = [sequence.sampler.distribution.settings for sequence in sequences]
+        kernels = all(isinstance(sequence.sampler, KernelSampler) for sequence in sequences)
         uniforms = [None if sequence.sampler.distribution.greedy else _uniform(sequence) for sequence in sequences]
         if self._graphs is not None and not self._graphs.why_eager(batch):
             step = self._graphs.prepare(batch, sources)
@@ -254,7 +269,7 @@ class Launcher:
         def work() -> torch.Tensor:
             with torch.inference_mode():
                 decoded = step()
-                tokens, tops = chosen(decoded, settings, uniforms)
+                tokens, tops = chosen(decoded, settings, uniforms, kernels)
                 self._previous[: len(sequences)].copy_(tokens[: len(sequences)])
                 return torch.stack((tokens.double(), decoded.top.double(), tops))
 

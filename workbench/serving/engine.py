@@ -159,7 +159,7 @@ class Engine:
         """Check all of them, each with what its tokens are chosen with, and take their names. Raises WorkbenchError,
         and then nothing has changed."""
         given = [checks.check_fits_model(one, self.model) for one in checks.check_requests(requests, Request)]
-        accepted = [(request, checks.first_sampler(request)) for request in given]
+        accepted = [(request, checks.first_sampler(request, self.model)) for request in given]
         with self._names:
             checks.check_new_ids([request.id for request in given], self._coming)
             for request in given:
@@ -240,7 +240,7 @@ class Engine:
         for sequence in plan.forked:
             distribution, seed = sequence.sampler.distribution, sequence.request.seed
             draws = draws_for(distribution, None if seed is None else seed + sequence.sample)
-            self._prepare(sequence, Sampler(distribution, draws))
+            self._prepare(sequence, type(sequence.sampler)(distribution, draws))
         if self._speculator is not None:
             for sequence in (*plan.preempted, *plan.swapped_out):
                 self._speculator.forget(sequence)

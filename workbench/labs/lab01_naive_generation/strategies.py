@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from workbench.decoding.filters import filter_stages
 from workbench.decoding.loop import token_loop
-from workbench.decoding.sampling import SamplingSettings, filter_stages
+from workbench.decoding.sampling import SamplingSettings
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import MODEL, PROMPT, gaps, next_logits, plain, text_of, token_text, tokens_of
