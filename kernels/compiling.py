@@ -389,12 +389,17 @@ def _fused_matvec(rows: int, part: str, dtype: torch.dtype) -> None:
         matvec.matvec(x, weight, None, splits, arrivals=last_adds, **besides)
 
 
+# as the device has it, and divided among programs, of which the last adds the parts up
+DIVIDED: tuple[Callable[[], dict[str, Any]], ...] = (dict, lambda: {"splits": 2, "arrivals": _ints(1 << 14)})
+
+
 def _matvec_int8(version: int, rows: int, dtype: torch.dtype) -> None:
     from workbench.kernels import matvec_int8
 
     x = _empty(rows, 4096, dtype=dtype)
     if version == 4:  # as a prepared model has it
-        matvec_int8.matvec_int8(x, _ints(4096, 1024), _ints(32, 4096).T, group=128, added=128, version=version)
+        for how in DIVIDED:
+            matvec_int8.matvec_int8(x, _ints(4096, 1024), _ints(32, 4096).T, group=128, added=128, version=4, **how())
         return
     scale = _empty(4096, 1, dtype=torch.float16)
     matvec_int8.matvec_int8(x, _empty(4096, 4096, dtype=torch.int8), scale, version=version)
@@ -404,7 +409,8 @@ def _matvec_int4(version: int, rows: int, dtype: torch.dtype) -> None:
     from workbench.kernels import matvec_int4
 
     scale, words = _ints(32, 4096).T, _ints(4096, 512)  # words of a scale and a zero, as a prepared model has them
-    matvec_int4.matvec_int4(_empty(rows, 4096, dtype=dtype), words, scale, group=128, version=version)
+    for how in DIVIDED[: 1 if version < 3 else 2]:
+        matvec_int4.matvec_int4(_empty(rows, 4096, dtype=dtype), words, scale, group=128, version=version, **how())
 
 
 def _dependents(dtype: torch.dtype) -> None:

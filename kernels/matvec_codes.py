@@ -11,7 +11,8 @@ import triton.language as tl
 
 from workbench.errors import is_whole
 from workbench.kernels import launch
-from workbench.kernels.matvec import FEW_ROWS, padded_rows, splits_for
+from workbench.kernels.arrivals import is_last
+from workbench.kernels.matvec import FEW_ROWS, all_parts, padded_rows, splits_for, store_outputs, store_product
 
 UNIT = 128  # inputs of a step
 
@@ -61,6 +62,33 @@ def sums_of_inputs(values, ones):
         return tl.sum(values, 1)[None, :]
     else:
         return tl.dot(ones, tl.trans(values), input_precision="ieee")
+
+
+@triton.jit
+def end_product(y, parts, arrivals, total, n, N, rows, OUT, MERGES: tl.constexpr):
+    """total [BLOCK_OUT, ROWS] to y [splits, N, OUT], in the part of this program's split. MERGES: to parts, and the
+    last split of these outputs adds all parts up, in the order of the splits, for y [N, OUT]."""
+    if MERGES:
+        store_product(parts, total, n, N, rows, OUT)
+        if is_last(arrivals, tl.program_id(0), tl.num_programs(2)):
+            there = (rows < OUT)[:, None] & (n < N)[None, :]
+            total = tl.zeros(total.shape, tl.float32)
+            for split in range(0, tl.num_programs(2)):
+                at = (split * N + n).to(tl.int64)[None, :] * OUT + rows[:, None]
+                total += tl.load(parts + at, mask=there, other=0.0, cache_modifier=".cg")
+            store_product(y, total, n, N, rows, OUT, False, False)
+    else:
+        store_product(y, total, n, N, rows, OUT)
+
+
+@triton.jit
+def end_few_rows(y, parts, arrivals, n, N, rows, OUT, ROWS: tl.constexpr, MERGES: tl.constexpr):
+    """When rows n … n + ROWS − 1 of this split are in parts: the same."""
+    if MERGES:  # noqa: SIM102 - both sides of an `and` would be compiled
+        if is_last(arrivals, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.num_programs(2)):
+            for row in tl.static_range(ROWS):
+                total = all_parts(parts, parts, n + row, N, rows, OUT, 0, 0.0, False)
+                store_outputs(y, y, total, n + row, N, rows, OUT, False, False, False)
 
 
 def check_group(name: str, group: int | None, in_features: int) -> int:

@@ -54,7 +54,9 @@ Tiles of the weight [out, in] in words of 8 codes, with scale and zero [out, gro
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,11 +64,14 @@ import triton
 import triton.language as tl
 
 from workbench.kernels import alone, launch, tuning
-from workbench.kernels.matvec import add_parts, check_rows, check_splits, store_outputs, store_product
+from workbench.kernels.arrivals import check_arrivals, counters, enough
+from workbench.kernels.matvec import add_parts, check_rows, check_splits, store_outputs
 from workbench.kernels.matvec_codes import (
     UNIT,
     check_group,
     check_scales,
+    end_few_rows,
+    end_product,
     key_of,
     on_tensor_cores,
     order_of_rows,
@@ -223,7 +228,10 @@ def matvec_int4_few_rows(
     added,
     base,
     blocks_a_split,
+    parts,
+    arrivals,
     HAS_ZERO: tl.constexpr,
+    MERGES: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     PAIRED: tl.constexpr,
@@ -297,13 +305,15 @@ def matvec_int4_few_rows(
             total2 += scaled(sums2, ones2, all2, step, offset, PAIRED, BLOCK_OUT, UNITS)
         if ROWS > 3:
             total3 += scaled(sums3, ones3, all3, step, offset, PAIRED, BLOCK_OUT, UNITS)
-    store_outputs(y, y, tl.sum(total0, 1), n, N, rows, OUT, False)
+    own = parts if MERGES else y
+    store_outputs(own, own, tl.sum(total0, 1), n, N, rows, OUT, False)
     if ROWS > 1:
-        store_outputs(y, y, tl.sum(total1, 1), n + 1, N, rows, OUT, False)
+        store_outputs(own, own, tl.sum(total1, 1), n + 1, N, rows, OUT, False)
     if ROWS > 2:
-        store_outputs(y, y, tl.sum(total2, 1), n + 2, N, rows, OUT, False)
+        store_outputs(own, own, tl.sum(total2, 1), n + 2, N, rows, OUT, False)
     if ROWS > 3:
-        store_outputs(y, y, tl.sum(total3, 1), n + 3, N, rows, OUT, False)
+        store_outputs(own, own, tl.sum(total3, 1), n + 3, N, rows, OUT, False)
+    end_few_rows(y, parts, arrivals, n, N, rows, OUT, ROWS, MERGES)
 
 
 @triton.jit
@@ -334,7 +344,10 @@ def matvec_int4_many_rows(
     added,
     base,
     blocks_a_split,
+    parts,
+    arrivals,
     HAS_ZERO: tl.constexpr,
+    MERGES: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -371,7 +384,7 @@ def matvec_int4_many_rows(
             step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, less, HAS_ZERO)
             every = sums_of_inputs(inside, ones)
             total += step[:, None] * codes + offset[:, None] * every
-    store_product(y, total, n, N, rows, OUT)
+    end_product(y, parts, arrivals, total, n, N, rows, OUT, MERGES)
 
 
 @triton.jit
@@ -425,6 +438,7 @@ def matvec_int4(
     group: int | None = None,
     added: int = 0,
     splits: int | None = None,
+    arrivals: torch.Tensor | None = None,
     version: int = 3,
     config: Config | None = None,
 ) -> torch.Tensor:
@@ -432,8 +446,8 @@ def matvec_int4(
 
     words [out, 16 · ⌈in/128⌉] int32: `interleaved` codes. scale, zero [out, in/group], best laid out group after group
     (`scale.T.contiguous().T`). group: inputs that share a scale, None for the whole row. added: what symmetric codes
-    are stored above, negative. scale may be words of `matvec_codes.packed`, which have zero in them. splits, config: as
-    of `matvec`.
+    are stored above, negative. scale may be words of `matvec_codes.packed`, which have zero in them. splits,
+    arrivals, config: as of `matvec`.
     Raises Unsupported for more rows, other types and groups, and shapes that do not fit.
     """
     name = "matvec_int4"
@@ -443,6 +457,7 @@ def matvec_int4(
     launch.check_tensors(name, multiplies=tensor_cores, contiguous=False, x=x)
     launch.check_tensors(name, dtypes=(torch.int32,), words=words)
     check_splits(name, splits, version)
+    check_arrivals(name, arrivals, x.device)
     out_features, in_features = len(words), x.shape[1]
     y = x.new_empty(rows, out_features)
     if not y.numel():
@@ -478,8 +493,11 @@ def matvec_int4(
         return y
     splits = splits_of(splits, version, programs * chunks, blocks, x.device)
     parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
-    arguments = (*arguments[:4], parts, *arguments[5:])
+    merges = splits > 1 and enough(arrivals, programs * chunks)
+    to, ends = (y, (parts, arrivals)) if merges else (parts, (parts, parts))
+    arguments = (*arguments[:4], to, *arguments[5:])
     shared = {
+        "MERGES": merges,
         "EVEN": in_features % (128 * config["UNITS"]) == 0,
         "ROWS": padded(rows, x.dtype, version),
         "BLOCK_OUT": config["BLOCK_OUT"],
@@ -493,6 +511,7 @@ def matvec_int4(
             *arguments,
             PAIRED_BASE[x.dtype],
             each,
+            *ends,
             **has,
             **shared,
             PARTS=128 // math.gcd(group, 128) if scale.shape[1] > 1 else 1,
@@ -505,12 +524,13 @@ def matvec_int4(
             *arguments,
             ONE,
             each,
+            *ends,
             **has,
             **shared,
             PAIRED=in_pairs(x),
             UNITS=config["UNITS"],
         )
-    if splits > 1:
+    if splits > 1 and not merges:
         add_parts(parts, y, None)
     return y
 
@@ -568,14 +588,17 @@ def matvec_int4_work(
     *,
     group: int | None = None,
     splits: int | None = None,
+    merges: bool = False,
     version: int = 3,
 ) -> launch.Work:
-    """Words, scales, zeros and x read once, y written once; 2 FLOPs for each weight and row."""
+    """Words, scales, zeros and x read once, y written once; 2 FLOPs for each weight and row.
+    merges: with arrivals, so that no launch adds the parts up."""
     (rows, in_features), out_features = x.shape, len(words)
     read = sum(one.numel() * one.element_size() for one in (x, words, scale, zero) if one is not None)
     config = chosen(rows, out_features, in_features, group or in_features, x.dtype, x.device, version)
     programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
-    count = 1 + (splits_of(splits, version, programs * chunks, blocks, x.device) > 1) if rows and out_features else 0
+    divided = splits_of(splits, version, programs * chunks, blocks, x.device) > 1
+    count = 1 + (divided and not merges) if rows and out_features else 0
     return launch.Work(read, rows * out_features * x.element_size(), 2 * rows * out_features * in_features, count)
 
 
@@ -621,12 +644,14 @@ def tune_matvec_int4(
     repeats: int = 5,
 ) -> Config:
     """Time the candidates for tensors like these and keep the fastest in this device's table."""
+    given: dict[str, Any] = {"group": group, "added": added, "version": version, "arrivals": counters(x.device)}
+    multiply = functools.partial(matvec_int4, x, words, scale, zero, **given)
     key = key_of(x.shape[0], len(words), x.shape[1], group or x.shape[1], x.dtype, version)
     return tuning.tune(
         "matvec_int4",
         key,
         candidates(x.shape[0], x.shape[1], x.dtype, version),
-        lambda config: matvec_int4(x, words, scale, zero, group=group, added=added, version=version, config=config),
+        lambda config: multiply(config=config),
         x.device,
         budget_s=budget_s,
         repeats=repeats,

@@ -41,7 +41,9 @@ Tiles of the weight [out, in] in codes, with scale and zero [out, groups] beside
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,11 +51,14 @@ import triton
 import triton.language as tl
 
 from workbench.kernels import alone, launch, tuning
-from workbench.kernels.matvec import add_parts, check_rows, check_splits, row_of, store_outputs, store_product
+from workbench.kernels.arrivals import check_arrivals, counters, enough
+from workbench.kernels.matvec import add_parts, check_rows, check_splits, row_of, store_outputs
 from workbench.kernels.matvec_codes import (
     UNIT,
     check_group,
     check_scales,
+    end_few_rows,
+    end_product,
     key_of,
     on_tensor_cores,
     order_of_rows,
@@ -148,7 +153,10 @@ def matvec_int8_few_rows(
     stride_group,
     added,
     blocks_a_split,
+    parts,
+    arrivals,
     HAS_ZERO: tl.constexpr,
+    MERGES: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     PART: tl.constexpr,
@@ -185,13 +193,15 @@ def matvec_int8_few_rows(
         if ROWS > 3:
             value = row_of(x, n + 3, N, k, stride_x, IN, EVEN)
             total3 += scaled_sums(tile, value, step, offset, BLOCK_OUT, PARTS, PART)
-    store_outputs(y, y, tl.sum(total0, 1), n, N, rows, OUT, False)
+    own = parts if MERGES else y
+    store_outputs(own, own, tl.sum(total0, 1), n, N, rows, OUT, False)
     if ROWS > 1:
-        store_outputs(y, y, tl.sum(total1, 1), n + 1, N, rows, OUT, False)
+        store_outputs(own, own, tl.sum(total1, 1), n + 1, N, rows, OUT, False)
     if ROWS > 2:
-        store_outputs(y, y, tl.sum(total2, 1), n + 2, N, rows, OUT, False)
+        store_outputs(own, own, tl.sum(total2, 1), n + 2, N, rows, OUT, False)
     if ROWS > 3:
-        store_outputs(y, y, tl.sum(total3, 1), n + 3, N, rows, OUT, False)
+        store_outputs(own, own, tl.sum(total3, 1), n + 3, N, rows, OUT, False)
+    end_few_rows(y, parts, arrivals, n, N, rows, OUT, ROWS, MERGES)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -211,7 +221,10 @@ def matvec_int8_many_rows(
     stride_group,
     added,
     blocks_a_split,
+    parts,
+    arrivals,
     HAS_ZERO: tl.constexpr,
+    MERGES: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     PART: tl.constexpr,
@@ -245,7 +258,7 @@ def matvec_int8_many_rows(
             group = tl.minimum((unit * 128 + part * PART) // GROUP, GROUPS - 1)
             step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO)
             total += step[:, None] * sums + offset[:, None] * sums_of_inputs(inside, ones)
-    store_product(y, total, n, N, rows, OUT)
+    end_product(y, parts, arrivals, total, n, N, rows, OUT, MERGES)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -265,7 +278,10 @@ def matvec_int8_interleaved(
     stride_group,
     added,
     blocks_a_split,
+    parts,
+    arrivals,
     HAS_ZERO: tl.constexpr,
+    MERGES: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     PART: tl.constexpr,
@@ -301,7 +317,7 @@ def matvec_int8_interleaved(
             group = tl.minimum((unit * 64 + part * PART) // GROUP, GROUPS - 1)
             step, offset = step_and_offset(scale, zero, safe, group, stride_row, stride_group, -added, HAS_ZERO)
             total += step[:, None] * sums + offset[:, None] * sums_of_inputs(inside, ones)
-    store_product(y, total, n, N, rows, OUT)
+    end_product(y, parts, arrivals, total, n, N, rows, OUT, MERGES)
 
 
 @triton.jit
@@ -333,6 +349,7 @@ def matvec_int8(
     group: int | None = None,
     added: int = 0,
     splits: int | None = None,
+    arrivals: torch.Tensor | None = None,
     version: int | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
@@ -342,7 +359,7 @@ def matvec_int8(
     latest for them. scale, zero [out, in/group], best laid out group after group
     (`scale.T.contiguous().T`). group: inputs that share a scale, None for the whole row. added: what symmetric codes of
     fewer bits are stored above, negative. scale may be words of `matvec_codes.packed`, which have zero in them. splits,
-    config: as of `matvec`.
+    arrivals, config: as of `matvec`.
     Raises Unsupported for more rows, other types and groups, and shapes that do not fit.
     """
     name = "matvec_int8"
@@ -356,6 +373,7 @@ def matvec_int8(
     tensor_cores = version == 4 or on_tensor_cores(rows, x.dtype, version)
     launch.check_tensors(name, multiplies=tensor_cores, contiguous=False, x=x)
     check_splits(name, splits, version)
+    check_arrivals(name, arrivals, x.device)
     y = x.new_empty(rows, out_features)
     if not y.numel():
         return y
@@ -387,8 +405,11 @@ def matvec_int8(
         return y
     splits = splits_of(splits, version, programs * chunks, blocks, x.device)
     parts = y if splits == 1 else x.new_empty(splits, rows, out_features, dtype=torch.float32)
+    merges = splits > 1 and enough(arrivals, programs * chunks)
+    to, ends = (y, (parts, arrivals)) if merges else (parts, (parts, parts))
     unit = INTERLEAVED_UNIT if version == 4 else UNIT
     shared |= {
+        "MERGES": merges,
         "EVEN": in_features % (unit * config["UNITS"]) == 0,
         "ROWS": padded(rows, x.dtype, version),
         "PART": math.gcd(group, unit) if scale.shape[1] > 1 else unit,
@@ -398,9 +419,16 @@ def matvec_int8(
     if version == 4:
         kernel, shared["WARPS"] = matvec_int8_interleaved, config.num_warps
     launch.launch(
-        kernel, (programs, chunks, splits), *arguments[:4], parts, *arguments[5:], launch.cdiv(blocks, splits), **shared
+        kernel,
+        (programs, chunks, splits),
+        *arguments[:4],
+        to,
+        *arguments[5:],
+        launch.cdiv(blocks, splits),
+        *ends,
+        **shared,
     )
-    if splits > 1:
+    if splits > 1 and not merges:
         add_parts(parts, y, None)
     return y
 
@@ -462,15 +490,18 @@ def matvec_int8_work(
     *,
     group: int | None = None,
     splits: int | None = None,
+    merges: bool = False,
     version: int | None = None,
 ) -> launch.Work:
-    """Codes, scales, zeros and x read once, y written once; 2 FLOPs for each weight and row."""
+    """Codes, scales, zeros and x read once, y written once; 2 FLOPs for each weight and row.
+    merges: with arrivals, so that no launch adds the parts up."""
     version = version_for(codes, version)
     (rows, in_features), out_features = x.shape, len(codes)
     read = sum(one.numel() * one.element_size() for one in (x, codes, scale, zero) if one is not None)
     config = chosen(rows, out_features, in_features, group or in_features, x.dtype, x.device, version)
     programs, chunks, blocks = _cut(rows, out_features, in_features, config, x.dtype, version)
-    count = 1 + (splits_of(splits, version, programs * chunks, blocks, x.device) > 1) if rows and out_features else 0
+    divided = splits_of(splits, version, programs * chunks, blocks, x.device) > 1
+    count = 1 + (divided and not merges) if rows and out_features else 0
     return launch.Work(read, rows * out_features * x.element_size(), 2 * rows * out_features * in_features, count)
 
 
@@ -518,12 +549,14 @@ def tune_matvec_int8(
 ) -> Config:
     """Time the candidates for tensors like these and keep the fastest in this device's table."""
     version = version_for(codes, version)
+    given: dict[str, Any] = {"group": group, "added": added, "version": version, "arrivals": counters(x.device)}
+    multiply = functools.partial(matvec_int8, x, codes, scale, zero, **given)
     key = key_of(x.shape[0], len(codes), x.shape[1], group or x.shape[1], x.dtype, version)
     return tuning.tune(
         "matvec_int8",
         key,
         candidates(x.shape[0], x.shape[1], x.dtype, version),
-        lambda config: matvec_int8(x, codes, scale, zero, group=group, added=added, version=version, config=config),
+        lambda config: multiply(config=config),
         x.device,
         budget_s=budget_s,
         repeats=repeats,

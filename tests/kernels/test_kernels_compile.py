@@ -64,6 +64,7 @@ def test_every_kernel_of_every_module_is_compiled():
     assert len(kernels) > 30
     # parts that ask for one all the same
     kernels -= {"store_outputs", "store_product", "store_gated", "store_part", "all_parts", "weight_rows"}
+    kernels -= {"end_product", "end_few_rows"}
     assert kernels - {one["kernel"] for name in NAMES for one in made(name)} == set()
 
 

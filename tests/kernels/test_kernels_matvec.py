@@ -200,6 +200,24 @@ def test_the_last_program_adds_the_parts_up(device, rows, out, inside, splits, b
     assert counted.total() == 2
 
 
+@on_each_device
+@pytest.mark.parametrize("bits, version", [(4, 3), (8, 3), (8, 4)])
+@pytest.mark.parametrize("rows", [3, 20])
+def test_the_last_program_adds_the_parts_of_a_weight_in_codes_up(device, bits, version, rows):
+    """In one launch, bit for bit as a launch of its own does; counters are zeros again."""
+    weight = Weight.random(bits, 70, 640, 128, has_zero=True, device=device)
+    for dtype in (torch.float32, torch.float16):
+        x, count = random(rows, 640, seed=1, dtype=dtype, device=device), counters(device)
+        expected = weight.times(x, version, splits=3)
+        for _ in range(2):
+            with launch.launches() as counted:
+                y = weight.times(x, version, splits=3, arrivals=count)
+            assert counted.total() == 1 and not count.any() and y.equal(expected)
+        with launch.launches() as counted:
+            weight.times(x, version, splits=3, arrivals=count[:0])
+        assert counted.total() == 2
+
+
 def test_arrivals_that_cannot_count_are_refused():
     x, weight = torch.ones(2, 8), torch.ones(6, 8)
     for arrivals, words in ((torch.zeros(9), "must be one of int32"), (counters("cpu")[::2], "must be contiguous")):
@@ -420,6 +438,9 @@ def test_launches_are_counted_and_work_says_how_many(device, monkeypatch):
             int8.times(x, 3, splits=splits)
         work = matvec_int8.matvec_int8_work(x, int8.codes, int8.scale, int8.zero, group=128, splits=splits)
         assert counted.total() == work.launches == expected
+        one = {"group": 128, "splits": splits, "merges": True}
+        assert matvec_int4.matvec_int4_work(x, words, int4.scale, int4.zero, **one).launches == 1
+        assert matvec_int8.matvec_int8_work(x, int8.codes, int8.scale, int8.zero, **one).launches == 1
 
 
 def test_work_is_what_must_be_moved():

@@ -41,6 +41,7 @@ class _TritonForm(ABC):
         scale, zero = stored.scale[..., 0], None if stored.zero is None else stored.zero[..., 0]
         self.scale, self.zero = _group_after_group(scale, zero)  # [out, in/group]
         self.words, self.added = self._arranged()
+        self._arrivals = _counters(self.words.device)
         self.weight_bytes = sum(one.nbytes for one in (self.words, self.scale, self.zero) if one is not None)
 
     @abstractmethod
@@ -56,7 +57,8 @@ class _TritonForm(ABC):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > MAX_ROWS:
             return self.stored.multiply(x)
-        return self._multiply(x, self.words, self.scale, self.zero, group=self.group, added=self.added)
+        besides = {"group": self.group, "added": self.added, "arrivals": self._arrivals}
+        return self._multiply(x, self.words, self.scale, self.zero, **besides)
 
 
 def _group_after_group(scale: torch.Tensor, zero: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -65,6 +67,13 @@ def _group_after_group(scale: torch.Tensor, zero: torch.Tensor | None) -> tuple[
     if zero is not None and scale.dtype == zero.dtype == torch.float16:
         return packed(scale, zero), None
     return scale.T.contiguous().T, None if zero is None else zero.T.contiguous().T
+
+
+def _counters(device: torch.device) -> torch.Tensor:
+    """For one product at a time: the last of the programs that divide `in` adds their parts up."""
+    from workbench.kernels.arrivals import counters
+
+    return counters(device)
 
 
 class TritonInt4(_TritonForm):

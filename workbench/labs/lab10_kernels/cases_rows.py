@@ -231,17 +231,18 @@ def _matvec_int8() -> Case:
             "words": t.whole(-(2**31), 2**31, s["out"], s["in"] // 4, dtype=torch.int32),
             "scale": scale,
             "dense": t.normal(s["out"], s["in"]),
+            "arrivals": t.counters(COUNTERS),
         }
 
-    def call(function: Callable, i: Inputs) -> Any:
-        return function(i["x"], i["words"], i["scale"], group=GROUP, added=128)
+    def call(function: Callable, i: Inputs, **more: Any) -> Any:
+        return function(i["x"], i["words"], i["scale"], group=GROUP, added=128, **more)
 
     return Case(
         "matvec_int8",
         make,
-        lambda i: call(m.matvec_int8, i),
+        lambda i: call(m.matvec_int8, i, arrivals=i["arrivals"]),
         lambda i: call(m.matvec_int8_reference, i),
-        lambda i: m.matvec_int8_work(i["x"], i["words"], i["scale"], group=GROUP),
+        lambda i: m.matvec_int8_work(i["x"], i["words"], i["scale"], group=GROUP, merges=True),
         lambda i: F.linear(i["x"], i["dense"]),
         "linear, not quantized",
         MATVEC_SIZES,
@@ -258,17 +259,23 @@ def _matvec_int4() -> Case:
         scale = _steps(t, s["out"], groups, 0.2 * s["in"] ** -0.5, s["in"] ** -0.5)
         # every word is eight codes
         words = t.whole(-(2**31), 2**31, s["out"], 16 * groups, dtype=torch.int32)
-        return {"x": t.normal(s["rows"], s["in"]), "words": words, "scale": scale, "dense": t.normal(s["out"], s["in"])}
+        return {
+            "x": t.normal(s["rows"], s["in"]),
+            "words": words,
+            "scale": scale,
+            "dense": t.normal(s["out"], s["in"]),
+            "arrivals": t.counters(COUNTERS),
+        }
 
-    def call(function: Callable, i: Inputs) -> Any:
-        return function(i["x"], i["words"], i["scale"], group=GROUP)
+    def call(function: Callable, i: Inputs, **more: Any) -> Any:
+        return function(i["x"], i["words"], i["scale"], group=GROUP, **more)
 
     return Case(
         "matvec_int4",
         make,
-        lambda i: call(m.matvec_int4, i),
+        lambda i: call(m.matvec_int4, i, arrivals=i["arrivals"]),
         lambda i: call(m.matvec_int4_reference, i),
-        lambda i: call(m.matvec_int4_work, i),
+        lambda i: call(m.matvec_int4_work, i, merges=True),
         lambda i: F.linear(i["x"], i["dense"]),
         "linear, not quantized",
         {**MATVEC_SIZES, TINY: {"rows": 3, "out": 40, "in": 256}, FULL: {"rows": 1, "out": 131_072, "in": 4096}},
