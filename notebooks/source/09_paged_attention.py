@@ -447,10 +447,23 @@ told = ", ".join(f"{size}: {speed:.1f}" for size, speed in speeds.items())
 picture(figure, f"Gathered gigabytes a second against the block size: {told}.")
 
 # %%
+gain = speeds[256] / speeds[1]
+if gain > 1.1:
+    seen = (
+        "Larger blocks are read faster here: memory is read in lines, ahead of what is asked for, and every jump"
+        " begins with a wait."
+    )
+elif gain < 0.9:
+    seen = "Larger blocks are read more slowly here, so something else than the jumps limits this copy."
+else:
+    seen = (
+        f"The size of a block hardly matters here: one token is already {a_token} bytes in a row, {a_token // 64} lines"
+        " of the cache, so the jumps between tokens cost little."
+    )
 Markdown(
-    f"{speeds[1]:.1f} GB/s with blocks of one token, {speeds[16]:.1f} with 16, {speeds[256]:.1f} with 256. "
-    "Memory is read in lines, ahead of what is asked for, and every jump begins with a wait; on a card many "
-    "threads want neighbours at once. Large blocks read better, small ones waste less. We come back to it."
+    f"{speeds[1]:.1f} GB/s with blocks of one token, {speeds[16]:.1f} with 16, {speeds[256]:.1f} with 256:"
+    f" **{gain:.2f} times** from 1 to 256. {seen} On a card the neighbouring threads of a warp ask for neighbouring"
+    " bytes at once, and a row shorter than a line would waste the rest of it."
 )
 
 # %% [markdown]
@@ -509,8 +522,8 @@ Markdown(
 # ## Counted on the engine
 #
 # A request with `n=4` asks for four outputs from one prompt. The engine computes the prompt except its last
-# token once, and forks; each sample then sends that last token itself, for its own random draw. Prompts of 96,
-# 97 and 100 tokens, blocks of 16:
+# token once, and forks; each sample then sends that last token itself, for its own random draw. So a prompt of 97
+# tokens has 96 that are shared. Prompts of 96, 97 and 100 tokens, blocks of 16:
 
 
 # %%
@@ -530,14 +543,15 @@ def samples_of(tokens, n, new=32):
 
 
 a_block = 16 * kv_bytes(shape, 1, 4)
-rows = []
+rows, copies = [], {}
 for tokens in (96, 97, 100):
     engine, (held, named) = samples_of(tokens, 4)
-    assert engine.kv.tables.copies == (3 if (tokens - 1) % 16 else 0)
+    copies[tokens] = engine.kv.tables.copies
     rows.append(
         [
             tokens,
-            engine.kv.tables.copies,
+            tokens - 1,
+            copies[tokens],
             named,
             held,
             f"{1 - held / named:.0%}",
@@ -546,15 +560,19 @@ for tokens in (96, 97, 100):
     )
 HTML(
     html.table(
-        ["prompt tokens", "blocks copied", "blocks, if alone", "held", "saved", "bytes saved"],
+        ["prompt tokens", "shared", "blocks copied", "blocks, if alone", "held", "saved", "bytes saved"],
         rows,
         "four samples of 32 tokens each, at their most",
     )
 )
 
-# %% [markdown]
-# With 96 shared tokens all shared blocks are full, so nothing is copied. Otherwise there are three copies: the
-# last of the four may keep the shared block.
+# %%
+assert copies == {96: 3, 97: 0, 100: 3}
+Markdown(
+    f"A prompt of 97 tokens shares 96, which fill six blocks: {copies[97]} copies. A prompt of 96 shares 95, so the last"
+    f" block has room for one more token, and each sample writes its own there: {copies[96]} copies for four samples,"
+    f" because the last one keeps the shared block. The same with 100: {copies[100]}."
+)
 
 # %% [markdown]
 # A **beam search** (lab 01) forks at every step and drops the worst beams, so beams share much more than their
@@ -944,7 +962,7 @@ HTML(
 # # How large is a block?
 #
 # One table for all of the above. Small blocks waste less and share more; large ones have shorter tables and
-# fewer hashes, and are read faster.
+# fewer hashes. The last column is the copy that was timed above.
 
 # %%
 from workbench.labs.lab09_paged_attention.prefix_hits import order_of, replay
