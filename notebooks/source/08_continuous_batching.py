@@ -1050,7 +1050,7 @@ HTML(
 # | first come, priorities | vLLM `--scheduling-policy fcfs` or `priority`; others leave the policy to a router in front of the servers |
 # | recompute or swap | vLLM's first engine had both, its second recomputes |
 # | no overtaking | the usual rule; SGLang may prefer requests whose prefix is in its cache (lab 09) |
-# | one engine for prefill and decode | large installations use different machines for the two: disaggregation (lab 11) |
+# | one engine for prefill and decode | large installations use different machines for the two: disaggregation (DistServe) |
 
 # %% [markdown]
 # # Exercises

@@ -136,18 +136,18 @@ def _above_words(twins: list[Measurement]) -> list[str]:
     above = [m for m in twins if m.predicted and m.counts["share_of_bound"] > ABOVE]
     if not above:
         return []
-    told = []
+    named = []
     for m in above:
         assert m.predicted is not None
         kind = "flops" if m.limit == "compute" else "bytes"
         rate, ceiling = (m.counts[kind] / seconds for seconds in (m.median, m.predicted))
         unit = "GFLOP/s" if kind == "flops" else "GB/s"
-        told.append(
-            f"{m.settings['kernel']} at {m.counts['share_of_bound']:.0%} ({rate / 1e9:.3g} {unit} where the ceiling says"
-            f" {ceiling / 1e9:.3g})"
+        named.append(
+            f"{m.settings['kernel']} at {m.counts['share_of_bound']:.0%} ({rate / 1e9:.3g} {unit} where the ceiling"
+            f" says {ceiling / 1e9:.3g})"
         )
     return [
-        f"Above the bound: {', '.join(told)}. Nothing is faster than the machine, so a ceiling is too low there. No"
+        f"Above the bound: {', '.join(named)}. Nothing is faster than the machine, so a ceiling is too low there. No"
         " cache explains it: the inputs go round, over more bytes than a cache holds. A ceiling is what the plainest"
         " operation of a kind reached when it was measured, here a sum, a product with one row and a square product; a"
         " machine that was busier then, or an operation that PyTorch does better, is above it."
