@@ -239,8 +239,8 @@ Markdown(
 )
 
 # %% [markdown]
-# Both side by side, computed by the same engine. Each row of the picture is a slot; Play shows the steps one by
-# one. Change `slots`, `longest output` and `tail`: when the outputs have similar lengths there is little to
+# Both side by side, computed by the same engine. Each row of the picture is a slot; Play lets the same time pass on
+# both. Change `slots`, `longest output` and `tail`: when the outputs have similar lengths there is little to
 # gain.
 
 # %%
