@@ -80,8 +80,8 @@ same = float((p.argmax(-1) == q.argmax(-1)).double().mean())
 assert 0.4 < same < 0.7
 sizes = model.num_parameters() / small.num_parameters()
 Markdown(
-    f"At **{same:.0%}** of {passages.numel():,} places both have the same favourite, and one of them has {sizes:.0f} "
-    "times the weights. Those tokens the small model could have written."
+    f"At **{same:.0%}** of {passages.numel():,} positions both models have the same most probable token, and one of them"
+    f" has {sizes:.0f} times the weights. The small model could have generated those tokens."
 )
 
 # %% [markdown]
@@ -90,7 +90,7 @@ Markdown(
 # The method rests on two facts.
 #
 # 1. A pass over K + 1 tokens gives K + 1 token distributions: one for the token after each of them. So one pass
-#    can verify K drafted tokens, *and* predict the token after the last.
+#    can verify K drafted tokens *and* predict the token after the last.
 # 2. As long as a step is bandwidth-bound, a pass over five tokens takes hardly longer than a pass over one.
 #
 # ```text
@@ -170,7 +170,11 @@ for node, token in enumerate(drafted.tokens):
     )
 sure, half = (acceptance(rows_of_p[n], drafted.distributions[n], t) for n, t in enumerate(drafted.tokens))
 assert (sure, half) == (1, Fraction(1, 2))
-HTML(html.table(["drafted", "q", "p", "kept with", "if not: the residual"], rows, "min(1, p / q), in exact fractions"))
+HTML(
+    html.table(
+        ["drafted", "q", "p", "accepted with", "if not: the residual"], rows, "min(1, p / q), in exact fractions"
+    )
+)
 
 # %%
 from workbench.speculation import verify as the_rule
@@ -185,11 +189,7 @@ rows = [
     for verdict, share in sorted(outcomes.items(), key=lambda item: -item[1])
 ]
 assert sum(outcomes.values()) == 1
-HTML(
-    html.table(
-        ["the round writes", "its last token is the", "with probability"], rows, "everything that can come of it"
-    )
-)
+HTML(html.table(["the round generates", "its last token is the", "with probability"], rows, "every possible outcome"))
 
 # %% [markdown]
 # Now on real text. Step through the rounds: the bars are q and p of each drafted token, with its acceptance
@@ -209,9 +209,9 @@ with_draft = [m for m in rounds if m.counts["drafted"]]
 written = sum(m.counts["emitted"] for m in with_draft)
 kinds = [kind for m in rounds for _, kind in m.settings["emitted"]]
 Markdown(
-    f"{written:.0f} tokens in {len(with_draft)} passes: {written / len(with_draft):.2f} a pass. The draft wrote "
-    f"{kinds.count('draft')}, the target {kinds.count('correction')} corrections and {kinds.count('bonus')} bonuses. "
-    "Where p is below q the draft was too sure of itself, and there the rejections are."
+    f"{written:.0f} tokens in {len(with_draft)} passes: {written / len(with_draft):.2f} per pass."
+    f" {kinds.count('draft')} are accepted tokens of the draft, {kinds.count('correction')} are corrections and"
+    f" {kinds.count('bonus')} bonuses of the target. Tokens are rejected only where p is below q."
 )
 
 # %% [markdown]
@@ -245,9 +245,9 @@ Markdown(
 #
 # $$\min(p(x), q(x)) + p(x) - \min(p(x), q(x)) = p(x). \qquad \blacksquare$$
 #
-# This is the proof of Leviathan and others (appendix A.1) and of Chen and others (theorem 1), who published the rule
-# independently. Nothing was assumed about q: a bad draft costs time but no quality. (If α = 1 nothing is ever rejected, and
-# the residual is never needed. A token that was drawn from q never has q(x) = 0.)
+# This is the proof of Leviathan and others (appendix A.1) and of Chen and others (theorem 1), who published the
+# rule independently. Nothing was assumed about q: a bad draft costs time but no quality. (If α = 1 nothing is
+# ever rejected, and the residual is never needed. A token that was drawn from q never has q(x) = 0.)
 #
 # **Whole texts**, by induction. Claim: given the text so far, however it was generated, the next token has the
 # distribution p(· | text). For the first token of a round this was just shown. Now let the first i drafted
@@ -271,7 +271,9 @@ assert [a + b for a, b in zip(kept, corrected)] == list(ours)
 rows = [
     [word, str(a), str(b), str(k), str(c), str(k + c)] for word, a, b, k, c in zip("abc", ours, theirs, kept, corrected)
 ]
-HTML(html.table(["", "p", "q", "drafted and kept", "corrected", "together"], rows, f"α = {alpha}: together it is p"))
+HTML(
+    html.table(["", "p", "q", "drafted and accepted", "corrected", "together"], rows, f"α = {alpha}: together it is p")
+)
 
 # %% [markdown]
 # # Everything that can happen
@@ -389,7 +391,7 @@ HTML(
     html.table(
         ["temperature", "p's best", "q's best", "α"],
         rows,
-        "the two have different favourites, so α goes to 0; had they the same, it would go to 1",
+        "their most probable tokens differ, so α goes to 0; if they were the same, it would go to 1",
     )
 )
 
@@ -454,7 +456,7 @@ assert wrong > 0 and rates[0] > rates[1]
 HTML(html.table(["", "distance from the filtered target's distribution", "α of the first token"], rows, "top-p = 0.7"))
 
 # %% [markdown]
-# The rule is exact for any q, if it is told the q from which the token was really drawn. An unfiltered draft
+# The rule is exact for any q, if q is the distribution from which the token was really drawn. An unfiltered draft
 # only costs acceptance: it drafts tokens that p has removed. With a different q the result is wrong. The engine
 # has one object for a request's filters, and uses it for both models.
 
@@ -538,8 +540,8 @@ mean = float(agreement.mean())
 assert 0.4 < mean < 0.75
 Markdown(
     f"On average **{mean:.2f}**, at temperature 1, on text that people wrote. At "
-    f"{float((agreement > 0.9).double().mean()):.0%} of the places α is above 0.9, at "
-    f'{float((agreement < 0.2).double().mean()):.0%} below 0.2. It is no constant, and whoever says "α = 0.7" means an '
+    f"{float((agreement > 0.9).double().mean()):.0%} of the positions α is above 0.9, at "
+    f'{float((agreement < 0.2).double().mean()):.0%} below 0.2. It is not a constant: "α = 0.7" is an '
     "average."
 )
 
@@ -572,7 +574,7 @@ HTML(
     html.table(
         ["temperature", *(f"position {i + 1}" for i in range(4)), "α"],
         rows,
-        "kept, of those that were looked at, by position in the draft; K = 4, text that the target wrote",
+        "accepted, of the tokens that were verified, by position in the draft; K = 4, text that the target generated",
     )
 )
 
@@ -623,9 +625,9 @@ matching = sum(
 )
 assert min(offs) > 0.01
 Markdown(
-    f"All {len(offs)} printed numbers are too small, by {min(offs):.0%} to {max(offs):.0%}. The first is what one gets"
-    f" with K where K + 1 should stand, so without the bonus; that explains {matching} of {len(offs)}, and no single"
-    " exponent explains the rest. A formula is cheaper than a table: run it."
+    f"All {len(offs)} printed numbers are too small, by {min(offs):.0%} to {max(offs):.0%}. With K in place of K + 1"
+    f" in the exponent, so without the bonus, {matching} of {len(offs)} come out as printed; no single exponent gives"
+    " the others. It is safer to compute the formula than to copy a table."
 )
 
 # %% [markdown]
@@ -730,8 +732,7 @@ Markdown(
     f"Alone {by['speed-up', 1].median:.2f} times; with {sizes[-1]} texts {by['speed-up', sizes[-1]].median:.2f} times"
     + (f", and it loses from B = {losing[0]} on. " if losing else ". ")
     + "A processor with two cores runs out of arithmetic early. A large card has far more to spare beside its"
-    " memory, so "
-    "there it comes later. But it comes:"
+    " memory, so speculation loses at a larger batch only. Predicted:"
 )
 
 # %%
@@ -777,7 +778,7 @@ Markdown(
     f"From {predicted[1][1]:.2f} times to {predicted[256][1]:.2f} times at α = 0.8, and at α = 0.6 it ends at"
     f" {predicted[256][0]:.2f}. The developers of vLLM published the same from a server under heavy load: 1.4 to 1.8"
     f" times *slower*, which is {slow[1]:.2f} to {slow[0]:.2f} times as fast (their blog, October 2024). A server that"
-    " batches well has little use for speculation at full load, and much at night."
+    " batches well gains little from speculation at full load, and much when few users are there."
 )
 
 # %% [markdown]
@@ -785,9 +786,9 @@ Markdown(
 #
 # Digits of π. No draft can predict them, and the greedy target invents some; each round pays for K draft steps
 # and gains almost nothing. The solution is to *detect* this. The **dynamic** length records the acceptance by
-# position and the times of steps, drafts and verifications, chooses the K with the most tokens per second, and
-# switches the draft **off** if every K loses. From time to time it tests the draft again, for at most one
-# percent of the time:
+# position, measures what drafts and verifications take beside plain steps, chooses the K with the most expected
+# tokens per time, and switches the draft **off** if every K loses. From then on it tests the draft again from time
+# to time, for about one percent of the time:
 
 # %%
 unguessable = run_experiment("speculate.draft_lengths", {"prompts": "digits", "longest": 6, "repeats": 2, "texts": 1})
@@ -813,7 +814,7 @@ worst = min(fixed, key=lambda m: m.median)
 Markdown(
     f"The worst fixed length, K = {worst.settings['K']}, makes it {worst.median:.2f} times as fast. The dynamic one:"
     f" {dynamic.median:.2f} times, with {dynamic.counts['plain_rounds'] / dynamic.counts['rounds']:.0%} of its rounds"
-    " plain steps. It cannot do better than 1 where guessing is hopeless, and it should hardly do worse."
+    " plain steps. Where no draft can be right, 1 is the best there is; it should hardly be below."
 )
 
 # %% [markdown]

@@ -77,8 +77,8 @@ told = "; ".join(
     for name, m in alone.items()
 )
 Markdown(
-    f"{told}. Both in turns: {both.median:.2f} ×. A draft that keeps fewer tokens can still win, because it costs"
-    " nothing: drafting took"
+    f"{told}. Both in turns: {both.median:.2f} ×. A draft with fewer accepted tokens can still win, because it costs"
+    " almost nothing: drafting took"
     f" {alone['draft model'].counts['draft_s_per_round'] / alone['draft model'].counts['plain_step_s']:.2f} of a plain"
     " step in each round with the model, and"
     f" {alone['prompt lookup'].counts['draft_s_per_round'] / alone['prompt lookup'].counts['plain_step_s']:.2f} with"
@@ -177,11 +177,11 @@ copying = written["copying", "prompt_lookup"].speculation
 few = [written[kind, "phrases"].speculation for kind in PROMPT_SETS]
 fired = 1 - sum(s.plain_rounds for s in few) / sum(s.rounds for s in few)
 Markdown(
-    f"Phrases fire seldom: in {fired:.0%} of the passes. Where they are silent they cost nothing either. On copying,"
+    f"Phrases propose something in {fired:.0%} of the passes only, and cost nothing in the others. On copying,"
     f" lookup gives {sum(copying.tokens_per_round) / copying.rounds:.1f} tokens a pass. And on the digits? Look at what"
     f" the target writes there: `{digits[:40]}…`. Greedy decoding cannot guess π either, so the target falls into a"
-    " loop, and a loop is what lookup copies best. What counts is never whether a text is hard, only whether *draft"
-    " and target agree*."
+    " loop, and a loop is what lookup copies best. It does not matter whether a text is hard, only whether *draft and"
+    " target agree*."
 )
 
 # %% [markdown]
@@ -220,12 +220,13 @@ print(f"stopping after an unsure token: all {len(stops)} texts as the target wri
 print(f"throwing it away: the text {worst} has {throws[worst]} instead of {wanted[worst]}")
 
 # %% [markdown]
-# **Dynamic** goes further. It measures the acceptance at each position and the times of drafts and
-# verifications, compared with plain steps at the same time, and takes the K with the most tokens per second. If
-# no K is faster than plain steps, it switches the draft off. From time to time the switched-off draft is
-# tested: in one pass it processes the text generated without it, and reports which of those tokens it would
-# have drafted; this is cheaper than a round for each. It is also tried in two real rounds. Both together take
-# at most one percent of the time.
+# **Dynamic** goes further. It *counts* the acceptance at each position. It *measures* what drafts and
+# verifications take, a few times only, each beside a plain step of the same moment, and uses medians: one time
+# that is far too long changes nothing. Then it takes the K with the most expected tokens per time. If no K is
+# faster than plain steps, it switches the draft off. From time to time the switched-off draft is tested: in one
+# pass it processes the text generated without it, and reports which of those tokens it would have drafted; this
+# is cheaper than a round for each. It is also tried in two real rounds. Both together take about one percent of
+# the time.
 
 # %%
 lengths = wb.panels.draft_threshold(new_tokens=NEW, prompts=1)
@@ -239,8 +240,8 @@ lengths.snapshot()
 ratio = {(m.settings["texts"], m.settings["policy"]): m for m in by_policy}
 pi8, pi_dynamic = ratio["digits", "8"], ratio["digits", "dynamic"]
 Markdown(
-    f"On the digits the draft model keeps {pi8.counts['kept_share']:.0%} of what it drafts. K = 8 is **{pi8.median:.2f}"
-    f" ×** there, K = 2 {ratio['digits', '2'].median:.2f} ×; the threshold {ratio['digits', 'threshold'].median:.2f} ×;"
+    f"On the digits the target accepts {pi8.counts['kept_share']:.0%} of what the draft model drafts. K = 8 is"
+    f" **{pi8.median:.2f} ×** there, K = 2 {ratio['digits', '2'].median:.2f} ×; the threshold {ratio['digits', 'threshold'].median:.2f} ×;"
     f" the dynamic one went without a draft in {pi_dynamic.counts['plain_rounds_share']:.0%} of the rounds and is at"
     f" **{pi_dynamic.median:.2f} ×**. On code they are at {ratio['code', '8'].median:.2f},"
     f" {ratio['code', '2'].median:.2f}, {ratio['code', 'threshold'].median:.2f} and"
@@ -252,7 +253,7 @@ Markdown(
 #
 # A draft model is a model, so it can be sped up like one. **Staged**: prompt lookup drafts for the small model,
 # which verifies that and continues, and its tokens go to the target. These tokens were sampled by the small
-# model, from its own distributions, so the outer rule does not see the cheap draft (B. Spector and C. Ré,
+# model, from its own distributions, so the outer rule needs to know nothing of the lookup (B. Spector and C. Ré,
 # 2023).
 #
 # **The target in 4 bits** as its own draft: nearly all of its tokens agree with the target's, and no second
@@ -298,7 +299,7 @@ Markdown(
     f" the small model costs. The target in 4 bits is right in {quantized.acceptance_rate:.0%} of the cases on code,"
     f" the small model in {a.acceptance_rate:.0%}; but its drafting takes"
     f" {quantized.draft_s / quantized.rounds / write('code', number=2).tpot_s:.1f} plain steps a round. It pays where a"
-    " step's time is its bytes (lab 05). Count what a step of yours waits for before you take it."
+    " step is bandwidth-bound (lab 05), so first find out what limits yours."
 )
 
 # %% [markdown]
@@ -403,9 +404,9 @@ tree_panel.snapshot()
 kept, first = (sum(m.counts[key] for m in tree_rounds) for key in ("kept", "first_branch_kept"))
 nodes = sum(m.counts["nodes"] for m in tree_rounds) / len(tree_rounds)
 Markdown(
-    f"In {len(tree_rounds)} rounds the trees kept {kept:.0f} tokens; their first branches alone would have kept"
-    f" {first:.0f}. For that the target read {nodes:.0f} rows more each time. On a machine that waits for weights these"
-    " rows are nearly free. On one that waits for arithmetic they are what it pays for."
+    f"In {len(tree_rounds)} rounds {kept:.0f} tokens of the trees were accepted, and of their first branches"
+    f" alone {first:.0f}. For that the target read {nodes:.0f} rows more each time. Where steps are bandwidth-bound these"
+    " rows are nearly free; where they are compute-bound each row costs time."
 )
 
 # %% [markdown]
@@ -477,7 +478,7 @@ for each, kind in zip(axes, ("the target's own", "held-out")):
     )
 style.legend(axes[1], loc="upper right")
 alt = (
-    "Share of guesses kept at positions 1 to 6 for draft model, EAGLE and Medusa, on the target's own text and on"
+    "Share of guesses accepted at positions 1 to 6 for draft model, EAGLE and Medusa, on the target's own text and on"
     " held-out text."
 )
 picture(figure, alt)
@@ -517,10 +518,11 @@ Markdown(
     " The hidden state that Medusa reads is from *before* the text's last token was chosen, so its very first guess does"
     " not know what it follows; EAGLE is told.\n\nAt equal rows, twelve of a tree against as many of a chain (Medusa's"
     f" chain ends with its {own['medusa']['nodes']:.0f} heads), the tree gives {grown['medusa']:+.2f} tokens per round"
-    f" for Medusa, {grown['model']:+.2f} for the draft model and {grown['eagle']:+.2f} for EAGLE. A tree is for drafts"
-    " that are unsure; where the first guess is nearly always right, go deep. But a chain of twelve is twelve steps of"
-    " the draft, and these trees are four. On held-out text all of them look worse, and so would the target itself:"
-    " people write what no model says. In a request the target is the only judge."
+    f" for Medusa, {grown['model']:+.2f} for the draft model and {grown['eagle']:+.2f} for EAGLE. A tree helps drafts"
+    " that are unsure; where the first guess is nearly always right, a longer chain is better. But a chain of twelve"
+    " is twelve steps of"
+    " the draft, and these trees are four. On held-out text all of them are worse, and so would the target itself be."
+    " In a request only the target's own tokens count."
 )
 
 # %% [markdown]
@@ -553,8 +555,8 @@ HTML(html.table(["", "tokens a pass", "rows a pass", "times as fast, one text"],
 code = ahead["code"].speculation
 Markdown(
     f"On code {sum(code.tokens_per_round) / code.rounds:.2f} tokens a pass, for"
-    f" {sum(code.rows_per_round) / code.rounds:.0f} rows where a chain of four sends five. Where rows are free, that is"
-    " a bargain with nothing to train. Where they are not, it is dear."
+    f" {sum(code.rows_per_round) / code.rounds:.0f} rows where a chain of four sends five. Where rows are free, that costs"
+    " little, and nothing must be trained. Where they are not, it costs much."
 )
 
 # %% [markdown]
@@ -610,8 +612,8 @@ Markdown(
     f" the same tokens in {exact['calls']:.0f} calls. Jumping by text, {by_text['tokens']:.0f} tokens, of which"
     f" **{by_text['calls']:.0f} needed the model**, {by_text['calls'] / by_text['tokens']:.0%}. In print one finds a"
     f" JSON object of 41 tokens of which 11 needed the model, {11 / 41:.0%}: another model, tokenizer and schema, and a"
-    f" jump by text. With exact jumps alone it is {exact['calls'] / exact['tokens']:.0%} here. Our target never saw"
-    " JSON of wizards; the mask makes it write some."
+    f" jump by text. With exact jumps alone it is {exact['calls'] / exact['tokens']:.0%} here. Our target was trained on"
+    " no such JSON; the mask alone makes it valid."
 )
 
 # %% [markdown]

@@ -138,7 +138,7 @@ HTML(
 
 # %%
 def serve(batching, requests=requests, **switches):
-    """(results, steps) of the engine with 8 places. Nothing is kept for others: that is lab 09."""
+    """(results, steps) of the engine with 8 slots. Nothing is kept for others: that is lab 09."""
     settings = SchedulerSettings(max_running=8, batching=batching, remember=False, **switches)
     engine, reports = Engine(model, settings, num_blocks=256, prefix=None), []
     results = engine.run(requests, watch=reports.append)
@@ -200,7 +200,7 @@ Markdown(
 # # Iteration-level scheduling
 #
 # The model does not need the rectangle. It processes rows. So decide after each step: finished requests leave,
-# waiting requests take the free slots ("places" in the tables below). This is **iteration-level scheduling**
+# waiting requests take the free slots. This is **iteration-level scheduling**
 # (Orca, 2022), better known as continuous batching:
 #
 # ```text
@@ -235,7 +235,7 @@ assert least <= turns <= most < 2 * least
 Markdown(
     f"At least {least}, at most {most:.0f}, and here {turns}. Static batching needs {static_steps}: nobody can gain"
     f" more than {gain_bound(asked, 8):.2f} times in steps on these requests. The longest output, {max(outputs)}"
-    " tokens, is what the rest has to fit around."
+    " tokens, sets the least number of steps."
 )
 
 # %% [markdown]
@@ -287,7 +287,7 @@ HTML(
     html.table(
         ["", "steps", "all done after", "tokens/s", "as fast as one by one"],
         rows,
-        "32 ragged requests on this machine, 8 places; the same texts",
+        "32 ragged requests on this machine, 8 slots; the same texts",
     )
 )
 
@@ -408,7 +408,7 @@ HTML(
     html.table(
         ["chunk", "largest step, rows", "longest gap of the seven", "first token of the long one", "all done after"],
         rows,
-        "a prompt of 900 tokens beside seven that write; the same texts in every line",
+        "a prompt of 900 tokens beside seven that decode; the same texts in every line",
     )
 )
 
@@ -417,9 +417,9 @@ assert worst[None] > 2 * worst[64]
 Markdown(
     f"A usual gap is {usual:.0f} ms. With the whole prompt one gap is {worst[None] * 1e3:.0f} ms,"
     f" **{worst[None] * 1e3 / usual:.0f} times** as long: a stall. In chunks of 64 the longest is {worst[64] * 1e3:.0f}"
-    " ms. Nothing is computed twice: a chunk attends to the keys of the chunks before (lab 03). The price is paid by"
-    " the newcomer, whose first token comes later, and in very small chunks by all, because every step reads the"
-    " weights."
+    " ms. Nothing is computed twice: a chunk attends to the keys of the chunks before (lab 03). It costs the new"
+    " request a later first token, and with very small chunks it costs all of them time, because every step reads"
+    " the weights."
 )
 
 # %% [markdown]
@@ -450,8 +450,8 @@ HTML(
 assert step_of[256] < 1.5 * step_of[64] and step_of[8192] > 10 * step_of[64]
 Markdown(
     f"Up to a few hundred rows a step takes hardly longer ({step_of[64] * 1e3:.1f} ms with 64 rows,"
-    f" {step_of[256] * 1e3:.1f} ms with 256): while the weights are being read there is arithmetic to spare, and a"
-    " prompt fits into it. Beyond that each row costs time. The right budget lies near the knee of lab 02."
+    f" {step_of[256] * 1e3:.1f} ms with 256): while the weights are being read there is arithmetic to spare, enough"
+    " for the rows of a prompt. Beyond that each row costs time. The right budget lies near the knee of lab 02."
 )
 
 # %% [markdown]
@@ -487,7 +487,7 @@ HTML(
     html.table(
         ["policy", "TTFT, mean", "TTFT, longest", "TTFT of the urgent, mean", "deadlines met"],
         rows,
-        "200 requests, 2 places, a step a second; a quarter of the requests is urgent",
+        "200 requests, 2 slots, a step a second; a quarter of the requests is urgent",
     )
 )
 
@@ -499,8 +499,8 @@ Markdown(
     f"The shortest first has the least mean wait: {mean['shortest_remaining']:.0f} s instead of"
     f" {mean['first_come']:.0f} s. But it has a longest wait of {longest['shortest_remaining']:.0f} s (first come:"
     f" {longest['first_come']:.0f} s). Most deadlines, {max(met.values()):.0%}, are met by `{max(met, key=met.get)}`."
-    " Under no policy do the places work faster: a policy hands waiting from one to another. And it trusts the number"
-    " of tokens that was asked for, as nobody knows where a text ends."
+    " No policy makes the slots faster: it only decides who waits. And shortest first uses the number of tokens that"
+    " was asked for, because the real length of an output is not known beforehand."
 )
 
 # %% [markdown]
@@ -584,8 +584,8 @@ while not scheduler.idle:
 tables.check()
 
 # %% [markdown]
-# a and b decode while c is in prefill. Then all have grown, no block is left, and c is **preempted** (it "gives
-# way"): the last in the policy's order is preempted first. Its blocks are freed for the others. When b is done,
+# a and b decode while c is in prefill. Then all have grown, no block is left, and c is **preempted**: the last in
+# the policy's order is preempted first. Its blocks are freed for the others. When b is done,
 # c is admitted again, and all its 7 tokens are processed in one step: its prompt, and the tokens that it had
 # already generated.
 #
@@ -841,7 +841,7 @@ turn, good = knee(points["continuous"]), {how: goodput(some) for how, some in po
 peak = {how: max(p.throughput_per_s for p in some) for how, some in points.items()}
 Markdown(
     f"Continuous batching does {peak['continuous']:.1f} requests a second at most, static groups {peak['static']:.1f}:"
-    f" **{peak['continuous'] / peak['static']:.1f} times** as many, with the same model, card and places. The **knee**,"
+    f" **{peak['continuous'] / peak['static']:.1f} times** as many, with the same model, card and slots. The **knee**,"
     f" where throughput over latency is greatest, lies where {turn.rate_per_s:.1f} come a second. **Goodput** is the"
     f" highest rate at which 90 % of the requests keep both limits, a first token within {limits['ttft_limit']:g} s and"
     f" then one every {limits['tpot_limit'] * 1e3:.0f} ms: {good['continuous']:.1f} a second, "
@@ -850,7 +850,7 @@ Markdown(
         if good["static"]
         else "and in static groups none that was tried. "
     )
-    + "It is the number to plan with; the peak is reached where nobody would wait for it."
+    + "Plan with this number: at the peak of throughput most requests are late."
 )
 
 # %% [markdown]
@@ -926,7 +926,7 @@ for told, look, name in ((promised, style.PREDICTED, "twin"), (measured, style.M
         [s.requests_per_s for s in told], [s.latency_s.mean * 1e3 for s in told], color=style.TARGET, label=name, **look
     )
 axes.set(xlim=(0, None), ylim=(0, None))
-style.label(axes, x="requests done a second", y="latency, mean, ms", title="this machine, stdlib-10m, 8 places")
+style.label(axes, x="requests done a second", y="latency, mean, ms", title="this machine, stdlib-10m, 8 slots")
 style.legend(axes)
 alt = "Latency against throughput on this machine at four rates, engine and twin: flat at first, then steep."
 picture(figure, alt)
@@ -947,8 +947,8 @@ ways = {
     "one by one": {"max_running": 1},
     "static, groups of 8": {"max_running": 8, "batching": "static"},
     "static, groups of 32": {"max_running": 32, "batching": "static"},
-    "continuous, 32 places": {"max_running": 32},
-    "continuous, 256 places": {},
+    "continuous, 32 slots": {"max_running": 32},
+    "continuous, 256 slots": {},
 }
 rates = {}
 for name, switches in ways.items():
@@ -965,18 +965,18 @@ HTML(
 )
 
 # %%
-best = rates["continuous, 256 places"]
+best = rates["continuous, 256 slots"]
 over = {base: best / rates[base] for base in names[:3]}
-fair = rates["continuous, 32 places"] / rates["static, groups of 32"]
+fair = rates["continuous, 32 slots"] / rates["static, groups of 32"]
 assert over["one by one"] > 10 > over["static, groups of 32"] > fair > 1
 here = seconds["static"] / seconds["continuous"]
 Markdown(
     f"Against one by one **{over['one by one']:.0f} times**, against groups of 8 {over['static, groups of 8']:.1f}"
-    f" times, against groups of 32 {over['static, groups of 32']:.1f} times; and with as many places as the static"
-    f" groups have members, which is the scheduling alone, **{fair:.1f} times**. On this machine it was {here:.1f}"
+    f" times, against groups of 32 {over['static, groups of 32']:.1f} times; and with as many slots as the static"
+    f" groups have requests, which is the scheduling alone, **{fair:.1f} times**. On this machine it was {here:.1f}"
     " times for the scheduling alone. The large numbers add two other things: a larger batch, which on a large card"
-    " costs next to nothing, and the memory to hold it, which is lab 09. The small ones compare scheduling with"
-    " scheduling."
+    " costs next to nothing, and the memory to hold it, which is lab 09. The small ones compare one schedule with"
+    " another."
 )
 
 # %% [markdown]

@@ -72,7 +72,7 @@ print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more text wil
 # %% [markdown]
 # # Where the memory went
 #
-# A place is a token slot: room for one token's keys and values. Why can a place hold no token?
+# A place is room for one token's keys and values. Why can a place hold no token?
 #
 # | | |
 # |---|---|
@@ -173,7 +173,7 @@ Markdown(
 steps = [m.counts["steps"] for m in (slots, blocks)]
 Markdown(
     f"The same requests took **{steps[0]:,.0f}** steps with slots and **{steps[1]:,.0f}** with blocks, in the "
-    f"same memory: {slots.counts['mean_running']:.1f} texts ran side by side, and "
+    f"same memory: {slots.counts['mean_running']:.1f} sequences ran at once, and "
     f"{blocks.counts['mean_running']:.1f}, at most {blocks.counts['most_running']:.0f}. The buddy copied "
     f"{buddy.counts['moved_tokens']:,.0f} tokens from piece to piece. Blocks move nothing. "
     f"{slots.check[0].upper()}{slots.check[1:]}."
@@ -691,7 +691,7 @@ for index in (HashChain(16), RadixTree(16)):
 print("4,096 tokens, 256 blocks, all found:", ", ".join(f"{name} {s * 1e6:.0f} µs" for name, s in times.items()))
 
 # %% [markdown]
-# ## Blocks that nobody holds
+# ## Blocks without a sequence
 #
 # When a sequence ends, no table refers to its blocks. But their contents may be needed again. So a block in the
 # prefix index stays **idle**: it can still be found, and it is reused when no free block is left, the least
@@ -754,7 +754,7 @@ Markdown(
     f"{ample.counts['of_optimum']:.1%} of that, the tightest, of {tight.counts['num_blocks']:,.0f} blocks, "
     f"{tight.counts['of_optimum']:.1%} with {tight.counts['evictions']:,.0f} evictions. Hashes and tree found "
     f"the same in {equal} of {len(trees)} pools: who holds a block holds all before it, so beginnings are "
-    "evicted last, and there is nothing left to differ in."
+    "evicted last by both."
 )
 
 # %% [markdown]
@@ -856,8 +856,8 @@ assert all(
 )
 Markdown(
     f"Without tenants the right guess is {slow_s / fast_s:.0f} times as fast as the next best: Alice's "
-    "diagnosis, read off a clock. With the tenant in the first hash nothing of Alice's is found, and the few "
-    "tokens that are found are Mallory's own, of his guess before. Real services had this hole (Gu and others, "
+    "diagnosis, found by measuring time. With the tenant in the first hash nothing of Alice's is found, and the few "
+    "tokens that are found are Mallory's own, of his guess before. Real services leaked in this way (Gu and others, "
     "2025, found it in seven)."
 )
 

@@ -2,9 +2,9 @@
 # # Lab 10 · Kernels
 #
 # **The question.** Nine labs counted bytes: of weights, of caches, of blocks. The counts said what *must* be
-# moved. But between two PyTorch operations every result goes out to memory and comes back in, and each
-# operation must be launched. What does a step move, and wait for, without need? And how does one write an
-# operation that avoids it?
+# moved. But PyTorch's operations move more: each reads its inputs from memory and writes its result there, and each
+# must be launched. Which of these bytes and launches can be avoided? And how does one write an operation that
+# avoids them?
 #
 # A function that runs on the card, from loading to storing, is a **kernel**. In this lab you read and write
 # kernels, from an empty file to the ones that our engine runs. Without a GPU they run in Triton's
@@ -74,8 +74,9 @@ HTML(html.table(["operation", "read", "written"], rows, "one text of 2,048 token
 # %%
 squares = 8 * 4 * shape.square / traffic(STANDARD, shape)
 Markdown(
-    f"**{times_the_least:.0f} times** what it has to; your guess was {my_guess}. {squares:.0%} of it are scores, S² of"
-    " them a head, which go over the bus eight times in all. Nobody wants them: they are intermediate results."
+    f"**{times_the_least:.0f} times** what it has to; your guess was {my_guess}. {squares:.0%} of it are scores, S² per"
+    " head, which are read or written eight times in all. They are intermediate results: no later operation needs"
+    " them."
 )
 
 # %% [markdown]
@@ -180,7 +181,8 @@ print(f"version 1 differs from float64 by {error:.0e} of the largest")
 assert error < 1e-6
 
 # %% [markdown]
-# It reads every number three times. The second pass needs m, which is only known after the first... or is it?
+# It reads every number three times. The second pass needs the maximum m, which is known after the first only. Can
+# the sum be computed before the maximum is known?
 #
 # ## The online softmax
 #
@@ -309,7 +311,7 @@ Markdown(
     f"Its FLOPs take {style.milliseconds(flops_s)}. With whole matrices memory binds, {on_h200(moved[STANDARD])}. With"
     f" tiles it would still be {on_h200(moved[TILES])} if all came from memory; but programs that run side by side want"
     f" the same keys, and those of a layer with their values, {readable_bytes(2 * longer.keys)}, fit into the L2 cache."
-    " Then *arithmetic* binds. A memory problem has become a compute problem: that is all one can ask of a kernel."
+    " Then *arithmetic* binds: the kernel is no longer bandwidth-bound but compute-bound, and no kernel can do better."
 )
 
 # %% [markdown]
@@ -598,7 +600,7 @@ Markdown(
     f"{one_row.bytes:,} bytes: **{bytes_s * 1e9:.0f} ns** at 4.8 TB/s. Starting an operation takes 1.3 µs in the best"
     f" case (Hazy Research measured that inside a CUDA graph, on an H100), {h200.launch_s / bytes_s:.0f} times as long,"
     f" and several times more from Python. So {eager_norm} operations take {eager_norm * h200.launch_s * 1e6:.1f} µs at"
-    f" least, and one takes {h200.launch_s * 1e6:.1f}. Not the bytes, the *starts* are saved."
+    f" least, and one takes {h200.launch_s * 1e6:.1f}. Fusing saves launches here, not bytes."
 )
 
 # %% [markdown]
