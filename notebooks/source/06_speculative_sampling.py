@@ -28,6 +28,7 @@ from workbench.models import prepare, public_shape
 from workbench.models.batch import Batch
 from workbench.models.evaluation import held_out_passages
 from workbench.panels import style
+from workbench.records import records_of
 from workbench.speculation import Proposal, acceptance, residual, theory
 from workbench.speculation import verify as the_rule
 
@@ -869,8 +870,8 @@ say(
 # %% [markdown]
 # ## When the text is unpredictable
 #
-# Digits of π. No draft can predict them, and the greedy target invents some; each round pays for K draft steps
-# and gains almost nothing. The solution is to *detect* this. The **dynamic** length records the acceptance by
+# Digits of π. The target, greedy, invents some, and our draft model others; each round pays for K draft steps
+# and gains almost nothing. (Another draft may agree with the target even here: lab 07.) The solution is to *detect* this. The **dynamic** length records the acceptance by
 # position, measures what drafts and verifications take beside plain steps, chooses the K with the most expected
 # tokens per time, and switches the draft **off** if every K loses. From then on it tests the draft again from time
 # to time, for about one percent of the time:
@@ -910,10 +911,18 @@ worst = min(fixed, key=lambda m: m.median)
 digits_guess.compare(worst.median, predicted=worst.predicted)
 
 # %% jupyter={"source_hidden": true}
+recorded = [
+    f"{m.median:.2f} ({record.label})"
+    for record in records_of("speculate.draft_lengths")
+    for m in record.of("speculate.draft_lengths")
+    if m.settings.get("K") == "dynamic" and m.settings["prompts"] == "digits"
+]
 say(
     f"The worst fixed length, K = {worst.settings['K']}, makes it {worst.median:.2f} times as fast. The dynamic one:"
     f" {dynamic.median:.2f} times, with {dynamic.counts['plain_rounds'] / dynamic.counts['rounds']:.0%} of its rounds"
-    " plain steps. Where no draft can be right, 1 is the best there is; it should hardly be below."
+    " plain steps. Where the draft is hardly ever right, 1 is the best there is. The first rounds, from which the policy"
+    " learns, cost something, and a short text does not earn it back. In the archive, with six texts:"
+    f" {', '.join(recorded) or 'nothing yet'}."
 )
 
 # %% [markdown]
