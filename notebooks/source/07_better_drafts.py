@@ -754,8 +754,8 @@ for broken in ({"type": "integer", "minimum": 5, "maximum": 3}, {"$ref": "#/$def
 # %% jupyter={"source_hidden": true}
 best_guess = ask(
     "the fastest on code",
-    "Which of the three makes code fastest here, with a fixed length?",
-    choices=("draft model", "prompt lookup", "EAGLE"),
+    "Which of the three makes code fastest here, with a fixed length? stdlib-1m is the draft model.",
+    choices=("stdlib-1m", "prompt lookup", "EAGLE"),
     example="EAGLE",
 )
 best_guess
