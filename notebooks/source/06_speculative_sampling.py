@@ -164,12 +164,12 @@ say(
 # $$\text{accept } x \text{ with probability } \min\left(1, \frac{p(x)}{q(x)}\right)$$
 #
 # At the first rejected token, stop. It is replaced by a token drawn from the part of p that exceeds q, the
-# **residual**, normalized to sum to 1:
+# [**residual**](../docs/glossary.md#speculation), normalized to sum to 1:
 #
 # $$r(x) = \frac{\max(0,\, p(x) - q(x))}{\sum_y \max(0,\, p(y) - q(y))}$$
 #
 # That is the **correction**. If nothing was rejected, the pass has one more distribution, and one more token is
-# drawn from p itself: the **bonus**. So a round of K drafted tokens gives 1 to K + 1 tokens. It never gives
+# drawn from p itself: the [**bonus**](../docs/glossary.md#speculation). So a round of K drafted tokens gives 1 to K + 1 tokens. It never gives
 # none: in tokens, a round is never worse than a step.
 #
 # The worked example. Two tokens were drafted, `quick` with q = 0.6 and `brown` with q = 0.8. The target gives them
@@ -548,7 +548,7 @@ say(
 # %% [markdown]
 # # How often is a draft right?
 #
-# α = Σ min(p, q), the probability that a drafted token is accepted, is a property of the two distributions. It
+# α = Σ min(p, q), the [acceptance rate](../docs/glossary.md#speculation), the probability that a drafted token is accepted, is a property of the two distributions. It
 # is 1 minus their **total variation** ½ Σ |p − q|, because min(p, q) = (p + q − |p − q|) / 2. Along held-out
 # text:
 

@@ -97,7 +97,7 @@ lookup_guess.compare(alone["prompt lookup"].median, predicted=alone["prompt look
 
 # %% jupyter={"source_hidden": true}
 told = "; ".join(
-    f"{name} **{m.median:.2f} ×**, {m.counts['tokens_per_round']:.2f} tokens a pass" for name, m in alone.items()
+    f"{name} **{m.median:.2f} ×**, {m.counts['tokens_per_round']:.2f} tokens per pass" for name, m in alone.items()
 )
 say(
     f"{told}. Both in turns: {both.median:.2f} ×. A draft with fewer accepted tokens can still win, because it costs"
@@ -223,7 +223,7 @@ few = [written[kind, "phrases"].speculation for kind in PROMPT_SETS]
 fired = 1 - sum(s.plain_rounds for s in few) / sum(s.rounds for s in few)
 say(
     f"Phrases propose something in {fired:.0%} of the passes only, and cost nothing in the others. On copying,"
-    f" lookup gives {sum(copying.tokens_per_round) / copying.rounds:.1f} tokens a pass. And on the digits? Look at what"
+    f" lookup gives {sum(copying.tokens_per_round) / copying.rounds:.1f} tokens per pass. And on the digits? Look at what"
     f" the target writes there: `{digits[:40]}…`. Greedy decoding cannot guess π either, so the target falls into a"
     " loop, and a loop is what lookup copies best. It does not matter whether a text is hard, only whether *draft and"
     " target agree*."
@@ -348,7 +348,7 @@ for (name, kind), (plain_run, got) in runs.items():
         ]
     )
 table(
-    ["", "tokens a pass", "kept", "draft's calls a round", "drafting, in plain steps", "times as fast"],
+    ["", "tokens per pass", "kept", "draft's calls per round", "drafting, in plain steps", "times as fast"],
     rows,
     "K = 4; one text each, so times are rough",
 )
@@ -361,7 +361,7 @@ say(
     f" {a.draft_calls / a.rounds:.2f}, and writes the same. Whether that is time saved depends on what a wider pass of"
     f" the small model costs. The target in 4 bits is right in {quantized.acceptance_rate:.0%} of the cases on code,"
     f" the small model in {a.acceptance_rate:.0%}; but its drafting takes"
-    f" {quantized.draft_s / quantized.rounds / write('code', number=2).tpot_s:.1f} plain steps a round. It pays where a"
+    f" {quantized.draft_s / quantized.rounds / write('code', number=2).tpot_s:.1f} plain steps per round. It pays where a"
     " step is bandwidth-bound (lab 05), so first find out what limits yours."
 )
 
@@ -494,11 +494,11 @@ say(
 # Is a second model needed at all? The target's last hidden state (its *feature*, in the papers) contains
 # information about more than the next token.
 #
-# **Medusa** (T. Cai and others, 2024): a few small networks beside the output head, each predicting one step
+# [**Medusa**](../docs/glossary.md#speculation) (T. Cai and others, 2024): a few small networks beside the output head, each predicting one step
 # further. All use the same hidden state, so drafting is one small product. But head 2 does not know which token
 # head 1 chose.
 #
-# **EAGLE** (Y. Li and others, 2024): predict the *next hidden state* from this one
+# [**EAGLE**](../docs/glossary.md#speculation) (Y. Li and others, 2024): predict the *next hidden state* from this one
 # **and the token that was really drawn**; let the target's own head turn it into a distribution; continue from
 # there. The token resolves what the hidden state leaves open: after "I" may come "am" or "always", and these
 # lead to different hidden states.
@@ -616,7 +616,7 @@ say(
 # %% [markdown]
 # # No second model
 #
-# In **Lookahead** (Y. Fu and others, 2024) the target drafts for itself. Start with any guess of several future
+# In [**Lookahead**](../docs/glossary.md#speculation) (Y. Fu and others, 2024) the target drafts for itself. Start with any guess of several future
 # tokens; in one pass, replace each by the token that the model predicts there, given the guesses before it;
 # repeat. This is Jacobi's iteration for a system of equations. It converges to the greedy text, but seldom
 # faster than one token per pass. On the way it produces n-grams that are likely in this text. Lookahead keeps
@@ -639,12 +639,12 @@ for kind, got in ahead.items():
             f"{plain_run.tpot_s / got.tpot_s:.2f} ×",
         ]
     )
-table(["", "tokens a pass", "rows a pass", "times as fast, one text"], rows, "lookahead, window 5, 4-grams")
+table(["", "tokens per pass", "rows per pass", "times as fast, one text"], rows, "lookahead, window 5, 4-grams")
 
 # %% jupyter={"source_hidden": true}
 code = ahead["code"].speculation
 say(
-    f"On code {sum(code.tokens_per_round) / code.rounds:.2f} tokens a pass, for"
+    f"On code {sum(code.tokens_per_round) / code.rounds:.2f} tokens per pass, for"
     f" {sum(code.rows_per_round) / code.rounds:.0f} rows where a chain of four sends five. Where rows are free, that costs"
     " little, and nothing must be trained. Where they are not, it costs much."
 )
@@ -653,7 +653,7 @@ say(
 # # Grammars
 #
 # Some text is not guessed but *known*. If the answer must be JSON of a given schema, much of it is fixed before
-# the model runs. A grammar says at each step which tokens are legal; the others get probability zero and the
+# the model runs. A [grammar](../docs/glossary.md#choosing-tokens) says at each step which tokens are legal; the others get probability zero and the
 # rest is normalized. Draft and target use the same mask, so speculation stays exact under a grammar.
 #
 # What is the distribution of such a text? It is not the model's own distribution, conditioned on fitting the
@@ -794,7 +794,7 @@ eagle, copy = (
     for name in ("eagle", "prompt_lookup")
 )
 say(
-    f"No draft is best everywhere. EAGLE gives {eagle.counts['tokens_per_round']:.2f} tokens a pass on code and prompt"
+    f"No draft is best everywhere. EAGLE gives {eagle.counts['tokens_per_round']:.2f} tokens per pass on code and prompt"
     f" lookup {copy.counts['tokens_per_round']:.2f}; but a round's drafting takes"
     f" {eagle.counts['draft_s_per_plain_step']:.2f} of a plain step with EAGLE and"
     f" {copy.counts['draft_s_per_plain_step']:.2f} with lookup. The head is small beside a target of billions of"

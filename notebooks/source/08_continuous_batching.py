@@ -96,7 +96,7 @@ print(
 # %% [markdown]
 # # Padding
 #
-# **Static batching**: a group of B requests goes through the model together, as a rectangle. Shorter prompts
+# [**Static batching**](../docs/glossary.md#sequences-and-steps): a group of B requests goes through the model together, as a rectangle. Shorter prompts
 # are padded, and a finished request stays in the rectangle until all are done. No request can leave early, and
 # none can join.
 #
@@ -212,7 +212,7 @@ say(
 #
 # The model does not need the rectangle. It processes rows. So decide after each step: finished requests leave,
 # waiting requests take the free slots. This is **iteration-level scheduling**
-# (Orca, 2022), better known as continuous batching:
+# (Orca, 2022), better known as [continuous batching](../docs/glossary.md#sequences-and-steps):
 #
 # ```text
 #   4 slots        step  1 2 3 4 5 6 7 8 9
@@ -462,7 +462,7 @@ say(
 )
 
 # %% [markdown]
-# So a step has a **token budget**. Decodes are scheduled first, one row each; prefills share what is left
+# So a step has a [**token budget**](../docs/glossary.md#sequences-and-steps). Decodes are scheduled first, one row each; prefills share what is left
 # (Sarathi-Serve, 2024). The budget sets the balance between the two latencies: the time to the first token, and
 # the time between tokens. Below is one step on a card, predicted, with 64 decodes at 1,024 tokens. (Servers
 # launch such a step as one CUDA graph, with one attention kernel for all sequences; so launch time is left
@@ -496,7 +496,7 @@ say(
 # %% [markdown]
 # # Whose turn?
 #
-# When more requests wait than slots are free, the scheduler must choose. A **policy** is a sort key: the
+# When more requests wait than slots are free, the scheduler must choose. A [**policy**](../docs/glossary.md#sequences-and-steps) is a sort key: the
 # request with the smallest key goes first. To study policies no model is needed, only lengths and time. So the
 # same scheduler runs in a simulator, its **twin**: the planned work counts as done, and the clock advances by
 # the time of the step. Here every step takes one second.
@@ -637,7 +637,7 @@ while not scheduler.idle:
 tables.check()
 
 # %% [markdown]
-# a and b decode while c is in prefill. Then all have grown, no block is left, and c is **preempted**: the last in
+# a and b decode while c is in prefill. Then all have grown, no block is left, and c is [**preempted**](../docs/glossary.md#sequences-and-steps): the last in
 # the policy's order is preempted first. Its blocks are freed for the others. When b is done,
 # c is admitted again, and all its 7 tokens are processed in one step: its prompt, and the tokens that it had
 # already generated.
@@ -937,7 +937,7 @@ load_guess.compare(peak["continuous"] / peak["static"], how="simulated")
 say(
     f"Continuous batching does {peak['continuous']:.1f} requests a second at most, static groups {peak['static']:.1f}:"
     f" **{peak['continuous'] / peak['static']:.1f} times** as many, with the same model, card and slots. The **knee**,"
-    f" where throughput over latency is greatest, lies where {turn.rate_per_s:.1f} come a second. **Goodput** is the"
+    f" where throughput over latency is greatest, lies where {turn.rate_per_s:.1f} come a second. [**Goodput**](../docs/glossary.md#measuring) is the"
     f" highest rate at which 90 % of the requests keep both limits, a first token within {limits['ttft_limit']:g} s and"
     f" then one every {limits['tpot_limit'] * 1e3:.0f} ms. It is never more than the throughput: {good['continuous']:.1f}"
     f" a second of {peak['continuous']:.1f}, "

@@ -208,7 +208,7 @@ say(
     f"The same requests took **{steps[0]:,.0f}** steps with slots and **{steps[1]:,.0f}** with blocks, in the "
     f"same memory: {slots.counts['mean_running']:.1f} sequences ran at once, and "
     f"{blocks.counts['mean_running']:.1f}, at most {blocks.counts['most_running']:.0f}. The buddy copied "
-    f"{buddy.counts['moved_tokens']:,.0f} tokens from piece to piece. Blocks move nothing. "
+    f"{buddy.counts['moved_tokens']:,.0f} tokens to other regions. Blocks move nothing. "
     f"{slots.check[0].upper()}{slots.check[1:]}."
 )
 
@@ -223,7 +223,7 @@ say(
 # | process | sequence |
 # | byte | token, its keys and values in all layers |
 # | page, frame | logical block, physical block |
-# | page table | **block table** |
+# | page table | [**block table**](../docs/glossary.md#the-cache) |
 # | page fault on first use | a block is allocated when the sequence reaches it |
 # | shared pages, copy on write after `fork` | the same |
 # | swapping | the same |
@@ -525,7 +525,7 @@ say(
 # keys and values. With block tables, four sequences can refer to the same blocks. Two rules make it safe:
 #
 # - **Reference counts.** Each block counts the tables that refer to it, and is free when the count reaches 0.
-# - **Copy on write.** A sequence that writes into a block that others also use gets its own copy first.
+# - [**Copy on write.**](../docs/glossary.md#the-cache) A sequence that writes into a block that others also use gets its own copy first.
 #
 # Only the *last*, partly filled block is ever copied. A full block is never written again.
 
@@ -778,7 +778,7 @@ print("4,096 tokens, 256 blocks, all found:", ", ".join(f"{name} {s * 1e6:.0f} Â
 # ## Blocks without a sequence
 #
 # When a sequence ends, no table refers to its blocks. But their contents may be needed again. So a block in the
-# prefix index stays **idle**: it can still be found, and it is reused when no free block is left, the least
+# prefix index stays **idle** ([prefix cache](../docs/glossary.md#the-cache)): it can still be found, and it is reused when no free block is left, the least
 # recently used first. This costs no memory: the blocks would be empty otherwise.
 #
 # Which block *of a sequence* is evicted first? The last: a beginning is useful without its end, but an end

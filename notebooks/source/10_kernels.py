@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import workbench as wb
 from workbench.instruments.costs import decode_costs
-from workbench.instruments.device import PUBLISHED
+from workbench.instruments.device import PUBLISHED, ceilings, last_cache_bytes
 from workbench.instruments.memory import readable_bytes
 from workbench.kernels import flash_attention as flash
 from workbench.kernels import flash_decoding as decoding
@@ -28,7 +28,7 @@ from workbench.kernels import launch, norm, softmax
 from workbench.kernels.traffic import split_decode
 from workbench.labs.lab10_kernels.attention_traffic import LEAST, STANDARD, TILES, passes, shape_at, traffic
 from workbench.labs.lab10_kernels.bounds import on_card as bound_of
-from workbench.labs.lab10_kernels.cases import MAKERS
+from workbench.labs.lab10_kernels.cases import MAKERS, MIN_SETS_BYTES
 from workbench.labs.lab10_kernels.crossover import crossing, line, ways
 from workbench.labs.lab10_kernels.graphs import on_card
 from workbench.lectures import ask, say, summary, table
@@ -475,7 +475,7 @@ assert off(together, whole) < 1e-6
 print(f"30 keys and 70 keys, merged: off by {off(together, whole):.0e}; the first weighs {weight:.2f}")
 
 # %% [markdown]
-# That is Flash-Decoding. The kernel gives the same result with any number of splits:
+# That is Flash-Decoding. The kernel gives the same result with any number of [splits](../docs/glossary.md#measuring):
 
 # %%
 q = torch.randn(2, 4, 32, device=device)
@@ -666,7 +666,7 @@ say(
 #
 # - **Fewer operations.** Fused by hand, as above and in `prepare`; or by `torch.compile`, which generates such
 #   fused Triton kernels itself (on a CPU: C++).
-# - **Cheaper launches.** A **CUDA graph** records the operations of a whole step once, with all addresses, and
+# - **Cheaper launches.** A [**CUDA graph**](../docs/glossary.md#the-model) records the operations of a whole step once, with all addresses, and
 #   launches them again with one call. Python does not run at all.
 #
 # Where do they help? A decode step for models of different sizes, predicted for an H200, and what fewer
@@ -802,14 +802,22 @@ say(
 # %% jupyter={"source_hidden": true}
 twins = [m for m in everything if m.settings["by"] == "torch"]
 above = {m.settings["kernel"]: m.counts["share_of_bound"] for m in twins if m.counts["share_of_bound"] > 1.05}
+p10, middle, p90 = (rate / 1e9 for rate in ceilings().spread["read"])
+cache, around = readable_bytes(last_cache_bytes(), binary=True), readable_bytes(MIN_SETS_BYTES, binary=True)
 say(
     f"PyTorch reaches {min(m.counts['share_of_bound'] for m in twins):.0%} to"
-    f" {max(m.counts['share_of_bound'] for m in twins):.0%} of the bound here. "
+    f" {max(m.counts['share_of_bound'] for m in twins):.0%} of the bound here. The bound uses the bandwidth that was"
+    f" measured once on this machine, {ceilings().read_bytes_per_s / 1e9:.1f} GB/s; of the reads timed for it, one in ten"
+    f" was below {p10:.1f}, half below {middle:.1f} and one in ten above {p90:.1f} GB/s. "
     + (
-        "Nothing is faster than the machine, so more than 100 % ("
-        + ", ".join(f"{name} {share:.0%}" for name, share in above.items())
-        + ") says that a ceiling was measured too low. The panel gives both rates. No cache explains it, because the"
-        " inputs go round."
+        f"Above 100 %: {', '.join(f'{name} {share:.0%}' for name, share in above.items())}. Nothing is faster than the"
+        " machine, so the ceiling is too low there: other programs use the same memory, and used more of it when the"
+        " ceiling was measured."
+        + (
+            f" The inputs go round over {around}, and the last cache holds {cache}, so it is not the cache."
+            if 2 * last_cache_bytes() < MIN_SETS_BYTES
+            else f" And the inputs go round over {around} only, where the last cache holds {cache}."
+        )
         if above
         else "None is above it, as it should be."
     )
@@ -912,6 +920,6 @@ summary()
 #   Computations*,
 #   2019; and [Triton's tutorials](https://triton-lang.org/main/getting-started/tutorials/index.html).
 # - [TileOPs](https://github.com/tile-ai/TileOPs), 2025, threads #2136 (decode attention) and #243 (a product with one
-#   row): measured on an H200 with a cold L2 cache; [torchao](https://github.com/pytorch/ao), `roofline_utils.py`: the
-#   share of an H100's peak that its authors reckon with.
+#   row): measured on an H200 with a cold L2 cache; [torchao](https://github.com/pytorch/ao), its roofline
+#   utilities: the share of an H100's peak that its authors reckon with.
 # - NVIDIA, [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/), "CUDA Graphs".

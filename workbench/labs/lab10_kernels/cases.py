@@ -243,6 +243,7 @@ __all__ = [
     "FULL",
     "HERE",
     "MAKERS",
+    "MIN_SETS_BYTES",
     "TINY",
     "Case",
     "Maker",
