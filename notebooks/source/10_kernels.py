@@ -802,13 +802,16 @@ say(
 # %% jupyter={"source_hidden": true}
 twins = [m for m in everything if m.settings["by"] == "torch"]
 above = {m.settings["kernel"]: m.counts["share_of_bound"] for m in twins if m.counts["share_of_bound"] > 1.05}
-p10, middle, p90 = (rate / 1e9 for rate in ceilings().spread["read"])
+machine = ceilings()
+of = "copy" if machine.copy_bytes_per_s > machine.read_bytes_per_s else "read"
+p10, middle, p90 = (rate / 1e9 for rate in machine.spread[of])
 cache, around = readable_bytes(last_cache_bytes(), binary=True), readable_bytes(MIN_SETS_BYTES, binary=True)
 say(
     f"PyTorch reaches {min(m.counts['share_of_bound'] for m in twins):.0%} to"
     f" {max(m.counts['share_of_bound'] for m in twins):.0%} of the bound here. The bound uses the bandwidth that was"
-    f" measured once on this machine, {ceilings().read_bytes_per_s / 1e9:.1f} GB/s; of the reads timed for it, one in ten"
-    f" was below {p10:.1f}, half below {middle:.1f} and one in ten above {p90:.1f} GB/s. "
+    f" measured once on this machine: {machine.read_bytes_per_s / 1e9:.1f} GB/s of reading,"
+    f" {machine.copy_bytes_per_s / 1e9:.1f} GB/s of reading and writing together. Of the single runs of the faster ({of}),"
+    f" one in ten was below {p10:.1f}, half were below {middle:.1f} and one in ten was above {p90:.1f} GB/s. "
     + (
         f"Above 100 %: {', '.join(f'{name} {share:.0%}' for name, share in above.items())}. Nothing is faster than the"
         " machine, so the ceiling is too low there: other programs use the same memory, and used more of it when the"

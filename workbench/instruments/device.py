@@ -271,9 +271,7 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
     )
 
 
-def _bandwidth_rates(
-    device: str, stop: CheckStop | None, share: float = 1.0
-) -> tuple[dict[str, list[float]], str]:
+def _bandwidth_rates(device: str, stop: CheckStop | None, share: float = 1.0) -> tuple[dict[str, list[float]], str]:
     """Bytes a second of reading and of copying, in this share of the time budget, and in words how they were measured.
 
     Reading is a sum, of float32 or of int64: which of the two keeps up with memory differs between processors.

@@ -340,6 +340,16 @@ def test_work_is_counted_without_memory_and_sizes_for_a_gpu_are_beyond_its_cache
     assert set(one.sizes) == {TINY, HERE, FULL}
 
 
+def test_a_copy_is_not_faster_than_its_bound_where_memory_moves_more_both_ways_than_it_reads():
+    """A CPU's copy ran at 116 % of a bound that took all bytes at the rate of a read."""
+    ceilings = dataclasses.replace(PUBLISHED["h200"], read_bytes_per_s=10e9, copy_bytes_per_s=16e9, launch_s=1e-9)
+    gigabyte = 10**9
+    assert cases.bound(launch.Work(gigabyte, gigabyte, 0), ceilings, "float32") == (2 / 16, "bandwidth")
+    assert cases.bound(launch.Work(gigabyte, 0, 0), ceilings, "float32") == (1 / 10, "bandwidth")
+    slower = dataclasses.replace(ceilings, copy_bytes_per_s=8e9)  # a copy that is not at its best
+    assert cases.bound(launch.Work(gigabyte, gigabyte, 0), slower, "float32") == (2 / 10, "bandwidth")
+
+
 def test_decode_kernels_have_half_a_gigabyte_of_keys_and_values():
     for name in attention.DECODES:
         for sizes in attention.grid(name):
