@@ -221,7 +221,7 @@ table(["the round generates", "its last token is the", "with probability"], rows
 # %% jupyter={"source_hidden": true}
 kept_guess = ask(
     "tokens that the draft generated",
-    "A text at temperature 1, K = 4. Of its tokens, how many percent are the draft's, accepted? The others are the target's.",
+    "Temperature 1, K = 4. Of the generated tokens, how many percent are accepted tokens of the draft? The others are the target's.",
     unit="%",
     example=80,
     low=0,
@@ -766,8 +766,8 @@ say(
 
 # %% jupyter={"source_hidden": true}
 batch_guess = ask(
-    "speed-up with 16 texts in a step",
-    "16 texts in each step, K = 4, on this machine: how many times as fast as without a draft? Below 1 is slower.",
+    "speed-up with 16 sequences per step",
+    "16 sequences in each step, K = 4, on this machine: how many times as fast as without a draft? Below 1 is slower.",
     unit="times",
     example=1.2,
     low=0,
@@ -796,7 +796,7 @@ rows = [
     for B in sizes
 ]
 table(
-    ["texts, B", "rows", "verification, in steps (by the cost model)", "tokens per round", "predicted", "measured"],
+    ["sequences, B", "rows", "verification, in steps (by the cost model)", "tokens per round", "predicted", "measured"],
     rows,
     "K = 4, greedy, the same engine with a draft and without",
 )
@@ -809,15 +809,15 @@ axes.plot(sizes, [by["speed-up", B].predicted for B in sizes], color=style.TARGE
 axes.plot(sizes, [by["speed-up", B].median for B in sizes], color=style.TARGET, label="measured", **style.MEASURED)
 style.log_ticks(axes, "x", sizes)
 axes.set_ylim(0, None)
-style.label(axes, x="texts in a step, B", y="speed-up")
+style.label(axes, x="sequences per step, B", y="speed-up")
 style.legend(axes)
-alt = "The speed-up against the number of texts: above 1 for one text, falling with more, below 1 from a few texts on."
+alt = "The speed-up against the number of sequences: above 1 for one, falling with more, below 1 from a few texts on."
 picture(figure, alt)
 
 # %% jupyter={"source_hidden": true}
 losing = [B for B in sizes if by["speed-up", B].median < 1]
 say(
-    f"Alone {by['speed-up', 1].median:.2f} times; with {sizes[-1]} texts {by['speed-up', sizes[-1]].median:.2f} times"
+    f"Alone {by['speed-up', 1].median:.2f} times; with {sizes[-1]} sequences {by['speed-up', sizes[-1]].median:.2f} times"
     + (f", and it loses from B = {losing[0]} on. " if losing else ". ")
     + "A processor with two cores runs out of arithmetic early. A large card has far more to spare beside its"
     " memory, so speculation loses at a larger batch only. Predicted:"
@@ -852,9 +852,9 @@ for B in (1, 8, 32, 64, 128, 256):
 # %% jupyter={"source_hidden": true}
 rows = [[B, *(f"{x:.2f}" for x in costs[B]), *(f"{g:.2f} ×" for g in predicted[B])] for B in predicted]
 table(
-    ["texts", "verification of 5 rows each", "c", "α = 0.6", "α = 0.8"],
+    ["sequences", "verification of 5 rows each", "c", "α = 0.6", "α = 0.8"],
     rows,
-    "predicted: an H100, Llama 3.1 8B with Llama 3.2 1B as its draft, K = 4; in steps of so many texts",
+    "predicted: an H100, Llama 3.1 8B with Llama 3.2 1B as its draft, K = 4; in steps of so many sequences",
 )
 
 # %% jupyter={"source_hidden": true}

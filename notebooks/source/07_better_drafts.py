@@ -348,7 +348,7 @@ for (name, kind), (plain_run, got) in runs.items():
         ]
     )
 table(
-    ["", "tokens per pass", "kept", "draft's calls per round", "drafting, in plain steps", "times as fast"],
+    ["", "tokens per pass", "accepted", "draft's calls per round", "drafting, in plain steps", "times as fast"],
     rows,
     "K = 4; one text each, so times are rough",
 )
@@ -825,7 +825,7 @@ for record in records_of("drafts.peers")[:1]:
                 f"{c['times_as_fast_as_our_plain_decoding']:.2f} ×",
             ]
         )
-table(["", "a token", "against its own plain", "against our plain"], rows, label)
+table(["", "per token", "against its own plain", "against our plain"], rows, label)
 
 # %% [markdown]
 # # What it costs, and when it does not help

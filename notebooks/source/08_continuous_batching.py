@@ -377,7 +377,7 @@ assert len(book) == LONG
 
 
 def interrupted(token_budget, chunk=None):
-    """Seven texts of 64 tokens, and after 12 steps a long prompt. (results by id, steps)"""
+    """Seven sequences of 64 tokens, and after 12 steps a long prompt. (results by id, steps)"""
     settings = SchedulerSettings(max_running=8, token_budget=token_budget, chunk=chunk, remember=False)
     engine, reports, results = Engine(model, settings, prefix=None), [], {}
     for r in requests[:7]:
@@ -1115,7 +1115,7 @@ rows = [
     for m in overhead
 ]
 table(
-    ["running", "a step", "99 %", "schedule", "blocks", "postprocess", "for each text"],
+    ["running", "a step", "99 %", "schedule", "blocks", "postprocess", "per sequence"],
     rows,
     "scheduler and bookkeeping of a step, measured on this machine",
 )

@@ -72,8 +72,10 @@ with torch.inference_mode():
     model(Batch.of(list(texts.values()), sequences=list(texts)), kv)
 tokens = sum(map(len, texts.values()))
 assert kv.bytes_in_use == kv_bytes(shape, tokens, 4)
-print(f"{len(texts)} texts, {tokens} tokens: {readable_bytes(kv.bytes_in_use)} of {readable_bytes(kv.bytes_reserved)}")
-print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more text will fill it")
+print(
+    f"{len(texts)} sequences, {tokens} tokens: {readable_bytes(kv.bytes_in_use)} of {readable_bytes(kv.bytes_reserved)}"
+)
+print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more sequence will fill it")
 
 # %% [markdown]
 # # Where the memory went
@@ -92,7 +94,7 @@ print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more text wil
 
 # %% jupyter={"source_hidden": true}
 def strip(allocator, ends):
-    """Each place as a letter: a text's name where a token is, + reserved, - internal, · nobody's."""
+    """Each place as a letter: a sequence's name where a token is, + reserved, - internal, · nobody's."""
     places = ["·"] * allocator.capacity
     for name, tokens in allocator.lengths.items():
         mine = [first + n for first, count in allocator.ranges(name) for n in range(count)]
@@ -195,7 +197,7 @@ say(
     f"A slot of the maximum, {longest:,} places: **{slots.median:.1%}** useful. "
     f"The buddy: **{buddy.median:.1%}**. Blocks of 16: **{blocks.median:.1%}**. The maximum is so bad here "
     f"because this trace's longest request is {longest / blocks.counts['tokens_per_sequence']:.0f} times what a "
-    "text holds on average; in the paper it was 2,048 tokens for everybody."
+    "sequence holds on average; in the paper it was 2,048 tokens for everybody."
 )
 
 # %% [markdown]
@@ -281,7 +283,7 @@ assert least <= blocks.median and abs(blocks.median - likely) < 0.01 and least >
 needed = 15 * 0.96 / 0.04
 say(
     f"With T = {T:,.0f} as above: never below **{least:.2%}**, about **{likely:.2%}**, and counted "
-    f"**{blocks.median:.2%}**. 96 % are certain from {needed:.0f} tokens a text on, and likely from "
+    f"**{blocks.median:.2%}**. 96 % are certain from {needed:.0f} tokens per sequence on, and likely from "
     f"{needed / 2:.0f}."
 )
 
@@ -374,7 +376,7 @@ def attend(keys, values):
 
 assert torch.equal(attend(pool_k[at], pool_v[at]), attend(k, v))
 assert not attend(pool_k[at], pool_v[at]).isnan().any()
-print("through the table: equal in every bit to attention in one piece")
+print("through the table: equal in every bit to attention over contiguous keys")
 
 # %% [markdown]
 # All places of the pool that do not belong to this sequence hold NaN. None of them was read. That matters: a
@@ -394,7 +396,7 @@ B, S = 64, 2048
 step = decode_costs(llama, batch=B, context=S - 1, weight_bytes_per_element=2)
 weights, cache = step.bytes_by_part["weights"], B * kv_bytes(llama, S, 2)
 tables = llama.num_layers * B * S // 16 * 4  # a 4-byte number a block, read in every layer
-ways = {"in one piece": cache, "a kernel with a table": cache + tables, "gathered, then attended": 3 * cache}
+ways = {"contiguous": cache, "a kernel with a table": cache + tables, "gathered, then attended": 3 * cache}
 
 # %% jupyter={"source_hidden": true}
 rows = [
@@ -578,7 +580,7 @@ assert copied == scene[-1].counts["copies"] > 0
 assert all(m.median == m.predicted for m in scene)
 say(
     f"{copied} copies in the whole scene, for {scene[0].settings['samples']} samples. At best "
-    f"{most.counts['unshared']:.0f} blocks' worth of text lay in {most.median:.0f}: "
+    f"{most.median:.0f} blocks held what takes {most.counts['unshared']:.0f} without sharing: "
     f"{readable_bytes(most.counts['bytes_saved'], binary=True)} saved. Run sent all of it through the real paged "
     "kv and the model; the first step with logits of four texts says: "
     f"{next(m.check for m in scene if 'of 4 texts' in m.check)}."
@@ -954,7 +956,7 @@ def attack(alice, mallory):
 
 
 # %%
-seen = {"no tenants": attack("", ""), "a key a tenant": attack("alice", "mallory")}
+seen = {"no tenants": attack("", ""), "a key per tenant": attack("alice", "mallory")}
 
 # %% jupyter={"source_hidden": true}
 rows = [
@@ -1116,7 +1118,7 @@ say(
 # %% jupyter={"source_hidden": true}
 short = 30
 say(
-    f"Of texts of {short} tokens {short / (short + 7.5):.0%} is useful, of {T:,.0f} "
+    f"Of sequences of {short} tokens {short / (short + 7.5):.0%} is useful, of {T:,.0f} "
     f"{likely:.1%}. And the first line: {chain([a, b, c, d, e, f], 2)[-1]} and "
     f"{chain([x, b, c, d, e, f], 2)[-1]} are the keys of one and the same block, after one token that differs."
 )

@@ -89,7 +89,7 @@ traffic_guess.compare(times_the_least, how="counted")
 rows = [[p.name, readable_bytes(p.bytes_read), readable_bytes(p.bytes_written)] for p in passes(STANDARD, shape)]
 rows.append(["all", readable_bytes(traffic(STANDARD, shape)), f"{times_the_least:.0f} × the least"])
 assert passes(STANDARD, shape)[0].bytes_written == 8 * 2048**2 * 4
-table(["operation", "read", "written"], rows, "one text of 2,048 tokens, 8 heads of 64, float32")
+table(["operation", "read", "written"], rows, "one sequence of 2,048 tokens, 8 heads of 64, float32")
 
 # %% jupyter={"source_hidden": true}
 squares = 8 * 4 * shape.square / traffic(STANDARD, shape)
@@ -134,7 +134,7 @@ growth = peaks[longest, "eager"] / peaks[longest // 2, "eager"]
 say(
     f"At {longest:,} tokens eager took **{ratios[longest].median:.1f} ×** as long as fused, on this machine, and"
     f" allocated {readable_bytes(peaks[longest, 'eager'])} at its worst where fused took"
-    f" {readable_bytes(peaks[longest, 'sdpa'])}. Twice the text allocated {growth:.1f} times as much. Both computed the"
+    f" {readable_bytes(peaks[longest, 'sdpa'])}. Twice the tokens allocated {growth:.1f} times as much. Both computed the"
     " same numbers."
 )
 
@@ -407,7 +407,7 @@ for tokens in (1, 16, 50, 97):
 # that most attention kernels share, and three versions built on it. Compare them:
 
 # %%
-lengths = (37, 1, 60)  # three texts, one after the other
+lengths = (37, 1, 60)  # three sequences, one after the other
 starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=device)
 q = torch.randn(sum(lengths), 4, 32, device=device)
 k, v = (torch.randn(sum(lengths), 2, 32, device=device) for _ in "kv")  # 2 heads for 4
@@ -496,7 +496,7 @@ for texts, tokens in ((1, 32_768), (8, 8192), (64, 2048)):
     busy = min(1, programs / 132)
     rows.append([f"{texts} × {tokens:,}", programs, f"{busy:.0%}", splits, f"{programs * splits:,}"])
 table(
-    ["texts × tokens", "programs", "of 132 processors busy", "splits", "programs then"],
+    ["sequences × tokens", "programs", "of 132 processors busy", "splits", "programs then"],
     rows,
     "Llama 3.1 8B, 8 key-value heads, as our kernel divides for an H200",
 )
@@ -551,14 +551,14 @@ print(f"18 tokens in blocks {blocks.tolist()}: off by {off(out, truth):.0e}; no 
 heads = {"heads": 32, "kv_heads": 8, "size": 128}
 rows = []
 for name, how in {
-    "in one piece": {},
+    "contiguous": {},
     "in blocks of 16": {"block_size": 16},
     "and in 4 splits": {"block_size": 16, "splits": 4},
 }.items():
     moved = split_decode([2048] * 64, **heads, **how)
     rest = moved.bytes - moved.parts["k"] - moved.parts["v"]
     rows.append([name, f"{moved.bytes:,}", f"{rest / moved.bytes:.2%}", on_h200(moved.bytes)])
-table(["keys and values", "bytes", "not keys or values", "on an H200"], rows, "64 texts of 2,048; predicted")
+table(["keys and values", "bytes", "not keys or values", "on an H200"], rows, "64 sequences of 2,048; predicted")
 
 # %% [markdown]
 # Lengths and tables are tensors on the card, and the launch grid depends on neither. This will matter for CUDA
@@ -750,7 +750,7 @@ graph_guess.compare(gains["llama-3.2-1b"], how="predicted, not yet measured")
 # %% jupyter={"source_hidden": true}
 assert gains["llama-3.2-1b"] > gains["llama-3.1-8b"] > 1
 say(
-    f"Predicted for an H200, one text: a graph makes the 1B model **{gains['llama-3.2-1b']:.1f} ×** as fast and the 8B"
+    f"Predicted for an H200, one sequence: a graph makes the 1B model **{gains['llama-3.2-1b']:.1f} ×** as fast and the 8B"
     f" model **{gains['llama-3.1-8b']:.1f} ×**, if Python needs 10 µs to start an operation. Whether it does is *not"
     f" yet measured*. Here: {replayed[0].check}."
 )
@@ -859,8 +859,8 @@ step, many = (decode_costs(llama, batch=b, context=2048, weight_bytes_per_elemen
 share = step.bytes_by_part["kv"] / step.bytes
 assert share < 0.05
 say(
-    f"Of the bytes of an 8B step with one text of 2,048 tokens {share:.1%} are keys and values: an attention kernel"
-    f" that took no time at all would make the step {1 / (1 - share):.3f} × as fast. With 64 such texts it is another"
+    f"Of the bytes of an 8B step with one sequence of 2,048 tokens {share:.1%} are keys and values: an attention kernel"
+    f" that took no time at all would make the step {1 / (1 - share):.3f} × as fast. With 64 such sequences it is another"
     f" matter: {many.bytes_by_part['kv'] / many.bytes:.0%}."
 )
 
