@@ -8,7 +8,7 @@
 #
 # As before, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
 # grader runs the same checks and a few more, on other sequences and edge cases; the points for both are on the
-# check cell.
+# check cell. Checks count and compare; only two points, in exercises 1 and 3, are for speed.
 
 # %% nbgrader={"grade": false, "solution": false, "grade_id": "setup"}
 import hashlib

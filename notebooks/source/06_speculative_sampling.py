@@ -1,54 +1,61 @@
 # %% [markdown]
 # # Lab 06 · Speculative sampling
 #
-# **The question.** A step reads all weights and generates one token (lab 02). Much of a text is easy: after
-# `for i in` nobody needs ten million weights to expect ` range`. Could a small model generate the easy tokens,
-# and the large one only verify them?
+# **The question.** A [step](../docs/glossary.md#sequences-and-steps) reads all weights and generates one token (lab 02). Much of a text is easy: after
+# `for i in` nobody needs ten million weights to expect ` range`. Could a small model, the
+# [draft](../docs/glossary.md#speculation), generate the easy tokens, and the large one, the **target**, only verify them?
 #
 # It can, and *not one probability changes*. This lab proves that: on paper, by enumerating everything that can
 # happen, and by counting on the real models. Then it makes the method fast, and finds out when it is not.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import functools
 import math
 from fractions import Fraction
 
 import torch
-from IPython.display import HTML, Image, Markdown
+from IPython.display import HTML
 
 import workbench as wb
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
+from workbench.instruments.costs import predict, step_costs
+from workbench.instruments.device import PUBLISHED
 from workbench.labs.lab06_speculative_sampling.panels.plots import coloured_html
 from workbench.labs.lab06_speculative_sampling.rules import MISTAKES, told_another_q
-from workbench.models import prepare
+from workbench.lectures import ask, picture, say, summary, table
+from workbench.models import prepare, public_shape
 from workbench.models.batch import Batch
 from workbench.models.evaluation import held_out_passages
-from workbench.panels import html, style
+from workbench.panels import style
+from workbench.records import records_of
 from workbench.speculation import Proposal, acceptance, residual, theory
-from workbench.speculation.theory import table
+from workbench.speculation import verify as the_rule
 
+# %%
 model, small = wb.load("stdlib-10m"), wb.load("stdlib-1m")
 target, draft = prepare(model), prepare(small)
 tokenizer = model.tokenizer
 passages = held_out_passages(tokenizer, 192, 8)
 
 
-def picture(figure, alt):
-    """A figure as a picture, with the words for those who cannot see it."""
-    figure.tight_layout()
-    return Image(style.png(figure), width=860, alt=alt)
-
-
 # %% [markdown]
 # ## Predict
 #
 # The draft has a tenth of the target's size. Each round it drafts four tokens, and the target verifies them in
-# *one* pass. How many tokens does a pass then give, on average, on code that neither model has seen? Between 1
-# and 5. Put your guess here.
+# *one* pass.
 
-# %%
-my_guess = 2.0
+# %% jupyter={"source_hidden": true}
+pass_guess = ask(
+    "tokens per pass, K = 4",
+    "How many tokens does a pass then give, on average, greedy, on code that neither model has seen?",
+    unit="tokens",
+    kind="slider",
+    example=2,
+    low=1,
+    high=5,
+)
+pass_guess
 
 # %% [markdown]
 # ## The naive way, measured
@@ -56,6 +63,7 @@ my_guess = 2.0
 # One pass of the target for each token. Keep the tokens: every greedy run below must generate the same ones.
 
 # %%
+pass_guess.answer()
 prompt = passages[7, :96].tolist()
 plain = wb.generate(target, prompt, max_new_tokens=64, stop_token_ids=(), kv="contiguous")
 print(tokenizer.decode(plain.tokens))
@@ -77,11 +85,13 @@ def distributions(some_model, rows):
 
 p, q = distributions(model, passages), distributions(small, passages)
 same = float((p.argmax(-1) == q.argmax(-1)).double().mean())
+
+# %% jupyter={"source_hidden": true}
 assert 0.4 < same < 0.7
 sizes = model.num_parameters() / small.num_parameters()
-Markdown(
-    f"At **{same:.0%}** of {passages.numel():,} places both have the same favourite, and one of them has {sizes:.0f} "
-    "times the weights. Those tokens the small model could have written."
+say(
+    f"At **{same:.0%}** of {passages.numel():,} positions both models have the same most probable token, and one of them"
+    f" has {sizes:.0f} times the weights. The small model could have generated those tokens."
 )
 
 # %% [markdown]
@@ -90,7 +100,7 @@ Markdown(
 # The method rests on two facts.
 #
 # 1. A pass over K + 1 tokens gives K + 1 token distributions: one for the token after each of them. So one pass
-#    can verify K drafted tokens, *and* predict the token after the last.
+#    can verify K drafted tokens *and* predict the token after the last.
 # 2. As long as a step is bandwidth-bound, a pass over five tokens takes hardly longer than a pass over one.
 #
 # ```text
@@ -104,27 +114,41 @@ Markdown(
 # Is the second fact true here? Compare a plain step with a pass over more rows, measured in turns, by the
 # engine that generates the text:
 
+# %% jupyter={"source_hidden": true}
+rows_guess = ask(
+    "a pass over five rows",
+    "One pass of the target over five rows of a text, against a step, which has one row: how many times as long?",
+    unit="times",
+    example=2,
+    low=0,
+)
+rows_guess
+
 # %%
+rows_guess.answer()
 lengths = wb.panels.draft_lengths(longest=16, repeats=2)
 found = lengths.run()
 verify = {m.settings["K"]: m for m in found if m.settings["measured"] == "verify"}
 [drafting] = [m for m in found if m.settings["measured"] == "draft"]
+
+# %% jupyter={"source_hidden": true}
 rows = [["1", f"{drafting.counts['step_s'] * 1e3:.1f} ms", "1", "1"]]
 rows += [
     [K + 1, f"{m.median * m.counts['step_s'] * 1e3:.1f} ms", f"{m.median:.2f}", f"{m.predicted:.2f}"]
     for K, m in verify.items()
 ]
-HTML(
-    html.table(
-        ["rows", "a pass", "in steps, measured", "predicted by lab 02's cost model"],
-        rows,
-        "rows of one text in one pass of the target",
-    )
+table(
+    ["rows", "a pass", "in steps, measured", "predicted by lab 02's cost model"],
+    rows,
+    "rows of one text in one pass of the target",
 )
 
 # %%
 five = verify[4]
-Markdown(
+rows_guess.compare(five.median, predicted=five.predicted)
+
+# %% jupyter={"source_hidden": true}
+say(
     f"Five rows take **{five.median:.2f}** steps of time where five steps would take 5. A token of the draft takes "
     f"c = {drafting.median:.2f} steps ({drafting.predicted:.2f} predicted)."
 )
@@ -140,12 +164,12 @@ Markdown(
 # $$\text{accept } x \text{ with probability } \min\left(1, \frac{p(x)}{q(x)}\right)$$
 #
 # At the first rejected token, stop. It is replaced by a token drawn from the part of p that exceeds q, the
-# **residual**, normalized to sum to 1:
+# [**residual**](../docs/glossary.md#speculation), normalized to sum to 1:
 #
 # $$r(x) = \frac{\max(0,\, p(x) - q(x))}{\sum_y \max(0,\, p(y) - q(y))}$$
 #
 # That is the **correction**. If nothing was rejected, the pass has one more distribution, and one more token is
-# drawn from p itself: the **bonus**. So a round of K drafted tokens gives 1 to K + 1 tokens. It never gives
+# drawn from p itself: the [**bonus**](../docs/glossary.md#speculation). So a round of K drafted tokens gives 1 to K + 1 tokens. It never gives
 # none: in tokens, a round is never worse than a step.
 #
 # The worked example. Two tokens were drafted, `quick` with q = 0.6 and `brown` with q = 0.8. The target gives them
@@ -153,8 +177,10 @@ Markdown(
 
 # %%
 words = ["quick", "brown", "fox"]
-drafted = Proposal.chain([0, 1], [table(6, 2, 2), table(1, 8, 1)])
-rows_of_p = [table(7, 1, 2), table(3, 4, 3), table(1, 1, 8)]
+drafted = Proposal.chain([0, 1], [theory.table(6, 2, 2), theory.table(1, 8, 1)])
+rows_of_p = [theory.table(7, 1, 2), theory.table(3, 4, 3), theory.table(1, 1, 8)]
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for node, token in enumerate(drafted.tokens):
     ours, theirs = rows_of_p[node], drafted.distributions[node]
@@ -170,12 +196,12 @@ for node, token in enumerate(drafted.tokens):
     )
 sure, half = (acceptance(rows_of_p[n], drafted.distributions[n], t) for n, t in enumerate(drafted.tokens))
 assert (sure, half) == (1, Fraction(1, 2))
-HTML(html.table(["drafted", "q", "p", "kept with", "if not: the residual"], rows, "min(1, p / q), in exact fractions"))
+table(["drafted", "q", "p", "accepted with", "if not: the residual"], rows, "min(1, p / q), in exact fractions")
 
 # %%
-from workbench.speculation import verify as the_rule
-
 outcomes = theory.enumerate_outcomes(lambda draws: the_rule(drafted, rows_of_p, draws))
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         " ".join([*(words[drafted.tokens[n]] for n in verdict.path), words[verdict.token]]),
@@ -185,18 +211,26 @@ rows = [
     for verdict, share in sorted(outcomes.items(), key=lambda item: -item[1])
 ]
 assert sum(outcomes.values()) == 1
-HTML(
-    html.table(
-        ["the round writes", "its last token is the", "with probability"], rows, "everything that can come of it"
-    )
-)
+table(["the round generates", "its last token is the", "with probability"], rows, "every possible outcome")
 
 # %% [markdown]
 # Now on real text. Step through the rounds: the bars are q and p of each drafted token, with its acceptance
 # probability above; on the right is the distribution from which the last token was drawn. The colours show
 # which model each token came from:
 
+# %% jupyter={"source_hidden": true}
+kept_guess = ask(
+    "tokens that the draft generated",
+    "Temperature 1, K = 4. Of the generated tokens, how many percent are accepted tokens of the draft? The others are the target's.",
+    unit="%",
+    example=80,
+    low=0,
+    high=100,
+)
+kept_guess
+
 # %%
+kept_guess.answer()
 stepper = wb.panels.stepper(shown_round=2)
 stepper
 
@@ -208,10 +242,13 @@ stepper.snapshot()
 with_draft = [m for m in rounds if m.counts["drafted"]]
 written = sum(m.counts["emitted"] for m in with_draft)
 kinds = [kind for m in rounds for _, kind in m.settings["emitted"]]
-Markdown(
-    f"{written:.0f} tokens in {len(with_draft)} passes: {written / len(with_draft):.2f} a pass. The draft wrote "
-    f"{kinds.count('draft')}, the target {kinds.count('correction')} corrections and {kinds.count('bonus')} bonuses. "
-    "Where p is below q the draft was too sure of itself, and there the rejections are."
+kept_guess.compare(100 * kinds.count("draft") / len(kinds), how="counted")
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"{written:.0f} tokens in {len(with_draft)} passes: {written / len(with_draft):.2f} per pass."
+    f" {kinds.count('draft')} are accepted tokens of the draft, {kinds.count('correction')} are corrections and"
+    f" {kinds.count('bonus')} bonuses of the target. Tokens are rejected only where p is below q."
 )
 
 # %% [markdown]
@@ -245,9 +282,9 @@ Markdown(
 #
 # $$\min(p(x), q(x)) + p(x) - \min(p(x), q(x)) = p(x). \qquad \blacksquare$$
 #
-# This is the proof of Leviathan and others (appendix A.1) and of Chen and others (theorem 1), who published the rule
-# independently. Nothing was assumed about q: a bad draft costs time but no quality. (If α = 1 nothing is ever rejected, and
-# the residual is never needed. A token that was drawn from q never has q(x) = 0.)
+# This is the proof of Leviathan and others (appendix A.1) and of Chen and others (theorem 1), who published the
+# rule independently. Nothing was assumed about q: a bad draft costs time but no quality. (If α = 1 nothing is
+# ever rejected, and the residual is never needed. A token that was drawn from q never has q(x) = 0.)
 #
 # **Whole texts**, by induction. Claim: given the text so far, however it was generated, the next token has the
 # distribution p(· | text). For the first token of a round this was just shown. Now let the first i drafted
@@ -263,15 +300,17 @@ Markdown(
 # The two steps in fractions, for distributions over three tokens:
 
 # %%
-ours, theirs = table(5, 3, 2), table(1, 3, 6)
+ours, theirs = theory.table(5, 3, 2), theory.table(1, 3, 6)
 alpha = theory.acceptance_rate(ours, theirs)
 kept = [min(a, b) for a, b in zip(ours, theirs)]
 corrected = [(1 - alpha) * share for share in residual(ours, theirs)]
 assert [a + b for a, b in zip(kept, corrected)] == list(ours)
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [word, str(a), str(b), str(k), str(c), str(k + c)] for word, a, b, k, c in zip("abc", ours, theirs, kept, corrected)
 ]
-HTML(html.table(["", "p", "q", "drafted and kept", "corrected", "together"], rows, f"α = {alpha}: together it is p"))
+table(["", "p", "q", "drafted and accepted", "corrected", "together"], rows, f"α = {alpha}: together it is p")
 
 # %% [markdown]
 # # Everything that can happen
@@ -285,7 +324,7 @@ HTML(html.table(["", "p", "q", "drafted and kept", "corrected", "together"], row
 # output. There is no tolerance and no luck.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def made_up(salt, size):
     """A distribution that depends on the whole text before it, as a model's does: text -> row of `size` fractions."""
 
@@ -295,34 +334,26 @@ def made_up(salt, size):
             1 + (salt * 7919 + 31 * sum((i + 2) * (t + 1) for i, t in enumerate(text)) + 17 * t * t) % 13
             for t in range(size)
         ]
-        return table(*weights)
+        return theory.table(*weights)
 
     return distribution
 
 
-rows = []
-for size, K, length in (
-    (2, 1, 4),
-    (2, 2, 4),
-    (2, 3, 4),
-    (3, 1, 3),
-    (3, 2, 3),
-    (3, 3, 3),
-    (4, 1, 3),
-    (4, 2, 3),
-    (4, 3, 2),
-):
+# %%
+cases = [(2, 1, 4), (2, 2, 4), (2, 3, 4), (3, 1, 3), (3, 2, 3), (3, 3, 3), (4, 1, 3), (4, 2, 3), (4, 3, 2)]
+texts = []
+for size, K, length in cases:  # of the vocabulary, of the draft, of the text
     p_of, q_of = made_up(1, size), made_up(5, size)
     wanted = theory.distribution_of_target(p_of, length)
-    came = theory.distribution_of_texts(p_of, q_of, length, (1,) * K)
-    assert came == wanted
-    rows.append([size, K, length, f"{len(wanted):,}", "equal, as fractions"])
-HTML(
-    html.table(
-        ["vocabulary", "K", "tokens", "texts", "distributions of speculation and of the target"],
-        rows,
-        "the real rule, every draw enumerated; corrections, bonuses and second rounds are all in it",
-    )
+    assert theory.distribution_of_texts(p_of, q_of, length, (1,) * K) == wanted
+    texts.append(len(wanted))
+
+# %% jupyter={"source_hidden": true}
+rows = [[*case, f"{count:,}", "equal, as fractions"] for case, count in zip(cases, texts)]
+table(
+    ["vocabulary", "K", "tokens", "texts", "distributions of speculation and of the target"],
+    rows,
+    "the real rule, every draw enumerated; corrections, bonuses and second rounds are all in it",
 )
 
 # %% [markdown]
@@ -340,23 +371,23 @@ def apart(distribution, other):
     return sum(abs(distribution.get(text, 0) - other.get(text, 0)) for text in {*distribution, *other}) / 2
 
 
+wrong = {n: theory.distribution_of_texts(p_of, q_of, length, (1,) * K, verify=r) for n, r in MISTAKES.items()}
+assert all(sum(came.values()) == 1 and came != wanted for came in wrong.values())
+
+# %% jupyter={"source_hidden": true}
 rows = [["the rule", "0", "0.0%"]]
-for name, rule in MISTAKES.items():
-    came = theory.distribution_of_texts(p_of, q_of, length, (1,) * K, verify=rule)
-    assert sum(came.values()) == 1 and came != wanted
+for name, came in wrong.items():
     far = apart(came, wanted)
     short = str(far) if len(str(far)) < 24 else f"a fraction of {len(str(far.denominator))} digits"
     rows.append([name, short, f"{float(far):.1%}"])
-HTML(
-    html.table(
-        ["", "distance from the target's distribution", ""],
-        rows,
-        f"vocabulary {size}, K = {K}, texts of {length} tokens: total variation, exactly",
-    )
+table(
+    ["", "distance from the target's distribution", ""],
+    rows,
+    f"vocabulary {size}, K = {K}, texts of {length} tokens: total variation, exactly",
 )
 
 # %% [markdown]
-# Look at the second: the row was not normalized to 1. Our inverse CDF then gives the missing probability to the
+# Look at the second: the residual was not normalized to 1. Our inverse CDF then gives the missing probability to the
 # last token of the vocabulary. That token comes too often, and nobody would see it in a text. The last error
 # concerns sampling only: with greedy decoding it is right.
 
@@ -379,18 +410,16 @@ for seed in (0, 1):
 # Let the temperature go to 0: p and q each become one token with probability 1. Then p/q is 1 or 0, nothing is
 # random any more, and the tokens *are* the same. In tables, p to the power of 1/T:
 
-# %%
-ours, theirs = table(5, 3, 2), table(4, 5, 1)
+# %% jupyter={"source_hidden": true}
+ours, theirs = theory.table(5, 3, 2), theory.table(4, 5, 1)
 rows = []
 for power in (1, 2, 4, 16, 64):
     a, b = theory.sharpened(ours, power), theory.sharpened(theirs, power)
     rows.append([f"1/{power}", *(f"{float(x):.4f}" for x in (max(a), max(b), theory.acceptance_rate(a, b)))])
-HTML(
-    html.table(
-        ["temperature", "p's best", "q's best", "α"],
-        rows,
-        "the two have different favourites, so α goes to 0; had they the same, it would go to 1",
-    )
+table(
+    ["temperature", "p's best", "q's best", "α"],
+    rows,
+    "their most probable tokens differ, so α goes to 0; if they were the same, it would go to 1",
 )
 
 # %%
@@ -400,7 +429,8 @@ for K in (1, 2, 4, 8):
     )
     assert fast.tokens == plain.tokens, K
     print(f"K = {K}: the same 64 tokens in {fast.model_calls} passes instead of {plain.model_calls}")
-kept_here = fast.speculation.acceptance_by_position
+
+# %% jupyter={"source_hidden": true}
 parts = list(zip((tokenizer.token_text(t) for t in fast.tokens), fast.kinds))
 HTML(
     coloured_html(parts, "who wrote it, K = 8: blue the draft, pink a correction, green a bonus, grey without a draft")
@@ -413,10 +443,10 @@ HTML(
 # them. And q? Apply top-p = 0.7, which keeps two of three tokens, to p, to q, or to both:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def turned(*weights):
     """A distribution whose tokens change places with the text before it."""
-    return functools.cache(lambda text: table(*(weights[(t + sum(text) + len(text)) % 3] for t in range(3))))
+    return functools.cache(lambda text: theory.table(*(weights[(t + sum(text) + len(text)) % 3] for t in range(3))))
 
 
 def cut(distribution):
@@ -424,6 +454,7 @@ def cut(distribution):
     return functools.cache(lambda text: theory.nucleus(distribution(text), Fraction(7, 10)))
 
 
+# %%
 p_of, q_of, length = turned(5, 3, 2), turned(4, 4, 2), 3
 p_cut, q_cut = cut(p_of), cut(q_of)
 wanted = theory.distribution_of_target(p_cut, length)
@@ -432,6 +463,8 @@ ways = {
     "draft not filtered, and the rule knows it": theory.distribution_of_texts(p_cut, q_of, length, (1, 1)),
     "target not filtered": theory.distribution_of_texts(p_of, q_cut, length, (1, 1)),
 }
+
+# %% jupyter={"source_hidden": true}
 rates = [theory.acceptance_rate(a(()), b(())) for a, b in ((p_cut, q_cut), (p_cut, q_of), (p_of, q_cut))]
 rows = [
     [name, f"{float(apart(came, wanted)):.1%}", f"{float(rate):.2f}"] for (name, came), rate in zip(ways.items(), rates)
@@ -451,10 +484,10 @@ wrong = apart(theory.enumerate_outcomes(told_the_unfiltered), wanted)
 rows.append(["draft filtered, and the rule told the unfiltered q", f"{float(wrong):.1%}", ""])
 assert ways["both filtered alike"] == ways["draft not filtered, and the rule knows it"] == wanted
 assert wrong > 0 and rates[0] > rates[1]
-HTML(html.table(["", "distance from the filtered target's distribution", "α of the first token"], rows, "top-p = 0.7"))
+table(["", "distance from the filtered target's distribution", "α of the first token"], rows, "top-p = 0.7")
 
 # %% [markdown]
-# The rule is exact for any q, if it is told the q from which the token was really drawn. An unfiltered draft
+# The rule is exact for any q, if q is the distribution from which the token was really drawn. An unfiltered draft
 # only costs acceptance: it drafts tokens that p has removed. With a different q the result is wrong. The engine
 # has one object for a request's filters, and uses it for both models.
 
@@ -470,7 +503,7 @@ HTML(html.table(["", "distance from the filtered target's distribution", "α of 
 # thousand runs, all positions together. Beside it the wrong rules, on the same random numbers:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def in_words(counts):
     """χ² beside its degrees of freedom. Texts that the target never writes make it huge."""
     if counts["chi_square"] > 1e5:
@@ -478,7 +511,12 @@ def in_words(counts):
     return f"{counts['chi_square']:,.0f} of {counts['cells'] - 1:.0f}"
 
 
+# %%
 tests = run_experiment("speculate.exactness", {"positions": 3, "draws": 3000})
+right = [m for m in tests if m.settings["rule"] == "the rule"]
+assert not any(m.counts["alarm"] for m in right)
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in dict.fromkeys(m.settings["rule"] for m in tests):
     mine = [m for m in tests if m.settings["rule"] == name]
@@ -491,20 +529,16 @@ for name in dict.fromkeys(m.settings["rule"] for m in tests):
             "WRONG" if alarms else "nothing against it",
         ]
     )
-HTML(
-    html.table(
-        ["", *(f"text {i + 1}: χ² of so many degrees" for i in range(3)), "least p-value", "verdict"],
-        rows,
-        f"{tests[0].counts['draws']:,.0f} texts after each, alarm below {tests[0].counts['alarm_below']:.2g}",
-    )
+table(
+    ["", *(f"text {i + 1}: χ² of so many degrees" for i in range(3)), "least p-value", "verdict"],
+    rows,
+    f"{tests[0].counts['draws']:,.0f} texts after each, alarm below {tests[0].counts['alarm_below']:.2g}",
 )
 
-# %%
-right = [m for m in tests if m.settings["rule"] == "the rule"]
-assert not any(m.counts["alarm"] for m in right)
+# %% jupyter={"source_hidden": true}
 caught = {m.settings["rule"] for m in tests if m.counts["alarm"]}
 missed = sorted({m.settings["rule"] for m in tests} - caught - {"the rule"})
-Markdown(
+say(
     f"χ² should be about its degrees of freedom, and for the rule it is. {len(caught)} of {len(MISTAKES) + 1} mistakes"
     " are found with so few texts"
     + (f"; not found: {', '.join(missed)}. " if missed else ". ")
@@ -514,13 +548,28 @@ Markdown(
 # %% [markdown]
 # # How often is a draft right?
 #
-# α = Σ min(p, q), the probability that a drafted token is accepted, is a property of the two distributions. It
+# α = Σ min(p, q), the [acceptance rate](../docs/glossary.md#speculation), the probability that a drafted token is accepted, is a property of the two distributions. It
 # is 1 minus their **total variation** ½ Σ |p − q|, because min(p, q) = (p + q − |p − q|) / 2. Along held-out
 # text:
 
+# %% jupyter={"source_hidden": true}
+alpha_guess = ask(
+    "acceptance rate",
+    "A draft of a tenth of the size, at temperature 1, on code that neither model has seen: which share of its tokens is"
+    " accepted, on average?",
+    kind="slider",
+    example=0.8,
+    low=0,
+    high=1,
+)
+alpha_guess
+
 # %%
+alpha_guess.answer()
 agreement = torch.minimum(p, q).sum(-1)  # [texts, tokens]
 assert torch.allclose(agreement, 1 - (p - q).abs().sum(-1) / 2)
+
+# %% jupyter={"source_hidden": true}
 figure, (along, spread) = style.new_figure(1, 2, height=3.0, width_ratios=[2, 1])
 shown = agreement[1, 40:120]
 along.bar(range(len(shown)), shown, color=style.DRAFT, width=0.9)
@@ -535,31 +584,27 @@ picture(figure, alt)
 
 # %%
 mean = float(agreement.mean())
+alpha_guess.compare(mean, how="computed")
+
+# %% jupyter={"source_hidden": true}
 assert 0.4 < mean < 0.75
-Markdown(
+say(
     f"On average **{mean:.2f}**, at temperature 1, on text that people wrote. At "
-    f"{float((agreement > 0.9).double().mean()):.0%} of the places α is above 0.9, at "
-    f'{float((agreement < 0.2).double().mean()):.0%} below 0.2. It is no constant, and whoever says "α = 0.7" means an '
+    f"{float((agreement > 0.9).double().mean()):.0%} of the positions α is above 0.9, at "
+    f'{float((agreement < 0.2).double().mean()):.0%} below 0.2. It is not a constant: "α = 0.7" is an '
     "average."
 )
 
 # %%
+how = {"max_new_tokens": 40, "seed": 3, "stop_token_ids": (), "kv": "contiguous", "draft": draft, "draft_length": 4}
+by_temperature = {
+    t: [wb.generate(target, row[:96], temperature=t, **how).speculation for row in passages[:3].tolist()]
+    for t in (0.0, 0.5, 1.0)
+}
+
+# %% jupyter={"source_hidden": true}
 rows = []
-for temperature in (0.0, 0.5, 1.0):
-    runs = [
-        wb.generate(
-            target,
-            row[:96],
-            max_new_tokens=40,
-            temperature=temperature,
-            seed=3,
-            stop_token_ids=(),
-            kv="contiguous",
-            draft=draft,
-            draft_length=4,
-        ).speculation
-        for row in passages[:3].tolist()
-    ]
+for temperature, runs in by_temperature.items():
     accepted, reached = ([sum(getattr(s, key)[i] for s in runs) for i in range(4)] for key in ("accepted", "reached"))
     rows.append(
         [
@@ -568,12 +613,10 @@ for temperature in (0.0, 0.5, 1.0):
             f"{sum(accepted) / sum(reached):.2f}",
         ]
     )
-HTML(
-    html.table(
-        ["temperature", *(f"position {i + 1}" for i in range(4)), "α"],
-        rows,
-        "kept, of those that were looked at, by position in the draft; K = 4, text that the target wrote",
-    )
+table(
+    ["temperature", *(f"position {i + 1}" for i in range(4)), "α"],
+    rows,
+    "accepted, of the tokens that were verified, by position in the draft; K = 4, text that the target generated",
 )
 
 # %% [markdown]
@@ -591,10 +634,12 @@ HTML(
 # tokens: the first always (at least a correction), the next if the first drafted token was accepted, and so on
 # up to the bonus (Leviathan and others, 2023, equation 1).
 #
-# A published table of this formula has the numbers on the right. Compute it yourself:
+# A published table of this formula has the numbers in the column "printed". Compute it yourself:
 
 # %%
 printed = {4: {0.7: 2.53, 0.8: 3.00, 0.9: 3.69, 0.95: 4.24}, 8: {0.7: 2.79, 0.8: 3.57, 0.9: 5.70, 0.95: 7.30}}
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for K, line in printed.items():
     for alpha, said in line.items():
@@ -614,18 +659,18 @@ for K, line in printed.items():
 exact = [round(theory.expected_tokens(a, 4), 2) for a in (0.5, 0.7, 0.8, 0.9, 0.95)]
 assert exact == [1.94, 2.77, 3.36, 4.10, 4.52]
 assert [round(theory.expected_tokens(a, 8), 2) for a in (0.5, 0.7, 0.8, 0.9, 0.95)] == [2.0, 3.2, 4.33, 6.13, 7.4]
-HTML(html.table(["K", "α", "computed", "printed", "off by", "one less in the exponent"], rows, "tokens per round"))
+table(["K", "α", "computed", "printed", "off by", "one less in the exponent"], rows, "tokens per round")
 
-# %%
+# %% jupyter={"source_hidden": true}
 offs = [abs(said / theory.expected_tokens(a, K) - 1) for K, line in printed.items() for a, said in line.items()]
 matching = sum(
     abs(said - theory.expected_tokens(a, K - 1)) < 0.005 for K, line in printed.items() for a, said in line.items()
 )
 assert min(offs) > 0.01
-Markdown(
-    f"All {len(offs)} printed numbers are too small, by {min(offs):.0%} to {max(offs):.0%}. The first is what one gets"
-    f" with K where K + 1 should stand, so without the bonus; that explains {matching} of {len(offs)}, and no single"
-    " exponent explains the rest. A formula is cheaper than a table: run it."
+say(
+    f"All {len(offs)} printed numbers are too small, by {min(offs):.0%} to {max(offs):.0%}. With K in place of K + 1"
+    f" in the exponent, so without the bonus, {matching} of {len(offs)} come out as printed; no single exponent gives"
+    " the others. It is safer to compute the formula than to copy a table."
 )
 
 # %% [markdown]
@@ -636,9 +681,24 @@ Markdown(
 #
 # $$\text{speed-up} = \frac{E(\alpha, K)}{v(K + 1) + K \cdot c}$$
 #
-# With v = 1 (theorem 3.8 of the same paper) the best K of all, and its speed-up:
+# With v = 1 (theorem 3.8 of the same paper) there is a best K for every α and c.
+
+# %% jupyter={"source_hidden": true}
+optimum_guess = ask(
+    "the best K of all",
+    "A draft at a hundredth of the target's cost (c = 0.01), whose tokens are accepted with α = 0.95, verified at v = 1."
+    " Which K is fastest?",
+    unit="tokens",
+    example=8,
+    low=1,
+)
+optimum_guess
 
 # %%
+optimum_guess.answer()
+optimum_guess.compare(theory.best_length(0.95, 0.01), how="computed")
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for c in (0.01, 0.05, 0.1, 0.2, 0.4):
     cells = []
@@ -646,7 +706,7 @@ for c in (0.01, 0.05, 0.1, 0.2, 0.4):
         best = theory.best_length(a, c)
         cells.append(f"{best}: {theory.speedup(a, best, c):.2f} ×" if best else "none")
     rows.append([f"{c:g}", *cells])
-HTML(html.table(["c", *(f"α = {a:g}" for a in (0.5, 0.7, 0.8, 0.9, 0.95))], rows, "the best K: its speed-up"))
+table(["c", *(f"α = {a:g}" for a in (0.5, 0.7, 0.8, 0.9, 0.95))], rows, "the best K: its speed-up")
 
 # %% [markdown]
 # A draft must be cheap *and* accurate. If α is not above c, no K wins: the first drafted token costs c and adds
@@ -656,7 +716,19 @@ HTML(html.table(["c", *(f"α = {a:g}" for a in (0.5, 0.7, 0.8, 0.9, 0.95))], row
 # separately: acceptance at each position, the draft's steps, the verification. The solid line is measured.
 # Change the sliders:
 
+# %% jupyter={"source_hidden": true}
+best_guess = ask(
+    "the best K of our pair",
+    f"Our pair: c = {drafting.median:.2f}. Of K = 1, 2, 3, 4, 6, 8, 12 and 16, which was fastest, greedy?",
+    unit="tokens",
+    example=4,
+    low=1,
+    high=16,
+)
+best_guess
+
 # %%
+best_guess.answer()
 gains = {m.settings["K"]: m for m in found if m.settings["measured"] == "speed-up" and m.settings["K"] != "dynamic"}
 at_four = gains[4]
 lengths.configure(alpha=round(min(0.99, at_four.counts["alpha"]), 2), c=round(drafting.median, 2), row_cost=0.02)
@@ -667,11 +739,17 @@ lengths.snapshot()
 
 # %%
 best = max(gains.values(), key=lambda m: m.median)
+best_guess.compare(best.settings["K"], predicted=max(gains.values(), key=lambda m: m.predicted).settings["K"])
+
+# %%
+pass_guess.compare(at_four.counts["tokens_per_round"], how="counted")
+
+# %% jupyter={"source_hidden": true}
 ratios = [m.median / m.predicted for m in gains.values()]
 rough = [m.median / m.counts["free_verification"] for m in gains.values()]
-Markdown(
+say(
     f"**{best.median:.2f} times** at K = {best.settings['K']}, with {best.counts['tokens_per_round']:.2f} tokens per"
-    f" round. At K = 4 a pass gave **{at_four.counts['tokens_per_round']:.2f}** tokens; your guess was {my_guess}."
+    f" round."
     f" Measured over predicted is {min(ratios):.2f} to {max(ratios):.2f}; with one α for all positions and v = 1 it"
     f" would be {min(rough):.2f} to {max(rough):.2f}. What is not in the prediction: the engine around the models."
     f" {at_four.check[0].upper()}{at_four.check[1:]}."
@@ -686,10 +764,24 @@ Markdown(
 # is idle: K + 1 rows of each are B · (K + 1) rows, and from some B on additional rows cost time. Here, with K =
 # 4:
 
+# %% jupyter={"source_hidden": true}
+batch_guess = ask(
+    "speed-up with 16 sequences per step",
+    "16 sequences in each step, K = 4, on this machine: how many times as fast as without a draft? Below 1 is slower.",
+    unit="times",
+    example=1.2,
+    low=0,
+)
+batch_guess
+
 # %%
+batch_guess.answer()
 batches = run_experiment("speculate.batches", {"largest_batch": 16, "new_tokens": 16, "repeats": 1})
 by = {(m.settings["measured"], m.settings["batch"]): m for m in batches}
 sizes = sorted({m.settings["batch"] for m in batches})
+batch_guess.compare(by["speed-up", 16].median, predicted=by["speed-up", 16].predicted)
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         B,
@@ -703,15 +795,13 @@ rows = [
     ]
     for B in sizes
 ]
-HTML(
-    html.table(
-        ["texts, B", "rows", "verification, in steps (by the cost model)", "tokens per round", "predicted", "measured"],
-        rows,
-        "K = 4, greedy, the same engine with a draft and without",
-    )
+table(
+    ["sequences, B", "rows", "verification, in steps (by the cost model)", "tokens per round", "predicted", "measured"],
+    rows,
+    "K = 4, greedy, the same engine with a draft and without",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=3.0)
 axes.axhspan(0, 1, color=style.LEARNER, alpha=0.08)
 axes.axhline(1, color=style.INK, linewidth=1.2)
@@ -719,29 +809,25 @@ axes.plot(sizes, [by["speed-up", B].predicted for B in sizes], color=style.TARGE
 axes.plot(sizes, [by["speed-up", B].median for B in sizes], color=style.TARGET, label="measured", **style.MEASURED)
 style.log_ticks(axes, "x", sizes)
 axes.set_ylim(0, None)
-style.label(axes, x="texts in a step, B", y="speed-up")
+style.label(axes, x="sequences per step, B", y="speed-up")
 style.legend(axes)
-alt = "The speed-up against the number of texts: above 1 for one text, falling with more, below 1 from a few texts on."
+alt = "The speed-up against the number of sequences: above 1 for one, falling with more, below 1 from a few texts on."
 picture(figure, alt)
 
-# %%
+# %% jupyter={"source_hidden": true}
 losing = [B for B in sizes if by["speed-up", B].median < 1]
-Markdown(
-    f"Alone {by['speed-up', 1].median:.2f} times; with {sizes[-1]} texts {by['speed-up', sizes[-1]].median:.2f} times"
+say(
+    f"Alone {by['speed-up', 1].median:.2f} times; with {sizes[-1]} sequences {by['speed-up', sizes[-1]].median:.2f} times"
     + (f", and it loses from B = {losing[0]} on. " if losing else ". ")
     + "A processor with two cores runs out of arithmetic early. A large card has far more to spare beside its"
-    " memory, so "
-    "there it comes later. But it comes:"
+    " memory, so speculation loses at a larger batch only. Predicted:"
 )
 
 # %%
-from workbench.instruments.costs import predict, step_costs
-from workbench.instruments.device import PUBLISHED
-from workbench.models import public_shape
-
 eight, one, h100 = public_shape("llama-3.1-8b"), public_shape("llama-3.2-1b"), PUBLISHED["h100-sxm"]
 
 
+# %% jupyter={"source_hidden": true}
 def a_pass(shape, texts, rows):
     """Seconds, predicted: `rows` tokens of each text after 1,024 others, bfloat16."""
     costs = step_costs(
@@ -756,42 +842,56 @@ def a_pass(shape, texts, rows):
     return predict(costs, h100, "bfloat16").seconds
 
 
-rows, predicted = [], {}
+# %%
+costs, predicted = {}, {}
 for B in (1, 8, 32, 64, 128, 256):
     step = a_pass(eight, B, 1)
-    v, c = a_pass(eight, B, 5) / step, a_pass(one, B, 1) / step
+    v, c = costs[B] = a_pass(eight, B, 5) / step, a_pass(one, B, 1) / step
     predicted[B] = [theory.speedup(a, 4, c, v) for a in (0.6, 0.8)]
-    rows.append([B, f"{v:.2f}", f"{c:.2f}", *(f"{g:.2f} ×" for g in predicted[B])])
-HTML(
-    html.table(
-        ["texts", "verification of 5 rows each", "c", "α = 0.6", "α = 0.8"],
-        rows,
-        "predicted: an H100, Llama 3.1 8B with Llama 3.2 1B as its draft, K = 4; in steps of so many texts",
-    )
+
+# %% jupyter={"source_hidden": true}
+rows = [[B, *(f"{x:.2f}" for x in costs[B]), *(f"{g:.2f} ×" for g in predicted[B])] for B in predicted]
+table(
+    ["sequences", "verification of 5 rows each", "c", "α = 0.6", "α = 0.8"],
+    rows,
+    "predicted: an H100, Llama 3.1 8B with Llama 3.2 1B as its draft, K = 4; in steps of so many sequences",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 assert predicted[1][1] > predicted[256][1] and predicted[256][0] < 1
 slow = [1 / 1.4, 1 / 1.8]
-Markdown(
+say(
     f"From {predicted[1][1]:.2f} times to {predicted[256][1]:.2f} times at α = 0.8, and at α = 0.6 it ends at"
     f" {predicted[256][0]:.2f}. The developers of vLLM published the same from a server under heavy load: 1.4 to 1.8"
     f" times *slower*, which is {slow[1]:.2f} to {slow[0]:.2f} times as fast (their blog, October 2024). A server that"
-    " batches well has little use for speculation at full load, and much at night."
+    " batches well gains little from speculation at full load, and much when few users are there."
 )
 
 # %% [markdown]
 # ## When the text is unpredictable
 #
-# Digits of π. No draft can predict them, and the greedy target invents some; each round pays for K draft steps
-# and gains almost nothing. The solution is to *detect* this. The **dynamic** length records the acceptance by
-# position and the times of steps, drafts and verifications, chooses the K with the most tokens per second, and
-# switches the draft **off** if every K loses. From time to time it tests the draft again, for at most one
-# percent of the time:
+# Digits of π. The target, greedy, invents some, and our draft model others; each round pays for K draft steps
+# and gains almost nothing. (Another draft may agree with the target even here: lab 07.) The solution is to *detect* this. The **dynamic** length records the acceptance by
+# position, measures what drafts and verifications take beside plain steps, chooses the K with the most expected
+# tokens per time, and switches the draft **off** if every K loses. From then on it tests the draft again from time
+# to time, for about one percent of the time:
+
+# %% jupyter={"source_hidden": true}
+digits_guess = ask(
+    "the worst K on digits of π",
+    "Digits of π, every K from 1 to 6: how fast is the worst of them, in times of plain decoding?",
+    unit="times",
+    example=0.9,
+    low=0,
+)
+digits_guess
 
 # %%
+digits_guess.answer()
 unguessable = run_experiment("speculate.draft_lengths", {"prompts": "digits", "longest": 6, "repeats": 2, "texts": 1})
 runs = [m for m in unguessable if m.settings["measured"] == "speed-up"]
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         m.settings["K"],
@@ -802,18 +902,27 @@ rows = [
     ]
     for m in runs
 ]
-HTML(
-    html.table(["K", "α", "tokens per round", "rounds without a draft", "speed-up"], rows, "after digits of π; greedy")
-)
+table(["K", "α", "tokens per round", "rounds without a draft", "speed-up"], rows, "after digits of π; greedy")
 
 # %%
 dynamic = next(m for m in runs if m.settings["K"] == "dynamic")
 fixed = [m for m in runs if m.settings["K"] != "dynamic"]
 worst = min(fixed, key=lambda m: m.median)
-Markdown(
+digits_guess.compare(worst.median, predicted=worst.predicted)
+
+# %% jupyter={"source_hidden": true}
+recorded = [
+    f"{m.median:.2f} ({record.label})"
+    for record in records_of("speculate.draft_lengths")
+    for m in record.of("speculate.draft_lengths")
+    if m.settings.get("K") == "dynamic" and m.settings["prompts"] == "digits"
+]
+say(
     f"The worst fixed length, K = {worst.settings['K']}, makes it {worst.median:.2f} times as fast. The dynamic one:"
     f" {dynamic.median:.2f} times, with {dynamic.counts['plain_rounds'] / dynamic.counts['rounds']:.0%} of its rounds"
-    " plain steps. It cannot do better than 1 where guessing is hopeless, and it should hardly do worse."
+    " plain steps. Where the draft is hardly ever right, 1 is the best there is. The first rounds, from which the policy"
+    " learns, cost something, and a short text does not earn it back. In the archive, with six texts:"
+    f" {', '.join(recorded) or 'nothing yet'}."
 )
 
 # %% [markdown]
@@ -855,9 +964,11 @@ with torch.inference_mode():
     cut_again = model(Batch.of([plain.tokens[:1]], first_positions=[len(prompt)]), kv)[-1].double().softmax(-1)
     model(Batch.of([prompt]), clean)
     fresh = model(Batch.of([plain.tokens[:1]], first_positions=[len(prompt)]), clean)[-1].double().softmax(-1)
+
+# %% jupyter={"source_hidden": true}
 assert torch.allclose(cut_again, fresh) and not torch.allclose(stale, fresh, atol=1e-3)
 tv = float((stale - fresh).abs().sum() / 2)
-Markdown(
+say(
     f"The next distribution is {tv:.2f} away from the right one (total variation; 1 would be nothing in common). After "
     f"`truncate(0, {len(prompt)})` it is the distribution of a cache that never saw the guesses, to the last digits of float32."
 )
@@ -871,14 +982,11 @@ try:
     model(Batch.of([ahead], first_positions=[full]), clean)
 except WorkbenchError as error:
     print(error)
-try:
-    wb.generate(target, prompt, draft=draft, draft_length=0)
-except WorkbenchError as error:
-    print(error)
-try:
-    wb.generate(target, prompt, draft=draft, draft_length=100_000)
-except WorkbenchError as error:
-    print(error)
+for impossible in (0, 100_000):
+    try:
+        wb.generate(target, prompt, draft=draft, draft_length=impossible)
+    except WorkbenchError as error:
+        print(error)
 
 # %% [markdown]
 # # What it costs, and when it does not help
@@ -905,6 +1013,14 @@ except WorkbenchError as error:
 # | a small model of the same family | heads on the target itself: Medusa, EAGLE (lab 07), or trained with the model: multi-token prediction in DeepSeek-V3 |
 # | the exact rule | some accept "typical" tokens instead (Medusa): faster, but another distribution |
 # | both caches truncated | with paged caches (lab 09) whole blocks are freed |
+
+# %% [markdown]
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
 
 # %% [markdown]
 # # Exercises

@@ -1,42 +1,42 @@
 # %% [markdown]
 # # Lab 07 · Better drafts
 #
-# **The question.** Lab 06 showed that a draft never changes the distribution of the text, only the speed. So
+# **The question.** Lab 06 showed that a [draft](../docs/glossary.md#speculation) never changes the distribution of the text, only the speed. So
 # anything may draft. Which draft is best, on which text, and when does none help?
 #
 # A draft saves passes of the target. It costs its own time, and makes the target's passes wider. This lab has
 # ten drafts behind one interface. Some copy text, some use n-gram counts, some are models, and one uses the
 # target itself.
 
-# %%
+# %% jupyter={"source_hidden": true}
 from fractions import Fraction
 
 import torch
-from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
 from workbench.decoding import Guide
 from workbench.experiments import run_experiment
 from workbench.experiments.texts import PROMPT_SETS, prompts_of
 from workbench.generation import generate
+from workbench.kv import make_kv
 from workbench.labs.lab07_better_drafts.panels.plots import title_of
+from workbench.lectures import ask, picture, say, summary, table
 from workbench.models import load, prepare
+from workbench.models.batch import Batch
+from workbench.models.heads import heads_names, load_heads
 from workbench.panels import html, style
+from workbench.records import records_of
 from workbench.speculation import ModelDraft, theory, verify
 from workbench.speculation.drafts import NGramDraft, PhrasesDraft, PromptLookupDraft, StagedDraft, quantized_self
 
+# %%
 plain_target = load("stdlib-10m")
 target, small = prepare(plain_target), prepare(load("stdlib-1m"))
 tokenizer = target.tokenizer
 NEW = 64  # tokens, where nothing else is said
 
 
-def picture(figure, alt):
-    """A figure as a picture, with the words for those who cannot see it."""
-    figure.tight_layout()
-    return Image(style.png(figure), width=860, alt=alt)
-
-
+# %% jupyter={"source_hidden": true}
 def write(kind, draft=None, number=1, new_tokens=NEW, **how):
     """A greedy request on a held-out prompt of this kind; with a draft it writes the same tokens."""
     prompt = prompts_of(kind, target, number)[-1]
@@ -49,17 +49,35 @@ def write(kind, draft=None, number=1, new_tokens=NEW, **how):
 #
 # The shipped draft model has a tenth of the target's weights, and was trained on the same text. Prompt lookup
 # has no weights at all: it looks where the last few tokens occurred before, and proposes the tokens that
-# followed them there. On held-out **code**, which of the two makes the target faster, and by how much? Put your
-# guess here.
+# followed them there. On held-out **code**, which of the two makes the target faster, and by how much?
 
-# %%
-my_guess = {"draft model": 2.0, "prompt lookup": 1.1}  # times as fast as plain decoding
+# %% jupyter={"source_hidden": true}
+model_guess = ask(
+    "draft model on code",
+    "With the draft model, on code: how many times as fast as plain decoding? Below 1 is slower.",
+    unit="times",
+    example=2,
+    low=0,
+)
+model_guess
+
+# %% jupyter={"source_hidden": true}
+lookup_guess = ask(
+    "prompt lookup on code",
+    "With prompt lookup, on the same code: how many times as fast as plain decoding?",
+    unit="times",
+    example=1.1,
+    low=0,
+)
+lookup_guess
 
 # %% [markdown]
-# Here is the answer, with the origin of each token. In this run both draft: lookup first, and the model where
+# The panel shows the origin of each token. In this run both draft: lookup first, and the model where
 # lookup finds nothing. Change `drafter`, `texts` and `lengths`; Play shows one round after another.
 
 # %%
+lookup_guess.answer()
+model_guess.answer()
 origins = wb.panels.draft_origin(drafter="lookup, else model", new_tokens=NEW, repeats=2)
 origins
 
@@ -72,13 +90,18 @@ alone = {}
 for name in ("model", "prompt_lookup"):
     [m] = run_experiment("drafts.draft_origin", {"drafter": name, "new_tokens": NEW, "repeats": 2})
     alone[title_of(name)] = m
+model_guess.compare(alone["draft model"].median, predicted=alone["draft model"].predicted)
+
+# %%
+lookup_guess.compare(alone["prompt lookup"].median, predicted=alone["prompt lookup"].predicted)
+
+# %% jupyter={"source_hidden": true}
 told = "; ".join(
-    f"{name} **{m.median:.2f} ×**, {m.counts['tokens_per_round']:.2f} tokens a pass (your guess: {my_guess[name]} ×)"
-    for name, m in alone.items()
+    f"{name} **{m.median:.2f} ×**, {m.counts['tokens_per_round']:.2f} tokens per pass" for name, m in alone.items()
 )
-Markdown(
-    f"{told}. Both in turns: {both.median:.2f} ×. A draft that keeps fewer tokens can still win, because it costs"
-    " nothing: drafting took"
+say(
+    f"{told}. Both in turns: {both.median:.2f} ×. A draft with fewer accepted tokens can still win, because it costs"
+    " almost nothing: drafting took"
     f" {alone['draft model'].counts['draft_s_per_round'] / alone['draft model'].counts['plain_step_s']:.2f} of a plain"
     " step in each round with the model, and"
     f" {alone['prompt lookup'].counts['draft_s_per_round'] / alone['prompt lookup'].counts['plain_step_s']:.2f} with"
@@ -143,45 +166,67 @@ print(repr(tokenizer.decode(look_up(tokens, 4))))
 # are its surest entries: suffixes that nearly always continue in one way.
 
 # %%
-lookup, table = PromptLookupDraft(target), NGramDraft.of_training_modules(target)
-phrases = PhrasesDraft.of(target, table=table.table)
+lookup, ngrams = PromptLookupDraft(target), NGramDraft.of_training_modules(target)
+phrases = PhrasesDraft.of(target, table=ngrams.table)
+
+# %% jupyter={"source_hidden": true}
 longest = sorted(phrases.phrases.items(), key=lambda one: -len(one[1]))[:5]
 rows = [[html.token(tokenizer.decode(list(a))), html.token(tokenizer.decode(list(b))), len(b)] for a, b in longest]
-HTML(html.table(["after", "comes", "tokens"], rows, f"the longest of {len(phrases.phrases):,} learned phrases"))
+table(["after", "comes", "tokens"], rows, f"the longest of {len(phrases.phrases):,} learned phrases")
 
 # %% [markdown]
 # Four kinds of text to continue: held-out code, docstrings, a function that is to be repeated, and the digits
 # of π.
 
+# %% jupyter={"source_hidden": true}
+digits_guess = ask(
+    "prompt lookup on digits of π",
+    "Prompt lookup with K = 8, after the digits of π: how many tokens does a pass of the target give?",
+    unit="tokens",
+    kind="slider",
+    example=1.1,
+    low=1,
+    high=9,
+)
+digits_guess
+
 # %%
+digits_guess.answer()
 written = {}
 for kind in PROMPT_SETS:
     written[kind, "plain"] = write(kind)
-    for draft in (lookup, table, phrases, ModelDraft(small)):
+    for draft in (lookup, ngrams, phrases, ModelDraft(small)):
         written[kind, draft.name] = got = write(kind, draft, draft_length=8)
         assert got.tokens == written[kind, "plain"].tokens
+
+# %%
+on_digits = written["digits", "prompt_lookup"].speculation
+digits_guess.compare(sum(on_digits.tokens_per_round) / on_digits.rounds, how="counted")
+
+# %% jupyter={"source_hidden": true}
 names = list(dict.fromkeys(name for _, name in written if name != "plain"))
 rows = []
 for kind in PROMPT_SETS:
     cells = [written[kind, name].speculation for name in names]
-    rows.append([kind, *(f"{sum(s.tokens_per_round) / s.rounds:.2f} ({s.acceptance_rate or 0:.0%})" for s in cells)])
-HTML(
-    html.table(
-        ["", *map(title_of, names)], rows, "tokens a pass of the target, K = 8; in brackets: kept, of those looked at"
-    )
+    shares = ["–" if s.acceptance_rate is None else f"{s.acceptance_rate:.0%}" for s in cells]
+    rows.append([kind, *(f"{sum(s.tokens_per_round) / s.rounds:.2f} ({share})" for s, share in zip(cells, shares))])
+table(
+    ["", *map(title_of, names)],
+    rows,
+    "tokens per pass of the target, K = 8; in brackets: accepted, of those verified; –: none was verified",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 digits = written["digits", "plain"].text
 copying = written["copying", "prompt_lookup"].speculation
 few = [written[kind, "phrases"].speculation for kind in PROMPT_SETS]
 fired = 1 - sum(s.plain_rounds for s in few) / sum(s.rounds for s in few)
-Markdown(
-    f"Phrases fire seldom: in {fired:.0%} of the passes. Where they are silent they cost nothing either. On copying,"
-    f" lookup gives {sum(copying.tokens_per_round) / copying.rounds:.1f} tokens a pass. And on the digits? Look at what"
+say(
+    f"Phrases propose something in {fired:.0%} of the passes only, and cost nothing in the others. On copying,"
+    f" lookup gives {sum(copying.tokens_per_round) / copying.rounds:.1f} tokens per pass. And on the digits? Look at what"
     f" the target writes there: `{digits[:40]}…`. Greedy decoding cannot guess π either, so the target falls into a"
-    " loop, and a loop is what lookup copies best. What counts is never whether a text is hard, only whether *draft"
-    " and target agree*."
+    " loop, and a loop is what lookup copies best. It does not matter whether a text is hard, only whether *draft and"
+    " target agree*."
 )
 
 # %% [markdown]
@@ -215,19 +260,33 @@ def throws_away(proposal, p_rows, draws):
 stops = theory.distribution_of_texts(p, q, 3, (1, 1, 1), go_on=lambda confidence: confidence >= half)
 throws = theory.distribution_of_texts(p, q, 3, (1, 1, 1), verify=throws_away)
 assert stops == wanted and throws != wanted
+
+# %% jupyter={"source_hidden": true}
 worst = max(wanted, key=lambda text: abs(throws[text] - wanted[text]))
 print(f"stopping after an unsure token: all {len(stops)} texts as the target writes them")
 print(f"throwing it away: the text {worst} has {throws[worst]} instead of {wanted[worst]}")
 
 # %% [markdown]
-# **Dynamic** goes further. It measures the acceptance at each position and the times of drafts and
-# verifications, compared with plain steps at the same time, and takes the K with the most tokens per second. If
-# no K is faster than plain steps, it switches the draft off. From time to time the switched-off draft is
-# tested: in one pass it processes the text generated without it, and reports which of those tokens it would
-# have drafted; this is cheaper than a round for each. It is also tried in two real rounds. Both together take
-# at most one percent of the time.
+# **Dynamic** goes further. It *counts* the acceptance at each position. It *measures* what drafts and
+# verifications take, a few times only, each beside a plain step of the same moment, and uses medians: one time
+# that is far too long changes nothing. Then it takes the K with the most expected tokens per time. If no K is
+# faster than plain steps, it switches the draft off. From time to time the switched-off draft is tested: in one
+# pass it processes the text generated without it, and reports which of those tokens it would have drafted; this
+# is cheaper than a round for each. It is also tried in two real rounds. Both together take about one percent of
+# the time from then on; the first rounds, from which it learns, cost more, and a short text does not earn that back.
+
+# %% jupyter={"source_hidden": true}
+fixed_guess = ask(
+    "K = 8 on digits of π",
+    "Digits of π again, and the draft model drafts 8 tokens in every round: how many times as fast as plain decoding?",
+    unit="times",
+    example=0.8,
+    low=0,
+)
+fixed_guess
 
 # %%
+fixed_guess.answer()
 lengths = wb.panels.draft_threshold(new_tokens=NEW, prompts=1)
 lengths
 
@@ -238,9 +297,12 @@ lengths.snapshot()
 # %%
 ratio = {(m.settings["texts"], m.settings["policy"]): m for m in by_policy}
 pi8, pi_dynamic = ratio["digits", "8"], ratio["digits", "dynamic"]
-Markdown(
-    f"On the digits the draft model keeps {pi8.counts['kept_share']:.0%} of what it drafts. K = 8 is **{pi8.median:.2f}"
-    f" ×** there, K = 2 {ratio['digits', '2'].median:.2f} ×; the threshold {ratio['digits', 'threshold'].median:.2f} ×;"
+fixed_guess.compare(pi8.median)
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"On the digits the target accepts {pi8.counts['kept_share']:.0%} of what the draft model drafts. K = 8 is"
+    f" **{pi8.median:.2f} ×** there, K = 2 {ratio['digits', '2'].median:.2f} ×; the threshold {ratio['digits', 'threshold'].median:.2f} ×;"
     f" the dynamic one went without a draft in {pi_dynamic.counts['plain_rounds_share']:.0%} of the rounds and is at"
     f" **{pi_dynamic.median:.2f} ×**. On code they are at {ratio['code', '8'].median:.2f},"
     f" {ratio['code', '2'].median:.2f}, {ratio['code', 'threshold'].median:.2f} and"
@@ -252,7 +314,7 @@ Markdown(
 #
 # A draft model is a model, so it can be sped up like one. **Staged**: prompt lookup drafts for the small model,
 # which verifies that and continues, and its tokens go to the target. These tokens were sampled by the small
-# model, from its own distributions, so the outer rule does not see the cheap draft (B. Spector and C. Ré,
+# model, from its own distributions, so the outer rule needs to know nothing of the lookup (B. Spector and C. Ré,
 # 2023).
 #
 # **The target in 4 bits** as its own draft: nearly all of its tokens agree with the target's, and no second
@@ -264,41 +326,43 @@ drafts = {
     "staged: lookup, draft model": StagedDraft(small, PromptLookupDraft(target)),
     "itself in 4 bits": quantized_self(plain_target),
 }
-rows, found = [], {}
+runs = {}
 for name, draft in drafts.items():
     write("code", draft, number=2, new_tokens=24)  # warm
     for kind in ("code", "copying"):
-        plain_run, got = write(kind, number=2), write(kind, draft, number=2)
+        plain_run, got = runs[name, kind] = write(kind, number=2), write(kind, draft, number=2)
         assert got.tokens == plain_run.tokens
-        s = found[name, kind] = got.speculation
-        rows.append(
-            [
-                f"{kind}, {name}",
-                f"{sum(s.tokens_per_round) / s.rounds:.2f}",
-                f"{s.acceptance_rate:.0%}",
-                f"{s.draft_calls / s.rounds:.2f}",
-                f"{s.draft_s / s.rounds / plain_run.tpot_s:.2f}",
-                f"{plain_run.tpot_s / got.tpot_s:.2f} ×",
-            ]
-        )
-HTML(
-    html.table(
-        ["", "tokens a pass", "kept", "draft's calls a round", "drafting, in plain steps", "times as fast"],
-        rows,
-        "K = 4; one text each, so times are rough",
+
+# %% jupyter={"source_hidden": true}
+rows, found = [], {}
+for (name, kind), (plain_run, got) in runs.items():
+    s = found[name, kind] = got.speculation
+    rows.append(
+        [
+            f"{kind}, {name}",
+            f"{sum(s.tokens_per_round) / s.rounds:.2f}",
+            "–" if s.acceptance_rate is None else f"{s.acceptance_rate:.0%}",
+            f"{s.draft_calls / s.rounds:.2f}",
+            f"{s.draft_s / s.rounds / plain_run.tpot_s:.2f}",
+            f"{plain_run.tpot_s / got.tpot_s:.2f} ×",
+        ]
     )
+table(
+    ["", "tokens per pass", "accepted", "draft's calls per round", "drafting, in plain steps", "times as fast"],
+    rows,
+    "K = 4; one text each, so times are rough",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 a, b = (found[name, "code"] for name in ("draft model", "staged: lookup, draft model"))
 quantized = found["itself in 4 bits", "code"]
-Markdown(
+say(
     f"Staged, the draft model is called {b.draft_calls / b.rounds:.2f} times a round on code instead of"
     f" {a.draft_calls / a.rounds:.2f}, and writes the same. Whether that is time saved depends on what a wider pass of"
     f" the small model costs. The target in 4 bits is right in {quantized.acceptance_rate:.0%} of the cases on code,"
     f" the small model in {a.acceptance_rate:.0%}; but its drafting takes"
-    f" {quantized.draft_s / quantized.rounds / write('code', number=2).tpot_s:.1f} plain steps a round. It pays where a"
-    " step's time is its bytes (lab 05). Count what a step of yours waits for before you take it."
+    f" {quantized.draft_s / quantized.rounds / write('code', number=2).tpot_s:.1f} plain steps per round. It pays where a"
+    " step is bandwidth-bound (lab 05), so first find out what limits yours."
 )
 
 # %% [markdown]
@@ -321,9 +385,6 @@ Markdown(
 # the same position. Compare with each branch processed alone, as its own text:
 
 # %%
-from workbench.kv import make_kv
-from workbench.models.batch import Batch
-
 text = tokenizer.encode("class Reader:\n    def read(self):\n        return")
 branches = {word: tokenizer.encode(word)[0] for word in (" self", " None", "._", "()", " the")}
 tree, parents = [branches[w] for w in (" self", " None", "._", "()")], [-1, -1, 0, 0]
@@ -331,6 +392,7 @@ after = [len(text) - 1 if parent < 0 else len(text) + parent for parent in paren
 batch = Batch.of([[*text, *tree]], parents=[[*range(-1, len(text) - 1), *after]], logits="all")
 print("positions:", batch.positions.tolist()[-6:])
 
+# %% jupyter={"source_hidden": true}
 with torch.inference_mode():
     together = plain_target(batch, make_kv("recompute", plain_target.config))[len(text) :]
     apart = 0.0
@@ -349,21 +411,20 @@ print(f"four nodes in one pass, and each branch alone: logits differ by {apart:.
 
 # %%
 trees = {"2": (2,), "2, 1": (2, 1), "2, 2": (2, 2), "3, 1": (3, 1)}
+assert all(theory.distribution_of_texts(p, q, 3, branching) == wanted for branching in trees.values())
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for name, branching in trees.items():
-    distribution = theory.distribution_of_texts(p, q, 3, branching)
-    assert distribution == wanted
     first = theory.enumerate_outcomes(lambda draws, b=branching: len(theory.write_round((), p, q, b, draws)))
     chain = (1,) * len(branching)
     as_chain = theory.enumerate_outcomes(lambda draws, b=chain: len(theory.write_round((), p, q, b, draws)))
     mean, chain_mean = (float(sum(n * w for n, w in found.items())) for found in (first, as_chain))
     rows.append([name, "equal", f"{mean:.3f}", f"{chain_mean:.3f}"])
-HTML(
-    html.table(
-        ["children, level by level", "distribution of 27 texts", "tokens of the first round", "a chain as deep"],
-        rows,
-        "by enumeration, in fractions",
-    )
+table(
+    ["children, level by level", "distribution of 27 texts", "tokens of the first round", "a chain as deep"],
+    rows,
+    "by enumeration, in fractions",
 )
 
 # %% [markdown]
@@ -378,6 +439,9 @@ with torch.inference_mode():
     sent = Batch.of([tree], first_positions=[len(text)], parents=[parents], logits="all")
     plain_target(sent, kv)
     kv.keep(0, len(text), [len(text), len(text) + 3])  # self, ()
+
+# %% jupyter={"source_hidden": true}
+with torch.inference_mode():
     next_token = branches[" the"]
     kept = plain_target(Batch.of([[next_token]], first_positions=[len(text) + 2]), kv)[-1]
     whole = Batch.of([[*text, tree[0], tree[3], next_token]])
@@ -391,7 +455,20 @@ print(
 # %% [markdown]
 # Round by round, on real text: the tree, its mask, the accepted branch, and the cache.
 
+# %% jupyter={"source_hidden": true}
+tree_guess = ask(
+    "a tree's first branch",
+    "Each round sends a tree, and one of its branches is accepted as far as it goes. Of the accepted tokens, how many"
+    " percent would the first branch alone have given?",
+    unit="%",
+    example=50,
+    low=0,
+    high=100,
+)
+tree_guess
+
 # %%
+tree_guess.answer()
 tree_panel = wb.panels.draft_tree(texts="comments", new_tokens=20, shown_step=14)
 tree_panel
 
@@ -402,10 +479,13 @@ tree_panel.snapshot()
 # %%
 kept, first = (sum(m.counts[key] for m in tree_rounds) for key in ("kept", "first_branch_kept"))
 nodes = sum(m.counts["nodes"] for m in tree_rounds) / len(tree_rounds)
-Markdown(
-    f"In {len(tree_rounds)} rounds the trees kept {kept:.0f} tokens; their first branches alone would have kept"
-    f" {first:.0f}. For that the target read {nodes:.0f} rows more each time. On a machine that waits for weights these"
-    " rows are nearly free. On one that waits for arithmetic they are what it pays for."
+tree_guess.compare(100 * first / kept, how="counted")
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"In {len(tree_rounds)} rounds {kept:.0f} tokens of the trees were accepted, and of their first branches"
+    f" alone {first:.0f}. For that the target read {nodes:.0f} rows more each time. Where steps are bandwidth-bound these"
+    " rows are nearly free; where they are compute-bound each row costs time."
 )
 
 # %% [markdown]
@@ -414,11 +494,11 @@ Markdown(
 # Is a second model needed at all? The target's last hidden state (its *feature*, in the papers) contains
 # information about more than the next token.
 #
-# **Medusa** (T. Cai and others, 2024): a few small networks beside the output head, each predicting one step
+# [**Medusa**](../docs/glossary.md#speculation) (T. Cai and others, 2024): a few small networks beside the output head, each predicting one step
 # further. All use the same hidden state, so drafting is one small product. But head 2 does not know which token
 # head 1 chose.
 #
-# **EAGLE** (Y. Li and others, 2024): predict the *next hidden state* from this one
+# [**EAGLE**](../docs/glossary.md#speculation) (Y. Li and others, 2024): predict the *next hidden state* from this one
 # **and the token that was really drawn**; let the target's own head turn it into a distribution; continue from
 # there. The token resolves what the hidden state leaves open: after "I" may come "am" or "always", and these
 # lead to different hidden states.
@@ -430,9 +510,7 @@ Markdown(
 #      h: hidden state                                         token t+2       ┴► layer ─► h_t+2 ─► …
 # ```
 
-# %%
-from workbench.models.heads import heads_names, load_heads
-
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in heads_names():
     head = load_heads(name)
@@ -445,16 +523,32 @@ rows.append(
         f"{small.num_parameters() / plain_target.num_parameters():.1%}",
     ]
 )
-HTML(html.table(["", "weights of its own", "of the target's"], rows, "what ships"))
+table(["", "weights of its own", "of the target's"], rows, "what ships")
 
 # %% [markdown]
 # Acceptance by position: at each token of a text, each draft proposes twelve, as a chain and as a tree. At each
 # position that is reached, how many are right? On the target's own greedy text, which is what a greedy request
 # verifies, and on held-out text that people wrote.
 
+# %% jupyter={"source_hidden": true}
+eagle_guess = ask(
+    "EAGLE by position",
+    "EAGLE on the target's own text: which share of its tokens is right at positions 1, 2, 3 and 4, of those reached?",
+    at=(1, 2, 3, 4),
+    example=(0.7, 0.5, 0.4, 0.3),
+    low=0,
+    high=1,
+)
+eagle_guess
+
 # %%
+eagle_guess.answer()
 heads = run_experiment("drafts.heads", {"passages": 2})
 chains = [m for m in heads if m.settings["shape"] == "chain"]
+[eagle] = [m for m in chains if m.settings["drafter"] == "eagle" and m.settings["texts"] == "the target's own"]
+eagle_guess.compare([eagle.counts.get(f"kept_{i}", 0) for i in range(1, 5)], how="counted")
+
+# %% jupyter={"source_hidden": true}
 COLOURS = {"model": style.DRAFT, "eagle": style.TARGET, "medusa": style.COMPUTE}
 figure, axes = style.new_figure(1, 2, height=3.1, sharey=True)
 for each, kind in zip(axes, ("the target's own", "held-out")):
@@ -470,19 +564,16 @@ for each, kind in zip(axes, ("the target's own", "held-out")):
             )
     each.set(ylim=(0, 1), xticks=range(1, 7))
     style.label(
-        each,
-        x="position in the draft",
-        y="kept, of those that came here" if each is axes[0] else "",
-        title=f"{kind} text",
+        each, x="position in the draft", y="accepted, of those reached" if each is axes[0] else "", title=f"{kind} text"
     )
 style.legend(axes[1], loc="upper right")
 alt = (
-    "Share of guesses kept at positions 1 to 6 for draft model, EAGLE and Medusa, on the target's own text and on"
+    "Share of guesses accepted at positions 1 to 6 for draft model, EAGLE and Medusa, on the target's own text and on"
     " held-out text."
 )
 picture(figure, alt)
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows, per = [], {}
 for m in heads:
     s = m.settings
@@ -497,36 +588,35 @@ for m in heads:
             f"{m.counts['tokens_per_round']:.2f}",
         ]
     )
-HTML(
-    html.table(
-        ["", "text", "kept at 1, 2, 3, 4", "rows drafted", "tokens per round"],
-        rows,
-        f"{heads[0].counts['places']:,.0f} places; if a round began at each token",
-    )
+table(
+    ["", "text", "accepted at 1, 2, 3, 4", "rows drafted", "tokens per round"],
+    rows,
+    f"{heads[0].counts['places']:,.0f} places; if a round began at each token",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 own = {name: per[name, "chain", "the target's own"] for name in COLOURS}
 grown = {
     name: per[name, "tree", "the target's own"]["tokens_per_round"] - own[name]["tokens_per_round"] for name in COLOURS
 }
-Markdown(
+say(
     f"At the first position on the target's own text: EAGLE **{own['eagle']['kept_1']:.0%}**, the draft model"
     f" **{own['model']['kept_1']:.0%}**, Medusa **{own['medusa']['kept_1']:.0%}**. At the third:"
     f" {own['eagle'].get('kept_3', 0):.0%}, {own['model'].get('kept_3', 0):.0%}, {own['medusa'].get('kept_3', 0):.0%}."
     " The hidden state that Medusa reads is from *before* the text's last token was chosen, so its very first guess does"
     " not know what it follows; EAGLE is told.\n\nAt equal rows, twelve of a tree against as many of a chain (Medusa's"
     f" chain ends with its {own['medusa']['nodes']:.0f} heads), the tree gives {grown['medusa']:+.2f} tokens per round"
-    f" for Medusa, {grown['model']:+.2f} for the draft model and {grown['eagle']:+.2f} for EAGLE. A tree is for drafts"
-    " that are unsure; where the first guess is nearly always right, go deep. But a chain of twelve is twelve steps of"
-    " the draft, and these trees are four. On held-out text all of them look worse, and so would the target itself:"
-    " people write what no model says. In a request the target is the only judge."
+    f" for Medusa, {grown['model']:+.2f} for the draft model and {grown['eagle']:+.2f} for EAGLE. A tree helps drafts"
+    " that are unsure; where the first guess is nearly always right, a longer chain is better. But a chain of twelve"
+    " is twelve steps of"
+    " the draft, and these trees are four. On held-out text all of them are worse, and so would the target itself be."
+    " In a request only the target's own tokens count."
 )
 
 # %% [markdown]
 # # No second model
 #
-# In **Lookahead** (Y. Fu and others, 2024) the target drafts for itself. Start with any guess of several future
+# In [**Lookahead**](../docs/glossary.md#speculation) (Y. Fu and others, 2024) the target drafts for itself. Start with any guess of several future
 # tokens; in one pass, replace each by the token that the model predicts there, given the guesses before it;
 # repeat. This is Jacobi's iteration for a system of equations. It converges to the greedy text, but seldom
 # faster than one token per pass. On the way it produces n-grams that are likely in this text. Lookahead keeps
@@ -535,10 +625,12 @@ Markdown(
 
 # %%
 ahead = {kind: write(kind, "lookahead", draft_length=8) for kind in PROMPT_SETS}
+assert all(got.tokens == written[kind, "plain"].tokens for kind, got in ahead.items())
+
+# %% jupyter={"source_hidden": true}
 rows = []
 for kind, got in ahead.items():
     s, plain_run = got.speculation, written[kind, "plain"]
-    assert got.tokens == plain_run.tokens
     rows.append(
         [
             kind,
@@ -547,21 +639,21 @@ for kind, got in ahead.items():
             f"{plain_run.tpot_s / got.tpot_s:.2f} ×",
         ]
     )
-HTML(html.table(["", "tokens a pass", "rows a pass", "times as fast, one text"], rows, "lookahead, window 5, 4-grams"))
+table(["", "tokens per pass", "rows per pass", "times as fast, one text"], rows, "lookahead, window 5, 4-grams")
 
-# %%
+# %% jupyter={"source_hidden": true}
 code = ahead["code"].speculation
-Markdown(
-    f"On code {sum(code.tokens_per_round) / code.rounds:.2f} tokens a pass, for"
-    f" {sum(code.rows_per_round) / code.rounds:.0f} rows where a chain of four sends five. Where rows are free, that is"
-    " a bargain with nothing to train. Where they are not, it is dear."
+say(
+    f"On code {sum(code.tokens_per_round) / code.rounds:.2f} tokens per pass, for"
+    f" {sum(code.rows_per_round) / code.rounds:.0f} rows where a chain of four sends five. Where rows are free, that costs"
+    " little, and nothing must be trained. Where they are not, it costs much."
 )
 
 # %% [markdown]
 # # Grammars
 #
 # Some text is not guessed but *known*. If the answer must be JSON of a given schema, much of it is fixed before
-# the model runs. A grammar says at each step which tokens are legal; the others get probability zero and the
+# the model runs. A [grammar](../docs/glossary.md#choosing-tokens) says at each step which tokens are legal; the others get probability zero and the
 # rest is normalized. Draft and target use the same mask, so speculation stays exact under a grammar.
 #
 # What is the distribution of such a text? It is not the model's own distribution, conditioned on fitting the
@@ -578,12 +670,10 @@ for a, b in legal:
     fits[a, b] = first_row[a] * second[a][b]
 given = {text: weight / sum(fits.values()) for text, weight in fits.items()}
 assert sum(masked.values()) == 1 and masked != given
+
+# %% jupyter={"source_hidden": true}
 rows = [[f"{a} {b}", f"{float(masked[a, b]):.3f}", f"{float(given[a, b]):.3f}"] for a, b in legal]
-HTML(
-    html.table(
-        ["text", "masked step by step", "the model, given that it fits"], rows, "the same model, the same grammar"
-    )
-)
+table(["text", "masked step by step", "the model, given that it fits"], rows, "the same model, the same grammar")
 
 # %% [markdown]
 # After 0 the model would hardly ever choose 1, but the mask has already let it begin with 0. Every engine that
@@ -594,7 +684,20 @@ HTML(
 # it, and the model would have chosen among them. Skipping that choice saves far more calls, but changes the
 # tokens that the model sees next.
 
+# %% jupyter={"source_hidden": true}
+jump_guess = ask(
+    "JSON tokens that need the model",
+    "A JSON object of a given schema, jumping by text: how many percent of its tokens need a call of the model?",
+    unit="%",
+    kind="slider",
+    example=50,
+    low=0,
+    high=100,
+)
+jump_guess
+
 # %%
+jump_guess.answer()
 grammar = wb.panels.draft_grammar(repeats=2)
 grammar
 
@@ -605,13 +708,16 @@ grammar.snapshot()
 # %%
 never, exact, by_text = (jumps[name].counts for name in ("never", "tokens", "text"))
 assert exact["tokens"] == never["tokens"] and by_text["calls"] < exact["calls"] < never["calls"]
-Markdown(
+jump_guess.compare(100 * by_text["calls"] / by_text["tokens"], how="counted")
+
+# %% jupyter={"source_hidden": true}
+say(
     f"Without a jump: {never['tokens']:.0f} tokens, {never['calls']:.0f} calls. Jumping only where one token is legal,"
     f" the same tokens in {exact['calls']:.0f} calls. Jumping by text, {by_text['tokens']:.0f} tokens, of which"
     f" **{by_text['calls']:.0f} needed the model**, {by_text['calls'] / by_text['tokens']:.0%}. In print one finds a"
     f" JSON object of 41 tokens of which 11 needed the model, {11 / 41:.0%}: another model, tokenizer and schema, and a"
-    f" jump by text. With exact jumps alone it is {exact['calls'] / exact['tokens']:.0%} here. Our target never saw"
-    " JSON of wizards; the mask makes it write some."
+    f" jump by text. With exact jumps alone it is {exact['calls'] / exact['tokens']:.0%} here. Our target was trained on"
+    " no such JSON; the mask alone makes it valid."
 )
 
 # %% [markdown]
@@ -645,7 +751,17 @@ for broken in ({"type": "integer", "minimum": 5, "maximum": 3}, {"$ref": "#/$def
 # dashed line is predicted from counted parts: the tokens per round, the time of a round with that many rows,
 # and the draft's own time.
 
+# %% jupyter={"source_hidden": true}
+best_guess = ask(
+    "the fastest on code",
+    "Which of the three makes code fastest here, with a fixed length? stdlib-1m is the draft model.",
+    choices=("stdlib-1m", "prompt lookup", "EAGLE"),
+    example="EAGLE",
+)
+best_guess
+
 # %%
+best_guess.answer()
 bars = wb.panels.draft_speed(drafts="model,prompt_lookup,eagle", prompts=1, repeats=2, new_tokens=NEW)
 bars
 
@@ -654,16 +770,21 @@ speeds = bars.run()
 bars.snapshot()
 
 # %%
-rows, told = [], []
+on_code = [m for m in speeds if m.settings["texts"] == "code" and "dynamic" not in m.settings["drafter"]]
+best_guess.compare(
+    title_of(max(on_code, key=lambda m: m.median).settings["drafter"]),
+    predicted=title_of(max(on_code, key=lambda m: m.predicted).settings["drafter"]),
+)
+
+# %% jupyter={"source_hidden": true}
+rows = []
 for kind in PROMPT_SETS:
     of_kind = sorted((m for m in speeds if m.settings["texts"] == kind), key=lambda m: -m.median)
     best, worst = of_kind[0], of_kind[-1]
     rows.append([kind, *(f"{title_of(m.settings['drafter'])} {m.median:.2f} ×" for m in (best, of_kind[1], worst))])
-HTML(
-    html.table(["", "best", "second", "worst"], rows, "measured here; one prompt of each kind, so take it as a sketch")
-)
+table(["", "best", "second", "worst"], rows, "measured here; one prompt of each kind, so take it as a sketch")
 
-# %%
+# %% jupyter={"source_hidden": true}
 off = [m for m in speeds if m.settings["drafter"].endswith("dynamic")]
 lowest = min(off, key=lambda m: m.median)
 fixed_lowest = min((m for m in speeds if m not in off), key=lambda m: m.median)
@@ -672,8 +793,8 @@ eagle, copy = (
     next(m for m in speeds if m.settings["texts"] == "code" and m.settings["drafter"] == name)
     for name in ("eagle", "prompt_lookup")
 )
-Markdown(
-    f"No draft is best everywhere. EAGLE gives {eagle.counts['tokens_per_round']:.2f} tokens a pass on code and prompt"
+say(
+    f"No draft is best everywhere. EAGLE gives {eagle.counts['tokens_per_round']:.2f} tokens per pass on code and prompt"
     f" lookup {copy.counts['tokens_per_round']:.2f}; but a round's drafting takes"
     f" {eagle.counts['draft_s_per_plain_step']:.2f} of a plain step with EAGLE and"
     f" {copy.counts['draft_s_per_plain_step']:.2f} with lookup. The head is small beside a target of billions of"
@@ -690,9 +811,7 @@ Markdown(
 # The same weights and prompts in `transformers`, with its assisted generation and its prompt lookup, each
 # engine against its own plain decoding and against ours. These numbers are recorded, not measured here:
 
-# %%
-from workbench.records import records_of
-
+# %% jupyter={"source_hidden": true}
 rows, label = [], "no record of drafts.peers is in the archive yet: workbench record drafts.peers"
 for record in records_of("drafts.peers")[:1]:
     label = f"recorded: {record.label}"
@@ -706,7 +825,7 @@ for record in records_of("drafts.peers")[:1]:
                 f"{c['times_as_fast_as_our_plain_decoding']:.2f} ×",
             ]
         )
-HTML(html.table(["", "a token", "against its own plain", "against our plain"], rows, label))
+table(["", "per token", "against its own plain", "against our plain"], rows, label)
 
 # %% [markdown]
 # # What it costs, and when it does not help
@@ -737,7 +856,16 @@ HTML(html.table(["", "a token", "against its own plain", "against our plain"], r
 # | moving threshold | `assistant_confidence_threshold` of transformers; a schedule for K beside it |
 # | trees | in EAGLE and Medusa engines for few users; chains where batches are large |
 # | masks and jumps | XGrammar, llguidance, Outlines; jump-forward in SGLang |
+
+# %% [markdown]
+# # Your guesses
 #
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
+
+# %% [markdown]
 # # Exercises
 #
 # In [exercises/07_better_drafts.ipynb](../exercises/07_better_drafts.ipynb) you write the real parts:

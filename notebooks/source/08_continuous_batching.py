@@ -1,20 +1,19 @@
 # %% [markdown]
 # # Lab 08 · Continuous batching
 #
-# **The question.** A step reads all weights, whether it generates one token or sixteen (lab 02). So many users
+# **The question.** A [step](../docs/glossary.md#sequences-and-steps) reads all weights, whether it generates one token or sixteen (lab 02). So many users
 # should share each step. But one of them wants 3 tokens and another 96, one has a prompt of a line and another
 # of a book, and they arrive at different times. Which requests share a step?
 #
 # The first answer was: form groups, pad them to equal length, and wait for the slowest request. The second
 # answer decides again after *every* step. This lab compares the two, builds the second, and runs it under load.
 
-# %%
+# %% jupyter={"source_hidden": true}
 from collections import deque
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
 from workbench.errors import WorkbenchError
@@ -25,9 +24,10 @@ from workbench.kv import Contiguous
 from workbench.kv.blocks import BlockTables
 from workbench.labs.lab08_continuous_batching.inputs import ragged, requests_for
 from workbench.labs.lab08_continuous_batching.load_curve import load_point
+from workbench.lectures import ask, picture, say, summary, table
 from workbench.models import prepare, public_shape
 from workbench.models.batch import Batch
-from workbench.panels import html, style
+from workbench.panels import style
 from workbench.serving import POLICIES, Engine, Request, Scheduler, SchedulerSettings, Written
 from workbench.serving.bounds import gain_bound, greedy_steps, min_steps, static_batches
 from workbench.serving.gaps import Bursty, Poisson
@@ -38,14 +38,9 @@ from workbench.serving.simulate import Twin
 from workbench.serving.step_time import Calibration, StepShape, blocks_that_fit, step_seconds
 from workbench.serving.times import RequestTimes
 
+# %%
 model = prepare(wb.load("stdlib-10m"))
 tokenizer = model.tokenizer
-
-
-def picture(figure, alt):
-    """A figure as a picture, with the words for those who cannot see it."""
-    figure.tight_layout()
-    return Image(style.png(figure), width=860, alt=alt)
 
 
 # %% [markdown]
@@ -61,11 +56,19 @@ print("outputs:", *outputs)
 
 # %% [markdown]
 # They are served in groups of 8, in this order. A group is padded to its longest prompt, and runs until its
-# longest output is done. What share of all computed rows is padding? And how many times as fast is it if every
-# free slot is filled at once? Put your guesses here.
+# longest output is done.
 
-# %%
-my_guess = {"padding": 0.25, "times as fast": 1.5}
+# %% jupyter={"source_hidden": true}
+padding_guess = ask(
+    "padding of static groups",
+    "Of all rows that are computed, how many percent are padding?",
+    unit="%",
+    kind="slider",
+    example=25,
+    low=0,
+    high=100,
+)
+padding_guess
 
 # %% [markdown]
 # ## The naive way, measured
@@ -73,12 +76,15 @@ my_guess = {"padding": 0.25, "times as fast": 1.5}
 # One by one, each with the cache of lab 03. Keep the tokens: everything below must generate the same ones.
 
 # %%
+padding_guess.answer()
 requests = requests_for(asked, model)
 how = {"stop_token_ids": (), "kv": "contiguous"}
 alone = {r.id: wb.generate(model, list(r.prompt_ids), max_new_tokens=r.max_new_tokens, **how) for r in requests}
 seconds = {"one by one": sum(g.token_times_s[-1] for g in alone.values())}
 steps = {"one by one": sum(g.model_calls for g in alone.values())}
 texts = {name: tuple(g.tokens) for name, g in alone.items()}
+
+# %% jupyter={"source_hidden": true}
 print(
     f"{steps['one by one']} steps, {seconds['one by one']:.1f} s, {sum(outputs) / seconds['one by one']:.0f} tokens/s"
 )
@@ -90,7 +96,7 @@ print(
 # %% [markdown]
 # # Padding
 #
-# **Static batching**: a group of B requests goes through the model together, as a rectangle. Shorter prompts
+# [**Static batching**](../docs/glossary.md#sequences-and-steps): a group of B requests goes through the model together, as a rectangle. Shorter prompts
 # are padded, and a finished request stays in the rectangle until all are done. No request can leave early, and
 # none can join.
 #
@@ -122,14 +128,14 @@ def by_hand(group):
 groups = [by_hand(asked[start : start + 8]) for start in range(0, 32, 8)]
 rows, useful, static_steps = map(sum, zip(*groups))
 told = static_batches(asked, 8)
+
+# %% jupyter={"source_hidden": true}
 assert (told.rows, told.steps) == (rows, static_steps) and told.padding_share == (rows - useful) / rows
-HTML(
-    html.table(
-        ["group", "rows", "useful", "steps", "padding"],
-        [[i, r, u, n, f"{1 - u / r:.0%}"] for i, (r, u, n) in enumerate(groups)]
-        + [["all", rows, useful, static_steps, f"{1 - useful / rows:.0%}"]],
-        "static groups of 8, counted from the lengths",
-    )
+table(
+    ["group", "rows", "useful", "steps", "padding"],
+    [[i, r, u, n, f"{1 - u / r:.0%}"] for i, (r, u, n) in enumerate(groups)]
+    + [["all", rows, useful, static_steps, f"{1 - useful / rows:.0%}"]],
+    "static groups of 8, counted from the lengths",
 )
 
 # %% [markdown]
@@ -138,7 +144,7 @@ HTML(
 
 # %%
 def serve(batching, requests=requests, **switches):
-    """(results, steps) of the engine with 8 places. Nothing is kept for others: that is lab 09."""
+    """(results, steps) of the engine with 8 slots. Nothing is kept for others: that is lab 09."""
     settings = SchedulerSettings(max_running=8, batching=batching, remember=False, **switches)
     engine, reports = Engine(model, settings, num_blocks=256, prefix=None), []
     results = engine.run(requests, watch=reports.append)
@@ -147,12 +153,18 @@ def serve(batching, requests=requests, **switches):
 
 results, reports = serve("static")
 assert {one.request_id: one.token_ids for one in results} == texts
+padding_rows = sum(r.padding_rows for r in reports)
+padding_guess.compare(
+    100 * padding_rows / sum(r.rows for r in reports), predicted=100 * told.padding_share, how="counted"
+)
+
+# %% jupyter={"source_hidden": true}
 assert sum(r.rows for r in reports) == told.rows and len(reports) == told.steps
-assert sum(r.padding_rows for r in reports) == told.rows - useful
+assert padding_rows == told.rows - useful
 seconds["static"], steps["static"] = results[-1].finished_s, len(reports)
-Markdown(
-    f"The same texts, and the rows and steps that were counted: **{told.padding_share:.0%}** of the rows are padding"
-    f" (your guess: {my_guess['padding']:.0%}). {seconds['static']:.1f} s instead of {seconds['one by one']:.1f} s:"
+say(
+    f"The same texts, and the rows and steps that were counted: **{told.padding_share:.0%}** of the rows are padding."
+    f" {seconds['static']:.1f} s instead of {seconds['one by one']:.1f} s:"
     f" {steps['one by one'] / steps['static']:.1f} times fewer steps, and only"
     f" **{seconds['one by one'] / seconds['static']:.2f} times** as fast."
 )
@@ -169,6 +181,7 @@ def padding_of(name, batch, order="arrival", count=1024):
     return static_batches(drawn, batch, order=order)
 
 
+# %% jupyter={"source_hidden": true}
 BATCHES = (1, 4, 16, 64)
 rows = [
     [
@@ -178,19 +191,17 @@ rows = [
     for name in ("conversation", "code", "ragged", "uniform")
 ]
 assert all(row[1] == "0% / 0%" for row in rows)
-HTML(
-    html.table(
-        ["workload", *(f"B = {B}" for B in BATCHES)],
-        rows,
-        "padding: share of the rows after the prompt / of all rows; 1,024 requests in the order of arrival",
-    )
+table(
+    ["workload", *(f"B = {B}" for B in BATCHES)],
+    rows,
+    "padding: share of the rows after the prompt / of all rows; 1,024 requests in the order of arrival",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 sixteen = {name: padding_of(name, 16).decode_padding_share for name in ("conversation", "code", "ragged", "uniform")}
 ideal = padding_of("ragged", 16, "sorted").decode_padding_share
 assert ideal < 0.2 < sixteen["uniform"] < sixteen["code"]
-Markdown(
+say(
     f"In groups of 16, {min(sixteen.values()):.0%} to {max(sixteen.values()):.0%} of the rows after the prompts: the"
     " claim is right, and for heavy tails too low. If one knew the outputs beforehand and sorted by them, it would be"
     f" {ideal:.0%} for the ragged ones. Nobody knows them: a text ends when the model says so."
@@ -200,8 +211,8 @@ Markdown(
 # # Iteration-level scheduling
 #
 # The model does not need the rectangle. It processes rows. So decide after each step: finished requests leave,
-# waiting requests take the free slots ("places" in the tables below). This is **iteration-level scheduling**
-# (Orca, 2022), better known as continuous batching:
+# waiting requests take the free slots. This is **iteration-level scheduling**
+# (Orca, 2022), better known as [continuous batching](../docs/glossary.md#sequences-and-steps):
 #
 # ```text
 #   4 slots        step  1 2 3 4 5 6 7 8 9
@@ -232,18 +243,31 @@ print(f"{turns} steps; in static groups {static_steps}")
 # %%
 least, most = min_steps(asked, 8), sum(outputs) / 8 + (1 - 1 / 8) * max(outputs)
 assert least <= turns <= most < 2 * least
-Markdown(
+
+# %% jupyter={"source_hidden": true}
+say(
     f"At least {least}, at most {most:.0f}, and here {turns}. Static batching needs {static_steps}: nobody can gain"
     f" more than {gain_bound(asked, 8):.2f} times in steps on these requests. The longest output, {max(outputs)}"
-    " tokens, is what the rest has to fit around."
+    " tokens, sets the least number of steps."
 )
 
 # %% [markdown]
-# Both side by side, computed by the same engine. Each row of the picture is a slot; Play shows the steps one by
-# one. Change `slots`, `longest output` and `tail`: when the outputs have similar lengths there is little to
+# Both side by side, computed by the same engine. Each row of the picture is a slot; Play lets the same time pass on
+# both. Change `slots`, `longest output` and `tail`: when the outputs have similar lengths there is little to
 # gain.
 
+# %% jupyter={"source_hidden": true}
+faster_guess = ask(
+    "continuous over static",
+    "The same 32 requests, 8 slots, on this machine: how many times as fast is it if every free slot is filled at once?",
+    unit="times",
+    example=1.5,
+    low=0,
+)
+faster_guess
+
 # %%
+faster_guess.answer()
 timelines = wb.panels.timelines()
 timelines
 
@@ -254,17 +278,20 @@ timelines.snapshot()
 # %%
 static, continuous, faster = found["static"], found["continuous"], found["speed-up"]
 assert continuous.counts["padding_rows"] == 0 and continuous.counts["steps"] == turns
+faster_guess.compare(faster.median, predicted=faster.predicted)
+
+# %% jupyter={"source_hidden": true}
 assert static.counts["steps"] == static_steps and static.counts["rows"] == told.rows
 by_rows = static.counts["rows"] / continuous.counts["rows"]
-Markdown(
-    f"**{faster.median:.2f} times** as fast as static (your guess: {my_guess['times as fast']:.2f}). The steps alone"
+say(
+    f"**{faster.median:.2f} times** as fast as static. The steps alone"
     f" say {faster.predicted:.2f}, the rows alone {by_rows:.2f}. Which is right depends on what a step costs: all the"
     " weights, read once, or its rows, one by one (lab 02). The first token comes after"
     f" {continuous.counts['ttft_mean_s'] * 1e3:.0f} ms instead of {static.counts['ttft_mean_s'] * 1e3:.0f} ms on"
     f" average, because nobody waits for a group to end. {faster.check[0].upper()}{faster.check[1:]}."
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 taken = {"static": [], "continuous": []}
 for batching in [*taken] * 2:  # in turns: a machine that slows down slows both
     results, reports = serve(batching)
@@ -283,12 +310,10 @@ rows = [
     ]
     for name in seconds
 ]
-HTML(
-    html.table(
-        ["", "steps", "all done after", "tokens/s", "as fast as one by one"],
-        rows,
-        "32 ragged requests on this machine, 8 places; the same texts",
-    )
+table(
+    ["", "steps", "all done after", "tokens/s", "as fast as one by one"],
+    rows,
+    "32 ragged requests on this machine, 8 slots; the same texts",
 )
 
 # %% [markdown]
@@ -334,14 +359,25 @@ print("the last row of each text has the logits of that text alone")
 # tokens arrives. All 900 go into the next step, so the other seven get their next token only when the whole
 # prompt is done:
 
-# %%
+# %% jupyter={"source_hidden": true}
+gap_guess = ask(
+    "the longest gap",
+    "Seven sequences decode, and a prompt of 900 tokens goes into one step: for the seven, how many usual gaps between"
+    " two tokens does that step last?",
+    unit="times",
+    example=5,
+    low=0,
+)
+gap_guess
+
+# %% jupyter={"source_hidden": true}
 LONG = 900
 book = tokenizer.encode("".join(tokenizer.decode(list(r.prompt_ids)) for r in requests) * 2)[:LONG]
 assert len(book) == LONG
 
 
 def interrupted(token_budget, chunk=None):
-    """Seven texts of 64 tokens, and after 12 steps a long prompt. (results by id, steps)"""
+    """Seven sequences of 64 tokens, and after 12 steps a long prompt. (results by id, steps)"""
     settings = SchedulerSettings(max_running=8, token_budget=token_budget, chunk=chunk, remember=False)
     engine, reports, results = Engine(model, settings, prefix=None), [], {}
     for r in requests[:7]:
@@ -354,12 +390,14 @@ def interrupted(token_budget, chunk=None):
     return results, reports
 
 
+# %%
+gap_guess.answer()
 stalled = {chunk: interrupted(1024, chunk) for chunk in (None, 256, 64, 16)}
 unbroken = {name: one.token_ids for name, one in stalled[None][0].items()}
 assert all({name: one.token_ids for name, one in found.items()} == unbroken for found, _ in stalled.values())
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def gaps_ms(results):
     """Times between two tokens of the seven, as each of them sees it: [(at, gap)] in ms, from the 12th token on."""
     times = results[0].token_times_s
@@ -388,7 +426,7 @@ alt = (
 )
 picture(figure, alt)
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows, worst = [], {}
 for chunk, (results, reports) in stalled.items():
     times = RequestTimes.of(results["long"])
@@ -404,26 +442,27 @@ for chunk, (results, reports) in stalled.items():
     )
 usual = sorted(gap for _, gap in gaps_ms(stalled[None][0]))[25]
 assert [row[1] for row in rows] == [LONG + 7, 256 + 7, 64 + 7, 16 + 7]
-HTML(
-    html.table(
-        ["chunk", "largest step, rows", "longest gap of the seven", "first token of the long one", "all done after"],
-        rows,
-        "a prompt of 900 tokens beside seven that write; the same texts in every line",
-    )
+table(
+    ["chunk", "largest step, rows", "longest gap of the seven", "first token of the long one", "all done after"],
+    rows,
+    "a prompt of 900 tokens beside seven that decode; the same texts in every line",
 )
 
 # %%
+gap_guess.compare(worst[None] * 1e3 / usual)
+
+# %% jupyter={"source_hidden": true}
 assert worst[None] > 2 * worst[64]
-Markdown(
+say(
     f"A usual gap is {usual:.0f} ms. With the whole prompt one gap is {worst[None] * 1e3:.0f} ms,"
     f" **{worst[None] * 1e3 / usual:.0f} times** as long: a stall. In chunks of 64 the longest is {worst[64] * 1e3:.0f}"
-    " ms. Nothing is computed twice: a chunk attends to the keys of the chunks before (lab 03). The price is paid by"
-    " the newcomer, whose first token comes later, and in very small chunks by all, because every step reads the"
-    " weights."
+    " ms. Nothing is computed twice: a chunk attends to the keys of the chunks before (lab 03). It costs the new"
+    " request a later first token, and with very small chunks it costs all of them time, because every step reads"
+    " the weights."
 )
 
 # %% [markdown]
-# So a step has a **token budget**. Decodes are scheduled first, one row each; prefills share what is left
+# So a step has a [**token budget**](../docs/glossary.md#sequences-and-steps). Decodes are scheduled first, one row each; prefills share what is left
 # (Sarathi-Serve, 2024). The budget sets the balance between the two latencies: the time to the first token, and
 # the time between tokens. Below is one step on a card, predicted, with 64 decodes at 1,024 tokens. (Servers
 # launch such a step as one CUDA graph, with one attention kernel for all sequences; so launch time is left
@@ -432,32 +471,32 @@ Markdown(
 # %%
 shape, h200 = public_shape("llama-3.1-8b"), replace(PUBLISHED["h200"], launch_s=1e-9)
 on_h200 = step_seconds(shape, h200, "bfloat16", weight_bytes_per_element=2)
-rows, step_of = [], {}
+step_of = {}
 for budget in (64, 128, 256, 512, 1024, 2048, 8192):
     prompt = budget - 64
     step = StepShape((1,) * 64 + (prompt,) * (prompt > 0), (1024,) * 64 + (0,) * (prompt > 0), 64)
     step_of[budget] = on_h200(step)
-    rows.append([f"{budget:,}", f"{step_of[budget] * 1e3:.1f} ms", f"{prompt / step_of[budget]:,.0f}"])
-HTML(
-    html.table(
-        ["budget, rows", "time between tokens", "prompt tokens a second beside them"],
-        rows,
-        "predicted: H200, Llama 3.1 8B in 16 bits",
-    )
+
+# %% jupyter={"source_hidden": true}
+rows = [[f"{n:,}", f"{seconds_ * 1e3:.1f} ms", f"{(n - 64) / seconds_:,.0f}"] for n, seconds_ in step_of.items()]
+table(
+    ["budget, rows", "time between tokens", "prompt tokens a second beside them"],
+    rows,
+    "predicted: H200, Llama 3.1 8B in 16 bits",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 assert step_of[256] < 1.5 * step_of[64] and step_of[8192] > 10 * step_of[64]
-Markdown(
+say(
     f"Up to a few hundred rows a step takes hardly longer ({step_of[64] * 1e3:.1f} ms with 64 rows,"
-    f" {step_of[256] * 1e3:.1f} ms with 256): while the weights are being read there is arithmetic to spare, and a"
-    " prompt fits into it. Beyond that each row costs time. The right budget lies near the knee of lab 02."
+    f" {step_of[256] * 1e3:.1f} ms with 256): while the weights are being read there is arithmetic to spare, enough"
+    " for the rows of a prompt. Beyond that each row costs time. The right budget lies near the knee of lab 02."
 )
 
 # %% [markdown]
 # # Whose turn?
 #
-# When more requests wait than slots are free, the scheduler must choose. A **policy** is a sort key: the
+# When more requests wait than slots are free, the scheduler must choose. A [**policy**](../docs/glossary.md#sequences-and-steps) is a sort key: the
 # request with the smallest key goes first. To study policies no model is needed, only lengths and time. So the
 # same scheduler runs in a simulator, its **twin**: the planned work counts as done, and the clock advances by
 # the time of the step. Here every step takes one second.
@@ -465,6 +504,17 @@ Markdown(
 # %%
 mixed_load = Workload(Uniform(8, 64), HeavyTail(4, 128), Poisson(0.11))
 arrivals = with_priorities(with_deadlines(mixed_load.draw(200, seed=1), 30, 1.5), {0: 1, 1: 3}, seed=1)
+
+# %% jupyter={"source_hidden": true}
+policy_guess = ask(
+    "the policy for deadlines",
+    "200 requests with deadlines, a quarter of them urgent. Under which policy do most meet their deadlines?",
+    choices=tuple(POLICIES),
+    example="deadline",
+)
+policy_guess
+
+# %% jupyter={"source_hidden": true}
 
 
 def simulated(arrivals, policy="first_come", max_running=2, step_s=lambda step: 1.0, num_blocks=4096, **switches):
@@ -475,32 +525,36 @@ def simulated(arrivals, policy="first_come", max_running=2, step_s=lambda step: 
     return {a.name: (a, done[a.name]) for a in arrivals}
 
 
+# %%
+policy_guess.answer()
+under = {policy: list(simulated(arrivals, policy).values()) for policy in POLICIES}
+in_time = {policy: sum(t.latency_s <= a.deadline_s for a, t in served) for policy, served in under.items()}
+policy_guess.compare(max(in_time, key=in_time.get), how="counted")
+
+# %% jupyter={"source_hidden": true}
 rows, by_policy = [], {}
-for policy in POLICIES:
-    served = list(simulated(arrivals, policy).values())
+for policy, served in under.items():
     waits = [t.ttft_s for _, t in served]
     urgent = [t.ttft_s for a, t in served if a.priority == 0]
-    in_time = sum(t.latency_s <= a.deadline_s for a, t in served) / len(served)
-    by_policy[policy] = (sum(waits) / len(waits), max(waits), sum(urgent) / len(urgent), in_time)
-    rows.append([policy, *(f"{value:.0f} s" for value in by_policy[policy][:3]), f"{in_time:.0%}"])
-HTML(
-    html.table(
-        ["policy", "TTFT, mean", "TTFT, longest", "TTFT of the urgent, mean", "deadlines met"],
-        rows,
-        "200 requests, 2 places, a step a second; a quarter of the requests is urgent",
-    )
+    met = in_time[policy] / len(served)
+    by_policy[policy] = (sum(waits) / len(waits), max(waits), sum(urgent) / len(urgent), met)
+    rows.append([policy, *(f"{value:.0f} s" for value in by_policy[policy][:3]), f"{met:.0%}"])
+table(
+    ["policy", "TTFT, mean", "TTFT, longest", "TTFT of the urgent, mean", "deadlines met"],
+    rows,
+    "200 requests, 2 slots, a step a second; a quarter of the requests is urgent",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 mean, longest, urgent, met = ({policy: values[i] for policy, values in by_policy.items()} for i in range(4))
 assert min(mean, key=mean.get) == "shortest_remaining" and min(urgent, key=urgent.get) != "first_come"
 assert longest["shortest_remaining"] > longest["first_come"]
-Markdown(
+say(
     f"The shortest first has the least mean wait: {mean['shortest_remaining']:.0f} s instead of"
     f" {mean['first_come']:.0f} s. But it has a longest wait of {longest['shortest_remaining']:.0f} s (first come:"
     f" {longest['first_come']:.0f} s). Most deadlines, {max(met.values()):.0%}, are met by `{max(met, key=met.get)}`."
-    " Under no policy do the places work faster: a policy hands waiting from one to another. And it trusts the number"
-    " of tokens that was asked for, as nobody knows where a text ends."
+    " No policy makes the slots faster: it only decides who waits. And shortest first uses the number of tokens that"
+    " was asked for, because the real length of an output is not known beforehand."
 )
 
 # %% [markdown]
@@ -511,7 +565,7 @@ Markdown(
 # never ends, the request waits forever: it **starves**.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def wait_of_long(stream, **switches):
     """Seconds until the first token of a request of 40 tokens, before a stream of short ones."""
     short = [Request(f"short {i}", (1, 2, 3, 4), 4, arrival_s=4.0 * i) for i in range(stream)]
@@ -521,17 +575,16 @@ def wait_of_long(stream, **switches):
     return next(RequestTimes.of(one).ttft_s for one in done if one.request_id == "long")
 
 
+# %%
 streams = (25, 50, 100, 200)
 starving = [wait_of_long(n) for n in streams]
 aging = {aging_s: [wait_of_long(n, aging_s=aging_s) for n in streams] for aging_s in (1.0, 4.0)}
 assert starving == sorted(starving) and starving[-1] > 1.9 * starving[-2] and len(set(aging[1.0])) == 1
+
+# %% jupyter={"source_hidden": true}
 rows = [["none", *(f"{wait:.0f} s" for wait in starving)]]
 rows += [[f"{a:.0f} s", *(f"{wait:.0f} s" for wait in waits)] for a, waits in aging.items()]
-HTML(
-    html.table(
-        ["aging", *(f"{n} short ones" for n in streams)], rows, "how long the long request waits for its first token"
-    )
-)
+table(["aging", *(f"{n} short ones" for n in streams)], rows, "how long the long request waits for its first token")
 
 # %% [markdown]
 # **Aging**: every `aging_s` seconds of waiting lower the policy's key by one unit, here by one token. A request
@@ -584,15 +637,26 @@ while not scheduler.idle:
 tables.check()
 
 # %% [markdown]
-# a and b decode while c is in prefill. Then all have grown, no block is left, and c is **preempted** (it "gives
-# way"): the last in the policy's order is preempted first. Its blocks are freed for the others. When b is done,
+# a and b decode while c is in prefill. Then all have grown, no block is left, and c is [**preempted**](../docs/glossary.md#sequences-and-steps): the last in
+# the policy's order is preempted first. Its blocks are freed for the others. When b is done,
 # c is admitted again, and all its 7 tokens are processed in one step: its prompt, and the tokens that it had
 # already generated.
 #
 # A larger run, with a Play button: which requests wait and why, the rows of each step, the blocks. Change
 # `policy`, `chunk`, `blocks` and `preemption`:
 
+# %% jupyter={"source_hidden": true}
+preempted_guess = ask(
+    "preemptions",
+    "The panel's requests want more blocks than there are. How many times is a sequence preempted until all are done?",
+    unit="times",
+    example=5,
+    low=0,
+)
+preempted_guess
+
 # %%
+preempted_guess.answer()
 stepping = wb.panels.scheduler_steps()
 stepping
 
@@ -601,7 +665,10 @@ stepping
 stepping.snapshot()
 
 # %%
-Markdown(
+preempted_guess.compare(stepped.counts["preemptions"], how="counted")
+
+# %% jupyter={"source_hidden": true}
+say(
     f"{stepped.counts['steps']:.0f} steps, {stepped.counts['rows']:.0f} rows, {stepped.counts['preemptions']:.0f} times"
     f" a sequence was preempted, and {stepped.counts['recomputed_rows']:.0f} rows were computed a second time."
     f" {stepped.check[0].upper()}{stepped.check[1:]}."
@@ -618,7 +685,7 @@ Markdown(
 #
 # Neither may change the tokens. Here is a pool that is far too small, with the same 8 requests:
 
-# %%
+# %% jupyter={"source_hidden": true}
 eight = [Request(r.id, r.prompt_ids, 48) for r in requests[:8]]
 
 
@@ -632,29 +699,39 @@ def squeezed(num_blocks, preemption):
 
 
 enough = -(-max(r.longest for r in eight) // 16) * 8
-rows, same = [], {}
-for name, blocks, preemption in (("enough", enough, "recompute"), ("recompute", 14, "recompute"), ("swap", 14, "swap")):
-    results, reports = squeezed(blocks, preemption)
-    same[name] = {one.request_id: one.token_ids for one in results}
+
+# %%
+pools = {"enough": (enough, "recompute"), "recompute": (14, "recompute"), "swap": (14, "swap")}
+runs = {name: squeezed(blocks, preemption) for name, (blocks, preemption) in pools.items()}
+same = {name: {one.request_id: one.token_ids for one in results} for name, (results, _) in runs.items()}
+assert same["enough"] == same["recompute"] == same["swap"]
+
+# %% jupyter={"source_hidden": true}
+rows = []
+for name, (results, reports) in runs.items():
     preemptions = sum(one.preemptions for one in results)
     rows.append(
-        [name, blocks, preemptions, len(reports), sum(r.rows for r in reports), f"{results[-1].finished_s:.2f} s"]
+        [
+            name,
+            pools[name][0],
+            preemptions,
+            len(reports),
+            sum(r.rows for r in reports),
+            f"{results[-1].finished_s:.2f} s",
+        ]
     )
-assert same["enough"] == same["recompute"] == same["swap"]
 assert rows[0][2] == 0 < min(rows[1][2], rows[2][2]) and rows[1][4] > rows[0][4] == rows[2][4]
-HTML(
-    html.table(
-        ["", "blocks of 16", "preemptions", "steps", "rows", "all done after"],
-        rows,
-        "8 requests of 48 tokens; the texts are equal, token for token",
-    )
+table(
+    ["", "blocks of 16", "preemptions", "steps", "rows", "all done after"],
+    rows,
+    "8 requests of 48 tokens; the texts are equal, token for token",
 )
 
 # %% [markdown]
 # Which is cheaper? A swap moves the bytes twice over the bus; recomputing is a prefill. For a sequence of S
 # tokens on a card, with a bus of 64 GB/s in each direction (PCIe 5.0, sixteen lanes, nominal):
 
-# %%
+# %% jupyter={"source_hidden": true}
 BUS = 64e9
 rows = []
 for S in (128, 1024, 8192, 65_536):
@@ -664,12 +741,10 @@ for S in (128, 1024, 8192, 65_536):
         StepShape((1,) * 64, (1024,) * 64, 64)
     )
     rows.append([f"{S:,}", *(f"{t * 1e3:.1f} ms" for t in (there_and_back, again, beside))])
-HTML(
-    html.table(
-        ["tokens S", "swap, both ways", "compute again, alone", "compute again, beside 64 that write"],
-        rows,
-        "predicted: H200, Llama 3.1 8B in 16 bits",
-    )
+table(
+    ["tokens S", "swap, both ways", "compute again, alone", "compute again, beside 64 that write"],
+    rows,
+    "predicted: H200, Llama 3.1 8B in 16 bits",
 )
 
 # %% [markdown]
@@ -685,7 +760,7 @@ HTML(
 # higher watermark admits fewer. On the card, in a small part of its memory, with requests as in the
 # conversation trace:
 
-# %%
+# %% jupyter={"source_hidden": true}
 talks = workload("conversation").at_rate(40).draw(250, seed=3)
 rows = []
 for watermark in (0.0, 0.01, 0.05, 0.2):
@@ -702,12 +777,10 @@ for watermark in (0.0, 0.01, 0.05, 0.2):
         ]
     )
 assert rows[0][1] >= rows[-1][1]
-HTML(
-    html.table(
-        ["watermark", "preemptions", "rows", "running, mean", "tokens/s"],
-        rows,
-        "simulated: 250 requests, a pool of 40,000 tokens, Llama 3.1 8B on an H200",
-    )
+table(
+    ["watermark", "preemptions", "rows", "running, mean", "tokens/s"],
+    rows,
+    "simulated: 250 requests, a pool of 40,000 tokens, Llama 3.1 8B on an H200",
 )
 
 # %% [markdown]
@@ -737,6 +810,8 @@ print(f"aborted in the middle: {gone.finish_reason!r}, {len(gone.token_ids)} tok
 
 # %%
 chat, code = workload("conversation"), workload("code")
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         name,
@@ -752,15 +827,13 @@ rows = [
 ]
 assert [round(w.prompts.mean) for w in (chat, code)] == [1155, 2048]
 assert [round(w.outputs.mean) for w in (chat, code)] == [211, 28]
-HTML(
-    html.table(
-        ["", "rate", "prompt: mean", "median", "99 %", "output: mean", "median", "99 %"],
-        rows,
-        "tokens, of the distributions that we draw from; they go through the published numbers",
-    )
+table(
+    ["", "rate", "prompt: mean", "median", "99 %", "output: mean", "median", "99 %"],
+    rows,
+    "tokens, of the distributions that we draw from; they go through the published numbers",
 )
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=2.6)
 for y, (gaps, name) in enumerate(((Poisson(2.57), "Poisson"), (Bursty(2.57, 8), "bursts, as in the code trace"))):
     times = [a.at_s for a in replace(code, gaps=gaps).draw(600, seed=5)]
@@ -791,19 +864,23 @@ small_chat = chat.scaled(192)
 open_loop = small_chat.at_rate(12).draw(24, seed=4)
 
 
+# %% jupyter={"source_hidden": true}
 def as_requests(arrivals):
     return [Request(a.name, prompt_ids(a, model.config.vocab_size), a.new_tokens, arrival_s=a.at_s) for a in arrivals]
 
 
+# %%
 results, _ = serve("continuous", as_requests(open_loop), token_budget=64)
 times = [RequestTimes.of(one) for one in results]
 window = littles_law(times)
 assert window.in_system == window.rate_per_s * window.time_in_system_s
+
+# %% jupyter={"source_hidden": true}
 middle = littles_law(
     times, window.start_s + (window.end_s - window.start_s) / 3, window.end_s - (window.end_s - window.start_s) / 3
 )
 assert middle.difference == middle.explained
-Markdown(
+say(
     f"L = {float(window.in_system):.2f} = {float(window.rate_per_s):.2f} a second · {float(window.time_in_system_s):.3f} s,"
     " equal as fractions. In a window in the middle, where bars are cut at both ends, L ="
     f" {float(middle.in_system):.2f} and λW = {float(middle.rate_per_s * middle.time_in_system_s):.2f}; the difference"
@@ -823,7 +900,19 @@ Markdown(
 # times predicted for a card. Choose the shape, the card and the workload; the two limits define which requests
 # count as in time:
 
+# %% jupyter={"source_hidden": true}
+load_guess = ask(
+    "throughput under load",
+    "Conversations on the card: how many times as many requests a second does continuous batching do at most, against"
+    " static groups with as many slots?",
+    unit="times",
+    example=1.5,
+    low=0,
+)
+load_guess
+
 # %%
+load_guess.answer()
 curve = wb.panels.load_curve()
 curve
 
@@ -831,7 +920,7 @@ curve
 found = curve.run()
 curve.snapshot()
 
-# %%
+# %% jupyter={"source_hidden": true}
 limits = {name: curve.settings[name] for name in ("ttft_limit", "tpot_limit")}
 points = {"continuous": [], "static": []}
 for m in found:
@@ -839,18 +928,25 @@ for m in found:
         points[m.settings["batching"]].append(point)
 turn, good = knee(points["continuous"]), {how: goodput(some) for how, some in points.items()}
 peak = {how: max(p.throughput_per_s for p in some) for how, some in points.items()}
-Markdown(
+assert good["continuous"] <= peak["continuous"]
+
+# %%
+load_guess.compare(peak["continuous"] / peak["static"], how="simulated")
+
+# %% jupyter={"source_hidden": true}
+say(
     f"Continuous batching does {peak['continuous']:.1f} requests a second at most, static groups {peak['static']:.1f}:"
-    f" **{peak['continuous'] / peak['static']:.1f} times** as many, with the same model, card and places. The **knee**,"
-    f" where throughput over latency is greatest, lies where {turn.rate_per_s:.1f} come a second. **Goodput** is the"
+    f" **{peak['continuous'] / peak['static']:.1f} times** as many, with the same model, card and slots. The **knee**,"
+    f" where throughput over latency is greatest, lies where {turn.rate_per_s:.1f} come a second. [**Goodput**](../docs/glossary.md#measuring) is the"
     f" highest rate at which 90 % of the requests keep both limits, a first token within {limits['ttft_limit']:g} s and"
-    f" then one every {limits['tpot_limit'] * 1e3:.0f} ms: {good['continuous']:.1f} a second, "
+    f" then one every {limits['tpot_limit'] * 1e3:.0f} ms. It is never more than the throughput: {good['continuous']:.1f}"
+    f" a second of {peak['continuous']:.1f}, "
     + (
         f"against {good['static']:.1f} in static groups. "
         if good["static"]
         else "and in static groups none that was tried. "
     )
-    + "It is the number to plan with; the peak is reached where nobody would wait for it."
+    + "Plan with this number: at the peak of throughput most requests are late."
 )
 
 # %% [markdown]
@@ -862,6 +958,8 @@ Markdown(
 
 # %%
 twins = run_experiment("serving.twin", {"requests": 24, "longest": 192, "max_running": 8, "repeats": 1})
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         f"{m.settings['load']:g} of what it can do",
@@ -874,11 +972,11 @@ rows = [
     ]
     for m in twins
 ]
-HTML(html.table(["arrivals", "", "engine", "twin", "difference"], rows, f"{twins[0].check}"))
+table(["arrivals", "", "engine", "twin", "difference"], rows, f"{twins[0].check}")
 
-# %%
+# %% jupyter={"source_hidden": true}
 told = twins[0].counts
-Markdown(
+say(
     f"The cost model alone explains {told['counted_share']:.0%} of the steps' time here; what the engine adds in Python"
     " and in gathering blocks is fitted. One run of so few requests is noisy, and the twin cannot know what else this"
     " machine did. `workbench experiment serving.twin` takes more of them."
@@ -887,7 +985,7 @@ Markdown(
 # %% [markdown]
 # And a latency curve of the real engine, with its own calibrated twin beside it:
 
-# %%
+# %% jupyter={"source_hidden": true}
 settings = SchedulerSettings(max_running=8, token_budget=64, remember=False)
 
 
@@ -919,14 +1017,14 @@ for share in (0.25, 0.5, 1.0, 2.0):
     twin = Twin(settings, num_blocks=256, step_s=fitted, prefix=None)
     promised.append(summarize([RequestTimes.of(one) for one in twin.run(arrivals)]))
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=2.9)
 for told, look, name in ((promised, style.PREDICTED, "twin"), (measured, style.MEASURED, "engine")):
     axes.plot(
         [s.requests_per_s for s in told], [s.latency_s.mean * 1e3 for s in told], color=style.TARGET, label=name, **look
     )
 axes.set(xlim=(0, None), ylim=(0, None))
-style.label(axes, x="requests done a second", y="latency, mean, ms", title="this machine, stdlib-10m, 8 places")
+style.label(axes, x="requests done a second", y="latency, mean, ms", title="this machine, stdlib-10m, 8 slots")
 style.legend(axes)
 alt = "Latency against throughput on this machine at four rates, engine and twin: flat at first, then steep."
 picture(figure, alt)
@@ -939,7 +1037,19 @@ picture(figure, alt)
 # FasterTransformer). Here it was much less. All of them can be right, because the number depends as much on the
 # *baseline*. The same 128 conversations, all there at once, simulated on the card:
 
+# %% jupyter={"source_hidden": true}
+baseline_guess = ask(
+    "against one by one",
+    "128 conversations, 8B model, H200: continuous batching with 256 slots, against one request at a time. How many times"
+    " the throughput?",
+    unit="times",
+    example=8,
+    low=0,
+)
+baseline_guess
+
 # %%
+baseline_guess.answer()
 CARD = {"max_running": 256, "token_budget": 1024, "remember": False}
 blocks = blocks_that_fit(shape, memory_bytes=141e9)
 crowd = [replace(a, at_s=0.0) for a in chat.draw(128, seed=8)]
@@ -947,36 +1057,35 @@ ways = {
     "one by one": {"max_running": 1},
     "static, groups of 8": {"max_running": 8, "batching": "static"},
     "static, groups of 32": {"max_running": 32, "batching": "static"},
-    "continuous, 32 places": {"max_running": 32},
-    "continuous, 256 places": {},
+    "continuous, 32 slots": {"max_running": 32},
+    "continuous, 256 slots": {},
 }
 rates = {}
 for name, switches in ways.items():
     twin = Twin(SchedulerSettings(**CARD | switches), num_blocks=blocks, step_s=on_h200, prefix=None)
     rates[name] = summarize([RequestTimes.of(one) for one in twin.run(crowd)]).tokens_per_s
+baseline_guess.compare(rates["continuous, 256 slots"] / rates["one by one"], how="simulated")
+
+# %% jupyter={"source_hidden": true}
 names = list(rates)
 rows = [[name, f"{rate:,.0f}", *(f"{rate / rates[base]:.1f} ×" for base in names[:3])] for name, rate in rates.items()]
-HTML(
-    html.table(
-        ["", "tokens/s", *(f"against {base}" for base in names[:3])],
-        rows,
-        "simulated: H200, Llama 3.1 8B, conversations",
-    )
+table(
+    ["", "tokens/s", *(f"against {base}" for base in names[:3])], rows, "simulated: H200, Llama 3.1 8B, conversations"
 )
 
-# %%
-best = rates["continuous, 256 places"]
+# %% jupyter={"source_hidden": true}
+best = rates["continuous, 256 slots"]
 over = {base: best / rates[base] for base in names[:3]}
-fair = rates["continuous, 32 places"] / rates["static, groups of 32"]
+fair = rates["continuous, 32 slots"] / rates["static, groups of 32"]
 assert over["one by one"] > 10 > over["static, groups of 32"] > fair > 1
 here = seconds["static"] / seconds["continuous"]
-Markdown(
+say(
     f"Against one by one **{over['one by one']:.0f} times**, against groups of 8 {over['static, groups of 8']:.1f}"
-    f" times, against groups of 32 {over['static, groups of 32']:.1f} times; and with as many places as the static"
-    f" groups have members, which is the scheduling alone, **{fair:.1f} times**. On this machine it was {here:.1f}"
+    f" times, against groups of 32 {over['static, groups of 32']:.1f} times; and with as many slots as the static"
+    f" groups have requests, which is the scheduling alone, **{fair:.1f} times**. On this machine it was {here:.1f}"
     " times for the scheduling alone. The large numbers add two other things: a larger batch, which on a large card"
-    " costs next to nothing, and the memory to hold it, which is lab 09. The small ones compare scheduling with"
-    " scheduling."
+    " costs next to nothing, and the memory to hold it, which is lab 09. The small ones compare one schedule with"
+    " another."
 )
 
 # %% [markdown]
@@ -993,6 +1102,8 @@ Markdown(
 
 # %%
 overhead = run_experiment("serving.overhead", {"over": "block tables", "repeats": 40})
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         m.settings["running"],
@@ -1003,12 +1114,10 @@ rows = [
     ]
     for m in overhead
 ]
-HTML(
-    html.table(
-        ["running", "a step", "99 %", "schedule", "blocks", "postprocess", "for each text"],
-        rows,
-        "scheduler and bookkeeping of a step, measured on this machine",
-    )
+table(
+    ["running", "a step", "99 %", "schedule", "blocks", "postprocess", "per sequence"],
+    rows,
+    "scheduler and bookkeeping of a step, measured on this machine",
 )
 
 # %% [markdown]
@@ -1025,7 +1134,7 @@ HTML(
 # %% [markdown]
 # The first case without gain, and the shape of the tail, from the lengths alone:
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows, gains = [], {}
 for name, lengths in (("all alike", Uniform(64, 64)), ("uniform", Uniform(1, 128)), ("heavy tail", HeavyTail(4, 512))):
     drawn = Workload(Uniform(32, 32), lengths, stratified=True).draw(256, seed=9)
@@ -1033,11 +1142,7 @@ for name, lengths in (("all alike", Uniform(64, 64)), ("uniform", Uniform(1, 128
     rows.append([name, *(f"{gain:.2f} ×" for gain in gains[name])])
 assert gains["all alike"] == [1, 1, 1, 1] and all(gain[0] == 1 for gain in gains.values())
 assert gains["heavy tail"][2] > gains["uniform"][2] > 1
-HTML(
-    html.table(
-        ["outputs", *(f"B = {B}" for B in (1, 4, 16, 64))], rows, "steps of static over steps of continuous batching"
-    )
-)
+table(["outputs", *(f"B = {B}" for B in (1, 4, 16, 64))], rows, "steps of static over steps of continuous batching")
 
 # %% [markdown]
 # # What production systems do
@@ -1050,7 +1155,15 @@ HTML(
 # | first come, priorities | vLLM `--scheduling-policy fcfs` or `priority`; others leave the policy to a router in front of the servers |
 # | recompute or swap | vLLM's first engine had both, its second recomputes |
 # | no overtaking | the usual rule; SGLang may prefer requests whose prefix is in its cache (lab 09) |
-# | one engine for prefill and decode | large installations use different machines for the two: disaggregation (lab 11) |
+# | one engine for prefill and decode | large installations use different machines for the two: disaggregation (DistServe) |
+
+# %% [markdown]
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
 
 # %% [markdown]
 # # Exercises

@@ -6,29 +6,32 @@
 # get?
 #
 # Enough for the longest possible answer? Then most of it stays empty. This lab shows where the memory goes, and
-# allocates **blocks** instead. Unlike contiguous memory, blocks can also be shared.
+# allocates [**blocks**](../docs/glossary.md#the-cache) instead. Unlike contiguous memory, blocks can also be shared.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import functools
 import hashlib
 
 import torch
-from IPython.display import HTML, Image, Markdown
 
 import workbench as wb
 from workbench.decoding.sampling import SamplingSettings
-from workbench.instruments.costs import decode_costs, kv_bytes, prefill_costs
+from workbench.instruments.costs import decode_costs, kv_bytes, predict, prefill_costs
+from workbench.instruments.device import PUBLISHED
 from workbench.instruments.memory import readable_bytes
 from workbench.instruments.timing import measure, measure_pair
 from workbench.kv import Contiguous, Paged, make_kv
 from workbench.kv.allocators import Buddy, ContiguousMaximum, PagedBlocks, account
 from workbench.kv.blocks import BlockTables, NoRoom
 from workbench.kv.prefix import HashChain, RadixTree
+from workbench.labs.lab09_paged_attention.prefix_hits import order_of, replay
+from workbench.lectures import ask, picture, say, summary, table
 from workbench.models import Batch, prepare, public_shape
 from workbench.models.corpus import held_out_files
-from workbench.panels import html, style
+from workbench.panels import style
 from workbench.serving import Engine, Request, SchedulerSettings
 
+# %%
 model = wb.load("stdlib-10m")
 fast = prepare(model)
 tokenizer, shape = model.tokenizer, model.config
@@ -36,21 +39,23 @@ file = next(f.text for f in held_out_files() if f.path == "textwrap.py")
 text_ids = tokenizer.encode(file)
 
 
-def picture(figure, alt):
-    """A figure as a picture, with the words for those who cannot see it."""
-    figure.tight_layout()
-    return Image(style.png(figure), width=860, alt=alt)
-
-
 # %% [markdown]
 # ## Predict
 #
 # A service for conversations, with the lengths of a published trace. Its longest request has 15,050 tokens, and
-# every request gets room for that many. Of all the allocated memory, what share holds a token, on average over
-# time? Put your guess here, from 0 to 1.
+# every request gets room for that many.
 
-# %%
-my_guess = 0.5
+# %% jupyter={"source_hidden": true}
+useful_guess = ask(
+    "useful memory, a slot of the maximum",
+    "Of all the allocated memory, how many percent hold a token, on average over time?",
+    unit="%",
+    kind="slider",
+    example=50,
+    low=0,
+    high=100,
+)
+useful_guess
 
 # %% [markdown]
 # ## The naive way
@@ -60,19 +65,22 @@ my_guess = 0.5
 # somewhere else.
 
 # %%
+useful_guess.answer()
 kv = Contiguous(shape, max_sequences=4, max_tokens=1024)
 texts = {"a": text_ids[:210], "b": text_ids[210:250], "c": text_ids[300:480]}
 with torch.inference_mode():
     model(Batch.of(list(texts.values()), sequences=list(texts)), kv)
 tokens = sum(map(len, texts.values()))
 assert kv.bytes_in_use == kv_bytes(shape, tokens, 4)
-print(f"{len(texts)} texts, {tokens} tokens: {readable_bytes(kv.bytes_in_use)} of {readable_bytes(kv.bytes_reserved)}")
-print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more text will fill it")
+print(
+    f"{len(texts)} sequences, {tokens} tokens: {readable_bytes(kv.bytes_in_use)} of {readable_bytes(kv.bytes_reserved)}"
+)
+print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more sequence will fill it")
 
 # %% [markdown]
 # # Where the memory went
 #
-# A place is a token slot: room for one token's keys and values. Why can a place hold no token?
+# A place is room for one token's keys and values. Why can a place hold no token?
 #
 # | | |
 # |---|---|
@@ -84,9 +92,9 @@ print(f"that is {kv.bytes_in_use / kv.bytes_reserved:.0%}, and one more text wil
 # the end a will have 11 and b 4. Three ways to allocate 32 places, drawn:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def strip(allocator, ends):
-    """Each place as a letter: a text's name where a token is, + reserved, - internal, · nobody's."""
+    """Each place as a letter: a sequence's name where a token is, + reserved, - internal, · nobody's."""
     places = ["·"] * allocator.capacity
     for name, tokens in allocator.lengths.items():
         mine = [first + n for first, count in allocator.ranges(name) for n in range(count)]
@@ -95,12 +103,17 @@ def strip(allocator, ends):
     return " ".join(places)
 
 
+# %%
 ends = {"a": 11, "b": 4}
-for allocator in (ContiguousMaximum(32, 16), Buddy(32), PagedBlocks(32, 4)):
+three = ContiguousMaximum(32, 16), Buddy(32), PagedBlocks(32, 4)
+for allocator in three:
     allocator.arrive("a", 5)
     allocator.arrive("b", 3)
     for _ in range(4):
         allocator.grow("a")
+
+# %% jupyter={"source_hidden": true}
+for allocator in three:
     now = account(allocator, ends)
     print(f"{type(allocator).__name__:18} {strip(allocator, ends)}")
     print(
@@ -118,17 +131,22 @@ for allocator in (ContiguousMaximum(32, 16), Buddy(32), PagedBlocks(32, 4)):
 # them leave; one of 5 arrives:
 
 # %%
-rows = []
-for allocator in (Buddy(16), PagedBlocks(16, 4)):
+two = Buddy(16), PagedBlocks(16, 4)
+for allocator in two:
     for name in "abcd":
         allocator.arrive(name, 3)
     allocator.leave("a")
     allocator.leave("c")
+assert [allocator.fits(5) for allocator in two] == [False, True]
+
+# %% jupyter={"source_hidden": true}
+rows = []
+for allocator in two:
     now = account(allocator, dict.fromkeys("bd", 3), waiting=5)
     fits = "yes" if allocator.fits(5) else "no"
     rows.append([type(allocator).__name__, strip(allocator, dict.fromkeys("bd", 3)), fits, now.external])
 assert [row[2:] for row in rows] == [["no", 8], ["yes", 0]]
-HTML(html.table(["allocator", "the places", "do 5 tokens fit?", "external"], rows, "eight places are free in both"))
+table(["allocator", "the places", "do 5 tokens fit?", "external"], rows, "eight places are free in both")
 
 # %% [markdown]
 # Eight places are free and five are needed, but the buddy allocator refuses: its eight are two regions of four.
@@ -145,7 +163,18 @@ HTML(html.table(["allocator", "the places", "do 5 tokens fit?", "external"], row
 # prompts 1,155 tokens on average, answers 211). Which allocator wastes how much? Run serves the same requests
 # with each:
 
+# %% jupyter={"source_hidden": true}
+steps_guess = ask(
+    "steps with slots of the maximum",
+    "The same requests in the same memory: how many times as many steps with slots of the maximum as with blocks of 16?",
+    unit="times",
+    example=2,
+    low=0,
+)
+steps_guess
+
 # %%
+steps_guess.answer()
 panel = wb.panels.allocators()
 panel
 
@@ -155,27 +184,33 @@ panel.snapshot()
 
 # %%
 slots, buddy, blocks = (served[name] for name in ("contiguous maximum", "power-of-two buddy", "paged, 16"))
+useful_guess.compare(100 * slots.median, how="counted")
+
+# %%
+steps_guess.compare(slots.counts["steps"] / blocks.counts["steps"], how="counted")
+
+# %% jupyter={"source_hidden": true}
 assert slots.median < 0.2 < buddy.median < 0.9 and blocks.median >= 0.96
 assert slots.counts["steps"] > 2 * blocks.counts["steps"]
 longest = slots.settings["longest"]
-Markdown(
-    f"A slot of the maximum, {longest:,} places: **{slots.median:.1%}** useful; your guess was {my_guess:.0%}. "
+say(
+    f"A slot of the maximum, {longest:,} places: **{slots.median:.1%}** useful. "
     f"The buddy: **{buddy.median:.1%}**. Blocks of 16: **{blocks.median:.1%}**. The maximum is so bad here "
     f"because this trace's longest request is {longest / blocks.counts['tokens_per_sequence']:.0f} times what a "
-    "text holds on average; in the paper it was 2,048 tokens for everybody."
+    "sequence holds on average; in the paper it was 2,048 tokens for everybody."
 )
 
 # %% [markdown]
 # Wasted memory costs throughput. A step reads all weights once (lab 02), so more sequences in a step mean more
 # tokens for the same bytes.
 
-# %%
+# %% jupyter={"source_hidden": true}
 steps = [m.counts["steps"] for m in (slots, blocks)]
-Markdown(
+say(
     f"The same requests took **{steps[0]:,.0f}** steps with slots and **{steps[1]:,.0f}** with blocks, in the "
-    f"same memory: {slots.counts['mean_running']:.1f} texts ran side by side, and "
+    f"same memory: {slots.counts['mean_running']:.1f} sequences ran at once, and "
     f"{blocks.counts['mean_running']:.1f}, at most {blocks.counts['most_running']:.0f}. The buddy copied "
-    f"{buddy.counts['moved_tokens']:,.0f} tokens from piece to piece. Blocks move nothing. "
+    f"{buddy.counts['moved_tokens']:,.0f} tokens to other regions. Blocks move nothing. "
     f"{slots.check[0].upper()}{slots.check[1:]}."
 )
 
@@ -190,7 +225,7 @@ Markdown(
 # | process | sequence |
 # | byte | token, its keys and values in all layers |
 # | page, frame | logical block, physical block |
-# | page table | **block table** |
+# | page table | [**block table**](../docs/glossary.md#the-cache) |
 # | page fault on first use | a block is allocated when the sequence reaches it |
 # | shared pages, copy on write after `fork` | the same |
 # | swapping | the same |
@@ -242,11 +277,13 @@ assert dict(books.lengths) == before
 # %%
 T = blocks.counts["tokens_per_sequence"]
 least, likely = T / (T + 15), T / (T + 7.5)
+
+# %% jupyter={"source_hidden": true}
 assert least <= blocks.median and abs(blocks.median - likely) < 0.01 and least > 0.96
 needed = 15 * 0.96 / 0.04
-Markdown(
+say(
     f"With T = {T:,.0f} as above: never below **{least:.2%}**, about **{likely:.2%}**, and counted "
-    f"**{blocks.median:.2%}**. 96 % are certain from {needed:.0f} tokens a text on, and likely from "
+    f"**{blocks.median:.2%}**. 96 % are certain from {needed:.0f} tokens per sequence on, and likely from "
     f"{needed / 2:.0f}."
 )
 
@@ -258,18 +295,19 @@ Markdown(
 # %%
 prompt = text_ids[:200]
 plain = wb.generate(model, prompt, max_new_tokens=24, stop_token_ids=(), kv="contiguous")
-rows = []
-for size in (1, 3, 16, 256):
-    kv = Paged(shape, max_tokens=224, block_size=size)
+paged = {size: Paged(shape, max_tokens=224, block_size=size) for size in (1, 3, 16, 256)}
+for kv in paged.values():
     written = wb.generate(model, prompt, max_new_tokens=24, stop_token_ids=(), kv=kv)
     assert written.tokens == plain.tokens and written.rows_processed == plain.rows_processed
-    rows.append([size, kv.num_blocks, "the same", readable_bytes(kv.bytes_reserved, binary=True)])
-HTML(html.table(["block size", "blocks", "24 tokens", "pool"], rows, "a prompt of 200 tokens, against kv='contiguous'"))
+
+# %% jupyter={"source_hidden": true}
+rows = [[b, kv.num_blocks, "the same", readable_bytes(kv.bytes_reserved, binary=True)] for b, kv in paged.items()]
+table(["block size", "blocks", "24 tokens", "pool"], rows, "a prompt of 200 tokens, against kv='contiguous'")
 
 # %% [markdown]
 # And for every kind of attention of lab 04, compared with the kv that was made for it:
 
-# %%
+# %% jupyter={"source_hidden": true}
 kinds = {
     "stdlib-3m-mha": "contiguous",
     "stdlib-3m-mqa": "contiguous",
@@ -289,7 +327,7 @@ for name, kind in kinds.items():
 # chunks, and a decode step:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 @torch.inference_mode()
 def logits_of(kv):
     """[rows, V] of a prompt in two chunks beside another prompt, then a token of each."""
@@ -299,6 +337,7 @@ def logits_of(kv):
     return torch.cat([*found, model(step, kv)])
 
 
+# %%
 room = {"max_sequences": 2, "max_tokens": 128}
 wanted = logits_of(make_kv("contiguous", shape, **room))
 for size in (1, 7, 16, 128):
@@ -318,11 +357,11 @@ for size in (1, 7, 16, 128):
 # and one layer: write every token to its place, then **gather**.
 
 # %%
-size, table, S = 4, [5, 0, 3], 10
+size, block_table, S = 4, [5, 0, 3], 10
 heads, D = shape.num_kv_heads, shape.head_dim
 k, v, q = torch.randn(S, heads, D), torch.randn(S, heads, D), torch.randn(shape.num_heads, 1, D)
 pool_k, pool_v = (torch.full((6 * size, heads, D), torch.nan) for _ in "kv")  # [places, H_kv, D]
-at = torch.tensor([table[t // size] * size + t % size for t in range(S)])
+at = torch.tensor([block_table[t // size] * size + t % size for t in range(S)])
 pool_k[at], pool_v[at] = k, v
 print("places of tokens 0 … 9:", at.tolist())
 
@@ -337,7 +376,7 @@ def attend(keys, values):
 
 assert torch.equal(attend(pool_k[at], pool_v[at]), attend(k, v))
 assert not attend(pool_k[at], pool_v[at]).isnan().any()
-print("through the table: equal in every bit to attention in one piece")
+print("through the table: equal in every bit to attention over contiguous keys")
 
 # %% [markdown]
 # All places of the pool that do not belong to this sequence hold NaN. None of them was read. That matters: a
@@ -352,14 +391,14 @@ print("through the table: equal in every bit to attention in one piece")
 # blocks of 16:
 
 # %%
-from workbench.instruments.device import PUBLISHED
-
 llama, h100 = public_shape("llama-3.1-8b"), PUBLISHED["h100-sxm"]
 B, S = 64, 2048
 step = decode_costs(llama, batch=B, context=S - 1, weight_bytes_per_element=2)
 weights, cache = step.bytes_by_part["weights"], B * kv_bytes(llama, S, 2)
 tables = llama.num_layers * B * S // 16 * 4  # a 4-byte number a block, read in every layer
-ways = {"in one piece": cache, "a kernel with a table": cache + tables, "gathered, then attended": 3 * cache}
+ways = {"contiguous": cache, "a kernel with a table": cache + tables, "gathered, then attended": 3 * cache}
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [
         name,
@@ -370,12 +409,10 @@ rows = [
     for name, moved in ways.items()
 ]
 assert tables / cache < 1e-3
-HTML(
-    html.table(
-        ["keys and values", "moved in a step", "at the H100's bandwidth", "with the weights"],
-        rows,
-        f"the table is {tables / cache:.4%} of the cache",
-    )
+table(
+    ["keys and values", "moved in a step", "at the H100's bandwidth", "with the weights"],
+    rows,
+    f"the table is {tables / cache:.4%} of the cache",
 )
 
 # %% [markdown]
@@ -388,7 +425,7 @@ HTML(
 # turns:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def stepper(kv, texts=4, tokens=600):
     """A function that computes one token of each text, and takes it back."""
     with torch.inference_mode():
@@ -405,6 +442,7 @@ def stepper(kv, texts=4, tokens=600):
     return step
 
 
+# %%
 room = {"max_sequences": 4, "max_tokens": 640}
 in_one_piece = stepper(make_kv("contiguous", shape, **room))
 step_ratios = {}
@@ -421,7 +459,7 @@ for size in (1, 16, 256):
 # whatever the block size. What if it moved whole blocks, as kernels and host copies do? The same 32 MiB in
 # pieces of growing size, scattered over a pool of 64 MiB:
 
-# %%
+# %% jupyter={"source_hidden": true}
 pool = torch.randn(2**17, heads * D)  # one layer's keys of 131,072 tokens
 target, a_token = torch.empty(2**16, heads * D), heads * D * 4
 
@@ -433,11 +471,24 @@ def gather_of(size):
     return functools.partial(torch.index_select, in_blocks, 0, some, out=into)
 
 
+# %% jupyter={"source_hidden": true}
+gather_guess = ask(
+    "gathering larger blocks",
+    f"One token's keys here are {a_token} bytes. Gathered in blocks of 256 tokens instead of one by one: how many times"
+    " as fast?",
+    unit="times",
+    example=4,
+    low=0,
+)
+gather_guess
+
+# %%
+gather_guess.answer()
 gathers = {size: gather_of(size) for size in (1, 4, 16, 64, 256)}
 rounds = [{size: min(measure(gather, repeats=2)) for size, gather in gathers.items()} for _ in range(6)]
 speeds = {size: target.nbytes / min(found[size] for found in rounds) / 1e9 for size in gathers}  # in turns, the best
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure, (axes,) = style.new_figure(height=2.7)
 axes.plot(list(speeds), list(speeds.values()), color=style.CACHE, **style.MEASURED)
 style.log_ticks(axes, "x", list(speeds))
@@ -447,10 +498,26 @@ told = ", ".join(f"{size}: {speed:.1f}" for size, speed in speeds.items())
 picture(figure, f"Gathered gigabytes a second against the block size: {told}.")
 
 # %%
-Markdown(
-    f"{speeds[1]:.1f} GB/s with blocks of one token, {speeds[16]:.1f} with 16, {speeds[256]:.1f} with 256. "
-    "Memory is read in lines, ahead of what is asked for, and every jump begins with a wait; on a card many "
-    "threads want neighbours at once. Large blocks read better, small ones waste less. We come back to it."
+gain = speeds[256] / speeds[1]
+gather_guess.compare(gain)
+
+# %% jupyter={"source_hidden": true}
+if gain > 1.1:
+    seen = (
+        "Larger blocks are read faster here: memory is read in lines, ahead of what is asked for, and every jump"
+        " begins with a wait."
+    )
+elif gain < 0.9:
+    seen = "Larger blocks are read more slowly here, so something else than the jumps limits this copy."
+else:
+    seen = (
+        f"The size of a block hardly matters here: one token is already {a_token} bytes in a row, {a_token // 64} lines"
+        " of the cache, so the jumps between tokens cost little."
+    )
+say(
+    f"{speeds[1]:.1f} GB/s with blocks of one token, {speeds[16]:.1f} with 16, {speeds[256]:.1f} with 256:"
+    f" **{gain:.2f} times** from 1 to 256. {seen} On a card the neighbouring threads of a warp ask for neighbouring"
+    " bytes at once, and a row shorter than a line would waste the rest of it."
 )
 
 # %% [markdown]
@@ -460,7 +527,7 @@ Markdown(
 # keys and values. With block tables, four sequences can refer to the same blocks. Two rules make it safe:
 #
 # - **Reference counts.** Each block counts the tables that refer to it, and is free when the count reaches 0.
-# - **Copy on write.** A sequence that writes into a block that others also use gets its own copy first.
+# - [**Copy on write.**](../docs/glossary.md#the-cache) A sequence that writes into a block that others also use gets its own copy first.
 #
 # Only the *last*, partly filled block is ever copied. A full block is never written again.
 
@@ -484,7 +551,18 @@ books.check()
 # beginning (B), one with nothing in common (C), and the next turn of a conversation (D). Predict before each
 # step: which block is copied? Which block is free afterwards?
 
+# %% jupyter={"source_hidden": true}
+copies_guess = ask(
+    "copied blocks",
+    "The whole scene, with three samples of A: how many blocks are copied?",
+    unit="blocks",
+    example=6,
+    low=0,
+)
+copies_guess
+
 # %%
+copies_guess.answer()
 pool_panel = wb.panels.block_pool(shown_step=2)
 pool_panel
 
@@ -494,12 +572,15 @@ pool_panel.snapshot()
 
 # %%
 copied = sum(len(m.settings["copies"]) for m in scene)
+copies_guess.compare(copied, how="counted")
+
+# %% jupyter={"source_hidden": true}
 most = max(scene, key=lambda m: m.counts["bytes_saved"])
 assert copied == scene[-1].counts["copies"] > 0
 assert all(m.median == m.predicted for m in scene)
-Markdown(
+say(
     f"{copied} copies in the whole scene, for {scene[0].settings['samples']} samples. At best "
-    f"{most.counts['unshared']:.0f} blocks' worth of text lay in {most.median:.0f}: "
+    f"{most.median:.0f} blocks held what takes {most.counts['unshared']:.0f} without sharing: "
     f"{readable_bytes(most.counts['bytes_saved'], binary=True)} saved. Run sent all of it through the real paged "
     "kv and the model; the first step with logits of four texts says: "
     f"{next(m.check for m in scene if 'of 4 texts' in m.check)}."
@@ -509,11 +590,23 @@ Markdown(
 # ## Counted on the engine
 #
 # A request with `n=4` asks for four outputs from one prompt. The engine computes the prompt except its last
-# token once, and forks; each sample then sends that last token itself, for its own random draw. Prompts of 96,
-# 97 and 100 tokens, blocks of 16:
+# token once, and forks; each sample then sends that last token itself, for its own random draw.
+
+# %% jupyter={"source_hidden": true}
+full_guess = ask(
+    "copies of a prompt of six full blocks",
+    "A prompt of 96 tokens fills six blocks of 16. Four samples: how many blocks are copied?",
+    unit="blocks",
+    example=0,
+    low=0,
+)
+full_guess
+
+# %% [markdown]
+# Prompts of 96, 97 and 100 tokens:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def samples_of(tokens, n, new=32):
     """The engine after a request of n samples, and (blocks held, blocks that the tables name) at their most."""
     engine, most = Engine(fast, SchedulerSettings(max_running=n), num_blocks=64, prefix=None), (0, 0)
@@ -529,39 +622,47 @@ def samples_of(tokens, n, new=32):
     return engine, most
 
 
+# %%
+full_guess.answer()
+sampled = {tokens: samples_of(tokens, 4) for tokens in (96, 97, 100)}
+copies = {tokens: engine.kv.tables.copies for tokens, (engine, _) in sampled.items()}
+full_guess.compare(copies[96], how="counted")
+
+# %% jupyter={"source_hidden": true}
 a_block = 16 * kv_bytes(shape, 1, 4)
 rows = []
-for tokens in (96, 97, 100):
-    engine, (held, named) = samples_of(tokens, 4)
-    assert engine.kv.tables.copies == (3 if (tokens - 1) % 16 else 0)
+for tokens, (_, (held, named)) in sampled.items():
     rows.append(
         [
             tokens,
-            engine.kv.tables.copies,
+            tokens - 1,
+            copies[tokens],
             named,
             held,
             f"{1 - held / named:.0%}",
             readable_bytes((named - held) * a_block, binary=True),
         ]
     )
-HTML(
-    html.table(
-        ["prompt tokens", "blocks copied", "blocks, if alone", "held", "saved", "bytes saved"],
-        rows,
-        "four samples of 32 tokens each, at their most",
-    )
+table(
+    ["prompt tokens", "shared", "blocks copied", "blocks, if alone", "held", "saved", "bytes saved"],
+    rows,
+    "four samples of 32 tokens each, at their most",
 )
 
-# %% [markdown]
-# With 96 shared tokens all shared blocks are full, so nothing is copied. Otherwise there are three copies: the
-# last of the four may keep the shared block.
+# %% jupyter={"source_hidden": true}
+assert copies == {96: 3, 97: 0, 100: 3}
+say(
+    f"A prompt of 97 tokens shares 96, which fill six blocks: {copies[97]} copies. A prompt of 96 shares 95, so the last"
+    f" block has room for one more token, and each sample writes its own there: {copies[96]} copies for four samples,"
+    f" because the last one keeps the shared block. The same with 100: {copies[100]}."
+)
 
 # %% [markdown]
 # A **beam search** (lab 01) forks at every step and drops the worst beams, so beams share much more than their
 # prompt. Without sharing, each fork of a beam copies its cache:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class Watched(Paged):
     """A paged kv that notes how many blocks are held, and how many the tables name, at their most."""
 
@@ -573,13 +674,16 @@ class Watched(Paged):
         self.most = max(self.most, (held, sum(self.tables.references)), key=lambda held: held[1])
 
 
+# %%
 kv = Watched(shape, max_sequences=8, max_tokens=160)
 search = {"num_beams": 4, "max_new_tokens": 48, "stop_token_ids": ()}
 found = wb.beam(fast, text_ids[:100], kv=kv, **search)
 same = wb.beam(fast, text_ids[:100], kv="contiguous", **search)
 assert found[0].tokens == same[0].tokens
+
+# %% jupyter={"source_hidden": true}
 beams_held, beams_named = kv.most
-Markdown(
+say(
     f"The same best text, and four beams of up to 148 tokens in **{beams_held}** blocks instead of "
     f"{beams_named}: {1 - beams_held / beams_named:.0%} saved. {kv.tables.copies} blocks were copied in 48 "
     "steps. The paper reports 6 to 10 % saved for parallel samples and 38 to 55 % for beams, on short "
@@ -664,7 +768,7 @@ for index in (HashChain(2), RadixTree(2)):
 # | what it can tell | this block, yes or no | also which beginnings are common, for scheduling |
 # | used by | vLLM | SGLang |
 
-# %%
+# %% jupyter={"source_hidden": true}
 long = (text_ids * 3)[:4096]
 times = {}
 for index in (HashChain(16), RadixTree(16)):
@@ -673,10 +777,10 @@ for index in (HashChain(16), RadixTree(16)):
 print("4,096 tokens, 256 blocks, all found:", ", ".join(f"{name} {s * 1e6:.0f} µs" for name, s in times.items()))
 
 # %% [markdown]
-# ## Blocks that nobody holds
+# ## Blocks without a sequence
 #
 # When a sequence ends, no table refers to its blocks. But their contents may be needed again. So a block in the
-# prefix index stays **idle**: it can still be found, and it is reused when no free block is left, the least
+# prefix index stays **idle** ([prefix cache](../docs/glossary.md#the-cache)): it can still be found, and it is reused when no free block is left, the least
 # recently used first. This costs no memory: the blocks would be empty otherwise.
 #
 # Which block *of a sequence* is evicted first? The last: a beginning is useful without its end, but an end
@@ -712,7 +816,20 @@ print("a b c d finds 2 tokens, a b c d e finds 4")
 # three tenants, with system prompts and several turns; the smallest pool is just what the running sequences
 # need:
 
+# %% jupyter={"source_hidden": true}
+found_guess = ask(
+    "prompt tokens found",
+    "These conversations, an ample pool: how many percent of the prompts' tokens are found in the cache?",
+    unit="%",
+    kind="slider",
+    example=40,
+    low=0,
+    high=100,
+)
+found_guess
+
 # %%
+found_guess.answer()
 hits = wb.panels.prefix_hits()
 hits
 
@@ -725,18 +842,21 @@ pools = [m for m in found if m.settings["measured"] == "hits"]
 [ttft] = [m for m in found if m.settings["measured"] == "ttft"]
 apart = [m for m in pools if m.settings["isolated"] and m.settings["index"] == "hash"]
 tight, ample = apart[0], apart[-1]
+found_guess.compare(100 * ample.median, predicted=100 * ample.predicted, how="counted")
+
+# %% jupyter={"source_hidden": true}
 assert ample.counts["of_optimum"] >= 0.95 and all(m.median <= m.predicted for m in pools)
 trees = {(m.settings["isolated"], m.settings["pool"]): m.median for m in pools if m.settings["index"] == "radix"}
 equal = sum(
     m.median == trees[m.settings["isolated"], m.settings["pool"]] for m in pools if m.settings["index"] == "hash"
 )
 assert equal == len(trees)
-Markdown(
+say(
     f"At best **{ample.predicted:.1%}** of the prompts' tokens could be found. The ample pool finds "
     f"{ample.counts['of_optimum']:.1%} of that, the tightest, of {tight.counts['num_blocks']:,.0f} blocks, "
     f"{tight.counts['of_optimum']:.1%} with {tight.counts['evictions']:,.0f} evictions. Hashes and tree found "
     f"the same in {equal} of {len(trees)} pools: who holds a block holds all before it, so beginnings are "
-    "evicted last, and there is nothing left to differ in."
+    "evicted last by both."
 )
 
 # %% [markdown]
@@ -745,7 +865,7 @@ Markdown(
 # A token that is found is a row that is not computed. That shortens the time to the *first* token. The same
 # requests through two engines in turns, one of which reuses prefixes:
 
-# %%
+# %% jupyter={"source_hidden": true}
 shown = list(
     zip(
         ttft.settings["rows"],
@@ -761,11 +881,7 @@ rows = [
     [n + 1, prompt_tokens, hit, *(f"{t * 1e3:.0f} ms" for t in (alone, with_it)), f"{ratio:.1f} ×", f"{by_model:.1f} ×"]
     for n, (prompt_tokens, hit, alone, with_it, ratio, by_model) in enumerate(shown)
 ]
-HTML(
-    html.table(
-        ["request", "prompt tokens", "found", "TTFT without", "TTFT with", "measured", "predicted"], rows, ttft.check
-    )
-)
+table(["request", "prompt tokens", "found", "TTFT without", "TTFT with", "measured", "predicted"], rows, ttft.check)
 
 # %% [markdown]
 # The first request finds nothing and gains nothing. The prediction counts only the two forward passes: the
@@ -778,7 +894,21 @@ HTML(
 # questions about each; the pool has room for three documents. First in order of arrival, which alternates
 # between documents, then grouped by prefix:
 
+# %% jupyter={"source_hidden": true}
+order_guess = ask(
+    "found when documents alternate",
+    "Six documents in turns, room for three, the least recently used is evicted: how many percent of the prompt tokens are"
+    " found?",
+    unit="%",
+    kind="slider",
+    example=50,
+    low=0,
+    high=100,
+)
+order_guess
+
 # %%
+order_guess.answer()
 documents = [[1000 * n + t for t in range(160)] for n in range(6)]
 asked = {"in turns": [d for _ in range(5) for d in range(6)], "together": [d for d in range(6) for _ in range(5)]}
 shares = {}
@@ -794,6 +924,9 @@ for name, order in asked.items():
     print(f"{name:9} {shares[name]:.0%} of the prompt tokens found, {books.evictions} evictions")
 assert shares["in turns"] == 0 and shares["together"] == 4 / 5 * 160 / 162
 
+# %%
+order_guess.compare(100 * shares["in turns"], how="counted")
+
 # %% [markdown]
 # This is LRU's worst case: each document was evicted just before it is needed again. So SGLang schedules
 # *prefix-aware*: the waiting request with the longest cached prefix goes first. That is unfair to the others,
@@ -806,7 +939,7 @@ assert shares["in turns"] == 0 and shares["together"] == 4 / 5 * 160 / 162
 # time:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def form(diagnosis):
     return tokenizer.encode(f"# Patient: Alice. Diagnosis: {diagnosis}.\n" + file)[:400]
 
@@ -822,24 +955,27 @@ def attack(alice, mallory):
     return seen
 
 
-seen = {"no tenants": attack("", ""), "a key a tenant": attack("alice", "mallory")}
+# %%
+seen = {"no tenants": attack("", ""), "a key per tenant": attack("alice", "mallory")}
+
+# %% jupyter={"source_hidden": true}
 rows = [
     [guess, *(f"{seen[way][guess][0]} found, {seen[way][guess][1] * 1e3:.0f} ms" for way in seen)]
     for guess in seen["no tenants"]
 ]
-HTML(html.table(["Mallory's guess", *seen], rows, "what the clock tells"))
+table(["Mallory's guess", *seen], rows, "what the clock tells")
 
-# %%
+# %% jupyter={"source_hidden": true}
 told = {way: max(guesses, key=lambda g: guesses[g][0]) for way, guesses in seen.items()}
 fast_s, slow_s = (seen["no tenants"]["asthma"][1], min(s for g, (_, s) in seen["no tenants"].items() if g != "asthma"))
 assert told["no tenants"] == "asthma" and seen["no tenants"]["asthma"][0] > 300
 assert all(
     hit < 50 for way, guesses in seen.items() for g, (hit, _) in guesses.items() if (way, g) != ("no tenants", "asthma")
 )
-Markdown(
+say(
     f"Without tenants the right guess is {slow_s / fast_s:.0f} times as fast as the next best: Alice's "
-    "diagnosis, read off a clock. With the tenant in the first hash nothing of Alice's is found, and the few "
-    "tokens that are found are Mallory's own, of his guess before. Real services had this hole (Gu and others, "
+    "diagnosis, found by measuring time. With the tenant in the first hash nothing of Alice's is found, and the few "
+    "tokens that are found are Mallory's own, of his guess before. Real services leaked in this way (Gu and others, "
     "2025, found it in seven)."
 )
 
@@ -882,7 +1018,7 @@ assert was != list(kv.tables.tables["a"]) and torch.allclose(logits, alone, atol
 # Now the engine, with eight requests and half of the blocks that they need in the end:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def served_with(num_blocks, preemption="recompute"):
     """The engine after eight requests of 40 and 48 tokens, and what it wrote."""
     engine = Engine(fast, SchedulerSettings(max_running=8, preemption=preemption), num_blocks=num_blocks, prefix=None)
@@ -891,26 +1027,23 @@ def served_with(num_blocks, preemption="recompute"):
     return engine.scheduler, {one.request_id: one.token_ids for one in done}
 
 
+# %%
 roomy, wanted = served_with(48)
+tight_pools = {preemption: served_with(24, preemption) for preemption in ("recompute", "swap")}
+assert all(written == wanted and some.preemptions > 0 for some, written in tight_pools.values())
+
+# %% jupyter={"source_hidden": true}
 rows = [["48 blocks", roomy.preemptions, roomy.steps, roomy.scheduled_rows]]
-for preemption in ("recompute", "swap"):
-    some, written = served_with(24, preemption)
-    assert written == wanted and some.preemptions > 0
+for preemption, (some, _) in tight_pools.items():
     rows.append([f"24 blocks, {preemption}", some.preemptions, some.steps, some.scheduled_rows])
 assert rows[1][3] > rows[2][3] == rows[0][3] and roomy.preemptions == 0
-HTML(
-    html.table(
-        ["pool", "preemptions", "steps", "rows"], rows, "the same tokens for every request, whatever happened to it"
-    )
-)
+table(["pool", "preemptions", "steps", "rows"], rows, "the same tokens for every request, whatever happened to it")
 
 # %% [markdown]
 # Which is better? Recomputing is one prefill, which is fast on a card. Swapping moves the bytes over the bus,
 # twice. Predicted for the 8B model on an H100, with the nominal 64 GB/s of PCI Express 5:
 
-# %%
-from workbench.instruments.costs import predict
-
+# %% jupyter={"source_hidden": true}
 rows, PCIE = [], 64e9
 for tokens in (250, 1000, 4000):
     again = predict(prefill_costs(llama, batch=1, prompt=tokens, weight_bytes_per_element=2), h100, "bfloat16").seconds
@@ -925,12 +1058,10 @@ for tokens in (250, 1000, 4000):
             readable_bytes(16 * llama.num_kv_heads * llama.head_dim * 2, binary=True),
         ]
     )
-HTML(
-    html.table(
-        ["tokens", "recompute", "swap, there and back", "pieces to copy, blocks of 16", "of"],
-        rows,
-        "one sequence is preempted",
-    )
+table(
+    ["tokens", "recompute", "swap, there and back", "pieces to copy, blocks of 16", "of"],
+    rows,
+    "one sequence is preempted",
 )
 
 # %% [markdown]
@@ -944,11 +1075,9 @@ HTML(
 # # How large is a block?
 #
 # One table for all of the above. Small blocks waste less and share more; large ones have shorter tables and
-# fewer hashes, and are read faster.
+# fewer hashes. The last column is the copy that was timed above.
 
-# %%
-from workbench.labs.lab09_paged_attention.prefix_hits import order_of, replay
-
+# %% jupyter={"source_hidden": true}
 rows, useful, shared = [], {}, {}
 for size in (1, 4, 16, 64):
     order = order_of("multi_turn", 40, 4.0, 8, 3, size, 0)
@@ -958,16 +1087,14 @@ for size in (1, 4, 16, 64):
         [size, f"{useful[size]:.2%}", f"{shared[size]:.1%}", f"{-(-4096 // size):,}", f"{speeds[size]:.1f} GB/s"]
     )
 assert sorted(useful.values(), reverse=True) == list(useful.values()) and shared[1] > shared[64]
-HTML(
-    html.table(
-        ["block size", "useful memory", "prompt tokens found", "entries, 4,096 tokens", "gathered"],
-        rows,
-        "the conversations from above; an ample pool; tenants apart",
-    )
+table(
+    ["block size", "useful memory", "prompt tokens found", "entries, 4,096 tokens", "gathered"],
+    rows,
+    "the conversations from above; an ample pool; tenants apart",
 )
 
-# %%
-Markdown(
+# %% jupyter={"source_hidden": true}
+say(
     f"From 1 to 16 one loses {useful[1] - useful[16]:.1%} of the memory and {shared[1] - shared[16]:.1%} of the "
     f"prompts, and has a table a sixteenth as long. From 16 to 64 one loses {shared[16] - shared[64]:.1%} of the "
     "prompts. The paper found 16 to 128 best for long conversations and 16 to 32 for short instructions, and "
@@ -988,10 +1115,10 @@ Markdown(
 # | a hit does not help | the time per token after the first: every step reads the same keys and values |
 # | left out here | blocks that have left a sliding window are kept until the sequence ends; production engines free them |
 
-# %%
+# %% jupyter={"source_hidden": true}
 short = 30
-Markdown(
-    f"Of texts of {short} tokens {short / (short + 7.5):.0%} is useful, of {T:,.0f} "
+say(
+    f"Of sequences of {short} tokens {short / (short + 7.5):.0%} is useful, of {T:,.0f} "
     f"{likely:.1%}. And the first line: {chain([a, b, c, d, e, f], 2)[-1]} and "
     f"{chain([x, b, c, d, e, f], 2)[-1]} are the keys of one and the same block, after one token that differs."
 )
@@ -1009,6 +1136,14 @@ Markdown(
 # | idle blocks on the card alone | also on the host, on disks, and on other machines (LMCache, Mooncake) |
 # | a gather | kernels that read through the table: lab 10 |
 # | a table in software | vAttention leaves it to the card's own virtual memory, so that any kernel can be used |
+
+# %% [markdown]
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
 
 # %% [markdown]
 # # Exercises

@@ -2,42 +2,52 @@
 # # Lab 10 · Kernels
 #
 # **The question.** Nine labs counted bytes: of weights, of caches, of blocks. The counts said what *must* be
-# moved. But between two PyTorch operations every result goes out to memory and comes back in, and each
-# operation must be launched. What does a step move, and wait for, without need? And how does one write an
-# operation that avoids it?
+# moved. But PyTorch's operations move more: each reads its inputs from memory and writes its result there, and each
+# must be launched. Which of these bytes and launches can be avoided? And how does one write an operation that
+# avoids them?
 #
-# A function that runs on the card, from loading to storing, is a **kernel**. In this lab you read and write
+# A function that runs on the card, from loading to storing, is a **kernel**; starting one is a
+# [launch](../docs/glossary.md#measuring). In this lab you read and write
 # kernels, from an empty file to the ones that our engine runs. Without a GPU they run in Triton's
 # *interpreter*: the same source, block by block in numpy. Its results are right, but its times mean nothing, so
 # every kernel time shown here was taken on a GPU. The numbers for an H200 are **predicted**, and marked so.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import math
 
 import torch
-from IPython.display import HTML, Markdown
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import workbench as wb
 from workbench.instruments.costs import decode_costs
-from workbench.instruments.device import PUBLISHED
+from workbench.instruments.device import PUBLISHED, ceilings, last_cache_bytes
 from workbench.instruments.memory import readable_bytes
-from workbench.kernels import launch
+from workbench.kernels import flash_attention as flash
+from workbench.kernels import flash_decoding as decoding
+from workbench.kernels import launch, norm, softmax
+from workbench.kernels.traffic import split_decode
 from workbench.labs.lab10_kernels.attention_traffic import LEAST, STANDARD, TILES, passes, shape_at, traffic
+from workbench.labs.lab10_kernels.bounds import on_card as bound_of
+from workbench.labs.lab10_kernels.cases import MAKERS, MIN_SETS_BYTES
+from workbench.labs.lab10_kernels.crossover import crossing, line, ways
+from workbench.labs.lab10_kernels.graphs import on_card
+from workbench.lectures import ask, say, summary, table
 from workbench.models import public_shape
 from workbench.models.attention import eager_attention
-from workbench.panels import html, style
+from workbench.panels import style
 
 # isort: split
 import triton
 import triton.language as tl
 
+# %%
 device = "cpu" if launch.INTERPRETED else "cuda"
 h200, llama = PUBLISHED["h200"], public_shape("llama-3.1-8b")
 torch.manual_seed(0)
 print("kernels are", "interpreted: no times" if launch.INTERPRETED else "compiled for", torch.device(device))
 
 
+# %% jupyter={"source_hidden": true}
 def on_h200(moved):
     """How long an H200 needs for so many bytes, at best."""
     return style.milliseconds(moved / h200.read_bytes_per_s)
@@ -52,11 +62,17 @@ def off(ours, truth):
 # ## Predict
 #
 # Attention of one sequence of 2,048 tokens over itself: 8 heads of 64, in float32. It has to read q, k and v
-# and to write as much as q. If it is computed as in lab 01 (scores, scale, mask, softmax, product), how many
-# times as many bytes does it move? Put your guess here.
+# and to write as much as q.
 
-# %%
-my_guess = 10
+# %% jupyter={"source_hidden": true}
+traffic_guess = ask(
+    "bytes of standard attention",
+    "Computed as in lab 01 (scores, scale, mask, softmax, product): how many times as many bytes does it move?",
+    unit="times",
+    example=10,
+    low=1,
+)
+traffic_guess
 
 # %% [markdown]
 # # What attention moves
@@ -64,25 +80,41 @@ my_guess = 10
 # Count them, operation by operation. Each reads its inputs from memory and writes its output there:
 
 # %%
+traffic_guess.answer()
 shape = shape_at(2048, 8, 8, 64, "float32")
-rows = [[p.name, readable_bytes(p.bytes_read), readable_bytes(p.bytes_written)] for p in passes(STANDARD, shape)]
 times_the_least = traffic(STANDARD, shape) / traffic(LEAST, shape)
+traffic_guess.compare(times_the_least, how="counted")
+
+# %% jupyter={"source_hidden": true}
+rows = [[p.name, readable_bytes(p.bytes_read), readable_bytes(p.bytes_written)] for p in passes(STANDARD, shape)]
 rows.append(["all", readable_bytes(traffic(STANDARD, shape)), f"{times_the_least:.0f} × the least"])
 assert passes(STANDARD, shape)[0].bytes_written == 8 * 2048**2 * 4
-HTML(html.table(["operation", "read", "written"], rows, "one text of 2,048 tokens, 8 heads of 64, float32"))
+table(["operation", "read", "written"], rows, "one sequence of 2,048 tokens, 8 heads of 64, float32")
 
-# %%
+# %% jupyter={"source_hidden": true}
 squares = 8 * 4 * shape.square / traffic(STANDARD, shape)
-Markdown(
-    f"**{times_the_least:.0f} times** what it has to; your guess was {my_guess}. {squares:.0%} of it are scores, S² of"
-    " them a head, which go over the bus eight times in all. Nobody wants them: they are intermediate results."
+say(
+    f"**{times_the_least:.0f} times** what it has to. {squares:.0%} of it are scores, S² per"
+    " head, which are read or written eight times in all. They are intermediate results: no later operation needs"
+    " them."
 )
 
 # %% [markdown]
 # Now measured: the same attention as separate PyTorch operations (*eager*), and by PyTorch's fused function
 # (`scaled_dot_product_attention`, SDPA). On a CPU too, the fused one avoids the same traffic in the same way.
 
+# %% jupyter={"source_hidden": true}
+eager_guess = ask(
+    "eager over fused attention",
+    "1,024 tokens on this machine: how many times as long do the separate operations take as the fused function?",
+    unit="times",
+    example=2,
+    low=0,
+)
+eager_guess
+
 # %%
+eager_guess.answer()
 panel = wb.panels.attention_traffic(largest=1024, repeats=5)
 panel
 
@@ -94,12 +126,15 @@ panel.snapshot()
 ratios = {m.settings["tokens"]: m for m in measured if m.unit == "ratio"}
 peaks = {(m.settings["tokens"], m.settings["by"]): m.median for m in measured if m.unit == "bytes"}
 longest = max(ratios)
+eager_guess.compare(ratios[longest].median, predicted=ratios[longest].predicted)
+
+# %% jupyter={"source_hidden": true}
 assert peaks[longest, "eager"] > 10 * peaks[longest, "sdpa"]
 growth = peaks[longest, "eager"] / peaks[longest // 2, "eager"]
-Markdown(
+say(
     f"At {longest:,} tokens eager took **{ratios[longest].median:.1f} ×** as long as fused, on this machine, and"
     f" allocated {readable_bytes(peaks[longest, 'eager'])} at its worst where fused took"
-    f" {readable_bytes(peaks[longest, 'sdpa'])}. Twice the text allocated {growth:.1f} times as much. Both computed the"
+    f" {readable_bytes(peaks[longest, 'sdpa'])}. Twice the tokens allocated {growth:.1f} times as much. Both computed the"
     " same numbers."
 )
 
@@ -167,6 +202,7 @@ def softmax_1(x, out, n, BLOCK: tl.constexpr):
         tl.store(out + row + start + lanes, tl.exp(values - m) / whole, mask=start + lanes < n)
 
 
+# %% jupyter={"source_hidden": true}
 def by_rows(kernel, x, block=64):
     """The kernel over the rows of x, into an output full of NaN."""
     out = torch.full_like(x, torch.nan)
@@ -174,13 +210,15 @@ def by_rows(kernel, x, block=64):
     return out
 
 
+# %%
 x = 5 * torch.randn(7, 300, device=device)
 error = off(by_rows(softmax_1, x), x.double().softmax(-1))
 print(f"version 1 differs from float64 by {error:.0e} of the largest")
 assert error < 1e-6
 
 # %% [markdown]
-# It reads every number three times. The second pass needs m, which is only known after the first... or is it?
+# It reads every number three times. The second pass needs the maximum m, which is known after the first only. Can
+# the sum be computed before the maximum is known?
 #
 # ## The online softmax
 #
@@ -206,7 +244,9 @@ for tile in scores.split(2):
     lines.append([f"{tile.tolist()}", f"{m:g}", f"{factor:.4f}", f"{total:.4f}"])
 truth = (scores - scores.max()).exp().sum().item()
 assert abs(total - truth) < 1e-6
-HTML(html.table(["tile", "m", "factor on the old sum", "l"], lines, f"the sum over all six at once: {truth:.4f}"))
+
+# %% jupyter={"source_hidden": true}
+table(["tile", "m", "factor on the old sum", "l"], lines, f"the sum over all six at once: {truth:.4f}")
 
 # %% [markdown]
 # Version 2 does that: maximum and sum in one pass. (Each lane of the block has its own pair; the pairs are
@@ -240,9 +280,7 @@ print("version 2 agrees")
 # −∞. Open it beside this page: the header, three kernels, one call, the PyTorch reference, the work. Every
 # kernel file has these parts.
 
-# %%
-from workbench.kernels import softmax
-
+# %% jupyter={"source_hidden": true}
 wide = torch.randn(5, 5000, device=device)
 rows = []
 for version, words in softmax.VERSIONS.items():
@@ -251,12 +289,10 @@ for version, words in softmax.VERSIONS.items():
     assert error < 1e-5 and counted.total() == 1
     moved = softmax.softmax_bytes(torch.empty(16_384, 16_384, dtype=torch.bfloat16, device="meta"), version)
     rows.append([version, words, f"{error:.0e}", readable_bytes(moved), on_h200(moved)])
-HTML(
-    html.table(
-        ["version", "", "off by", "asks for", "at an H200's bandwidth"],
-        rows,
-        "16,384 rows of 16,384 in 16 bits: predicted, not yet measured",
-    )
+table(
+    ["version", "", "off by", "asks for", "at an H200's bandwidth"],
+    rows,
+    "16,384 rows of 16,384 in 16 bits: predicted, not yet measured",
 )
 
 # %% [markdown]
@@ -271,7 +307,20 @@ HTML(
 # The scores exist for one tile at a time, in registers. That is FlashAttention (Dao and others, 2022). In tiles
 # of 16 queries by 16 keys, one head of 128 tokens, with the numbers of a real run:
 
+# %% jupyter={"source_hidden": true}
+tiles_guess = ask(
+    "tiles that are loaded",
+    "128 tokens in tiles of 16 by 16 are 64 tiles. With a causal mask, how many must be loaded?",
+    unit="tiles",
+    kind="slider",
+    example=32,
+    low=0,
+    high=64,
+)
+tiles_guess
+
 # %%
+tiles_guess.answer()
 tiles = wb.panels.tiles()
 tiles
 
@@ -281,10 +330,13 @@ tiles.snapshot()
 
 # %%
 by = {m.settings["counted"]: m for m in found}
+tiles_guess.compare(by["tiles"].median, predicted=by["tiles"].predicted, how="counted")
+
+# %% jupyter={"source_hidden": true}
 assert by["tiles"].median == by["tiles"].predicted and by["bytes"].median == by["bytes"].predicted
 assert sum(by["tiles"].counts.values()) == 64
 last = by["kernel"].check if "kernel" in by else "the kernel did not run on this device"
-Markdown(
+say(
     f"**{by['tiles'].median:.0f}** of 64 tiles were loaded, {by['tiles'].counts['masked']:.0f} of them with a mask,"
     f" because the diagonal crosses them; {by['tiles'].counts['skipped']:.0f} were never looked at."
     f" {by['bytes'].check[0].upper()}{by['bytes'].check[1:]}; {last}."
@@ -296,20 +348,20 @@ Markdown(
 # queries. On a card a block has 64 to 128 queries; then the traffic
 # is:
 
-# %%
+# %% jupyter={"source_hidden": true}
 longer = shape_at(8192, 32, 8, 128, "bfloat16")
 moved = {name: traffic(name, longer, 128) for name in (STANDARD, TILES, LEAST)}
 rows = [[name, readable_bytes(number), on_h200(number)] for name, number in moved.items()]
-HTML(html.table(["a Llama layer, 8,192 tokens", "bytes", "at 4.8 TB/s"], rows, "predicted for an H200"))
+table(["a Llama layer, 8,192 tokens", "bytes", "at 4.8 TB/s"], rows, "predicted for an H200")
 
-# %%
+# %% jupyter={"source_hidden": true}
 flops_s = passes(LEAST, longer)[0].flops / h200.flop_per_s["bfloat16"]
 assert moved[LEAST] / h200.read_bytes_per_s < flops_s < moved[STANDARD] / h200.read_bytes_per_s
-Markdown(
+say(
     f"Its FLOPs take {style.milliseconds(flops_s)}. With whole matrices memory binds, {on_h200(moved[STANDARD])}. With"
     f" tiles it would still be {on_h200(moved[TILES])} if all came from memory; but programs that run side by side want"
     f" the same keys, and those of a layer with their values, {readable_bytes(2 * longer.keys)}, fit into the L2 cache."
-    " Then *arithmetic* binds. A memory problem has become a compute problem: that is all one can ask of a kernel."
+    " Then *arithmetic* binds: the kernel is no longer bandwidth-bound but compute-bound, and no kernel can do better."
 )
 
 # %% [markdown]
@@ -342,12 +394,8 @@ def tiny_flash(q, k, v, out, tokens, scale, D: tl.constexpr, QUERIES: tl.constex
     tl.store(out + at, acc / total[:, None], mask=rows[:, None] < tokens)
 
 
-def head(tokens, size=32):
-    return [torch.randn(tokens, size, device=device) for _ in "qkv"]
-
-
 for tokens in (1, 16, 50, 97):
-    q, k, v = head(tokens)
+    q, k, v = (torch.randn(tokens, 32, device=device) for _ in "qkv")
     out = torch.full_like(q, torch.nan)
     tiny_flash[(triton.cdiv(tokens, 16),)](q, k, v, out, tokens, 32**-0.5, D=32, QUERIES=16, KEYS=32)
     truth = eager_attention(*(t.double()[:, None] for t in (q, k, v)), scale=32**-0.5)[:, 0]
@@ -359,9 +407,7 @@ for tokens in (1, 16, 50, 97):
 # that most attention kernels share, and three versions built on it. Compare them:
 
 # %%
-from workbench.kernels import flash_attention as flash
-
-lengths = (37, 1, 60)  # three texts, one after the other
+lengths = (37, 1, 60)  # three sequences, one after the other
 starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=device)
 q = torch.randn(sum(lengths), 4, 32, device=device)
 k, v = (torch.randn(sum(lengths), 2, 32, device=device) for _ in "kv")  # 2 heads for 4
@@ -380,8 +426,27 @@ for version, words in flash.VERSIONS.items():
 #
 # In decode there is one query per sequence. Its tile is one row, and it has S scores, not S²: the keys and
 # values must be read, all of them, once. The problem is a different one. Each program handles one sequence and
-# one key-value head, so one Llama sequence has 8 programs, and the card has 132 processors. Most of them are
-# idle.
+# one key-value head.
+
+# %% jupyter={"source_hidden": true}
+busy_guess = ask(
+    "processors that are busy",
+    "Llama 3.1 8B has 8 key-value heads, an H200 132 processors. One sequence of 32,768 tokens: how many percent of the"
+    " processors are busy in such a decode kernel?",
+    unit="%",
+    kind="slider",
+    example=100,
+    low=0,
+    high=100,
+)
+busy_guess
+
+# %%
+busy_guess.answer()
+busy_guess.compare(100 * llama.num_kv_heads / 132, how="counted")
+
+# %% [markdown]
+# One Llama sequence has 8 programs, whatever its length. All other processors are idle.
 #
 # ## The log-sum-exp
 #
@@ -410,11 +475,9 @@ assert off(together, whole) < 1e-6
 print(f"30 keys and 70 keys, merged: off by {off(together, whole):.0e}; the first weighs {weight:.2f}")
 
 # %% [markdown]
-# That is Flash-Decoding. The kernel gives the same result with any number of splits:
+# That is Flash-Decoding. The kernel gives the same result with any number of [splits](../docs/glossary.md#measuring):
 
 # %%
-from workbench.kernels import flash_decoding as decoding
-
 q = torch.randn(2, 4, 32, device=device)
 k, v = (torch.randn(2, 150, 2, 32, device=device) for _ in "kv")
 text_lengths = torch.tensor([150, 83], dtype=torch.int32, device=device)
@@ -425,19 +488,17 @@ for splits in (1, 2, 5):
     assert off(ours, truth) < 1e-5
     print(f"splits {splits}: off by {off(ours, truth):.0e}, launches: {counted.total()}")
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for texts, tokens in ((1, 32_768), (8, 8192), (64, 2048)):
     programs = texts * llama.num_kv_heads
     splits = decoding.choose_splits(programs, tokens, torch.device("cpu"))
     busy = min(1, programs / 132)
     rows.append([f"{texts} × {tokens:,}", programs, f"{busy:.0%}", splits, f"{programs * splits:,}"])
-HTML(
-    html.table(
-        ["texts × tokens", "programs", "of 132 processors busy", "splits", "programs then"],
-        rows,
-        "Llama 3.1 8B, 8 key-value heads, as our kernel divides for an H200",
-    )
+table(
+    ["sequences × tokens", "programs", "of 132 processors busy", "splits", "programs then"],
+    rows,
+    "Llama 3.1 8B, 8 key-value heads, as our kernel divides for an H200",
 )
 
 # %% [markdown]
@@ -472,34 +533,32 @@ def tiny_paged(q, k, v, table, out, length, scale, D: tl.constexpr, KEYS: tl.con
 
 
 pool_k, pool_v = (torch.full((64, 32), torch.nan, device=device) for _ in "kv")  # 16 blocks of 4
-table = torch.tensor([11, 2, 7, 5, 14], dtype=torch.int32, device=device)
+blocks = torch.tensor([11, 2, 7, 5, 14], dtype=torch.int32, device=device)
 q, k, v = torch.randn(32, device=device), *(torch.randn(18, 32, device=device) for _ in "kv")
-at = torch.tensor([table[t // 4] * 4 + t % 4 for t in range(18)], device=device)
+at = torch.tensor([blocks[t // 4] * 4 + t % 4 for t in range(18)], device=device)
 pool_k[at], pool_v[at] = k, v
 out = torch.full_like(q, torch.nan)
-tiny_paged[(1,)](q, pool_k, pool_v, table, out, 18, 32**-0.5, D=32, KEYS=8, BLOCK_SIZE=4)
+tiny_paged[(1,)](q, pool_k, pool_v, blocks, out, 18, 32**-0.5, D=32, KEYS=8, BLOCK_SIZE=4)
 truth = ((q @ k.T) * 32**-0.5).double().softmax(0) @ v.double()
 assert off(out, truth) < 1e-5
-print(f"18 tokens in blocks {table.tolist()}: off by {off(out, truth):.0e}; no NaN around them was read")
+print(f"18 tokens in blocks {blocks.tolist()}: off by {off(out, truth):.0e}; no NaN around them was read")
 
 # %% [markdown]
 # `kernels/paged_decode.py` has that line within the splits of the last section; `kernels/paged_prefill.py` has
 # it within FlashAttention. What it must move, for the 64 sequences of lab 09:
 
-# %%
-from workbench.kernels.traffic import split_decode
-
+# %% jupyter={"source_hidden": true}
 heads = {"heads": 32, "kv_heads": 8, "size": 128}
 rows = []
 for name, how in {
-    "in one piece": {},
+    "contiguous": {},
     "in blocks of 16": {"block_size": 16},
     "and in 4 splits": {"block_size": 16, "splits": 4},
 }.items():
     moved = split_decode([2048] * 64, **heads, **how)
     rest = moved.bytes - moved.parts["k"] - moved.parts["v"]
     rows.append([name, f"{moved.bytes:,}", f"{rest / moved.bytes:.2%}", on_h200(moved.bytes)])
-HTML(html.table(["keys and values", "bytes", "not keys or values", "on an H200"], rows, "64 texts of 2,048; predicted"))
+table(["keys and values", "bytes", "not keys or values", "on an H200"], rows, "64 sequences of 2,048; predicted")
 
 # %% [markdown]
 # Lengths and tables are tensors on the card, and the launch grid depends on neither. This will matter for CUDA
@@ -540,15 +599,17 @@ print(f"off by {off(y, truth):.0e} of the largest, against the dequantized weigh
 
 # %%
 weights = 14_336 * 4096  # one matrix of an 8B model
-ways = {
+by_way = {
     "16 bits": 2 * weights,
     "8 bits, in a kernel": weights,
     "4 bits, in a kernel": weights / 2 + 2 * 2 * weights / 128,
     "4 bits, written down first": weights / 2 + 2 * 2 * weights / 128 + 2 * 2 * weights,
 }
-rows = [[way, readable_bytes(moved), on_h200(moved)] for way, moved in ways.items()]
-assert ways["4 bits, written down first"] > 2 * ways["16 bits"]
-HTML(html.table(["weights", "bytes", "at 4.8 TB/s"], rows, "[14,336, 4,096], groups of 128; predicted"))
+assert by_way["4 bits, written down first"] > 2 * by_way["16 bits"]
+
+# %% jupyter={"source_hidden": true}
+rows = [[way, readable_bytes(moved), on_h200(moved)] for way, moved in by_way.items()]
+table(["weights", "bytes", "at 4.8 TB/s"], rows, "[14,336, 4,096], groups of 128; predicted")
 
 # %% [markdown]
 # # The small operations
@@ -557,7 +618,7 @@ HTML(html.table(["weights", "bytes", "at 4.8 TB/s"], rows, "[14,336, 4,096], gro
 # But count what PyTorch does for a norm and the addition before it:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class Counting(TorchDispatchMode):
     """Writes down the operations that PyTorch starts."""
 
@@ -570,12 +631,11 @@ class Counting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+# %%
 def norm_by_hand(x, weight, residual):
     added = x + residual
     return added * torch.rsqrt(added.square().mean(-1, keepdim=True) + 1e-5) * weight, added
 
-
-from workbench.kernels import norm
 
 x, residual = (torch.randn(8, 256, device=device) for _ in "xr")
 weight = torch.randn(256, device=device)
@@ -591,14 +651,14 @@ print(f"PyTorch: {eager_norm} operations ({', '.join(by_torch.names)}); kernel: 
 # Each of these operations is a launch, and each reads and writes memory. How long do they take for the 4,096
 # numbers of one token?
 
-# %%
+# %% jupyter={"source_hidden": true}
 one_row = norm.rms_norm_work(*(torch.empty(s, dtype=torch.bfloat16) for s in ((1, 4096), (4096,), (1, 4096))))
 bytes_s = one_row.bytes / h200.read_bytes_per_s
-Markdown(
+say(
     f"{one_row.bytes:,} bytes: **{bytes_s * 1e9:.0f} ns** at 4.8 TB/s. Starting an operation takes 1.3 µs in the best"
     f" case (Hazy Research measured that inside a CUDA graph, on an H100), {h200.launch_s / bytes_s:.0f} times as long,"
     f" and several times more from Python. So {eager_norm} operations take {eager_norm * h200.launch_s * 1e6:.1f} µs at"
-    f" least, and one takes {h200.launch_s * 1e6:.1f}. Not the bytes, the *starts* are saved."
+    f" least, and one takes {h200.launch_s * 1e6:.1f}. Fusing saves launches here, not bytes."
 )
 
 # %% [markdown]
@@ -606,13 +666,24 @@ Markdown(
 #
 # - **Fewer operations.** Fused by hand, as above and in `prepare`; or by `torch.compile`, which generates such
 #   fused Triton kernels itself (on a CPU: C++).
-# - **Cheaper launches.** A **CUDA graph** records the operations of a whole step once, with all addresses, and
+# - **Cheaper launches.** A [**CUDA graph**](../docs/glossary.md#the-model) records the operations of a whole step once, with all addresses, and
 #   launches them again with one call. Python does not run at all.
 #
 # Where do they help? A decode step for models of different sizes, predicted for an H200, and what fewer
 # operations gain on this machine:
 
+# %% jupyter={"source_hidden": true}
+fewer_guess = ask(
+    "fewer operations",
+    "stdlib-1m, a small model, on this machine, with a step's operations fused by `prepare`: how many times as fast?",
+    unit="times",
+    example=1.2,
+    low=0,
+)
+fewer_guess
+
 # %%
+fewer_guess.answer()
 crossover = wb.panels.crossover(repeats=9)
 crossover
 
@@ -621,14 +692,15 @@ steps = crossover.run()
 crossover.snapshot()
 
 # %%
-from workbench.labs.lab10_kernels.crossover import crossing, line, ways
-
 at = {way.name: crossing(line("h200", way, batch=1, context=64)) for way in ways("h200", 10.0)[:3]}
 graph = at["the same in a graph"]
 here = {m.settings["model"]: m for m in steps if m.unit == "ratio"}
 smallest, largest = here["stdlib-1m"], here["random-110m"]
+fewer_guess.compare(smallest.median, predicted=smallest.predicted)
+
+# %% jupyter={"source_hidden": true}
 assert smallest.counts["plain"] > smallest.counts["fast"] and graph is not None
-Markdown(
+say(
     f"Predicted: even in a graph, launches and bytes take equally long at about {graph / 1e9:.1f} billion weights."
     " Smaller models are launch-bound on this card, however good their kernels. On this machine"
     f" {smallest.counts['plain']:.0f} operations became {smallest.counts['fast']:.0f} for stdlib-1m:"
@@ -648,7 +720,19 @@ Markdown(
 # Without a GPU it records with torch.fx. That saves no time, but shows that a replay depends only on the
 # buffers:
 
+# %% jupyter={"source_hidden": true}
+graph_guess = ask(
+    "what a graph gains",
+    "Llama 3.2 1B on an H200, one sequence, if Python needs 10 µs to start an operation: how many times as fast does a"
+    " CUDA graph make a step?",
+    unit="times",
+    example=1.5,
+    low=0,
+)
+graph_guess
+
 # %%
+graph_guess.answer()
 graphs = wb.panels.graphs(formats="bfloat16", shape="llama-3.2-1b")
 graphs
 
@@ -657,15 +741,16 @@ replayed = graphs.run()
 graphs.snapshot()
 
 # %%
-from workbench.labs.lab10_kernels.graphs import on_card
-
 gains = {}
 for name in ("llama-3.2-1b", "llama-3.1-8b"):
     predicted = on_card("h200", name, "bfloat16", context=512, eager_launch_us=10)
     gains[name] = predicted["eager"][0][1] / predicted["graph"][0][1]
+graph_guess.compare(gains["llama-3.2-1b"], how="predicted, not yet measured")
+
+# %% jupyter={"source_hidden": true}
 assert gains["llama-3.2-1b"] > gains["llama-3.1-8b"] > 1
-Markdown(
-    f"Predicted for an H200, one text: a graph makes the 1B model **{gains['llama-3.2-1b']:.1f} ×** as fast and the 8B"
+say(
+    f"Predicted for an H200, one sequence: a graph makes the 1B model **{gains['llama-3.2-1b']:.1f} ×** as fast and the 8B"
     f" model **{gains['llama-3.1-8b']:.1f} ×**, if Python needs 10 µs to start an operation. Whether it does is *not"
     f" yet measured*. Here: {replayed[0].check}."
 )
@@ -679,7 +764,19 @@ Markdown(
 # H200. Run compares each kernel with its definition (in the interpreter, if there is no GPU), counts its
 # launches, and times PyTorch's own operations on this machine against *its* bound:
 
+# %% jupyter={"source_hidden": true}
+compute_guess = ask(
+    "compute-bound kernels",
+    f"Of these {len(MAKERS)} kernels, how many are bound by arithmetic on an H200, at the sizes of the table?",
+    unit="kernels",
+    example=8,
+    low=0,
+    high=len(MAKERS),
+)
+compute_guess
+
 # %%
+compute_guess.answer()
 bounds = wb.panels.bounds(repeats=3)
 bounds
 
@@ -688,25 +785,60 @@ everything = bounds.run()
 bounds.snapshot()
 
 # %%
-from workbench.labs.lab10_kernels.bounds import on_card as bound_of
-from workbench.labs.lab10_kernels.cases import MAKERS
-
 binds = {name: bound_of(name, "h200")[3] for name in MAKERS}
 held = [m for m in everything if m.settings["by"] == "kernel"]
 assert len(held) == len(MAKERS)
 computing = [name for name, limit in binds.items() if limit == "compute"]
-Markdown(
+compute_guess.compare(len(computing), how="by the data sheet")
+
+# %% jupyter={"source_hidden": true}
+say(
     f"{len(held)} kernels gave what their definitions give. On an H200"
     f" {sum(limit == 'bandwidth' for limit in binds.values())} of them are bound by bandwidth at these sizes, and"
     f" {len(computing)} by arithmetic: {', '.join(computing)}. "
     + ("How near they come is not yet measured." if launch.INTERPRETED else "")
 )
 
+# %% jupyter={"source_hidden": true}
+twins = [m for m in everything if m.settings["by"] == "torch"]
+above = {m.settings["kernel"]: m.counts["share_of_bound"] for m in twins if m.counts["share_of_bound"] > 1.05}
+machine = ceilings()
+of = "copy" if machine.copy_bytes_per_s > machine.read_bytes_per_s else "read"
+p10, middle, p90 = (rate / 1e9 for rate in machine.spread[of])
+cache, around = readable_bytes(last_cache_bytes(), binary=True), readable_bytes(MIN_SETS_BYTES, binary=True)
+say(
+    f"PyTorch reaches {min(m.counts['share_of_bound'] for m in twins):.0%} to"
+    f" {max(m.counts['share_of_bound'] for m in twins):.0%} of the bound here. The bound uses the bandwidth that was"
+    f" measured once on this machine: {machine.read_bytes_per_s / 1e9:.1f} GB/s of reading,"
+    f" {machine.copy_bytes_per_s / 1e9:.1f} GB/s of reading and writing together. Of the single runs of the faster ({of}),"
+    f" one in ten was below {p10:.1f}, half were below {middle:.1f} and one in ten was above {p90:.1f} GB/s. "
+    + (
+        f"Above 100 %: {', '.join(f'{name} {share:.0%}' for name, share in above.items())}. Nothing is faster than the"
+        " machine, so the ceiling is too low there: other programs use the same memory, and used more of it when the"
+        " ceiling was measured."
+        + (
+            f" The inputs go round over {around}, and the last cache holds {cache}, so it is not the cache."
+            if 2 * last_cache_bytes() < MIN_SETS_BYTES
+            else f" And the inputs go round over {around} only, where the last cache holds {cache}."
+        )
+        if above
+        else "None is above it, as it should be."
+    )
+)
+
 # %% [markdown]
-# The best published results that we know: **83 %** of an H200's bandwidth for batched decode attention and **84
-# to 89 %** for a product with one row and 470 MB of weights or more (TileOPs, written in TileLang, cold cache);
-# **69 %** of a card's peak FLOP/s for a large product in 16 bits (torchao's figure for an H100). Nobody reaches
-# a data sheet's peak, and small matrices are far below it: 11 % at 1,024 × 1,024.
+# How near do the best kernels come? Some published results, each with its card and its case:
+#
+# | what | reached | of | source |
+# |---|---|---|---|
+# | attention over a prompt, 16 bits | 740 TFLOP/s | 75 % of an H100's peak | FlashAttention-3 |
+# | latent attention in decode, bandwidth-bound | 3,000 GB/s | 90 % of an H800's 3.35 TB/s | FlashMLA |
+# | latent attention in decode, compute-bound | 660 TFLOP/s | 67 % of an H800's peak | FlashMLA |
+# | batched decode attention | | 83 % of an H200's bandwidth | TileOPs (TileLang), cold cache |
+# | a product with one row, 470 MB of weights or more | | 84 to 89 % of an H200's bandwidth | TileOPs, cold cache |
+# | a large product in 16 bits | | 69 % of an H100's peak | torchao |
+#
+# Nobody reaches a data sheet's peak, and small matrices are far below it: 11 % at 1,024 × 1,024.
 #
 # # What it costs, and when it does not help
 #
@@ -722,13 +854,13 @@ Markdown(
 # | | dequantizing at a batch of 128: it is compute-bound, and unpacking adds arithmetic |
 # | | Amdahl: if attention is a tenth of the step, a kernel twice as fast gains 5 % |
 
-# %%
+# %% jupyter={"source_hidden": true}
 step, many = (decode_costs(llama, batch=b, context=2048, weight_bytes_per_element=2) for b in (1, 64))
 share = step.bytes_by_part["kv"] / step.bytes
 assert share < 0.05
-Markdown(
-    f"Of the bytes of an 8B step with one text of 2,048 tokens {share:.1%} are keys and values: an attention kernel"
-    f" that took no time at all would make the step {1 / (1 - share):.3f} × as fast. With 64 such texts it is another"
+say(
+    f"Of the bytes of an 8B step with one sequence of 2,048 tokens {share:.1%} are keys and values: an attention kernel"
+    f" that took no time at all would make the step {1 / (1 - share):.3f} × as fast. With 64 such sequences it is another"
     f" matter: {many.bytes_by_part['kv'] / many.bytes:.0%}."
 )
 
@@ -741,10 +873,18 @@ Markdown(
 # | a loop with prefetched loads | FlashAttention-3, for Hopper: one group of warps loads, others multiply, softmax of one tile overlaps the product of the next; fp8 |
 # | split keys, merge by log-sum-exp | Flash-Decoding; FlashInfer plans the splits on the host for ragged batches, and merges |
 # | a table in the kernel | vLLM's PagedAttention; FlashInfer, FlashAttention and TensorRT-LLM take tables too; vLLM has a Triton backend like ours |
-# | latent attention | FlashMLA |
+# | latent attention | FlashMLA (DeepSeek): up to 3,000 GB/s and 660 TFLOP/s on an H800 |
 # | int4 in registers | Marlin: weights rearranged for tensor cores, near-ideal speed to batches of 16 to 32 on an A10 |
 # | small fused kernels, and graphs of a step | vLLM, SGLang and TensorRT-LLM record decode steps by batch size; torch.compile fuses between attentions |
 # | one launch per operation | "megakernels": the whole step of a 1B model in one launch, 78 % of an H100's bandwidth (Hazy Research) |
+
+# %% [markdown]
+# # Your guesses
+#
+# All questions of this lecture, your guesses beside what was predicted and measured.
+
+# %%
+summary()
 
 # %% [markdown]
 # # Exercises
@@ -766,7 +906,8 @@ Markdown(
 #   IO-Awareness*, 2022, [arXiv 2205.14135](https://arxiv.org/abs/2205.14135): §3.1 the algorithm, §3.2 its traffic.
 # - T. Dao, *FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning*, 2023, [arXiv
 #   2307.08691](https://arxiv.org/abs/2307.08691); J. Shah and others, *FlashAttention-3*, 2024, [arXiv
-#   2407.08608](https://arxiv.org/abs/2407.08608).
+#   2407.08608](https://arxiv.org/abs/2407.08608): up to 740 TFLOP/s in 16 bits, 75 % of an H100's peak.
+# - DeepSeek, [FlashMLA](https://github.com/deepseek-ai/FlashMLA), 2025: its README gives the 3,000 GB/s and 660 TFLOP/s.
 # - M. Milakov, N. Gimelshein, *Online normalizer calculation for softmax*, 2018, [arXiv
 #   1805.02867](https://arxiv.org/abs/1805.02867): four pages, and all the rest follows.
 # - T. Dao, D. Haziza, F. Massa, G. Sizov, [Flash-Decoding for long-context
@@ -781,4 +922,7 @@ Markdown(
 # - P. Tillet, H. T. Kung, D. Cox, *Triton: An Intermediate Language and Compiler for Tiled Neural Network
 #   Computations*,
 #   2019; and [Triton's tutorials](https://triton-lang.org/main/getting-started/tutorials/index.html).
+# - [TileOPs](https://github.com/tile-ai/TileOPs), 2025, threads #2136 (decode attention) and #243 (a product with one
+#   row): measured on an H200 with a cold L2 cache; [torchao](https://github.com/pytorch/ao), its roofline
+#   utilities: the share of an H100's peak that its authors reckon with.
 # - NVIDIA, [CUDA C++ Programming Guide](https://docs.nvidia.com/cuda/cuda-c-programming-guide/), "CUDA Graphs".

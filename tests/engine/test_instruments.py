@@ -402,6 +402,29 @@ def test_bandwidth_is_measured_in_buffers_that_no_cache_can_hold(monkeypatch):
     assert sizes == [40 << 20] and "40 MiB" in how and set(rates) == {"read", "copy"}
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "weights", "ceiling"),
+    [(4e9, 9e9, 5e9, 9e9), (9e9, 4e9, 5e9, 9e9), (4e9, 4e9, 7e9, 7e9)],
+    ids=["busy before", "busy after", "busy before and after"],
+)
+def test_a_busy_moment_does_not_become_the_ceiling_of_memory(monkeypatch, first, last, weights, ceiling):
+    """A read timed while others used the memory was once below what a product with one row had read."""
+    order = []
+
+    def bandwidth(device, stop, share=1.0):
+        order.append("memory")
+        return {"read": [first if len(order) == 1 else last] * 5, "copy": [1e9] * 5}, "a sum"
+
+    monkeypatch.setattr(devices, "_bandwidth_rates", bandwidth)
+    monkeypatch.setattr(devices, "_weight_rates", lambda *_: order.append("weights") or [weights] * 5)
+    for name in ("_matmul_rates", "_attention_rates", "_launch_rates"):
+        monkeypatch.setattr(devices, name, lambda *_: [1e9])
+    monkeypatch.setattr(devices, "_kernel_launch_rates", lambda stop: {})
+    found = devices.measure_ceilings("cpu")
+    assert found.read_bytes_per_s == ceiling and order == ["memory", "weights", "weights", "memory"]
+    assert not found.steady or first == last
+
+
 def test_measuring_the_ceilings_can_be_stopped():
     polls = []
 

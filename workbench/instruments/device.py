@@ -227,29 +227,34 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
     """Measure them now: about six seconds on a CPU. `stop` is polled between runs and may end it by raising.
 
     Each ceiling is the rate that one run in ten surpasses. Whatever else the machine does only ever slows a run
-    down, so the median would measure the neighbours too; median and p10 are kept in `spread`.
+    down, so the median would measure the neighbours too; median and p10 are kept in `spread`. Memory, which programs
+    share, is measured before and after all else, and what passed through a product in between was read as well: a busy
+    half second does not become the ceiling.
     """
     check_device(device)
     with exclusive(stop), torch.inference_mode():
-        rates, how = _bandwidth_rates(device, stop)
+        first, how = _bandwidth_rates(device, stop, share=0.5)
         dtypes = [torch.float32, torch.bfloat16] + ([torch.float16] if device.startswith("cuda") else [])
         flops = {str(dtype).removeprefix("torch."): _matmul_rates(dtype, device, stop) for dtype in dtypes}
         weights = {str(dtype).removeprefix("torch."): _weight_rates(dtype, device, stop) for dtype in dtypes}
         attention = _attention_rates(device, stop)
         launches = _launch_rates(device, stop)
         kernels = {} if device.startswith("cuda") else _kernel_launch_rates(stop)
+        last, _ = _bandwidth_rates(device, stop, share=0.5)
+    rates = {name: first[name] + last[name] for name in first}
+    weight_rates = {name: quantile(values, 0.9) for name, values in weights.items()}
     return Ceilings(
-        read_bytes_per_s=quantile(rates["read"], 0.9),
+        read_bytes_per_s=max(quantile(rates["read"], 0.9), *weight_rates.values()),
         copy_bytes_per_s=quantile(rates["copy"], 0.9),
         flop_per_s={name: quantile(values, 0.9) for name, values in flops.items()},
-        weight_bytes_per_s={name: quantile(values, 0.9) for name, values in weights.items()},
+        weight_bytes_per_s=weight_rates,
         kv_bytes_per_s=quantile(attention, 0.9),
         launch_s=1 / quantile(launches, 0.9),
         kernel_launch_s={name: 1 / quantile(values, 0.9) for name, values in kernels.items()},
         launch_overlaps=device.startswith("cuda"),
         measured=True,
-        source=f"{how}; square matrix products; one row through matrices, and one query through attention, beyond "
-        f"the cache; {LAUNCH_HOW}",
+        source=f"{how}, before and after the rest; square matrix products; one row through matrices, and one query "
+        f"through attention, beyond the cache; {LAUNCH_HOW}",
         date=now(),
         name=fingerprint(device)["name"],
         spread={
@@ -266,8 +271,8 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
     )
 
 
-def _bandwidth_rates(device: str, stop: CheckStop | None) -> tuple[dict[str, list[float]], str]:
-    """Bytes a second of reading and of copying, and in words how they were measured.
+def _bandwidth_rates(device: str, stop: CheckStop | None, share: float = 1.0) -> tuple[dict[str, list[float]], str]:
+    """Bytes a second of reading and of copying, in this share of the time budget, and in words how they were measured.
 
     Reading is a sum, of float32 or of int64: which of the two keeps up with memory differs between processors.
     Buffers are at least 256 MiB and four times the last cache, but within an eighth of free memory.
@@ -277,9 +282,9 @@ def _bandwidth_rates(device: str, stop: CheckStop | None) -> tuple[dict[str, lis
     # written: of a page never written Linux keeps one copy for all
     source = torch.ones(size // 4, device=device)
     target, whole = torch.ones_like(source), source.view(torch.int64)
-    sums = {"float32": _timed(source.sum, device, stop), "int64": _timed(whole.sum, device, stop)}
+    sums = {"float32": _timed(source.sum, device, stop, share), "int64": _timed(whole.sum, device, stop, share)}
     best = min(sums, key=lambda name: quantile(sums[name], 0.1))
-    copies = _timed(lambda: target.copy_(source), device, stop)
+    copies = _timed(lambda: target.copy_(source), device, stop, share)
     rates = {"read": [size / s for s in sums[best]], "copy": [2 * size / s for s in copies]}
     return rates, f"sum of {best} and copy, {size >> 20} MiB"
 
@@ -422,10 +427,10 @@ def _kernel_launch_rates(stop: CheckStop | None) -> dict[str, list[float]]:
     }
 
 
-def _timed(function: Callable[[], object], device: str, stop: CheckStop | None) -> list[float]:
-    """Samples for about BUDGET_S seconds, five at least and fifty at most."""
+def _timed(function: Callable[[], object], device: str, stop: CheckStop | None, share: float = 1.0) -> list[float]:
+    """Samples for about this share of BUDGET_S seconds, five at least and fifty at most."""
     once = measure(function, repeats=1, warmup=1, device=device, check_stop=stop)[0]
-    repeats = min(50, max(5, int(BUDGET_S / max(once, 1e-6))))
+    repeats = min(50, max(5, int(share * BUDGET_S / max(once, 1e-6))))
     return measure(function, repeats=repeats, warmup=0, device=device, check_stop=stop)
 
 

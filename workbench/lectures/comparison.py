@@ -60,7 +60,9 @@ class Comparison:
         if isinstance(self.guess, str):
             return " That is not what was guessed."
         if self.factor is None:
-            return ""
+            if isinstance(self.guess, tuple) or isinstance(self.measured, str | tuple):
+                return ""
+            return f" The guess is too {'high' if self.guess > self.measured else 'low'}."
         where = ""
         if isinstance(self.guess, tuple):
             where = ", where the curves are furthest apart"

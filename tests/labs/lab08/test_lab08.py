@@ -335,16 +335,25 @@ def test_other_settings_are_answered_without_a_model(make, name, monkeypatch):
         assert panel.wait(30) and panel.snapshot().data != before and "error" not in panel.status.value
 
 
-def test_play_uncovers_the_timelines_step_by_step(make, runs):
+def test_play_uncovers_both_timelines_by_time(make, runs):
+    """By step the faster one, whose steps are shorter, looked behind: at step 5 its picture ended earlier."""
     panel = make("timelines")
-    panel.measurements = runs["serving.timelines"]
-    ends = [m.settings["ends_s"] for m in panel.measurements[:2]]
-    for step in (0, 1, 5):
+    slow, fast = [0.1 * step for step in range(1, 21)], [0.02 * step for step in range(1, 11)]
+    static, continuous, ratio = runs["serving.timelines"]
+    panel.measurements = [
+        dataclasses.replace(m, settings={**m.settings, "ends_s": ends, "segments": [[0, 0, "decode", 0, len(ends)]]})
+        for m, ends in ((static, slow), (continuous, fast))
+    ] + [ratio]
+    for step in (0, 1, 2, 5, 1000):
         panel.configure(shown_step=step)
-        for axes, times in enumerate(ends):
-            assert max(_right_ends(panel, axes)) == pytest.approx([0.0, *times][step])
-    panel.configure(shown_step=1000)
-    assert [max(_right_ends(panel, axes)) for axes in (0, 1)] == pytest.approx([times[-1] for times in ends])
+        now = slow[min(step, 20) - 1] if step else 0.0
+        shown = [max(_right_ends(panel, axes)) for axes in (0, 1)]
+        assert shown == pytest.approx([now, min(now, fast[-1])])
+    panel.configure(shown_step=1)
+    assert "step 1 of static and step 5 of continuous" in panel.view(panel.settings).alt
+    panel.configure(shown_step=2)
+    titles = [axes.get_title(loc="left") for axes in panel.view(panel.settings).figure.axes[:2]]
+    assert "step 2 of 20" in titles[0] and "done after 10 steps" in titles[1], "the faster one is seen to be done"
 
 
 def test_the_table_of_the_timelines_has_the_numbers_of_the_run(make, runs):

@@ -121,6 +121,39 @@ def test_no_time_comes_out_of_the_interpreter(runs):
         assert not (interpreter and m.unit in ("s", "ratio")), m.settings
 
 
+# -- kernels.bounds ------------------------------------------------------------------------------------------------
+
+
+def test_torch_is_timed_on_inputs_in_turns_so_that_no_cache_holds_them(monkeypatch):
+    """On one set of inputs a product reached 164 % of its bound, and nobody could tell a cache from a low ceiling."""
+    seen, one = [], case("read_sum")
+    one_set = one.make(Maker("cpu", torch.float32, 1), one.sizes[HERE])
+    monkeypatch.setattr(cases, "MIN_SETS_BYTES", 5 * one.work(one_set).bytes)
+    spy = dataclasses.replace(one, torch=lambda inputs: (seen.append(id(inputs)), one.torch(inputs))[1])
+    bench = DataSheetBench()
+    m = cases._twin(bench, spy, one.sizes[HERE], "kernels.bounds", 5, {"kernel": "read_sum"})
+    assert len(set(seen)) == 5 and "5 sets of inputs in turns" in m.check
+
+
+def test_what_is_above_its_bound_is_told_with_both_rates(make, runs):
+    panel = make("bounds")
+    made = runs["kernels.bounds"]
+
+    def of_bound(share):
+        return [
+            dataclasses.replace(m, samples=[m.predicted / share], counts={**m.counts, "share_of_bound": share})
+            if m.settings["by"] == "torch" and m.predicted
+            else m
+            for m in made
+        ]
+
+    panel.measurements = of_bound(1.64)
+    words = panel.view(panel.settings).words
+    assert "Above the bound: " in words and "at 164%" in words and "where the ceiling says" in words
+    panel.measurements = of_bound(0.9)
+    assert "Above the bound" not in panel.view(panel.settings).words
+
+
 # -- kernels.tiles -------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +338,16 @@ def test_work_is_counted_without_memory_and_sizes_for_a_gpu_are_beyond_its_cache
     seconds, limit = cases.bound(work, PUBLISHED["h200"], "bfloat16")
     assert seconds == max(work.bytes / 4.8e12, work.flops / 989e12, work.launches * 1.3e-6) and limit != "launch"
     assert set(one.sizes) == {TINY, HERE, FULL}
+
+
+def test_a_copy_is_not_faster_than_its_bound_where_memory_moves_more_both_ways_than_it_reads():
+    """A CPU's copy ran at 116 % of a bound that took all bytes at the rate of a read."""
+    ceilings = dataclasses.replace(PUBLISHED["h200"], read_bytes_per_s=10e9, copy_bytes_per_s=16e9, launch_s=1e-9)
+    gigabyte = 10**9
+    assert cases.bound(launch.Work(gigabyte, gigabyte, 0), ceilings, "float32") == (2 / 16, "bandwidth")
+    assert cases.bound(launch.Work(gigabyte, 0, 0), ceilings, "float32") == (1 / 10, "bandwidth")
+    slower = dataclasses.replace(ceilings, copy_bytes_per_s=8e9)  # a copy that is not at its best
+    assert cases.bound(launch.Work(gigabyte, gigabyte, 0), slower, "float32") == (2 / 10, "bandwidth")
 
 
 def test_decode_kernels_have_half_a_gigabyte_of_keys_and_values():

@@ -57,11 +57,11 @@ def predicted_costs(ceilings: Ceilings, model, draft, lengths: Sequence[int]) ->
 
 def predict_lengths(ceilings: Ceilings, *, model, draft, longest: int, **_: Any) -> Sequence[tuple[float, float, str]]:
     """(K, seconds of verifying K drafted tokens, limit)."""
-    found = []
+    passes = []
     for K in lengths_up_to(longest):
-        passed = predicted_pass(ceilings, model, rows=K + 1, context=CONTEXT)
-        found.append((K, passed.seconds, passed.limit))
-    return found
+        one = predicted_pass(ceilings, model, rows=K + 1, context=CONTEXT)
+        passes.append((K, one.seconds, one.limit))
+    return passes
 
 
 # -- measured ----------------------------------------------------------------------------------------------------

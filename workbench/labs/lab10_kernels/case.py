@@ -115,11 +115,14 @@ def work_of(one: Case, sizes: Sizes, dtype: torch.dtype) -> Work:
 
 
 def bound(work: Work, ceilings: Ceilings, dtype: str) -> tuple[float, str]:
-    """(the least seconds on a device, what binds)."""
-    rate = ceilings.flop_per_s[dtype]
+    """(the least seconds on a device, what binds). What is read goes no faster than a read; what is read and written
+    together no faster than a read or a copy, whichever is faster: on many CPUs bytes of both ways pass at once, and a
+    copy's writes leave out the cache."""
+    both_ways = max(ceilings.read_bytes_per_s, ceilings.copy_bytes_per_s)
     terms = {
-        "bandwidth": work.bytes / ceilings.read_bytes_per_s,
-        "compute": work.flops / rate,
+        "bandwidth": max(work.bytes_read / ceilings.read_bytes_per_s, work.bytes / both_ways),
+        "compute": work.flops / ceilings.flop_per_s[dtype],
         "launch": work.launches * ceilings.launch_s,
     }
-    return work.bound_s(ceilings.read_bytes_per_s, rate, ceilings.launch_s), max(terms, key=terms.__getitem__)
+    limit = max(terms, key=terms.__getitem__)
+    return terms[limit], limit

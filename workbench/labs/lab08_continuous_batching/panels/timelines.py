@@ -4,6 +4,7 @@ x."""
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,10 @@ class Line:
     def at(self, step: float) -> float:
         return float(np.interp(step, range(self.steps + 1), [0.0, *self.ends]))
 
+    def done(self, now: float) -> int:
+        """Steps that have ended by then."""
+        return bisect_right(self.ends, now)
+
     def busy(self, slots: int) -> float:
         """Of all slots in all steps, those in which a prompt was computed or a token decoded."""
         steps = sum(end - begin for _, _, kind, begin, end in self.segments if kind in ("prompt", "decode"))
@@ -69,7 +74,7 @@ class TimelinesPanel(PlayPanel):
         measured = {m.settings["measured"]: m for m in self.made(settings, KNOBS)}
         timed = all(how in measured for how in BATCHING)
         lines = [_line(how, asked, settings["slots"], measured.get(how) if timed else None) for how in BATCHING]
-        shown, end = settings["shown_step"], max(line.ends[-1] for line in lines)
+        now, end = shown_until(lines, settings["shown_step"]), max(line.ends[-1] for line in lines)
         recorded = {m.settings["measured"]: m for m in self.record if timed and same_knobs(m, knobs)}
         ends = Bars(
             [
@@ -87,7 +92,7 @@ class TimelinesPanel(PlayPanel):
         )
 
         def with_legend(line: Line, axes: Axes) -> None:
-            _draw_line(axes, line, settings["slots"], shown, end, timed)
+            _draw_line(axes, line, settings["slots"], now, end, timed)
             if line is lines[0]:
                 _legend(axes)
 
@@ -96,7 +101,7 @@ class TimelinesPanel(PlayPanel):
             ends,
             height=4.9,
             boxes=[(0.055, 0.37, 0.45, 0.5), (0.54, 0.37, 0.45, 0.5), (0.115, 0.1, 0.87, 0.15)],
-            alt=f"{_alt(lines, settings, timed)} {ends.alt()}",
+            alt=f"{_alt(lines, settings, now, timed)} {ends.alt()}",
             table=table(
                 lines,
                 {
@@ -131,16 +136,22 @@ def _line(how: str, asked: Sequence[Arrival], slots: int, m: Measurement | None)
     return Line(how, e.segments, [float(step) for step in range(1, e.steps + 1)], e.rows, e.padding_rows, None)
 
 
-def _draw_line(axes: Axes, line: Line, slots: int, shown: int, end: float, timed: bool) -> None:
-    step = min(shown, line.steps)
-    now = line.at(step)
+def shown_until(lines: Sequence[Line], step: int) -> float:
+    """One moment for both, in seconds where they were measured: the end of that step of the line with more steps. So
+    both clocks run alike, and who is done first is seen to be."""
+    slower = max(lines, key=lambda line: line.steps)
+    return slower.at(step) if step < slower.steps else max(line.ends[-1] for line in lines)
+
+
+def _draw_line(axes: Axes, line: Line, slots: int, until: float, end: float, timed: bool) -> None:
+    now, step = min(until, line.ends[-1]), line.done(until)
     axes.grid(visible=False)
     axes.barh(range(slots), now, height=0.8, color=COLOURS["empty"], zorder=1)
     for kind in ("prompt", "decode", "padding"):
         runs = [
-            (slot, request, line.at(a), line.at(min(b, step)))
+            (slot, request, line.at(a), min(line.at(b), now))
             for slot, request, k, a, b in line.segments
-            if k == kind and a < step
+            if k == kind and line.at(a) < now
         ]
         look = {"color": COLOURS[kind], "edgecolor": style.sheet()["axes.facecolor"], "linewidth": 0.5, "zorder": 2}
         begins, widths = [a for *_, a, _ in runs], [b - a for *_, a, b in runs]
@@ -152,7 +163,7 @@ def _draw_line(axes: Axes, line: Line, slots: int, shown: int, end: float, timed
     axes.set(xlim=(0, 1.02 * end), ylim=(slots - 0.4, -0.6), yticks=range(0, slots, 1 if slots <= 8 else 4))
     if step < line.steps:
         axes.axvline(now, color=style.INK, linewidth=1.2, zorder=4)
-    done = f"{line.steps} steps" if step == line.steps else f"step {step} of {line.steps}"
+    done = f"done after {line.steps} steps" if step == line.steps else f"step {step} of {line.steps}"
     took = f", {milliseconds(now)}" if timed else ""
     first = line.batching == BATCHING[0]
     title = f"{line.batching}: {done}{took}"
@@ -179,10 +190,11 @@ def _took(line: Line) -> str:
     return milliseconds(line.measured.median)
 
 
-def _alt(lines: Sequence[Line], settings: dict[str, Any], timed: bool) -> str:
+def _alt(lines: Sequence[Line], settings: dict[str, Any], until: float, timed: bool) -> str:
     static, continuous = lines
-    shown = settings["shown_step"]
-    cut = f" Shown up to step {shown}." if shown < max(line.steps for line in lines) else ""
+    shown = f"{milliseconds(until)}: " if timed else ""
+    shown += " and ".join(f"step {line.done(until)} of {line.batching}" for line in lines)
+    cut = f" Shown up to {shown} batching." if until < max(line.ends[-1] for line in lines) else ""
     took = (
         f"Static batching takes {_took(static)}, continuous {_took(continuous)}."
         if timed

@@ -20,6 +20,7 @@ from workbench.panels.view import View
 from workbench.panels.words import spread_words
 
 NOT_MEASURED = "not yet measured"
+ABOVE = 1.05  # of the bound: more than clocks explain
 
 
 class BoundsPanel(Panel):
@@ -130,6 +131,29 @@ def _draw_shares(axes: Axes, names: tuple[str, ...], measured: list[Measurement]
     plots.name(axes, x="share of the bound where it ran", title="◆ kernel   ● PyTorch")
 
 
+def _above_words(twins: list[Measurement]) -> list[str]:
+    """What was faster than its bound, and by which ceiling."""
+    above = [m for m in twins if m.predicted and m.counts["share_of_bound"] > ABOVE]
+    if not above:
+        return []
+    named = []
+    for m in above:
+        assert m.predicted is not None
+        kind = "flops" if m.limit == "compute" else "bytes"
+        rate, ceiling = (m.counts[kind] / seconds for seconds in (m.median, m.predicted))
+        unit = "GFLOP/s" if kind == "flops" else "GB/s"
+        named.append(
+            f"{m.settings['kernel']} at {m.counts['share_of_bound']:.0%} ({rate / 1e9:.3g} {unit} where the ceiling"
+            f" says {ceiling / 1e9:.3g})"
+        )
+    return [
+        f"Above the bound: {', '.join(named)}. Nothing is faster than the machine, so a ceiling is too low there. No"
+        " cache explains it: the inputs go round, over more bytes than a cache holds. A ceiling is what the plainest"
+        " operation of a kind reached when it was measured, here a sum, a product with one row and a square product; a"
+        " machine that was busier then, or an operation that PyTorch does better, is above it."
+    ]
+
+
 def _words(expected: dict[str, tuple], card: str, measured: list[Measurement], record: list[Measurement]) -> str:
     by_limit: dict[str, list[str]] = {}
     for name, (_, _, _, limit) in expected.items():
@@ -153,6 +177,7 @@ def _words(expected: dict[str, tuple], card: str, measured: list[Measurement], r
             f" {worst.settings['kernel']} ({worst.settings['what']}). What is made of several operations goes over"
             " memory several times, and a CPU's exponentials and sums take longer than its memory."
         )
+        lines += _above_words(twins)
     kernels = _on_gpu(measured) or _on_gpu(record)
     if kernels:
         ranked = sorted(kernels, key=lambda m: m.counts["share_of_bound"])
