@@ -109,6 +109,7 @@ REASONS = {
     ),
     "what is not there, or cannot be read, is 'not known' to the caller, as the docstring or the type says": (
         "workbench/files.py _mode: FileNotFoundError",
+        "workbench/files.py home: RuntimeError",
         "workbench/grading/child.py _resident_bytes: OSError",
         "workbench/grading/collect.py Submission.when: OSError, ValueError, OverflowError",
         "workbench/grading/collect.py _stamp_beside: OSError",
@@ -163,7 +164,7 @@ REASONS = {
     "the other side has ended or does not end in time; what follows ends it and says how it ended": (
         "workbench/grading/server.py Server._stop: subprocess.TimeoutExpired",
         "workbench/grading/warm.py Warm.close: subprocess.TimeoutExpired",
-        "workbench/lab_server.py _server: subprocess.TimeoutExpired",
+        "workbench/lab_server.py _ended: subprocess.TimeoutExpired",
         "workbench/lab_server.py _wait_until_up: urllib.error.URLError, ConnectionError, TimeoutError",
     ),
     "what an answer did wrong: it stands in the message that its student reads, or in its exit code": (
