@@ -90,7 +90,7 @@ def check_path(name: str, value: object) -> Path:
 
 def check_whole(name: str, value: object, least: int) -> int:
     """The value, if it is a whole number of at least `least`, and no larger than a float. Raises WorkbenchError."""
-    if not is_whole(value) or not is_number(value) or value < least:
+    if not is_number(value) or not is_whole(value) or value < least:
         raise WorkbenchError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
     return value
 

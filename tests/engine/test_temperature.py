@@ -96,7 +96,7 @@ def test_a_temperature_beyond_float32_leaves_all_tokens_equally_probable_and_tho
 @pytest.mark.parametrize("penalty", [1e6, 1e-6, 10**6])
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
 def test_the_largest_penalties_leave_a_distribution(name, penalty):
-    """0 · inf was NaN, of every token that had not been generated."""
+    """Larger ones are refused: 0 · inf was NaN, of every token that had not been generated."""
     settings = SamplingSettings(1.0, **{name: penalty})
     row = torch.tensor([-math.inf, -30.0, 0.0, 30.0, -30.0, 0.0, 30.0])
     check_logits(filter_stages(settings, row, [], [1, 2, 3, 3])[-1][1], "penalties")
