@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from workbench.errors import WorkbenchError, is_whole
-from workbench.files import write_text
+from workbench.files import home, write_text
 from workbench.processes import spoils_the_device
 
 FOLDER = "WORKBENCH_TUNING"  # environment: where the tables are kept
@@ -114,7 +114,7 @@ def table_for(device: torch.device | str) -> Table:
 def _table_in(folder: str | None, device: torch.device) -> Table:
     name = "interpreter" if device.type == "cpu" else torch.cuda.get_device_name(device)
     slug = "".join(c if c.isalnum() else "-" for c in name.lower())
-    place = Path(folder or Path.home() / ".cache" / "inference-workbench" / "kernels") / f"{slug}.json"
+    place = Path(folder or home() / ".cache" / "inference-workbench" / "kernels") / f"{slug}.json"
     if place not in _TABLES:
         _TABLES[place] = Table.read(place)
     return _TABLES[place]

@@ -26,7 +26,7 @@ from pathlib import Path
 from workbench.checks import exercise_sets
 from workbench.checks.mistakes import table_file, table_is_stale, write_table
 from workbench.errors import WorkbenchError
-from workbench.files import write_text
+from workbench.files import home, resolved, write_text
 from workbench.notebook_source import (
     KERNEL,
     LANGUAGE,
@@ -89,7 +89,7 @@ def execute(notebook, source: Source) -> None:
             raise BuildError(f"{source.relative}, cell {started[-1]} failed:\n{_plain(str(error))}") from None
     notebook.metadata["kernelspec"] = copy.deepcopy(KERNEL)
     notebook.metadata["language_info"] = copy.deepcopy(LANGUAGE)
-    places = {str(source.root): ".", str(Path(sys.prefix)): "<python>", str(Path.home()): "~"}
+    places = {str(source.root): ".", str(Path(sys.prefix)): "<python>", str(home()): "~"}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
@@ -311,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.force and (args.check or args.count_lines):
         parser.error("--check and --count-lines build nothing, so --force has no meaning with them")
     try:
-        root = args.root.resolve() if args.root else find_root(Path.cwd())
+        root = resolved(args.root) if args.root else find_root(Path.cwd())
         if args.count_lines:
             print("\n".join(line_table(root, args.names)))
             return 0

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError, check_whole
-from workbench.files import new_folder
+from workbench.files import from_home, new_folder, resolved
 from workbench.printing import printing
 
 STANDARD_OUTPUT = "-"
@@ -37,9 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     is done to its end, and the code is then 2, but for a reader that has gone (`workbench models | head`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    ended = None
     with printing() as printed:
-        code = _run(arguments)
+        try:
+            code = _run(arguments)
+        except SystemExit as end:  # of --help and wrong use
+            ended, code = end, end.code if isinstance(end.code, int) else 0
     if printed.trouble is None:
+        if ended is not None:
+            raise ended
         return code
     _to_stderr(f"workbench: error: standard output cannot be written ({printed.trouble}); some of it is lost")
     return code or 2
@@ -262,9 +268,9 @@ GLOSSARY = Path("docs", "glossary.md")  # lectures link to it
 
 def run_copy(args: argparse.Namespace) -> int:
     """Whole or not at all: everything is copied beside the target first, then renamed into place."""
-    course, target = _course(), args.folder.expanduser().absolute()
+    course, target = _course(), from_home(args.folder)
     parts = [name for name in ("notebooks", "exercises") if (course / name).is_dir()]
-    if any(target.resolve().is_relative_to(course / part) for part in parts):
+    if any(resolved(target).is_relative_to(course / part) for part in parts):
         raise WorkbenchError(f"{target} lies inside what is to be copied; name a folder outside {course}")
     with new_folder(target) as fresh:
         left_out = shutil.ignore_patterns("source", ".*", "__pycache__")
@@ -597,14 +603,14 @@ def _bench(device: str):
 
 def _writable(path: Path) -> None:
     """Refuse before hours of measuring what would fail after them."""
-    folder = next((p for p in path.absolute().parents if p.exists()), Path("/"))
+    folder = next((p for p in path.absolute().parents if os.path.lexists(p)), Path("/"))
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise WorkbenchError(f"cannot write {path}: it must be a file in a folder that can be written to")
 
 
 def _folder_writable(folder: Path) -> None:
     """The same of a folder, which is there already or can be made."""
-    there = next((p for p in (folder.absolute(), *folder.absolute().parents) if p.exists()), Path("/"))
+    there = next((p for p in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(p)), Path("/"))
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise WorkbenchError(f"cannot write into {folder}: {there} is not a folder that can be written to")
 
@@ -655,6 +661,7 @@ def run_soak_blocks(args: argparse.Namespace) -> int:
         "tokens found": "hit_tokens",
         "evictions": "evictions",
         "copies": "copies",
+        "forgotten": "forget",
         "preempted": "preempt",
         "swapped out": "swap_out",
         "no room": "no_room",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -29,9 +30,9 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> WorkbenchError:
     "unknown kv kind 'recompte'; did you mean 'recompute'? Known: recompute"
     """
     known = sorted(known)
-    guess = nearest(str(name), known)
+    guess = nearest(name if isinstance(name, str) else shown(name), known)
     hint = f"; did you mean {guess!r}?" if guess else "."
-    return WorkbenchError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
+    return WorkbenchError(f"unknown {kind} {shown(name)}{hint} Known: {', '.join(known)}")
 
 
 def check_settings(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -45,48 +46,64 @@ def check_settings(kind: str, given: Iterable[str], known: Iterable[str]) -> Non
 # -- plain values that came from outside ------------------------------------------------------------------------
 
 
+def shown(value: object) -> str:
+    """At most 80 characters of its repr, for a message; where that raises, as of an int of 5,000 digits, its type."""
+    try:
+        return f"{value!r:.80}"
+    except Exception as error:
+        return f"a value of type {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """An int, and no True, False or other class of int, which may count in its own way."""
     return type(value) is int
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """A finite float, or an int that can be made one, and not True or False."""
-    return (type(value) is int or isinstance(value, float)) and abs(value) <= sys.float_info.max
+    """A finite float, or an int that can be made one, and not True or False. A float of another class, such as numpy's
+    float64, may count in its own way: `plain_number` gives the float that it is."""
+    if type(value) is int:
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def plain_number(value: float) -> float:
+    """A number for which `is_number` holds, as an int or float of Python."""
+    return value if type(value) is int else float.__float__(value)
 
 
 def check_flag(name: str, value: object) -> bool:
     """The value, if it is True or False. Raises WorkbenchError."""
     if not isinstance(value, bool):
-        raise WorkbenchError(f"{name} must be True or False, got {value!r}")
+        raise WorkbenchError(f"{name} must be True or False, got {shown(value)}")
     return value
 
 
 def check_path(name: str, value: object) -> Path:
     """The value as a Path, if it is a str or a path. Raises WorkbenchError."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
-        raise WorkbenchError(f"{name} must be a path, a str or a pathlib.Path, got {value!r:.80}")
+        raise WorkbenchError(f"{name} must be a path, a str or a pathlib.Path, got {shown(value)}")
     if "\0" in os.fspath(value):
-        raise WorkbenchError(f"{name} must be a path without NUL characters, got {value!r:.80}")
+        raise WorkbenchError(f"{name} must be a path without NUL characters, got {shown(value)}")
     return Path(value)
 
 
 def check_whole(name: str, value: object, least: int) -> int:
-    """The value, if it is a whole number of at least `least`. Raises WorkbenchError."""
-    if not is_whole(value) or value < least:
-        raise WorkbenchError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    """The value, if it is a whole number of at least `least`, and no larger than a float. Raises WorkbenchError."""
+    if not is_number(value) or not is_whole(value) or value < least:
+        raise WorkbenchError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
     return value
 
 
 def check_above(name: str, value: object, bound: float) -> float:
     """The value as a float, if it is a finite number above the bound. Raises WorkbenchError."""
-    if not is_number(value) or not value > bound:
-        raise WorkbenchError(f"{name} must be a finite number above {bound:g}, got {value!r}")
-    return float(value)
+    if not is_number(value) or not plain_number(value) > bound:
+        raise WorkbenchError(f"{name} must be a finite number above {bound:g}, got {shown(value)}")
+    return float(plain_number(value))
 
 
 def check_between(name: str, value: object, low: float, high: float) -> float:
     """The value as a float, if it is a number from low to high, both allowed. Raises WorkbenchError."""
-    if not is_number(value) or not low <= value <= high:
-        raise WorkbenchError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
-    return float(value)
+    if not is_number(value) or not low <= plain_number(value) <= high:
+        raise WorkbenchError(f"{name} must be a number from {low:g} to {high:g}, got {shown(value)}")
+    return float(plain_number(value))

@@ -40,6 +40,30 @@ TO_DO = {
 }
 
 
+def resolved(path: Path | str) -> Path:
+    """The absolute path, all links followed. Raises WorkbenchError where they lead round in a circle."""
+    try:
+        return Path(path).resolve()
+    except (RuntimeError, ValueError) as error:
+        raise WorkbenchError(f"cannot tell where {str(path)!r} is: {error}; name another place") from error
+
+
+def from_home(path: Path | str) -> Path:
+    """The absolute path, `~` and `~user` being homes. Raises WorkbenchError where there is no such home."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise WorkbenchError(f"cannot tell where {str(path)!r} is: {error}; name another place") from error
+
+
+def home() -> Path:
+    """The home of this user. Of one who has none, a place where nothing is and nothing can be written."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")
+
+
 @contextlib.contextmanager
 def writing(path: Path | str) -> Iterator[None]:
     """An OSError within the block becomes a WorkbenchError: `path` could not be written, why, and what to do.
@@ -182,7 +206,7 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
     with writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise WorkbenchError(f"{folder} is there already and not empty; nothing is overwritten. Name a new folder")
-        place = folder.resolve()
+        place = resolved(folder)
         with _draft(place) as draft:
             fresh = draft / "folder"
             fresh.mkdir()
@@ -210,7 +234,7 @@ def replacing_files(folder: Path | str, remove: Iterable[str] = ()) -> Iterator[
             yield fresh
         return
     finish_saving(folder)
-    with writing(folder), _draft(folder.resolve() / "files") as draft:
+    with writing(folder), _draft(resolved(folder) / "files") as draft:
         fresh = draft / "files"
         fresh.mkdir()
         yield fresh

@@ -20,7 +20,7 @@ from workbench.decoding.sampling import SamplingSettings, TokenDistribution, dra
 from workbench.decoding.sequence import Sequence as DecodedSequence
 from workbench.decoding.step import Step
 from workbench.decoding.text import GeneratedText
-from workbench.errors import WorkbenchError, check_settings
+from workbench.errors import WorkbenchError, check_settings, shown
 from workbench.kv import KV
 from workbench.models.fast import Model
 from workbench.speculation.drafts import Draft, draft_for
@@ -165,7 +165,7 @@ vars(generate)["__signature__"] = inspect.signature(stream).replace(return_annot
 def _check_replacements(replace: Mapping[str, object], settings: SamplingSettings) -> None:
     """Raise for a name that is no filter, and when the settings would call none of the replacements."""
     if not isinstance(replace, Mapping) or not all(callable(function) for function in replace.values()):
-        raise WorkbenchError(f"filters takes functions by the name of the filter to replace, got {replace!r:.80}")
+        raise WorkbenchError(f"filters takes functions by the name of the filter to replace, got {shown(replace)}")
     check_filter_names(replace)
     called = [name for name in settings.active() if not (name == "temperature" and settings.greedy)]
     if replace and not set(replace) & set(called):

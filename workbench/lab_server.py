@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +23,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from workbench.errors import WorkbenchError
+from workbench.files import home, resolved
 
 HOST = "127.0.0.1"
 USUAL_PORT = 8888
@@ -57,7 +59,7 @@ def serve(course: Path, notebook: str, *, port: int | None = None, browser: bool
 
 
 def _inside(course: Path, notebook: str) -> str:
-    path = (course / notebook).resolve()
+    path = resolved(course / notebook)
     if not path.is_file():
         raise WorkbenchError(f"there is no notebook {notebook} in {course}")
     if not path.is_relative_to(course.resolve()):
@@ -100,13 +102,35 @@ def _server(course: Path, port: int, page: str, token: str) -> Iterator[subproce
     ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
-    server = subprocess.Popen(
-        command,
-        env={**os.environ, "JUPYTER_TOKEN": token},
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr.fileno(),
-        start_new_session=True,  # or Ctrl-C would reach it too, and it would stop to ask whether we are sure
-    )
+    with (
+        _writable_home() as variables,
+        _ended(
+            subprocess.Popen(
+                command,
+                env={**os.environ, "JUPYTER_TOKEN": token, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                start_new_session=True,  # or Ctrl-C would reach it too, and it would stop to ask whether we are sure
+            )
+        ) as server,
+    ):
+        yield server
+
+
+@contextlib.contextmanager
+def _writable_home() -> Iterator[dict[str, str]]:
+    """JupyterLab keeps files in its user's home. For one who has none that can be written to: HOME, a folder that goes
+    with the server."""
+    if os.access(home(), os.W_OK):
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="jupyter-home-") as folder:
+        yield {"HOME": folder}
+
+
+@contextlib.contextmanager
+def _ended(server: subprocess.Popen) -> Iterator[subprocess.Popen]:
+    """The server, ended with the block."""
     try:
         yield server
     finally:

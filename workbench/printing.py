@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,14 @@ from typing import IO, Any, cast
 
 class Printed:
     """A text stream that stops printing where its stream fails, and keeps the reason. What the stream's encoding does
-    not have is printed as its escape."""
+    not have is printed as its escape. None: what Python has for a stream that was closed before it began."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+    def __init__(self, stream: IO[str] | None) -> None:
         self.trouble: OSError | ValueError | None = None
+        if stream is None:
+            self.trouble = OSError(errno.EBADF, "it is closed")
+            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
+        self._stream = stream
         self.reader_gone = False
 
     def __getattr__(self, name: str) -> Any:
@@ -59,9 +63,18 @@ class Printed:
             os.close(nowhere)
 
 
+def keep_standard_descriptors() -> None:
+    """Descriptors 0 to 2 that are closed lead nowhere from here on: else the next file that is opened would be one of
+    them, and get what a child process prints."""
+    while (taken := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(taken, True)
+    os.close(taken)
+
+
 @contextlib.contextmanager
 def printing() -> Iterator[Printed]:
     """In place of `sys.stdout` and `sys.stderr`; yields the first, whose `trouble` is known in the end."""
+    keep_standard_descriptors()
     out, err = Printed(sys.stdout), Printed(sys.stderr)
     with contextlib.redirect_stdout(cast(IO[str], out)), contextlib.redirect_stderr(cast(IO[str], err)):
         try:

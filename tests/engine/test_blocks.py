@@ -147,6 +147,11 @@ class AnyHistory(RuleBasedStateMachine):
         self.ledger.remember(self.one(which), length)
 
     @precondition(some_live)
+    @rule(which=WHICH, length=st.integers(0, 99))
+    def forget(self, which, length):
+        self.ledger.forget_prefix(self.one(which), length)
+
+    @precondition(some_live)
     @rule(which=WHICH)
     def preempt(self, which):
         name = self.one(which)
@@ -217,15 +222,42 @@ def test_random_walks_do_everything_and_agree_with_the_ledger():
     soaked = soak(RUNS, STEPS)
     assert soaked.failure is None, str(soaked.failure)
     assert {counts["steps"] for counts in soaked.counts.values()} == {RUNS * STEPS}
-    happened = (
-        "admit write fork truncate remember finish abort preempt resume swap_out swap_in flood refuse copies no_room"
-    )
+    happened = "admit write fork truncate remember forget finish abort preempt resume swap_out swap_in flood refuse"
     for kind, counts in soaked.counts.items():
-        assert all(counts[one] >= 20 for one in happened.split()), (kind, counts)
+        assert all(counts[one] >= 20 for one in (*happened.split(), "copies", "no_room")), (kind, counts)
         assert (counts["hits"] > 100 and counts["evictions"] > 50) == (kind is not None), (kind, counts)
 
 
 # -- planted bugs --------------------------------------------------------------------------------------------------
+
+
+class ForgetsNothing(BlockTables):
+    def forget_prefix(self, token_ids, tenant=""):
+        return None
+
+
+class ForgetsTheFirstBlock(BlockTables):
+    """A chain would find what follows again, under a first block that is computed anew."""
+
+    def forget_prefix(self, token_ids, tenant=""):
+        super().forget_prefix(token_ids[: self.block_size], tenant)
+
+
+class ForgetsItsOwnBlocks(BlockTables):
+    """And leaves those of others, which are the same text and may be the ones that are found."""
+
+    def forget_prefix(self, token_ids, tenant=""):
+        known = self.prefix.match(token_ids, tenant) if self.prefix else []
+        for table in self._tables.values():
+            if known[: len(table)] == table[: len(known)] and len(table) > len(known):
+                return super().forget_prefix(token_ids, tenant)
+        return None
+
+
+class ForgottenIsStillIdle(BlockTables):
+    def forget_prefix(self, token_ids, tenant=""):
+        for block in () if self.prefix is None else self.prefix.match(token_ids, tenant):
+            self.prefix.forget(block)
 
 
 class SharedIsWritten(BlockTables):
@@ -423,6 +455,7 @@ class FollowersAreLeftBehind(RadixTree):
         return []
 
 
+FORGETTING = (ForgetsNothing, ForgetsItsOwnBlocks, ForgottenIsStillIdle)
 POOLS = (
     SharedIsWritten,
     CopyIsNotSaid,
@@ -444,6 +477,8 @@ POOLS = (
     LastTokenIsFound,
 )
 PLANTED = [
+    *(pytest.param(bug, kind, id=f"{bug.__name__}-{kind}") for bug in FORGETTING for kind in ("hash", "radix")),
+    pytest.param(ForgetsTheFirstBlock, "hash", id="ForgetsTheFirstBlock"),
     *(pytest.param(bug, kind, id=f"{bug.__name__}-{kind}") for bug in POOLS for kind in INDEXES),
     *(
         pytest.param(bug, kind, id=f"{bug.__name__}-{kind}")

@@ -27,6 +27,7 @@ SETTINGS = {
     "cool": SamplingSettings(temperature=0.4),
     "the five best": SamplingSettings(temperature=1.0, top_k=5),
     "a nucleus": SamplingSettings(temperature=0.8, top_p=0.7),
+    "all alike": SamplingSettings(temperature=1e300),
     "a nucleus of the ten best": SamplingSettings(temperature=1.5, top_k=10, top_p=0.9),
 }
 IN_TORCH = {

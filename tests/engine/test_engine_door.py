@@ -7,12 +7,17 @@ import copy
 import pytest
 import torch
 from test_engine import ALONE, MODEL, REQUESTS, WARM, alone, check_empty, engine, tokens
+from test_engine_threads import SWITCHES
+from test_engine_threads import engine as switched
 
+from workbench.decoding.sampling import SamplingSettings
+from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.kv.blocks import BlockTables
 from workbench.kv.prefix import HashChain, prefix_index, tenant_bytes
 from workbench.serving import Engine, Request, SchedulerSettings
 from workbench.serving.policies import POLICIES
+from workbench.speculation.lengths import Fixed
 
 ODD = [
     {"tenant": "\ud800"},
@@ -189,3 +194,130 @@ def test_a_forgotten_prefix_is_hit_no_more_and_no_block_is_lost(index):
     tables.release("c")
     tables.check()
     assert tables.num_available == 8
+
+
+# -- what was given is the owner's; the engine keeps its own ---------------------------------------------------------
+
+
+class Contrary(float):
+    """A number that compares and divides in its own way."""
+
+    def __lt__(self, other):
+        raise ZeroDivisionError("compared")
+
+    __gt__ = __le__ = __ge__ = __truediv__ = __rtruediv__ = __lt__
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_number_of_another_class_is_taken_for_the_float_that_it_is(policy):
+    """Two of them stopped every step: the queue could not be sorted."""
+    odd = {"priority": Contrary(1), "arrival_s": Contrary(0), "deadline_s": Contrary(9)}
+    requests = [Request(i, REQUESTS[i].prompt_ids, 3, WARM, seed=i, **odd) for i in range(3)]
+    warm = SamplingSettings(Contrary(0.7), top_p=Contrary(0.9), presence_penalty=Contrary(0.1))
+    requests.append(Request("warm", REQUESTS[3].prompt_ids, 3, warm, seed=3))
+    assert all(one.error is None for one in engine(policy=policy).run(requests))
+    with pytest.raises(WorkbenchError, match="priority must be"):
+        Request("no number", (1,), 1, priority=type("Finite", (float,), {"__abs__": lambda self: 0})("nan"))
+
+
+def test_what_an_owner_changes_after_add_changes_nothing():
+    it = engine()
+    sampling = SamplingSettings(1.0)
+    request = Request("a", REQUESTS[0].prompt_ids, 5, sampling, seed=3, stop_token_ids=())
+    expected = tuple(
+        generate(it.model, request.prompt_ids, max_new_tokens=5, temperature=1.0, seed=3, stop_token_ids=()).tokens
+    )
+    it.add(request)
+    it.step()
+    object.__setattr__(sampling, "temperature", "warm")
+    for name, value in {"id": ["b"], "n": 3, "tenant": 3, "max_new_tokens": "x", "prompt_ids": ()}.items():
+        object.__setattr__(request, name, value)
+    [ended] = it.run()
+    assert ended.request_id == "a" and ended.token_ids == expected
+    for changed in (lambda: request, lambda: Request("b", (1,), 1, sampling)):
+        with pytest.raises(WorkbenchError):
+            it.add(changed())
+    check_empty(it)
+
+
+def test_a_request_of_another_class_is_served():
+    class Mine(Request):
+        def __init__(self, prompt_ids):
+            super().__init__("mine", prompt_ids, 3)
+
+    assert engine().run([Mine(REQUESTS[0].prompt_ids)])[0].token_ids == ALONE[0][:3]
+
+
+@pytest.mark.parametrize("wrong", [lambda: 1 / 0, lambda: None])
+def test_a_length_policy_that_cannot_be_copied_turns_drafts_off_and_ends_no_request(wrong):
+    """It raised in `add`, where the request was in the queue already, without a sampler."""
+
+    class Once(Fixed):
+        def copy(self):
+            once = Fixed(3)
+            once.copy = wrong
+            return once
+
+    settings = SchedulerSettings(draft_tokens=3)
+    it = Engine(MODEL, settings, num_blocks=60, block_size=4, draft="prompt_lookup", draft_length=Once(3))
+    reports = []
+    ended = it.run(REQUESTS[:3], watch=reports.append)
+    assert {one.request_id: one.token_ids for one in ended} == {i: ALONE[i] for i in range(3)}
+    assert it.why_no_drafts and it.draft_errors == sum(len(one.draft_errors) for one in reports) > 0
+    check_empty(it)
+
+
+# -- an error in the middle of a step ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [1, 2, 9, 14])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_step_that_the_model_did_not_end_is_undone_and_planned_again(switch, at, monkeypatch):
+    """The engine could go on where a request was admitted next, by luck; else no step worked again."""
+    given = dict(SWITCHES[switch])
+    if "draft" in given:
+        given["draft"] = given["draft"]()
+    it, calls, honest = switched(**given), [], type(MODEL.layers[1]).forward
+
+    def interrupted(self, *args, **kwargs):
+        calls.extend([1] * (self in list(MODEL.layers)))
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return honest(self, *args, **kwargs)
+
+    for request in REQUESTS[:6]:
+        it.add(request)
+    ended = []
+    with monkeypatch.context() as patched:
+        patched.setattr(type(MODEL.layers[1]), "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                ended += it.step().finished
+    ended += it.run()
+    assert {one.request_id: one.token_ids for one in ended} == {i: ALONE[i] for i in range(6)} and len(ended) == 6
+    assert not it.draft_errors
+    check_empty(it)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_engine_with_a_step_half_done_refuses_to_go_on_and_says_why(asynchronous, monkeypatch):
+    """Its texts had a token too many, or went on after a stop token."""
+    it = Engine(MODEL, SchedulerSettings(), num_blocks=60, block_size=4, asynchronous=asynchronous)
+    it.add(REQUESTS[0])
+    it.step()
+    it.step()
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(it.scheduler, "arrived" if asynchronous else "postprocess", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            it.step()
+    assert it.why_broken == "KeyboardInterrupt"
+    for call in (it.step, it.run, lambda: it.add(REQUESTS[1])):
+        with pytest.raises(WorkbenchError, match=r"half done \(KeyboardInterrupt"):
+            call()
+    [ended] = it.abort(0)
+    assert ended.token_ids == ALONE[0][: len(ended.token_ids)]
+    check_empty(it)

@@ -173,6 +173,54 @@ def test_a_wrong_request_among_those_of_run_is_refused_before_any_is_served(bad)
     check_empty(it)
 
 
+def test_a_run_ends_where_the_engine_becomes_idle_between_two_looks(monkeypatch):
+    """The last request was aborted by another thread there, and `run` looked for one that was still to come."""
+    it, looks = engine(), iter([False, True, True])
+    monkeypatch.setattr(Engine, "idle", property(lambda self: next(looks)))
+    assert it.run() == []
+
+
+@pytest.mark.parametrize("arrival_s", [1e18, 0.2])
+def test_a_request_whose_time_has_not_come_can_be_aborted(arrival_s):
+    it = engine()
+    late = Request("late", (1, 2), 3, arrival_s=arrival_s)
+    threads, errors = in_threads([lambda: it.run([REQUESTS[0], late])])
+    while "late" not in it._coming:
+        time.sleep(0.001)
+    [ended] = it.abort("late")
+    join(threads)
+    assert not errors and ended.finish_reason == "abort" and ended.token_ids == ()
+    with pytest.raises(WorkbenchError, match="was added before"):
+        it.add(late)
+    check_empty(it)
+
+
+def test_an_interrupt_while_an_abort_is_done_for_another_thread_leaves_nobody_waiting(monkeypatch):
+    it = engine()
+    it.add(LONG)
+    within, go_on = threading.Event(), threading.Event()
+    schedule = it.schedule
+
+    def slow(now_s: float):
+        within.set()
+        assert go_on.wait(30)
+        return schedule(now_s)
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(it, "schedule", slow)
+    monkeypatch.setattr(it.scheduler, "abort", interrupted)
+    runner, stopped = in_threads([it.step])
+    assert within.wait(30)
+    aborter, failed = in_threads([lambda: it.abort("long")])
+    while not it._inbox:
+        time.sleep(0.001)
+    go_on.set()
+    join([*runner, *aborter])
+    assert [type(error) for error in stopped + failed] == [KeyboardInterrupt] * 2 and it.why_broken
+
+
 def test_names_of_a_run_that_an_error_ended_are_free_where_the_scheduler_does_not_know_them():
     it = engine()
 

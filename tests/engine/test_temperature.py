@@ -80,6 +80,28 @@ def test_a_small_temperature_is_the_softmax_of_exact_differences():
     assert shares == sorted(shares) and shares[-1] == 1.0
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("temperature", [3.5e38, 1e39, 1e300, 10**39, 10**300])
+def test_a_temperature_beyond_float32_leaves_all_tokens_equally_probable_and_those_removed_stay_so(temperature, dtype):
+    """A removed token's −inf / inf was NaN; a whole number of that size could not be divided by at all."""
+    left = apply_temperature(torch.tensor([-math.inf, 3.0, 2.0, -4.0], dtype=dtype), temperature)
+    assert left.double().softmax(-1).tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+    settings = SamplingSettings(temperature=temperature, top_p=0.9)
+    logits = torch.tensor([[-math.inf, 3.0, 2.0, -4.0]], dtype=dtype)
+    tokens, tops = chosen(Decoded(logits, logits.argmax(-1), logits.amax(-1)), [settings], [0.99])
+    assert tokens.item() and tops.isfinite().all()
+    assert Sampler(TokenDistribution(settings, [0]), draws_for(settings, 0)).choose(logits[0], [0])
+
+
+@pytest.mark.parametrize("penalty", [1e6, 1e-6, 10**6])
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_the_largest_penalties_leave_a_distribution(name, penalty):
+    """Larger ones are refused: 0 · inf was NaN, of every token that had not been generated."""
+    settings = SamplingSettings(1.0, **{name: penalty})
+    row = torch.tensor([-math.inf, -30.0, 0.0, 30.0, -30.0, 0.0, 30.0])
+    check_logits(filter_stages(settings, row, [], [1, 2, 3, 3])[-1][1], "penalties")
+
+
 def greedy_settings(temperature: float) -> dict:
     return {"temperature": temperature, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 3}
 

@@ -15,7 +15,7 @@ import torch
 from conftest import random_decoder, tiny_config
 
 from workbench.decoding.sampling import SamplingSettings
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, shown
 from workbench.generation import generate
 from workbench.serving import Engine, Request, SchedulerSettings
 from workbench.serving.scheduler import PADDING
@@ -39,6 +39,13 @@ class Whole(int):
         raise ZeroDivisionError("add")
 
     __radd__ = __add__
+
+
+class Unshown:
+    """Nobody can say what it is."""
+
+    def __repr__(self):
+        raise ZeroDivisionError("repr")
 
 
 class Text(str):
@@ -160,6 +167,42 @@ CALLS = {
         ],
         "must be",
     ),
+    "request, a prompt without end": (lambda e, v: request(prompt_ids=v()), (count, lambda: range(10**15)), "shorter"),
+    "request, NaN in its id": (lambda e, v: request(id=v), (math.nan, ("a", math.nan)), "NaN"),
+    "request, what cannot be shown": (
+        lambda e, v: request(**{v[0]: v[1]}),
+        [
+            (name, value)
+            for name in ("max_new_tokens", "n", "seed", "priority", "arrival_s", "deadline_s", "tenant")
+            for value in (Unshown(), 10**5000, -(10**5000))
+        ],
+        "cannot be shown",
+    ),
+    "request, a token that cannot be shown": (
+        lambda e, v: e.add(request(prompt_ids=[v])),
+        (Unshown(), 10**5000, -(10**5000)),
+        "cannot be shown",
+    ),
+    "sampling, what cannot be shown": (
+        lambda e, v: SamplingSettings(**{v[0]: v[1]}),
+        [
+            (name, value)
+            for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+            for value in (Unshown(), 10**5000, -(10**5000))
+        ],
+        "cannot be shown",
+    ),
+    "sampling, penalties that overflow": (
+        lambda e, v: SamplingSettings(**{v[0]: v[1]}),
+        [("repetition_penalty", value) for value in (1e300, 1e-300, 10**300, 1.1e6, 0.9e-6)]
+        + [
+            (name, value)
+            for name in ("presence_penalty", "frequency_penalty")
+            for value in (1e300, -1e300, 10**300, -(10**30), 1.1e6)
+        ],
+        "a number from",
+    ),
+    "engine, what a clock reads": (lambda e, v: make(clock=lambda: v), (None, "now", math.nan, [1], True), "seconds"),
     "request, another class of text": (lambda e, v: e.add(request(tenant=v)), (Text("a"),), "tenant must be"),
     "request, prompt": (lambda e, v: request(prompt_ids=v), (*NO_IDS, ()), ""),
     "request, max_new_tokens": (lambda e, v: request(max_new_tokens=v), (None, *NO_WHOLE), "max_new_tokens must be"),
@@ -233,7 +276,7 @@ def state(it: Engine) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    "name, value", WRONG, ids=[f"{name}: {value!r:.60}".partition(" at 0x")[0] for name, value in WRONG]
+    "name, value", WRONG, ids=[f"{name}: {shown(value)}".partition(" at 0x")[0] for name, value in WRONG]
 )
 def test_a_wrong_call_is_refused_and_changes_nothing(name, value):
     call, _, words = CALLS[name]

@@ -40,7 +40,7 @@ GENERATE = {
 BEAM = {
     "num_beams": (*NO_WHOLE, None),
     "max_new_tokens": (*NO_WHOLE, None, 10**9),
-    "length_penalty": (101, -101, *NO_NUMBER),
+    "length_penalty": (11, -11, *NO_NUMBER),
     "early_stopping": (None, 1, "always", math.nan),
     "num_return": (*NO_WHOLE, 3, None),
     "stop_token_ids": (3, "3", [-1], [4096], [True], [1.0], {3: 4}),
@@ -53,7 +53,7 @@ FUNCTIONS = {
     "penalty of an id beyond": partial(filters.penalize_presence, LOGITS, [3], 1.0),
     "penalty of a negative id": partial(filters.penalize_frequency, LOGITS, [-1], 1.0),
     "penalty that overflows": partial(
-        filter_stages, SamplingSettings(repetition_penalty=1e-300), LOGITS * 1e30, [0, 1, 2], []
+        filter_stages, SamplingSettings(repetition_penalty=1e-6), LOGITS * 1e35, [0, 1, 2], []
     ),
     "choose from NaN": partial(choose, NAN),
     "choose from nothing": partial(choose, NONE_LEFT),

@@ -447,3 +447,11 @@ def test_the_gradebook_reads_as_nbgraders_own_export(tmp_path):
 
 def _number(cell: str) -> float | str:
     return float(cell) if cell.replace(".", "", 1).isdigit() else cell
+
+
+def test_a_folder_of_a_submission_that_cannot_be_read_is_said(tmp_path):
+    """`os.walk` passes over it, and a student would have handed in nothing."""
+    from workbench.grading.gradescope import _files
+
+    with pytest.raises(WorkbenchError, match="'none' cannot be read"):
+        list(_files(tmp_path / "none"))

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import random_decoder, tiny_config
 
-from workbench import cli
+from workbench import cli, lab_server
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
 from workbench.instruments import device as devices
@@ -114,6 +114,55 @@ def test_wrong_use_exits_2_says_what_is_wrong_and_leaves_nothing_behind(command,
     code, out, err = command(*arguments)
     assert (code, out) == (2, "") and words in err
     assert everything_under(course) == before
+
+
+PLACES = [
+    ["copy", "~nobody-of-this-name/x"],
+    ["release", "~nobody-of-this-name/x"],
+    ["copy", "circle/x"],
+    ["release", "circle/x"],
+    ["lab", "--notebook", "circle"],
+    ["build", "--root", "circle", "--check"],
+    ["record", "--lab", "1", "--out", "circle/x"],
+    ["grade", "circle", "--out", "grades"],
+]
+
+
+@pytest.mark.parametrize("arguments", PLACES, ids=" ".join)
+def test_a_place_that_is_nowhere_is_wrong_use(command, course, arguments):
+    (course / "circle").symlink_to("circle")
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code", "words"),
+    [
+        (["models"], ">&-", 2, "standard output cannot be written"),
+        (["--help"], ">&-", 2, "standard output cannot be written"),
+        (["--help"], ">/dev/full", 2, "standard output cannot be written"),
+        (["models"], ">/dev/null 2>&-", 0, ""),
+        (["nope"], ">/dev/null 2>&-", 2, ""),
+        (["models"], ">&- 2>&- <&-", 2, ""),
+    ],
+)
+def test_closed_and_full_streams_end_no_command_with_a_traceback(arguments, closed, code, words):
+    line = f'"{sys.executable}" -m workbench.cli {" ".join(arguments)} {closed}'
+    ended = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == code and words in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_user_without_a_home_has_no_cache_and_jupyterlab_gets_a_folder(monkeypatch, tmp_path):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    for name in ("WORKBENCH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert not devices.cache_folder().exists()
+    with lab_server._writable_home() as variables:
+        assert os.access(variables["HOME"], os.W_OK)
+    assert not Path(variables["HOME"]).exists()
 
 
 def test_an_interrupt_exits_130_without_a_traceback(command, monkeypatch):

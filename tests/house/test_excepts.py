@@ -13,12 +13,35 @@ SHOWN_BY = ("traceback.format_exc", "traceback.print_exc", "sys.exc_info")
 
 
 def drops(handler: ast.ExceptHandler) -> bool:
-    for node in ast.walk(ast.Module(handler.body, [])):
-        if isinstance(node, ast.Raise) or (isinstance(node, ast.Name) and node.id == handler.name):
+    """It neither raises, whatever happens, nor uses what it caught: to ask of which type it is tells nobody."""
+    if raises(handler.body):
+        return False
+    nodes = [*ast.walk(ast.Module(handler.body, []))]
+    asked = {
+        id(node.args[0]) for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+    }
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id == handler.name and id(node) not in asked:
             return False
         if isinstance(node, ast.Attribute) and ast.unparse(node) in SHOWN_BY:
             return False
     return True
+
+
+def raises(body: list[ast.stmt]) -> bool:
+    """Whichever way is taken through these statements, it ends with a raise."""
+    for statement in body:
+        if isinstance(statement, ast.Raise):
+            return True
+        if isinstance(statement, ast.If) and raises(statement.body) and raises(statement.orelse):
+            return True
+        if isinstance(statement, ast.With) and raises(statement.body):
+            return True
+        if isinstance(statement, ast.Try) and (
+            raises(statement.finalbody) or (statement.handlers == [] and raises(statement.body))
+        ):
+            return True
+    return False
 
 
 FUTURES = ("submit", "create_task", "ensure_future", "run_in_executor", "apply_async", "map_async")
@@ -40,6 +63,8 @@ def quiet(node: ast.AST) -> Iterator[str]:
         texts = [*given.values(), *map(ast.unparse, node.args)]
         if given.get("return_exceptions", "False") != "False":
             yield "return_exceptions"
+        if ast.unparse(node.func) in ("os.walk", "os.fwalk") and "onerror" not in given:
+            yield "folders that cannot be read"
         if given.get("ignore_errors", "False") != "False":
             yield "ignore_errors"
         quieted = ("simplefilter", "filterwarnings", "catch_warnings", "errstate")
@@ -105,10 +130,12 @@ REASONS = {
         "workbench/models/evaluation.py parses: SyntaxError, ValueError, OverflowError",
         "workbench/processes.py _event: ValueError",
         "workbench/records/__init__.py _is_date: ValueError",
+        "workbench/serving/soak.py Run._abort: WorkbenchError",
         "workbench/serving/soak.py Run._refused: WorkbenchError",
     ),
     "what is not there, or cannot be read, is 'not known' to the caller, as the docstring or the type says": (
         "workbench/files.py _mode: FileNotFoundError",
+        "workbench/files.py home: RuntimeError",
         "workbench/grading/child.py _resident_bytes: OSError",
         "workbench/grading/collect.py Submission.when: OSError, ValueError, OverflowError",
         "workbench/grading/collect.py _stamp_beside: OSError",
@@ -163,7 +190,7 @@ REASONS = {
     "the other side has ended or does not end in time; what follows ends it and says how it ended": (
         "workbench/grading/server.py Server._stop: subprocess.TimeoutExpired",
         "workbench/grading/warm.py Warm.close: subprocess.TimeoutExpired",
-        "workbench/lab_server.py _server: subprocess.TimeoutExpired",
+        "workbench/lab_server.py _ended: subprocess.TimeoutExpired",
         "workbench/lab_server.py _wait_until_up: urllib.error.URLError, ConnectionError, TimeoutError",
     ),
     "what an answer did wrong: it stands in the message that its student reads, or in its exit code": (
@@ -176,6 +203,7 @@ REASONS = {
         "workbench/grading/session.py plain: NotEncodable, RecursionError, TypeError, KeyError",
     ),
     "what is known of the failure is said by other means in the same branch": (
+        "workbench/grading/desk.py run_task: BaseException",
         "workbench/grading/desk.py _read_outcome: OSError, ValueError, ElementTree.ParseError",
         "workbench/grading/server.py Server._start: OSError, EOFError",
         "workbench/instruments/doctor.py _packages: importlib.metadata.PackageNotFoundError",
@@ -253,6 +281,12 @@ def test_no_except_drops_an_error_without_a_reason():
         ("subprocess.run(['a'], check=True)", []),
         ("try: f()\nexcept ValueError as error: print(error)", []),
         ("try: f()\nexcept ValueError: raise", []),
+        ("try: f()\nexcept ValueError:\n if a: raise", [("", "ValueError")]),
+        ("try: f()\nexcept ValueError:\n if a: raise\n else: raise b", []),
+        ("try: f()\nexcept ValueError as error:\n if isinstance(error, A): raise", [("", "ValueError")]),
+        ("try: f()\nexcept ValueError as error:\n if not isinstance(error, A): raise\n log(error)", []),
+        ("for a in os.walk(b): f()", [("", "folders that cannot be read")]),
+        ("for a in os.walk(b, onerror=f): f()", []),
         ("try: f()\nexcept Exception: traceback.print_exc()", []),
     ],
 )

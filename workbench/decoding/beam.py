@@ -20,7 +20,7 @@ from workbench.decoding.filters import check_logits, finite_number, whole_number
 from workbench.decoding.loop import Generation, check_cancel
 from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv, stop_ids
 from workbench.decoding.text import GeneratedText
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, shown
 from workbench.kv import KV, make_kv
 from workbench.models.batch import Batch
 from workbench.models.fast import Model
@@ -164,7 +164,9 @@ def generate_beam(
         seconds = runner.clock() - started
         if search is not beam_search:
             if not isinstance(found, list | tuple) or not found:
-                raise WorkbenchError(f"search must give a list of (tokens, score) pairs, best first; got {found!r:.80}")
+                raise WorkbenchError(
+                    f"search must give a list of (tokens, score) pairs, best first; got {shown(found)}"
+                )
             found = [_as_hypothesis(model, prompt_ids, item, max_new_tokens) for item in found[:num_return]]
     except _Cancelled:
         return []
@@ -212,7 +214,7 @@ def _pair(item: Any) -> tuple[list[int], float]:
         tokens, score = item
         return list(tokens), float(score)
     except (TypeError, ValueError):
-        raise WorkbenchError(f"search must give (tokens, score) pairs, best first; got {item!r:.80}") from None
+        raise WorkbenchError(f"search must give (tokens, score) pairs, best first; got {shown(item)}") from None
 
 
 def _text(model: Model, prompt_ids: list[int], tokens: list[int], eos_token_ids: Sequence[int]) -> str:
@@ -228,6 +230,6 @@ def _check(
     whole_number("num_return", num_return, at_least=1)
     if num_return > num_beams:
         raise WorkbenchError(f"num_return {num_return} must be at most num_beams {num_beams}")
-    finite_number("length_penalty", length_penalty, "a number from -100 to 100", lambda x: abs(x) <= 100)
+    finite_number("length_penalty", length_penalty, "a number from -10 to 10", lambda x: abs(x) <= 10)
     if not isinstance(early_stopping, bool) and early_stopping != "never":
         raise WorkbenchError(f'early_stopping must be True, False or "never", got {early_stopping!r}')

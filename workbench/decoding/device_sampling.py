@@ -24,9 +24,11 @@ from collections.abc import Sequence
 
 import torch
 
+from workbench.decoding.filters import LARGEST_TEMPERATURE
 from workbench.decoding.sampling import RandomDraws, Sampler, SamplingSettings, TokenDistribution
 from workbench.models.transfers import sent
 
+LARGEST_VOCABULARY = 1 << 22
 FILTERS = frozenset(("temperature", "top_k", "top_p"))
 
 
@@ -74,6 +76,8 @@ def why_not_kernel(settings: SamplingSettings, logits: torch.Tensor) -> str:
     """Why the kernel cannot draw by these settings from rows of these logits; "" where it can."""
     if others := [name for name in settings.active() if name not in FILTERS]:
         return f"the kernel has no {' and no '.join(others)}"
+    if logits.shape[-1] > LARGEST_VOCABULARY:
+        return f"the kernel has up to {LARGEST_VOCABULARY:,} tokens"
     if logits.dtype != torch.float32:
         return f"the kernel has float32, the logits are {str(logits.dtype).removeprefix('torch.')}"
     return ""
@@ -91,7 +95,7 @@ def drawn(
     columns = [
         [float(row) for row in rows],
         list(uniforms),
-        [one.temperature for one in settings],
+        [min(one.temperature, LARGEST_TEMPERATURE) for one in settings],
         [float(0 if one.top_k is None else min(one.top_k, vocabulary)) for one in settings],
         [one.top_p for one in settings],
     ]

@@ -17,22 +17,25 @@ from typing import Any, Protocol
 
 import torch
 
-from workbench.errors import WorkbenchError, is_number, unknown
+from workbench.errors import WorkbenchError, is_number, is_whole, plain_number, shown, unknown
 
 REMOVED = -math.inf
 SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny  # that float32 can divide by on every device; below it: greedy
+LARGEST_TEMPERATURE = torch.finfo(torch.float32).max  # from there on every token that is left is equally probable
+LARGEST_PENALTY = 1e6  # no logits lie so far apart: a larger one would change nothing, but for what overflows
 
 
-def finite_number(name: str, value: object, expected: str, holds: Callable[[float], bool]) -> None:
-    """Raise unless `value` is a finite int or float (no bool) for which `holds`."""
-    if not is_number(value) or not holds(value):
-        raise WorkbenchError(f"{name} must be {expected}, got {value!r:.80}")
+def finite_number(name: str, value: object, expected: str, holds: Callable[[float], bool]) -> float:
+    """The value as a float. Raises unless it is a finite int or float (no bool) for which `holds`."""
+    if not is_number(value) or not holds(plain_number(value)):
+        raise WorkbenchError(f"{name} must be {expected}, got {shown(value)}")
+    return float(plain_number(value))
 
 
 def whole_number(name: str, value: object, *, at_least: int) -> None:
     """Raise unless `value` is an int (no bool, no float) of at least `at_least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise WorkbenchError(f"{name} must be a whole number of at least {at_least}, got {value!r}")
+    if not is_whole(value) or not is_number(value) or value < at_least:
+        raise WorkbenchError(f"{name} must be a whole number of at least {at_least}, got {shown(value)}")
 
 
 # -- filters on probabilities: logits [..., V], row by row ---------------------------------------------
@@ -43,8 +46,10 @@ def apply_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
     0 is the limit T → 0, greedy: only the best token is left (of equals, the one with the smallest id). So is what
     lies below the smallest normal float32, 1.2e-38. From there on equal best tokens have equal shares, as in softmax.
+    What lies above the largest float32 counts as that: all tokens are equally probable, and those removed stay so.
     """
-    finite_number("temperature", temperature, "0 (greedy) or a positive number", lambda t: t >= 0)
+    temperature = finite_number("temperature", temperature, "0 (greedy) or a positive number", lambda t: t >= 0)
+    temperature = min(temperature, LARGEST_TEMPERATURE)
     best = logits.amax(dim=-1, keepdim=True)
     if temperature < SMALLEST_TEMPERATURE:
         first = logits.argmax(dim=-1, keepdim=True)
@@ -70,7 +75,7 @@ def keep_top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
     A token stays while the tokens better than it hold less than p together, so the best always stays; of equal
     tokens at the edge, smaller ids stay first. p = 1 keeps everything.
     """
-    finite_number("top_p", p, "above 0 and at most 1 (1 keeps every token)", lambda p: 0 < p <= 1)
+    p = finite_number("top_p", p, "above 0 and at most 1 (1 keeps every token)", lambda p: 0 < p <= 1)
     if p == 1:
         return logits.clone()
     best_first, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -87,7 +92,7 @@ def keep_min_p(logits: torch.Tensor, p: float) -> torch.Tensor:
 
     In logits the ratio of two probabilities is a difference, so no softmax is needed.
     """
-    finite_number("min_p", p, "from 0 to 1 (0 keeps every token)", lambda p: 0 <= p <= 1)
+    p = finite_number("min_p", p, "from 0 to 1 (0 keeps every token)", lambda p: 0 <= p <= 1)
     if p == 0:
         return logits.clone()
     threshold = logits.amax(dim=-1, keepdim=True) + math.log(p)
@@ -102,21 +107,29 @@ def penalize_repetition(logits: torch.Tensor, token_ids: Sequence[int], penalty:
 
     token_ids: prompt and generated so far; how often a token was seen makes no difference. Above 1 discourages.
     """
-    finite_number("repetition_penalty", penalty, "a positive number (1 changes nothing)", lambda x: x > 0)
+    expected = "a number from 1e-6 to 1e6 (1 changes nothing)"
+    penalty = finite_number(
+        "repetition_penalty", penalty, expected, lambda x: 1 / LARGEST_PENALTY <= x <= LARGEST_PENALTY
+    )
     seen = _counts(logits, token_ids) > 0
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def penalize_presence(logits: torch.Tensor, generated_ids: Sequence[int], penalty: float) -> torch.Tensor:
     """Subtract the penalty once from each token that was generated (the OpenAI API's definition)."""
-    finite_number("presence_penalty", penalty, "a finite number (0 changes nothing)", lambda _: True)
+    penalty = _subtracted("presence_penalty", penalty)
     return logits - penalty * _counts(logits, generated_ids).clamp(max=1)
 
 
 def penalize_frequency(logits: torch.Tensor, generated_ids: Sequence[int], penalty: float) -> torch.Tensor:
     """Subtract the penalty once for every time a token was generated (the OpenAI API's definition)."""
-    finite_number("frequency_penalty", penalty, "a finite number (0 changes nothing)", lambda _: True)
+    penalty = _subtracted("frequency_penalty", penalty)
     return logits - penalty * _counts(logits, generated_ids)
+
+
+def _subtracted(name: str, penalty: float) -> float:
+    expected = "a number from -1e6 to 1e6 (0 changes nothing)"
+    return finite_number(name, penalty, expected, lambda x: abs(x) <= LARGEST_PENALTY)
 
 
 def _counts(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from workbench.decoding.text import GeneratedText
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, shown
 
 Forward = Callable[[list[int]], torch.Tensor]
 Choose = Callable[[torch.Tensor, list[int]], int]
@@ -92,7 +92,7 @@ class Runner(Protocol):
 def check_cancel(cancel: object) -> None:
     """Raise for what nobody can set and ask, see `stream`."""
     if cancel is not None and not callable(getattr(cancel, "is_set", None)):
-        raise WorkbenchError(f"cancel must be a threading.Event or None, got {cancel!r:.80}")
+        raise WorkbenchError(f"cancel must be a threading.Event or None, got {shown(cancel)}")
 
 
 class Stream:

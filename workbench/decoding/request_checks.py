@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Hashable, Iterable, Mapping, Set
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole
+from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole, shown
 
 if TYPE_CHECKING:
-    from workbench.decoding.sampling import Sampler
+    from workbench.decoding.sampling import Sampler, SamplingSettings
     from workbench.kv.contract import BlockManager
     from workbench.models.fast import Model
 
 SEEDS = 2**63  # a seed lies below
+LONGEST_TEXT = 2**22  # tokens; more are not even counted
 # `request` below is a `decoding.sequence.Request`, which imports this module
 
 
@@ -25,11 +27,13 @@ def check_token_ids(
 ) -> tuple[int, ...]:
     """Token ids as a tuple. empty: whether there may be none. Anything without an order is refused, and text too."""
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | bytearray | Mapping | Set):
-        raise WorkbenchError(f"{what} must be {expected}, got {given!r:.80}")
-    ids = tuple(given)
+        raise WorkbenchError(f"{what} must be {expected}, got {shown(given)}")
+    ids = tuple(islice(given, LONGEST_TEXT + 1))
+    if len(ids) > LONGEST_TEXT:
+        raise WorkbenchError(f"{what} has more than {LONGEST_TEXT:,} tokens; give a shorter one")
     for at, token_id in enumerate(ids):
         if not is_whole(token_id) or token_id < 0:
-            raise WorkbenchError(f"token ids must be whole numbers of at least 0, {what}[{at}] is {token_id!r:.80}")
+            raise WorkbenchError(f"token ids must be whole numbers of at least 0, {what}[{at}] is {shown(token_id)}")
     if not ids and not empty:
         raise WorkbenchError(f"{what} is empty; a model needs at least one token to continue")
     return ids
@@ -40,7 +44,7 @@ def check_vocabulary(what: str, token_ids: Iterable[int], model: Model) -> None:
     for at, token_id in enumerate(token_ids):
         if token_id >= vocab_size:
             raise WorkbenchError(
-                f"token ids of model {model.name!r} lie in 0 … {vocab_size - 1}, {what}[{at}] is {token_id}"
+                f"token ids of model {model.name!r} lie in 0 … {vocab_size - 1}, {what}[{at}] is {shown(token_id)}"
             )
 
 
@@ -67,13 +71,17 @@ LONGEST_ID = 1_000  # characters of its repr, which stands in messages
 
 
 def check_id(given: object) -> None:
-    """Of plain values alone, which are equal, hashed and shown tomorrow as they are today: by it all is found again."""
+    """Of plain values alone, which are equal, hashed and shown tomorrow as they are today: by it all is found again.
+    So no NaN, which does not equal itself."""
     left, looked = [given], 0
     while left and looked <= LONGEST_ID:
         one, looked = left.pop(), looked + 1
         if type(one) in (tuple, frozenset):
             left.extend(one)  # type: ignore[arg-type]
-        elif type(one) not in PLAIN:
+        elif type(one) in PLAIN:
+            if one != one:
+                raise WorkbenchError("the id of a request cannot be or hold NaN, which does not equal itself")
+        else:
             where = "" if one is given else f", and in it {type(one).__name__}"
             raise WorkbenchError(
                 "the id of a request must be hashable and plain: a text, bytes, a number, None, a UUID, or a tuple or "
@@ -96,11 +104,11 @@ def check_request(request: Any) -> None:
     check_seed(request.seed, request.n)
     for name in ("priority", "arrival_s"):
         if not is_number(value := getattr(request, name)):
-            raise WorkbenchError(f"{name} must be a finite number, got {value!r:.80}")
+            raise WorkbenchError(f"{name} must be a finite number, got {shown(value)}")
     if request.deadline_s is not None:
         check_above("deadline_s", request.deadline_s, 0)
     if type(request.tenant) not in (str, bytes):
-        raise WorkbenchError(f"tenant must be text or bytes, got {request.tenant!r:.80}")
+        raise WorkbenchError(f"tenant must be text or bytes, got {shown(request.tenant)}")
     if request.sampling is not None:
         check_sampling(request.sampling)
 
@@ -112,19 +120,28 @@ def check_sampling(sampling: object) -> None:
         raise WorkbenchError(f"sampling takes SamplingSettings, got {type(sampling).__name__}")
 
 
+def own_sampling(sampling: SamplingSettings) -> SamplingSettings:
+    """A copy, checked again, that nobody else can change. Settings of another class stay as they are: what they raise
+    later ends their request."""
+    from workbench.decoding.sampling import SamplingSettings  # needs torch
+
+    return replace(sampling) if type(sampling) is SamplingSettings else sampling
+
+
 def no_request(given: object) -> WorkbenchError:
     return WorkbenchError(f"only a Request can be added, got {type(given).__name__}")
 
 
 def check_requests(given: object, kind: type) -> list[Any]:
-    """Requests, as a list. kind: `Request`."""
+    """Requests, as a list of our own copies, checked again: what their owner changes later does not reach them.
+    kind: `Request`."""
     if isinstance(given, kind) or not isinstance(given, Iterable):
         raise WorkbenchError(f"requests come as a list, got {type(given).__name__}")
     requests = list(given)
     for request in requests:
         if not isinstance(request, kind):
             raise no_request(request)
-    return requests
+    return [kind(**{field.name: getattr(request, field.name) for field in fields(kind)}) for request in requests]
 
 
 def check_fits_model(request: Any, model: Model) -> Any:
@@ -156,7 +173,7 @@ def check_new_id(request_id: Hashable, used: Iterable[Container[Hashable]]) -> N
         raise WorkbenchError(f"request {request_id!r} was added before; every request needs a name of its own")
 
 
-def check_new_ids(ids: list[Hashable], coming: Set[Hashable]) -> None:
+def check_new_ids(ids: list[Hashable], coming: Container[Hashable]) -> None:
     """Of requests that come together. coming: names of requests that were accepted before them."""
     seen: set[Hashable] = set()
     for request_id in ids:
@@ -172,17 +189,17 @@ def check_model(what: str, given: object) -> None:
 
 def check_callable(name: str, given: object, *, or_none: bool = False) -> None:
     if not callable(given) and not (or_none and given is None):
-        raise WorkbenchError(f"{name} must be a function, got {given!r:.80}")
+        raise WorkbenchError(f"{name} must be a function, got {shown(given)}")
 
 
 def check_of_draft(draft: object, draft_length: object) -> None:
     if draft is None and draft_length is not None:
-        raise WorkbenchError(f"draft_length={draft_length!r:.80} is for a draft, and none is given; add draft=…")
+        raise WorkbenchError(f"draft_length={shown(draft_length)} is for a draft, and none is given; add draft=…")
 
 
 def check_of_guide(guide: object, jump: object) -> None:
     if guide is None and jump is not None:
-        raise WorkbenchError(f"jump={jump!r:.80} is for a grammar, and none is given; add guide=…")
+        raise WorkbenchError(f"jump={shown(jump)} is for a grammar, and none is given; add guide=…")
 
 
 def check_engine(
@@ -194,22 +211,20 @@ def check_engine(
     format: object,
     attention: object,
     asynchronous: object,
-    clock: object,
 ) -> None:
     """What an engine is made with, but for sizes and names. settings: `serving.SchedulerSettings`."""
     check_model("an engine", model)
     if not hasattr(settings, "draft_tokens") or isinstance(settings, type):
-        raise WorkbenchError(f"settings of an engine are SchedulerSettings, got {settings!r:.80}")
+        raise WorkbenchError(f"settings of an engine are SchedulerSettings, got {shown(settings)}")
     check_of_draft(draft, draft_length)
     for name, given in (("prefix", prefix), ("format", format)):
         if given is not None and not isinstance(given, str):
-            raise WorkbenchError(f"{name} must be a name or None, got {given!r:.80}")
+            raise WorkbenchError(f"{name} must be a name or None, got {shown(given)}")
     if not isinstance(attention, str):
-        raise WorkbenchError(f"attention must be a name, got {attention!r:.80}")
+        raise WorkbenchError(f"attention must be a name, got {shown(attention)}")
     if prefix not in (None, "hash") and not settings.remember:  # "hash" is the default
         raise WorkbenchError(f"prefix={prefix!r} finds nothing with SchedulerSettings(remember=False); leave one out")
     check_flag("asynchronous", asynchronous)
-    check_callable("clock", clock)
     check_drafting(draft, settings)
 
 
@@ -217,10 +232,26 @@ def check_drafting(draft: object, settings: Any) -> None:
     if (draft is None) != (settings.draft_tokens == 0):
         raise WorkbenchError(
             "a draft needs SchedulerSettings(draft_tokens=K), rows that each sequence may bring beyond its next"
-            f" token, and draft_tokens needs a draft; got draft {draft!r} and draft_tokens={settings.draft_tokens}"
+            f" token, and draft_tokens needs a draft; got draft {shown(draft)} and draft_tokens={settings.draft_tokens}"
         )
     if draft is not None and settings.batching == "static":
         raise WorkbenchError("static batching is the baseline and takes no draft; use batching='continuous'")
+
+
+def check_in_order(call: str, why_broken: str) -> None:
+    if why_broken:
+        raise WorkbenchError(
+            f"{call} needs an engine in order, and a step of this one is half done ({why_broken}): its sequences are"
+            " not what they should be. `abort` ends them, with what they had generated; make a new engine"
+        )
+
+
+def check_clock(clock: Any) -> float:
+    """What the clock of an engine reads."""
+    check_callable("clock", clock)
+    if not is_number(now_s := clock()):
+        raise WorkbenchError(f"clock must be a function that gives seconds, a finite number; it gave {shown(now_s)}")
+    return now_s
 
 
 def check_outside(call: str, owner: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 import torch
 
 from workbench.decoding.request_checks import check_fits_context, check_token_ids, check_vocabulary
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, shown
 from workbench.kv import KV, kv_for
 from workbench.models.batch import Batch
 from workbench.models.fast import Model
@@ -145,7 +145,7 @@ def prompt_token_ids(model: Model, prompt: str | Sequence[int], max_new_tokens: 
 
 def stop_strings(model: Model, stop: str | Sequence[str]) -> tuple[str, ...]:
     if not isinstance(stop, Iterable) or isinstance(stop, bytes | Mapping | Set):
-        raise WorkbenchError(f"stop takes a text or a list of texts, got {stop!r:.80}")
+        raise WorkbenchError(f"stop takes a text or a list of texts, got {shown(stop)}")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     for string in stop:
         if not isinstance(string, str) or not string or any("\ud800" <= c <= "\udfff" for c in string):

@@ -22,6 +22,7 @@ from workbench.decoding.filters import (
     filter_stages,
     not_one_row,
 )
+from workbench.errors import plain_number
 
 TextOf = Callable[[int], Sequence[int]]  # row of logits -> the token ids before the token that this row predicts
 
@@ -52,6 +53,8 @@ class SamplingSettings:
             if name == "top_k" and value is None:
                 continue
             function(row, (), value) if name.endswith("penalty") else function(row, value)
+            if name != "top_k":
+                object.__setattr__(self, name, float(plain_number(value)))
 
     @property
     def greedy(self) -> bool:

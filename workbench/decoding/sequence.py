@@ -13,7 +13,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from workbench.decoding.request_checks import check_id, check_request, check_token_ids
+from workbench.decoding.request_checks import check_id, check_request, check_token_ids, own_sampling
+from workbench.errors import plain_number
 
 if TYPE_CHECKING:
     from workbench.decoding.sampling import Sampler, SamplingSettings
@@ -30,7 +31,8 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. Checked when it is made; what depends on the model and the pool, when it is added.
+    """What is asked for. Checked when it is made; what depends on the model and the pool, when it is added. An engine
+    keeps a copy.
 
     id: any hashable name, used once. n: so many sequences from the same prompt, each with its own random numbers.
     stop_token_ids: tokens that end it; None means the model's own end-of-text tokens, as in `generate`, () none.
@@ -57,6 +59,16 @@ class Request:
         if self.stop_token_ids is not None:
             object.__setattr__(self, "stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids))
         check_request(self)
+        plain: dict[str, Any] = {
+            "priority": plain_number(self.priority),
+            "arrival_s": float(plain_number(self.arrival_s)),
+        }
+        if self.deadline_s is not None:
+            plain["deadline_s"] = float(plain_number(self.deadline_s))
+        if self.sampling is not None:
+            plain["sampling"] = own_sampling(self.sampling)
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
 
     @property
     def longest(self) -> int:

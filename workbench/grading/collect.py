@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import resolved
 from workbench.grading.notebooks import MAX_NOTEBOOK_BYTES, cells_of, read_cells
 
 MAX_ARCHIVE_BYTES = 1_000_000_000  # of the zip itself
@@ -83,7 +84,7 @@ class Submission:
             raise WorkbenchError(
                 "the folder holds no notebook (.ipynb)" if path == root else f"{path.name} is a folder"
             )
-        if root is not None and not path.resolve().is_relative_to(root.resolve()):
+        if root is not None and not resolved(path).is_relative_to(resolved(root)):
             raise WorkbenchError(f"{path.name} is a link that leads out of the student's folder")
         return read_cells(path)
 
@@ -114,7 +115,7 @@ def find_submissions(paths: Sequence[str | Path], set_names: Sequence[str] = ())
     stems = Counter(path.stem for path in loose)
     for path in loose:
         shared = stems[path.stem] > 1 or path.stem in set_names
-        found.append(Submission((path.resolve().parent.name or path.stem) if shared else path.stem, path))
+        found.append(Submission((resolved(path).parent.name or path.stem) if shared else path.stem, path))
     return sorted(set(found), key=lambda one: (one.student_id, str(one.path), one.member or ""))
 
 

@@ -87,7 +87,12 @@ def _chosen(graded: tuple[Graded, ...], assignment: str) -> tuple[Graded, str]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for where, _, names in os.walk(folder):
+    """All files below. Raises WorkbenchError for a folder that cannot be read: what is in it would not be graded."""
+
+    def unread(error: OSError) -> None:
+        raise WorkbenchError(f"the folder {Path(error.filename).name!r} cannot be read: {error.strerror}") from error
+
+    for where, _, names in os.walk(folder, onerror=unread):
         yield from (Path(where, name) for name in names)
 
 

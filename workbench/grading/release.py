@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.files import new_folder, replacing, write_bytes
+from workbench.files import from_home, new_folder, replacing, resolved, write_bytes
 from workbench.grading.check import GRADE_ID
 from workbench.grading.notebooks import grade_id_of
 
@@ -70,9 +70,9 @@ def release(course: Path, target: Path, labs: Sequence[str] = ()) -> list[str]:
     labs: names of notebooks, such as 03_kv_cache; all by default. Raises WorkbenchError when `course` has no exercises,
     when one of them would give something away, and when there is something at `target`.
     """
-    target = target.expanduser().absolute()
+    target = from_home(target)
     files = dict(_course_files(course, labs))
-    if any(target.resolve().is_relative_to((course / part).resolve()) for part in ("notebooks", "exercises")):
+    if any(resolved(target).is_relative_to(resolved(course / part)) for part in ("notebooks", "exercises")):
         raise WorkbenchError(f"{target} lies inside what is released; name a folder outside {course}")
     with new_folder(target) as fresh:
         _write_tree(fresh, files)

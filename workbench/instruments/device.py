@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError, check_settings
-from workbench.files import write_text
+from workbench.files import from_home, home, write_text
 from workbench.instruments.memory import available_bytes
 from workbench.instruments.records import now, quantile
 from workbench.instruments.timing import CheckStop, exclusive, measure
@@ -440,13 +440,13 @@ def _timed(function: Callable[[], object], device: str, stop: CheckStop | None, 
 def cache_folder() -> Path:
     """Where measured ceilings are kept: $WORKBENCH_CACHE, else the platform's folder for a user's caches."""
     if os.environ.get("WORKBENCH_CACHE"):
-        return Path(os.environ["WORKBENCH_CACHE"]).expanduser()
+        return from_home(os.environ["WORKBENCH_CACHE"])
     if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        base = Path(os.environ.get("LOCALAPPDATA") or home() / "AppData" / "Local")
     elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
+        base = home() / "Library" / "Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache")
     return base / "inference-workbench"
 
 

@@ -166,6 +166,19 @@ class Ledger:
                 self.known[block], self.found[content[-1]] = content, block
         self.compare()
 
+    def forget_prefix(self, name: Hashable, length: int) -> None:
+        """Take the longest known prefix of the first `length` tokens of a sequence from the index, be it in its own
+        blocks or in others'. Who holds the blocks keeps them."""
+        size, marks, forgotten = self.pool.block_size, self.marks[name][:length], []
+        for end in range(size, len(marks) + 1, size):
+            if marks[end - 1] not in self.found:
+                break
+            forgotten.append(self.found[marks[end - 1]])
+        self.pool.forget_prefix(self.text(name)[:length], self.tenants[name])
+        for block in forgotten:
+            self._forget(block)
+        self.compare()
+
     def release(self, name: Hashable) -> None:
         self.pool.release(name)
         if self.saved.pop(name, None) is None:

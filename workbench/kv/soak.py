@@ -3,6 +3,7 @@
     admit     a prompt: most begin as another did, some come twice at once
     write     a step of an engine for one to three sequences; one is preempted for want of room
     fork, truncate, remember, finish, abort, preempt and resume by recompute, swap_out and swap_in
+    forget    what a sequence computed is not to be trusted, and ends it or is found no more: NaN, an error
     flood     a text that takes much of what is free or idle: what was remembered is evicted
     refuse    a call that makes no sense
 
@@ -35,6 +36,7 @@ OPERATIONS = (  # as often as they are named
     *("fork",) * 4,
     *("truncate",) * 2,
     "remember",
+    "forget",
     *("finish",) * 2,
     "abort",
     *("preempt",) * 2,
@@ -181,6 +183,14 @@ class Walk:
         name = self._live()
         length = len(self.ledger.marks[name])
         self._do("remember", name, self.random.choice((length, self.random.randint(0, length))))
+
+    def _forget(self) -> None:
+        """Of a sequence that goes on, or, as in an engine, that an error ends."""
+        name = self._live()
+        length = len(self.ledger.marks[name])
+        self._do("forget_prefix", name, self.random.choice((length, self.random.randint(0, length))))
+        if self.random.random() < 0.5:
+            self._do("release", name)
 
     def _finish(self) -> None:
         name = self._live()

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workbench.errors import WorkbenchError, check_path, is_whole, unknown
-from workbench.files import finish_saving, replacing_files, write_tensors, write_text
+from workbench.files import finish_saving, replacing_files, resolved, write_tensors, write_text
 from workbench.models.assembly import check_fits, fill, hollow_decoder, random_tensors
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -78,7 +78,7 @@ def load(
     if os.path.isfile(name):
         raise _not_a_folder(Path(name))
     if os.path.isdir(name):
-        return _from_folder(Path(name).resolve().name, Path(name), weights, dtype, device, seed)
+        return _from_folder(resolved(name).name, Path(name), weights, dtype, device, seed)
     ours = public_name(name)
     if ours is not None and weights == "random":
         return _random(ours, public_shape(ours), None, dtype or torch.bfloat16, device, seed)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter, abc
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -260,11 +261,12 @@ class Launcher:
         batch, sources = self._batch(works, len(sequences), before)
         settings = [sequence.sampler.distribution.settings for sequence in sequences]
         kernels = all(isinstance(sequence.sampler, KernelSampler) for sequence in sequences)
-        uniforms = [None if sequence.sampler.distribution.greedy else _uniform(sequence) for sequence in sequences]
         if self._graphs is not None and not self._graphs.why_eager(batch):
             step = self._graphs.prepare(batch, sources)
         else:
             step = self._eager(batch, sources)
+        # after the model, whose errors undo the step: a number that was drawn is not drawn again
+        uniforms = [None if sequence.sampler.distribution.greedy else _uniform(sequence) for sequence in sequences]
 
         def work() -> torch.Tensor:
             with torch.inference_mode():
@@ -317,6 +319,7 @@ class Steps(Protocol):
 
     @property
     def now_s(self) -> float: ...
+    def undoing(self, plan: Plan) -> AbstractContextManager[None]: ...
     def compute(self, plan: Plan) -> dict[Hashable, Any]: ...
     def postprocess(self, plan: Plan, outputs: Mapping[Hashable, Any]) -> list[Finished]: ...
     def finish(self, sequence: Sequence) -> Finished: ...
@@ -347,7 +350,8 @@ class OneStepAhead:
         """Send the plan, then postprocess the step before. What cannot be sent before that is computed after it."""
         engine, outputs = self._engine, {}
         reason = self._wait_reason(plan)
-        sent = None if reason else self.launcher.launch(plan, self._flight)
+        with engine.undoing(plan):
+            sent = None if reason else self.launcher.launch(plan, self._flight)
         before, self._flight = self._flight, sent
         arrived = [] if before is None else before.land()
         ran_s = engine.now_s

@@ -10,15 +10,21 @@ before it are known, see `serving.ahead`.
 
 Any thread may call `add` and `abort` while another is in `step` or `run`: what comes during a step lies in an inbox
 that is taken before and after it (as vLLM's core takes its queue of requests).
+
+What goes wrong for one request ends that request. What stops a whole step, an error of the model or an interrupt, comes
+out of `step`. While the model computes, the step is undone and the next plans it again; elsewhere it leaves sequences
+half done, and the engine refuses to go on (`why_broken`; vLLM: EngineDeadError).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import abc, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from typing import NamedTuple
 
 from workbench.decoding import request_checks as checks
 from workbench.decoding.sampling import Sampler, draws_for
@@ -40,6 +46,13 @@ from workbench.speculation.engine import Drafting, Round, Speculator
 from workbench.speculation.lengths import LengthPolicy, length_policy
 
 Output = StepOutput | Round  # of one sequence
+
+
+class Accepted(NamedTuple):
+    """A request that was checked, and what its tokens are chosen with."""
+
+    request: Request
+    sampler: Sampler
 
 
 class Engine:
@@ -72,7 +85,8 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         settings = SchedulerSettings() if settings is None else settings
-        checks.check_engine(model, settings, draft, draft_length, prefix, format, attention, asynchronous, clock)
+        checks.check_engine(model, settings, draft, draft_length, prefix, format, attention, asynchronous)
+        self._clock, self._zero = clock, checks.check_clock(clock)
         made = None if draft is None else draft_for(draft, model)
         context = model.config.context_length
         if num_blocks is None:
@@ -105,10 +119,13 @@ class Engine:
         self._speculator = None if made is None else Speculator(self._step, made)
         self._lengths = length_policy(4 if draft_length is None else draft_length)
         self.ahead = OneStepAhead(self, steps) if asynchronous else None
-        self._clock, self._zero = clock, clock()
+        self.why_broken = ""
+        """What left a step half done; "" while the engine is in order."""
+        self._undone = False  # the step that an error stops: nothing is left of it
+        self._failed: list[Sequence] = []  # of plans that were undone
         self._turn, self._owner = threading.Lock(), 0  # held during a step, by this thread
         self._inbox: deque[Callable[[], None]] = deque()  # calls of other threads
-        self._coming: set[Hashable] = set()  # requests that were accepted, and the scheduler does not know yet
+        self._coming: dict[Hashable, Accepted] = {}  # by request; the scheduler does not know them yet
         self._names = threading.Lock()
 
     @property
@@ -134,20 +151,25 @@ class Engine:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn. What can never be served is refused here, with the numbers. Never waits for
         a step."""
-        [accepted] = self._accept([request])
-        self._enter(*accepted)
+        [accepted] = self._accept("add", [request])
+        self._enter(accepted)
 
     def abort(self, request_id: Hashable) -> list[Finished]:
-        """End a request, whatever its state; what it had generated is in the results. While another thread is in a
-        step, at the end of that."""
+        """End a request, whatever its state, also one whose time to arrive has not come; what it had generated is in
+        the results. While another thread is in a step, at the end of that."""
         checks.check_outside("abort", self._owner)
+        checks.check_id(request_id)
         ended: Future[list[Finished]] = Future()
 
         def end() -> None:
             try:
+                if (accepted := self._coming.get(request_id)) is not None:
+                    self._let_in(accepted)
                 ended.set_result([self.finish(sequence) for sequence in self.scheduler.abort(request_id, self.now_s)])
-            except Exception as error:
+            except BaseException as error:
                 ended.set_exception(error)
+                if not isinstance(error, Exception):  # an interrupt of the thread that is in a step
+                    raise
 
         self._inbox.append(end)
         while not ended.done():
@@ -155,35 +177,72 @@ class Engine:
             wait([ended], timeout=0.01)  # a step that had looked into the inbox already may have been its last
         return ended.result()
 
-    def _accept(self, requests: Iterable[Request]) -> list[tuple[Request, Sampler]]:
+    def _accept(self, call: str, requests: Iterable[Request]) -> list[Accepted]:
         """Check all of them, each with what its tokens are chosen with, and take their names. Raises WorkbenchError,
         and then nothing has changed."""
+        checks.check_in_order(call, self.why_broken)
         given = [checks.check_fits_model(one, self.model) for one in checks.check_requests(requests, Request)]
-        accepted = [(request, checks.first_sampler(request, self.model)) for request in given]
+        accepted = [Accepted(request, checks.first_sampler(request, self.model)) for request in given]
         with self._names:
             checks.check_new_ids([request.id for request in given], self._coming)
             for request in given:
                 self.scheduler.check(request)
-            self._coming.update(request.id for request in given)
+            self._coming.update({one.request.id: one for one in accepted})
         return accepted
 
-    def _enter(self, request: Request, sampler: Sampler) -> None:
+    def _enter(self, accepted: Accepted) -> None:
         """Give an accepted request to the scheduler, now or after the step under way."""
-
-        def enter() -> None:
-            self._prepare(self.scheduler.add(request), sampler)
-            self._coming.discard(request.id)
-
-        self._inbox.append(enter)
+        self._inbox.append(lambda: self._let_in(accepted))
         self._take_now()
+
+    def _let_in(self, accepted: Accepted) -> None:
+        """The scheduler is told, unless it knows the request already: one that was aborted before its time came."""
+        if self._is_coming(accepted):
+            self._prepare(self.scheduler.add(accepted.request), accepted.sampler)
+            del self._coming[accepted.request.id]  # last, so that a name is never free in between
 
     def _take_now(self) -> None:
         """Take the inbox, if no step is under way; else the step does."""
         if self._inbox and self._turn.acquire(blocking=False):
             try:
-                self._take()
+                with self._whole():
+                    self._take()
             finally:
                 self._turn.release()
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What leaves the block by an error leaves it half done, unless it was undone."""
+        self._undone = False
+        try:
+            yield
+        except BaseException as error:
+            if not self._undone:
+                self.why_broken = self.why_broken or f"{type(error).__name__}: {error}".rstrip(": ")
+            raise
+
+    @contextlib.contextmanager
+    def undoing(self, plan: Plan) -> Iterator[None]:
+        """Around what the model computes of a plan. What leaves the block by an error, before any token came of it,
+        leaves all as it was: the kv forgets the batch, and the next step plans it again."""
+        texts = [(work.sequence, work.sequence.num_tokens) for work in plan.work]
+        names = [*(work.sequence.id for work in plan.work), *(name for name, _ in plan.padding)]
+        before = {name: self.kv.lengths.get(name) for name in names}
+        try:
+            yield
+        except BaseException:
+            if all(sequence.num_tokens == count for sequence, count in texts):
+                for name, length in before.items():
+                    if length is not None:
+                        self.kv.truncate(name, length)
+                    elif name in self.kv.lengths:
+                        self.kv.release(name)
+                if self._speculator is not None:
+                    for sequence, _ in texts:
+                        self._speculator.forget(sequence)
+                self._failed += plan.failed
+                self._undone = True
+            raise
 
     def _take(self) -> None:
         while self._inbox:
@@ -193,7 +252,7 @@ class Engine:
         """A new sequence gets what its tokens are chosen with."""
         sequence.sampler = sampler
         if self._speculator is not None:
-            sequence.drafting = Drafting.after(sequence.drafting, self._lengths.copy())
+            sequence.drafting = Drafting.after(sequence.drafting, self._speculator.own_lengths(self._lengths))
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -205,11 +264,13 @@ class Engine:
         """
         checks.check_outside("step", self._owner)
         with self._turn:
+            checks.check_in_order("step", self.why_broken)
             self._owner = threading.get_ident()
             try:
-                self._take()
-                report = self._step_once()
-                self._take()
+                with self._whole():
+                    self._take()
+                    report = self._step_once()
+                    self._take()
             finally:
                 self._owner = 0
         return report
@@ -232,6 +293,7 @@ class Engine:
     def schedule(self, now_s: float) -> Plan:
         """Which sequences compute which tokens."""
         plan = self.scheduler.schedule(now_s)
+        plan.failed[:0], self._failed = self._failed, []
         self._follow(plan)
         return plan
 
@@ -257,12 +319,13 @@ class Engine:
         if not decodes and not chunks:
             return {}
         outputs: abc.Sequence[Output]
-        if self._speculator is None:
-            outputs = self._step.run(decodes, chunks, isolate=True)
-        else:
-            for work in plan.work:
-                work.sequence.drafting.max_tokens = work.drafts
-            outputs = self._speculator.run(decodes, chunks, isolate=True)
+        with self.undoing(plan):
+            if self._speculator is None:
+                outputs = self._step.run(decodes, chunks, isolate=True)
+            else:
+                for work in plan.work:
+                    work.sequence.drafting.max_tokens = work.drafts
+                outputs = self._speculator.run(decodes, chunks, isolate=True)
         return dict(zip((sequence.id for sequence in decodes), outputs))
 
     def postprocess(self, plan: Plan, outputs: abc.Mapping[Hashable, Output]) -> list[Finished]:
@@ -286,25 +349,31 @@ class Engine:
         """Serve requests as they arrive (`arrival_s`, on this engine's clock) until all are done, and what was added
         meanwhile, in the order of their end. One of them that is wrong is refused before any is served.
 
-        watch: is shown every step, and may add and abort.
+        watch: is shown every step, and may add and abort. What it raises ends `run`, and the engine can go on.
         """
         checks.check_callable("watch", watch, or_none=True)
-        coming = sorted(self._accept(requests), key=lambda accepted: accepted[0].arrival_s)
+        coming = deque(sorted(self._accept("run", requests), key=lambda accepted: accepted.request.arrival_s))
         found: list[Finished] = []
         try:
             while coming or not self.idle:
-                while coming and coming[0][0].arrival_s <= self.now_s:
-                    self._enter(*coming.pop(0))
-                if self.idle:
-                    time.sleep(max(0.0, min(0.05, coming[0][0].arrival_s - self.now_s)))
-                    continue
-                report = self.step()
-                found += report.finished
-                if watch is not None:
-                    watch(report)
+                while coming and (coming[0].request.arrival_s <= self.now_s or not self._is_coming(coming[0])):
+                    self._enter(coming.popleft())
+                if not self.idle:
+                    report = self.step()
+                    found += report.finished
+                    if watch is not None:
+                        watch(report)
+                elif coming:
+                    time.sleep(max(0.0, min(0.05, coming[0].request.arrival_s - self.now_s)))
         finally:
-            self._coming.difference_update(request.id for request, _ in coming)  # after an error
+            for accepted in coming:  # after an error
+                if self._is_coming(accepted):
+                    self._coming.pop(accepted.request.id, None)
         return found
+
+    def _is_coming(self, accepted: Accepted) -> bool:
+        """It was neither let in nor aborted."""
+        return self._coming.get(accepted.request.id) is accepted
 
     def finish(self, sequence: Sequence) -> Finished:
         """The result of a sequence that ended; the draft forgets it."""

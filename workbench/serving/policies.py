@@ -53,7 +53,7 @@ def aged(policy: Policy, aging_s: float) -> Policy:
     as one that lies as far away as the wait was to be at most, `aging_s` · 60. Whoever came more than L · aging_s
     earlier goes before anyone whose number is smaller by less than L: so a wait is bounded, as long as the numbers are.
     """
-    check_above("aging_s", aging_s, 0)
+    aging_s = check_above("aging_s", aging_s, 0)
 
     def key(sequence: Sequence, now_s: float) -> Key:
         first, *rest = policy(sequence, now_s)

@@ -42,7 +42,7 @@ class SchedulerSettings:
             check_whole("chunk", self.chunk, 1)
         check_whole("draft_tokens", self.draft_tokens, 0)
         check_flag("remember", self.remember)
-        check_between("watermark", self.watermark, 0, 1)
+        object.__setattr__(self, "watermark", check_between("watermark", self.watermark, 0, 1))
         for name, known in (("preemption", PREEMPTION), ("batching", BATCHING)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)

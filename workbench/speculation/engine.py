@@ -28,11 +28,11 @@ from workbench.decoding.guide import forced_tokens
 from workbench.decoding.sampling import TextOf, TokenDistribution
 from workbench.decoding.sequence import NewToken, Sequence
 from workbench.decoding.step import Chunk, Step, best_of_all
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, check_whole, shown
 from workbench.kv.contract import DraftingKV
 from workbench.models.batch import Batch
 from workbench.speculation.drafts.contract import Ask, Draft
-from workbench.speculation.lengths import LengthPolicy, Outcome
+from workbench.speculation.lengths import Fixed, LengthPolicy, Outcome
 from workbench.speculation.proposal import NOTHING, Proposal
 from workbench.speculation.rule import Rows, Verdict, verify, verify_greedy
 
@@ -150,6 +150,16 @@ class Speculator:
         """The draft, where there is one to ask."""
         assert self.draft is not None
         return self.draft
+
+    def own_lengths(self, policy: LengthPolicy) -> LengthPolicy:
+        """A sequence's own copy of a policy. Where it cannot be copied drafts are off, and any policy will do."""
+
+        def copied() -> LengthPolicy:
+            if not isinstance(own := policy.copy(), LengthPolicy):
+                raise WorkbenchError(f"`copy` of a length policy must give a LengthPolicy, got {shown(own)}")
+            return own
+
+        return self._guarded(True, copied) or Fixed()
 
     def release(self, sequence_id: Hashable) -> None:
         """Forget a sequence in both caches."""
@@ -270,7 +280,7 @@ class Speculator:
         room = min(sequence.remaining - 1, self._room(sequence))
         if self._wants_hidden and drafting.num_hidden < len(sequence.token_ids) - 1:
             room = 0  # hidden states of this round are missing: of tokens that a grammar forced, or after a swap
-        return 0 if room < 1 else min(drafting.lengths.limit(), room)
+        return 0 if room < 1 else min(check_whole("`limit` of a length policy", drafting.lengths.limit(), 0), room)
 
     @staticmethod
     def _learn(lengths: LengthPolicy, done: Round, plain: bool) -> None:
