@@ -26,6 +26,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from workbench.instruments.records import Measurement
 from workbench.panels import plots, style
+from workbench.panels.stage import tell
 from workbench.panels.view import View
 from workbench.panels.words import recorded_label
 
@@ -112,10 +113,12 @@ class Series:
     legend: bool = True
     look: Mapping[str, Any] = field(default_factory=dict)
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: Axes, told: Sequence[str] = ()) -> None:
+        """told: what the pointer is told of each point."""
         x, y = zip(*self.points)
         look = {**LOOKS[self.kind], "zorder": 2 if self.kind == "line" else 3, **self.look}
-        axes.plot(x, y, color=self.colour, label=self.name if self.legend else None, **look)
+        [drawn] = axes.plot(x, y, color=self.colour, label=self.name if self.legend else None, **look)
+        tell(drawn, *told)
         if self.spread:
             low, high = zip(*self.spread)
             bars = [[max(0, m - a) for m, a in zip(y, low)], [max(0, b - m) for m, b in zip(y, high)]]
@@ -209,7 +212,7 @@ class Chart:
     def draw(self, axes: Axes) -> None:
         plots.name(axes, x=self.x.label, y=self.y.label, title=self.title)
         for series in self.series:
-            series.draw(axes)
+            series.draw(axes, [f"{series.name}: {self.y.text(y)} at {self.x.text(x)}" for x, y in series.points])
         for y, name, colour in self.levels:
             axes.axhline(y, color=colour, linewidth=1.8, label=name, zorder=2)
         self.x.draw(axes, "x", [x for series in self.series for x, _ in series.points])
@@ -283,7 +286,7 @@ class Bars:
     level: float | None = None  # a vertical line
     also: Callable[[Axes], object] | None = None
     empty: str = "Run measures"
-    size: float = 9.5  # of the names
+    size: float = 10  # of the names
     fewest: int = 1  # rows that there is room for
 
     def draw(self, axes: Axes) -> None:
@@ -304,7 +307,8 @@ class Bars:
 
     def _draw_bar(self, axes: Axes, y: float, bar: Bar) -> None:
         if bar.value is not None:
-            axes.barh(y, bar.value, height=self.height, color=bar.colour, alpha=0.9, zorder=3)
+            [drawn] = axes.barh(y, bar.value, height=self.height, color=bar.colour, alpha=0.9, zorder=3)
+            tell(drawn, f"{bar.name}: {self.x.text(bar.value)}")
         if bar.value is not None and bar.spread is not None and bar.spread[0] < bar.spread[1]:
             ends = [[max(0, bar.value - bar.spread[0])], [max(0, bar.spread[1] - bar.value)]]
             look: dict[str, Any] = {"fmt": "none", "ecolor": style.INK, "elinewidth": 1.3, "capsize": 3, "zorder": 4}
@@ -316,7 +320,7 @@ class Bars:
             look = style.RECORDED | {"markerfacecolor": style.sheet()["axes.facecolor"]}  # seen on a bar, too
             axes.plot([bar.recorded], [y], color=style.INK, zorder=6, **look)
         if bar.text:
-            style.write(axes, max(bar.values(), default=0), y, f"  {bar.text}", va="center", fontsize=9, zorder=6)
+            style.write(axes, max(bar.values(), default=0), y, f"  {bar.text}", va="center", fontsize=10, zorder=6)
 
     def alt(self) -> str:
         sentences = [f"{bar.name}: {', '.join(self._spoken(bar))}" for bar in self.bars if bar.values()]
@@ -391,6 +395,8 @@ def view(
         part.draw(axes)
     for axes in every[len(parts) :]:
         axes.remove()
+    if not boxes:
+        figure.set_layout_engine("constrained", w_pad=0.05, h_pad=0.05, wspace=0.03, hspace=0.04)
     header, cells = table or cast(Chart, parts[0]).table()
     said = " ".join(filter(None, (part.alt() for part in parts))) if alt is None else alt
     return View(figure, said, header, cells, caption, words if isinstance(words, str) else "\n".join(words), extra)

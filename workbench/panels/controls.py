@@ -8,13 +8,19 @@ import ipywidgets as widgets
 
 from workbench.experiments import Setting
 
-DESCRIPTION = {"description_width": "10.5em"}
-WIDTH = "24.5em"  # three beside each other in a notebook of usual width
+DESCRIPTION = {"description_width": "initial"}  # as wide as its words: no label is cut
+WIDTH = "auto"
+
+
+def row() -> widgets.Layout:
+    """Controls beside each other, in as many lines as it takes."""
+    return widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 1.5em")
 
 
 def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widgets.Widget:
     """The widget for a setting, showing `value`. A number without two bounds is a box, with them a slider."""
-    words = setting.name.replace("_", " ") + (f" ({setting.unit})" if setting.unit else "")
+    words = setting.name.replace("_", " ")
+    words += f" ({setting.unit})" if setting.unit and setting.unit not in words else ""
     common = {"description": words, "tooltip": setting.help or words, "style": DESCRIPTION}
     if setting.kind != "text":
         common["layout"] = widgets.Layout(width=WIDTH)

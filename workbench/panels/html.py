@@ -39,7 +39,8 @@ def escape(text: object) -> str:
 
 def paragraph(text: str, *, role: str = "", style: str = "") -> str:
     extra = f' role="{role}" aria-live="polite"' if role else ""
-    return f'<div{extra} style="line-height:1.45;max-width:62em;white-space:pre-line;{style}">{escape(text)}</div>'
+    look = f"font-size:16px;line-height:1.45;max-width:62em;white-space:pre-line;{style}"
+    return f'<div{extra} class="workbench-text" style="{look}">{escape(text)}</div>'
 
 
 def running_text(parts: Sequence[tuple[str, str]], caption: str) -> str:
@@ -73,10 +74,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str)
     )
 
 
-def image(png: bytes, alt: str) -> str:
-    """The picture with its alternative text (ipywidgets' own Image has none)."""
-    data = base64.b64encode(png).decode()
-    return (
-        f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}" '
-        'style="width:100%;max-width:900px;height:auto;border-radius:4px;display:block">'
-    )
+def image(svg: bytes, alt: str) -> str:
+    """The picture, as wide as the page, with its alternative text."""
+    return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}">'

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.transforms import ScaledTranslation
 
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.records import Measurement
 from workbench.panels import style
+from workbench.panels.stage import tell
 
 LIMIT_COLOURS = {"launch": style.IDLE, "bandwidth": style.WEIGHTS, "compute": style.COMPUTE}
 REGIMES = {
@@ -42,7 +44,8 @@ def name(axes: Axes, *, x: str = "", y: str = "", title: str = "") -> None:
     style.label(axes, x=x, y=y)
     axes.set_title("", loc="left", y=1.0)
     above = axes.transAxes + ScaledTranslation(0, 6 / 72, axes.figure.dpi_scale_trans)
-    style.write(axes, 0.0, 1.0, title, transform=above, va="baseline", fontsize=style.sheet()["axes.titlesize"])
+    size = style.sheet()["axes.titlesize"]
+    style.write(axes, 0.0, 1.0, style.wrapped(axes, title, size), transform=above, va="bottom", fontsize=size)
 
 
 def mark(axes: Axes, x: float, text: str, colour: str, *, height: float = 0.98) -> None:
@@ -54,7 +57,7 @@ def mark(axes: Axes, x: float, text: str, colour: str, *, height: float = 0.98) 
     if not text:
         return
     right = axes.transAxes.inverted().transform(axes.transData.transform((x, high)))[0] > 0.6
-    place = {"transform": axes.get_xaxis_transform(), "va": "top", "fontsize": 9}
+    place = {"transform": axes.get_xaxis_transform(), "va": "top", "fontsize": 10}
     style.write(axes, x, height, f" {text} ", color=colour, ha="right" if right else "left", **place)
 
 
@@ -111,12 +114,25 @@ def write_centred(axes: Axes, x: float, y: float, text: str, **look) -> None:
 
 
 def cell(
-    axes: Axes, x: float, y: float, width: float, height: float, colour: str, text: str = "", *, ink=style.INK, **look
+    axes: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    colour: str,
+    text: str = "",
+    *,
+    ink: str = style.INK,
+    told: str = "",
+    **look: Any,
 ) -> None:
-    """A rectangle from its lower corner, with a text in its middle. look: of the patch and of the font."""
+    """A rectangle from its lower corner, with a text in its middle. told: to the pointer. look: of the patch and of the
+    font."""
     font = {name: look.pop(name) for name in ("fontsize", "fontfamily") if name in look}
     look = {"linewidth": 0, "zorder": 3, **look}
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=colour, **look))
+    patch = Rectangle((x, y), width, height, facecolor=colour, **look)
+    tell(patch, *([told] if told else []))
+    axes.add_patch(patch)
     if text:
         write_centred(axes, x + width / 2, y + height / 2, text, color=ink, zorder=look["zorder"] + 1, **font)
 
@@ -134,6 +150,14 @@ def nothing(axes: Axes, text: str) -> None:
 
 NOTE = "#4B5563"  # of words beside a picture
 LOST = style.LEARNER  # a rejection, and where a draft loses
+
+
+def legend_above(axes: Axes, colours: Mapping[str, str], *, left: float, top: float = 0.995, columns: int = 8) -> None:
+    """{name: colour} of what the whole figure shows, as squares in its upper edge."""
+    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    look: dict[str, Any] = {"handlelength": 1.0, "handleheight": 1.0, "columnspacing": 1.1, "handletextpad": 0.4}
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (left, top), "borderpad": 0.1, "fontsize": 10}
+    axes.figure.legend(handles=handles, ncols=columns, frameon=False, **place, **look)
 
 
 def empty(axes: Axes) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import io
+import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +22,8 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 FILE = Path(__file__).with_name("workbench.mplstyle")
+LETTER = 0.56  # the width of a letter of DejaVu Sans, as a share of its size, on the average
+_SVG_NAME = re.compile(r"\b([pmhiC])[0-9a-f]{10}\b")
 
 # The same thing has the same colour everywhere (Okabe and Ito's palette: apart for every kind of colour sight).
 WEIGHTS = "#0072B2"
@@ -85,11 +89,27 @@ def label(axes: Axes, *, x: str = "", y: str = "", title: str = "") -> None:
     """Name the axes (with units) and the plot, as plain text: a dollar sign is a dollar sign."""
     style = sheet()
     plain: dict[str, Any] = {"parse_math": False, "fontfamily": "DejaVu Sans"}
-    axes.set_xlabel(x, color=style["axes.labelcolor"], fontsize=style["axes.labelsize"], **plain)
+    axes.set_xlabel(
+        wrapped(axes, x, style["axes.labelsize"]),
+        color=style["axes.labelcolor"],
+        fontsize=style["axes.labelsize"],
+        **plain,
+    )
     axes.set_ylabel(y, color=style["axes.labelcolor"], fontsize=style["axes.labelsize"], **plain)
     axes.set_title(
-        title, loc="left", color=style["text.color"], fontsize=style["axes.titlesize"], fontweight="normal", **plain
+        wrapped(axes, title, style["axes.titlesize"]),
+        loc="left",
+        color=style["text.color"],
+        fontsize=style["axes.titlesize"],
+        fontweight="normal",
+        **plain,
     )
+
+
+def wrapped(axes: Axes, text: str, size: float) -> str:
+    """The text in as many lines as it takes beside or under these axes, in letters of `size` points."""
+    inches = axes.get_position().width * axes.figure.get_size_inches()[0]
+    return textwrap.fill(text, max(12, int(inches / (LETTER * size / 72)))) if text else ""
 
 
 def legend(axes: Axes, **place) -> None:
@@ -144,6 +164,16 @@ def png(figure: Figure) -> bytes:
     canvas: Any = figure.canvas  # of the Agg backend
     canvas.print_png(out, metadata={"Software": None}, pil_kwargs={"compress_level": 1})
     return out.getvalue()
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure as SVG bytes: half of a PNG's, drawn in half the time, and sharp at any size. Letters are outlines, so
+    the page needs no font. The same figure gives the same bytes: names that are drawn by chance are numbered."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", facecolor=figure.get_facecolor(), metadata={"Date": None, "Creator": None})
+    numbers: dict[str, str] = {}
+    text = _SVG_NAME.sub(lambda found: numbers.setdefault(found[0], f"{found[1]}n{len(numbers)}"), out.getvalue())
+    return text.encode()
 
 
 def milliseconds(seconds: float) -> str:

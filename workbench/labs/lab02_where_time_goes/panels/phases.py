@@ -45,8 +45,9 @@ class PhasesPanel(Panel):
                 )
             ),
             x=Axis("tokens", scale="log", ticks=VALUES),
-            y=Axis("time of one token", milliseconds, "log"),
-            legend="best",
+            y=Axis("time of one token", milliseconds, "log", room=(1.8, 12)),
+            legend="upper right",
+            legend_columns=2,
         )
         taken = {(m.settings["tokens"], m.settings["phase"]): m for m in timed}
         return view(

@@ -70,7 +70,7 @@ def _draw_slot(axes: Axes, held: int, prompt: int, slot: int) -> None:
     axes.grid(visible=False)
     axes.set_xticks(range(0, wide, 8))
     axes.set_yticks(range(high), labels=[str(CELLS_A_ROW * r) for r in range(high)])
-    title = f"the slot: {held:,} of {slot:,} positions hold keys and values (dark: prompt, light: written, grey: free)"
+    title = f"{held:,} of {slot:,} positions hold keys and values (dark: prompt, grey: free)"
     style.label(axes, title=title, y="position")
 
 

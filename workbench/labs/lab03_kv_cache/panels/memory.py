@@ -76,7 +76,7 @@ def _draw_bar(axes: Axes, wanted: Need, title: str) -> None:
         if card <= top:
             axes.axhline(card, color=style.INK, linewidth=1.1, linestyle=(0, (4, 3)))
         if written + 0.07 * top <= card <= top:
-            style.write(axes, 1.02, card, f"{card} GB", ha="right", va="bottom", fontsize=9)
+            style.write(axes, 1.02, card, f"{card} GB", ha="right", va="bottom", fontsize=10)
             written = card
     axes.set_xlim(-0.5, 1.05)
     axes.set_ylim(0, top)

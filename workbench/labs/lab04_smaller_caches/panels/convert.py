@@ -96,7 +96,7 @@ def _chart(made: list[Measurement], record: list[Measurement], heads: int) -> Ch
             look: dict[str, Any] = {"linewidth": 1.6, "linestyle": (0, (1, 1.5)), "zorder": 2}
             axes.axhline(m.median, color=COLOURS["mha"] if stage == "before" else colour, **look)
             place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top" if number else "bottom"}
-            style.write(axes, 0.995, m.median, NAMES[stage], fontsize=9.5, color=NOTE, **place)
+            style.write(axes, 0.995, m.median, NAMES[stage], fontsize=10, color=NOTE, **place)
 
     return Chart(
         *series,

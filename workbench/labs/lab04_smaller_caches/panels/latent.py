@@ -32,15 +32,15 @@ from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Chart, Drawing, line, measured, predicted, recorded, table, view
 from workbench.panels.limits import LIMIT_WORDS
-from workbench.panels.plots import PALE, flop_words, matching
+from workbench.panels.plots import NOTE, PALE, flop_words, matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import beside_prediction, recorded_label
 
 WAY = {"absorbed": "mla", "expanded": "mla re-expanded"}  # the names of their colours
 KNOBS = ("shape", "context", "precision")
-WIDE, HIGH = 100.0, 47.0  # of the drawing, in units of its own
-LANES = {"absorbed": 35.2, "expanded": 12.0}  # middles
+WIDE, HIGH = 100.0, 51.5  # of the drawing, in units of its own
+LANES = {"absorbed": 39.0, "expanded": 14.5}  # middles
 
 
 class LatentPanel(Panel):
@@ -64,8 +64,8 @@ class LatentPanel(Panel):
             Drawing(lambda axes: _draw(axes, layer_config(shape), now, new, context), alt_text),
             _flops_chart(shape, context, new, element),
             _times_chart(expected, made, self.record, new),
-            height=6.4,
-            boxes=[(0.01, 0.44, 0.98, 0.555), (0.12, 0.085, 0.365, 0.3), (0.61, 0.085, 0.375, 0.3)],
+            height=8.0,
+            boxes=[(0.01, 0.43, 0.98, 0.56), (0.145, 0.075, 0.345, 0.27), (0.63, 0.075, 0.355, 0.27)],
             table=_table(self.ceilings(), settings, made),
             caption=f"One layer of {shape}, after {context:,} tokens",
             words=_words(self.ceilings(), settings, now, expected, made),
@@ -108,8 +108,8 @@ def _draw(axes: Axes, config: ModelConfig, now: dict[str, FormCosts], new: int, 
     _lane(
         axes, "expanded", [latents, ups, keys, query, out], ["", ("expand", expanded), "", ("attention", expanded)], now
     )
-    note = "numbers in boxes: values. Orange: cached; blue: weights; grey and plum: made in this step, then dropped"
-    style.write(axes, WIDE / 2, 0.6, note, ha="center", va="center", fontsize=8.6, color="#4B5563")
+    note = "numbers: values. Orange: cached; blue: weights; others: made in this step, then dropped"
+    style.write(axes, WIDE / 2, 0.6, note, ha="center", va="center", fontsize=10, color="#4B5563")
 
 
 def _lane(axes: Axes, form: str, boxes: Sequence[tuple], steps: Sequence, now: dict[str, FormCosts]) -> None:
@@ -138,9 +138,10 @@ def _lane(axes: Axes, form: str, boxes: Sequence[tuple], steps: Sequence, now: d
         )
         dark = fill in (style.WEIGHTS, COLOURS["mla re-expanded"])
         ink = "#FFFFFF" if dark else style.INK
-        style.write(axes, x, middle, readable_count(values), ha="center", va="center", fontsize=9, color=ink, zorder=4)
-        style.write(axes, x, middle + 7.0, name, ha="center", va="center", fontsize=9)
-        style.write(axes, x, middle - 6.6, size, ha="center", va="center", fontsize=7.6, color="#4B5563")
+        style.write(axes, x, middle, readable_count(values), ha="center", va="center", fontsize=10, color=ink, zorder=4)
+        style.write(axes, x, middle + 7.0, name, ha="center", va="center", fontsize=10)
+        factors = size.split(" · ", 1)
+        style.write(axes, x, middle - 6.9, " ·\n".join(factors), ha="center", va="center", fontsize=10, color=NOTE)
         if right is not None:
             _arrow(axes, right, x - width / 2, middle, steps[i - 1])
         right = x + width / 2
@@ -166,11 +167,11 @@ def _arrow(axes: Axes, start: float, end: float, middle: float, step) -> None:
         style.write(
             axes,
             (start + end) / 2,
-            middle - 9.2,
+            middle - 11.4,
             f"{name}: {flops}",
             ha="center",
             va="center",
-            fontsize=8.6,
+            fontsize=10,
             color="#A2457F",
         )
 

@@ -77,7 +77,7 @@ def _cells(axes: Axes, row: float, colours: list[str], texts: list[str], height:
     """A row of cells from x = 0, each with its colour and its text."""
     boxes = [Rectangle((x - 0.46, row - height / 2), 0.92, height) for x in range(len(colours))]
     axes.add_collection(PatchCollection(boxes, facecolor=colours, edgecolor="none", zorder=2))
-    size = 9 if len(texts) <= 28 else 7.5
+    size = 10
     for x, (text, colour) in enumerate(zip(texts, colours)):
         if text:
             ink = "#FFFFFF" if colour == SINK else style.INK
@@ -108,9 +108,7 @@ def _draw_strips(axes: Axes, config: ModelConfig, buffer: Buffer, shown: int, to
         axes.add_patch(Rectangle((shown - 1.46, row - 0.4), 0.92, 0.8, fill=False, edgecolor=style.INK, linewidth=1.6))
     _bare(axes, tokens, 2)
     axes.set_yticks(range(len(rows)), labels=rows)
-    style.label(
-        axes, title=f"the text after {shown:,} tokens (dark: sinks; light: held, no longer seen; grey: forgotten)"
-    )
+    style.label(axes, title=f"after {shown:,} tokens (dark: sinks; light: held, not seen; grey: forgotten)")
 
 
 def _colour(position: int, buffer: Buffer, held: set[int], seen: set[int]) -> str:
@@ -133,7 +131,7 @@ def _draw_ring(axes: Axes, buffer: Buffer, shown: int) -> None:
     _bare(axes, max(buffer.places, 20), 1)
     axes.set_yticks([0], labels=["the buffer"])
     title = f"{buffer.places:,} places: {buffer.sinks} sinks, then a ring of W − 1 + {buffer.rewind} = {buffer.turns}"
-    style.label(axes, title=title + " (numbers: the position that a place holds)")
+    style.label(axes, title=title + " (numbers: positions)")
 
 
 def _bytes_chart(config, buffer: Buffer, tokens: int, shown: int, element: int, made: list[Measurement]) -> Chart:

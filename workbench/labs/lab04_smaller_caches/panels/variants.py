@@ -104,7 +104,7 @@ def _times(expected: dict, made: list[Measurement], record: list[Measurement]) -
     def note(axes: Axes) -> None:
         if record:
             words = f"hollow: {record[0].settings['size']}, {recorded_label(record)}"
-            style.write(axes, 0.02, 0.97, words, fontsize=9, transform=axes.transAxes, va="top")
+            style.write(axes, 0.02, 0.97, words, fontsize=10, transform=axes.transAxes, va="top")
 
     return Chart(
         *series,

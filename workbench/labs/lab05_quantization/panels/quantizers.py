@@ -144,7 +144,7 @@ class QuantizersPanel(KnobPanel):
             legend_below(axes.figure, [(method, names.get(method, method)) for method in methods], columns=6)
             if old:
                 note = f"hollow: {recorded_label(self.record)}"
-                style.write(axes, 0.985, 0.125, note, fontsize=9, ha="right", transform=axes.figure.transFigure)
+                style.write(axes, 0.985, 0.125, note, fontsize=10, ha="right", transform=axes.figure.transFigure)
 
         passages = settings["passages"] if live or not old else old[0].quality.settings["passages"]
         return view(

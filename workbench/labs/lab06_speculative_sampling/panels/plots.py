@@ -26,7 +26,7 @@ COLOURS = {
     "plain": style.IDLE,
     "jump": style.CACHE,
 }
-FONT_SIZE = 9.0
+FONT_SIZE = 10.0
 CHARACTER = 0.602 * FONT_SIZE / 72  # inches: DejaVu Sans Mono
 LINE = 1.75 * FONT_SIZE / 72
 
@@ -46,7 +46,7 @@ def draw_text(axes: Axes, parts: Parts, *, lines: int, bold_from: int | None = N
     """The end of the text, as many lines as there are, each token on the colour of its kind. bold_from: the part from
     which on it is framed, what the last round wrote."""
     box = axes.get_window_extent().transformed(axes.figure.dpi_scale_trans.inverted())
-    columns = int(box.width / CHARACTER)
+    columns = int(box.width / CHARACTER) - 1
     runs = _laid_out(parts, columns, lines)
     empty(axes)
     axes.set(xlim=(0, box.width), ylim=(lines * LINE, 0))
@@ -67,7 +67,7 @@ def _laid_out(parts: Parts, columns: int, lines: int) -> list[tuple[int, int, st
     for index, (text, _) in enumerate(parts):
         for at, piece in enumerate(html.visible(text, keep="\n").split("\n")):
             if at:
-                runs.append((line, column, "⏎", index))
+                runs.append((line, column + 1, "⏎", index))
                 line, column = line + 1, 0
             while piece:
                 room = columns - 1 - column
@@ -94,7 +94,7 @@ def behind(axes: Axes, x: float, text: str, colour: str) -> None:
 def kinds_legend(axes: Axes, kinds: Sequence[str]) -> None:
     """A line of coloured words over text drawn by `draw_text`: which colour is which."""
     words = [(KINDS[kind], COLOURS[kind], 0.38) for kind in kinds]
-    words += [("q, the draft's", style.DRAFT, 1.0), ("p, the target's", style.TARGET, 1.0)]
+    words += [("q, draft", style.DRAFT, 1.0), ("p, target", style.TARGET, 1.0)]
     x = 0.0
     for text, colour, alpha in words:
         wide = len(text) * CHARACTER

@@ -40,7 +40,7 @@ class StepperPanel(PlayPanel):
             Drawing(lambda axes: _draw_drafted(axes, m)),
             Drawing(lambda axes: _draw_last(axes, m)),
             height=5.2,
-            boxes=[(0.03, 0.665, 0.955, LINES * LINE / 5.2), (0.075, 0.115, 0.46, 0.44), (0.675, 0.115, 0.31, 0.44)],
+            boxes=[(0.03, 0.665, 0.955, LINES * LINE / 5.2), (0.105, 0.135, 0.42, 0.41), (0.7, 0.135, 0.285, 0.41)],
             table=table(
                 made,
                 {
@@ -97,10 +97,10 @@ def _draw_drafted(axes: Axes, m: Measurement | None) -> None:
         verdict = "kept" if x < kept else "rejected" if looked else "not looked at"
         colour = NOTE if not looked else style.INK if x < kept else LOST
         style.write(axes, x, 1.14, f"{sure:.0%}" if looked else "", ha="center", fontsize=10.5, color=colour)
-        style.write(axes, x, 1.04, verdict, ha="center", fontsize=9, color=colour)
+        style.write(axes, x, 1.04, verdict, ha="center", fontsize=10, color=colour)
     axes.set(xlim=(-0.6, max(len(drafted), 3) - 0.4), ylim=(0, 1.28), yticks=[0, 0.25, 0.5, 0.75, 1.0])
-    names = [style.drawable(html.token(t))[:12] for t in drafted]
-    axes.set_xticks(range(len(drafted)), names, fontsize=9.5 if len(drafted) <= 6 else 7.5, **MONO)
+    names = [style.drawable(html.token(t))[: 12 if len(drafted) <= 4 else 7] for t in drafted]
+    axes.set_xticks(range(len(drafted)), names, fontsize=10, rotation=0 if len(drafted) <= 5 else 30, **MONO)
     axes.grid(visible=False, axis="x")
     style.label(axes, y="probability", title=f"{title}drafted, and its chance to be kept")
 
@@ -121,7 +121,7 @@ def _draw_last(axes: Axes, m: Measurement | None) -> None:
         else:
             axes.barh(y, drawn, height=0.5, color=style.TARGET, zorder=3)
     names = [style.drawable(html.token(t))[:12] for t, *_ in best]
-    axes.set_yticks(range(len(best)), names, fontsize=9.5, **MONO)
+    axes.set_yticks(range(len(best)), names, fontsize=10, **MONO)
     for label, (text, *_) in zip(axes.get_yticklabels(), best):
         if text == token and kind != "draft":
             label.set_fontweight("bold")

@@ -115,7 +115,7 @@ class TreePanel(PlayPanel):
             drawn(_draw_mask),
             drawn(_draw_strip),
             height=6.0,
-            boxes=[(0.015, 0.245, 0.635, 0.7), (0.725, 0.36, 0.26, 0.26 * 8.6 / 6.0), (0.075, 0.035, 0.91, 0.13)],
+            boxes=[(0.015, 0.245, 0.635, 0.66), (0.725, 0.36, 0.26, 0.26 * 7.2 / 6.0), (0.11, 0.035, 0.875, 0.13)],
             table=table(
                 made,
                 {
@@ -144,7 +144,7 @@ def _draw_tree(axes: Axes, tree: Tree, m: Measurement, stage: int) -> None:
     places = tree.places()
     deepest = max(x for x, _ in places.values())
     lowest = max(y for _, y in places.values())
-    size = 10 if lowest < 10 else 8.5 if lowest < 16 else 7
+    size = 10
     for node, (x, y) in places.items():
         if node < 0:
             continue
@@ -208,7 +208,7 @@ def _draw_mask(axes: Axes, tree: Tree, _: Measurement, stage: int) -> None:
     axes.set_yticks(np.arange(-0.5, rows), minor=True)
     axes.tick_params(which="both", length=0)
     axes.grid(visible=True, which="minor", color="#FFFFFF", linewidth=0.8)
-    size = 8 if rows <= 18 else 5.5
+    size = 10
     names = ["text", "last", *(_text(t, 6) for t in tree.tokens)]
     axes.set_xticks(range(columns), names, rotation=90, fontsize=size, fontfamily="DejaVu Sans Mono", parse_math=False)
     axes.set_yticks(range(rows), names[1:], fontsize=size, fontfamily="DejaVu Sans Mono", parse_math=False)
@@ -225,11 +225,11 @@ def _draw_strip(axes: Axes, tree: Tree, m: Measurement, stage: int) -> None:
         kept = not stage or node in tree.path
         before.append((_text(tree.tokens[node], 5), COLOURS["draft"] if kept else PALE))
     _cells(axes, 0, before)
-    style.write(axes, -0.7, 0, "the pass", ha="right", va="center", fontsize=9)
+    style.write(axes, -0.7, 0, "the pass", ha="right", va="center", fontsize=10)
     if stage == 2:
         after = [*before[:2], *((_text(tree.tokens[node], 5), COLOURS["draft"]) for node in tree.path)]
         _cells(axes, 1.7, after)
-        style.write(axes, -0.7, 1.7, "kept", ha="right", va="center", fontsize=9)
+        style.write(axes, -0.7, 1.7, "kept", ha="right", va="center", fontsize=10)
         for place, node in enumerate(tree.path):
             axes.plot([2 + node, 2 + place], [0.48, 1.22], color=style.INK, linewidth=1.2, zorder=4)
     axes.set(xlim=(-0.6, max(n + 2, 12) - 0.4), ylim=(2.3, -0.6))
@@ -239,7 +239,7 @@ def _draw_strip(axes: Axes, tree: Tree, m: Measurement, stage: int) -> None:
 
 
 def _cells(axes: Axes, y: float, cells: Sequence[tuple[str, str]]) -> None:
-    look = {"fontsize": 8 if len(cells) <= 18 else 5.5, "fontfamily": "DejaVu Sans Mono", "zorder": 2}
+    look = {"fontsize": 10 if len(cells) <= 18 else 5.5, "fontfamily": "DejaVu Sans Mono", "zorder": 2}
     for x, (text, colour) in enumerate(cells):
         cell(axes, x - 0.47, y - 0.45, 0.94, 0.9, colour, text, **look)
 

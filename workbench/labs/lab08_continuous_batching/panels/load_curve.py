@@ -37,7 +37,7 @@ class LoadPanel(Panel):
             _curve_chart(points),
             _share_chart(points, settings),
             height=4.0,
-            boxes=[(0.085, 0.145, 0.43, 0.72), (0.62, 0.145, 0.36, 0.72)],
+            boxes=[(0.135, 0.145, 0.38, 0.72), (0.66, 0.145, 0.32, 0.72)],
             table=table(
                 [m for curve in curves.values() for m in curve],
                 {

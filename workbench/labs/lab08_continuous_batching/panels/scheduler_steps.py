@@ -25,7 +25,7 @@ from workbench.labs.lab08_continuous_batching.scheduler_steps import (
 from workbench.panels import style
 from workbench.panels.chart import Drawing, table, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import LOST, PALE, cell, empty, listed
+from workbench.panels.plots import LOST, PALE, cell, empty, legend_above, listed
 from workbench.panels.view import View
 from workbench.serving.arrivals import Arrival
 
@@ -60,7 +60,7 @@ class SchedulerStepsPanel(PlayPanel):
             Drawing(lambda axes: _draw_rows(axes, states[:, shown], frame, settings)),
             Drawing(lambda axes: _draw_pool(axes, frame, settings["blocks"])),
             height=HEIGHT,
-            boxes=[(0.105, 0.425, 0.88, 0.445), (0.02, 0.015, *BOX), (0.52, 0.015, *BOX)],
+            boxes=[(0.135, 0.425, 0.85, 0.405), (0.02, 0.015, *BOX), (0.52, 0.015, *BOX)],
             table=table(
                 enumerate(asked),
                 {
@@ -124,17 +124,12 @@ def _draw_grid(axes: Axes, states: np.ndarray, frames: Sequence[Frame], asked: S
         Rectangle((shown - 0.5, -0.5), 1, requests, fill=False, edgecolor=style.INK, linewidth=1.6, zorder=5)
     )
     names = [f"{r}: {a.prompt_tokens} + {a.new_tokens}" for r, a in enumerate(asked)]
-    axes.set_yticks(range(requests), names, fontsize=8.5 if requests <= 9 else 7)
+    axes.set_yticks(range(requests), names, fontsize=10)
     ticks = [x for x, frame in enumerate(frames) if frame.at % (5 if steps <= 80 else 10) == 0]
-    axes.set_xticks(ticks, [f"{frames[x].at}" for x in ticks], fontsize=8.5)
-    strip = {"va": "center", "transform": axes.figure.transFigure}
-    x = 0.02
-    for state in STATES[1:]:
-        style.write(axes, x, 0.955, "■", color=COLOURS[state], fontsize=13, **strip)
-        style.write(axes, x + 0.019, 0.955, state, fontsize=9.5, **strip)
-        x += 0.037 + 0.0094 * len(state)
-    style.write(axes, x, 0.955, "×", color=LOST, fontsize=14, fontweight="bold", **strip)
-    style.write(axes, x + 0.017, 0.955, "is preempted", fontsize=9.5, **strip)
+    axes.set_xticks(ticks, [f"{frames[x].at}" for x in ticks], fontsize=10)
+    legend_above(
+        axes, {state: COLOURS[state] for state in STATES[1:]} | {"× is preempted": "none"}, left=0.01, columns=4
+    )
     style.label(axes, x="step", title="request: prompt + output, in tokens")
 
 
@@ -146,7 +141,7 @@ def _squares(axes: Axes, squares: Sequence[tuple[str, str]], title: str) -> None
     for at, (text, colour) in enumerate(squares):
         y, x = divmod(at, columns)
         ink = "#FFFFFF" if colour in (style.WEIGHTS, style.TARGET, LOST) else style.INK
-        cell(axes, x + 0.06, y + 0.06, 0.88, 0.88, colour, text, ink=ink, fontsize=160 / columns)
+        cell(axes, x + 0.06, y + 0.06, 0.88, 0.88, colour, text if columns <= 16 else "", ink=ink, fontsize=10)
     axes.set(xlim=(0, columns), ylim=(columns * tall, 0))
     style.label(axes, title=title)
 

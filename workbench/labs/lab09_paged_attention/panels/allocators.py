@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from workbench.experiments import Setting
 from workbench.instruments.records import Measurement
@@ -27,7 +26,7 @@ from workbench.labs.lab09_paged_attention.allocators import (
 from workbench.panels import style
 from workbench.panels.chart import Axis, Bar, Bars, Drawing, table, view
 from workbench.panels.knobs import KnobPanel
-from workbench.panels.plots import NOTE, PALE, empty, write_middle
+from workbench.panels.plots import NOTE, PALE, empty, legend_above, write_middle
 from workbench.panels.view import View
 
 KNOBS = ("load", "requests", "rate", "capacity", "seed")
@@ -90,9 +89,9 @@ class AllocatorsPanel(KnobPanel):
             sequences,
             height=5.6,
             boxes=[
-                *((left, 0.575, 0.265, 0.285) for left in (0.065, 0.39, 0.715)),
-                (0.185, 0.095, 0.42, 0.345),
-                (0.64, 0.095, 0.34, 0.345),
+                *((left, 0.575, 0.265, 0.285) for left in (0.09, 0.405, 0.72)),
+                (0.225, 0.125, 0.38, 0.315),
+                (0.64, 0.125, 0.34, 0.315),
             ],
             alt=f"{_alt(made, paged)} {shares.alt()} {sequences.alt()}",
             table=table(
@@ -123,15 +122,7 @@ def _part(made: Mapping[str, Measurement], part: str) -> Callable[[str], str]:
 
 def _draw_course(axes: Axes, m: Measurement | None, name: str, *, first: bool) -> None:
     if first:
-        handles = [Patch(color=COLOURS[part], label=part) for part in PARTS]
-        place: dict[str, Any] = {
-            "loc": "upper left",
-            "ncols": 5,
-            "bbox_to_anchor": (0.055, 1.005),
-            "frameon": False,
-            "fontsize": 9.5,
-        }
-        axes.figure.legend(handles=handles, **place)
+        legend_above(axes, {part: COLOURS[part] for part in PARTS}, left=0.055)
     if m is None:
         empty(axes)
         write_middle(axes, "Run serves the workload")
@@ -144,7 +135,7 @@ def _draw_course(axes: Axes, m: Measurement | None, name: str, *, first: bool) -
     axes.set(xlim=(0, m.counts["steps"]), ylim=(0, 1), yticks=[0, 0.5, 1.0])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.locator_params(axis="x", nbins=4)
-    axes.tick_params(labelsize=8.5)
+    axes.tick_params(labelsize=10)
     if not first:
         axes.set_yticklabels([])
     style.label(axes, x="step", y="share of memory" if first else "", title=name)

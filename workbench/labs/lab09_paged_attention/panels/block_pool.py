@@ -110,7 +110,7 @@ def _draw_block(axes: Axes, x: float, y: float, step: Step, block: int, size: in
     ink = "#FFFFFF" if state == SHARED else style.INK
     write_centred(axes, x + 0.47, y + 0.36, f"{block}", fontsize=10, color=ink, zorder=7)
     if step.references[block] > 1:
-        write_centred(axes, x + 0.47, y + 0.74, f"{step.references[block]} ×", fontsize=8, color=ink, zorder=7)
+        write_centred(axes, x + 0.47, y + 0.74, f"{step.references[block]} ×", fontsize=10, color=ink, zorder=7)
 
 
 def _draw_copy(axes: Axes, source: int, target: int) -> None:
@@ -139,7 +139,7 @@ def _draw_table(axes: Axes, y: float, name: str, table, step: Step, marked: set[
         # white first, so that lines of others pass behind it
         for face, alpha in (("#FFFFFF", 1), (STATES[state_of(step, block)], 0.5)):
             cell(axes, x, y, 0.94 * wide, 0.6, face, alpha=alpha, zorder=5)
-        write_centred(axes, x + 0.47 * wide, y + 0.31, f"{block}", zorder=7, fontsize=9.5 if wide > 0.6 else 7)
+        write_centred(axes, x + 0.47 * wide, y + 0.31, f"{block}", zorder=7, fontsize=10 if wide > 0.6 else 7)
         to_x, to_y = _place(block)
         look: dict[str, Any] = {
             "color": STATES[SHARED] if shared else style.CACHE,
@@ -152,7 +152,7 @@ def _draw_table(axes: Axes, y: float, name: str, table, step: Step, marked: set[
         axes.plot([to_x + 0.47], [to_y + 1.0], marker="^", markersize=4, zorder=4, **(look | {"linewidth": 0}))
     look = {"bbox": {"facecolor": style.sheet()["axes.facecolor"], "linewidth": 0, "pad": 1}, "color": NOTE}
     text = f"{step.lengths[name]} tokens"
-    style.write(axes, wide * len(table) + 0.15, y + 0.31, text, va="center", fontsize=9, zorder=5, **look)
+    style.write(axes, wide * len(table) + 0.15, y + 0.31, text, va="center", fontsize=10, zorder=5, **look)
 
 
 def _draw_legend(axes: Axes) -> None:
@@ -161,12 +161,12 @@ def _draw_legend(axes: Axes) -> None:
     marks += [("found again", "none", FOUND), ("evicted", "none", EVICTED)]
     for text, face, edge in marks:
         cell(axes, x, -1.36, 0.36, 0.36, face, edgecolor=edge, linewidth=2.2 if face == "none" else 0.8, zorder=4)
-        style.write(axes, x + 0.5, -1.17, text, va="center", fontsize=9.5)
+        style.write(axes, x + 0.5, -1.17, text, va="center", fontsize=10)
         x += 1.05 + 0.15 * len(text)
     axes.annotate(
         "", (x + 0.7, -1.17), (x, -1.17), arrowprops={"arrowstyle": "-|>", "color": style.INK, "linewidth": 1.6}
     )
-    style.write(axes, x + 0.85, -1.17, "copied", va="center", fontsize=9.5)
+    style.write(axes, x + 0.85, -1.17, "copied", va="center", fontsize=10)
 
 
 def _rows(step: Step, size: int) -> list[list[str]]:

@@ -88,10 +88,10 @@ def _pools_axis(name: str, places: list[str], every: int = 1) -> Axis:
 
 def _small(axes: Axes) -> None:
     """Small numbers, and a small legend."""
-    axes.tick_params(axis="x", labelsize=8.5)
+    axes.tick_params(axis="x", labelsize=10)
     if legend := axes.get_legend():
         for text in legend.get_texts():
-            text.set_fontsize(7.5)
+            text.set_fontsize(10)
 
 
 def _hits_chart(made: Sequence[Measurement], best: dict[bool, float], places: list[str]) -> Chart:
@@ -103,13 +103,13 @@ def _hits_chart(made: Sequence[Measurement], best: dict[bool, float], places: li
             for apart, share in best.items()
         ),
         *_by_pool(made, places, lambda m: m.median),
-        x=_pools_axis("pool, times what texts in work need", places),
+        x=_pools_axis("pool, × the need", places, 2),
         y=Axis(
             "",
             lambda share: f"{share:.0%}",
-            limits=(max(0.0, low - 0.9 * max(0.08, top - low)), min(1.0, top + 0.02) + 1e-3),
+            limits=(max(0.0, low - 1.8 * max(0.08, top - low)), min(1.0, top + 0.02) + 1e-3),
         ),
-        title="share of prompt tokens found",
+        title="prompt tokens found",
         legend="lower right",
         also=_small,
     )

@@ -149,7 +149,7 @@ def _bytes_chart(shape: dict[str, Any], block_queries: int) -> Chart:
             for name in ALGORITHMS
         ),
         x=_tokens_axis(list(LENGTHS)),
-        y=Axis("", readable_bytes, "log", room=(1.8, 26)),
+        y=Axis("", readable_bytes, "log", room=(1.8, 60)),
         title="bytes moved, counted",
         legend="upper left",
     )

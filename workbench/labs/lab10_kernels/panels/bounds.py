@@ -90,7 +90,9 @@ def _on_gpu(measurements: list[Measurement]) -> list[Measurement]:
 def _bound_bars(expected: dict[str, tuple], card: str) -> Bars:
     def legend(axes: Axes) -> None:
         handles = [Patch(color=LIMIT_COLOURS[limit], label=limit) for limit in ("bandwidth", "compute", "launch")]
-        axes.legend(handles=handles, loc="upper right", fontsize=9, frameon=False, title="what binds", title_fontsize=9)
+        axes.legend(
+            handles=handles, loc="upper right", fontsize=10, frameon=False, title="what binds", title_fontsize=10
+        )
 
     return Bars(
         [
@@ -125,7 +127,7 @@ def _draw_shares(axes: Axes, names: tuple[str, ...], measured: list[Measurement]
     if len(shares) == 1:
         write_middle(axes, "Run measures")
     if not _on_gpu(measured) and not _on_gpu(record):
-        place = {"transform": axes.transAxes, "ha": "right", "fontsize": 9, "color": NOTE}
+        place = {"transform": axes.transAxes, "ha": "right", "fontsize": 10, "color": NOTE}
         style.write(axes, 0.98, 0.03, f"kernels on a GPU: {NOT_MEASURED}", **place)
     plots.name(axes, x="share of the bound where it ran", title="◆ kernel   ● PyTorch")
 

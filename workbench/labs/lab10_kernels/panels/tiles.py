@@ -63,10 +63,10 @@ class TilesPanel(PlayPanel):
             _bytes_bars(walk.steps[at], settings),
             height=4.9,
             boxes=[
-                (0.075, 0.105, 0.45, 0.79),
+                (0.09, 0.125, 0.43, 0.76),
                 (0.605, 0.72, 0.375, 0.19),
                 (0.605, 0.425, 0.375, 0.19),
-                (0.685, 0.09, 0.295, 0.19),
+                (0.735, 0.09, 0.245, 0.19),
             ],
             table=table(seen, columns) if seen else (list(columns), [["–", "", "its block has not begun", *[""] * 4]]),
             caption=f"query {row}: what it keeps, tile by tile, up to tile {at} of {len(walk.steps) - 1}",
@@ -103,7 +103,7 @@ def _draw_grid(axes: Axes, walk: Loop, at: int, row: int, settings: dict[str, An
         Patch(facecolor=PALE, label="skipped"),
         Patch(facecolor=WAITING, edgecolor="#9AA1AC", label="to come"),
     ]
-    box = axes.legend(handles=handles, loc="upper right", fontsize=8.5, frameon=True, framealpha=0.95)
+    box = axes.legend(handles=handles, loc="upper right", fontsize=10, frameon=True, framealpha=0.95)
     box.set_zorder(9)
 
 
@@ -124,7 +124,7 @@ def _row_charts(walk: Loop, at: int, row: int, settings: dict[str, Any]) -> list
     lowest = min(score for s in every for score in s.followed.seen)
     span = max(maxima) - lowest
     dots: dict[str, Any] = {"linestyle": "", "marker": ".", "markersize": 3}
-    waits: dict[str, Any] = {"empty": "its block has not begun", "also": lambda axes: axes.tick_params(labelsize=8.5)}
+    waits: dict[str, Any] = {"empty": "its block has not begun", "also": lambda axes: axes.tick_params(labelsize=10)}
     ends = (first - 0.5, last + 0.5)
     return [
         Chart(
@@ -132,7 +132,7 @@ def _row_charts(walk: Loop, at: int, row: int, settings: dict[str, Any]) -> list
             Series("maximum m", [(s.key_block, s.followed.maximum) for s in steps], "measured", style.LEARNER),
             x=Axis("", ticks=ticks, limits=ends),
             y=Axis("score", limits=(lowest - 0.1 * span, max(maxima) + 0.15 * span)),
-            title=f"query {row}: its scores, the maximum m",
+            title=f"scores of query {row}, maximum m",
             **waits,
         ),
         Chart(
@@ -152,13 +152,13 @@ def _bytes_bars(step: Step, settings: dict[str, Any]) -> Bars:
     now = step.bytes_read + step.bytes_written
     return Bars(
         [
-            Bar("tiles", now, style.CACHE, predicted=whole, text=f"{readable_bytes(now)} of {readable_bytes(whole)}"),
+            Bar("tiles", now, style.CACHE, predicted=whole, text=readable_bytes(now)),
             Bar("whole matrices", standard, style.COMPUTE, text=readable_bytes(standard)),
         ],
-        Axis("", readable_bytes, "zero", room=(1, 1.35)),
-        "bytes over the bus, one head",
+        Axis("", readable_bytes, "zero", room=(1, 1.9)),
+        "bytes moved",
         height=0.55,
-        size=8.5,
+        size=10,
     )
 
 

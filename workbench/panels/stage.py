@@ -1,0 +1,131 @@
+"""The picture on the page: as wide as the panel, sharp at any zoom, with the name of what is under the pointer, and a
+switch that fills the screen with the panel, for a hall."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import anywidget
+import traitlets
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+NEAR = 0.012  # half the side of what a point answers to, as a share of the picture's width
+
+JAVASCRIPT = """
+function render({ model, el }) {
+  el.classList.add("workbench-stage");
+  const picture = document.createElement("div"), note = document.createElement("div");
+  picture.className = "workbench-picture";
+  note.className = "workbench-note"; note.hidden = true;
+  const draw = () => { picture.innerHTML = model.get("value"); note.hidden = true; };
+  const under = (event) => {
+    const box = picture.getBoundingClientRect();
+    const x = (event.clientX - box.left) / box.width, y = (event.clientY - box.top) / box.height;
+    const found = model.get("areas").filter(([l, t, r, b]) => l <= x && x <= r && t <= y && y <= b);
+    found.sort((a, b) => (a[2] - a[0]) * (a[3] - a[1]) - (b[2] - b[0]) * (b[3] - b[1]));
+    note.hidden = !found.length;
+    if (!found.length) return;
+    note.textContent = found[0][4];
+    note.style.left = Math.min(100 * x, 70) + "%"; note.style.top = 100 * y + "%";
+  };
+  picture.addEventListener("pointermove", under);
+  picture.addEventListener("pointerleave", () => { note.hidden = true; });
+  model.on("change:value", draw);
+  draw();
+  el.append(picture, note);
+  return () => model.off("change:value", draw);
+}
+export default { render };
+"""
+
+# The panel around the switch goes to full screen, so that its controls are there too.
+SWITCH = """
+function render({ el }) {
+  const screen = document.createElement("button");
+  screen.className = "workbench-projector"; screen.type = "button"; screen.textContent = "Projector";
+  screen.title = "fill the screen with this panel, in larger letters; Esc ends it";
+  screen.addEventListener("click", () => {
+    if (document.fullscreenElement) document.exitFullscreen();
+    else el.closest(".workbench-panel").requestFullscreen();
+  });
+  el.append(screen);
+}
+export default { render };
+"""
+
+STYLE = """
+.workbench-panel { --jp-widgets-font-size: 16px; --jp-widgets-inline-height: 34px; font-size: 16px; }
+.workbench-panel .widget-label, .workbench-panel .widget-readout { font-size: 16px; text-overflow: clip; }
+.workbench-panel .slider-container { min-width: 8em; }
+.workbench-panel .jp-Collapse-header { font-size: 16px; }
+.workbench-stage { position: relative; width: 100%; }
+.workbench-picture img { display: block; width: 100%; height: auto; border-radius: 4px; }
+.workbench-note { position: absolute; z-index: 5; transform: translate(14px, 14px); pointer-events: none;
+  max-width: 28em; padding: 4px 9px; border-radius: 4px; font-size: 16px; background: #22272E; color: #FBFBF9; }
+.workbench-projector { font-size: inherit; padding: 4px 12px; border: 1px solid #6B7280; border-radius: 4px;
+  background: none; color: inherit; cursor: pointer; }
+.workbench-panel:fullscreen { --jp-widgets-font-size: 24px; --jp-widgets-inline-height: 44px; font-size: 24px;
+  background: var(--jp-layout-color0, white); color: var(--jp-content-font-color1, black); padding: 12px 20px;
+  overflow: auto; height: 100vh; width: 100vw; }
+.workbench-panel:fullscreen .widget-label, .workbench-panel:fullscreen .widget-readout,
+.workbench-panel:fullscreen .jp-Collapse-header, .workbench-panel:fullscreen .workbench-note,
+.workbench-panel:fullscreen .workbench-text { font-size: 24px !important; }
+"""
+
+
+class Area(NamedTuple):
+    """A rectangle of a picture, in shares of its width and height from the upper left corner, and what is there."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    text: str
+
+
+class Stage(anywidget.AnyWidget):
+    """value: the picture as HTML. areas: what the pointer is told, the smallest area under it first."""
+
+    _esm = JAVASCRIPT
+    _css = STYLE
+    value = traitlets.Unicode("").tag(sync=True)
+    areas = traitlets.List().tag(sync=True)
+
+    def show(self, value: str, areas: list[Area]) -> None:
+        """The areas first: those of a picture that is gone name nothing in the new one."""
+        self.areas = [list(area) for area in areas]
+        self.value = value
+
+
+class ProjectorSwitch(anywidget.AnyWidget):
+    """A button that fills the screen with the panel around it."""
+
+    _esm = SWITCH
+
+
+def tell(artist: Artist, *texts: str) -> None:
+    """Let the pointer on this artist be told something: one text, or one for each point of a line."""
+    artist.set_gid("\n".join(" ".join(text.split()) for text in texts) or None)
+
+
+def areas_of(figure: Figure) -> list[Area]:
+    """What the artists of a drawn figure tell, and where."""
+    width, height = (float(side) for side in figure.bbox.size)
+    found = []
+
+    def add(x0: float, y0: float, x1: float, y1: float, text: str) -> None:
+        found.append(Area(*(round(v, 4) for v in (x0 / width, 1 - y1 / height, x1 / width, 1 - y0 / height)), text))
+
+    told: Any = figure.findobj(lambda artist: bool(artist.get_gid()))
+    for artist in told:
+        texts = artist.get_gid().split("\n")
+        if isinstance(artist, Line2D):
+            near = NEAR * width
+            for (x, y), text in zip(artist.get_transform().transform(artist.get_xydata()), texts):
+                add(x - near, y - near, x + near, y + near, text)
+        else:
+            box = artist.get_window_extent()
+            add(box.x0, box.y0, box.x1, box.y1, texts[0])
+    return found
