@@ -117,12 +117,17 @@ class Series:
         """told: what the pointer is told of each point."""
         x, y = zip(*self.points)
         look = {**LOOKS[self.kind], "zorder": 2 if self.kind == "line" else 3, **self.look}
-        [drawn] = axes.plot(x, y, color=self.colour, label=self.name if self.legend else None, **look)
+        [drawn] = axes.plot(x, y, color=self.colour, label=self.label if self.legend else None, **look)
         tell(drawn, *told)
         if self.spread:
             low, high = zip(*self.spread)
             bars = [[max(0, m - a) for m, a in zip(y, low)], [max(0, b - m) for m, b in zip(y, high)]]
             axes.errorbar(x, y, yerr=bars, fmt="none", ecolor=self.colour, elinewidth=1.6, capsize=4, zorder=3)
+
+    @property
+    def label(self) -> str:
+        """Its name in the legend. Which machine was recorded is said under the picture, where there is room."""
+        return self.name.partition("recorded on ")[0] + "recorded" if self.kind == "recorded" else self.name
 
     @property
     def heights(self) -> list[float]:
@@ -189,9 +194,9 @@ class Part(Protocol):
 
 @dataclass(frozen=True, init=False)
 class Chart:
-    """Series over an axis. legend: its place, or "". levels: (y, name, colour) of horizontal lines; marks:
-    (x, text, colour, height) of vertical ones. also: draws what a series is not, when the axes are scaled; empty: what
-    stands there while no series has a point."""
+    """Series over an axis. legend: its place ("above" a plot without a title), or "". levels: (y, name, colour) of
+    horizontal lines; marks: (x, text, colour, height) of vertical ones. also: draws what a series is not, when the axes
+    are scaled; empty: what stands there while no series has a point."""
 
     series: tuple[Series, ...]
     x: Axis

@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
 from workbench.instruments.device import PUBLISHED
@@ -108,9 +111,9 @@ def matching(measurements: Sequence[Measurement], *, unit: str | None = None, **
     return [m for m in measurements if (unit is None or m.unit == unit) and same_knobs(m, settings)]
 
 
-def write_centred(axes: Axes, x: float, y: float, text: str, **look) -> None:
+def write_centred(axes: Axes, x: float, y: float, text: str, **look) -> Text:
     """Plain text around a place."""
-    style.write(axes, x, y, text, ha="center", va="center", **look)
+    return style.write(axes, x, y, text, ha="center", va="center", **look)
 
 
 def cell(
@@ -149,15 +152,28 @@ def nothing(axes: Axes, text: str) -> None:
 
 
 NOTE = "#4B5563"  # of words beside a picture
+FRAME = "#9AA1AC"  # of a square, where its colour is pale
 LOST = style.LEARNER  # a rejection, and where a draft loses
 
 
-def legend_above(axes: Axes, colours: Mapping[str, str], *, left: float, top: float = 0.995, columns: int = 8) -> None:
-    """{name: colour} of what the whole figure shows, as squares in its upper edge."""
-    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    look: dict[str, Any] = {"handlelength": 1.0, "handleheight": 1.0, "columnspacing": 1.1, "handletextpad": 0.4}
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (left, top), "borderpad": 0.1, "fontsize": 10}
-    axes.figure.legend(handles=handles, ncols=columns, frameon=False, **place, **look)
+def legend_above(axes: Axes, colours: Mapping[str, str], *others: Artist, left: float = 0.02, columns: int = 8) -> None:
+    """{name: colour} of what the whole figure shows, as squares in its upper edge; others: marks that have a label."""
+    handles = [
+        Patch(facecolor=colour, edgecolor="none" if colour == "none" else FRAME, linewidth=0.5, label=name)
+        for name, colour in colours.items()
+    ]
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (left, 1.0), "ncols": columns, "borderaxespad": 0.3}
+    look: dict[str, Any] = {
+        "frameon": False,
+        "handlelength": 1.0 if colours else 1.8,
+        "handleheight": 1.0,
+        "handletextpad": 0.4,
+        "columnspacing": 1.2,
+    }
+    font = FontProperties(family="DejaVu Sans", size=style.sheet()["legend.fontsize"])
+    box = axes.figure.legend(handles=[*handles, *others], prop=font, **place, **look)
+    for text in box.get_texts():
+        text.set(parse_math=False, color=style.sheet()["legend.labelcolor"])
 
 
 def empty(axes: Axes) -> None:

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import anywidget
 import traitlets
 from matplotlib.artist import Artist
+from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+TOLD = "_workbench_told"  # of an artist; its id in the SVG would be seen by the page
 NEAR = 0.012  # half the side of what a point answers to, as a share of the picture's width
 
 JAVASCRIPT = """
@@ -106,8 +108,9 @@ class ProjectorSwitch(anywidget.AnyWidget):
 
 
 def tell(artist: Artist, *texts: str) -> None:
-    """Let the pointer on this artist be told something: one text, or one for each point of a line."""
-    artist.set_gid("\n".join(" ".join(text.split()) for text in texts) or None)
+    """Let the pointer on this artist be told something: one text, or one for each point of a line or part of a
+    collection."""
+    vars(artist)[TOLD] = [" ".join(text.split()) for text in texts]
 
 
 def areas_of(figure: Figure) -> list[Area]:
@@ -118,13 +121,18 @@ def areas_of(figure: Figure) -> list[Area]:
     def add(x0: float, y0: float, x1: float, y1: float, text: str) -> None:
         found.append(Area(*(round(v, 4) for v in (x0 / width, 1 - y1 / height, x1 / width, 1 - y0 / height)), text))
 
-    told: Any = figure.findobj(lambda artist: bool(artist.get_gid()))
+    told: Any = figure.findobj(lambda artist: bool(vars(artist).get(TOLD)))
     for artist in told:
-        texts = artist.get_gid().split("\n")
+        texts = vars(artist)[TOLD]
         if isinstance(artist, Line2D):
             near = NEAR * width
             for (x, y), text in zip(artist.get_transform().transform(artist.get_xydata()), texts):
                 add(x - near, y - near, x + near, y + near, text)
+        elif isinstance(artist, Collection):
+            thick = 0.5 * float(artist.get_linewidths()[0]) * figure.dpi / 72
+            for path, text in zip(artist.get_paths(), texts):
+                box = path.get_extents(artist.get_transform())
+                add(box.x0 - thick, box.y0 - thick, box.x1 + thick, box.y1 + thick, text)
         else:
             box = artist.get_window_extent()
             add(box.x0, box.y0, box.x1, box.y1, texts[0])

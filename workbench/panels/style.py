@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 FILE = Path(__file__).with_name("workbench.mplstyle")
@@ -31,6 +32,8 @@ CACHE = "#E69F00"
 COMPUTE = "#CC79A7"
 DRAFT = "#56B4E9"
 TARGET = "#009E73"
+PREFILL = WEIGHTS  # computing a prompt, and
+DECODE = TARGET  # a token after another
 LEARNER = "#D55E00"
 IDLE = "#8A8F98"
 INK = "#22272E"
@@ -113,9 +116,11 @@ def wrapped(axes: Axes, text: str, size: float) -> str:
 
 
 def legend(axes: Axes, **place) -> None:
-    """The legend, if anything has a label."""
+    """The legend, if anything has a label. loc: matplotlib's, or "above" for a place over a plot without a title."""
     if not axes.get_legend_handles_labels()[0]:
         return
+    if place.get("loc") == "above":
+        place |= {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0}
     style = sheet()
     box = axes.legend(
         prop=FontProperties(family="DejaVu Sans", size=style["legend.fontsize"]),
@@ -141,10 +146,10 @@ def log_ticks(axes: Axes, axis: str, values: Sequence[float], text=lambda v: f"{
     chosen.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
-def write(axes: Axes, x: float, y: float, text: str, **look) -> None:
+def write(axes: Axes, x: float, y: float, text: str, **look) -> Text:
     """Plain text at a place: never mathematics, whatever characters it holds."""
     look = {"color": sheet()["text.color"], "fontsize": 10, "fontfamily": "DejaVu Sans", **look}
-    axes.text(x, y, drawable(text), parse_math=False, **look)
+    return axes.text(x, y, drawable(text), parse_math=False, **look)
 
 
 @functools.cache

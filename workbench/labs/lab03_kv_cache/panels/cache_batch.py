@@ -75,7 +75,9 @@ def _gain_chart(gain: Gain, made: list[Measurement]) -> Chart:
 
     def names(axes: Axes) -> None:
         for x, top, name in tops:
-            style.write(axes, x, top * 1.3, name, ha="right", va="bottom", fontsize=11)
+            above = top == max(top for _, top, _ in tops)
+            place = (top * 1.3, "bottom") if above else (top / 1.4, "top")
+            style.write(axes, x, place[0], name, ha="right", va=place[1], fontsize=11)
 
     return Chart(
         *series,

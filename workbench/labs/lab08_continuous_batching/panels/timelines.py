@@ -24,7 +24,7 @@ from workbench.panels.words import beside_prediction
 from workbench.serving.arrivals import Arrival
 
 KNOBS = ("requests", "slots", "longest_output", "tail", "longest_prompt", "seed")
-COLOURS = {"prompt": style.WEIGHTS, "decode": style.TARGET, "padding": style.LEARNER, "empty": PALE}
+COLOURS = {"prompt": style.PREFILL, "decode": style.DECODE, "padding": style.LEARNER, "empty": PALE}
 PLAY_STEPS, PLAY_MS = 2, 250  # a picture of the Play button
 NAMED = 0.035  # of the width: a shorter run of steps has no number in it
 

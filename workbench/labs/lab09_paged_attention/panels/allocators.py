@@ -65,9 +65,9 @@ class AllocatorsPanel(KnobPanel):
                 "useful share of what nobody else can have",
                 lambda share: f"{share:.1%}" if share % 0.25 else f"{share:g}",
                 ticks=[0, 0.25, 0.5, 0.75, 1.0],
-                limits=(0, 1.14),
+                limits=(0, 1.25),
             ),
-            "counted; dashed: predicted; line: 96 %",
+            "dashed: predicted; line: 96 %",
             also=lambda axes: axes.axvline(ASKED, color=NOTE, linewidth=0.9, zorder=1),
         )
         sequences = Bars(
@@ -89,9 +89,9 @@ class AllocatorsPanel(KnobPanel):
             sequences,
             height=5.6,
             boxes=[
-                *((left, 0.575, 0.265, 0.285) for left in (0.09, 0.405, 0.72)),
-                (0.225, 0.125, 0.38, 0.315),
-                (0.64, 0.125, 0.34, 0.315),
+                *((left, 0.575, 0.25, 0.285) for left in (0.095, 0.415, 0.735)),
+                (0.235, 0.125, 0.375, 0.315),
+                (0.65, 0.125, 0.335, 0.315),
             ],
             alt=f"{_alt(made, paged)} {shares.alt()} {sequences.alt()}",
             table=table(
@@ -122,7 +122,7 @@ def _part(made: Mapping[str, Measurement], part: str) -> Callable[[str], str]:
 
 def _draw_course(axes: Axes, m: Measurement | None, name: str, *, first: bool) -> None:
     if first:
-        legend_above(axes, {part: COLOURS[part] for part in PARTS}, left=0.055)
+        legend_above(axes, {part: COLOURS[part] for part in PARTS}, columns=5, left=0.055)
     if m is None:
         empty(axes)
         write_middle(axes, "Run serves the workload")

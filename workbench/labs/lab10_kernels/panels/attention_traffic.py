@@ -180,6 +180,6 @@ def _peaks_chart(shape: dict[str, Any], largest: int, mine: list[Measurement]) -
         ),
         x=_tokens_axis(at),
         y=Axis("", readable_bytes, "log"),
-        title="allocated at its worst",
+        title="most allocated",
         legend="upper left",
     )
