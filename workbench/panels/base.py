@@ -29,7 +29,7 @@ from workbench.instruments.device import Ceilings
 from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped, exclusive
 from workbench.panels import html, style
-from workbench.panels.controls import DESCRIPTION, control, every_widget, let_the_page_choose, put, row
+from workbench.panels.controls import DESCRIPTION, control, every_widget, let_the_page_choose, narrow, put, row
 from workbench.panels.plots import matching
 from workbench.panels.stage import ProjectorSwitch, Stage, areas_of
 from workbench.panels.view import Snapshot, View
@@ -65,6 +65,7 @@ class Panel:
         self, *, key: str = "", bench: Bench | None = None, record: list[Measurement] | None = None, **given: Any
     ) -> None:
         settings, self.learner = self._split(given)
+        self._configuring = False
         values = self.experiment.complete(settings)
         self.record = list(record or [])
         self._recordings, self._records_problem = self._find_recordings()
@@ -88,6 +89,7 @@ class Panel:
         self._paint_lock = threading.Lock()
         self._picture: tuple[Figure, str] | None = None  # as it was drawn last, and the same in words
         self._build(values)
+        self._guard(lambda: self._follow(set(self.controls) - set(settings)))
         let_the_page_choose(self.root)
         self._register(key)
         self.refresh()
@@ -159,7 +161,7 @@ class Panel:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget; beside it the picture and a sentence, for pages that have no kernel."""
         bundle = dict(self.root._repr_mimebundle_(**kwargs))
-        return {**bundle, **self.snapshot()._repr_mimebundle_()[0]}
+        return {**bundle, **self._still()._repr_mimebundle_()[0]}
 
     @property
     def said(self) -> str:
@@ -178,7 +180,23 @@ class Panel:
         return given, self.experiment.check_learner(parts)
 
     def _changed(self, _change: Any) -> None:
-        self._guard(self.refresh)
+        if not self._configuring:
+            self._guard(lambda: self._follow(set(self.controls)))
+            self._guard(self.refresh)
+
+    def _follow(self, names: set[str]) -> None:
+        """Let the controls of these settings offer what a run takes beside the others: what it would refuse cannot be
+        chosen. What code has asked for stays, and is refused by name."""
+        models = known_models() if any(s.kind == "model" for s in self.experiment.settings) else ()
+        self._configuring = True
+        try:
+            before = None
+            while before != (before := self.settings):  # a limit may follow another
+                for name, limit in self.experiment.limits(**self.settings).items():
+                    if name in names:
+                        narrow(self.controls[name], self.experiment.setting(name), limit, models)
+        finally:
+            self._configuring = False
 
     def made(self, settings: dict[str, Any], names: Iterable[str]) -> list[Measurement]:
         """The Measurements whose settings `names` have the values that `settings` has."""
@@ -247,8 +265,17 @@ class Panel:
         check_settings(self.experiment.name, given, list(self.controls))
         values = self.experiment.complete({**self.settings, **given})
         models = known_models() if "model" in given else ()
-        for name in given:
-            put(self.controls[name], self.experiment.setting(name), values[name], models)
+        self._configuring = True
+        try:
+            for name in given:
+                setting = self.experiment.setting(name)
+                narrow(self.controls[name], setting, None, models)
+                put(self.controls[name], setting, values[name], models)
+        finally:
+            self._configuring = False
+        self._guard(lambda: self._follow(set(self.controls) - set(given)))
+        if given:
+            self.refresh()
 
     def start(self) -> None:
         """Run on the worker thread; returns at once. `wait()` waits for it, `stop()` ends it."""
@@ -420,7 +447,13 @@ class Panel:
         return self._ceilings
 
     def snapshot(self) -> Snapshot:
-        """The picture as it is now, as a PNG with its text: it stays in a stored notebook without a kernel."""
+        """The picture as it is now, as a PNG with its text: it stays in a stored notebook without a kernel. Where the
+        panel itself is on the page, it is hidden there: the same is not drawn twice."""
+        still = self._still()
+        self.image.hide_still(still.base64)
+        return still
+
+    def _still(self) -> Snapshot:
         self.wait(DRAW_WITHIN_S)
         if self._picture is None:
             self.paint()

@@ -66,5 +66,6 @@ class PlayPanel(Panel):
             description="play",
             tooltip=f"let {slider.description} run",
         )
-        widgets.link((self.play, "value"), (slider, "value"))
+        for end in ("max", "value"):
+            widgets.link((slider, end), (self.play, end))
         self.add_controls(self.play)

@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 TOLD = "_workbench_told"  # of an artist; its id in the SVG would be seen by the page
+TAIL = 64  # letters of a still in base64: a checksum of the picture is among them
+MAX_STILLS = 50  # of one panel on a page
 NEAR = 0.012  # half the side of what a point answers to, as a share of the picture's width
 
 JAVASCRIPT = """
@@ -34,10 +36,23 @@ function render({ model, el }) {
   };
   picture.addEventListener("pointermove", under);
   picture.addEventListener("pointerleave", () => { note.hidden = true; });
+  // a still of this panel, stored for pages without it, is no second plot beside it
+  const hidden = document.createElement("style");
+  const hide = () => {
+    hidden.textContent = model.get("stills").map((tail) =>
+      `.jp-OutputArea-child:has(img[src$="${CSS.escape(tail)}"]) { display: none !important; }`).join("\n");
+  };
   model.on("change:value", draw);
+  model.on("change:stills", hide);
   draw();
+  hide();
+  document.head.append(hidden);
   el.append(picture, note);
-  return () => model.off("change:value", draw);
+  return () => {
+    model.off("change:value", draw);
+    model.off("change:stills", hide);
+    hidden.remove();
+  };
 }
 export default { render };
 """
@@ -88,17 +103,23 @@ class Area(NamedTuple):
 
 
 class Stage(anywidget.AnyWidget):
-    """value: the picture as HTML. areas: what the pointer is told, the smallest area under it first."""
+    """value: the picture as HTML. areas: what the pointer is told, the smallest area under it first. stills: how the
+    base64 text of each still of this panel ends; while the panel is on the page, they are hidden."""
 
     _esm = JAVASCRIPT
     _css = STYLE
     value = traitlets.Unicode("").tag(sync=True)
     areas = traitlets.List().tag(sync=True)
+    stills = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
     def show(self, value: str, areas: list[Area]) -> None:
         """The areas first: those of a picture that is gone name nothing in the new one."""
         self.areas = [list(area) for area in areas]
         self.value = value
+
+    def hide_still(self, png: str) -> None:
+        """png: the still in base64."""
+        self.stills = [*self.stills, png[-TAIL:]][-MAX_STILLS:]
 
 
 class ProjectorSwitch(anywidget.AnyWidget):
