@@ -289,7 +289,7 @@ def test_a_run_is_seen_to_move_and_little_of_its_time_is_spent_on_drawing(waitin
         return view(panel, settings)
 
     monkeypatch.setattr("workbench.panels.base.DRAW_EVERY_S", 0.0)
-    monkeypatch.setattr(style, "png", lambda figure: PNG)
+    monkeypatch.setattr(style, "svg", lambda figure: b"")
     monkeypatch.setattr(Wait, "view", slow)
     monkeypatch.setattr(waiting, "experiment", dataclasses.replace(waiting.experiment, run=quick))
     waiting.run(n=150)

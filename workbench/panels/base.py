@@ -116,7 +116,7 @@ class Panel:
         self.run_button.on_click(lambda _: self._guard(self.start))
         self.stop_button.on_click(lambda _: self._guard(self.stop))
         self.progress = widgets.FloatProgress(
-            min=0.0, max=1.0, description="progress", layout=widgets.Layout(width="16em")
+            min=0.0, max=1.0, description="progress", style=DESCRIPTION, layout=widgets.Layout(width="16em")
         )
         self.status = widgets.HTML()
         self.image = Stage()

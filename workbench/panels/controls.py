@@ -88,10 +88,9 @@ def narrow(widget: widgets.Widget, setting: Setting, limit: Limit | None, models
     options = tuple(option for option in every if goes(option[1])) or tuple(every)
     values, old = [value for _, value in options], widget.value
     if tuple(widget.options) != options:
-        with widget.hold_trait_notifications():
-            widget.options = options
-            smaller = [v for v in values if isinstance(v, int | float) and v <= old] if old not in values else [old]
-            widget.value = smaller[-1] if smaller else values[0]
+        smaller = [v for v in values if isinstance(v, int | float) and v <= old] if old not in values else [old]
+        widget.options = options
+        widget.value = smaller[-1] if smaller else values[0]
 
 
 def every_widget(root: widgets.Widget) -> set[widgets.Widget]:
