@@ -187,14 +187,14 @@ class Panel:
     def _follow(self, names: set[str]) -> None:
         """Let the controls of these settings offer what a run takes beside the others: what it would refuse cannot be
         chosen. What code has asked for stays, and is refused by name."""
-        models = known_models() if any(s.kind == "model" for s in self.experiment.settings) else ()
         self._configuring = True
         try:
             before = None
             while before != (before := self.settings):  # a limit may follow another
                 for name, limit in self.experiment.limits(**self.settings).items():
                     if name in names:
-                        narrow(self.controls[name], self.experiment.setting(name), limit, models)
+                        setting = self.experiment.setting(name)
+                        narrow(self.controls[name], setting, limit, known_models() if setting.kind == "model" else ())
         finally:
             self._configuring = False
 

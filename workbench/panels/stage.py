@@ -140,7 +140,9 @@ def areas_of(figure: Figure) -> list[Area]:
     found = []
 
     def add(x0: float, y0: float, x1: float, y1: float, text: str) -> None:
-        found.append(Area(*(round(float(v), 4) for v in (x0 / width, 1 - y1 / height, x1 / width, 1 - y0 / height)), text))
+        found.append(
+            Area(*(round(float(v), 4) for v in (x0 / width, 1 - y1 / height, x1 / width, 1 - y0 / height)), text)
+        )
 
     told: Any = figure.findobj(lambda artist: bool(vars(artist).get(TOLD)))
     for artist in told:

@@ -80,13 +80,13 @@ def first_lines(text: str, lines: int = 4, width: int = 105) -> tuple[str, str]:
     """(whole sentences that fill so many lines of so many letters, all that follows): the first is never empty."""
     paragraphs = text.split("\n")
     sentences = [
-        (number, sentence) for number, one in enumerate(paragraphs) for sentence in re.split(r"(?<=[.:;!?])\s+", one)
+        (number, sentence) for number, one in enumerate(paragraphs) for sentence in re.split(r"(?<=[.;!?])\s+", one)
     ]
     used, count = 0, 0
     for at, (number, sentence) in enumerate(sentences):
         new_line = at > 0 and number != sentences[at - 1][0]
         used = -(-used // width) * width + len(sentence) if new_line else used + len(sentence) + 1
-        if count and -(-used // width) > lines:
+        if any(one.strip() for _, one in sentences[:count]) and -(-used // width) > lines:
             break
         count += 1
 

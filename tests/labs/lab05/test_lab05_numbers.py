@@ -28,7 +28,7 @@ from workbench.quantization.bits import BIT_FORMATS, bit_fields
 from workbench.quantization.formats import FORMATS, quantize_tensor
 from workbench.quantization.toy import Toy
 
-ROW = {"linear": "mlp.down", "group": 16, "shown_group": 1}  # of the tiny model: 64 inputs
+ROW = {"linear": "mlp.down", "group": 16, "shown_group": 1, "outlier_at": 20}  # of the tiny model: 64 inputs
 
 
 SMALL = {"quantize.weight_row": ROW, "quantize.numbers": {}}

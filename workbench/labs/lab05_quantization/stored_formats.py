@@ -317,10 +317,19 @@ def _checked(one: _Steps, oracle: torch.Tensor) -> str:
     )
 
 
+GROUPS = (16, 32, 64, 128)
+
+
 def group_limits(*, model: str | Decoder, beside: str, **_: Any) -> Limits:
-    """Groups that divide the inputs of every linear."""
-    inside = {wide for one in models_of(model, beside) for _, wide in linear_shapes(shape_of(one))}
-    return {"group": lambda group: not any(wide % group for wide in inside)}
+    """Groups that divide the inputs of every linear, and models that have such a group."""
+
+    def divides(group: int, *models: str | Decoder) -> bool:
+        return not any(wide % group for one in models for _, wide in linear_shapes(shape_of(one)))
+
+    return {
+        "model": lambda one: any(divides(group, one) for group in GROUPS),
+        "group": lambda group: divides(group, *models_of(model, beside)),
+    }
 
 
 EXPERIMENT = Experiment(
@@ -343,7 +352,7 @@ EXPERIMENT = Experiment(
             help="a larger shape with random weights, far beyond the cache of a CPU, or nothing",
         ),
         Setting("context", 64, "choice", choices=CONTEXTS[:6], unit="tokens", help="S, remembered by the sequence"),
-        Setting("group", 64, "choice", choices=(16, 32, 64, 128), help="inputs that share a scale, in int4"),
+        Setting("group", 64, "choice", choices=GROUPS, help="inputs that share a scale, in int4"),
         Setting(
             "arrangement",
             "fast",
