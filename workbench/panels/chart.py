@@ -127,7 +127,9 @@ class Series:
     @property
     def label(self) -> str:
         """Its name in the legend. Which machine was recorded is said under the picture, where there is room."""
-        return self.name.partition("recorded on ")[0] + "recorded" if self.kind == "recorded" else self.name
+        if self.kind != "recorded":
+            return self.name
+        return ", ".join(filter(None, [self.name.partition("recorded on ")[0].rstrip(", "), "recorded"]))
 
     @property
     def heights(self) -> list[float]:
@@ -379,21 +381,17 @@ def view(
     height: float | None = None,
     columns: int | None = None,
     boxes: Sequence[tuple[float, float, float, float]] = (),
-    **layout: Any,
+    below: float = 0.0,
+    **ratios: Any,
 ) -> View:
     """The View of parts beside each other, `columns` in a row, or each in its box (left, bottom, width, height).
 
     table: (header, rows); without it the first part's own. alt: instead of what the parts say of themselves.
-    layout: left, right, top, bottom, wspace, hspace as shares of the figure, width_ratios, height_ratios, sharex.
+    below: inches that are kept free at the lower edge. ratios: width_ratios, height_ratios, sharex.
     """
     columns = columns or (len(parts) if not boxes else 1)
     rows = -(-len(parts) // columns)
-    ratios = {name: layout.pop(name) for name in ("width_ratios", "height_ratios", "sharex") if name in layout}
     figure, every = style.new_figure(rows, columns, height=height, **ratios)
-    inches = figure.get_figheight()
-    top, bottom = (0.36 if any(part.title for part in parts[:columns]) else 0.15), 0.62
-    place = {"left": 0.115 if columns == 1 else 0.09, "right": 0.985, "wspace": 0.28, "hspace": 0.45}
-    figure.subplots_adjust(**{**place, "top": 1 - top / inches, "bottom": bottom / inches, **layout})
     for axes, box in zip(every, boxes):
         axes.set_position(box)
     for axes, part in zip(every, parts):
@@ -401,7 +399,9 @@ def view(
     for axes in every[len(parts) :]:
         axes.remove()
     if not boxes:
-        figure.set_layout_engine("constrained", w_pad=0.05, h_pad=0.05, wspace=0.03, hspace=0.04)
+        share = below / figure.get_figheight()
+        pads = {"w_pad": 0.05, "h_pad": 0.05, "wspace": 0.03, "hspace": 0.04}
+        figure.set_layout_engine("constrained", rect=(0, share, 1, 1 - share), **pads)
     header, cells = table or cast(Chart, parts[0]).table()
     said = " ".join(filter(None, (part.alt() for part in parts))) if alt is None else alt
     return View(figure, said, header, cells, caption, words if isinstance(words, str) else "\n".join(words), extra)

@@ -51,7 +51,6 @@ class CompilePanel(Panel):
             counted,
             height=3.6,
             width_ratios=[1, 1.25],
-            wspace=0.75,
             table=(["what", "measured", "checked"], rows),
             caption="The same as a table",
             words=_words(expected, limit, steps, graphs, ratio, self.bench.device),

@@ -74,7 +74,6 @@ class RooflinePanel(Panel):
             table=table(points[HERE], columns),
             alt=_alt(settings, points[HERE], roofs, attained),
             height=4.8,
-            left=0.155,
             caption="The operations of one step" + ("" if attained else "; Run measures them"),
             words=_words(settings, points, roofs, attained),
         )

@@ -36,8 +36,6 @@ class CacheBatchPanel(Panel):
             _batch_chart(expected, made, self.record),
             _gain_chart(gain, made),
             height=3.7,
-            left=0.1,
-            wspace=0.3,
             table=(["", "measured (p10 to p90)", "predicted", "a token", "limit"], _rows(expected, gain, made)),
             caption="Steps" if made else "Predicted; Run measures",
             words=_words(expected, gain, made),

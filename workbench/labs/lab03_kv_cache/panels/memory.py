@@ -41,8 +41,6 @@ class MemoryPanel(Panel):
             _by_context(shape, settings, wanted),
             height=3.5,
             width_ratios=[1, 2.2],
-            left=0.085,
-            wspace=0.24,
             table=table(
                 fits,
                 {

@@ -43,7 +43,6 @@ class ConvertPanel(Panel):
         return view(
             _chart(made, record, heads),
             height=4.0,
-            left=0.09,
             table=table(
                 _held_out(shown),
                 {

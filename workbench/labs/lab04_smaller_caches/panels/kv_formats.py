@@ -141,7 +141,7 @@ def _colour(m: Measurement) -> str:
 def _draw_excess(axes: Axes, made: Sequence[Measurement], record: Sequence[Measurement]) -> None:
     live, old = _kept(made), _kept(record)
     axes.grid(visible=False, axis="x")
-    note = f" (hollow: {recorded_label(record)})" if old else ""
+    note = " (hollow: recorded)" if old else ""
     style.label(axes, y="percent", title=f"perplexity above full precision{note}")
     if not live and not old:
         nothing(axes, "Run measures the perplexity")

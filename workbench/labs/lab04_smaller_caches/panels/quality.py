@@ -132,8 +132,6 @@ class QualityPanel(KnobPanel):
             Drawing(lambda axes: _draw_budget(axes, designs, budget)),
             height=4.2,
             width_ratios=[1.35, 1],
-            left=0.085,
-            wspace=0.1,
             table=table(
                 every,
                 {

@@ -57,8 +57,6 @@ class RollingPanel(PlayPanel):
             columns=1,
             height=5.8,
             height_ratios=[1.15, 0.62, 2.5],
-            left=0.125,
-            hspace=0.5,
             table=table(
                 [n for n in steps if 1 <= n <= tokens],
                 {

@@ -59,8 +59,6 @@ class SmallerDecodePanel(Panel):
             Drawing(lambda axes: bars_of_bytes(axes, names, titles, kept, title), f"Bars, {title}: {reserved}.", title),
             height=3.9,
             width_ratios=[2.1, 1],
-            left=0.095,
-            wspace=0.08,
             table=table(
                 rows,
                 {

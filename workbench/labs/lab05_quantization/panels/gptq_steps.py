@@ -47,9 +47,6 @@ class GPTQStepsPanel(PlayPanel):
             columns=1,
             height=5.8,
             height_ratios=[1, 1, 1.75],
-            left=0.1,
-            top=0.95,
-            hspace=0.5,
             table=table(
                 _listed(len(made), shown),
                 {

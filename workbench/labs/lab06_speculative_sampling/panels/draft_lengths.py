@@ -63,8 +63,6 @@ class LengthsPanel(KnobPanel):
             _cost_chart(knobs, promised, made),
             height=4.0,
             width_ratios=[1.75, 1],
-            left=0.07,
-            wspace=0.22,
             table=_table(knobs, lengths, made),
             caption=f"{settings['prompts']}, {'greedy' if not settings['temperature'] else 'sampled'}"
             + ("" if made else "; Run measures the pair here"),
@@ -132,8 +130,8 @@ def _gain_chart(knobs: dict[str, Any], runs: list[Measurement], record: list[Mea
         y=Axis(
             "speed-up over plain decoding", lambda ratio: f"{ratio:.3g}", limits=(min(0.3, 0.95 * min(values)), top)
         ),
-        title="how much faster",
-        legend="lower left",
+        legend="above",
+        legend_columns=2,
         also=draw_names,
     )
 

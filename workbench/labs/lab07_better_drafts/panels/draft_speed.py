@@ -33,8 +33,6 @@ class SpeedPanel(Panel):
         return view(
             *(_bars(kind, names, made, record, is_first=kind == kinds[0]) for kind in kinds),
             height=height,
-            left=0.27,
-            wspace=0.09,
             table=table(
                 made,
                 {

@@ -61,8 +61,6 @@ class TrafficPanel(Panel):
             self._times_chart(settings, mine),
             _peaks_chart(shape, settings["largest"], mine),
             height=3.9,
-            left=0.085,
-            wspace=0.4,
             table=table(
                 LENGTHS,
                 {

@@ -54,9 +54,6 @@ class BoundsPanel(Panel):
             Drawing(lambda axes: _draw_shares(axes, names, self.measurements, self.record), alt_text),
             height=height,
             width_ratios=[1.2, 1],
-            left=0.215,
-            right=0.975,
-            wspace=0.08,
             table=table(
                 names,
                 {

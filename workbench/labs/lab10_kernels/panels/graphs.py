@@ -63,8 +63,6 @@ class GraphsPanel(KnobPanel):
             ),
             height=4.1,
             width_ratios=[1.3, 1],
-            left=0.1,
-            wspace=0.26,
             table=table(
                 list(zip(steps["eager"], steps["graph"])),
                 {
