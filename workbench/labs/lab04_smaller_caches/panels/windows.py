@@ -109,7 +109,10 @@ def _chart(made, record, settings: dict[str, Any], title: str, *, above: bool) -
         y=Axis("" if above else "nats per token", lambda nats: f"{nats:.3g}", limits=ends),
         title=title,
         legend="upper left" if above else "upper right",
-        marks=[(window, f"W = {window:,}" if above else "", style.IDLE, 0.08) for window in windows],
+        marks=[
+            (window, f"W = {window:,}" if above else "", style.IDLE, 0.16 - 0.08 * at)
+            for at, window in enumerate(windows)
+        ],
         empty="Run measures the losses",
     )
 

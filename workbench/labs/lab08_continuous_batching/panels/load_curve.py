@@ -96,7 +96,7 @@ def _share_chart(points: dict[str, list[LoadPoint]], settings: dict[str, Any]) -
             Series(how, [(p.rate_per_s, p.attainment) for p in curve], "measured", COLOURS[how])
             for how, curve in points.items()
         ),
-        x=Axis("requests that arrive a second", scale="zero", room=(1, 1.05)),
+        x=Axis("arrivals a second", scale="zero", room=(1, 1.05)),
         y=Axis("in time", lambda share: f"{share:.0%}", ticks=[0, 0.25, 0.5, 0.75, 1.0], limits=(-0.03, 1.05)),
         title=f"within {limits}",
         legend="center left",

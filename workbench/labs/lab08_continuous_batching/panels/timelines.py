@@ -18,6 +18,7 @@ from workbench.panels import style
 from workbench.panels.chart import Axis, Bar, Bars, Drawing, number, table, view
 from workbench.panels.knobs import PlayPanel
 from workbench.panels.plots import PALE, legend_above, same_knobs, write_centred
+from workbench.panels.stage import tell
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import beside_prediction
@@ -144,7 +145,9 @@ def _draw_line(axes: Axes, line: Line, slots: int, shown: int, end: float, timed
         ]
         look = {"color": COLOURS[kind], "edgecolor": style.sheet()["axes.facecolor"], "linewidth": 0.5, "zorder": 2}
         begins, widths = [a for *_, a, _ in runs], [b - a for *_, a, b in runs]
-        axes.barh([slot for slot, *_ in runs], widths, left=begins, height=0.8, **look)
+        bars = axes.barh([slot for slot, *_ in runs], widths, left=begins, height=0.8, **look)
+        for bar, (slot, request, *_) in zip(bars, runs):
+            tell(bar, f"slot {slot}, request {request}: {kind}")
         if kind == "decode":
             for slot, request, a, b in runs:
                 if b - a > NAMED * end:

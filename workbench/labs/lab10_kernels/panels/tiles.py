@@ -65,7 +65,7 @@ class TilesPanel(PlayPanel):
                 (0.1, 0.11, 0.435, 0.74),
                 (0.64, 0.7, 0.345, 0.175),
                 (0.64, 0.42, 0.345, 0.175),
-                (0.695, 0.09, 0.275, 0.175),
+                (0.695, 0.09, 0.255, 0.175),
             ],
             table=table(seen, columns) if seen else (list(columns), [["–", "", "its block has not begun", *[""] * 4]]),
             caption=f"query {row}: what it keeps, tile by tile, up to tile {at} of {len(walk.steps) - 1}",
