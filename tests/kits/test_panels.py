@@ -538,3 +538,31 @@ def test_the_default_model_is_the_shipped_one():
     assert {
         experiment(n).setting("model").default for n in ("naive.step_time", "naive.strategies", "naive.request")
     } == {"stdlib-10m"}
+
+
+def test_a_control_offers_what_a_run_takes_beside_the_others_and_code_is_refused_by_name(make):
+    panel = make("step_time", model="stdlib-10m", max_length=512)
+    length, model = panel.controls["max_length"], panel.controls["model"]
+    assert [value for _, value in length.options][-1] == 1024 and length.value == 512
+    with pytest.raises(WorkbenchError, match="max_length 8,192 is beyond the 1,024 tokens"):
+        panel.run(max_length=8192)
+    assert length.value == 8192, "what was asked for is what was refused"
+    model.value = "stdlib-1m"
+    assert length.value == [value for _, value in length.options][-1] == 1024
+
+
+def test_a_still_is_hidden_on_the_page_of_its_panel_by_how_it_ends(make):
+    panel = make("step_time")
+    assert panel.image.stills == []
+    stills = [panel.snapshot()]
+    panel.configure(max_length=64)
+    stills.append(panel.snapshot())
+    ends = panel.image.stills
+    assert len(set(ends)) == 2
+    assert all(still._repr_mimebundle_()[0]["image/png"].endswith(end) for still, end in zip(stills, ends))
+
+
+def test_a_still_has_two_pixels_for_each_of_the_page(make):
+    still = make("step_time").snapshot()
+    width = int.from_bytes(still.data[16:20], "big")
+    assert width == 2 * still._repr_mimebundle_()[1]["image/png"]["width"]

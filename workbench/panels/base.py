@@ -29,7 +29,16 @@ from workbench.instruments.device import Ceilings
 from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped, exclusive
 from workbench.panels import html, style
-from workbench.panels.controls import DESCRIPTION, control, every_widget, let_the_page_choose, narrow, put, row
+from workbench.panels.controls import (
+    DESCRIPTION,
+    control,
+    every_widget,
+    goes_with,
+    let_the_page_choose,
+    narrow,
+    put,
+    row,
+)
 from workbench.panels.plots import matching
 from workbench.panels.stage import ProjectorSwitch, Stage, areas_of
 from workbench.panels.view import Snapshot, View
@@ -192,7 +201,7 @@ class Panel:
             before = None
             while before != (before := self.settings):  # a limit may follow another
                 for name, limit in self.experiment.limits(**self.settings).items():
-                    if name in names:
+                    if name in names or goes_with(limit, self.controls[name].value):
                         setting = self.experiment.setting(name)
                         narrow(self.controls[name], setting, limit, known_models() if setting.kind == "model" else ())
         finally:

@@ -71,6 +71,11 @@ def put(widget: widgets.Widget, setting: Setting, value: Any, models: tuple[str,
     widget.value = value
 
 
+def goes_with(limit: Limit | None, value: Any) -> bool:
+    """Whether a value is within a limit."""
+    return limit is None or (limit(value) if callable(limit) else value <= limit)
+
+
 def narrow(widget: widgets.Widget, setting: Setting, limit: Limit | None, models: tuple[str, ...] = ()) -> None:
     """Let the control offer what goes with the other settings, and all where the limit is None. A value that does not
     goes to the next smaller one."""
@@ -84,8 +89,7 @@ def narrow(widget: widgets.Widget, setting: Setting, limit: Limit | None, models
             widget.max = high
         return
     every = model_options(widget.value, models) if setting.kind == "model" else choice_options(setting)
-    goes = limit if callable(limit) else lambda value: limit is None or value <= limit
-    options = tuple(option for option in every if goes(option[1])) or tuple(every)
+    options = tuple(option for option in every if goes_with(limit, option[1])) or tuple(every)
     values, old = [value for _, value in options], widget.value
     if tuple(widget.options) != options:
         smaller = [v for v in values if isinstance(v, int | float) and v <= old] if old not in values else [old]

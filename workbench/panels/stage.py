@@ -86,6 +86,8 @@ STYLE = """
 .workbench-panel:fullscreen { --jp-widgets-font-size: 24px; --jp-widgets-inline-height: 44px; font-size: 24px;
   background: var(--jp-layout-color0, white); color: var(--jp-content-font-color1, black); padding: 12px 20px;
   overflow: auto; height: 100vh; width: 100vw; }
+.workbench-panel:fullscreen > * { flex-shrink: 0; }
+.workbench-panel:fullscreen .workbench-stage { max-width: max(1240px, 125vh); margin: 0 auto; }
 .workbench-panel:fullscreen .widget-label, .workbench-panel:fullscreen .widget-readout,
 .workbench-panel:fullscreen .jp-Collapse-header, .workbench-panel:fullscreen .workbench-note,
 .workbench-panel:fullscreen .workbench-text { font-size: 24px !important; }
