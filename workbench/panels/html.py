@@ -50,7 +50,7 @@ def running_text(parts: Sequence[tuple[str, str]], caption: str) -> str:
         f'<div style="line-height:1.45">{escape(caption)}</div>'
         '<pre style="white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate;max-height:16em;'
         "overflow-y:auto;border:1px solid rgba(128,128,128,.45);border-radius:4px;padding:.5em .7em;"
-        f'margin:.3em 0;font-size:13px;line-height:1.4;color:inherit;background:none">{spans}</pre>'
+        f'margin:.3em 0;font-size:16px;line-height:1.4;color:inherit;background:none">{spans}</pre>'
     )
 
 
@@ -68,7 +68,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str)
         for row in rows
     )
     return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:13px;line-height:1.5;'
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:16px;line-height:1.5;'
         f'color:inherit;background:none"><caption style="text-align:left;padding:.2em 0;color:inherit">'
         f"{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )

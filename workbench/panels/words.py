@@ -80,7 +80,7 @@ def first_lines(text: str, lines: int = 4, width: int = 105) -> tuple[str, str]:
     """(whole sentences that fill so many lines of so many letters, all that follows): the first is never empty."""
     paragraphs = text.split("\n")
     sentences = [
-        (number, sentence) for number, one in enumerate(paragraphs) for sentence in re.split(r"(?<=[.;!?])\s+", one)
+        (number, sentence) for number, one in enumerate(paragraphs) for sentence in re.split(r"(?<=[.!?])\s+", one)
     ]
     used, count = 0, 0
     for at, (number, sentence) in enumerate(sentences):
