@@ -28,11 +28,11 @@ def picture_problems(figure: Figure) -> list[str]:
     """What is wrong with a figure, in words; [] where nothing is."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    found = sorted(_texts(figure, canvas), key=lambda one: one[1].x0)
+    texts = sorted(_texts(figure, canvas), key=lambda one: one[1].x0)
     problems = [
-        *_small(figure, found),
-        *_cut(figure, found),
-        *_overlapping(found, figure.dpi),
+        *_small(figure, texts),
+        *_cut(figure, texts),
+        *_overlapping(texts, figure.dpi),
         *_hidden(figure, canvas),
     ]
     return sorted(set(problems))

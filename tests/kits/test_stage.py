@@ -1,4 +1,4 @@
-"""The picture on the page: what the pointer is told and where, an SVG that is the same each time and does nothing, and
+"""The picture on the page: the names under the pointer, and where; an SVG that is the same each time and does nothing;
 words of which none is lost."""
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ def drawn(height: float = 4.0):
     return figure, axes
 
 
-def told_at(figure, axes, x: float, y: float) -> str:
+def hover_at(figure, axes, x: float, y: float) -> str:
     """What the page shows of the areas under a place given in data: the smallest one's text."""
-    found = areas_of(figure)
+    areas = areas_of(figure)
     px, py = axes.transData.transform((x, y))
     px, py = px / figure.bbox.width, 1 - py / figure.bbox.height
-    under = [a for a in found if a.left <= px <= a.right and a.top <= py <= a.bottom]
+    under = [a for a in areas if a.left <= px <= a.right and a.top <= py <= a.bottom]
     under.sort(key=lambda a: (a.right - a.left) * (a.bottom - a.top))
     return under[0].text if under else ""
 
 
-def test_the_pointer_is_told_of_what_is_under_it_the_smallest_first():
+def test_what_is_under_the_pointer_is_named_is_under_it_the_smallest_first():
     figure, axes = drawn()
-    plots.cell(axes, 1, 1, 8, 8, style.CACHE, told="the pool")
-    plots.cell(axes, 2, 2, 1, 1, style.CACHE, told="block 3:\n  held by A")
+    plots.cell(axes, 1, 1, 8, 8, style.CACHE, hover="the pool")
+    plots.cell(axes, 2, 2, 1, 1, style.CACHE, hover="block 3:\n  held by A")
     [line] = axes.plot([5, 6], [5, 7])
     tell(line, "first point", "second point")
     style.svg(figure)
-    assert told_at(figure, axes, 2.5, 2.5) == "block 3: held by A"
-    assert told_at(figure, axes, 8, 8) == "the pool"
-    assert told_at(figure, axes, 5, 5) == "first point" and told_at(figure, axes, 6, 7) == "second point"
-    assert told_at(figure, axes, 9.5, 9.5) == ""
+    assert hover_at(figure, axes, 2.5, 2.5) == "block 3: held by A"
+    assert hover_at(figure, axes, 8, 8) == "the pool"
+    assert hover_at(figure, axes, 5, 5) == "first point" and hover_at(figure, axes, 6, 7) == "second point"
+    assert hover_at(figure, axes, 9.5, 9.5) == ""
 
 
-def test_every_part_of_a_collection_is_told_of():
+def test_every_part_of_a_collection_is_named():
     figure, axes = drawn()
     stems = axes.vlines([1, 3], 0, [4, 8], linewidth=6)
     tell(stems, "position 0", "position 1")
@@ -56,18 +56,18 @@ def test_every_part_of_a_collection_is_told_of():
     tell(boxes, "place 0", "place 1")
     axes.add_collection(boxes)
     style.svg(figure)
-    assert [told_at(figure, axes, *at) for at in ((1, 2), (3, 7), (5.5, 5.5), (7.5, 5.5))] == [
+    assert [hover_at(figure, axes, *at) for at in ((1, 2), (3, 7), (5.5, 5.5), (7.5, 5.5))] == [
         "position 0",
         "position 1",
         "place 0",
         "place 1",
     ]
-    assert told_at(figure, axes, 1, 7) == ""
+    assert hover_at(figure, axes, 1, 7) == ""
 
 
 def test_areas_lie_in_the_picture_as_shares_of_it():
     figure, axes = drawn()
-    plots.cell(axes, 0, 0, 10, 10, style.CACHE, told="all of the axes")
+    plots.cell(axes, 0, 0, 10, 10, style.CACHE, hover="all of the axes")
     [area] = areas_of(figure)
     box = axes.get_position()
     assert (area.left, area.right) == (pytest.approx(box.x0, abs=1e-3), pytest.approx(box.x1, abs=1e-3))
@@ -77,7 +77,7 @@ def test_areas_lie_in_the_picture_as_shares_of_it():
 def test_the_same_figure_gives_the_same_svg_and_it_holds_nothing_that_acts():
     def picture() -> bytes:
         figure, axes = drawn()
-        plots.cell(axes, 1, 1, 2, 2, style.CACHE, "7", told=html.token(HOSTILE))
+        plots.cell(axes, 1, 1, 2, 2, style.CACHE, "7", hover=html.token(HOSTILE))
         axes.plot([1, 2], [3, 4], marker="o", label="a line")
         axes.fill_between([1, 2], [3, 4])
         style.legend(axes)
@@ -93,9 +93,9 @@ def test_the_same_figure_gives_the_same_svg_and_it_holds_nothing_that_acts():
     assert not [link for link in re.findall(r'xlink:href="([^"]*)"', text) if not link.startswith("#")]
 
 
-def test_what_the_pointer_is_told_is_no_part_of_the_svg():
+def test_a_name_under_the_pointer_is_no_part_of_the_svg():
     figure, axes = drawn()
-    plots.cell(axes, 1, 1, 2, 2, style.CACHE, told="a text <b> of a model")
+    plots.cell(axes, 1, 1, 2, 2, style.CACHE, hover="a text <b> of a model")
     assert b"of a model" not in style.svg(figure)
 
 
@@ -127,4 +127,4 @@ def test_a_picture_that_cannot_be_read_in_a_hall_is_found(draw, problem):
     assert picture_problems(figure) == []
     draw(axes)
     wanted = "points, below" if problem == "is small" else problem
-    assert any(wanted in found for found in picture_problems(figure))
+    assert any(wanted in areas for areas in picture_problems(figure))

@@ -113,12 +113,12 @@ class Series:
     legend: bool = True
     look: Mapping[str, Any] = field(default_factory=dict)
 
-    def draw(self, axes: Axes, told: Sequence[str] = ()) -> None:
-        """told: what the pointer is told of each point."""
+    def draw(self, axes: Axes, hover: Sequence[str] = ()) -> None:
+        """hover: the name of each point."""
         x, y = zip(*self.points)
         look = {**LOOKS[self.kind], "zorder": 2 if self.kind == "line" else 3, **self.look}
         [drawn] = axes.plot(x, y, color=self.colour, label=self.label if self.legend else None, **look)
-        tell(drawn, *told)
+        tell(drawn, *hover)
         if self.spread:
             low, high = zip(*self.spread)
             bars = [[max(0, m - a) for m, a in zip(y, low)], [max(0, b - m) for m, b in zip(y, high)]]

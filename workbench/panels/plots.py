@@ -126,15 +126,15 @@ def cell(
     text: str = "",
     *,
     ink: str = style.INK,
-    told: str = "",
+    hover: str = "",
     **look: Any,
 ) -> None:
-    """A rectangle from its lower corner, with a text in its middle. told: to the pointer. look: of the patch and of the
-    font."""
+    """A rectangle from its lower corner, with a text in its middle. hover: its name under the pointer. look: of the
+    patch and of the font."""
     font = {name: look.pop(name) for name in ("fontsize", "fontfamily") if name in look}
     look = {"linewidth": 0, "zorder": 3, **look}
     patch = Rectangle((x, y), width, height, facecolor=colour, **look)
-    tell(patch, *([told] if told else []))
+    tell(patch, *([hover] if hover else []))
     axes.add_patch(patch)
     if text:
         write_centred(axes, x + width / 2, y + height / 2, text, color=ink, zorder=look["zorder"] + 1, **font)

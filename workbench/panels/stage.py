@@ -12,7 +12,7 @@ from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-TOLD = "_workbench_told"  # of an artist; its id in the SVG would be seen by the page
+NAMES = "_workbench_names"  # of an artist; its id in the SVG would be seen by the page
 TAIL = 64  # letters of a still in base64: a checksum of the picture is among them
 MAX_STILLS = 50  # of one panel on a page
 NEAR = 0.012  # half the side of what a point answers to, as a share of the picture's width
@@ -27,11 +27,11 @@ function render({ model, el }) {
   const under = (event) => {
     const box = picture.getBoundingClientRect();
     const x = (event.clientX - box.left) / box.width, y = (event.clientY - box.top) / box.height;
-    const found = model.get("areas").filter(([l, t, r, b]) => l <= x && x <= r && t <= y && y <= b);
-    found.sort((a, b) => (a[2] - a[0]) * (a[3] - a[1]) - (b[2] - b[0]) * (b[3] - b[1]));
-    note.hidden = !found.length;
-    if (!found.length) return;
-    note.textContent = found[0][4];
+    const areas = model.get("areas").filter(([l, t, r, b]) => l <= x && x <= r && t <= y && y <= b);
+    areas.sort((a, b) => (a[2] - a[0]) * (a[3] - a[1]) - (b[2] - b[0]) * (b[3] - b[1]));
+    note.hidden = !areas.length;
+    if (!areas.length) return;
+    note.textContent = areas[0][4];
     note.style.left = Math.min(100 * x, 70) + "%"; note.style.top = 100 * y + "%";
   };
   picture.addEventListener("pointermove", under);
@@ -105,7 +105,7 @@ class Area(NamedTuple):
 
 
 class Stage(anywidget.AnyWidget):
-    """value: the picture as HTML. areas: what the pointer is told, the smallest area under it first. stills: how the
+    """value: the picture as HTML. areas: names under the pointer, the smallest area under it first. stills: how the
     base64 text of each still of this panel ends; while the panel is on the page, they are hidden."""
 
     _esm = JAVASCRIPT
@@ -131,24 +131,24 @@ class ProjectorSwitch(anywidget.AnyWidget):
 
 
 def tell(artist: Artist, *texts: str) -> None:
-    """Let the pointer on this artist be told something: one text, or one for each point of a line or part of a
+    """Give this artist a name under the pointer: one, or one for each point of a line or part of a
     collection."""
-    vars(artist)[TOLD] = [" ".join(text.split()) for text in texts]
+    vars(artist)[NAMES] = [" ".join(text.split()) for text in texts]
 
 
 def areas_of(figure: Figure) -> list[Area]:
     """What the artists of a drawn figure tell, and where."""
     width, height = (float(side) for side in figure.bbox.size)
-    found = []
+    areas = []
 
     def add(x0: float, y0: float, x1: float, y1: float, text: str) -> None:
-        found.append(
+        areas.append(
             Area(*(round(float(v), 4) for v in (x0 / width, 1 - y1 / height, x1 / width, 1 - y0 / height)), text)
         )
 
-    told: Any = figure.findobj(lambda artist: bool(vars(artist).get(TOLD)))
-    for artist in told:
-        texts = vars(artist)[TOLD]
+    hover: Any = figure.findobj(lambda artist: bool(vars(artist).get(NAMES)))
+    for artist in hover:
+        texts = vars(artist)[NAMES]
         if isinstance(artist, Line2D):
             near = NEAR * width
             for (x, y), text in zip(artist.get_transform().transform(artist.get_xydata()), texts):
@@ -161,4 +161,4 @@ def areas_of(figure: Figure) -> list[Area]:
         else:
             box = artist.get_window_extent()
             add(box.x0, box.y0, box.x1, box.y1, texts[0])
-    return found
+    return areas

@@ -164,7 +164,7 @@ def drawable(text: str) -> str:
     return "".join(c if c == "\n" or ord(c) in known else c.encode("unicode_escape").decode() for c in text)
 
 
-def settle(figure: Figure) -> None:
+def lay_out(figure: Figure) -> None:
     """Lay the figure out now, and not again with every drawing of it: that takes as long as the drawing."""
     engine = figure.get_layout_engine()
     if engine is not None:
@@ -174,22 +174,24 @@ def settle(figure: Figure) -> None:
 
 def png(figure: Figure) -> bytes:
     """The figure as PNG bytes, with two pixels for each of a page on which it is `WIDTH` wide."""
-    settle(figure)
+    lay_out(figure)
     out = io.BytesIO()
     how: dict[str, Any] = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 6}}
     dpi = 2 * WIDTH / figure.get_figwidth()
-    figure.savefig(out, format="png", dpi=dpi, facecolor=figure.get_facecolor(), **how)
+    figure.canvas.print_figure(out, format="png", dpi=dpi, facecolor=figure.get_facecolor(), **how)
     return out.getvalue()
 
 
 def svg(figure: Figure) -> bytes:
     """The figure as SVG bytes: half of a PNG's, drawn in half the time, and sharp at any size. Letters are outlines, so
     the page needs no font. The same figure gives the same bytes: names that are drawn by chance are numbered."""
-    settle(figure)
+    lay_out(figure)
     out = io.StringIO()
-    figure.savefig(out, format="svg", facecolor=figure.get_facecolor(), metadata={"Date": None, "Creator": None})
+    figure.canvas.print_figure(
+        out, format="svg", facecolor=figure.get_facecolor(), metadata={"Date": None, "Creator": None}
+    )
     numbers: dict[str, str] = {}
-    text = _SVG_NAME.sub(lambda found: numbers.setdefault(found[0], f"{found[1]}n{len(numbers)}"), out.getvalue())
+    text = _SVG_NAME.sub(lambda name: numbers.setdefault(name[0], f"{name[1]}n{len(numbers)}"), out.getvalue())
     return text.encode()
 
 

@@ -72,11 +72,11 @@ class RollingPanel(PlayPanel):
         )
 
 
-def _cells(axes: Axes, row: float, colours: list[str], texts: list[str], told: list[str], height: float = 0.8) -> None:
-    """A row of cells from x = 0, each with its colour, its text and what the pointer is told."""
+def _cells(axes: Axes, row: float, colours: list[str], texts: list[str], hover: list[str], height: float = 0.8) -> None:
+    """A row of cells from x = 0, each with its colour, its text and its hover name."""
     boxes = [Rectangle((x - 0.46, row - height / 2), 0.92, height) for x in range(len(colours))]
     cells = PatchCollection(boxes, facecolor=colours, edgecolor="none", linewidth=0, zorder=2)
-    tell(cells, *told)
+    tell(cells, *hover)
     axes.add_collection(cells)
     size = 10
     for x, (text, colour) in enumerate(zip(texts, colours)):
@@ -101,16 +101,16 @@ def _draw_strips(axes: Axes, config: ModelConfig, buffer: Buffer, shown: int, to
     colours = [_colour(p, buffer, held, seen) if p < shown else style.sheet()["axes.facecolor"] for p in range(tokens)]
     numbers = [_number(p, tokens) if p < shown else "" for p in range(tokens)]
     rows = ["with window"]
-    told = [
+    hover = [
         f"position {p}: {_state(p, buffer, held, seen)}" if p < shown else f"position {p}: to come"
         for p in range(tokens)
     ]
-    _cells(axes, 0, colours, numbers, told)
+    _cells(axes, 0, colours, numbers, hover)
     if config.global_layers:
         rows.append("global")
-        told = [f"position {p}: {'held and seen' if p < shown else 'to come'}" for p in range(tokens)]
+        hover = [f"position {p}: {'held and seen' if p < shown else 'to come'}" for p in range(tokens)]
         all_held = [style.CACHE if p < shown else style.sheet()["axes.facecolor"] for p in range(tokens)]
-        _cells(axes, 1, all_held, numbers, told)
+        _cells(axes, 1, all_held, numbers, hover)
     for row in range(len(rows)):
         axes.add_patch(Rectangle((shown - 1.46, row - 0.4), 0.92, 0.8, fill=False, edgecolor=style.INK, linewidth=1.6))
     _bare(axes, tokens, 2)
@@ -146,11 +146,11 @@ def _draw_ring(axes: Axes, buffer: Buffer, shown: int) -> None:
     live = {p for p in held if p is not None}
     colours = [PALE if p is None else _colour(p, buffer, live, seen) for p in held]
     texts = ["" if p is None else _number(p, buffer.places) for p in held]
-    told = [
+    hover = [
         f"place {place}: " + ("free" if p is None else f"position {p}, {_state(p, buffer, live, seen)}")
         for place, p in enumerate(held)
     ]
-    _cells(axes, 0, colours, texts, told)
+    _cells(axes, 0, colours, texts, hover)
     newest = buffer.place_of(shown - 1)
     axes.add_patch(Rectangle((newest - 0.46, -0.4), 0.92, 0.8, fill=False, edgecolor=style.INK, linewidth=1.6))
     _bare(axes, max(buffer.places, 20), 1)

@@ -53,8 +53,8 @@ def draw_text(axes: Axes, parts: Parts, *, lines: int, bold_from: int | None = N
         kind, x, y = parts[index][1], column * CHARACTER, (line + 0.5) * LINE
         if kind:
             new, wide = bold_from is not None and index >= bold_from, len(text) * CHARACTER
-            told = f"{html.token(parts[index][0])}: {KINDS[kind]}"
-            cell(axes, x, y - 0.42 * LINE, wide, 0.84 * LINE, COLOURS[kind], alpha=0.38, zorder=1, told=told)
+            hover = f"{html.token(parts[index][0])}: {KINDS[kind]}"
+            cell(axes, x, y - 0.42 * LINE, wide, 0.84 * LINE, COLOURS[kind], alpha=0.38, zorder=1, hover=hover)
             under = style.INK if new else COLOURS[kind]
             cell(axes, x, y + 0.36 * LINE, wide, (0.13 if new else 0.06) * LINE, under, zorder=1)
         mono(axes, x, y, text, color=style.INK if kind else NOTE, clip_on=True)

@@ -170,17 +170,17 @@ def _draw_tree(axes: Axes, tree: Tree, m: Measurement, stage: int) -> None:
         edge = {KEPT: COLOURS["draft"], LOOKED: LOST, UNSEEN: "#C7CCD4"}[fate]
         ink = "#6B7280" if fate == UNSEEN else style.INK
         share = f" {m.samples[node]:.0%}" if stage and fate != UNSEEN else ""
-        told = f"{html.token(tree.tokens[node])}: the target's probability {m.samples[node]:.3f}"
-        told += f", {fate}" if stage else ", drafted"
+        hover = f"{html.token(tree.tokens[node])}: the target's probability {m.samples[node]:.3f}"
+        hover += f", {fate}" if stage else ", drafted"
         text = _text(tree.tokens[node], room - len(share)) + share
-        _box(axes, x, y, text, face=face, edge=edge, ink=ink, told=told)
+        _box(axes, x, y, text, face=face, edge=edge, ink=ink, hover=hover)
     if stage:
         x, y = places[tree.path[-1] if tree.path else -1]
         kind = m.settings["kind"]
         colour, end = COLOURS.get(kind, style.TARGET), deepest + 1
         axes.plot([x, end], [y, y], color=colour, linewidth=2.0, linestyle=(0, (2, 2)), zorder=0)
-        told = f"{html.token(m.settings['after'])}: {KINDS.get(kind, kind)}"
-        _box(axes, end, y, _text(m.settings["after"], room), face=colour, edge=colour, told=told)
+        hover = f"{html.token(m.settings['after'])}: {KINDS.get(kind, kind)}"
+        _box(axes, end, y, _text(m.settings["after"], room), face=colour, edge=colour, hover=hover)
         style.write(axes, end, y + 0.6, KINDS.get(kind, kind), ha="center", va="top")
     title = f"round {m.settings['round']}: {STAGES[stage]}"
     title += "; percent: the target's probability after the branch" if stage else f", {len(tree.tokens)} tokens"
@@ -194,10 +194,10 @@ def _points(axes: Axes) -> tuple[float, float]:
 
 
 def _box(
-    axes: Axes, x: float, y: float, text: str, *, face: str, edge: str, ink: str = style.INK, told: str = ""
+    axes: Axes, x: float, y: float, text: str, *, face: str, edge: str, ink: str = style.INK, hover: str = ""
 ) -> None:
     box = {"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": edge, "linewidth": 1.3}
-    tell(write_centred(axes, x, y, text, color=ink, zorder=3, bbox=box, **MONO), *([told] if told else []))
+    tell(write_centred(axes, x, y, text, color=ink, zorder=3, bbox=box, **MONO), *([hover] if hover else []))
 
 
 def mask_of(tree: Tree) -> np.ndarray:
@@ -226,7 +226,7 @@ def _draw_mask(axes: Axes, tree: Tree, _: Measurement, stage: int) -> None:
     names = ["the text", "its last token", *(html.token(token) for token in tree.tokens)]
     for row in range(rows):
         seen = listed([names[column] for column in np.flatnonzero(sees[row])])
-        cell(axes, -0.5, row - 0.5, columns, 1, "none", told=f"{names[row + 1]} sees {seen}")
+        cell(axes, -0.5, row - 0.5, columns, 1, "none", hover=f"{names[row + 1]} sees {seen}")
     axes.set_xticks([])
     axes.set_ylim(rows - 0.5, -1.5)  # as high as the strip beside it
     every = max(1, math.ceil(ROW_POINTS * (rows + 1) / _points(axes)[1]))
@@ -257,7 +257,7 @@ def _cells(axes: Axes, x: float, cells: Sequence[tuple[str, str]]) -> None:
     for place, (text, colour) in enumerate(cells):
         written = _text(text, PLACE_LETTERS) if is_written else ""
         cell(
-            axes, x, place - 1.45, 1, 0.9, colour, written, told=f"place {place}: {html.token(text)}", zorder=2, **MONO
+            axes, x, place - 1.45, 1, 0.9, colour, written, hover=f"place {place}: {html.token(text)}", zorder=2, **MONO
         )
 
 

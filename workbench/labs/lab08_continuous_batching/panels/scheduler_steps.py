@@ -120,10 +120,10 @@ def _draw_grid(axes: Axes, states: np.ndarray, frames: Sequence[Frame], asked: S
         for begin, end in pairwise(edges):
             if state := STATES[seen[request, begin]]:
                 first, last = frames[begin].at, frames[end - 1].at
-                told = f"request {request}: {state}, " + (
+                hover = f"request {request}: {state}, " + (
                     f"steps {first} to {last}" if last > first else f"step {first}"
                 )
-                cell(axes, begin - 0.5, request - 0.5, end - begin, 1, "none", told=told)
+                cell(axes, begin - 0.5, request - 0.5, end - begin, 1, "none", hover=hover)
     axes.set_yticks(np.arange(-0.5, requests), minor=True)
     if steps <= 80:
         axes.set_xticks(np.arange(-0.5, steps), minor=True)
@@ -145,17 +145,17 @@ def _draw_grid(axes: Axes, states: np.ndarray, frames: Sequence[Frame], asked: S
 
 
 def _squares(axes: Axes, squares: Sequence[tuple[str, str, str]], title: str) -> None:
-    """A square for each (text, colour, what the pointer is told), line by line, as large as the box allows. Where
+    """A square for each (text, colour, hover name), line by line, as large as the box allows. Where
     there is no room for a text in each, the first of equal ones in a line has it."""
     empty(axes)
     tall = BOX[1] * HEIGHT / (BOX[0] * style.sheet()["figure.figsize"][0])
     columns = next(c for c in range(14, 200) if -(-len(squares) // c) <= int(c * tall))
-    for at, (text, colour, told) in enumerate(squares):
+    for at, (text, colour, hover) in enumerate(squares):
         y, x = divmod(at, columns)
         ink = "#FFFFFF" if colour in (style.PREFILL, style.DECODE, LOST) else style.INK
         is_written = columns <= MAX_NUMBERED or not x or squares[at - 1][0] != text
         written = text if is_written else ""
-        cell(axes, x + 0.06, y + 0.06, 0.88, 0.88, colour, written, ink=ink, fontsize=10, told=told)
+        cell(axes, x + 0.06, y + 0.06, 0.88, 0.88, colour, written, ink=ink, fontsize=10, hover=hover)
     axes.set(xlim=(0, columns), ylim=(columns * tall, 0))
     style.label(axes, title=title)
 

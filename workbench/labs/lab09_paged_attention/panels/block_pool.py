@@ -107,15 +107,15 @@ def _draw_block(axes: Axes, x: float, y: float, step: Step, block: int, size: in
         "linewidth": 2.6 if frame else 0.8,
         "zorder": 6 if frame else 5,
     }
-    cell(axes, x, y, 0.94, 0.94, "none", told=_told(step, block, size), **look)
+    cell(axes, x, y, 0.94, 0.94, "none", hover=_name_of(step, block, size), **look)
     ink = "#FFFFFF" if state == SHARED else style.INK
     write_centred(axes, x + 0.47, y + 0.36, f"{block}", fontsize=10, color=ink, zorder=7)
     if step.references[block] > 1:
         write_centred(axes, x + 0.47, y + 0.74, f"{step.references[block]} ×", fontsize=10, color=ink, zorder=7)
 
 
-def _told(step: Step, block: int, size: int) -> str:
-    """What the pointer is told of a block: its state, who holds it, and its tokens."""
+def _name_of(step: Step, block: int, size: int) -> str:
+    """The hover name of a block: its state, who holds it, and its tokens."""
     text, fill = f"block {block}: {state_of(step, block)}", step.fill[block]
     holders = [name for name, table in step.tables.items() if block in table]
     if holders:
@@ -148,9 +148,9 @@ def _draw_table(axes: Axes, y: float, name: str, table, step: Step, marked: set[
     for at, block in enumerate(table):
         x, shared = wide * at, step.references[block] > 1
         # white first, so that lines of others pass behind it
-        told = f"{name}: entry {at} of its table is block {block}, {step.references[block]} ×"
+        hover = f"{name}: entry {at} of its table is block {block}, {step.references[block]} ×"
         for face, alpha in (("#FFFFFF", 1), (STATES[state_of(step, block)], 0.5)):
-            cell(axes, x, y, 0.94 * wide, 0.6, face, alpha=alpha, zorder=5, told=told)
+            cell(axes, x, y, 0.94 * wide, 0.6, face, alpha=alpha, zorder=5, hover=hover)
         if wide > NUMBERED:
             write_centred(axes, x + 0.47 * wide, y + 0.31, f"{block}", zorder=7, fontsize=10)
         to_x, to_y = _place(block)

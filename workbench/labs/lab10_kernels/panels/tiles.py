@@ -85,9 +85,9 @@ def _draw_grid(axes: Axes, walk: Loop, at: int, row: int, settings: dict[str, An
         for j, kind in enumerate(kinds):
             seen = kind == SKIPPED or (i, j) in done
             face = COLOURS[kind] if seen else WAITING
-            told = f"{kind}: queries {i * tall} to {(i + 1) * tall - 1}, keys {j * wide} to {(j + 1) * wide - 1}"
-            told += "" if seen else ", to come"
-            cell(axes, j * wide, i * tall, wide, tall, face, edgecolor="#9AA1AC", linewidth=0.7, told=told)
+            hover = f"{kind}: queries {i * tall} to {(i + 1) * tall - 1}, keys {j * wide} to {(j + 1) * wide - 1}"
+            hover += "" if seen else ", to come"
+            cell(axes, j * wide, i * tall, wide, tall, face, edgecolor="#9AA1AC", linewidth=0.7, hover=hover)
     axes.plot([0, tokens], [0, tokens], color=style.INK, linewidth=0.9, zorder=5)
     axes.axhline(row + 0.5, color=style.LEARNER, linewidth=1.4, zorder=6)
     now = walk.steps[at]
