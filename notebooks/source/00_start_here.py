@@ -215,7 +215,7 @@ panel
 
 # %% [markdown]
 # Change the prompt or the number of tokens and press Run. Everything that you can do with the mouse you can also do in code: `run` measures with the settings you give,
-# and `snapshot` returns the current picture.
+# and `snapshot` keeps the picture for where the panel itself is not: beside the panel, it is hidden.
 
 # %%
 measured = panel.run(max_new_tokens=24)

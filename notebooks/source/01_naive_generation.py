@@ -350,7 +350,7 @@ share_guess
 share_guess.answer()
 anatomy = wb.panels.request()
 first, others = anatomy.run()
-anatomy.snapshot()
+anatomy
 
 # %%
 predicted_s = first.predicted + len(others.samples) * others.predicted

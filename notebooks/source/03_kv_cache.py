@@ -447,7 +447,7 @@ used_guess
 used_guess.answer()
 growth = wb.panels.growth()
 states = growth.run()
-growth.snapshot()
+growth
 
 # %%
 used_guess.compare(100 * states[-1].counts["bytes_in_use"] / states[-1].counts["bytes_reserved"])
@@ -560,7 +560,7 @@ chunk_guess
 chunk_guess.answer()
 chunks = wb.panels.chunks()
 chunked = chunks.run()
-chunks.snapshot()
+chunks
 
 # %%
 single, whole_prompt = chunked[0], chunked[-1]
@@ -818,7 +818,7 @@ short_guess
 short_guess.answer()
 batch_panel = wb.panels.cache_batch()
 steps = batch_panel.run()
-batch_panel.snapshot()
+batch_panel
 
 # %%
 pairs = [m for m in steps if m.settings["part"] in ("gain", "first token")]

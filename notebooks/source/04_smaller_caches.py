@@ -903,7 +903,7 @@ large_guess
 large_guess.answer()
 large = wb.panels.variants(size="random-110m", repeats=5, key="large")
 large_steps = large.run()
-large.snapshot()
+large
 
 # %%
 ends = {m.settings["way"]: m for m in large_steps if m.settings["context"] == 1000}
@@ -949,7 +949,7 @@ bits_guess
 bits_guess.answer()
 bits = wb.panels.variants(compare="formats", key="formats")
 bit_steps = bits.run()
-bits.snapshot()
+bits
 
 # %%
 ends = {m.settings["way"]: m for m in bit_steps if m.settings["context"] == 1000}

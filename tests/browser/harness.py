@@ -50,6 +50,22 @@ QUIET = """wait => {
     return window.quiet.looks >= 3;
 }"""
 
+# Of the shown texts outside the picture (which is an image, and checked as a figure).
+SMALL_OR_CUT = """(panel, pixels) => {
+    const found = [];
+    const words = document.createTreeWalker(panel, NodeFilter.SHOW_TEXT);
+    while (words.nextNode()) {
+        const text = words.currentNode.textContent.trim(), owner = words.currentNode.parentElement;
+        if (!text || owner.closest('style, script, select') || !owner.checkVisibility()) continue;
+        const size = parseFloat(getComputedStyle(owner).fontSize);
+        if (size < pixels) found.push(`${text.slice(0, 40)}: ${size} px`);
+    }
+    for (const label of panel.querySelectorAll('.widget-label, .widget-readout, button, .jp-Collapse-header'))
+        if (label.checkVisibility() && label.scrollWidth > label.clientWidth + 1)
+            found.push(`${label.textContent.trim().slice(0, 40)} is cut`);
+    return found;
+}"""
+
 
 def free_port() -> int:
     with socket.socket() as s:
@@ -326,6 +342,10 @@ class PanelOnPage:
         """The plot now on the page: its data and its alternative text."""
         plot = self.output.locator("img[alt]").first
         return plot.get_attribute("src"), plot.get_attribute("alt")
+
+    def small_or_cut(self, pixels: float) -> list[str]:
+        """Texts of the panel with letters smaller than so many pixels, and labels that are wider than their place."""
+        return self.output.evaluate(SMALL_OR_CUT, pixels)
 
     def wait_for_change(self, read: Callable[[], object], before: object, timeout_s: float = 30) -> object:
         """The first value of `read()` that differs from `before`."""

@@ -119,3 +119,29 @@ def test_a_failing_cell_does_not_go_unseen(lab_page):
     lab_page.run_all()
     shown, unrun = lab_page.cell_problems()
     assert "ZeroDivisionError" in shown and "never reached" in unrun
+
+
+def test_a_panel_can_be_read_in_a_hall(lab_page):
+    """Names under the pointer; no letter below 16 pixels and no label cut; the same is not drawn twice; and the switch
+    that fills the screen, where letters are half as large again."""
+    shown = "import workbench as wb\npanel = wb.panels.block_pool()\npanel"
+    lab_page.open(put_notebook(lab_page, "hall.ipynb", shown, "panel.snapshot()"))
+    lab_page.run_all(timeout_s=120)
+    panel = lab_page.panel("Who holds which block")
+    still = lab_page.book.locator('.jp-OutputArea-output img[src^="data:image/png"]')
+    assert still.count() == 1 and not still.is_visible(), "a still beside its own panel"
+    assert panel.small_or_cut(16) == []
+    picture, note = panel.output.locator(".workbench-picture"), panel.output.locator(".workbench-note")
+    box = picture.bounding_box()
+    assert box["width"] > 0.95 * panel.output.bounding_box()["width"]
+    seen = set()
+    for share in range(5, 95, 5):
+        lab_page.page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + 0.22 * box["height"])
+        seen.add(note.inner_text() if note.is_visible() else "")
+    assert any(re.match(r"block \d+: held once by A.*, 1 reference, \d of 4 tokens", text) for text in seen), seen
+    panel.output.locator("button.workbench-projector").click()
+    lab_page.page.wait_for_function("document.fullscreenElement?.classList.contains('workbench-panel')")
+    assert panel.small_or_cut(24) == []
+    panel.redraw("shown step", "ArrowRight")
+    panel.output.locator("button.workbench-projector").click()
+    lab_page.page.wait_for_function("!document.fullscreenElement")

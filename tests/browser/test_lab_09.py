@@ -44,5 +44,5 @@ def test_run_counts_what_each_allocator_wastes(page):
 
 def test_stop_ends_a_long_run(page):
     panel = page.panel(ALLOCATORS)
-    panel.redraw("requests (requests)", "End")
+    panel.redraw("requests", "End")
     panel.stop()

@@ -147,7 +147,7 @@ def test_run_works_headless_and_fills_picture_table_and_words(make, name):
     assert panel.snapshot().data.startswith(PNG) and panel.image.value + panel.extra.value != before
     assert "<table" in panel.table.value and 'scope="row"' in panel.table.value
     assert "done" in panel.status.value and panel.progress.value == 1.0
-    assert len(panel.words.value) > 100
+    assert len(panel.said) > 100
     assert not panel.run_button.disabled and panel.stop_button.disabled
 
 
@@ -230,7 +230,7 @@ def test_an_error_in_a_drawing_is_shown_until_a_drawing_goes_well(waiting):
     assert "error: ZeroDivisionError: a mistake &lt;b&gt;" in waiting.status.value
     waiting.controls["n"].value = 3
     assert waiting.wait(30)
-    assert "error" not in waiting.status.value and "words 3" in waiting.words.value
+    assert "error" not in waiting.status.value and "words 3" in waiting.said
 
 
 def test_a_second_run_while_one_goes_on_is_refused(waiting):
@@ -289,7 +289,7 @@ def test_a_run_is_seen_to_move_and_little_of_its_time_is_spent_on_drawing(waitin
         return view(panel, settings)
 
     monkeypatch.setattr("workbench.panels.base.DRAW_EVERY_S", 0.0)
-    monkeypatch.setattr(style, "png", lambda figure: PNG)
+    monkeypatch.setattr(style, "svg", lambda figure: b"")
     monkeypatch.setattr(Wait, "view", slow)
     monkeypatch.setattr(waiting, "experiment", dataclasses.replace(waiting.experiment, run=quick))
     waiting.run(n=150)
@@ -319,7 +319,7 @@ def test_of_two_hundred_rapid_slider_events_the_last_one_wins(waiting):
     for n in range(1000, 1200):
         waiting.controls["n"].value = n
     assert waiting.wait(30)
-    assert waiting.drawn[-1] == 1199 and "words 1199" in waiting.words.value
+    assert waiting.drawn[-1] == 1199 and "words 1199" in waiting.said
     assert "n is 1199" in waiting.image.value
     assert len(waiting.drawn) - drawn < 100  # those overtaken were never drawn
 
@@ -388,13 +388,13 @@ def test_a_learners_loop_runs_beside_ours_and_stays(make):
 
 def test_a_learners_filters_are_drawn_beside_ours_at_once(make):
     panel = make("strategies", filters={"top_p": lambda logits, p: logits}, top_p=0.5)
-    assert "yours: tokens left" in panel.table.value and "Your filters beside ours" in panel.words.value
+    assert "yours: tokens left" in panel.table.value and "Your filters beside ours" in panel.said
 
 
 def test_a_learners_count_of_rows_is_judged_in_words(make):
     panel = make("step_time", rows=lambda p, n: p * n)
     panel.run()
-    assert "your count is 1,000, off by -4,950" in panel.words.value
+    assert "your count is 1,000, off by -4,950" in panel.said
 
 
 def test_a_record_is_drawn_and_named_as_recorded(make):
@@ -456,7 +456,7 @@ def test_hostile_text_shows_and_never_acts(make, text, recwarn):
         assert panel.wait(30)
         tags = Tags(page_of(panel))
         assert tags.names <= {"div", "img", "pre", "span", "table", "caption", "thead", "tbody", "tr", "th", "td"}
-        assert tags.attributes <= {"style", "role", "aria-live", "alt", "src", "scope"}
+        assert tags.attributes <= {"class", "style", "role", "aria-live", "alt", "src", "scope"}
         shown = re.sub(r'src="data:[^"]*"', "", page_of(panel))
         assert not re.search("[\x00-\x09\x0b-\x1f\u200b\u202a-\u202e\u2066-\u2069\ufeff]", shown)
         assert "error" not in panel.status.value
@@ -538,3 +538,31 @@ def test_the_default_model_is_the_shipped_one():
     assert {
         experiment(n).setting("model").default for n in ("naive.step_time", "naive.strategies", "naive.request")
     } == {"stdlib-10m"}
+
+
+def test_a_control_offers_what_a_run_takes_beside_the_others_and_code_is_refused_by_name(make):
+    panel = make("step_time", model="stdlib-10m", max_length=512)
+    length, model = panel.controls["max_length"], panel.controls["model"]
+    assert [value for _, value in length.options][-1] == 1024 and length.value == 512
+    with pytest.raises(WorkbenchError, match="max_length 8,192 is beyond the 1,024 tokens"):
+        panel.run(max_length=8192)
+    assert length.value == 8192, "what was asked for is what was refused"
+    model.value = "stdlib-1m"
+    assert length.value == [value for _, value in length.options][-1] == 1024
+
+
+def test_a_still_is_hidden_on_the_page_of_its_panel_by_how_it_ends(make):
+    panel = make("step_time")
+    assert panel.image.stills == []
+    stills = [panel.snapshot()]
+    panel.configure(max_length=64)
+    stills.append(panel.snapshot())
+    ends = panel.image.stills
+    assert len(set(ends)) == 2
+    assert all(still._repr_mimebundle_()[0]["image/png"].endswith(end) for still, end in zip(stills, ends))
+
+
+def test_a_still_has_two_pixels_for_each_of_the_page(make):
+    still = make("step_time").snapshot()
+    width = int.from_bytes(still.data[16:20], "big")
+    assert width == 2 * still._repr_mimebundle_()[1]["image/png"]["width"]

@@ -230,7 +230,7 @@ def choose(panel: Panel, index: int) -> None:
 def test_without_records_there_is_no_control(curve):
     panel = curve()
     assert not hasattr(panel, "record_choice") and panel.record == []
-    assert "recorded" not in panel.words.value
+    assert "recorded" not in panel.said
 
 
 def test_the_control_lists_the_recorded_devices_and_begins_with_none(curve, archive):
@@ -238,7 +238,7 @@ def test_the_control_lists_the_recorded_devices_and_begins_with_none(curve, arch
     write_record(archive / "b.json", record(measurement("test.other")))
     panel = curve()
     assert labels(panel) == ["live only", "recorded on NVIDIA H200, 2026-01-31"]
-    assert panel.record == [] and "recorded" not in panel.words.value
+    assert panel.record == [] and "recorded" not in panel.said
 
 
 def test_the_chosen_record_is_drawn_named_in_words_and_never_counted_as_live(curve, archive):
@@ -248,11 +248,11 @@ def test_the_chosen_record_is_drawn_named_in_words_and_never_counted_as_live(cur
     choose(panel, 1)
     assert panel.snapshot().data != before.data
     said = "Drawn hollow: recorded on NVIDIA H200, 2026-01-31; not measured here."
-    assert said in panel.words.value and panel.snapshot().alt.endswith(said) and said in panel.image.value
+    assert said in panel.said and panel.snapshot().alt.endswith(said) and said in panel.image.value
     assert panel.measurements == []
     assert [m.device["name"] for m in panel.run()] == ["this machine"]
     choose(panel, 0)
-    assert panel.record == [] and "recorded" not in panel.words.value
+    assert panel.record == [] and "recorded" not in panel.said
     assert panel.snapshot().data == before.data
 
 
@@ -260,7 +260,7 @@ def test_a_record_given_by_hand_is_one_of_the_choices_and_chosen(curve, archive)
     write_record(archive / "a.json", record())
     panel = curve(record=[measurement(device={"name": "A100"})])
     assert labels(panel)[1:] == ["recorded on A100, 2026-01-31", "recorded on NVIDIA H200, 2026-01-31"]
-    assert panel.record_choice.value == 1 and "recorded on A100" in panel.words.value
+    assert panel.record_choice.value == 1 and "recorded on A100" in panel.said
 
 
 def test_runs_of_one_record_with_other_settings_are_told_apart(curve, archive):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.experiments.contract import Setting
+from workbench.experiments.contract import Limits, Setting
 from workbench.experiments.inputs import dtype_of, next_logits, shape_of
+from workbench.instruments.cost_kernels import why_no_kernels
 from workbench.instruments.costs import ARRANGEMENTS, predict, prepared_on, step_costs
 from workbench.kv.slots import stored_dtype
 from workbench.models.fast import FastDecoder, prepare
@@ -35,6 +36,15 @@ def check_room(shape: ModelConfig, prompt_tokens: int, new_tokens: int) -> None:
             f"a prompt of {prompt_tokens:,} tokens and {new_tokens:,} new ones make {prompt_tokens + new_tokens:,}, "
             f"and this model reads at most {shape.context_length:,}; choose fewer"
         )
+
+
+def cached_step_limits(*, model: str | Model, new_tokens: int = 0, **_: Any) -> Limits:
+    """`limits` of experiments with a prompt, an arrangement and perhaps new tokens."""
+    shape = shape_of(model)
+    return {
+        "prompt_tokens": shape.context_length - new_tokens,
+        "arrangement": lambda name: name != "kernels" or not why_no_kernels(shape),
+    }
 
 
 def arranged(bench: Bench, model: str | Model, arrangement: str) -> Model:

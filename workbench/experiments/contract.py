@@ -106,6 +106,10 @@ class Setting:
         return WorkbenchError(f"{self.name} must be {wanted}, got {shown if len(shown) < 80 else shown[:77] + '…'}")
 
 
+Limit = float | Callable[[Any], bool]  # the largest number, or which values
+Limits = Mapping[str, Limit]  # by setting
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A question, its knobs, and a generator of Measurements that answers it.
@@ -116,6 +120,8 @@ class Experiment:
         model; x is what the panel draws along (a text length, a token's number). Empty when there is none.
     learner: names of the parts for which a learner's own code may be handed in; each defaults to None.
     how: one line on how it is measured.
+    limits(**settings) -> {setting: its largest number, or which of its values} that a run takes beside the others: a
+        control offers no more. {} where each setting goes with all others; what a run refuses, it refuses itself.
     record: the settings to run for the archive, by kind of device: {"cpu": ({...},), "cuda": ({...}, {...})};
         one run each, defaults for what they do not name. A kind that is not there runs once with the defaults;
         an empty tuple says that the experiment is not recorded on that kind.
@@ -130,6 +136,7 @@ class Experiment:
     predict: Callable[..., Sequence[tuple[float, float, str]]]
     learner: tuple[str, ...] = ()
     record: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict, hash=False)
+    limits: Callable[..., Limits] = lambda **settings: {}
 
     def __post_init__(self) -> None:
         assert set(self.record) <= {"cpu", "cuda"}, f"{self.name}: record settings for {sorted(self.record)}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.experiments.contract import Setting
+from workbench.experiments.contract import Limits, Setting
 from workbench.kv import make_kv
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import ZOO, read_config, zoo_config, zoo_names
@@ -57,6 +57,16 @@ def _tokenizer_in(folder: Path) -> Tokenizer | None:
     if folder.parent == ZOO and not (folder / "tokenizer.json").exists():
         folder = ZOO / "stdlib-tokenizer"
     return Tokenizer.from_folder(folder)
+
+
+def within_context(setting: str, *beside: str, more: int = 0) -> Callable[..., Limits]:
+    """`limits` of an experiment: this setting, those beside it and so many tokens more are no more than the model
+    reads."""
+
+    def limits(*, model: str | Model, **settings: Any) -> Limits:
+        return {setting: shape_of(model).context_length - more - sum(settings[name] for name in beside)}
+
+    return limits
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,11 @@ from matplotlib.figure import Figure
 
 from workbench.panels import html, style
 
-WIDTH = 860  # of pictures, in pixels
-
 
 def picture(figure: Figure, alt: str) -> Image:
     """A figure as a picture, with the words for those who cannot see it."""
     figure.tight_layout()
-    return Image(style.png(figure), width=WIDTH, alt=alt)
+    return Image(style.png(figure), width=style.WIDTH, alt=alt)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str) -> HTML:

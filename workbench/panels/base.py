@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ipywidgets as widgets
+from matplotlib.figure import Figure
 
 from workbench.errors import WorkbenchError, check_settings
 from workbench.experiments.contract import Experiment, brief_mode
@@ -28,10 +29,20 @@ from workbench.instruments.device import Ceilings
 from workbench.instruments.records import Measurement
 from workbench.instruments.timing import Stopped, exclusive
 from workbench.panels import html, style
-from workbench.panels.controls import DESCRIPTION, control, every_widget, let_the_page_choose, put
+from workbench.panels.controls import (
+    DESCRIPTION,
+    control,
+    every_widget,
+    goes_with,
+    let_the_page_choose,
+    narrow,
+    put,
+    row,
+)
 from workbench.panels.plots import matching
+from workbench.panels.stage import ProjectorSwitch, Stage, areas_of
 from workbench.panels.view import Snapshot, View
-from workbench.panels.words import OF, gaps, recorded_label
+from workbench.panels.words import OF, first_lines, gaps, recorded_label
 from workbench.records import Record, records_of
 
 SHOW_EVERY_S = 0.1  # texts of a run in progress are shown this often; more would slow what is measured
@@ -63,6 +74,7 @@ class Panel:
         self, *, key: str = "", bench: Bench | None = None, record: list[Measurement] | None = None, **given: Any
     ) -> None:
         settings, self.learner = self._split(given)
+        self._configuring = False
         values = self.experiment.complete(settings)
         self.record = list(record or [])
         self._recordings, self._records_problem = self._find_recordings()
@@ -84,8 +96,9 @@ class Panel:
         self._worker: threading.Thread | None = None
         self._painter: threading.Thread | None = None
         self._paint_lock = threading.Lock()
-        self._picture = (b"", "")
+        self._picture: tuple[Figure, str] | None = None  # as it was drawn last, and the same in words
         self._build(values)
+        self._guard(lambda: self._follow(set(self.controls) - set(settings)))
         let_the_page_choose(self.root)
         self._register(key)
         self.refresh()
@@ -112,33 +125,39 @@ class Panel:
         self.run_button.on_click(lambda _: self._guard(self.start))
         self.stop_button.on_click(lambda _: self._guard(self.stop))
         self.progress = widgets.FloatProgress(
-            min=0.0, max=1.0, description="progress", layout=widgets.Layout(width="16em")
+            min=0.0, max=1.0, description="progress", style=DESCRIPTION, layout=widgets.Layout(width="16em")
         )
         self.status = widgets.HTML()
-        self.image = widgets.HTML()
+        self.image = Stage()
         self.words = widgets.HTML()
+        self.why = widgets.HTML()  # what the words leave over
         self.table = widgets.HTML()
         self.extra = widgets.HTML()  # what else a panel shows, under the words
+        how = widgets.HTML(html.paragraph(e.how))
+        self.more = widgets.Accordion([self.why, self.table, how], titles=("Why", "The numbers", "How it was measured"))
         texts = [w for s, w in zip(e.settings, self.controls.values()) if s.kind == "text"]
         knobs = [w for s, w in zip(e.settings, self.controls.values()) if s.kind != "text"]
         if len(self._recordings) > 1:
             knobs.append(self._record_control())
-        wrap = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 1em")
-        self.root = widgets.VBox(
-            [
-                widgets.HTML(html.paragraph(e.question, style="font-weight:600;font-size:15px")),
-                *texts,
-                widgets.HBox(knobs, layout=wrap),
-                widgets.HBox([self.run_button, self.stop_button, self.progress, self.status], layout=wrap),
-                *self._records_warning(),
-                self.image,
-                self.words,
-                self.extra,
-                self.table,
-                widgets.HTML(html.paragraph("How it was measured: " + e.how, style="opacity:.75;font-size:13px")),
-            ]
-        )
+        run = [self.run_button, self.stop_button, ProjectorSwitch(), self.progress, self.status]
+        self.settings_box = widgets.VBox([widgets.HBox(knobs, layout=row()), *texts, *self._records_warning()])
+        question = widgets.HTML(html.paragraph(e.question, style="font-weight:600"))
+        parts = [
+            question,
+            self.image,
+            widgets.HBox(run, layout=row()),
+            self.settings_box,
+            self.words,
+            self.extra,
+            self.more,
+        ]
+        self.root = widgets.VBox(parts, layout=widgets.Layout(width="100%"))
+        self.root.add_class("workbench-panel")
         self._say("ready: Run measures")
+
+    def add_controls(self, widget: widgets.Widget) -> None:
+        """A panel's own controls, under those of the experiment."""
+        self.settings_box.children = (*self.settings_box.children, widget)
 
     def _register(self, key: str) -> None:
         """Take the place of the former panel of this experiment and key."""
@@ -151,7 +170,12 @@ class Panel:
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget; beside it the picture and a sentence, for pages that have no kernel."""
         bundle = dict(self.root._repr_mimebundle_(**kwargs))
-        return {**bundle, **self.snapshot()._repr_mimebundle_()[0]}
+        return {**bundle, **self._still()._repr_mimebundle_()[0]}
+
+    @property
+    def said(self) -> str:
+        """All words under the picture, as HTML: the first lines, and what stands under "Why"."""
+        return self.words.value + self.why.value
 
     # -- settings --------------------------------------------------------------------------------------
 
@@ -165,7 +189,23 @@ class Panel:
         return given, self.experiment.check_learner(parts)
 
     def _changed(self, _change: Any) -> None:
-        self._guard(self.refresh)
+        if not self._configuring:
+            self._guard(lambda: self._follow(set(self.controls)))
+            self._guard(self.refresh)
+
+    def _follow(self, names: set[str]) -> None:
+        """Let the controls of these settings offer what a run takes beside the others: what it would refuse cannot be
+        chosen. What code has asked for stays, and is refused by name."""
+        self._configuring = True
+        try:
+            before = None
+            while before != (before := self.settings):  # a limit may follow another
+                for name, limit in self.experiment.limits(**self.settings).items():
+                    if name in names or goes_with(limit, self.controls[name].value):
+                        setting = self.experiment.setting(name)
+                        narrow(self.controls[name], setting, limit, known_models() if setting.kind == "model" else ())
+        finally:
+            self._configuring = False
 
     def made(self, settings: dict[str, Any], names: Iterable[str]) -> list[Measurement]:
         """The Measurements whose settings `names` have the values that `settings` has."""
@@ -234,8 +274,17 @@ class Panel:
         check_settings(self.experiment.name, given, list(self.controls))
         values = self.experiment.complete({**self.settings, **given})
         models = known_models() if "model" in given else ()
-        for name in given:
-            put(self.controls[name], self.experiment.setting(name), values[name], models)
+        self._configuring = True
+        try:
+            for name in given:
+                setting = self.experiment.setting(name)
+                narrow(self.controls[name], setting, None, models)
+                put(self.controls[name], setting, values[name], models)
+        finally:
+            self._configuring = False
+        self._guard(lambda: self._follow(set(self.controls) - set(given)))
+        if given:
+            self.refresh()
 
     def start(self) -> None:
         """Run on the worker thread; returns at once. `wait()` waits for it, `stop()` ends it."""
@@ -382,12 +431,13 @@ class Panel:
             began = time.monotonic()
             view = self.view(self.settings)
             hollow = f"Drawn hollow: {recorded_label(self.record)}; not measured here." if self.record else ""
-            self._picture = (style.png(view.figure), f"{view.alt} {hollow}".rstrip())
+            drawn = style.svg(view.figure)
+            self._picture = (view.figure, f"{view.alt} {hollow}".rstrip())
             if self._closed:
                 return
-            self.image.value = html.image(*self._picture)
-            words = [view.words, *self._gaps(view.words), hollow]
-            self.words.value = html.paragraph("\n".join(filter(None, words)))
+            self.image.show(html.image(drawn, self._picture[1]), areas_of(view.figure))
+            first, rest = first_lines("\n".join(filter(None, [view.words, *self._gaps(view.words), hollow])))
+            self.words.value, self.why.value = html.paragraph(first), html.paragraph(rest) if rest else ""
             self._drawn_at = time.monotonic()
             self._drawing_s = self._drawn_at - began
             self.extra.value = view.extra
@@ -406,11 +456,20 @@ class Panel:
         return self._ceilings
 
     def snapshot(self) -> Snapshot:
-        """The picture as it is now, as a PNG with its text: it stays in a stored notebook without a kernel."""
+        """The picture as it is now, as a PNG with its text: it stays in a stored notebook without a kernel. Where the
+        panel itself is on the page, it is hidden there: the same is not drawn twice."""
+        still = self._still()
+        self.image.hide_still(still.base64)
+        return still
+
+    def _still(self) -> Snapshot:
         self.wait(DRAW_WITHIN_S)
-        if not self._picture[0]:
+        if self._picture is None:
             self.paint()
-        return Snapshot(*self._picture)
+        assert self._picture is not None
+        figure, alt = self._picture
+        with self._paint_lock:
+            return Snapshot(style.png(figure), alt)
 
     # -- words and errors ------------------------------------------------------------------------------
 

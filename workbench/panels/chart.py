@@ -26,6 +26,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from workbench.instruments.records import Measurement
 from workbench.panels import plots, style
+from workbench.panels.stage import tell
 from workbench.panels.view import View
 from workbench.panels.words import recorded_label
 
@@ -112,14 +113,23 @@ class Series:
     legend: bool = True
     look: Mapping[str, Any] = field(default_factory=dict)
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: Axes, hover: Sequence[str] = ()) -> None:
+        """hover: the name of each point."""
         x, y = zip(*self.points)
         look = {**LOOKS[self.kind], "zorder": 2 if self.kind == "line" else 3, **self.look}
-        axes.plot(x, y, color=self.colour, label=self.name if self.legend else None, **look)
+        [drawn] = axes.plot(x, y, color=self.colour, label=self.label if self.legend else None, **look)
+        tell(drawn, *hover)
         if self.spread:
             low, high = zip(*self.spread)
             bars = [[max(0, m - a) for m, a in zip(y, low)], [max(0, b - m) for m, b in zip(y, high)]]
             axes.errorbar(x, y, yerr=bars, fmt="none", ecolor=self.colour, elinewidth=1.6, capsize=4, zorder=3)
+
+    @property
+    def label(self) -> str:
+        """Its name in the legend. Which machine was recorded is said under the picture, where there is room."""
+        if self.kind != "recorded":
+            return self.name
+        return ", ".join(filter(None, [self.name.partition("recorded on ")[0].rstrip(", "), "recorded"]))
 
     @property
     def heights(self) -> list[float]:
@@ -186,9 +196,9 @@ class Part(Protocol):
 
 @dataclass(frozen=True, init=False)
 class Chart:
-    """Series over an axis. legend: its place, or "". levels: (y, name, colour) of horizontal lines; marks:
-    (x, text, colour, height) of vertical ones. also: draws what a series is not, when the axes are scaled; empty: what
-    stands there while no series has a point."""
+    """Series over an axis. legend: its place ("above" a plot without a title), or "". levels: (y, name, colour) of
+    horizontal lines; marks: (x, text, colour, height) of vertical ones. also: draws what a series is not, when the axes
+    are scaled; empty: what stands there while no series has a point."""
 
     series: tuple[Series, ...]
     x: Axis
@@ -209,7 +219,7 @@ class Chart:
     def draw(self, axes: Axes) -> None:
         plots.name(axes, x=self.x.label, y=self.y.label, title=self.title)
         for series in self.series:
-            series.draw(axes)
+            series.draw(axes, [f"{series.name}: {self.y.text(y)} at {self.x.text(x)}" for x, y in series.points])
         for y, name, colour in self.levels:
             axes.axhline(y, color=colour, linewidth=1.8, label=name, zorder=2)
         self.x.draw(axes, "x", [x for series in self.series for x, _ in series.points])
@@ -283,7 +293,7 @@ class Bars:
     level: float | None = None  # a vertical line
     also: Callable[[Axes], object] | None = None
     empty: str = "Run measures"
-    size: float = 9.5  # of the names
+    size: float = 10  # of the names
     fewest: int = 1  # rows that there is room for
 
     def draw(self, axes: Axes) -> None:
@@ -304,7 +314,8 @@ class Bars:
 
     def _draw_bar(self, axes: Axes, y: float, bar: Bar) -> None:
         if bar.value is not None:
-            axes.barh(y, bar.value, height=self.height, color=bar.colour, alpha=0.9, zorder=3)
+            [drawn] = axes.barh(y, bar.value, height=self.height, color=bar.colour, alpha=0.9, zorder=3)
+            tell(drawn, f"{bar.name}: {self.x.text(bar.value)}")
         if bar.value is not None and bar.spread is not None and bar.spread[0] < bar.spread[1]:
             ends = [[max(0, bar.value - bar.spread[0])], [max(0, bar.spread[1] - bar.value)]]
             look: dict[str, Any] = {"fmt": "none", "ecolor": style.INK, "elinewidth": 1.3, "capsize": 3, "zorder": 4}
@@ -316,7 +327,7 @@ class Bars:
             look = style.RECORDED | {"markerfacecolor": style.sheet()["axes.facecolor"]}  # seen on a bar, too
             axes.plot([bar.recorded], [y], color=style.INK, zorder=6, **look)
         if bar.text:
-            style.write(axes, max(bar.values(), default=0), y, f"  {bar.text}", va="center", fontsize=9, zorder=6)
+            style.write(axes, max(bar.values(), default=0), y, f"  {bar.text}", va="center", fontsize=10, zorder=6)
 
     def alt(self) -> str:
         sentences = [f"{bar.name}: {', '.join(self._spoken(bar))}" for bar in self.bars if bar.values()]
@@ -370,27 +381,27 @@ def view(
     height: float | None = None,
     columns: int | None = None,
     boxes: Sequence[tuple[float, float, float, float]] = (),
-    **layout: Any,
+    below: float = 0.0,
+    **ratios: Any,
 ) -> View:
     """The View of parts beside each other, `columns` in a row, or each in its box (left, bottom, width, height).
 
     table: (header, rows); without it the first part's own. alt: instead of what the parts say of themselves.
-    layout: left, right, top, bottom, wspace, hspace as shares of the figure, width_ratios, height_ratios, sharex.
+    below: inches that are kept free at the lower edge. ratios: width_ratios, height_ratios, sharex.
     """
     columns = columns or (len(parts) if not boxes else 1)
     rows = -(-len(parts) // columns)
-    ratios = {name: layout.pop(name) for name in ("width_ratios", "height_ratios", "sharex") if name in layout}
     figure, every = style.new_figure(rows, columns, height=height, **ratios)
-    inches = figure.get_figheight()
-    top, bottom = (0.36 if any(part.title for part in parts[:columns]) else 0.15), 0.62
-    place = {"left": 0.115 if columns == 1 else 0.09, "right": 0.985, "wspace": 0.28, "hspace": 0.45}
-    figure.subplots_adjust(**{**place, "top": 1 - top / inches, "bottom": bottom / inches, **layout})
     for axes, box in zip(every, boxes):
         axes.set_position(box)
     for axes, part in zip(every, parts):
         part.draw(axes)
     for axes in every[len(parts) :]:
         axes.remove()
+    if not boxes:
+        share = below / figure.get_figheight()
+        pads = {"w_pad": 0.05, "h_pad": 0.05, "wspace": 0.03, "hspace": 0.04}
+        figure.set_layout_engine("constrained", rect=(0, share, 1, 1 - share), **pads)
     header, cells = table or cast(Chart, parts[0]).table()
     said = " ".join(filter(None, (part.alt() for part in parts))) if alt is None else alt
     return View(figure, said, header, cells, caption, words if isinstance(words, str) else "\n".join(words), extra)

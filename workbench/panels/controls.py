@@ -7,14 +7,22 @@ from typing import Any
 import ipywidgets as widgets
 
 from workbench.experiments import Setting
+from workbench.experiments.contract import Limit
 
-DESCRIPTION = {"description_width": "10.5em"}
-WIDTH = "24.5em"  # three beside each other in a notebook of usual width
+DESCRIPTION = {"description_width": "initial"}  # as wide as its words: no label is cut
+WIDTH = "auto"
+LARGEST = 2**31 - 1  # of a number without bounds
+
+
+def row() -> widgets.Layout:
+    """Controls beside each other, in as many lines as it takes."""
+    return widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 1.5em")
 
 
 def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widgets.Widget:
     """The widget for a setting, showing `value`. A number without two bounds is a box, with them a slider."""
-    words = setting.name.replace("_", " ") + (f" ({setting.unit})" if setting.unit else "")
+    words = setting.name.replace("_", " ")
+    words += f" ({setting.unit})" if setting.unit and setting.unit not in words else ""
     common = {"description": words, "tooltip": setting.help or words, "style": DESCRIPTION}
     if setting.kind != "text":
         common["layout"] = widgets.Layout(width=WIDTH)
@@ -22,9 +30,8 @@ def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widge
     if setting.kind == "flag":
         return widgets.Checkbox(value=value, indent=False, **common)
     if setting.kind == "choice":
-        ordered = all(isinstance(c, int | float) for c in setting.choices)
-        kind = widgets.SelectionSlider if ordered else widgets.Dropdown
-        return kind(options=[(f"{c:,}" if ordered else c, c) for c in setting.choices], value=value, **common)
+        kind = widgets.SelectionSlider if _ordered(setting) else widgets.Dropdown
+        return kind(options=choice_options(setting), value=value, **common)
     if setting.kind == "model":
         return widgets.Dropdown(options=model_options(value, models), value=value, **common)
     if setting.kind == "text":
@@ -32,12 +39,21 @@ def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widge
         return widgets.Textarea(value=value, layout=wide, continuous_update=True, **common)
     if setting.kind == "int":
         if low is None or high is None:
-            return widgets.BoundedIntText(value=value, min=int(low or 0), max=2**31 - 1, **common)
+            return widgets.BoundedIntText(value=value, min=int(low or 0), max=LARGEST, **common)
         step = int(setting.step or 1)
         return widgets.IntSlider(value=value, min=int(low), max=int(high), step=step, **common)
     assert low is not None and high is not None, f"{setting.name}: a float control needs bounds"
     fine = setting.step or (high - low) / 100
     return widgets.FloatSlider(value=value, min=low, max=high, step=fine, readout_format=".2f", **common)
+
+
+def _ordered(setting: Setting) -> bool:
+    return all(isinstance(c, int | float) for c in setting.choices)
+
+
+def choice_options(setting: Setting) -> list[tuple[str, Any]]:
+    """(label, choice) pairs."""
+    return [(f"{c:,}" if _ordered(setting) else c, c) for c in setting.choices]
 
 
 def model_options(value: Any, models: tuple[str, ...]) -> list[tuple[str, Any]]:
@@ -53,6 +69,32 @@ def put(widget: widgets.Widget, setting: Setting, value: Any, models: tuple[str,
     if setting.kind == "model" and value not in [v for _, v in widget.options]:
         widget.options = model_options(value, models)
     widget.value = value
+
+
+def goes_with(limit: Limit | None, value: Any) -> bool:
+    """Whether a value is within a limit."""
+    return limit is None or (limit(value) if callable(limit) else value <= limit)
+
+
+def narrow(widget: widgets.Widget, setting: Setting, limit: Limit | None, models: tuple[str, ...] = ()) -> None:
+    """Let the control offer what goes with the other settings, and all where the limit is None. A value that does not
+    goes to the next smaller one."""
+    if setting.kind in ("text", "flag"):
+        return
+    if setting.kind in ("int", "float"):
+        assert not callable(limit), setting.name
+        high = LARGEST if setting.high is None else setting.high
+        high = type(widget.value)(high if limit is None else max(setting.low or 0, min(high, limit)))
+        if widget.max != high:
+            widget.max = high
+        return
+    every = model_options(widget.value, models) if setting.kind == "model" else choice_options(setting)
+    options = tuple(option for option in every if goes_with(limit, option[1])) or tuple(every)
+    values, old = [value for _, value in options], widget.value
+    if tuple(widget.options) != options:
+        smaller = [v for v in values if isinstance(v, int | float) and v <= old] if old not in values else [old]
+        widget.options = options
+        widget.value = smaller[-1] if smaller else values[0]
 
 
 def every_widget(root: widgets.Widget) -> set[widgets.Widget]:

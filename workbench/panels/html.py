@@ -39,7 +39,8 @@ def escape(text: object) -> str:
 
 def paragraph(text: str, *, role: str = "", style: str = "") -> str:
     extra = f' role="{role}" aria-live="polite"' if role else ""
-    return f'<div{extra} style="line-height:1.45;max-width:62em;white-space:pre-line;{style}">{escape(text)}</div>'
+    look = f"font-size:16px;line-height:1.45;max-width:62em;white-space:pre-line;{style}"
+    return f'<div{extra} class="workbench-text" style="{look}">{escape(text)}</div>'
 
 
 def running_text(parts: Sequence[tuple[str, str]], caption: str) -> str:
@@ -49,7 +50,7 @@ def running_text(parts: Sequence[tuple[str, str]], caption: str) -> str:
         f'<div style="line-height:1.45">{escape(caption)}</div>'
         '<pre style="white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate;max-height:16em;'
         "overflow-y:auto;border:1px solid rgba(128,128,128,.45);border-radius:4px;padding:.5em .7em;"
-        f'margin:.3em 0;font-size:13px;line-height:1.4;color:inherit;background:none">{spans}</pre>'
+        f'margin:.3em 0;font-size:16px;line-height:1.4;color:inherit;background:none">{spans}</pre>'
     )
 
 
@@ -67,16 +68,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], caption: str)
         for row in rows
     )
     return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:13px;line-height:1.5;'
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-size:16px;line-height:1.5;'
         f'color:inherit;background:none"><caption style="text-align:left;padding:.2em 0;color:inherit">'
         f"{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def image(png: bytes, alt: str) -> str:
-    """The picture with its alternative text (ipywidgets' own Image has none)."""
-    data = base64.b64encode(png).decode()
-    return (
-        f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}" '
-        'style="width:100%;max-width:900px;height:auto;border-radius:4px;display:block">'
-    )
+def image(svg: bytes, alt: str) -> str:
+    """The picture, as wide as the page, with its alternative text."""
+    return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}">'

@@ -9,7 +9,7 @@ import ipywidgets as widgets
 from workbench.errors import check_settings
 from workbench.experiments.contract import Setting
 from workbench.panels.base import Panel
-from workbench.panels.controls import control, put
+from workbench.panels.controls import control, put, row
 
 PLAY_EVERY_MS = 350
 
@@ -34,13 +34,7 @@ class KnobPanel(Panel):
         self.knob_controls = {knob.name: control(knob, self._knob_values[knob.name]) for knob in self.knobs}
         for widget in self.knob_controls.values():
             widget.observe(self._changed, names="value")
-        row = widgets.HBox(
-            [widgets.Label(self.knobs_words), *self.knob_controls.values()],
-            layout=widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="0 1em"),
-        )
-        children = list(self.root.children)
-        at = children.index(self.image)
-        self.root.children = (*children[:at], row, *children[at:])
+        self.add_controls(widgets.HBox([widgets.Label(self.knobs_words), *self.knob_controls.values()], layout=row()))
 
     @property
     def knob_settings(self) -> dict[str, Any]:
@@ -72,7 +66,6 @@ class PlayPanel(Panel):
             description="play",
             tooltip=f"let {slider.description} run",
         )
-        widgets.link((self.play, "value"), (slider, "value"))
-        children = list(self.root.children)
-        at = children.index(self.image)
-        self.root.children = (*children[:at], self.play, *children[at:])
+        for end in ("max", "value"):
+            widgets.link((slider, end), (self.play, end))
+        self.add_controls(self.play)

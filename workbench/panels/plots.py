@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.records import Measurement
 from workbench.panels import style
+from workbench.panels.stage import tell
 
 LIMIT_COLOURS = {"launch": style.IDLE, "bandwidth": style.WEIGHTS, "compute": style.COMPUTE}
 REGIMES = {
@@ -42,7 +47,8 @@ def name(axes: Axes, *, x: str = "", y: str = "", title: str = "") -> None:
     style.label(axes, x=x, y=y)
     axes.set_title("", loc="left", y=1.0)
     above = axes.transAxes + ScaledTranslation(0, 6 / 72, axes.figure.dpi_scale_trans)
-    style.write(axes, 0.0, 1.0, title, transform=above, va="baseline", fontsize=style.sheet()["axes.titlesize"])
+    size = style.sheet()["axes.titlesize"]
+    style.write(axes, 0.0, 1.0, style.wrapped(axes, title, size), transform=above, va="bottom", fontsize=size)
 
 
 def mark(axes: Axes, x: float, text: str, colour: str, *, height: float = 0.98) -> None:
@@ -54,7 +60,7 @@ def mark(axes: Axes, x: float, text: str, colour: str, *, height: float = 0.98) 
     if not text:
         return
     right = axes.transAxes.inverted().transform(axes.transData.transform((x, high)))[0] > 0.6
-    place = {"transform": axes.get_xaxis_transform(), "va": "top", "fontsize": 9}
+    place = {"transform": axes.get_xaxis_transform(), "va": "top", "fontsize": 10}
     style.write(axes, x, height, f" {text} ", color=colour, ha="right" if right else "left", **place)
 
 
@@ -105,18 +111,31 @@ def matching(measurements: Sequence[Measurement], *, unit: str | None = None, **
     return [m for m in measurements if (unit is None or m.unit == unit) and same_knobs(m, settings)]
 
 
-def write_centred(axes: Axes, x: float, y: float, text: str, **look) -> None:
+def write_centred(axes: Axes, x: float, y: float, text: str, **look) -> Text:
     """Plain text around a place."""
-    style.write(axes, x, y, text, ha="center", va="center", **look)
+    return style.write(axes, x, y, text, ha="center", va="center", **look)
 
 
 def cell(
-    axes: Axes, x: float, y: float, width: float, height: float, colour: str, text: str = "", *, ink=style.INK, **look
+    axes: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    colour: str,
+    text: str = "",
+    *,
+    ink: str = style.INK,
+    hover: str = "",
+    **look: Any,
 ) -> None:
-    """A rectangle from its lower corner, with a text in its middle. look: of the patch and of the font."""
+    """A rectangle from its lower corner, with a text in its middle. hover: its name under the pointer. look: of the
+    patch and of the font."""
     font = {name: look.pop(name) for name in ("fontsize", "fontfamily") if name in look}
     look = {"linewidth": 0, "zorder": 3, **look}
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=colour, **look))
+    patch = Rectangle((x, y), width, height, facecolor=colour, **look)
+    tell(patch, *([hover] if hover else []))
+    axes.add_patch(patch)
     if text:
         write_centred(axes, x + width / 2, y + height / 2, text, color=ink, zorder=look["zorder"] + 1, **font)
 
@@ -133,7 +152,28 @@ def nothing(axes: Axes, text: str) -> None:
 
 
 NOTE = "#4B5563"  # of words beside a picture
+FRAME = "#9AA1AC"  # of a square, where its colour is pale
 LOST = style.LEARNER  # a rejection, and where a draft loses
+
+
+def legend_above(axes: Axes, colours: Mapping[str, str], *others: Artist, left: float = 0.02, columns: int = 8) -> None:
+    """{name: colour} of what the whole figure shows, as squares in its upper edge; others: marks that have a label."""
+    handles = [
+        Patch(facecolor=colour, edgecolor="none" if colour == "none" else FRAME, linewidth=0.5, label=name)
+        for name, colour in colours.items()
+    ]
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (left, 1.0), "ncols": columns, "borderaxespad": 0.3}
+    look: dict[str, Any] = {
+        "frameon": False,
+        "handlelength": 1.0 if colours else 1.8,
+        "handleheight": 1.0,
+        "handletextpad": 0.4,
+        "columnspacing": 1.2,
+    }
+    font = FontProperties(family="DejaVu Sans", size=style.sheet()["legend.fontsize"])
+    box = axes.figure.legend(handles=[*handles, *others], prop=font, **place, **look)
+    for text in box.get_texts():
+        text.set(parse_math=False, color=style.sheet()["legend.labelcolor"])
 
 
 def empty(axes: Axes) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from workbench.panels import style
+
 
 @dataclass(frozen=True)
 class View:
@@ -30,5 +32,9 @@ class Snapshot:
     alt: str
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        bundle = {"image/png": base64.b64encode(self.data).decode(), "text/plain": self.alt}
-        return bundle, {"image/png": {"width": 860, "alt": self.alt}}
+        bundle = {"image/png": self.base64, "text/plain": self.alt}
+        return bundle, {"image/png": {"width": style.WIDTH, "alt": self.alt}}
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.data).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -73,3 +74,24 @@ def recorded_label(record: Sequence[Measurement]) -> str:
     """What hollow points are called: never to be taken for live."""
     first = record[0]
     return f"recorded on {first.device.get('name', 'another machine')}, {first.date[:10]}"
+
+
+def first_lines(text: str, lines: int = 4, width: int = 105) -> tuple[str, str]:
+    """(whole sentences that fill so many lines of so many letters, all that follows): the first is never empty."""
+    paragraphs = text.split("\n")
+    sentences = [
+        (number, sentence) for number, one in enumerate(paragraphs) for sentence in re.split(r"(?<=[.!?])\s+", one)
+    ]
+    used, count = 0, 0
+    for at, (number, sentence) in enumerate(sentences):
+        new_line = at > 0 and number != sentences[at - 1][0]
+        used = -(-used // width) * width + len(sentence) if new_line else used + len(sentence) + 1
+        if any(one.strip() for _, one in sentences[:count]) and -(-used // width) > lines:
+            break
+        count += 1
+
+    def joined(some: list[tuple[int, str]]) -> str:
+        kept = {number for number, _ in some}
+        return "\n".join(" ".join(s for n, s in some if n == number) for number in sorted(kept)).strip()
+
+    return joined(sentences[:count]), joined(sentences[count:])

@@ -248,6 +248,13 @@ def step_seconds(
     return made
 
 
+def free_beside_weights(
+    config: ModelConfig, memory_bytes: float, *, weight_bytes_per_element: float = 2, share: float = 0.9
+) -> float:
+    """Bytes that the weights leave of this share of a device's memory; below 0 where they do not fit."""
+    return share * memory_bytes - config.num_parameters() * weight_bytes_per_element
+
+
 def blocks_that_fit(
     config: ModelConfig,
     *,
@@ -259,7 +266,8 @@ def blocks_that_fit(
 ) -> int:
     """Blocks beside the weights in this share of a device's memory. Raises WorkbenchError where not one fits."""
     check_between("share", share, 0, 1)
-    free = share * memory_bytes - config.num_parameters() * weight_bytes_per_element
+    weights: dict[str, float] = {"weight_bytes_per_element": weight_bytes_per_element, "share": share}
+    free = free_beside_weights(config, memory_bytes, **weights)
     blocks = int(free // kv_bytes(config, check_whole("block_size", block_size, 1), kv_bytes_per_element))
     if blocks < 1:
         raise WorkbenchError(

@@ -516,7 +516,7 @@ def test_run_prices_this_machine_and_says_where_the_lengths_were_cut(tiny_model,
 
 def test_a_learners_parts_are_shown_as_theirs(make, no_compiler):
     sweep = make("batch_sweep", knee=batch_limits)
-    assert "Your knee: " in sweep.words.value and "Your largest batch: 7" in sweep.words.value
+    assert "Your knee: " in sweep.said and "Your largest batch: 7" in sweep.said
     roofline = make("roofline", layers={"linear": my_linear})
     assert "yours, FLOPs per byte" in roofline.table.value
     priced = make("price", price=lambda **k: (0.5, 2.0, 1.25))
@@ -527,13 +527,13 @@ def test_a_learners_parts_are_shown_as_theirs(make, no_compiler):
 
 def test_the_regime_and_what_does_not_fit_are_said_in_words(make):
     panel = make("price", shape="llama-3.1-70b", card="h100-sxm")
-    assert "does NOT fit" in panel.words.value and "141 GB" in panel.words.value
+    assert "does NOT fit" in panel.said and "141 GB" in panel.said
     panel.configure(shape="llama-3.1-8b", batch=1)
-    assert panel.wait(30) and "It fits" in panel.words.value and "bandwidth-bound" in panel.words.value
+    assert panel.wait(30) and "It fits" in panel.said and "bandwidth-bound" in panel.said
     sweep = make("batch_sweep", card="h200", model="llama-3.1-8b", weights="bfloat16", context=4096, largest_batch=64)
-    words = re.sub(r"<[^>]+>", "", sweep.words.value)
+    words = re.sub(r"<[^>]+>", "", sweep.said)
     assert "weigh as much as the weights at batch 28" in words and "no batch" in words
-    assert "Left of the ridge with every operation: A100" in make("roofline").words.value
+    assert "Left of the ridge with every operation: A100" in make("roofline").said
 
 
 def test_stop_ends_a_long_run_within_a_second(make, tiny_model):

@@ -455,8 +455,8 @@ def test_the_calculator_looks_at_no_ceilings(model):
             pytest.fail("the machine was measured for a sum of bytes")
 
     panel = panels.memory(bench=NoCeilings(), model="llama-2-70b", batch=64)
-    assert panel.wait(30) and "85.9 GB (80.0 GiB)" in panel.words.value
-    assert "10^9" in panel.words.value and "error" not in panel.status.value
+    assert panel.wait(30) and "85.9 GB (80.0 GiB)" in panel.said
+    assert "10^9" in panel.said and "error" not in panel.status.value
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC_SHAPES))
@@ -467,9 +467,9 @@ def test_the_calculator_draws_every_public_shape(make, name):
 
 
 def test_regimes_are_named_in_words(make):
-    assert "launch-bound" in make("token_times").words.value  # a tiny model on an H100's data sheet
-    assert "launch-bound" in make("chunks").words.value
-    assert "no gain to speak of: the step is launch-bound" in make("cache_batch").words.value
+    assert "launch-bound" in make("token_times").said  # a tiny model on an H100's data sheet
+    assert "launch-bound" in make("chunks").said
+    assert "no gain to speak of: the step is launch-bound" in make("cache_batch").said
 
 
 def test_a_learners_cache_is_drawn_and_its_first_wrong_token_is_named(make):
@@ -477,17 +477,17 @@ def test_a_learners_cache_is_drawn_and_its_first_wrong_token_is_named(make):
     plain = panel.run() and panel.snapshot().data
     panel.run(kv=LosesKeys)
     assert "with your kv" in panel.status.value and panel.snapshot().data != plain
-    assert re.search(r"With your cache: not the tokens of ours, from new token \d+ on", panel.words.value)
+    assert re.search(r"With your cache: not the tokens of ours, from new token \d+ on", panel.said)
     panel.run(kv=lambda config: Contiguous(config))
-    assert "With your cache: all 12 tokens so far equal" in panel.words.value
+    assert "With your cache: all 12 tokens so far equal" in panel.said
 
 
 def test_a_learners_chunks_are_judged_in_words(make):
     panel = make("chunks")
     panel.run(kv=LosesKeys)
-    assert "Look at the mask and the positions" in panel.words.value
+    assert "Look at the mask and the positions" in panel.said
     panel.run(kv=lambda config: Contiguous(config))
-    assert "in every one of these chunkings the next token equals" in panel.words.value
+    assert "in every one of these chunkings the next token equals" in panel.said
 
 
 def test_a_learners_mistake_is_shown_in_the_status_line(make):
@@ -526,11 +526,11 @@ def test_stop_ends_a_run_within_a_second(make, name):
 
 def test_the_slot_shown_follows_the_slider_and_says_when_it_is_full(make):
     panel = make("growth", prompt_tokens=14, new_tokens=9)
-    assert "at 16 the cache will refuse" in panel.words.value
+    assert "at 16 the cache will refuse" in panel.said
     panel.run(shown_tokens=1)
-    assert "15 tokens hold" in panel.words.value and "would grow to 17 tokens" in panel.words.value
+    assert "15 tokens hold" in panel.said and "would grow to 17 tokens" in panel.said
     panel.configure(shown_tokens=0)
-    assert panel.wait(30) and "14 tokens hold" in panel.words.value
+    assert panel.wait(30) and "14 tokens hold" in panel.said
 
 
 def test_a_fast_model_that_is_handed_over_is_used_as_it_is(model, bench):
@@ -559,5 +559,5 @@ def test_hostile_text_from_a_model_is_shown_inert():
         small = {"max_tokens": 32} if name == "growth" else {}
         panel = getattr(panels, name)(model=hostile, prompt_tokens=8, new_tokens=3, bench=DataSheetBench(), **small)
         panel.run()
-        shown = panel.words.value + panel.extra.value + panel.table.value + panel.status.value
+        shown = panel.said + panel.extra.value + panel.table.value + panel.status.value
         assert "<script" not in shown and "<img" not in shown and "error" not in panel.status.value

@@ -437,7 +437,7 @@ def test_hostile_names_are_shown_inert(make):
     for name in ("rolling", "windows", "kv_formats"):
         panel = make(name, model=hostile)
         panel.run()
-        shown = panel.words.value + panel.extra.value + panel.table.value + panel.status.value
+        shown = panel.said + panel.extra.value + panel.table.value + panel.status.value
         assert "<img" not in shown and "error" not in panel.status.value
 
 
@@ -463,26 +463,26 @@ def test_the_table_of_variants_says_what_the_plot_draws(make):
 
 def test_regimes_are_named_in_words(make):
     # a small model on an H100's data sheet
-    assert "No gain in time to speak of" in make("variants").words.value
-    assert "launch-bound" in make("latent").words.value
+    assert "No gain in time to speak of" in make("variants").said
+    assert "launch-bound" in make("latent").said
     panel = make("variants", size="random-1b", largest_context=32_000)
-    assert "bandwidth-bound" in panel.words.value and "No gain" not in panel.words.value
+    assert "bandwidth-bound" in panel.said and "No gain" not in panel.said
 
 
 def test_a_learners_cache_is_drawn_and_judged_in_words(make):
     panel = make("variants", arrangement="plain", yours_on="gqa")
     panel.run(kv=lambda config: Contiguous(config))
-    assert "with your kv" in panel.status.value and "Yours: equal within rounding" in panel.words.value
+    assert "with your kv" in panel.status.value and "Yours: equal within rounding" in panel.said
     assert ">yours<" in panel.table.value
     panel.run(kv=LosesKeys)
-    assert "Yours: not those of one pass" in panel.words.value
+    assert "Yours: not those of one pass" in panel.said
 
 
 @pytest.mark.parametrize("shape", forms.SHAPES)
 def test_the_picture_of_mla_names_what_is_cached_and_who_wins(make, shape):
     panel = make("latent", shape=shape, new_tokens=1, context=1024)
     a = forms.layer_config(shape).latent_attention
-    assert f"{a.kv_rank} + {a.rotary_head_dim} = {a.cached_dim} values a token" in panel.words.value
+    assert f"{a.kv_rank} + {a.rotary_head_dim} = {a.cached_dim} values a token" in panel.said
     texts = [t.get_text() for t in panel.view(panel.settings).figure.axes[0].texts]
     assert any(t.startswith("absorbed") and "fewer FLOPs" in t for t in texts)
     panel.configure(new_tokens=512)
@@ -491,14 +491,14 @@ def test_the_picture_of_mla_names_what_is_cached_and_who_wins(make, shape):
 
 
 def test_the_words_of_mla_give_28_and_57_times(make):
-    words = make("latent", shape="deepseek-v3", context=1024).words.value
+    words = make("latent", shape="deepseek-v3", context=1024).said
     assert "16,384 (28.4 ×)" in words and "32,768 (56.9 ×)" in words and "170.7" in words
 
 
 def test_play_moves_the_slider_and_the_slider_play(make):
     panel = make("rolling")
     panel.play.value = 9
-    assert panel.wait(30) and panel.settings["shown_tokens"] == 9 and "Token 8 stands at place" in panel.words.value
+    assert panel.wait(30) and panel.settings["shown_tokens"] == 9 and "Token 8 stands at place" in panel.said
     panel.configure(shown_tokens=3)
     assert panel.wait(30) and panel.play.value == 3
 
@@ -508,7 +508,7 @@ def test_the_rolling_picture_shows_positions_in_their_places(make):
     ring = panel.view(panel.settings).figure.axes[1]
     buffer = rolling.Buffer(5, 2, 1)
     assert [t.get_text() for t in ring.texts] == [str(p) for p in buffer.held(12)]
-    assert "holds 0 to 1, 7 to 11" in panel.words.value
+    assert "holds 0 to 1, 7 to 11" in panel.said
 
 
 def test_a_design_fits_when_its_weights_and_all_caches_do():
@@ -538,11 +538,11 @@ def test_the_best_of_what_fits_is_named_and_what_does_not_fit_is_not(make):
     panel.refresh()
     assert panel.wait(30)
     # MHA is better and does not fit
-    assert "the lowest held-out loss is that of MLA, 2.8100" in panel.words.value
+    assert "the lowest held-out loss is that of MLA, 2.8100" in panel.said
     panel.configure(memory=1024)
-    assert panel.wait(30) and "the lowest held-out loss is that of MHA, 2.8000" in panel.words.value
+    assert panel.wait(30) and "the lowest held-out loss is that of MHA, 2.8000" in panel.said
     panel.configure(memory=16)
-    assert panel.wait(30) and "none of these designs fits" in panel.words.value
+    assert panel.wait(30) and "none of these designs fits" in panel.said
 
 
 def test_knobs_are_checked_like_settings_and_refused_whole(make):
@@ -584,7 +584,7 @@ def test_losses_by_position_are_drawn_and_listed_for_every_way(make):
 def test_a_learners_window_is_listed_beside_ours(make):
     panel = make("windows")
     panel.run(kv=lambda config: Window(config, window=8))
-    assert ">yours<" in panel.table.value and "Yours, against the whole text" in panel.words.value
+    assert ">yours<" in panel.table.value and "Yours, against the whole text" in panel.said
 
 
 def test_every_format_is_drawn_with_its_excess(make):

@@ -573,7 +573,7 @@ def test_hostile_names_are_shown_inert(make, name):
     hostile = random_decoder(tiny_config(**WIDE), tokenizer=shipped_tokenizer(), name="<img src=x>$\\frac$")
     panel = make(name, model=hostile)
     panel.run()
-    shown = panel.words.value + panel.extra.value + panel.table.value + panel.status.value
+    shown = panel.said + panel.extra.value + panel.table.value + panel.status.value
     assert "<img" not in shown and "error" not in panel.status.value
 
 
@@ -619,7 +619,7 @@ def test_a_record_is_drawn_hollow_and_named(make):
     plain = make("quantizers", key="x").snapshot()
     panel = make("quantizers", record=record)
     assert panel.snapshot().data != plain.data and "recorded on" in panel.snapshot().alt
-    assert "recorded on" not in plain.alt and "What is drawn was recorded" in panel.words.value
+    assert "recorded on" not in plain.alt and "What is drawn was recorded" in panel.said
     marks = [line for line in panel.view(panel.settings).figure.axes[0].lines if line.get_marker() in MARKS.values()]
     assert marks and all(line.get_markerfacecolor() == "none" for line in marks)
     panel.run()
@@ -637,9 +637,9 @@ def test_the_best_within_a_budget_is_named(make):
     points = points_of(panel.measurements)
     best = best_within(points, 3.5)
     assert best.title in ("RTN 3 bits g128", "AWQ 3 bits g128")
-    assert f"Within 3.5 bits per weight ({best.title}, {best.bits:.2f}) the lowest perplexity is" in panel.words.value
+    assert f"Within 3.5 bits per weight ({best.title}, {best.bits:.2f}) the lowest perplexity is" in panel.said
     panel.configure(budget=2.0)
-    assert panel.wait(30) and "No recipe here stays within 2 bits per weight" in panel.words.value
+    assert panel.wait(30) and "No recipe here stays within 2 bits per weight" in panel.said
     assert best_within(points, 2.0) is None and best_within(points, 32).quality.median == min(
         p.quality.median for p in points
     )
@@ -664,7 +664,7 @@ def test_the_edge_holds_what_nothing_else_is_smaller_and_better_than():
 def test_a_claim_that_does_not_hold_is_told(make):
     panel = make("quantizers")
     found = panel.run()
-    assert ("does not hold" in panel.words.value) == any(m.counts.get("claim_holds") == 0 for m in found)
+    assert ("does not hold" in panel.said) == any(m.counts.get("claim_holds") == 0 for m in found)
     wrong = next(m for m in found if m.settings["method"] == "awq" and m.settings["measured"] == "quality")
     wrong.counts["claim_holds"] = 0
     assert wrong.check.partition(";")[0] in panel.view(panel.settings).words
@@ -703,25 +703,25 @@ def test_the_channels_shown_are_those_with_the_largest_inputs(make):
 def test_a_learners_part_is_drawn_and_judged_in_words(make):
     panel = make("awq_search")
     panel.run(search=search)
-    assert "with your search" in panel.status.value and "Yours, down: α" in panel.words.value
-    assert "every point as ours" in panel.words.value
+    assert "with your search" in panel.status.value and "Yours, down: α" in panel.said
+    assert "every point as ours" in panel.said
     panel = make("gptq_steps")
     panel.run(quantize_columns=columns_alone)
     stars = [line for line in panel.view(panel.settings).figure.axes[2].lines if line.get_marker() == "*"]
     yours = next(m for m in panel.measurements if m.settings["measured"] == "yours")
     assert [list(line.get_ydata()) for line in stars] == [[yours.counts["error"]]]
-    assert f"Yours loses {yours.counts['error']:.3e}" in panel.words.value
+    assert f"Yours loses {yours.counts['error']:.3e}" in panel.said
 
 
 def test_play_moves_the_slider_and_the_slider_play(make):
     panel = make("gptq_steps")
     panel.run()
     panel.play.value = 7
-    assert panel.wait(30) and panel.settings["shown_columns"] == 7 and "Column 7 (input" in panel.words.value
+    assert panel.wait(30) and panel.settings["shown_columns"] == 7 and "Column 7 (input" in panel.said
     panel.configure(shown_columns=0)
-    assert panel.wait(30) and panel.play.value == 0 and "Nothing is rounded yet" in panel.words.value
+    assert panel.wait(30) and panel.play.value == 0 and "Nothing is rounded yet" in panel.said
     panel.configure(shown_columns=32)  # beyond the last
-    assert panel.wait(30) and "Column 8 (input" in panel.words.value and "No column is left" in panel.words.value
+    assert panel.wait(30) and "Column 8 (input" in panel.said and "No column is left" in panel.said
 
 
 def test_what_is_added_goes_to_the_columns_to_come(make):

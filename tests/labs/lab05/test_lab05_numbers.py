@@ -28,7 +28,7 @@ from workbench.quantization.bits import BIT_FORMATS, bit_fields
 from workbench.quantization.formats import FORMATS, quantize_tensor
 from workbench.quantization.toy import Toy
 
-ROW = {"linear": "mlp.down", "group": 16, "shown_group": 1}  # of the tiny model: 64 inputs
+ROW = {"linear": "mlp.down", "group": 16, "shown_group": 1, "outlier_at": 20}  # of the tiny model: 64 inputs
 
 
 SMALL = {"quantize.weight_row": ROW, "quantize.numbers": {}}
@@ -358,7 +358,7 @@ def test_hostile_names_are_shown_inert(make):
     hostile = random_decoder(tiny_config(), tokenizer=shipped_tokenizer(), name="<img src=x>$\\frac$")
     panel = make("weight_row", model=hostile)
     panel.run()
-    shown = panel.words.value + panel.extra.value + panel.table.value + panel.status.value
+    shown = panel.said + panel.extra.value + panel.table.value + panel.status.value
     assert "<img" not in shown and "error" not in panel.status.value
 
 
@@ -370,7 +370,7 @@ def test_the_row_is_drawn_in_every_kind_of_format(make, kind):
     panel = make("weight_row", format=kind)
     assert "error" not in panel.status.value
     found = rows.round_row(rows.weight_row(panel.settings["model"], 0, "mlp.down", 0), kind, 4, 16)
-    assert f"{found.bits_per_weight:.4g} bits per weight" in panel.words.value
+    assert f"{found.bits_per_weight:.4g} bits per weight" in panel.said
     view = panel.view(panel.settings)
     assert [row[5] for row in view.rows] == [f"{rows.rms(found.error[found.of_group(i)]):.3g}" for i in range(4)]
     assert view.rows[1][0] == "1 (shown)" and panel.controls["bits"].disabled == (kind not in rows.WHOLE)
@@ -392,16 +392,16 @@ def test_levels_weights_and_bounds_stand_in_the_picture(make):
 
 def test_a_planted_outlier_is_told_of_and_drawn(make):
     panel = make("weight_row")
-    assert "outlier" not in panel.words.value
+    assert "outlier" not in panel.said
     panel.configure(outlier=30.0, outlier_at=20)
     assert panel.wait(30)
     found = re.search(
-        r"step of its group is ([\d.]+) × .* the rms error of the 15 weights beside it ([\d.]+) ×", panel.words.value
+        r"step of its group is ([\d.]+) × .* the rms error of the 15 weights beside it ([\d.]+) ×", panel.said
     )
     assert found and float(found[1]) > 3 and float(found[2]) > 3
-    assert "The other 3 groups are as they were" in panel.words.value
+    assert "The other 3 groups are as they were" in panel.said
     panel.configure(group=0)
-    assert panel.wait(30) and "choose a group" in panel.words.value
+    assert panel.wait(30) and "choose a group" in panel.said
 
 
 def test_a_setting_that_makes_no_row_is_said_in_the_status_line(make):
@@ -417,9 +417,9 @@ def test_a_run_lays_what_it_measured_over_the_formula(make):
     dashed = len(panel.view(panel.settings).figure.axes[2].lines)
     panel.run()
     assert len(panel.view(panel.settings).figure.axes[2].lines) == dashed + 4  # the row, 16, 32 and 64
-    assert "every error within its bound" in panel.words.value
+    assert "every error within its bound" in panel.said
     panel.configure(row=3)
-    assert panel.wait(30) and "every error within its bound" not in panel.words.value  # of another row
+    assert panel.wait(30) and "every error within its bound" not in panel.said  # of another row
 
 
 # -- the panel of numbers --------------------------------------------------------------------------------------------
@@ -474,7 +474,7 @@ def test_the_bits_have_roles_labels_and_colours(make):
 def test_another_format_keeps_the_number_and_rounds_it_anew(make):
     panel = make("numbers", format="fp32", number="3.14159")
     panel.configure(format="bf16")
-    assert panel.wait(30) and panel.settings["number"] == "3.14159" and "= 3.140625." in panel.words.value
+    assert panel.wait(30) and panel.settings["number"] == "3.14159" and "= 3.140625." in panel.said
     panel.configure(number="0b0100000001001001")  # the same as bits, which another format cannot have
     panel.configure(format="int8")
     assert panel.wait(30) and panel.settings["number"] == "3.140625" and shown_bits(panel) == "00000011"
@@ -506,7 +506,7 @@ def test_a_text_that_is_no_number_is_said_and_leaves_the_bits(make):
     ],
 )
 def test_what_a_number_is_and_what_was_asked_for(make, format, number, words):
-    assert words in make("numbers", format=format, number=number).words.value
+    assert words in make("numbers", format=format, number=number).said
 
 
 def test_the_table_has_the_number_in_every_format(make):

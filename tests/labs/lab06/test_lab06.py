@@ -333,7 +333,7 @@ def test_verification_costs_more_with_more_texts_by_the_cost_model():
 def test_hostile_text_is_shown_inert(make):
     panel = make("stepper", prompt="<img src=x onerror=alert(1)>$\\frac$\u202e\n")
     panel.run()
-    shown = panel.words.value + panel.extra.value + panel.table.value + panel.status.value
+    shown = panel.said + panel.extra.value + panel.table.value + panel.status.value
     assert "<img" not in shown and "error:" not in panel.status.value and "\u202e" not in shown
 
 
@@ -362,7 +362,7 @@ def test_the_curve_of_the_sliders_is_the_theorys(make):
     assert four[1] == f"{theory.expected_tokens(0.8, 4):.2f}" == "3.36"
     assert four[2] == f"{theory.speedup(0.8, 4, 0.1):.2f} ×"
     panel.configure(alpha=0.05, c=0.5)
-    assert panel.wait(30) and "Every K loses" in panel.words.value
+    assert panel.wait(30) and "Every K loses" in panel.said
 
 
 def test_the_best_length_of_all_is_told_also_where_it_is_not_drawn(make):
@@ -370,7 +370,7 @@ def test_the_best_length_of_all_is_told_also_where_it_is_not_drawn(make):
     view = panel.view(panel.settings)
     assert "Best of all is K = 40, 12.54 ×" in view.words and "best K = 10 of those drawn" in view.alt
     panel.configure(c=0.0)
-    assert panel.wait(30) and "a longer draft is always better" in panel.words.value
+    assert panel.wait(30) and "a longer draft is always better" in panel.said
 
 
 def test_the_panel_tells_what_dispatch_makes_of_a_predicted_verification(make, runs):
@@ -391,7 +391,7 @@ def test_a_record_is_drawn_hollow_and_named(make, runs):
     axes = panel.view(panel.settings).figure.axes[0]
     hollow = [line for line in axes.lines if line.get_markerfacecolor() == "none" and line.get_linestyle() == ":"]
     assert len(hollow) == 1 and len(hollow[0].get_xdata()) == 3
-    assert "recorded on A far machine, 2030-01-02" in panel.words.value
+    assert "recorded on A far machine, 2030-01-02" in panel.said
 
 
 def test_a_residual_is_what_the_stepper_shows(runs):

@@ -292,7 +292,7 @@ def test_play_goes_through_three_steps_a_round(model, small):
     for step in range(4):
         panel.configure(shown_step=step)
         assert panel.wait(60)
-        seen.append((panel.snapshot().data, panel.words.value))
+        seen.append((panel.snapshot().data, panel.said))
     assert len(set(seen)) == 4
 
 

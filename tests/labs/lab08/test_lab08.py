@@ -372,8 +372,8 @@ def test_the_table_of_the_timelines_has_the_numbers_of_the_run(make, runs):
 
 
 def test_words_say_where_nothing_can_be_gained(make):
-    assert "a slot for everyone" in make("timelines", requests=3).words.value
-    assert "no more slots would make it faster" in make("timelines", slots=6).words.value
+    assert "a slot for everyone" in make("timelines", requests=3).said
+    assert "no more slots would make it faster" in make("timelines", slots=6).said
     assert "no model" in make("timelines", slots=6).table.value
 
 
@@ -386,7 +386,7 @@ def test_a_record_is_drawn_hollow_and_named(make, runs):
     panel.measurements = runs["serving.timelines"]
     hollow = [line for line in panel.view(panel.settings).figure.axes[2].lines if line.get_marker() == "o"]
     assert sorted(line.get_xdata()[0] for line in hollow) == sorted(m.median for m in elsewhere[:2])
-    assert "recorded on A far machine, 2030-01-02" in panel.words.value
+    assert "recorded on A far machine, 2030-01-02" in panel.said
 
 
 def test_what_can_never_fit_is_said_in_the_status_line_and_the_next_setting_is_drawn(make):
@@ -409,7 +409,7 @@ def test_the_stepper_tells_every_request_at_the_step_shown(make):
     [victim] = frames[gone].preempted
     row = view.rows[victim]
     assert row[0] == f"{victim}" and row[6:8] == ["waits", "is preempted"]
-    assert f"request {victim}: no block was left" in panel.words.value.lower()
+    assert f"request {victim}: no block was left" in panel.said.lower()
     held = sum(int(r[9]) for r in view.rows if r[9] != "–")
     assert held == sum(frames[gone].blocks.values()) and f"{held} of 20 blocks held" in view.caption
 
@@ -564,4 +564,4 @@ def test_the_curve_rings_its_knee_and_limits_are_set_without_another_run(curve, 
         for how in loading.BATCHING
     ]
     assert [line.get_xdata()[0] for line in ringed] == [m.counts["done_per_s"] for m in best]
-    assert len(panel.snapshot().alt) > 60 and "the knee is at" in panel.words.value
+    assert len(panel.snapshot().alt) > 60 and "the knee is at" in panel.said

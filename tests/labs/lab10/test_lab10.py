@@ -503,7 +503,7 @@ def test_a_record_of_a_gpu_is_drawn_hollow_and_named(make, as_on_a_gpu, runs, mo
     panel = make("graphs", record=elsewhere)
     view = panel.view(panel.settings)
     hollow = [line for line in view.figure.axes[0].lines if line.get_markerfacecolor() == "none"]
-    assert len(hollow) == 2 and "A far card" in view.words and "recorded on A far card, 2030-01-02" in panel.words.value
+    assert len(hollow) == 2 and "A far card" in view.words and "recorded on A far card, 2030-01-02" in panel.said
     assert NOT_MEASURED not in view.words
 
 

@@ -11,7 +11,7 @@ import torch
 from workbench.decoding.loop import token_loop
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
-from workbench.experiments.inputs import MODEL, dtype_of, plain, shape_of, text_ids, whole_text
+from workbench.experiments.inputs import MODEL, dtype_of, plain, shape_of, text_ids, whole_text, within_context
 from workbench.instruments.costs import predict, step_costs, with_rectangle
 from workbench.kv import make_kv
 from workbench.models.attention import ATTENTION
@@ -194,6 +194,7 @@ EXPERIMENT = Experiment(
         Setting("new_tokens", 100, "int", 1, 4000, help="n, for the rows of a whole generation"),
     ),
     run=run_step_time,
+    limits=within_context("max_length"),
     predict=predict_step_time,
     learner=("rows",),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import WorkbenchError
 from workbench.experiments.cards import CARDS, HERE, card_ceilings
 from workbench.experiments.contract import Experiment, Setting
-from workbench.experiments.inputs import MODEL, plain, shape_of
+from workbench.experiments.inputs import MODEL, plain, shape_of, within_context
 from workbench.experiments.steps import (
     BATCHES,
     CONTEXTS,
@@ -230,6 +230,7 @@ EXPERIMENT = Experiment(
         Setting("repeats", 5, "int", 1, 50, brief=2, help="timed steps at each batch size"),
     ),
     run=run_batch_sweep,
+    limits=within_context("context", more=1),
     predict=predict_batch_sweep,
     learner=("knee", "tpot"),
     record={

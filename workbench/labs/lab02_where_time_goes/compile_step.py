@@ -14,7 +14,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
-from workbench.experiments.inputs import MODEL, plain, shape_of
+from workbench.experiments.inputs import MODEL, plain, shape_of, within_context
 from workbench.experiments.steps import WEIGHTS, Sequences, decode_step, fits_context
 from workbench.models import prepare
 
@@ -218,6 +218,7 @@ EXPERIMENT = Experiment(
         Setting("repeats", 25, "int", 1, 200, brief=2, help="timed pairs of steps"),
     ),
     run=run_compile,
+    limits=within_context("context", more=1),
     predict=predict_compile,
     learner=("one_graph",),
     record={"cuda": ({"model": "llama-3.2-1b", "weights": "bfloat16"},)},

@@ -91,7 +91,7 @@ EXPERIMENT = Experiment(
     "thrown away; the ratio is taken pair by pair. random-110m has random weights, which changes no time.",
     settings=(
         Setting("largest", LADDER[-1], "choice", choices=LADDER, help="the models up to this one"),
-        Setting("context", 64, "choice", choices=CONTEXTS[:7], unit="tokens", help="S, remembered by the sequence"),
+        Setting("context", 64, "choice", choices=CONTEXTS[:6], unit="tokens", help="S, remembered by the sequence"),
         Setting("card", "h200", "choice", choices=CARDS[1:], help="predicted beside this machine"),
         Setting("repeats", 15, "int", 1, 200, brief=2, help="timed pairs of steps for each model"),
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.experiments.contract import Experiment, Setting
-from workbench.experiments.inputs import MODEL, plain, shape_of, text_ids
+from workbench.experiments.inputs import MODEL, plain, shape_of, text_ids, within_context
 from workbench.experiments.steps import (
     DTYPES,
     WEIGHTS,
@@ -146,6 +146,7 @@ EXPERIMENT = Experiment(
         Setting("repeats", 3, "int", 1, 50, brief=1, help="timed runs at each length"),
     ),
     run=run_phases,
+    limits=within_context("max_tokens"),
     predict=predict_phases,
     record={
         "cuda": (

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from workbench.errors import WorkbenchError
 from workbench.experiments.cards import HERE
 from workbench.experiments.contract import Experiment, Setting
-from workbench.experiments.inputs import MODEL, plain, shape_of
+from workbench.experiments.inputs import MODEL, plain, shape_of, within_context
 from workbench.experiments.steps import BATCHES, CONTEXTS, DTYPES, WEIGHTS, decode_step, fits_context, prefill_step
 from workbench.instruments.device import PUBLISHED, last_cache_bytes
 from workbench.instruments.memory import available_bytes, require_bytes
@@ -301,6 +301,7 @@ EXPERIMENT = Experiment(
         Setting("repeats", 7, "int", 1, 50, brief=2, help="timed runs of each operation"),
     ),
     run=run_roofline,
+    limits=within_context("context", more=1),
     predict=predict_roofline,
     learner=("layers",),
     record={

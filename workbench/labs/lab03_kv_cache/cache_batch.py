@@ -12,6 +12,7 @@ from workbench.experiments.cached_steps import (
     ARRANGEMENT,
     RECORDED_MODELS,
     arranged,
+    cached_step_limits,
     check_room,
     predicted_step,
     same_token,
@@ -269,6 +270,7 @@ EXPERIMENT = Experiment(
         ARRANGEMENT,
     ),
     run=run_batch,
+    limits=cached_step_limits,
     predict=predict_batch,
     record={"cuda": tuple({"model": m, "prompt_tokens": 1024, "sequences": 64} for m in RECORDED_MODELS)},
 )

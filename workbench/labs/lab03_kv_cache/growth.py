@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from workbench.errors import WorkbenchError
 from workbench.experiments.cached_steps import check_room
 from workbench.experiments.contract import Experiment, Setting, no_times
-from workbench.experiments.inputs import MODEL, plain, shape_of, text_ids, token_text
+from workbench.experiments.inputs import MODEL, plain, shape_of, text_ids, token_text, within_context
 from workbench.instruments.costs import kv_bytes
 from workbench.kv import Contiguous, kv_for
 
@@ -105,6 +105,7 @@ EXPERIMENT = Experiment(
         Setting("shown_tokens", 40, "int", 0, 256, help="the picture shows the slot after so many new tokens"),
     ),
     run=run_growth,
+    limits=within_context("new_tokens", "prompt_tokens"),
     predict=no_times,
     record={"cpu": (), "cuda": ()},  # bytes are the same everywhere
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.experiments.contract import Experiment, Setting, no_times
+from workbench.experiments.contract import Experiment, Limits, Setting, no_times
 from workbench.experiments.held_out import (
     CONTEXT,
     SIDE_BY_SIDE,
@@ -22,7 +22,7 @@ from workbench.experiments.held_out import (
     mean_and_error,
     passages_for,
 )
-from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.inputs import MODEL, plain, shape_of
 from workbench.kv import Contiguous, Quantized, kv_for
 from workbench.kv.quantized import GROUP, KV_FORMATS
 from workbench.kv.recompute import Recompute
@@ -352,6 +352,11 @@ def _perplexity(
     )
 
 
+def format_limits(*, model: str | Decoder, context: int, **_: Any) -> Limits:
+    """What `_check_group` takes, and layers that there are."""
+    return {"layer": max(shape_of(model).kv_layers), "group": context // 3}
+
+
 EXPERIMENT = Experiment(
     name="smaller.kv_formats",
     lab=4,
@@ -397,6 +402,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     run=run_kv_formats,
+    limits=format_limits,
     predict=no_times,
     learner=("kv",),
     record={"cpu": ({"passages": 32}, {"model": "stdlib-3m-mha", "passages": 32}), "cuda": ()},

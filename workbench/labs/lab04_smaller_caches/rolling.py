@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.cached_steps import check_room, rounding
-from workbench.experiments.contract import Experiment, Setting, no_times
+from workbench.experiments.contract import Experiment, Limits, Setting, no_times
 from workbench.experiments.inputs import MODEL, plain, shape_of, text_ids
 from workbench.kv import Window, make_kv
 from workbench.models.batch import Batch
@@ -124,6 +124,16 @@ def run_rolling(
         )
 
 
+def rolling_limits(*, tokens: int, **_: Any) -> Limits:
+    """A model with plain keys and values; and what is shown of a text lies in it."""
+
+    def is_plain(model: Any) -> bool:
+        shape = shape_of(model)
+        return shape.latent_attention is None and shape.kv_sources is None
+
+    return {"model": is_plain, "shown_tokens": tokens}
+
+
 EXPERIMENT = Experiment(
     name="smaller.rolling",
     lab=4,
@@ -141,6 +151,7 @@ EXPERIMENT = Experiment(
         Setting("shown_tokens", 21, "int", 1, 64, help="the picture shows the buffer after so many tokens"),
     ),
     run=run_rolling,
+    limits=rolling_limits,
     predict=no_times,
     record={"cpu": (), "cuda": ()},  # bytes are the same everywhere
 )

@@ -383,6 +383,7 @@ EXPERIMENT = Experiment(
         Setting("yours_on", "mha", "choice", choices=tuple(VARIANTS), help="the variant that your kv= remembers"),
     ),
     run=run_decode,
+    limits=lambda *, size, **_: {"largest_context": variant_config(size, "mha").context_length - 1},
     predict=predict_decode,
     learner=("kv",),
     record={

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.experiments.contract import Experiment, Setting, no_times
+from workbench.experiments.contract import Experiment, Limits, Setting, no_times
 from workbench.experiments.held_out import (
     CHUNK,
     CUT_CONTEXT,
@@ -22,7 +22,7 @@ from workbench.experiments.held_out import (
     mean_and_error,
     passages_for,
 )
-from workbench.experiments.inputs import plain
+from workbench.experiments.inputs import plain, shape_of
 from workbench.kv.recompute import Recompute
 from workbench.labs.lab04_smaller_caches.inputs import allocated, kind_for, needed_values, trained
 from workbench.models.checkpoints import zoo_config
@@ -260,6 +260,11 @@ def _attention(
     )
 
 
+def window_limits(*, window: int, context: int, **_: Any) -> Limits:
+    """What `check_window` takes, and a model without windows of its own."""
+    return {"window": context - 1, "sinks": window - 1, "model": lambda model: shape_of(model).sliding_window is None}
+
+
 EXPERIMENT = Experiment(
     name="smaller.windows",
     lab=4,
@@ -285,6 +290,7 @@ EXPERIMENT = Experiment(
         CHUNK,
     ),
     run=run_windows,
+    limits=window_limits,
     predict=no_times,
     learner=("kv",),
     record={"cpu": ({"passages": 64}, {"passages": 64, "window": 32, "variants": False}), "cuda": ()},

@@ -10,7 +10,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting, no_times
-from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.inputs import MODEL, plain, shape_of
 from workbench.labs.lab05_quantization.inputs import LENGTH, SEQUENCES, calibration_for, inputs_of_layer
 from workbench.quantization import Grouped, Inputs, IntegerFormat, awq
 from workbench.quantization.awq import clipped, scale_for
@@ -204,6 +204,7 @@ EXPERIMENT = Experiment(
         LENGTH,
     ),
     run=run_awq_search,
+    limits=lambda *, model, **_: {"layer": shape_of(model).num_layers - 1},
     predict=no_times,
     learner=("search",),
     record={"cpu": (), "cuda": ()},  # errors are the same everywhere

@@ -10,7 +10,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting, no_times
-from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.inputs import MODEL, plain, shape_of
 from workbench.labs.lab05_quantization.inputs import LAYER, LENGTH, SEQUENCES, calibration_for, inputs_of_layer
 from workbench.labs.lab05_quantization.weight_row import LINEARS
 from workbench.quantization import Inputs, IntegerFormat, fit
@@ -245,6 +245,7 @@ EXPERIMENT = Experiment(
         Setting("shown_columns", 6, "int", 0, 32, help="the picture shows the rows after so many columns"),
     ),
     run=run_gptq_steps,
+    limits=lambda *, model, columns, **_: {"layer": shape_of(model).num_layers - 1, "shown_columns": columns},
     predict=no_times,
     learner=("quantize_columns",),
     record={"cpu": (), "cuda": ()},  # errors are the same everywhere

@@ -12,7 +12,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.cached_steps import rounding, same_token
-from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.contract import Experiment, Limits, Setting
 from workbench.experiments.inputs import MODEL, next_logits, plain, shape_of, text_ids
 from workbench.experiments.steps import CONTEXTS, fits_context, kv_element_bytes, loaded
 from workbench.instruments.costs import decode_costs, predict, prepared_on
@@ -317,6 +317,21 @@ def _checked(one: _Steps, oracle: torch.Tensor) -> str:
     )
 
 
+GROUPS = (16, 32, 64, 128)
+
+
+def group_limits(*, model: str | Decoder, beside: str, **_: Any) -> Limits:
+    """Groups that divide the inputs of every linear, and models that have such a group."""
+
+    def divides(group: int, *models: str | Decoder) -> bool:
+        return not any(wide % group for one in models for _, wide in linear_shapes(shape_of(one)))
+
+    return {
+        "model": lambda one: any(divides(group, one) for group in GROUPS),
+        "group": lambda group: divides(group, *models_of(model, beside)),
+    }
+
+
 EXPERIMENT = Experiment(
     name="quantize.stored_formats",
     lab=5,
@@ -336,8 +351,8 @@ EXPERIMENT = Experiment(
             choices=BESIDE,
             help="a larger shape with random weights, far beyond the cache of a CPU, or nothing",
         ),
-        Setting("context", 64, "choice", choices=CONTEXTS[:7], unit="tokens", help="S, remembered by the sequence"),
-        Setting("group", 64, "choice", choices=(16, 32, 64, 128), help="inputs that share a scale, in int4"),
+        Setting("context", 64, "choice", choices=CONTEXTS[:6], unit="tokens", help="S, remembered by the sequence"),
+        Setting("group", 64, "choice", choices=GROUPS, help="inputs that share a scale, in int4"),
         Setting(
             "arrangement",
             "fast",
@@ -348,6 +363,7 @@ EXPERIMENT = Experiment(
         Setting("repeats", 15, "int", 1, 200, brief=1, help="timed steps of each format"),
     ),
     run=run_decode,
+    limits=group_limits,
     predict=predict_decode,
     record={
         "cpu": ({}, {"arrangement": "compiled", "beside": BESIDE[-1]}),

@@ -8,14 +8,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.experiments.contract import Experiment, Setting, no_times
-from workbench.experiments.inputs import MODEL, plain
+from workbench.experiments.contract import Experiment, Limits, Setting, no_times
+from workbench.experiments.inputs import MODEL, plain, shape_of
 from workbench.models.assembly import hollow_decoder
 from workbench.models.checkpoints import WEIGHTS, ZOO, load, zoo_config
 from workbench.models.decoder import Decoder
@@ -344,6 +344,32 @@ def check_row(found: RoundedRow) -> str:
     return "every element is within its bound, and the bytes are those of the formula"
 
 
+def row_limits(*, model: str | Decoder, layer: int, linear: str, **_: Any) -> Limits:
+    """Layers, matrices and places that the model has."""
+    shapes = _shapes_of(model)
+    high, wide = shapes.get(f"layers.{layer}.{linear}.weight", (1, 1))
+    return {
+        "layer": shape_of(model).num_layers - 1,
+        "linear": lambda name: f"layers.{layer}.{name}.weight" in shapes,
+        "row": high - 1,
+        "outlier_at": wide - 1,
+    }
+
+
+def _shapes_of(model: str | Decoder) -> dict[str, tuple[int, ...]]:
+    """Of the parameters. Of a name without loading the model."""
+    return _shapes_by_name(model) if isinstance(model, str) else _shapes(model)
+
+
+@functools.lru_cache(maxsize=16)
+def _shapes_by_name(model: str) -> dict[str, tuple[int, ...]]:
+    return _shapes(hollow_decoder(shape_of(model), name=model))
+
+
+def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+
+
 EXPERIMENT = Experiment(
     name="quantize.weight_row",
     lab=5,
@@ -379,6 +405,7 @@ EXPERIMENT = Experiment(
         Setting("shown_group", 1, "int", 0, 63, help="the group whose levels are shown"),
     ),
     run=run_row,
+    limits=row_limits,
     predict=no_times,
     record={"cpu": (), "cuda": ()},  # the same everywhere
 )

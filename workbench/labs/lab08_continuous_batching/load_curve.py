@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
-from workbench.experiments.contract import Experiment, Setting, no_times
+from workbench.experiments.contract import Experiment, Limits, Setting, no_times
 from workbench.experiments.inputs import shape_of
+from workbench.instruments.costs import kv_bytes
 from workbench.instruments.device import PUBLISHED
 from workbench.labs.lab02_where_time_goes.price import CARD_MEMORY_BYTES, SHAPES
 from workbench.serving.arrivals import Arrival
@@ -18,6 +19,7 @@ from workbench.serving.load import WORKLOADS, workload
 from workbench.serving.metrics import LoadPoint, Summary, over_steps, summarize
 from workbench.serving.settings import BATCHING, SchedulerSettings
 from workbench.serving.simulate import StepSeconds, Twin, blocks_that_fit, step_seconds
+from workbench.serving.step_time import free_beside_weights
 from workbench.serving.times import RequestTimes, StepTimes
 
 if TYPE_CHECKING:
@@ -188,6 +190,17 @@ def _check(arrivals: tuple[Arrival, ...], found: list[RequestTimes], summary: Su
     return f"all {wanted:,} tokens written; Little's law holds: {summary.in_system:.3g} in the system are λ W"
 
 
+def load_limits(*, card: str, **_: Any) -> Limits:
+    """Shapes with keys and values whose weights leave memory on the card for a block."""
+
+    def fits(shape: str) -> bool:
+        config = shape_of(shape)
+        free = free_beside_weights(config, CARD_MEMORY_BYTES[card])
+        return config.latent_attention is None and free >= kv_bytes(config, BLOCK, 2)
+
+    return {"shape": fits}
+
+
 EXPERIMENT = Experiment(
     name="serving.load_curve",
     lab=8,
@@ -214,6 +227,7 @@ EXPERIMENT = Experiment(
         Setting("tpot_limit", 0.03, "float", 0.005, 0.5, unit="s", step=0.005, help="and later tokens, on average"),
     ),
     run=run_load,
+    limits=load_limits,
     predict=no_times,
     record={"cpu": (), "cuda": ()},  # a simulation is the same everywhere
 )

@@ -204,11 +204,12 @@ EXPERIMENT = Experiment(
         Setting("slots", 4, "int", 1, 8, help="texts that run at a time"),
         Setting("token_budget", 16, "int", 1, 64, unit="tokens", help="rows of a step, at most"),
         Setting("chunk", 0, "int", 0, 20, unit="tokens", help="of one prompt in a step, at most; 0: the budget alone"),
-        Setting("blocks", 20, "int", 1, 60, help=f"in the pool, of {BLOCK} tokens each"),
+        Setting("blocks", 20, "int", 10, 60, help=f"in the pool, of {BLOCK} tokens each; the longest text takes 10"),
         Setting("watermark", 0.0, "float", 0.0, 0.5, step=0.05, help="share of the blocks kept free at an admission"),
         Setting("shown_step", 6, "int", 0, LAST_STEP, help="the picture shows this one"),
     ),
     run=run_steps,
+    limits=lambda *, token_budget, **_: {"slots": token_budget},  # a running sequence takes a row at least
     predict=no_times,
     record={"cpu": (), "cuda": ()},  # plans are the same everywhere
 )

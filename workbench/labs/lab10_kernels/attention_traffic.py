@@ -291,6 +291,7 @@ EXPERIMENT = Experiment(
         Setting("repeats", 7, "int", 1, 100, brief=2, help="timed turns at each length"),
     ),
     run=run_traffic,
+    limits=lambda *, heads, **_: {"kv_heads": lambda shared: heads % shared == 0},
     predict=predict_traffic,
     record={
         "cpu": ({"largest": 2048},),

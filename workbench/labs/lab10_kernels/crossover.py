@@ -233,7 +233,7 @@ EXPERIMENT = Experiment(
             unit="µs",
             help="assumed: what a Python program takes to start one operation on the card",
         ),
-        Setting("context", 64, "choice", choices=CONTEXTS, unit="tokens", help="S, remembered by each text"),
+        Setting("context", 64, "choice", choices=CONTEXTS[:6], unit="tokens", help="S, remembered by each text"),
         WEIGHTS,
         Setting("largest", "random-110m", "choice", choices=LADDER, help="the models up to this one are measured"),
         Setting("repeats", 15, "int", 1, 200, brief=2, help="timed pairs of steps for each model"),

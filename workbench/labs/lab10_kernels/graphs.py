@@ -12,7 +12,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
-from workbench.experiments.inputs import next_logits, plain, shape_of, text_ids
+from workbench.experiments.inputs import next_logits, plain, shape_of, text_ids, within_context
 from workbench.experiments.steps import CONTEXTS, agrees, fits_context
 from workbench.instruments.costs import StepCosts, decode_costs, predict, prepared_on
 from workbench.instruments.device import PUBLISHED
@@ -389,6 +389,7 @@ EXPERIMENT = Experiment(
         Setting("repeats", 10, "int", 1, 100, brief=1, help="timed pairs of runs, on a GPU"),
     ),
     run=run_decode,
+    limits=within_context("context", more=STEPS + 1),
     predict=predict_decode,
     record={
         "cpu": (),

@@ -54,7 +54,6 @@ class RequestPanel(Panel):
             columns=1,
             height=4.6,
             height_ratios=[1, 2.6],
-            hspace=0.5,
             table=(["", *(f"{by}, measured" for by in made), "predicted"], _table(made, expected, self.measurements)),
             caption="The request in numbers",
             words=_words(made, expected, prompt_tokens, self.measurements),

@@ -108,9 +108,9 @@ def _draw(ours: list[Stage], yours: list[Stage] | None, top: list[int], names: l
     marks, places = (left[1:] + shares[:-1])[seen], down[1:][seen]
     axes.vlines(marks, places - 0.42, places + 0.42, color=style.INK, linewidth=1.6, zorder=3)
     for i, r in np.argwhere((shares[1:] == 0) & (shares[:-1] > 0)):
-        style.write(axes, left[i + 1, r] + shares[i, r], r, "  removed", va="center", fontsize=8.5, color="#4B5563")
+        style.write(axes, left[i + 1, r] + shares[i, r], r, "  removed", va="center", fontsize=10, color="#4B5563")
     axes.vlines(left[:, 0], -0.6, len(top) - 0.4, color="#6B7280", linewidth=0.9)
-    size = 10.5 if columns <= 4 else 9 if columns <= 6 else 8
+    size = 10.5 if columns <= 4 else 10
     for stage, x in zip(ours, left[:, 0]):
         name = _title(stage).replace(" penalty", "\npenalty") if columns > 4 else _title(stage)
         title = f"{name}\n{stage.kept:,} left\n{stage.entropy_bits:.2f} bits"

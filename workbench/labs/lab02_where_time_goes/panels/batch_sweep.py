@@ -101,8 +101,8 @@ def _charts(expected, steps: list[Measurement], archive: list[Measurement], knee
         marks=marks,
     )
     rates = Chart(
-        predicted("predicted, in all", [(b, b / s) for b, s, _ in expected]),
-        predicted("predicted, each user", [(b, 1 / s) for b, s, _ in expected], style.IDLE),
+        predicted("predicted, in all", [(b, b / s) for b, s, _ in expected], style.TARGET),
+        predicted("predicted, each user", [(b, 1 / s) for b, s, _ in expected], style.DRAFT),
         recorded("in all", archive, "batch", style.TARGET, y=in_all, legend=False),
         recorded("each user", archive, "batch", style.DRAFT, y=each, legend=False),
         measured("in all", steps, "batch", y=in_all, spread=False),

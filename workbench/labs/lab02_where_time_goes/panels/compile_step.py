@@ -41,7 +41,7 @@ class CompilePanel(Panel):
             [Bar(_name(m), m.median, _colour(m), text=f"{m.median:.0f}") for m in graphs]
             or [Bar("with if", None, style.COMPUTE), Bar("with torch.where", None, style.COMPUTE)],
             Axis("", scale="zero", ticks=range(1 + int(max([m.median for m in graphs], default=1))), room=(1, 1.3)),
-            "graphs: one decision, and new shapes",
+            "graphs of a function",
             empty="Run counts",
         )
         rows = [[f"step, {m.settings['by']}", spread_words(m), m.check] for m in steps]
@@ -51,7 +51,6 @@ class CompilePanel(Panel):
             counted,
             height=3.6,
             width_ratios=[1, 1.25],
-            wspace=0.75,
             table=(["what", "measured", "checked"], rows),
             caption="The same as a table",
             words=_words(expected, limit, steps, graphs, ratio, self.bench.device),

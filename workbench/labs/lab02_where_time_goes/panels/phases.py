@@ -16,7 +16,7 @@ from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import beside_prediction, spread_words
 
-COLOURS = {"prefill": style.COMPUTE, "decode": style.WEIGHTS}
+COLOURS = {"prefill": style.PREFILL, "decode": style.DECODE}
 NAMES = {"prefill": "prefill, all at once", "decode": "decode, one by one"}
 
 
@@ -46,7 +46,8 @@ class PhasesPanel(Panel):
             ),
             x=Axis("tokens", scale="log", ticks=VALUES),
             y=Axis("time of one token", milliseconds, "log"),
-            legend="best",
+            legend="above",
+            legend_columns=2,
         )
         taken = {(m.settings["tokens"], m.settings["phase"]): m for m in timed}
         return view(

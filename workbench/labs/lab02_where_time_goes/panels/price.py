@@ -19,7 +19,9 @@ from workbench.panels.view import View
 from workbench.panels.words import recorded_label, spread_words
 
 SAID = {"output": "written", "prompt": "prompt", "TPOT": "TPOT", "TTFT": "TTFT"}
-COLOURS = {"output": style.WEIGHTS, "prompt": style.COMPUTE, "TPOT": style.WEIGHTS, "TTFT": style.COMPUTE}
+COLOURS = {"output": style.DECODE, "prompt": style.PREFILL, "TPOT": style.DECODE, "TTFT": style.PREFILL}
+# what was measured is another model on another machine than the lines: black here, grey where it was recorded
+MARKS = {"output": "o", "prompt": "s", "TPOT": "o", "TTFT": "s"}
 
 
 class PricePanel(Panel):
@@ -35,7 +37,8 @@ class PricePanel(Panel):
         yours = your_price(price, self.ceilings(), **settings) if price else None
         taken = {m.settings["what"]: m for m in self.measurements}
         archive = {m.settings["what"]: m for m in self.record}
-        batch = Axis("batch (sequences in a step)", scale="log", ticks=batches[::2])
+        card = settings["card"]
+        batch = Axis("batch (sequences)", scale="log", ticks=batches[::2])
         full = [(max(chosen.largest_batch, 0.5), "memory full", style.IDLE, 0.08)]
 
         def chart(title: str, text, legend: str, fields: dict[str, str], *others: Series) -> Chart:
@@ -43,13 +46,13 @@ class PricePanel(Panel):
             series = []
             for what, field in fields.items():
                 points = [(q.batch, getattr(q, field)) for q in offers.values()]
-                series += [predicted(f"{SAID[what]}, predicted", points, COLOURS[what])]
+                series += [predicted(f"{SAID[what]}, {card}", points, COLOURS[what])]
                 series += _points(what, archive, "recorded") + _points(what, taken, "measured")
             first = next(iter(fields))
             diamond = {"marker": "D", "markersize": 9, "linestyle": ""}
             here = [(chosen.batch, getattr(chosen, fields[first]))]
             series.append(Series("the chosen batch", here, "line", COLOURS[first], legend=False, look=diamond))
-            y = Axis("", text, "log", room=(1.8, 13))
+            y = Axis("", text, "log", room=(1.8, 40))
             return Chart(*series, *others, x=batch, y=y, title=title, legend=legend, marks=full)
 
         cross = {"marker": "x", "markersize": 10, "linestyle": ""}
@@ -77,9 +80,9 @@ def _points(what: str, taken: dict[str, Measurement], kind: str) -> list[Series]
     if what not in taken:
         return []
     m = taken[what]
-    name = recorded_label([m]) if kind == "recorded" else f"measured: {m.settings['model']}"
-    points = [(m.settings["batch"], m.median)]
-    return [Series(f"{SAID[what]}, {name}", points, kind, COLOURS[what], look={"zorder": 4})]
+    name = recorded_label([m]) if kind == "recorded" else f"{m.settings['model']} here"
+    points, colour = [(m.settings["batch"], m.median)], style.IDLE if kind == "recorded" else style.INK
+    return [Series(f"{SAID[what]}, {name}", points, kind, colour, look={"zorder": 4, "marker": MARKS[what]})]
 
 
 def _rows(q: Quote, measured: dict[str, Measurement], yours: tuple | None) -> list[list[str]]:

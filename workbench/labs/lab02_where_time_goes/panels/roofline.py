@@ -74,7 +74,6 @@ class RooflinePanel(Panel):
             table=table(points[HERE], columns),
             alt=_alt(settings, points[HERE], roofs, attained),
             height=4.8,
-            left=0.155,
             caption="The operations of one step" + ("" if attained else "; Run measures them"),
             words=_words(settings, points, roofs, attained),
         )
@@ -144,7 +143,7 @@ def _draw_points(axes: Axes, points: list[Point], measured: list[Measurement], r
         crowded_right = i + 1 < len(labels) and labels[i + 1][0] < NEAR * x
         crowded_left = i > 0 and x < NEAR * labels[i - 1][0]
         side = "center" if crowded_left == crowded_right else "right" if crowded_right else "left"
-        style.write(axes, x, y * 1.55, text, fontsize=9, ha=side, va="bottom", zorder=6)
+        style.write(axes, x, y * 1.55, text, fontsize=10, ha=side, va="bottom", zorder=6)
 
 
 def _labels(points: list[Point]) -> Sequence[tuple[float, float, str]]:

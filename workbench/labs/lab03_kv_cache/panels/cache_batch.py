@@ -36,8 +36,6 @@ class CacheBatchPanel(Panel):
             _batch_chart(expected, made, self.record),
             _gain_chart(gain, made),
             height=3.7,
-            left=0.1,
-            wspace=0.3,
             table=(["", "measured (p10 to p90)", "predicted", "a token", "limit"], _rows(expected, gain, made)),
             caption="Steps" if made else "Predicted; Run measures",
             words=_words(expected, gain, made),
@@ -75,7 +73,9 @@ def _gain_chart(gain: Gain, made: list[Measurement]) -> Chart:
 
     def names(axes: Axes) -> None:
         for x, top, name in tops:
-            style.write(axes, x, top * 1.3, name, ha="right", va="bottom", fontsize=11)
+            above = top == max(top for _, top, _ in tops)
+            place = (top * 1.3, "bottom") if above else (top / 1.4, "top")
+            style.write(axes, x, place[0], name, ha="right", va=place[1], fontsize=11)
 
     return Chart(
         *series,

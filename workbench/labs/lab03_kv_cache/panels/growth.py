@@ -18,6 +18,7 @@ from workbench.panels import html, style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Chart, Drawing, measured, predicted, table, view
 from workbench.panels.plots import PALE
+from workbench.panels.stage import tell
 from workbench.panels.view import View
 
 CELLS_A_ROW = 64
@@ -38,6 +39,7 @@ class GrowthPanel(Panel):
         prompt, slot = settings["prompt_tokens"], settings["max_tokens"]
         if self.measurements:
             prompt, slot = (self.measurements[0].settings[k] for k in ("prompt_tokens", "max_tokens"))
+        tokens = [m.settings["token"] for m in states]
         steps = len(states) if self.measurements else settings["new_tokens"]
         last = max(0, min(settings["shown_tokens"], steps - 1))
         held = min(prompt + last, slot) if prompt <= slot else 0
@@ -45,7 +47,7 @@ class GrowthPanel(Panel):
         in_use, reserved = (readable_bytes(kv_bytes(shape, tokens, element)) for tokens in (held, slot))
         alt_text = f"A slot of {slot:,} cells, {held:,} of them filled: {in_use} of {reserved} are in use."
         return view(
-            Drawing(lambda axes: _draw_slot(axes, held, min(prompt, held), slot), alt_text, "the slot"),
+            Drawing(lambda axes: _draw_slot(axes, held, min(prompt, held), slot, tokens), alt_text, "the slot"),
             _bytes_chart(shape, settings, element, states, held - prompt if held else 0),
             columns=1,
             height=4.0 + 0.16 * cells_high,
@@ -57,20 +59,25 @@ class GrowthPanel(Panel):
         )
 
 
-def _draw_slot(axes: Axes, held: int, prompt: int, slot: int) -> None:
+def _draw_slot(axes: Axes, held: int, prompt: int, slot: int, tokens: list[str]) -> None:
     """A cell a position: of the prompt, written since, or reserved and free."""
     high = max(1, -(-slot // CELLS_A_ROW))
     wide = min(slot, CELLS_A_ROW)
     at = np.arange(slot)
     colours = [style.CACHE] * prompt + [NEW] * (held - prompt) + [PALE] * (slot - held)
     row = at // CELLS_A_ROW
-    axes.vlines(at % CELLS_A_ROW, row - 0.43, row + 0.43, colors=colours, linewidth=CELL_POINTS * 64 / wide)
+    cells = axes.vlines(at % CELLS_A_ROW, row - 0.43, row + 0.43, colors=colours, linewidth=CELL_POINTS * 64 / wide)
+    written = [f", written: {html.token(token)}" for token in tokens[: held - prompt]]
+    words = (
+        [", prompt"] * prompt + written + [", written"] * (held - prompt - len(written)) + [", free"] * (slot - held)
+    )
+    tell(cells, *(f"position {position}{what}" for position, what in enumerate(words)))
     axes.set_xlim(-0.5, wide - 0.5)
     axes.set_ylim(high - 0.5, -0.5)
     axes.grid(visible=False)
     axes.set_xticks(range(0, wide, 8))
     axes.set_yticks(range(high), labels=[str(CELLS_A_ROW * r) for r in range(high)])
-    title = f"the slot: {held:,} of {slot:,} positions hold keys and values (dark: prompt, light: written, grey: free)"
+    title = f"{held:,} of {slot:,} positions hold keys and values\n(dark: prompt, light: written, grey: free)"
     style.label(axes, title=title, y="position")
 
 

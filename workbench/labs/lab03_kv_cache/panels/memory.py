@@ -14,6 +14,7 @@ from workbench.models.config import ModelConfig
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Chart, Drawing, line, table, view
+from workbench.panels.stage import tell
 from workbench.panels.view import View
 
 
@@ -40,8 +41,6 @@ class MemoryPanel(Panel):
             _by_context(shape, settings, wanted),
             height=3.5,
             width_ratios=[1, 2.2],
-            left=0.085,
-            wspace=0.24,
             table=table(
                 fits,
                 {
@@ -68,15 +67,16 @@ class MemoryPanel(Panel):
 def _draw_bar(axes: Axes, wanted: Need, title: str) -> None:
     """Weights, and the cache on top; a line for each card."""
     weights, cache = wanted.weight_bytes / 1e9, wanted.cache_bytes / 1e9
-    axes.bar([0], [weights], width=0.7, color=style.WEIGHTS, label="weights")
-    axes.bar([0], [cache], width=0.7, bottom=[weights], color=style.CACHE, label="cache")
+    for name, size, bottom, colour in (("weights", weights, 0, style.WEIGHTS), ("cache", cache, weights, style.CACHE)):
+        [drawn] = axes.bar([0], [size], width=0.7, bottom=[bottom], color=colour, label=name)
+        tell(drawn, f"{name}: {readable_bytes(size * 1e9)}")
     top = max(1.3 * (weights + cache), 30)
     written = 0.0  # no label on another
     for card in CARDS_GB:
         if card <= top:
             axes.axhline(card, color=style.INK, linewidth=1.1, linestyle=(0, (4, 3)))
         if written + 0.07 * top <= card <= top:
-            style.write(axes, 1.02, card, f"{card} GB", ha="right", va="bottom", fontsize=9)
+            style.write(axes, 1.02, card, f"{card} GB", ha="right", va="bottom", fontsize=10)
             written = card
     axes.set_xlim(-0.5, 1.05)
     axes.set_ylim(0, top)
@@ -106,9 +106,7 @@ def _by_context(shape: ModelConfig, settings: dict, wanted: Need) -> Chart:
         line("weights", [(c, weights) for c in contexts], style.WEIGHTS),
         line("cache", zip(contexts, caches), style.CACHE),
         line("chosen", here, style.CACHE, marker="o", markersize=9),
-        x=Axis(
-            "context (tokens; grey: beyond what the model was made for)", _short, "log", contexts[3::2], limits=ends
-        ),
+        x=Axis("context (tokens; grey: beyond the model's)", _short, "log", contexts[3::2], limits=ends),
         y=Axis(
             "",
             lambda gb: f"{gb:,.3g} GB",

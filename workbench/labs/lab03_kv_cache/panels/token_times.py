@@ -38,7 +38,6 @@ class CachePanel(Panel):
             height=5.2,
             height_ratios=[2.4, 1],
             sharex=True,
-            hspace=0.16,
             table=(["", *(NAMES[way] for way in made or expected)], _table(settings, expected, self.measurements)),
             caption="The whole text in numbers" if made else "Predicted; Run measures",
             words=_words(settings, expected, self.measurements),

@@ -43,7 +43,6 @@ class ConvertPanel(Panel):
         return view(
             _chart(made, record, heads),
             height=4.0,
-            left=0.09,
             table=table(
                 _held_out(shown),
                 {
@@ -91,12 +90,13 @@ def _chart(made: list[Measurement], record: list[Measurement], heads: int) -> Ch
     rows = [((i + 1) * trained / 1e3, loss) for i, loss in enumerate(losses)]
 
     def draw_levels(axes: Axes) -> None:
+        behind = {"facecolor": style.sheet()["axes.facecolor"], "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
         for number, m in enumerate(sorted(levels, key=lambda m: -m.median)):
             stage = m.settings["stage"]
             look: dict[str, Any] = {"linewidth": 1.6, "linestyle": (0, (1, 1.5)), "zorder": 2}
             axes.axhline(m.median, color=COLOURS["mha"] if stage == "before" else colour, **look)
             place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top" if number else "bottom"}
-            style.write(axes, 0.995, m.median, NAMES[stage], fontsize=9.5, color=NOTE, **place)
+            style.write(axes, 0.995, m.median, NAMES[stage], fontsize=10, color=NOTE, bbox=behind, **place)
 
     return Chart(
         *series,

@@ -53,7 +53,7 @@ class KVFormatsPanel(Panel):
             ),
             Drawing(lambda axes: _draw_excess(axes, made, self.record), alt_text),
             height=5.6,
-            boxes=[(0.08, 0.51, 0.42, 0.43), (0.56, 0.51, 0.42, 0.43), (0.08, 0.125, 0.9, 0.245)],
+            boxes=[(0.11, 0.51, 0.39, 0.42), (0.59, 0.51, 0.39, 0.42), (0.11, 0.145, 0.87, 0.225)],
             table=_table(shown) if shown else self._bit_table(settings),
             caption=f"Passages of {settings['context']:,} tokens"
             + ("" if live else "; recorded" if shown else "; bits by formula, Run measures the rest"),
@@ -141,7 +141,7 @@ def _colour(m: Measurement) -> str:
 def _draw_excess(axes: Axes, made: Sequence[Measurement], record: Sequence[Measurement]) -> None:
     live, old = _kept(made), _kept(record)
     axes.grid(visible=False, axis="x")
-    note = f" (hollow: {recorded_label(record)})" if old else ""
+    note = " (hollow: recorded)" if old else ""
     style.label(axes, y="percent", title=f"perplexity above full precision{note}")
     if not live and not old:
         nothing(axes, "Run measures the perplexity")
@@ -159,13 +159,13 @@ def _draw_excess(axes: Axes, made: Sequence[Measurement], record: Sequence[Measu
         x, excess, error = at[_name(m)], 100 * m.counts["excess"], 100 * m.counts["excess_standard_error"]
         axes.bar([x], [excess], yerr=[error], width=0.55, color=_colour(m), ecolor=style.INK, capsize=4, zorder=3)
         style.write(
-            axes, x, max(excess + error, 0) + 0.03 * top, f"{excess:+.2f} %", ha="center", va="bottom", fontsize=9.5
+            axes, x, max(excess + error, 0) + 0.03 * top, f"{excess:+.2f} %", ha="center", va="bottom", fontsize=10
         )
     axes.axhline(0, color=style.INK, linewidth=0.9, zorder=2)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_ylim(min(*values, 0) - 0.06 * top, 1.35 * top)
     axes.set_xticks(range(len(names)), labels=[name.replace(", ", ",\n").replace(" in ", "\nin ", 1) for name in names])
-    axes.tick_params(axis="x", labelsize=8.5)
+    axes.tick_params(axis="x", labelsize=10)
 
 
 def _count(name: str, format: str) -> Callable[[Measurement], str]:

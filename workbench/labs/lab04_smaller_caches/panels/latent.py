@@ -35,12 +35,12 @@ from workbench.panels.limits import LIMIT_WORDS
 from workbench.panels.plots import PALE, flop_words, matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
-from workbench.panels.words import beside_prediction, recorded_label
+from workbench.panels.words import beside_prediction
 
 WAY = {"absorbed": "mla", "expanded": "mla re-expanded"}  # the names of their colours
 KNOBS = ("shape", "context", "precision")
-WIDE, HIGH = 100.0, 47.0  # of the drawing, in units of its own
-LANES = {"absorbed": 35.2, "expanded": 12.0}  # middles
+WIDE, HIGH = 100.0, 57.0  # of the drawing, in units of its own
+LANES = {"absorbed": 43.2, "expanded": 17.4}  # middles
 
 
 class LatentPanel(Panel):
@@ -64,8 +64,8 @@ class LatentPanel(Panel):
             Drawing(lambda axes: _draw(axes, layer_config(shape), now, new, context), alt_text),
             _flops_chart(shape, context, new, element),
             _times_chart(expected, made, self.record, new),
-            height=6.4,
-            boxes=[(0.01, 0.44, 0.98, 0.555), (0.12, 0.085, 0.365, 0.3), (0.61, 0.085, 0.375, 0.3)],
+            height=7.4,
+            boxes=[(0.01, 0.405, 0.98, 0.59), (0.155, 0.075, 0.335, 0.265), (0.64, 0.075, 0.345, 0.265)],
             table=_table(self.ceilings(), settings, made),
             caption=f"One layer of {shape}, after {context:,} tokens",
             words=_words(self.ceilings(), settings, now, expected, made),
@@ -83,17 +83,17 @@ def _draw(axes: Axes, config: ModelConfig, now: dict[str, FormCosts], new: int, 
     every, n, up = context + new, f"{new:,}", a.kv_rank * heads
     rank, turned, content, value = a.kv_rank, a.rotary_head_dim, a.content_head_dim, a.value_head_dim
     both, kept = content + value, COLOURS["mla re-expanded"]
-    latents = ("cached latents", f"{every:,} · ({rank} + {turned})", every * a.cached_dim, style.CACHE)
-    key_up = ("K up", f"{heads} · {content} · {rank}", up * content, style.WEIGHTS)
-    value_up = ("V up", f"{heads} · {value} · {rank}", up * value, style.WEIGHTS)
-    ups = ("K up and V up", f"{heads} · ({content} + {value}) · {rank}", up * both, style.WEIGHTS)
-    query = ("queries", f"{n} · {heads} · ({content} + {turned})", new * heads * a.key_head_dim, PALE)
-    folded = ("folded queries", f"{n} · {heads} · ({rank} + {turned})", new * heads * a.cached_dim, PALE)
-    mixed = ("mixed latents", f"{n} · {heads} · {rank}", new * heads * rank, PALE)
-    out = ("result", f"{n} · {heads} · {value}", new * heads * value, PALE)
+    latents = ("cached\nlatents", f"{every:,} ·\n({rank} + {turned})", every * a.cached_dim, style.CACHE)
+    key_up = ("K up", f"{heads} · {content}\n· {rank}", up * content, style.WEIGHTS)
+    value_up = ("V up", f"{heads} · {value}\n· {rank}", up * value, style.WEIGHTS)
+    ups = ("K up and\nV up", f"{heads} · {rank} ·\n({content} + {value})", up * both, style.WEIGHTS)
+    query = ("queries", f"{n} · {heads} ·\n({content} + {turned})", new * heads * a.key_head_dim, PALE)
+    folded = ("folded\nqueries", f"{n} · {heads} ·\n({rank} + {turned})", new * heads * a.cached_dim, PALE)
+    mixed = ("mixed\nlatents", f"{n} · {heads}\n· {rank}", new * heads * rank, PALE)
+    out = ("result", f"{n} · {heads}\n· {value}", new * heads * value, PALE)
     keys = (
-        "keys and values",
-        f"{every:,} · {heads} · ({a.key_head_dim} + {value})",
+        "keys and\nvalues",
+        f"{every:,} · {heads} ·\n({a.key_head_dim} + {value})",
         every * heads * (turned + both),
         kept,
     )
@@ -108,8 +108,8 @@ def _draw(axes: Axes, config: ModelConfig, now: dict[str, FormCosts], new: int, 
     _lane(
         axes, "expanded", [latents, ups, keys, query, out], ["", ("expand", expanded), "", ("attention", expanded)], now
     )
-    note = "numbers in boxes: values. Orange: cached; blue: weights; grey and plum: made in this step, then dropped"
-    style.write(axes, WIDE / 2, 0.6, note, ha="center", va="center", fontsize=8.6, color="#4B5563")
+    note = "numbers in boxes: values. Orange: cached; blue: weights;\ngrey and plum: made in this step, then dropped"
+    style.write(axes, WIDE / 2, 2.4, note, ha="center", va="center", fontsize=10, color="#4B5563")
 
 
 def _lane(axes: Axes, form: str, boxes: Sequence[tuple], steps: Sequence, now: dict[str, FormCosts]) -> None:
@@ -118,7 +118,7 @@ def _lane(axes: Axes, form: str, boxes: Sequence[tuple], steps: Sequence, now: d
     other = now[FORMS[1 - FORMS.index(form)]]
     best = " (fewer FLOPs)" if now[form].flops <= other.flops else ""
     title = f"{form}: {flop_words(now[form].flops)}, {readable_bytes(now[form].bytes)} moved{best}"
-    style.write(axes, 0.6, middle + 10.4, title, color=colour, fontsize=12, fontweight="bold", va="center")
+    style.write(axes, 0.6, middle + 12.0, title, color=colour, fontsize=12, fontweight="bold", va="center")
     step = WIDE / len(boxes)
     width = min(9.2, 0.58 * step)
     right = None
@@ -138,9 +138,9 @@ def _lane(axes: Axes, form: str, boxes: Sequence[tuple], steps: Sequence, now: d
         )
         dark = fill in (style.WEIGHTS, COLOURS["mla re-expanded"])
         ink = "#FFFFFF" if dark else style.INK
-        style.write(axes, x, middle, readable_count(values), ha="center", va="center", fontsize=9, color=ink, zorder=4)
-        style.write(axes, x, middle + 7.0, name, ha="center", va="center", fontsize=9)
-        style.write(axes, x, middle - 6.6, size, ha="center", va="center", fontsize=7.6, color="#4B5563")
+        style.write(axes, x, middle, readable_count(values), ha="center", va="center", fontsize=10, color=ink, zorder=4)
+        style.write(axes, x, middle + 7.6, name, ha="center", va="center", fontsize=10)
+        style.write(axes, x, middle - 7.4, size, ha="center", va="center", fontsize=10, color="#4B5563")
         if right is not None:
             _arrow(axes, right, x - width / 2, middle, steps[i - 1])
         right = x + width / 2
@@ -166,11 +166,11 @@ def _arrow(axes: Axes, start: float, end: float, middle: float, step) -> None:
         style.write(
             axes,
             (start + end) / 2,
-            middle - 9.2,
+            middle - 11.2,
             f"{name}: {flops}",
             ha="center",
             va="center",
-            fontsize=8.6,
+            fontsize=10,
             color="#A2457F",
         )
 
@@ -211,12 +211,11 @@ def _times_chart(expected: dict, made: list[Measurement], record: list[Measureme
         ]
     where = measured_crossing(made)
     crossing_mark = [] if where is None else [(where, f"measured {where:.0f}", style.INK, 0.98)]
-    title = "time of a layer (dashed: predicted" + (f"; hollow: {recorded_label(record)})" if record else ")")
     return Chart(
         *series,
         x=_new_tokens(),
         y=Axis("", milliseconds, "log"),
-        title=title if len(title) < 46 else "time (dashed: predicted, hollow: recorded)",
+        title="time (dashed: predicted)",
         marks=[*crossing_mark, (new, "", style.LEARNER, 1.0)],
     )
 

@@ -48,7 +48,7 @@ def bars_of_bytes(axes: Axes, names: Sequence[str], labels: Sequence[str], value
     axes.barh(at, values, height=0.36, color=[COLOURS[n] for n in names], zorder=3)
     for y, name, label, value in zip(at, names, labels, values):
         axes.plot([0], [y - 0.36], marker=MARKS[name], markersize=6, color=COLOURS[name], clip_on=False, zorder=4)
-        style.write(axes, 0.03 * top, y - 0.36, f"{label}: {readable_bytes(value)}", va="center", fontsize=9.5)
+        style.write(axes, 0.03 * top, y - 0.36, f"{label}: {readable_bytes(value)}", va="center", fontsize=10)
     axes.set_xlim(0, top * 1.02)
     axes.set_ylim(len(names) - 0.5, -0.75)
     axes.set_yticks([])

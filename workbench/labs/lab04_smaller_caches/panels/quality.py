@@ -132,8 +132,6 @@ class QualityPanel(KnobPanel):
             Drawing(lambda axes: _draw_budget(axes, designs, budget)),
             height=4.2,
             width_ratios=[1.35, 1],
-            left=0.085,
-            wspace=0.1,
             table=table(
                 every,
                 {
@@ -167,7 +165,7 @@ def _draw_points(axes: Axes, designs: list[Design], losses: dict, recorded: dict
     style.label(axes, x="cache, bytes per token", y="held-out loss, nats per token", title=title)
     if any(recorded[d.model] for d in designs):
         note = f"hollow: {recorded_label(record)}"
-        style.write(axes, 0.02, 0.97, note, fontsize=9, transform=axes.transAxes, va="top")
+        style.write(axes, 0.02, 0.97, note, fontsize=10, transform=axes.transAxes, va="top")
     known = [d for d in designs if losses[d.model] or recorded[d.model]]
     if not known:
         _draw_unknown(axes, designs)
@@ -184,7 +182,7 @@ def _draw_points(axes: Axes, designs: list[Design], losses: dict, recorded: dict
         _draw_point(axes, d, losses[d.model], recorded[d.model])
         place = {"ha": "right" if x > 0.7 else "left", "va": "center", "transform": axes.transAxes}
         beside = x + (-0.03 if x > 0.7 else 0.03)
-        style.write(axes, beside, height, d.title, fontsize=9.5, alpha=1.0 if d.fits else 0.6, **place)
+        style.write(axes, beside, height, d.title, fontsize=10, alpha=1.0 if d.fits else 0.6, **place)
 
 
 def _draw_point(axes: Axes, d: Design, live: Measurement | None, recorded: Measurement | None) -> None:
@@ -207,7 +205,7 @@ def _draw_unknown(axes: Axes, designs: list[Design]) -> None:
     for number, d in enumerate(sorted(designs, key=lambda d: d.token_bytes)):
         axes.axvline(d.token_bytes, color=d.colour, **(style.PREDICTED | {"linewidth": 1.4}))
         height = 0.92 - 0.13 * number
-        style.write(axes, d.token_bytes * 1.03, height, d.title, fontsize=9, transform=axes.get_xaxis_transform())
+        style.write(axes, d.token_bytes * 1.03, height, d.title, fontsize=10, transform=axes.get_xaxis_transform())
     axes.set_yticks([])
 
 
@@ -223,7 +221,7 @@ def _draw_budget(axes: Axes, designs: list[Design], budget: dict[str, Any]) -> N
         verdict = "fits" if d.fits else "does not fit"
         total = readable_bytes(d.weight_bytes + d.cache_bytes)
         text = f"{d.title}: {total}, {verdict}"
-        style.write(axes, 0.012 * top, y - 0.4, text, va="center", fontsize=9, color=style.INK if d.fits else NOTE)
+        style.write(axes, 0.012 * top, y - 0.4, text, va="center", fontsize=10, color=style.INK if d.fits else NOTE)
     axes.axvline(memory, color=style.INK, linewidth=1.4, zorder=4)
     axes.set_xlim(0, top)
     axes.set_ylim(len(designs) - 0.6, -0.75)

@@ -18,11 +18,12 @@ from workbench.panels import style
 from workbench.panels.chart import Axis, Chart, Drawing, line, measured, predicted, table, view
 from workbench.panels.knobs import PlayPanel
 from workbench.panels.plots import PALE
+from workbench.panels.stage import tell
 from workbench.panels.view import View
 
 SINK = "#8A5C00"  # the cache's colour, darker: kept for good
 SPARE = "#F7CF80"  # the same, lighter: held and no longer seen, so that tokens can be taken back
-NUMBERED = 40  # cells in a row up to which each carries its number
+NUMBERED = 30  # cells in a row up to which each carries its number, and the second, third of up to 2, 3 times as many
 
 
 class RollingPanel(PlayPanel):
@@ -54,10 +55,8 @@ class RollingPanel(PlayPanel):
             Drawing(lambda axes: _draw_ring(axes, buffer, shown)),
             _bytes_chart(config, buffer, tokens, shown, element, made),
             columns=1,
-            height=5.2,
+            height=5.8,
             height_ratios=[1.15, 0.62, 2.5],
-            left=0.125,
-            hspace=0.5,
             table=table(
                 [n for n in steps if 1 <= n <= tokens],
                 {
@@ -73,11 +72,13 @@ class RollingPanel(PlayPanel):
         )
 
 
-def _cells(axes: Axes, row: float, colours: list[str], texts: list[str], height: float = 0.8) -> None:
-    """A row of cells from x = 0, each with its colour and its text."""
+def _cells(axes: Axes, row: float, colours: list[str], texts: list[str], hover: list[str], height: float = 0.8) -> None:
+    """A row of cells from x = 0, each with its colour, its text and its hover name."""
     boxes = [Rectangle((x - 0.46, row - height / 2), 0.92, height) for x in range(len(colours))]
-    axes.add_collection(PatchCollection(boxes, facecolor=colours, edgecolor="none", zorder=2))
-    size = 9 if len(texts) <= 28 else 7.5
+    cells = PatchCollection(boxes, facecolor=colours, edgecolor="none", linewidth=0, zorder=2)
+    tell(cells, *hover)
+    axes.add_collection(cells)
+    size = 10
     for x, (text, colour) in enumerate(zip(texts, colours)):
         if text:
             ink = "#FFFFFF" if colour == SINK else style.INK
@@ -98,19 +99,29 @@ def _draw_strips(axes: Axes, config: ModelConfig, buffer: Buffer, shown: int, to
     """The text, position by position, in a layer with the window and in one without."""
     held, seen = {p for p in buffer.held(shown) if p is not None}, buffer.seen(shown)
     colours = [_colour(p, buffer, held, seen) if p < shown else style.sheet()["axes.facecolor"] for p in range(tokens)]
-    numbers = [str(p) if tokens <= NUMBERED and p < shown else "" for p in range(tokens)]
+    numbers = [_number(p, tokens) if p < shown else "" for p in range(tokens)]
     rows = ["with window"]
-    _cells(axes, 0, colours, numbers)
+    hover = [
+        f"position {p}: {_state(p, buffer, held, seen)}" if p < shown else f"position {p}: to come"
+        for p in range(tokens)
+    ]
+    _cells(axes, 0, colours, numbers, hover)
     if config.global_layers:
         rows.append("global")
-        _cells(axes, 1, [style.CACHE if p < shown else style.sheet()["axes.facecolor"] for p in range(tokens)], numbers)
+        hover = [f"position {p}: {'held and seen' if p < shown else 'to come'}" for p in range(tokens)]
+        all_held = [style.CACHE if p < shown else style.sheet()["axes.facecolor"] for p in range(tokens)]
+        _cells(axes, 1, all_held, numbers, hover)
     for row in range(len(rows)):
         axes.add_patch(Rectangle((shown - 1.46, row - 0.4), 0.92, 0.8, fill=False, edgecolor=style.INK, linewidth=1.6))
     _bare(axes, tokens, 2)
     axes.set_yticks(range(len(rows)), labels=rows)
     style.label(
-        axes, title=f"the text after {shown:,} tokens (dark: sinks; light: held, no longer seen; grey: forgotten)"
+        axes, title=f"the text after {shown:,} tokens\n(dark: sinks; light: held, no longer seen; grey: forgotten)"
     )
+
+
+def _number(position: int, cells: int) -> str:
+    return "" if position % -(-cells // NUMBERED) else str(position)
 
 
 def _colour(position: int, buffer: Buffer, held: set[int], seen: set[int]) -> str:
@@ -121,19 +132,31 @@ def _colour(position: int, buffer: Buffer, held: set[int], seen: set[int]) -> st
     return style.CACHE if position in seen else SPARE
 
 
+def _state(position: int, buffer: Buffer, held: set[int], seen: set[int]) -> str:
+    if position not in held:
+        return "forgotten"
+    if position < buffer.sinks:
+        return "a sink, held and seen"
+    return "held and seen" if position in seen else "held, no longer seen"
+
+
 def _draw_ring(axes: Axes, buffer: Buffer, shown: int) -> None:
     """The places of the buffer with the positions they hold; the newest is framed."""
     held, seen = buffer.held(shown), buffer.seen(shown)
     live = {p for p in held if p is not None}
     colours = [PALE if p is None else _colour(p, buffer, live, seen) for p in held]
-    texts = ["" if p is None or buffer.places > NUMBERED else str(p) for p in held]
-    _cells(axes, 0, colours, texts)
+    texts = ["" if p is None else _number(p, buffer.places) for p in held]
+    hover = [
+        f"place {place}: " + ("free" if p is None else f"position {p}, {_state(p, buffer, live, seen)}")
+        for place, p in enumerate(held)
+    ]
+    _cells(axes, 0, colours, texts, hover)
     newest = buffer.place_of(shown - 1)
     axes.add_patch(Rectangle((newest - 0.46, -0.4), 0.92, 0.8, fill=False, edgecolor=style.INK, linewidth=1.6))
     _bare(axes, max(buffer.places, 20), 1)
     axes.set_yticks([0], labels=["the buffer"])
     title = f"{buffer.places:,} places: {buffer.sinks} sinks, then a ring of W − 1 + {buffer.rewind} = {buffer.turns}"
-    style.label(axes, title=title + " (numbers: the position that a place holds)")
+    style.label(axes, title=title + "\n(numbers: the position that a place holds)")
 
 
 def _bytes_chart(config, buffer: Buffer, tokens: int, shown: int, element: int, made: list[Measurement]) -> Chart:

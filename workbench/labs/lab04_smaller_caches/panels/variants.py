@@ -59,8 +59,6 @@ class SmallerDecodePanel(Panel):
             Drawing(lambda axes: bars_of_bytes(axes, names, titles, kept, title), f"Bars, {title}: {reserved}.", title),
             height=3.9,
             width_ratios=[2.1, 1],
-            left=0.095,
-            wspace=0.08,
             table=table(
                 rows,
                 {
@@ -104,7 +102,7 @@ def _times(expected: dict, made: list[Measurement], record: list[Measurement]) -
     def note(axes: Axes) -> None:
         if record:
             words = f"hollow: {record[0].settings['size']}, {recorded_label(record)}"
-            style.write(axes, 0.02, 0.97, words, fontsize=9, transform=axes.transAxes, va="top")
+            style.write(axes, 0.02, 0.97, words, fontsize=10, transform=axes.transAxes, va="top")
 
     return Chart(
         *series,

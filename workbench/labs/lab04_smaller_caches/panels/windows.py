@@ -47,9 +47,6 @@ class WindowsPanel(Panel):
             losses,
             _chart(made, self.record, settings, "more than with the whole text", above=True),
             height=3.9,
-            left=0.07,
-            right=0.975,
-            wspace=0.18,
             table=_table(shown) if shown else (["", "bytes reserved, by formula"], _bytes_rows(settings)),
             caption=(
                 "Loss in nats per token, by position" + ("" if made else " (recorded)")
@@ -99,7 +96,7 @@ def _chart(made, record, settings: dict[str, Any], title: str, *, above: bool) -
     heights = [y for one in series for _, y in one.points]
     low, high = min(heights, default=0), max(heights, default=0)
     room = high - low + 0.05
-    ends = (low - 0.1 * room, high + (0.35 if above else 0.45) * room)
+    ends = (low - 0.1 * room, high + (0.55 if above else 0.75) * room)
     windows = sorted({settings["window"], shape_of(HYBRID).sliding_window})
     return Chart(
         *series,
@@ -112,7 +109,10 @@ def _chart(made, record, settings: dict[str, Any], title: str, *, above: bool) -
         y=Axis("" if above else "nats per token", lambda nats: f"{nats:.3g}", limits=ends),
         title=title,
         legend="upper left" if above else "upper right",
-        marks=[(window, f"W = {window:,}" if above else "", style.IDLE, 0.08) for window in windows],
+        marks=[
+            (window, f"W = {window:,}" if above else "", style.IDLE, 0.16 - 0.08 * at)
+            for at, window in enumerate(windows)
+        ],
         empty="Run measures the losses",
     )
 

@@ -57,7 +57,7 @@ class AWQSearchPanel(KnobPanel):
             Drawing(lambda axes: _draw_scales(axes, chosen, order, knobs), alt_text),
             Drawing(lambda axes: _draw_losses(axes, chosen, order)),
             height=5.0,
-            boxes=[(0.08, 0.115, 0.38, 0.815), (0.585, 0.60, 0.40, 0.33), (0.585, 0.115, 0.40, 0.36)],
+            boxes=[(0.12, 0.115, 0.35, 0.8), (0.615, 0.60, 0.37, 0.32), (0.615, 0.115, 0.37, 0.34)],
             table=table(
                 searches,
                 {
@@ -109,7 +109,7 @@ def _curves(searches: Sequence[Measurement], yours: Sequence[Measurement], setti
     def rtn(axes: Axes) -> None:
         if searches:
             axes.axhline(1, color=style.INK, linewidth=1.2, linestyle=(0, (1, 2)), zorder=2)
-            style.write(axes, 0.99, 1 - 0.012 * room, "RTN", fontsize=9, ha="right", va="top")
+            style.write(axes, 0.99, 1 - 0.012 * room, "RTN", fontsize=10, ha="right", va="top")
 
     return Chart(
         *series,
@@ -117,7 +117,7 @@ def _curves(searches: Sequence[Measurement], yours: Sequence[Measurement], setti
         y=Axis(
             "output error, share of RTN's", lambda share: f"{share:.2f}", limits=(low - 0.1 * room, top + 0.25 * room)
         ),
-        title=f"layer {settings['layer']}, {settings['bits']} bits (marked: the best)",
+        title=f"layer {settings['layer']}, {settings['bits']} bits",
         legend="upper left",
         legend_columns=2,
         also=rtn,
@@ -126,7 +126,7 @@ def _curves(searches: Sequence[Measurement], yours: Sequence[Measurement], setti
 
 
 def _draw_scales(axes: Axes, chosen: dict[str, np.ndarray], order: np.ndarray, knobs: dict[str, Any]) -> None:
-    style.label(axes, y="scale s", title=f"{knobs['linears']}: {knobs['channels']} channels with large inputs")
+    style.label(axes, y="scale s", title=f"{knobs['linears']}: {knobs['channels']} channels")
     if not len(order):
         nothing(axes, "Run finds the scales")
         return
@@ -168,7 +168,7 @@ def _percent(share: float) -> str:
 def _channel_axis(axes: Axes, order: np.ndarray) -> None:
     axes.set_xlim(-0.7, len(order) - 0.3)
     axes.set_xticks(range(len(order)), labels=[str(c) for c in order])
-    axes.tick_params(axis="x", labelsize=8 if len(order) <= 16 else 7, labelrotation=0 if len(order) <= 12 else 90)
+    axes.tick_params(axis="x", labelsize=10, labelrotation=0 if len(order) <= 12 else 90)
     axes.grid(visible=False, axis="x")
 
 

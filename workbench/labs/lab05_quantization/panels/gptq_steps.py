@@ -47,9 +47,6 @@ class GPTQStepsPanel(PlayPanel):
             columns=1,
             height=5.8,
             height_ratios=[1, 1, 1.75],
-            left=0.1,
-            top=0.95,
-            hspace=0.5,
             table=table(
                 _listed(len(made), shown),
                 {
@@ -122,7 +119,7 @@ def _cells(
         write_middle(axes, nothing)
         return
     axes.imshow(values, cmap=SIGNED, vmin=-largest, vmax=largest, aspect="auto", interpolation="nearest")
-    size = 7.5 if settings["columns"] <= 24 else 6
+    size = 10
     scale, unit = (100, "hundredths") if largest >= 0.05 else (1000, "thousandths")
     for row, column in np.ndindex(*values.shape):
         if values[row, column]:
@@ -131,7 +128,7 @@ def _cells(
             write_centred(axes, column, row, text, fontsize=size, color=ink, zorder=3)
     style.label(axes, title=f"{title} ({unit})")
     axes.set_yticks(range(len(values)), labels=[f"output {row}" for row in range(len(values))])
-    axes.tick_params(axis="both", length=0, labelsize=9)
+    axes.tick_params(axis="both", length=0, labelsize=10)
 
 
 def _left(m: Measurement) -> str:

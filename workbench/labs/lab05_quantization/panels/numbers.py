@@ -59,12 +59,8 @@ class NumbersPanel(Panel):
         self._rows = {role: widgets.HBox() for role in ROLE_COLOURS}
         self._fields = {role: widgets.VBox([self._captions[role], self._rows[role]]) for role in ROLE_COLOURS}
         self._spare = widgets.HBox(layout=widgets.Layout(display="none"))  # buttons of formats with more bits
-        row = widgets.HBox(
-            [*self._fields.values(), self._spare], layout=widgets.Layout(flex_flow="row wrap", grid_gap="0 1em")
-        )
-        children = list(self.root.children)
-        at = children.index(self.image)
-        self.root.children = (*children[:at], row, *children[at:])
+        fields = [*self._fields.values(), self._spare]
+        self.add_controls(widgets.HBox(fields, layout=widgets.Layout(flex_flow="row wrap", grid_gap="0 1em")))
         self._show_bits(view_of(values["number"], values["format"]))
 
     # -- the buttons -----------------------------------------------------------------------------------------------
@@ -187,7 +183,7 @@ def _draw_bits(axes: Axes, view: BitView) -> None:
             cell(axes, x + 0.05, 0, 0.9, 1, ROLE_COLOURS[field.role], bit, ink=ink, **look)
             x += 1
         many = f"{field.role} ({len(field.bits)})" if len(field.bits) > 1 else field.role
-        style.write(axes, x - len(field.bits) / 2, -0.3, many, ha="center", va="top", fontsize=9.5)
+        style.write(axes, x - len(field.bits) / 2, -0.3, many, ha="center", va="top", fontsize=10)
     _bare(axes)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
@@ -214,7 +210,7 @@ def _draw_near(axes: Axes, view: BitView, wanted: float) -> None:
         here = value == view.value
         high = 0.95 if here else 0.5
         axes.vlines([value], -0.25, high, color=style.INK if here else style.IDLE, linewidth=3.0 if here else 1.8)
-        size = {"fontsize": 9, "fontweight": "bold" if here else "normal"}
+        size = {"fontsize": 10, "fontweight": "bold" if here else "normal"}
         style.write(axes, value, -0.45 - 0.75 * (index % 2), f"{value:.9g}", ha="center", va="top", **size)
     asked = values[0] <= wanted <= values[-1]
     if asked:
@@ -256,7 +252,7 @@ def _draw_ranges(axes: Axes, view: BitView) -> None:
         normal = reach.least if reach.least_normal is None else reach.least_normal
         axes.barh(row, reach.largest - normal, left=normal, height=0.6, color=colour, linewidth=0)
         axes.barh(row, normal - reach.least, left=reach.least, height=0.6, color=colour, alpha=0.4, linewidth=0)
-        style.write(axes, reach.largest * 20, row, f"within {_within(reach, 'the ')}", va="center", fontsize=9)
+        style.write(axes, reach.largest * 20, row, f"within {_within(reach, 'the ')}", va="center", fontsize=10)
     if math.isfinite(view.value) and view.value:
         axes.axvline(abs(view.value), color=style.INK, linewidth=1.6, linestyle=(0, (1, 2)))
     axes.set_xscale("log")

@@ -63,7 +63,7 @@ class OutliersPanel(Panel):
             _channels_chart(_channels(shown), settings, live),
             Drawing(lambda axes: _draw_dots(axes, methods, losses, recorded), alt_text),
             height=4.8,
-            boxes=[(0.09, 0.12, 0.29, 0.8), (0.605, 0.12, 0.38, 0.8)],
+            boxes=[(0.12, 0.15, 0.27, 0.74), (0.62, 0.15, 0.36, 0.74)],
             table=table(
                 [name for name in TITLES if (name, ORIGINAL) in either],
                 {
@@ -101,7 +101,7 @@ def _channels_chart(channels: dict[str, Measurement], settings: dict[str, Any], 
         if channels:
             axes.axhline(threshold, color=COLOURS["llm_int8"], linewidth=1.4, linestyle=(0, (1, 2)), zorder=2)
             text = f"threshold {threshold:g}"
-            style.write(axes, width * 1.1, threshold * 1.06, text, ha="right", va="bottom", fontsize=9)
+            style.write(axes, width * 1.1, threshold * 1.06, text, ha="right", va="bottom", fontsize=10)
 
     return Chart(
         *(
@@ -148,7 +148,7 @@ def _draw_dots(axes: Axes, names: Sequence[str], losses: Losses, recorded: Losse
         if (name, PLANTED) in both:
             excess = both[name, PLANTED].counts["excess"]
             text = f"{excess:+.4f}" if abs(excess) < 0.1 else f"{excess:+.2f}"
-            style.write(axes, max(excess, 0), y - 0.2, text, fontsize=8.5, ha="center", va="bottom")
+            style.write(axes, max(excess, 0), y - 0.2, text, fontsize=10, ha="center", va="bottom")
     largest = max(m.counts["excess"] for m in (*losses.values(), *recorded.values()))
     axes.set_xlim(-0.02, max(4 * largest, 0.1))
     axes.set_xticks([t for t in TICKS if t <= 4 * largest], labels=[f"{t:g}" for t in TICKS if t <= 4 * largest])

@@ -54,7 +54,7 @@ def legend_below(figure: Figure | SubFigure, names: Sequence[tuple[str, str]], *
         handles=handles,
         loc="lower center",
         ncols=columns,
-        prop=FontProperties(family="DejaVu Sans", size=9),
+        prop=FontProperties(family="DejaVu Sans", size=10),
         labelcolor=sheet["legend.labelcolor"],
         frameon=False,
         handletextpad=0.3,

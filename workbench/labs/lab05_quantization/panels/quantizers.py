@@ -144,17 +144,15 @@ class QuantizersPanel(KnobPanel):
             legend_below(axes.figure, [(method, names.get(method, method)) for method in methods], columns=6)
             if old:
                 note = f"hollow: {recorded_label(self.record)}"
-                style.write(axes, 0.985, 0.125, note, fontsize=9, ha="right", transform=axes.figure.transFigure)
+                style.write(axes, 0.985, 0.105, note, fontsize=10, ha="right", transform=axes.figure.transFigure)
 
         passages = settings["passages"] if live or not old else old[0].quality.settings["passages"]
         return view(
             Drawing(lambda axes: _draw_quality(axes, live, old, budget, weights), alt_text, EDGE),
             Drawing(legend),
-            height=4.9,
+            height=5.0,
             width_ratios=[1.25, 1],
-            left=0.1,
-            bottom=0.245,
-            wspace=0.23,
+            below=0.6,
             table=table(shown, COLUMNS),
             caption=f"{passages} passages of held-out text"
             + ("" if live else "; recorded" if old else "; Run measures"),

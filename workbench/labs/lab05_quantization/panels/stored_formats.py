@@ -67,8 +67,6 @@ class QuantizeDecodePanel(Panel):
         return view(
             *plots,
             height=3.2,
-            left=0.17,
-            wspace=0.12,
             table=table(
                 rows,
                 {

@@ -71,10 +71,10 @@ class WeightRowPanel(Panel):
             Drawing(lambda axes: _draw_errors(axes, rounded, shown, at)),
             height=7.0,
             boxes=[
-                (0.1, 0.77, 0.885, 0.195),
-                (0.1, 0.395, 0.55, 0.285),
-                (0.76, 0.395, 0.225, 0.285),
-                (0.1, 0.075, 0.885, 0.205),
+                (0.125, 0.77, 0.86, 0.185),
+                (0.125, 0.395, 0.515, 0.285),
+                (0.765, 0.395, 0.22, 0.285),
+                (0.125, 0.075, 0.86, 0.205),
             ],
             table=_table(rounded, shown),
             caption=_caption(rounded, shown),
@@ -154,7 +154,7 @@ def _draw_levels(axes: Axes, rounded: RoundedRow, shown: int, at: int | None) ->
     axes.set_xlim(part.start - 0.8, part.stop - 0.2)
     reach = max(float(np.ptp(np.concatenate([weights, levels]))), 1e-12)
     low = min(float(weights.min()), float(levels[0]))
-    axes.set_ylim(low - 0.05 * reach, low + 1.28 * reach)
+    axes.set_ylim(low - 0.05 * reach, low + 1.5 * reach)
     drawn = "lines" if len(levels) <= MAX_LINES else "too many to draw"
     title = f"group {shown}: {len(levels)} levels ({drawn}), {rounded.codes_used(shown)} of them used"
     style.label(axes, x="weight of the row", y="value", title=title)
@@ -202,7 +202,7 @@ def _by_bits(rounded: RoundedRow, kind: str, curves: dict[int, list[tuple]], mad
         *series,
         line("this one", [(rounded.bits_per_weight, rounded.rms_error)], legend=False, zorder=6, **ring),
         x=Axis("bits per weight", ticks=range(2, 12, 2), limits=(1.6, 12.4)),
-        y=Axis("rms error", lambda error: f"{error:.2g}", "log"),
+        y=Axis("rms error", lambda error: f"{error:.2g}", "log", room=(1.8, 8)),
         title="by group size",
         legend="upper right",
     )
@@ -219,7 +219,7 @@ def _draw_errors(axes: Axes, rounded: RoundedRow, shown: int, at: int | None) ->
     axes.stairs(bound, edges, baseline=None, label="bound", **look)
     axes.plot([], [], color=style.INK, linewidth=2, label="|w − ŵ|")
     _borders(axes, rounded, shown)
-    axes.set_ylim(0, 1.35 * max(float(bound.max()), 1e-12))
+    axes.set_ylim(0, 1.5 * max(float(bound.max()), 1e-12))
     style.label(axes, x="weight of the row", y="error", title=f"error of each weight: rms {rounded.rms_error:.3g}")
     style.legend(axes, loc="upper right", ncols=2)
 

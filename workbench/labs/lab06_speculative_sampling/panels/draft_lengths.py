@@ -63,8 +63,6 @@ class LengthsPanel(KnobPanel):
             _cost_chart(knobs, promised, made),
             height=4.0,
             width_ratios=[1.75, 1],
-            left=0.07,
-            wspace=0.22,
             table=_table(knobs, lengths, made),
             caption=f"{settings['prompts']}, {'greedy' if not settings['temperature'] else 'sampled'}"
             + ("" if made else "; Run measures the pair here"),
@@ -121,9 +119,9 @@ def _gain_chart(knobs: dict[str, Any], runs: list[Measurement], record: list[Mea
     def draw_names(axes: Axes) -> None:
         axes.axhspan(0, 1, color=LOST, alpha=0.08, zorder=0)
         axes.axhline(1, color=style.INK, linewidth=1.2, zorder=1)
-        style.write(axes, last, 0.985, "slower than plain decoding", ha="right", va="top", fontsize=9, color=LOST)
+        style.write(axes, last, 0.985, "slower than plain decoding", ha="right", va="top", fontsize=10, color=LOST)
         if best:
-            place = {"ha": "left" if best < last / 2 else "right", "va": "top", "fontsize": 9.5, "color": SLIDERS}
+            place = {"ha": "left" if best < last / 2 else "right", "va": "top", "fontsize": 10, "color": SLIDERS}
             style.write(axes, best, 0.97 * top, f"sliders: {name}", **place)
 
     return Chart(
@@ -132,8 +130,8 @@ def _gain_chart(knobs: dict[str, Any], runs: list[Measurement], record: list[Mea
         y=Axis(
             "speed-up over plain decoding", lambda ratio: f"{ratio:.3g}", limits=(min(0.3, 0.95 * min(values)), top)
         ),
-        title="how much faster",
-        legend="lower left",
+        legend="above",
+        legend_columns=2,
         also=draw_names,
     )
 
@@ -158,7 +156,7 @@ def _cost_chart(knobs: dict[str, Any], promised: PartCosts, made: Sequence[Measu
     top = max(y for one in chart.series for y in one.heights)
 
     def draw_names(axes: Axes) -> None:
-        beside = {"fontsize": 9.5, "ha": "right"}
+        beside = {"fontsize": 10, "ha": "right"}
         y = promised.verify[lengths[-1]] - 0.1 * top  # under its lines, where none of the draft's is
         style.write(axes, 0.97 * lengths[-1], y, "verification", color="#00694E", **beside)
         style.write(axes, 0.97 * lengths[-1], 0.03 * top, "K draft steps", color="#1B6FA8", **beside)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from workbench.panels import html, style
 from workbench.panels.plots import NOTE, cell, empty
@@ -26,9 +25,9 @@ COLOURS = {
     "plain": style.IDLE,
     "jump": style.CACHE,
 }
-FONT_SIZE = 9.0
+FONT_SIZE = 10.36  # a letter is 13 whole pixels of a PNG, and as wide in an SVG
 CHARACTER = 0.602 * FONT_SIZE / 72  # inches: DejaVu Sans Mono
-LINE = 1.75 * FONT_SIZE / 72
+LINE = 1.6 * FONT_SIZE / 72
 
 Parts = Sequence[tuple[str, str]]  # (text, kind) of each token; "" for the prompt
 
@@ -54,7 +53,8 @@ def draw_text(axes: Axes, parts: Parts, *, lines: int, bold_from: int | None = N
         kind, x, y = parts[index][1], column * CHARACTER, (line + 0.5) * LINE
         if kind:
             new, wide = bold_from is not None and index >= bold_from, len(text) * CHARACTER
-            cell(axes, x, y - 0.42 * LINE, wide, 0.84 * LINE, COLOURS[kind], alpha=0.38, zorder=1)
+            hover = f"{html.token(parts[index][0])}: {KINDS[kind]}"
+            cell(axes, x, y - 0.42 * LINE, wide, 0.84 * LINE, COLOURS[kind], alpha=0.38, zorder=1, hover=hover)
             under = style.INK if new else COLOURS[kind]
             cell(axes, x, y + 0.36 * LINE, wide, (0.13 if new else 0.06) * LINE, under, zorder=1)
         mono(axes, x, y, text, color=style.INK if kind else NOTE, clip_on=True)
@@ -93,15 +93,8 @@ def behind(axes: Axes, x: float, text: str, colour: str) -> None:
 
 def kinds_legend(axes: Axes, kinds: Sequence[str]) -> None:
     """A line of coloured words over text drawn by `draw_text`: which colour is which."""
-    words = [(KINDS[kind], COLOURS[kind], 0.38) for kind in kinds]
-    words += [("q, the draft's", style.DRAFT, 1.0), ("p, the target's", style.TARGET, 1.0)]
-    x = 0.0
-    for text, colour, alpha in words:
-        wide = len(text) * CHARACTER
-        if alpha == 1:
-            axes.add_patch(Rectangle((x, -0.95 * LINE), 0.16, 0.5 * LINE, color=colour, clip_on=False))
-            x += 0.22
-        else:
-            behind(axes, x, text, colour)
-        mono(axes, x, -0.68 * LINE, text)
-        x += wide + 0.2
+    x = 0.04
+    for kind in kinds:
+        behind(axes, x, KINDS[kind], COLOURS[kind])
+        mono(axes, x, -0.68 * LINE, KINDS[kind])
+        x += len(KINDS[kind]) * CHARACTER + 0.24

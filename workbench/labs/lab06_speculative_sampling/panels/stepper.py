@@ -15,12 +15,16 @@ from workbench.labs.lab06_speculative_sampling.stepper import EXPERIMENT
 from workbench.panels import html, style
 from workbench.panels.chart import Drawing, table, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import LOST, NOTE, empty, write_middle
+from workbench.panels.plots import LOST, empty, write_middle
+from workbench.panels.stage import tell
 from workbench.panels.view import View
 
 KNOBS = ("prompt", "draft_length", "temperature", "top_p", "seed")
 LINES = 6  # of the text
+HEIGHT = 5.6  # inches
 MONO: dict[str, Any] = {"fontfamily": "DejaVu Sans Mono", "parse_math": False}
+MAX_LETTERS = 8  # of a token
+MAX_WORDS = 3  # drafted tokens with a word over each
 WROTE = ("draft", "correction", "bonus", "plain")
 
 
@@ -39,8 +43,8 @@ class StepperPanel(PlayPanel):
             Drawing(lambda axes: _draw_strip(axes, made, shown, settings), _alt(made, shown)),
             Drawing(lambda axes: _draw_drafted(axes, m)),
             Drawing(lambda axes: _draw_last(axes, m)),
-            height=5.2,
-            boxes=[(0.03, 0.665, 0.955, LINES * LINE / 5.2), (0.075, 0.115, 0.46, 0.44), (0.675, 0.115, 0.31, 0.44)],
+            height=HEIGHT,
+            boxes=[(0.03, 0.69, 0.955, LINES * LINE / HEIGHT), (0.09, 0.165, 0.46, 0.435), (0.715, 0.165, 0.27, 0.435)],
             table=table(
                 made,
                 {
@@ -92,17 +96,25 @@ def _draw_drafted(axes: Axes, m: Measurement | None) -> None:
     for x, (p, q, sure) in enumerate(zip(m.settings["p"], m.settings["q"], m.settings["accept"])):
         looked = x <= kept
         look: dict[str, Any] = {"width": 0.36, "alpha": 1.0 if looked else 0.25, "zorder": 3}
-        axes.bar(x - 0.19, q, color=style.DRAFT, **look)
-        axes.bar(x + 0.19, p, color=style.TARGET, **look)
-        verdict = "kept" if x < kept else "rejected" if looked else "not looked at"
-        colour = NOTE if not looked else style.INK if x < kept else LOST
-        style.write(axes, x, 1.14, f"{sure:.0%}" if looked else "", ha="center", fontsize=10.5, color=colour)
-        style.write(axes, x, 1.04, verdict, ha="center", fontsize=9, color=colour)
-    axes.set(xlim=(-0.6, max(len(drafted), 3) - 0.4), ylim=(0, 1.28), yticks=[0, 0.25, 0.5, 0.75, 1.0])
-    names = [style.drawable(html.token(t))[:12] for t in drafted]
-    axes.set_xticks(range(len(drafted)), names, fontsize=9.5 if len(drafted) <= 6 else 7.5, **MONO)
+        name, verdict = html.token(drafted[x]), "accepted" if x < kept else "rejected" if looked else "not looked at"
+        for at, value, whose, colour in (
+            (x - 0.19, q, "q, the draft's", style.DRAFT),
+            (x + 0.19, p, "p, the target's", style.TARGET),
+        ):
+            [bar] = axes.bar(at, value, color=colour, label=None if x else whose, **look)
+            tell(bar, f"{name}: {whose} {value:.3f}; {verdict}" + (f", with probability {sure:.0%}" if looked else ""))
+        colour = style.INK if x < kept else LOST
+        if looked:
+            few = len(drafted) <= MAX_WORDS
+            style.write(axes, x, 1.14, f"{sure:.0%}" if few else f"{100 * sure:.0f}", ha="center", color=colour)
+            style.write(axes, x, 1.03, verdict if few else "✓" if x < kept else "×", ha="center", color=colour)
+    axes.set(xlim=(-0.6, max(len(drafted), 3) - 0.4), ylim=(0, 1.55), yticks=[0, 0.25, 0.5, 0.75, 1.0])
+    style.legend(axes, loc="upper left", ncols=2, handlelength=1.0, columnspacing=1.0)
+    names = [style.drawable(html.token(t))[:MAX_LETTERS] for t in drafted]
+    is_wide = max(map(len, names)) > 30 / max(len(names), 3)
+    axes.set_xticks(range(len(drafted)), names, fontsize=10, rotation=90 if is_wide else 0, **MONO)
     axes.grid(visible=False, axis="x")
-    style.label(axes, y="probability", title=f"{title}drafted, and its chance to be kept")
+    style.label(axes, y="probability", title=f"{title}drafted; chance to be accepted")
 
 
 def _draw_last(axes: Axes, m: Measurement | None) -> None:
@@ -120,15 +132,15 @@ def _draw_last(axes: Axes, m: Measurement | None) -> None:
             axes.barh(y + 0.26, drawn, height=0.24, color=plots.COLOURS["correction"], zorder=3)
         else:
             axes.barh(y, drawn, height=0.5, color=style.TARGET, zorder=3)
-    names = [style.drawable(html.token(t))[:12] for t, *_ in best]
-    axes.set_yticks(range(len(best)), names, fontsize=9.5, **MONO)
+    names = [style.drawable(html.token(t))[:MAX_LETTERS] for t, *_ in best]
+    axes.set_yticks(range(len(best)), names, fontsize=10, **MONO)
     for label, (text, *_) in zip(axes.get_yticklabels(), best):
         if text == token and kind != "draft":
             label.set_fontweight("bold")
             label.set_bbox({"facecolor": plots.COLOURS[kind], "alpha": 0.38, "edgecolor": "none", "pad": 1.5})
     axes.set(ylim=(len(best) - 0.4, -0.6), xlim=(0, 1.02 * max(max(row[1:]) for row in best)))
     axes.grid(visible=False, axis="y")
-    title = "then: q, p and max(0, p − q), to 1" if corrected else f"then, from p: {KINDS[kind]}"
+    title = "then: q, p, max(0, p − q)" if corrected else f"then, from p: {KINDS[kind]}"
     style.label(axes, x="probability", title=title)
 
 

@@ -45,7 +45,7 @@ class GrammarPanel(Panel):
             *(Drawing(functools.partial(_draw_text, jump=jump, m=made.get(jump))) for jump in JUMPS),
             Drawing(lambda axes: _draw_calls(axes, made), alt_text + (counts or "Not written yet.")),
             height=HEIGHT,
-            boxes=[*boxes, (0.255, 0.115, 0.73, 0.175)],
+            boxes=[*boxes, (0.29, 0.115, 0.69, 0.175)],
             table=table(
                 made.values(),
                 {
@@ -84,11 +84,13 @@ def _draw_calls(axes: Axes, made: dict[str, Measurement]) -> None:
             axes.barh(y, c["calls"], height=0.6, color=COLOURS["plain"], zorder=3)
             axes.barh(y, c["jumped"], left=c["calls"], height=0.6, color=COLOURS["jump"], zorder=3)
             write_centred(axes, c["calls"] / 2, y, f"{c['calls']:.0f}", color="#FFFFFF", zorder=5)
-    axes.set_yticks(range(len(JUMPS)), [TITLES[jump] for jump in JUMPS], fontsize=9)
+    axes.set_yticks(
+        range(len(JUMPS)), [TITLES[jump].removeprefix("jump: ").removesuffix(" (exact)") for jump in JUMPS], fontsize=10
+    )
     axes.set_ylim(len(JUMPS) - 0.4, -0.6)
     axes.set_xlim(0, max([10, *(m.counts["tokens"] * 1.02 for m in made.values())]))
     axes.grid(visible=False, axis="y")
-    style.label(axes, x="tokens; grey: the model was asked, orange: the grammar forced them")
+    style.label(axes, x="tokens (grey: model asked, orange: forced)")
 
 
 def _words(made: dict[str, Measurement]) -> str:

@@ -33,8 +33,6 @@ class SpeedPanel(Panel):
         return view(
             *(_bars(kind, names, made, record, is_first=kind == kinds[0]) for kind in kinds),
             height=height,
-            left=0.27,
-            wspace=0.09,
             table=table(
                 made,
                 {
@@ -66,7 +64,7 @@ def _bars(kind: str, names: list[str], made, record, *, is_first: bool) -> Bars:
     bars = [Bar.of(title_of(name), taken.get(name), colour_of(name), archive.get(name)) for name in names]
     longest = max([1.6, *(value for bar in bars for value in bar.values())])
     axis = Axis("times as fast", limits=(0, 1.07 * longest))
-    return Bars(bars, axis, kind, names=is_first, height=0.66, level=1, size=8.5, fewest=6)
+    return Bars(bars, axis, kind, names=is_first, height=0.66, level=1, size=10, fewest=6)
 
 
 def _words(kinds: list[str], made: list[Measurement], record: list[Measurement]) -> str:

@@ -52,9 +52,6 @@ class ThresholdPanel(Panel):
             columns=len(kinds),
             height=7.6,
             height_ratios=[0.75, 1, 1.1, 1.15],
-            left=0.115,
-            wspace=0.12,
-            hspace=0.62,
             table=table(
                 made,
                 {

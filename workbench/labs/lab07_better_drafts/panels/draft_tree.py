@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,13 +20,17 @@ from workbench.labs.lab07_better_drafts.panels.plots import title_of
 from workbench.panels import html, style
 from workbench.panels.chart import Drawing, table, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import LOST, PALE, cell, empty, write_centred, write_middle
+from workbench.panels.plots import LOST, PALE, cell, empty, listed, write_centred, write_middle
+from workbench.panels.stage import tell
 from workbench.panels.view import View
 
 KNOBS = ("drafter", "branching", "texts", "prompt", "temperature", "new_tokens", "seed")
 STAGES = ("drafted", "verified", "kept")
 KEPT, LOOKED, UNSEEN = "kept", "rejected", "not looked at"
-MAX_LETTERS = 9
+LETTER = 6.1  # points: of text of fixed width
+ROW_POINTS = 11.5  # that a name takes
+PLACE_LETTERS = 12
+MONO: dict[str, Any] = {"fontsize": 10, "fontfamily": "DejaVu Sans Mono"}
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,8 @@ class TreePanel(PlayPanel):
             drawn(_draw_tree, _alt(m, stage), "Run drafts and verifies"),
             drawn(_draw_mask),
             drawn(_draw_strip),
-            height=6.0,
-            boxes=[(0.015, 0.245, 0.635, 0.7), (0.725, 0.36, 0.26, 0.26 * 8.6 / 6.0), (0.075, 0.035, 0.91, 0.13)],
+            height=6.3,
+            boxes=[(0.01, 0.575, 0.98, 0.375), (0.115, 0.055, 0.38, 0.46), (0.55, 0.055, 0.435, 0.46)],
             table=table(
                 made,
                 {
@@ -134,7 +139,7 @@ class TreePanel(PlayPanel):
         )
 
 
-def _text(token: str, most: int = MAX_LETTERS) -> str:
+def _text(token: str, most: int) -> str:
     shown = style.drawable(html.token(token))
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
@@ -144,45 +149,55 @@ def _draw_tree(axes: Axes, tree: Tree, m: Measurement, stage: int) -> None:
     places = tree.places()
     deepest = max(x for x, _ in places.values())
     lowest = max(y for _, y in places.values())
-    size = 10 if lowest < 10 else 8.5 if lowest < 16 else 7
+    wide = deepest + 2
+    ends = (-0.1 * wide, deepest + 1 + 0.1 * wide)
+    axes.set(xlim=ends, ylim=(max(lowest, 3) + 0.7, -0.7))
+    room = int((_points(axes)[0] / (ends[1] - ends[0]) - 16) / LETTER)  # letters of a box
     for node, (x, y) in places.items():
         if node < 0:
             continue
-        fate = tree.fate(node) if stage else None
         from_x, from_y = places[tree.parents[node]]
-        kept = fate == KEPT
+        kept = bool(stage) and tree.fate(node) == KEPT
         axes.plot(
             [from_x, x], [from_y, y], color=style.INK if kept else "#B6BCC6", linewidth=2.4 if kept else 1.0, zorder=1
         )
     for node, (x, y) in places.items():
         if node < 0:
-            _box(axes, x, y, _text(m.settings["text"][-MAX_LETTERS:]), size, face="#FFFFFF", edge=style.INK)
+            _box(axes, x, y, _text(m.settings["text"][-room:], room), face="#FFFFFF", edge=style.INK)
             continue
         fate = tree.fate(node) if stage else KEPT
         face = COLOURS["draft"] if fate == KEPT else "#FFFFFF"
         edge = {KEPT: COLOURS["draft"], LOOKED: LOST, UNSEEN: "#C7CCD4"}[fate]
-        ink = "#9AA1AC" if fate == UNSEEN else style.INK
+        ink = "#6B7280" if fate == UNSEEN else style.INK
         share = f" {m.samples[node]:.0%}" if stage and fate != UNSEEN else ""
-        _box(axes, x, y, _text(tree.tokens[node]) + share, size, face=face, edge=edge, ink=ink)
+        hover = f"{html.token(tree.tokens[node])}: the target's probability {m.samples[node]:.3f}"
+        hover += f", {fate}" if stage else ", drafted"
+        text = _text(tree.tokens[node], room - len(share)) + share
+        _box(axes, x, y, text, face=face, edge=edge, ink=ink, hover=hover)
     if stage:
         x, y = places[tree.path[-1] if tree.path else -1]
         kind = m.settings["kind"]
-        colour = COLOURS.get(kind, style.TARGET)
-        end = deepest + 1
+        colour, end = COLOURS.get(kind, style.TARGET), deepest + 1
         axes.plot([x, end], [y, y], color=colour, linewidth=2.0, linestyle=(0, (2, 2)), zorder=0)
-        _box(axes, end, y, f"{_text(m.settings['after'])} {KINDS.get(kind, kind)}", size, face=colour, edge=colour)
-    wide = deepest + 2
-    axes.set(xlim=(-0.1 * wide, deepest + 1 + 0.16 * wide), ylim=(max(lowest, 3) + 0.7, -0.7))
+        hover = f"{html.token(m.settings['after'])}: {KINDS.get(kind, kind)}"
+        _box(axes, end, y, _text(m.settings["after"], room), face=colour, edge=colour, hover=hover)
+        style.write(axes, end, y + 0.6, KINDS.get(kind, kind), ha="center", va="top")
     title = f"round {m.settings['round']}: {STAGES[stage]}"
-    title += (
-        "; percent: the target's probability of the node after its branch" if stage else f", {len(tree.tokens)} tokens"
-    )
+    title += "; percent: the target's probability after the branch" if stage else f", {len(tree.tokens)} tokens"
     style.label(axes, title=title)
 
 
-def _box(axes: Axes, x: float, y: float, text: str, size: float, *, face: str, edge: str, ink: str = style.INK) -> None:
+def _points(axes: Axes) -> tuple[float, float]:
+    """Width and height of the axes in points."""
+    width, height = axes.get_window_extent().size * 72 / axes.figure.dpi
+    return float(width), float(height)
+
+
+def _box(
+    axes: Axes, x: float, y: float, text: str, *, face: str, edge: str, ink: str = style.INK, hover: str = ""
+) -> None:
     box = {"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": edge, "linewidth": 1.3}
-    write_centred(axes, x, y, text, fontsize=size, fontfamily="DejaVu Sans Mono", color=ink, zorder=3, bbox=box)
+    tell(write_centred(axes, x, y, text, color=ink, zorder=3, bbox=box, **MONO), *([hover] if hover else []))
 
 
 def mask_of(tree: Tree) -> np.ndarray:
@@ -208,40 +223,42 @@ def _draw_mask(axes: Axes, tree: Tree, _: Measurement, stage: int) -> None:
     axes.set_yticks(np.arange(-0.5, rows), minor=True)
     axes.tick_params(which="both", length=0)
     axes.grid(visible=True, which="minor", color="#FFFFFF", linewidth=0.8)
-    size = 8 if rows <= 18 else 5.5
-    names = ["text", "last", *(_text(t, 6) for t in tree.tokens)]
-    axes.set_xticks(range(columns), names, rotation=90, fontsize=size, fontfamily="DejaVu Sans Mono", parse_math=False)
-    axes.set_yticks(range(rows), names[1:], fontsize=size, fontfamily="DejaVu Sans Mono", parse_math=False)
-    style.label(axes, title="tree mask: who sees whom")
+    names = ["the text", "its last token", *(html.token(token) for token in tree.tokens)]
+    for row in range(rows):
+        seen = listed([names[column] for column in np.flatnonzero(sees[row])])
+        cell(axes, -0.5, row - 0.5, columns, 1, "none", hover=f"{names[row + 1]} sees {seen}")
+    axes.set_xticks([])
+    axes.set_ylim(rows - 0.5, -1.5)  # as high as the strip beside it
+    every = max(1, math.ceil(ROW_POINTS * (rows + 1) / _points(axes)[1]))
+    shown = [_text(name, 6) for name in ["last", *tree.tokens]][::every]
+    axes.set_yticks(range(0, rows, every), shown, parse_math=False, **MONO)
+    style.label(axes, x="text, last token, nodes", title="tree mask: who sees whom")
 
 
 def _draw_strip(axes: Axes, tree: Tree, m: Measurement, stage: int) -> None:
-    """The cache: what the pass wrote, and what is kept of it, moved together."""
+    """The cache, a row a place: what the pass wrote, and what is kept of it, moved together."""
     empty(axes)
     n = len(tree.tokens)
-    known = m.settings["known"]
-    before = [("…" + f"{known:,}", style.CACHE), ("last", style.CACHE)]
-    for node in range(n):
-        kept = not stage or node in tree.path
-        before.append((_text(tree.tokens[node], 5), COLOURS["draft"] if kept else PALE))
-    _cells(axes, 0, before)
-    style.write(axes, -0.7, 0, "the pass", ha="right", va="center", fontsize=9)
+    known = [(f"…{m.settings['known']:,}", style.CACHE), ("last", style.CACHE)]
+    before = [(tree.tokens[node], COLOURS["draft"] if not stage or node in tree.path else PALE) for node in range(n)]
+    axes.set(xlim=(0, 2.6), ylim=(n + 0.5, -1.5))
+    _cells(axes, 0.0, [*known, *before])
     if stage == 2:
-        after = [*before[:2], *((_text(tree.tokens[node], 5), COLOURS["draft"]) for node in tree.path)]
-        _cells(axes, 1.7, after)
-        style.write(axes, -0.7, 1.7, "kept", ha="right", va="center", fontsize=9)
+        _cells(axes, 1.6, [*known, *((tree.tokens[node], COLOURS["draft"]) for node in tree.path)])
         for place, node in enumerate(tree.path):
-            axes.plot([2 + node, 2 + place], [0.48, 1.22], color=style.INK, linewidth=1.2, zorder=4)
-    axes.set(xlim=(-0.6, max(n + 2, 12) - 0.4), ylim=(2.3, -0.6))
-    style.label(
-        axes, title="places in the cache" + (": the branch moves together, the rest is forgotten" if stage == 2 else "")
-    )
+            axes.plot([1.02, 1.58], [1 + node, 1 + place], color=style.INK, linewidth=1.2, zorder=4)
+    style.label(axes, title="cache: the pass" + (", then what is kept" if stage == 2 else ""))
 
 
-def _cells(axes: Axes, y: float, cells: Sequence[tuple[str, str]]) -> None:
-    look = {"fontsize": 8 if len(cells) <= 18 else 5.5, "fontfamily": "DejaVu Sans Mono", "zorder": 2}
-    for x, (text, colour) in enumerate(cells):
-        cell(axes, x - 0.47, y - 0.45, 0.94, 0.9, colour, text, **look)
+def _cells(axes: Axes, x: float, cells: Sequence[tuple[str, str]]) -> None:
+    """A column of places, the first one row above the mask."""
+    low, high = sorted(axes.get_ylim())
+    is_written = _points(axes)[1] / (high - low) >= ROW_POINTS
+    for place, (text, colour) in enumerate(cells):
+        written = _text(text, PLACE_LETTERS) if is_written else ""
+        cell(
+            axes, x, place - 1.45, 1, 0.9, colour, written, hover=f"place {place}: {html.token(text)}", zorder=2, **MONO
+        )
 
 
 def _alt(m: Measurement | None, stage: int) -> str:

@@ -37,7 +37,7 @@ class LoadPanel(Panel):
             _curve_chart(points),
             _share_chart(points, settings),
             height=4.0,
-            boxes=[(0.085, 0.145, 0.43, 0.72), (0.62, 0.145, 0.36, 0.72)],
+            boxes=[(0.135, 0.145, 0.38, 0.72), (0.66, 0.145, 0.32, 0.72)],
             table=table(
                 [m for curve in curves.values() for m in curve],
                 {
@@ -96,7 +96,7 @@ def _share_chart(points: dict[str, list[LoadPoint]], settings: dict[str, Any]) -
             Series(how, [(p.rate_per_s, p.attainment) for p in curve], "measured", COLOURS[how])
             for how, curve in points.items()
         ),
-        x=Axis("requests that arrive a second", scale="zero", room=(1, 1.05)),
+        x=Axis("arrivals a second", scale="zero", room=(1, 1.05)),
         y=Axis("in time", lambda share: f"{share:.0%}", ticks=[0, 0.25, 0.5, 0.75, 1.0], limits=(-0.03, 1.05)),
         title=f"within {limits}",
         legend="center left",

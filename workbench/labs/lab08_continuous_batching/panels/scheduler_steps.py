@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from workbench.labs.lab08_continuous_batching.inputs import Frame
@@ -25,15 +27,16 @@ from workbench.labs.lab08_continuous_batching.scheduler_steps import (
 from workbench.panels import style
 from workbench.panels.chart import Drawing, table, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import LOST, PALE, cell, empty, listed
+from workbench.panels.plots import LOST, PALE, cell, empty, legend_above, listed
 from workbench.panels.view import View
 from workbench.serving.arrivals import Arrival
 
 STATES = ("", "waits", "prompt", "computed again", "decode", "on the host", "no budget left", "padding")
 COLOURS = dict(
-    zip(STATES, ("#FFFFFF", "#D9DCE1", style.WEIGHTS, "#7FB4DB", style.TARGET, style.COMPUTE, "#F3D08A", LOST))
+    zip(STATES, ("#FFFFFF", "#D9DCE1", style.PREFILL, "#7FB4DB", style.DECODE, style.COMPUTE, "#F3D08A", LOST))
 )
-HEIGHT, BOX = 4.6, (0.465, 0.21)  # inches of the figure, and of it a box of squares
+HEIGHT, BOX = 5.6, (0.465, 0.22)  # inches of the figure, and of it a box of squares
+MAX_NUMBERED = 18  # squares in a line that have room for a number each
 HELD_BACK = {
     "block": "the blocks that were left: memory decides who runs",
     "slots": "the slots: memory is left, and nobody may use it",
@@ -60,7 +63,7 @@ class SchedulerStepsPanel(PlayPanel):
             Drawing(lambda axes: _draw_rows(axes, states[:, shown], frame, settings)),
             Drawing(lambda axes: _draw_pool(axes, frame, settings["blocks"])),
             height=HEIGHT,
-            boxes=[(0.105, 0.425, 0.88, 0.445), (0.02, 0.015, *BOX), (0.52, 0.015, *BOX)],
+            boxes=[(0.125, 0.4, 0.86, 0.45), (0.02, 0.015, *BOX), (0.52, 0.015, *BOX)],
             table=table(
                 enumerate(asked),
                 {
@@ -112,6 +115,15 @@ def _draw_grid(axes: Axes, states: np.ndarray, frames: Sequence[Frame], asked: S
     axes.grid(visible=False)
     colours: dict[str, Any] = {"cmap": ListedColormap([COLOURS[s] for s in STATES]), "vmin": 0, "vmax": len(STATES) - 1}
     axes.imshow(seen, aspect="auto", interpolation="nearest", **colours)
+    for request in range(requests):
+        edges = [0, *(np.flatnonzero(np.diff(seen[request])) + 1), steps]
+        for begin, end in pairwise(edges):
+            if state := STATES[seen[request, begin]]:
+                first, last = frames[begin].at, frames[end - 1].at
+                hover = f"request {request}: {state}, " + (
+                    f"steps {first} to {last}" if last > first else f"step {first}"
+                )
+                cell(axes, begin - 0.5, request - 0.5, end - begin, 1, "none", hover=hover)
     axes.set_yticks(np.arange(-0.5, requests), minor=True)
     if steps <= 80:
         axes.set_xticks(np.arange(-0.5, steps), minor=True)
@@ -124,29 +136,26 @@ def _draw_grid(axes: Axes, states: np.ndarray, frames: Sequence[Frame], asked: S
         Rectangle((shown - 0.5, -0.5), 1, requests, fill=False, edgecolor=style.INK, linewidth=1.6, zorder=5)
     )
     names = [f"{r}: {a.prompt_tokens} + {a.new_tokens}" for r, a in enumerate(asked)]
-    axes.set_yticks(range(requests), names, fontsize=8.5 if requests <= 9 else 7)
+    axes.set_yticks(range(requests), names, fontsize=10)
     ticks = [x for x, frame in enumerate(frames) if frame.at % (5 if steps <= 80 else 10) == 0]
-    axes.set_xticks(ticks, [f"{frames[x].at}" for x in ticks], fontsize=8.5)
-    strip = {"va": "center", "transform": axes.figure.transFigure}
-    x = 0.02
-    for state in STATES[1:]:
-        style.write(axes, x, 0.955, "■", color=COLOURS[state], fontsize=13, **strip)
-        style.write(axes, x + 0.019, 0.955, state, fontsize=9.5, **strip)
-        x += 0.037 + 0.0094 * len(state)
-    style.write(axes, x, 0.955, "×", color=LOST, fontsize=14, fontweight="bold", **strip)
-    style.write(axes, x + 0.017, 0.955, "is preempted", fontsize=9.5, **strip)
+    axes.set_xticks(ticks, [f"{frames[x].at}" for x in ticks], fontsize=10)
+    preempted = Line2D([], [], color=LOST, label="is preempted", **cross)
+    legend_above(axes, {state: COLOURS[state] for state in STATES[1:]}, preempted, columns=4)
     style.label(axes, x="step", title="request: prompt + output, in tokens")
 
 
-def _squares(axes: Axes, squares: Sequence[tuple[str, str]], title: str) -> None:
-    """A square for each (text, colour), line by line, as large as the box allows."""
+def _squares(axes: Axes, squares: Sequence[tuple[str, str, str]], title: str) -> None:
+    """A square for each (text, colour, hover name), line by line, as large as the box allows. Where
+    there is no room for a text in each, the first of equal ones in a line has it."""
     empty(axes)
     tall = BOX[1] * HEIGHT / (BOX[0] * style.sheet()["figure.figsize"][0])
-    columns = next(c for c in range(20, 200) if -(-len(squares) // c) <= int(c * tall))
-    for at, (text, colour) in enumerate(squares):
+    columns = next(c for c in range(14, 200) if -(-len(squares) // c) <= int(c * tall))
+    for at, (text, colour, hover) in enumerate(squares):
         y, x = divmod(at, columns)
-        ink = "#FFFFFF" if colour in (style.WEIGHTS, style.TARGET, LOST) else style.INK
-        cell(axes, x + 0.06, y + 0.06, 0.88, 0.88, colour, text, ink=ink, fontsize=160 / columns)
+        ink = "#FFFFFF" if colour in (style.PREFILL, style.DECODE, LOST) else style.INK
+        is_written = columns <= MAX_NUMBERED or not x or squares[at - 1][0] != text
+        written = text if is_written else ""
+        cell(axes, x + 0.06, y + 0.06, 0.88, 0.88, colour, written, ink=ink, fontsize=10, hover=hover)
     axes.set(xlim=(0, columns), ylim=(columns * tall, 0))
     style.label(axes, title=title)
 
@@ -154,19 +163,24 @@ def _squares(axes: Axes, squares: Sequence[tuple[str, str]], title: str) -> None
 def _draw_rows(axes: Axes, doing: np.ndarray, frame: Frame, settings: dict[str, Any]) -> None:
     squares = []
     for request, _, count in frame.work:
-        squares += [(f"{request}", COLOURS[STATES[doing[request]]])] * count
+        state, did = STATES[doing[request]], _did(request, frame)
+        squares += [(f"{request}", COLOURS[state], f"request {request}: {state}, {did}")] * count
     for request, rows in frame.padding:
-        squares += [(f"{request}", COLOURS["padding"])] * rows
+        squares += [(f"{request}", COLOURS["padding"], f"request {request}: padding")] * rows
     budget = settings["token_budget"] if settings["batching"] == "continuous" else len(squares)
     title = f"rows of step {frame.at}: {len(squares)}"
-    title += f" of a budget of {budget}" if settings["batching"] == "continuous" else ", without a budget"
-    _squares(axes, [*squares, *[("", PALE)] * (budget - len(squares))], title)
+    title += f" of at most {budget}" if settings["batching"] == "continuous" else ", no budget"
+    _squares(axes, [*squares, *[("", PALE, "a row that nobody takes")] * (budget - len(squares))], title)
 
 
 def _draw_pool(axes: Axes, frame: Frame, blocks: int) -> None:
-    squares = [(f"{request}", style.CACHE) for request, held in frame.blocks.items() for _ in range(held)]
-    title = f"blocks of {BLOCK} tokens: {len(squares)} of {blocks} held"
-    _squares(axes, [*squares, *[("", PALE)] * (blocks - len(squares))], title)
+    squares = [
+        (f"{request}", style.CACHE, f"request {request}: block {at + 1} of its {held}")
+        for request, held in frame.blocks.items()
+        for at in range(held)
+    ]
+    title = f"blocks of {BLOCK} tokens: {len(squares)} of {blocks}"
+    _squares(axes, [*squares, *[("", PALE, "a free block")] * (blocks - len(squares))], title)
 
 
 def _state(states: np.ndarray, shown: int) -> str:

@@ -18,14 +18,15 @@ from workbench.labs.lab08_continuous_batching.timelines import BATCHING, EXPERIM
 from workbench.panels import style
 from workbench.panels.chart import Axis, Bar, Bars, Drawing, number, table, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import NOTE, PALE, same_knobs, write_centred
+from workbench.panels.plots import PALE, legend_above, same_knobs, write_centred
+from workbench.panels.stage import tell
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import beside_prediction
 from workbench.serving.arrivals import Arrival
 
 KNOBS = ("requests", "slots", "longest_output", "tail", "longest_prompt", "seed")
-COLOURS = {"prompt": style.WEIGHTS, "decode": style.TARGET, "padding": style.LEARNER, "empty": PALE}
+COLOURS = {"prompt": style.PREFILL, "decode": style.DECODE, "padding": style.LEARNER, "empty": PALE}
 PLAY_STEPS, PLAY_MS = 2, 250  # a picture of the Play button
 NAMED = 0.035  # of the width: a shorter run of steps has no number in it
 
@@ -100,7 +101,7 @@ class TimelinesPanel(PlayPanel):
             *(Drawing(functools.partial(with_legend, line)) for line in lines),
             ends,
             height=4.9,
-            boxes=[(0.055, 0.37, 0.45, 0.5), (0.54, 0.37, 0.45, 0.5), (0.115, 0.1, 0.87, 0.15)],
+            boxes=[(0.07, 0.37, 0.42, 0.48), (0.54, 0.37, 0.42, 0.48), (0.14, 0.1, 0.82, 0.15)],
             alt=f"{_alt(lines, settings, now, timed)} {ends.alt()}",
             table=table(
                 lines,
@@ -155,11 +156,13 @@ def _draw_line(axes: Axes, line: Line, slots: int, until: float, end: float, tim
         ]
         look = {"color": COLOURS[kind], "edgecolor": style.sheet()["axes.facecolor"], "linewidth": 0.5, "zorder": 2}
         begins, widths = [a for *_, a, _ in runs], [b - a for *_, a, b in runs]
-        axes.barh([slot for slot, *_ in runs], widths, left=begins, height=0.8, **look)
+        bars = axes.barh([slot for slot, *_ in runs], widths, left=begins, height=0.8, **look)
+        for bar, (slot, request, *_) in zip(bars, runs):
+            tell(bar, f"slot {slot}, request {request}: {kind}")
         if kind == "decode":
             for slot, request, a, b in runs:
                 if b - a > NAMED * end:
-                    write_centred(axes, (a + b) / 2, slot, f"{request}", fontsize=8, color="#FFFFFF", zorder=3)
+                    write_centred(axes, (a + b) / 2, slot, f"{request}", fontsize=10, color="#FFFFFF", zorder=3)
     axes.set(xlim=(0, 1.02 * end), ylim=(slots - 0.4, -0.6), yticks=range(0, slots, 1 if slots <= 8 else 4))
     if step < line.steps:
         axes.axvline(now, color=style.INK, linewidth=1.2, zorder=4)
@@ -171,13 +174,7 @@ def _draw_line(axes: Axes, line: Line, slots: int, until: float, end: float, tim
 
 
 def _legend(axes: Axes) -> None:
-    place = {"transform": axes.figure.transFigure, "va": "center", "fontsize": 10}
-    x = 0.055
-    for kind, colour in COLOURS.items():
-        style.write(axes, x, 0.955, "■", color=colour, **place | {"fontsize": 13})
-        style.write(axes, x + 0.02, 0.955, kind, **place)
-        x += 0.05 + 0.0115 * len(kind)
-    style.write(axes, x, 0.955, "numbers: requests, in the order of arrival", color=NOTE, **place)
+    legend_above(axes, COLOURS | {"numbers: requests, as they arrive": "none"}, left=0.045)
 
 
 def _measured(text: Callable[[Measurement], str]) -> Callable[[Line], str]:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from workbench.experiments import Setting
 from workbench.instruments.records import Measurement
@@ -27,7 +26,7 @@ from workbench.labs.lab09_paged_attention.allocators import (
 from workbench.panels import style
 from workbench.panels.chart import Axis, Bar, Bars, Drawing, table, view
 from workbench.panels.knobs import KnobPanel
-from workbench.panels.plots import NOTE, PALE, empty, write_middle
+from workbench.panels.plots import NOTE, PALE, empty, legend_above, write_middle
 from workbench.panels.view import View
 
 KNOBS = ("load", "requests", "rate", "capacity", "seed")
@@ -66,9 +65,9 @@ class AllocatorsPanel(KnobPanel):
                 "useful share of what nobody else can have",
                 lambda share: f"{share:.1%}" if share % 0.25 else f"{share:g}",
                 ticks=[0, 0.25, 0.5, 0.75, 1.0],
-                limits=(0, 1.14),
+                limits=(0, 1.25),
             ),
-            "counted; dashed: predicted; line: 96 %",
+            "dashed: predicted; line: 96 %",
             also=lambda axes: axes.axvline(ASKED, color=NOTE, linewidth=0.9, zorder=1),
         )
         sequences = Bars(
@@ -90,9 +89,9 @@ class AllocatorsPanel(KnobPanel):
             sequences,
             height=5.6,
             boxes=[
-                *((left, 0.575, 0.265, 0.285) for left in (0.065, 0.39, 0.715)),
-                (0.185, 0.095, 0.42, 0.345),
-                (0.64, 0.095, 0.34, 0.345),
+                *((left, 0.575, 0.25, 0.285) for left in (0.095, 0.415, 0.735)),
+                (0.235, 0.125, 0.375, 0.315),
+                (0.65, 0.125, 0.335, 0.315),
             ],
             alt=f"{_alt(made, paged)} {shares.alt()} {sequences.alt()}",
             table=table(
@@ -123,15 +122,7 @@ def _part(made: Mapping[str, Measurement], part: str) -> Callable[[str], str]:
 
 def _draw_course(axes: Axes, m: Measurement | None, name: str, *, first: bool) -> None:
     if first:
-        handles = [Patch(color=COLOURS[part], label=part) for part in PARTS]
-        place: dict[str, Any] = {
-            "loc": "upper left",
-            "ncols": 5,
-            "bbox_to_anchor": (0.055, 1.005),
-            "frameon": False,
-            "fontsize": 9.5,
-        }
-        axes.figure.legend(handles=handles, **place)
+        legend_above(axes, {part: COLOURS[part] for part in PARTS}, columns=5, left=0.055)
     if m is None:
         empty(axes)
         write_middle(axes, "Run serves the workload")
@@ -144,7 +135,7 @@ def _draw_course(axes: Axes, m: Measurement | None, name: str, *, first: bool) -
     axes.set(xlim=(0, m.counts["steps"]), ylim=(0, 1), yticks=[0, 0.5, 1.0])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.locator_params(axis="x", nbins=4)
-    axes.tick_params(labelsize=8.5)
+    axes.tick_params(labelsize=10)
     if not first:
         axes.set_yticklabels([])
     style.label(axes, x="step", y="share of memory" if first else "", title=name)

@@ -15,7 +15,7 @@ from workbench.labs.lab09_paged_attention.scene import Step, scene
 from workbench.panels import style
 from workbench.panels.chart import Drawing, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import LOST, NOTE, PALE, cell, empty, write_centred
+from workbench.panels.plots import LOST, NOTE, PALE, cell, empty, listed, write_centred
 from workbench.panels.view import View
 
 KNOBS = (
@@ -33,6 +33,7 @@ FREE, IDLE, ONCE, SHARED = "free", "idle", "held once", "shared"
 STATES = {FREE: "#FFFFFF", IDLE: "#C3C7CE", ONCE: style.CACHE, SHARED: "#8A5A00"}
 FOUND, EVICTED = style.TARGET, LOST  # frames of blocks that the step found or took
 IN_A_ROW = 16  # blocks of the pool
+NUMBERED = 0.5  # width of an entry that has room for its number, in blocks
 FIRST_TABLE = 1.7  # height of the first table below the pool, in blocks
 
 
@@ -106,11 +107,21 @@ def _draw_block(axes: Axes, x: float, y: float, step: Step, block: int, size: in
         "linewidth": 2.6 if frame else 0.8,
         "zorder": 6 if frame else 5,
     }
-    cell(axes, x, y, 0.94, 0.94, "none", **look)
+    cell(axes, x, y, 0.94, 0.94, "none", hover=_name_of(step, block, size), **look)
     ink = "#FFFFFF" if state == SHARED else style.INK
     write_centred(axes, x + 0.47, y + 0.36, f"{block}", fontsize=10, color=ink, zorder=7)
     if step.references[block] > 1:
-        write_centred(axes, x + 0.47, y + 0.74, f"{step.references[block]} ×", fontsize=8, color=ink, zorder=7)
+        write_centred(axes, x + 0.47, y + 0.74, f"{step.references[block]} ×", fontsize=10, color=ink, zorder=7)
+
+
+def _name_of(step: Step, block: int, size: int) -> str:
+    """The hover name of a block: its state, who holds it, and its tokens."""
+    text, fill = f"block {block}: {state_of(step, block)}", step.fill[block]
+    holders = [name for name, table in step.tables.items() if block in table]
+    if holders:
+        held = len(holders)
+        text += f" by {listed(holders)}, {held} reference{'s' * (held != 1)}"
+    return text + (f", {fill} of {size} tokens" if state_of(step, block) != FREE else "")
 
 
 def _draw_copy(axes: Axes, source: int, target: int) -> None:
@@ -137,9 +148,11 @@ def _draw_table(axes: Axes, y: float, name: str, table, step: Step, marked: set[
     for at, block in enumerate(table):
         x, shared = wide * at, step.references[block] > 1
         # white first, so that lines of others pass behind it
+        hover = f"{name}: entry {at} of its table is block {block}, {step.references[block]} ×"
         for face, alpha in (("#FFFFFF", 1), (STATES[state_of(step, block)], 0.5)):
-            cell(axes, x, y, 0.94 * wide, 0.6, face, alpha=alpha, zorder=5)
-        write_centred(axes, x + 0.47 * wide, y + 0.31, f"{block}", zorder=7, fontsize=9.5 if wide > 0.6 else 7)
+            cell(axes, x, y, 0.94 * wide, 0.6, face, alpha=alpha, zorder=5, hover=hover)
+        if wide > NUMBERED:
+            write_centred(axes, x + 0.47 * wide, y + 0.31, f"{block}", zorder=7, fontsize=10)
         to_x, to_y = _place(block)
         look: dict[str, Any] = {
             "color": STATES[SHARED] if shared else style.CACHE,
@@ -152,7 +165,7 @@ def _draw_table(axes: Axes, y: float, name: str, table, step: Step, marked: set[
         axes.plot([to_x + 0.47], [to_y + 1.0], marker="^", markersize=4, zorder=4, **(look | {"linewidth": 0}))
     look = {"bbox": {"facecolor": style.sheet()["axes.facecolor"], "linewidth": 0, "pad": 1}, "color": NOTE}
     text = f"{step.lengths[name]} tokens"
-    style.write(axes, wide * len(table) + 0.15, y + 0.31, text, va="center", fontsize=9, zorder=5, **look)
+    style.write(axes, wide * len(table) + 0.15, y + 0.31, text, va="center", fontsize=10, zorder=5, **look)
 
 
 def _draw_legend(axes: Axes) -> None:
@@ -161,12 +174,12 @@ def _draw_legend(axes: Axes) -> None:
     marks += [("found again", "none", FOUND), ("evicted", "none", EVICTED)]
     for text, face, edge in marks:
         cell(axes, x, -1.36, 0.36, 0.36, face, edgecolor=edge, linewidth=2.2 if face == "none" else 0.8, zorder=4)
-        style.write(axes, x + 0.5, -1.17, text, va="center", fontsize=9.5)
+        style.write(axes, x + 0.5, -1.17, text, va="center", fontsize=10)
         x += 1.05 + 0.15 * len(text)
     axes.annotate(
         "", (x + 0.7, -1.17), (x, -1.17), arrowprops={"arrowstyle": "-|>", "color": style.INK, "linewidth": 1.6}
     )
-    style.write(axes, x + 0.85, -1.17, "copied", va="center", fontsize=9.5)
+    style.write(axes, x + 0.85, -1.17, "copied", va="center", fontsize=10)
 
 
 def _rows(step: Step, size: int) -> list[list[str]]:

@@ -13,7 +13,7 @@ from workbench.labs.lab09_paged_attention.prefix_hits import AMPLE, EXPERIMENT, 
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Chart, Series, predicted, table, view
-from workbench.panels.plots import NOTE, matching
+from workbench.panels.plots import NOTE, legend_above, matching
 from workbench.panels.view import View
 from workbench.panels.words import recorded_label
 
@@ -53,8 +53,8 @@ class PrefixHitsPanel(Panel):
             _hits_chart(made, best, places),
             _evictions_chart(made, places),
             _ttft_chart(timed, matching(self.record, measured="ttft")),
-            height=3.9,
-            boxes=[(0.075, 0.145, 0.335, 0.735), (0.48, 0.145, 0.165, 0.735), (0.735, 0.145, 0.25, 0.735)],
+            height=4.8,
+            boxes=[(0.085, 0.16, 0.345, 0.6), (0.515, 0.16, 0.165, 0.6), (0.775, 0.16, 0.215, 0.6)],
             table=table(made, columns) if made else (list(columns), before),
             caption=f"'{settings['load']}', {settings['requests']} requests, {order.prompt_tokens:,} prompt tokens"
             + ("" if made else "; the optimum, before a run"),
@@ -83,15 +83,12 @@ def _by_pool(made: Sequence[Measurement], places: list[str], value: Callable[[Me
 
 def _pools_axis(name: str, places: list[str], every: int = 1) -> Axis:
     shown = range(0, len(places), every)
-    return Axis(name, lambda at: _pool(places[round(at)]), ticks=shown, limits=(-0.4, len(places) - 0.6))
+    return Axis(name, lambda at: places[round(at)], ticks=shown, limits=(-0.4, len(places) - 0.6))
 
 
-def _small(axes: Axes) -> None:
-    """Small numbers, and a small legend."""
-    axes.tick_params(axis="x", labelsize=8.5)
-    if legend := axes.get_legend():
-        for text in legend.get_texts():
-            text.set_fontsize(7.5)
+def _legend(axes: Axes) -> None:
+    """What is what in the first two plots, over all three."""
+    legend_above(axes, {}, *axes.get_lines(), columns=2)
 
 
 def _hits_chart(made: Sequence[Measurement], best: dict[bool, float], places: list[str]) -> Chart:
@@ -103,25 +100,23 @@ def _hits_chart(made: Sequence[Measurement], best: dict[bool, float], places: li
             for apart, share in best.items()
         ),
         *_by_pool(made, places, lambda m: m.median),
-        x=_pools_axis("pool, times what texts in work need", places),
+        x=_pools_axis("pool, × what texts in work need", places),
         y=Axis(
             "",
             lambda share: f"{share:.0%}",
             limits=(max(0.0, low - 0.9 * max(0.08, top - low)), min(1.0, top + 0.02) + 1e-3),
         ),
         title="share of prompt tokens found",
-        legend="lower right",
-        also=_small,
+        also=_legend,
     )
 
 
 def _evictions_chart(made: Sequence[Measurement], places: list[str]) -> Chart:
     return Chart(
         *_by_pool(made, places, lambda m: m.counts["evictions"]),
-        x=_pools_axis("pool", places, 3),
+        x=_pools_axis("pool, × that", places, 3),
         y=Axis("", scale="zero"),
-        title="evicted blocks",
-        also=_small,
+        title="evictions",
         empty="",
     )
 
@@ -138,7 +133,6 @@ def _ttft_chart(timed: Sequence[Measurement], archive: Sequence[Measurement]) ->
     ratios = [s for m in (*timed, *archive) for s in (*m.samples, *m.settings["promised"])] or [1.0]
 
     def draw_one(axes: Axes) -> None:
-        _small(axes)
         axes.axhline(1, color=NOTE, linewidth=0.9, zorder=1)
 
     return Chart(
@@ -150,7 +144,7 @@ def _ttft_chart(timed: Sequence[Measurement], archive: Sequence[Measurement]) ->
             "log",
             limits=(min(*ratios, 1) / 1.6, max(*ratios, 2) * 6),  # room for the legend
         ),
-        title="TTFT without / with",
+        title="TTFT, times",
         legend="upper left",
         also=draw_one,
         empty="Run measures TTFT\non the engine",

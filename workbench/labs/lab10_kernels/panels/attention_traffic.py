@@ -61,8 +61,6 @@ class TrafficPanel(Panel):
             self._times_chart(settings, mine),
             _peaks_chart(shape, settings["largest"], mine),
             height=3.9,
-            left=0.085,
-            wspace=0.4,
             table=table(
                 LENGTHS,
                 {
@@ -149,7 +147,7 @@ def _bytes_chart(shape: dict[str, Any], block_queries: int) -> Chart:
             for name in ALGORITHMS
         ),
         x=_tokens_axis(list(LENGTHS)),
-        y=Axis("", readable_bytes, "log", room=(1.8, 26)),
+        y=Axis("", readable_bytes, "log", room=(1.8, 60)),
         title="bytes moved, counted",
         legend="upper left",
     )
@@ -180,6 +178,6 @@ def _peaks_chart(shape: dict[str, Any], largest: int, mine: list[Measurement]) -
         ),
         x=_tokens_axis(at),
         y=Axis("", readable_bytes, "log"),
-        title="allocated at its worst",
+        title="most allocated",
         legend="upper left",
     )

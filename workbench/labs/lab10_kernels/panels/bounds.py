@@ -55,9 +55,6 @@ class BoundsPanel(Panel):
             Drawing(lambda axes: _draw_shares(axes, names, self.measurements, self.record), alt_text),
             height=height,
             width_ratios=[1.2, 1],
-            left=0.215,
-            right=0.975,
-            wspace=0.08,
             table=table(
                 names,
                 {
@@ -91,14 +88,15 @@ def _on_gpu(measurements: list[Measurement]) -> list[Measurement]:
 def _bound_bars(expected: dict[str, tuple], card: str) -> Bars:
     def legend(axes: Axes) -> None:
         handles = [Patch(color=LIMIT_COLOURS[limit], label=limit) for limit in ("bandwidth", "compute", "launch")]
-        axes.legend(handles=handles, loc="upper right", fontsize=9, frameon=False, title="what binds", title_fontsize=9)
+        place: dict[str, Any] = {"loc": "center right", "bbox_to_anchor": (1.0, 0.52)}
+        axes.legend(handles=handles, fontsize=10, frameon=False, title="what binds", title_fontsize=10, **place)
 
     return Bars(
         [
             Bar(name, seconds, LIMIT_COLOURS[limit], text=milliseconds(seconds))
             for name, (_, _, seconds, limit) in expected.items()
         ],
-        Axis("the least time", milliseconds, "zero", room=(1, 1.2)),
+        Axis("the least time", milliseconds, "zero", room=(1, 1.45)),
         f"bound on {card}, predicted",
         also=legend,
     )
@@ -126,9 +124,9 @@ def _draw_shares(axes: Axes, names: tuple[str, ...], measured: list[Measurement]
     if len(shares) == 1:
         write_middle(axes, "Run measures")
     if not _on_gpu(measured) and not _on_gpu(record):
-        place = {"transform": axes.transAxes, "ha": "right", "fontsize": 9, "color": NOTE}
-        style.write(axes, 0.98, 0.03, f"kernels on a GPU: {NOT_MEASURED}", **place)
-    plots.name(axes, x="share of the bound where it ran", title="◆ kernel   ● PyTorch")
+        place = {"transform": axes.transAxes, "ha": "right", "fontsize": 10, "color": NOTE}
+        style.write(axes, 0.98, 0.03, f"kernels on a GPU:\n{NOT_MEASURED}", **place)
+    plots.name(axes, x="share of the bound\nwhere it ran", title="◆ kernel   ● PyTorch")
 
 
 def _above_words(twins: list[Measurement]) -> list[str]:

@@ -63,8 +63,6 @@ class CrossoverPanel(Panel):
             _ratios_chart(here, ratios, matching(self.record, unit="ratio")),
             height=4.3,
             width_ratios=[1.45, 1],
-            left=0.1,
-            wspace=0.3,
             table=table(
                 range(len(plain)),
                 {

@@ -63,8 +63,6 @@ class GraphsPanel(KnobPanel):
             ),
             height=4.1,
             width_ratios=[1.3, 1],
-            left=0.1,
-            wspace=0.26,
             table=table(
                 list(zip(steps["eager"], steps["graph"])),
                 {
@@ -141,7 +139,7 @@ def _draw_gains(axes: Axes, gains: dict[tuple[str, str], float], timed: list[Mea
         values = [gains[shape, format] for shape in SHAPES]
         axes.bar(xs, values, width=0.9 * wide, color=FORMAT_COLOURS[format], alpha=0.55, label=format, zorder=2)
         for x, value, shape in zip(xs, values, SHAPES):
-            style.write(axes, x, value, f"{value:.1f}", ha="center", va="bottom", fontsize=8.5)
+            style.write(axes, x, value, f"{value:.1f}", ha="center", va="bottom", fontsize=10)
             pair = {m.settings["start"]: m for m in matching(timed, model=shape, format=format, batch=1)}
             if set(STARTS) <= set(pair):
                 axes.plot([x], [pair["eager"].median / pair["graph"].median], color=style.INK, **style.RECORDED)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from workbench.instruments.memory import readable_bytes
 from workbench.instruments.records import Measurement
@@ -25,7 +24,7 @@ from workbench.labs.lab10_kernels.tiles import (
 from workbench.panels import style
 from workbench.panels.chart import Axis, Bar, Bars, Chart, Drawing, Series, line, table, view
 from workbench.panels.knobs import PlayPanel
-from workbench.panels.plots import PALE, cell, same_knobs
+from workbench.panels.plots import PALE, cell, legend_above, same_knobs
 from workbench.panels.view import View
 
 KNOBS = ("tokens", "head_dim", "block_queries", "block_keys", "window", "seed")
@@ -61,12 +60,12 @@ class TilesPanel(PlayPanel):
             Drawing(lambda axes: _draw_grid(axes, walk, at, row, settings), _alt(walk, at, row, settings)),
             *_row_charts(walk, at, row, settings),
             _bytes_bars(walk.steps[at], settings),
-            height=4.9,
+            height=5.2,
             boxes=[
-                (0.075, 0.105, 0.45, 0.79),
-                (0.605, 0.72, 0.375, 0.19),
-                (0.605, 0.425, 0.375, 0.19),
-                (0.685, 0.09, 0.295, 0.19),
+                (0.1, 0.11, 0.435, 0.74),
+                (0.64, 0.7, 0.345, 0.175),
+                (0.64, 0.42, 0.345, 0.175),
+                (0.695, 0.09, 0.255, 0.175),
             ],
             table=table(seen, columns) if seen else (list(columns), [["–", "", "its block has not begun", *[""] * 4]]),
             caption=f"query {row}: what it keeps, tile by tile, up to tile {at} of {len(walk.steps) - 1}",
@@ -86,7 +85,9 @@ def _draw_grid(axes: Axes, walk: Loop, at: int, row: int, settings: dict[str, An
         for j, kind in enumerate(kinds):
             seen = kind == SKIPPED or (i, j) in done
             face = COLOURS[kind] if seen else WAITING
-            cell(axes, j * wide, i * tall, wide, tall, face, edgecolor="#9AA1AC", linewidth=0.7)
+            hover = f"{kind}: queries {i * tall} to {(i + 1) * tall - 1}, keys {j * wide} to {(j + 1) * wide - 1}"
+            hover += "" if seen else ", to come"
+            cell(axes, j * wide, i * tall, wide, tall, face, edgecolor="#9AA1AC", linewidth=0.7, hover=hover)
     axes.plot([0, tokens], [0, tokens], color=style.INK, linewidth=0.9, zorder=5)
     axes.axhline(row + 0.5, color=style.LEARNER, linewidth=1.4, zorder=6)
     now = walk.steps[at]
@@ -97,14 +98,8 @@ def _draw_grid(axes: Axes, walk: Loop, at: int, row: int, settings: dict[str, An
     axes.set_yticks(range(0, tokens + 1, tokens // 4))
     axes.grid(visible=False)
     style.label(axes, x="key", y="query", title=f"tile {at} of {len(walk.steps) - 1}: framed")
-    handles = [
-        Patch(facecolor=COLOURS[FULL], label="loaded"),
-        Patch(facecolor=COLOURS[MASKED], label="loaded, masked in part"),
-        Patch(facecolor=PALE, label="skipped"),
-        Patch(facecolor=WAITING, edgecolor="#9AA1AC", label="to come"),
-    ]
-    box = axes.legend(handles=handles, loc="upper right", fontsize=8.5, frameon=True, framealpha=0.95)
-    box.set_zorder(9)
+    names = {"loaded": COLOURS[FULL], "loaded, masked in part": COLOURS[MASKED], "skipped": PALE, "to come": WAITING}
+    legend_above(axes, names, columns=4)
 
 
 def _seen(walk: Loop, at: int, row: int, settings: dict[str, Any]) -> list[Step]:
@@ -124,7 +119,7 @@ def _row_charts(walk: Loop, at: int, row: int, settings: dict[str, Any]) -> list
     lowest = min(score for s in every for score in s.followed.seen)
     span = max(maxima) - lowest
     dots: dict[str, Any] = {"linestyle": "", "marker": ".", "markersize": 3}
-    waits: dict[str, Any] = {"empty": "its block has not begun", "also": lambda axes: axes.tick_params(labelsize=8.5)}
+    waits: dict[str, Any] = {"empty": "its block has not begun", "also": lambda axes: axes.tick_params(labelsize=10)}
     ends = (first - 0.5, last + 0.5)
     return [
         Chart(
@@ -132,7 +127,7 @@ def _row_charts(walk: Loop, at: int, row: int, settings: dict[str, Any]) -> list
             Series("maximum m", [(s.key_block, s.followed.maximum) for s in steps], "measured", style.LEARNER),
             x=Axis("", ticks=ticks, limits=ends),
             y=Axis("score", limits=(lowest - 0.1 * span, max(maxima) + 0.15 * span)),
-            title=f"query {row}: its scores, the maximum m",
+            title=f"query {row}: scores, maximum m",
             **waits,
         ),
         Chart(
@@ -153,12 +148,12 @@ def _bytes_bars(step: Step, settings: dict[str, Any]) -> Bars:
     return Bars(
         [
             Bar("tiles", now, style.CACHE, predicted=whole, text=f"{readable_bytes(now)} of {readable_bytes(whole)}"),
-            Bar("whole matrices", standard, style.COMPUTE, text=readable_bytes(standard)),
+            Bar("whole\nmatrices", standard, style.COMPUTE, text=readable_bytes(standard)),
         ],
-        Axis("", readable_bytes, "zero", room=(1, 1.35)),
-        "bytes over the bus, one head",
+        Axis("", readable_bytes, "zero", room=(1, 1.75)),
+        "bytes over the bus",
         height=0.55,
-        size=8.5,
+        size=10,
     )
 
 
