@@ -86,7 +86,7 @@ def step_of(
         arrangement=prepared_on(ceilings, shape_of(model)) if arrangement == "fast" else arrangement,
     )
     if launch_s is not None:
-        ceilings = dataclasses.replace(ceilings, launch_s=launch_s, kernel_launch_s={})
+        ceilings = dataclasses.replace(ceilings, launch_s=launch_s, dispatch=())
     return costs, predict(costs, ceilings, weights)
 
 

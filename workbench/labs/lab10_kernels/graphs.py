@@ -83,7 +83,7 @@ def predicted_step(
         recorded=ceilings.of_gpu,
     )
     if launch_s is not None:
-        ceilings = dataclasses.replace(ceilings, launch_s=launch_s, kernel_launch_s={})
+        ceilings = dataclasses.replace(ceilings, launch_s=launch_s, dispatch=())
     return costs, predict(costs, ceilings, dtype)
 
 
