@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -21,6 +21,7 @@ class Prediction:
     limit: str  # "launch", "bandwidth" or "compute": what binds for most of the seconds
     terms: dict[str, float]  # seconds of each over the whole step, as if it were alone
     operations: tuple[tuple[str, float, str], ...] = ()  # (name, seconds, limit) of each, in order
+    spent: dict[str, float] = field(default_factory=dict)  # the seconds by what they are spent on; they add up
 
 
 def predict(
@@ -65,7 +66,7 @@ def predict(
         else:
             spent["launch"] += seconds["launch"]
             spent["bandwidth" if seconds["bandwidth"] >= seconds["compute"] else "compute"] += work
-    whole = Prediction(sum(spent.values()), max(spent, key=spent.__getitem__), terms, tuple(found))
+    whole = Prediction(sum(spent.values()), max(spent, key=spent.__getitem__), terms, tuple(found), spent)
     return _eager(whole, costs, ceilings) if eager and ceilings.launch_overlaps else whole
 
 
@@ -75,7 +76,7 @@ def _eager(whole: Prediction, costs: StepCosts, ceilings: Ceilings) -> Predictio
     terms = {**whole.terms, "launch": starting}
     if starting <= whole.seconds:
         return replace(whole, terms=terms)
-    return Prediction(starting, "launch", terms, whole.operations)
+    return Prediction(starting, "launch", terms, whole.operations, dict.fromkeys(LIMITS, 0.0) | {"launch": starting})
 
 
 class _Speeds:

@@ -9,7 +9,6 @@ weights pass as in a real step: an operation in a loop of its own takes a fracti
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from dataclasses import astuple, dataclass
 from itertools import pairwise
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
 from workbench.instruments.cost_operations import OperationCosts
+from workbench.instruments.records import quantile
 from workbench.instruments.timing import CheckStop
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -96,7 +96,8 @@ def dispatch_at(levels: tuple[Dispatch, ...], passed_bytes: float) -> Dispatch:
 
 
 def measure_dispatch(cache_bytes: int, stop: CheckStop | None = None) -> tuple[Dispatch, ...]:
-    """On this CPU, at each of LEVELS, from few bytes to many. About two seconds."""
+    """On this CPU, at each of LEVELS, from few bytes to many, in about two seconds. Of each kind the lower quartile of
+    its times counts: what else the machine does only ever slows a run down."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         company = _Company(cache_bytes)
         head_s = _head_s(stop)
@@ -140,7 +141,7 @@ class _Company:
             for name, seconds in self._run(pool, number * 4 * LAYERS).items():
                 taken.setdefault(name, []).append(seconds)
             number += 1
-        found = {name: statistics.median(values[2:]) for name, values in taken.items()}  # the first two warm up
+        found = {name: quantile(values[2:], 0.25) for name, values in taken.items()}  # the first two warm up
         views = found["views"] / LAYERS
         index = found["index"] / (2 * LAYERS)
         return Dispatch(
@@ -266,5 +267,5 @@ def _head_s(stop: CheckStop | None) -> float:
             for _ in range(10):
                 attend(q, k, k)
             seconds.setdefault(count, []).append((time.perf_counter() - start) / 10)
-    few, many = (statistics.median(seconds[count]) for count in PAIRS)
+    few, many = (quantile(seconds[count], 0.25) for count in PAIRS)
     return max((many - few) / (2 * (PAIRS[1] - PAIRS[0])), 1e-9)
