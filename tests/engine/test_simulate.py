@@ -301,7 +301,7 @@ def test_a_step_takes_what_the_whole_cost_model_says(config, texts, share, narro
     ceilings = replace(
         H200,
         launch_overlaps=overlaps,
-        dispatch=(Dispatch(1e3, 2e-6, 1e-6, 3e-6, 4e-6, 5e-6, 6e-7, 7e-6), Dispatch(1e9, *[9e-6] * 7)),
+        dispatch=(Dispatch(1e3, *(n * 1e-6 for n in range(1, 10))), Dispatch(1e9, *[9e-6] * 9)),
         weight_passing={"bfloat16": by_rows},
         kv_passing=by_rows,
         flop_per_s={"bfloat16": flop_per_s},

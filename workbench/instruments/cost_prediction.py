@@ -22,6 +22,7 @@ class Prediction:
     terms: dict[str, float]  # seconds of each over the whole step, as if it were alone
     operations: tuple[tuple[str, float, str], ...] = ()  # (name, seconds, limit) of each, in order
     spent: dict[str, float] = field(default_factory=dict)  # the seconds by what they are spent on; they add up
+    python_s: float = 0.0  # of those spent on launches, the model's own Python, where it was measured
 
 
 def predict(
@@ -66,7 +67,9 @@ def predict(
         else:
             spent["launch"] += seconds["launch"]
             spent["bandwidth" if seconds["bandwidth"] >= seconds["compute"] else "compute"] += work
-    whole = Prediction(sum(spent.values()), max(spent, key=spent.__getitem__), terms, tuple(found), spent)
+    limit = max(spent, key=spent.__getitem__)
+    python_s = sum(map(at.dispatch.python, costs.operations)) if at.dispatch else 0.0
+    whole = Prediction(sum(spent.values()), limit, terms, tuple(found), spent, python_s)
     return _eager(whole, costs, ceilings) if eager and ceilings.launch_overlaps else whole
 
 
@@ -95,7 +98,9 @@ class _Speeds:
         """({"launch", "bandwidth", "compute": each as if it were alone}, the last two together)."""
         moved = (o.activation_bytes + o.elementwise_bytes) / self.read
         compute = o.flops / self.flop_rate
-        started = o.launches * self.ceilings.launch_s if self.dispatch is None else self.dispatch.seconds(o)
+        started = o.launches * self.ceilings.launch_s
+        if self.dispatch is not None:
+            started = self.dispatch.seconds(o) + self.dispatch.python(o)
         bandwidth, passed = o.weight_bytes / self.weights + o.kv_bytes / self.kept + moved, 0.0
         if self.weight_passing is not None and o.rows:
             table, each = self.weight_passing, o.weight_bytes / o.count

@@ -1,5 +1,5 @@
-"""What calling an operation takes, whatever it does: Python, torch's dispatch, memory for the result, the first touch
-of code that other work has pushed out of the caches.
+"""What calling an operation takes, whatever it does: torch's dispatch, memory for the result, the first touch of code
+that other work has pushed out of the caches; and the Python of the model between the calls.
 
 It is measured with the parts of a real layer (`models.fast_layers`) at a size where there is nothing to read and
 nothing to compute, called one after the other as a step calls them, and between their products as many bytes of
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from workbench.instruments.timing import CheckStop
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
+from workbench.models.fast import prepare
 from workbench.models.fast_layers import FastLayer, RotaryTable, fast_layers, rotated, small_norm
 from workbench.models.linear import Linear, linear_class
 
@@ -50,13 +52,15 @@ class Dispatch:
     elementwise_s: float  # each of all others: rotary embedding, activation, sum
     head_s: float  # within an attention, each key-value head of a sequence
     step_s: float  # once a step: accepting the batch, the embedding, views of the cache
+    python_layer_s: float  # the model's own Python, in each layer
+    python_step_s: float  # the same, once a step
 
     def __post_init__(self) -> None:
         if not all(0 < value < math.inf for value in astuple(self)):
             raise WorkbenchError(f"what a call takes must be above 0 s, got {self}")
 
     def seconds(self, operation: OperationCosts) -> float:
-        """What the calls of an operation take, all its occurrences together."""
+        """What the calls of an operation take, all its occurrences together; without `python`."""
         others = operation.launches - operation.kernels
         if operation.part == "attention":
             kernels = operation.kernels * self.attention_s + operation.heads * self.head_s
@@ -66,6 +70,12 @@ class Dispatch:
             each = self.norm_s
         once = self.step_s * operation.count if operation.name == "embedding" else 0.0
         return once + operation.kernels * self.linear_s + others * each
+
+    def python(self, operation: OperationCosts) -> float:
+        """The Python between calls. An attention stands for its layer, the embedding for the step."""
+        if operation.part == "attention":
+            return operation.count * self.python_layer_s
+        return operation.count * self.python_step_s if operation.name == "embedding" else 0.0
 
 
 LOOKUPS = ("embedding", "positions", "rotary table", "logit rows")
@@ -101,24 +111,31 @@ def measure_dispatch(cache_bytes: int, stop: CheckStop | None = None) -> tuple[D
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         company = _Company(cache_bytes)
         head_s = _head_s(stop)
-        return tuple(company.measure(share * cache_bytes, share > LEVELS[0], head_s, stop) for share in LEVELS)
+        found = [company.measure(share * cache_bytes, share > LEVELS[0], head_s, stop) for share in LEVELS]
+        layer_s, step_s = _python_s(found[0], stop)
+        return tuple(replace(one, python_layer_s=layer_s, python_step_s=step_s) for one in found)
+
+
+def tiny_config(layers: int) -> ModelConfig:
+    """A model that has nothing to read and nothing to compute."""
+    return ModelConfig(
+        family="llama",
+        vocab_size=64,
+        hidden_size=64,
+        num_layers=layers,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        context_length=64,
+    )
 
 
 class _Company:
     """A few layers of a tiny model, and weights that pass between their products."""
 
     def __init__(self, cache_bytes: int) -> None:
-        config = ModelConfig(
-            family="llama",
-            vocab_size=64,
-            hidden_size=64,
-            num_layers=LAYERS,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=16,
-            intermediate_size=64,
-            context_length=64,
-        )
+        config = tiny_config(LAYERS)
         model = Decoder(config)
         self.config, self.cache_bytes = config, cache_bytes
         self.hold = linear_class("auto", torch.float32, "cpu")
@@ -127,9 +144,8 @@ class _Company:
             self.norm, self.table = small_norm(model.norm, torch.float32), RotaryTable(model)
             self.embedding = model.embed.weight.detach()
         self.batch = Batch.of([[1]], first_positions=[3])
-        shape = (LAYERS, 1, config.num_kv_heads, 8, config.head_dim)
-        self.kept = torch.zeros(shape), torch.zeros(shape)
-        self.lengths = {0: 3}
+        self.kv = _StandIn(config)
+        self.lap_s = self._lap_s()
 
     def measure(self, passed: float, washes: bool, head_s: float, stop: CheckStop | None) -> Dispatch:
         pool = self._pool(passed) if washes else []
@@ -153,6 +169,8 @@ class _Company:
             elementwise_s=found["elementwise"] / (ELEMENTWISE * LAYERS),
             head_s=head_s,
             step_s=max(found["start"] - 2 * index, index),
+            python_layer_s=1e-9,
+            python_step_s=1e-9,
         )
 
     def _pool(self, passed: float) -> list[Linear]:
@@ -172,7 +190,7 @@ class _Company:
         def lap(name: str) -> None:
             nonlocal start
             end = clock()
-            taken[name] += end - start
+            taken[name] += max(0.0, end - start - self.lap_s)
             start = clock()
 
         def passes() -> None:
@@ -184,12 +202,12 @@ class _Company:
 
         start = clock()
         passes()
-        after = self._accept(batch)
+        self.kv.begin(batch)
         x = F.embedding(batch.token_ids, self.embedding)
         x = x.to(torch.float32)
         turn = self.table.turn(batch)
         lap("start")
-        keys, values, new_keys, new_values = self._views(after)
+        keys, values, new_keys, new_values = self.kv.views(batch)
         lap("views")
         for index, layer in enumerate(self.layers):
             y = layer.attention_norm(x)
@@ -230,19 +248,75 @@ class _Company:
         lap("norm")
         return taken
 
-    def _accept(self, batch: Batch) -> tuple[int, ...]:
-        """What a kv asks of a batch before it takes it: each of its sequences, its length, whether there is room."""
-        after = batch.lengths_after()
-        for name, past, length in zip(batch.sequences, batch.first_positions, after):
-            assert self.lengths[name] == past and length <= self.kept[0].shape[3], "there is room"
-        return after
+    def _lap_s(self) -> float:
+        """What looking at the clock takes."""
+        seconds, clock = [], time.perf_counter
+        for _ in range(200):
+            start = clock()
+            end = clock()
+            seconds.append(end - start)
+        return quantile(seconds, 0.25)
 
-    def _views(self, after: tuple[int, ...]) -> tuple:
+
+class _StandIn:
+    """What a kv does for one token of one sequence: checks, views, two writes, an attention. The real ones stand on a
+    higher floor."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config, self.lengths = config, {0: 3}
+        shape = (config.num_layers, 1, config.num_kv_heads, 8, config.head_dim)
+        self.kept = torch.zeros(shape), torch.zeros(shape)
+        self._batch: Batch | None = None
+        self._seen: tuple | None = None
+
+    def begin(self, batch: Batch) -> None:
+        for name, past, length in zip(batch.sequences, batch.first_positions, batch.lengths_after()):
+            assert self.lengths[name] == past and length <= self.kept[0].shape[3], "there is room"
+        self._batch, self._seen = batch, None
+
+    def views(self, batch: Batch) -> tuple:
         """What the layers see of the cache, and where their new keys and values go."""
-        keys, values = self.kept
-        seen = [stored[:, 0:1, :, : after[0]].unbind(0) for stored in (keys, values)]
-        new = [stored[:, 0:1, :, after[0] - 1].unbind(0) for stored in (keys, values)]
+        length, both = batch.lengths_after()[0], self.kept
+        seen = [stored[:, 0:1, :, :length].unbind(0) for stored in both]
+        new = [stored[:, 0:1, :, length - 1].unbind(0) for stored in both]
         return *seen, *new
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, batch: Batch, up: Any = None
+    ) -> torch.Tensor:
+        heads, size = self.config.num_kv_heads, self.config.head_dim
+        assert self._batch is batch and k is not None and v is not None and up is None
+        assert k.shape == v.shape == (len(q), heads, size) and q.dtype == self.kept[0].dtype
+        if self._seen is None:
+            self._seen = self.views(batch)
+        keys, values, new_keys, new_values = self._seen
+        new_keys[layer].copy_(k)
+        new_values[layer].copy_(v)
+        mixed = F.scaled_dot_product_attention(
+            q.view(1, heads, -1, size), keys[layer], values[layer], scale=self.config.head_dim**-0.5
+        )
+        return mixed.reshape(q.shape[0], q.shape[1], -1)
+
+
+def _python_s(calls: Dispatch, stop: CheckStop | None) -> tuple[float, float]:
+    """Python's seconds of a layer, and of a step besides: what a whole step of the real code takes beyond its calls,
+    with one layer and with LAYERS."""
+    batch, seconds = Batch.of([[1]], first_positions=[3]), {}
+    models = {layers: prepare(Decoder(tiny_config(layers))) for layers in (1, LAYERS)}
+    kvs = {layers: _StandIn(model.config) for layers, model in models.items()}
+    for _ in range(MOST):
+        for layers, model in models.items():
+            if stop is not None:
+                stop()
+            start = time.perf_counter()
+            model(batch, kvs[layers])
+            seconds.setdefault(layers, []).append(time.perf_counter() - start)
+    one, many = (quantile(seconds[layers], 0.25) for layers in (1, LAYERS))
+    a_layer = (many - one) / (LAYERS - 1)
+    called = 4 * calls.linear_s + NORM * calls.norm_s + ELEMENTWISE * calls.elementwise_s
+    called += calls.attention_s + 2 * calls.index_s
+    ends = calls.step_s + 2 * calls.index_s + 4 * calls.norm_s + calls.linear_s
+    return max(a_layer - called, 1e-9), max(one - a_layer - ends, 1e-9)
 
 
 def _turned(layer: FastLayer, y: torch.Tensor, turn: tuple, x: torch.Tensor, config: ModelConfig) -> tuple:

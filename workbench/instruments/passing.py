@@ -28,6 +28,7 @@ ROWS = (1, 2, 4, 8, 16, 32)
 QUERIES = (1, 2, 4, 8)  # of one key
 SETS = (1 / 8, 1 / 2, 1, 2, 4)  # working sets, in sizes of the last cache
 ROUNDS, LEAST_ROUNDS, BUDGET_S = 7, 3, 2.0  # after the budget the round that is on is finished, and no other begun
+LEAST_CALLS = 8  # in one timed run: a small working set is passed several times
 MATRIX = (1024, 768)
 SEQUENCES, HEADS, KEYS, HEAD_DIM = 8, 2, 256, 64  # of one call of attention
 
@@ -154,6 +155,7 @@ def _passing(
                 if stop is not None:
                     stop()
                 many, alone = calls(n, round(size / one)), empty(n)
+                many *= max(1, LEAST_CALLS // len(many))
                 if n == rows[0]:  # what of a smaller set stays in the cache comes back into it
                     for call in many:
                         call()
@@ -166,7 +168,7 @@ def _passing(
                 end = time.perf_counter()
                 if number:
                     whole = middle - start
-                    seconds.setdefault((place, n), []).append(max(whole - (end - middle), whole / 10))
-    rates = tuple(tuple(size / quantile(seconds[place, n], 0.25) for n in rows) for place, size in enumerate(sets))
+                    seconds.setdefault((place, n), []).append(max(whole - (end - middle), whole / 10) / len(many))
+    rates = tuple(tuple(one / quantile(seconds[place, n], 0.25) for n in rows) for place in range(len(sets)))
     last = len(sets) - 1
-    return (tuple(rows), tuple(sets), rates), [sets[last] / s for s in seconds[last, rows[0]]]
+    return (tuple(rows), tuple(sets), rates), [one / s for s in seconds[last, rows[0]]]

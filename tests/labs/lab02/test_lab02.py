@@ -16,6 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments import experiment, run_experiment
 from workbench.experiments import steps as steps_module
 from workbench.experiments.inputs import shape_of
+from workbench.experiments.steps import decode_step
 from workbench.instruments.costs import decode_costs, predict, prepared_on
 from workbench.instruments.device import PUBLISHED, Ceilings
 from workbench.kv import Contiguous
@@ -427,12 +428,14 @@ def test_the_regime_is_named_from_what_was_measured(gained, low, high, limit, sa
 # -- a step taken apart ---------------------------------------------------------------------------------------
 
 
-def test_the_parts_of_a_step_add_up_to_what_was_measured(runs):
+def test_the_parts_of_a_step_add_up_to_what_was_measured(runs, tiny_model):
     step, *parts = runs["time.waterfall"]
     assert [m.settings["part"] for m in parts] == list(waterfall.PARTS)
     assert sum(m.median for m in parts) == pytest.approx(step.median, rel=1e-9)
-    predicted_parts = {m.settings["part"]: m.median for m in parts if m.settings["part"] in waterfall.PREDICTED}
-    assert sum(predicted_parts.values()) == pytest.approx(step.predicted)
+    _, expected = decode_step(PUBLISHED["h100-sxm"], tiny_model, batch=1, context=16, weights="float32")
+    promised = waterfall.parts_of(expected)
+    assert sum(promised.values()) == pytest.approx(expected.seconds) == pytest.approx(step.predicted)
+    assert all(m.median == promised[m.settings["part"]] for m in parts[:3])
 
 
 def test_waiting_and_python_are_told_from_the_calls_of_torch(tiny_model, bench, monkeypatch):

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from workbench.instruments.records import Measurement
 
 PARTS = ("bytes", "arithmetic", "dispatch", "Python", "idle", "not explained")
-PREDICTED = {"bytes": "bandwidth", "arithmetic": "compute", "dispatch": "launch"}
+PREDICTED = ("bytes", "arithmetic", "dispatch", "Python")
 BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 def parts_of(expected: Prediction) -> dict[str, float]:
-    """Seconds of the parts that are predicted."""
-    return {part: expected.spent[term] for part, term in PREDICTED.items()}
+    """Seconds of the parts that are predicted; they add up to the prediction."""
+    spent, python_s = expected.spent, expected.python_s
+    return dict(zip(PREDICTED, (spent["bandwidth"], spent["compute"], spent["launch"] - python_s, python_s)))
 
 
 def predict_waterfall(
@@ -113,7 +114,7 @@ def run_waterfall(
         **parts_of(expected),
         "Python": step_s - idle_s - bare_s,
         "idle": idle_s,
-        "not explained": bare_s - expected.seconds,
+        "not explained": bare_s - (expected.seconds - expected.python_s),
     }
     for part in PARTS:
         yield bench.measurement(

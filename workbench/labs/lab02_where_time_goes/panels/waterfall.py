@@ -33,11 +33,13 @@ MEANS = {
     "bytes": "weights and keys on their way from memory or cache",
     "arithmetic": "products where multiplying takes longer than reading",
     "dispatch": "calling the operations, as measured with nothing in them",
-    "Python": "what the model's code takes beside its calls of torch",
+    "Python": "the model's code between its calls of torch",
     "idle": "the step's thread did not run: it waited, or others had the core",
     "not explained": "what the same calls in a bare loop take beside the prediction",
 }
-LEFT_OUT = {"": "Python around the calls, and waiting; the panel shows both"}
+LEFT_OUT = {
+    "": "waiting, and that real operations are smaller than those of the ceilings; the waterfall shows how much"
+}
 SURE = 0.15  # of the step: a part not explained that is no larger is within what a machine varies
 STEP = "the step"
 
@@ -78,7 +80,7 @@ class WaterfallPanel(Panel):
             + ("" if step else "; Run measures it"),
             words=[
                 f"Predicted for {_asked(settings)}: {milliseconds(expected.seconds)}, of it"
-                f" {_kinds(self.ceilings(), costs)}.",
+                f" {_kinds(self.ceilings(), costs, expected.python_s)}.",
                 *_words(measured, step),
                 *gaps([step] if step else [], LEFT_OUT),
             ],
@@ -104,7 +106,7 @@ def _asked(settings: Mapping[str, Any]) -> str:
     return f"{count} sequence{'s' * (count > 1)} of {settings['context']:,} tokens"
 
 
-def _kinds(ceilings, costs) -> str:
+def _kinds(ceilings, costs, python_s: float) -> str:
     """How many calls of each kind the step has, and what one takes."""
     calls: dict[str, int] = {}
     for operation in costs.operations:
@@ -116,7 +118,8 @@ def _kinds(ceilings, costs) -> str:
         return f"{sum(counted.values()):,} calls at {each} ({listed([f'{n:,} {kind}' for kind, n in counted.items()])})"
     at = dispatch_at(ceilings.dispatch, costs.company.layer_bytes)
     each_kind = [f"{n:,} {kind} at {milliseconds(getattr(at, f'{kind}_s'))}" for kind, n in counted.items()]
-    return f"{sum(counted.values()):,} calls: {listed(each_kind)}, and {milliseconds(at.step_s)} once"
+    calls_said = f"{sum(counted.values()):,} calls: {listed(each_kind)}, and {milliseconds(at.step_s)} once"
+    return f"{calls_said}; beside them {milliseconds(python_s)} of Python"
 
 
 def _name(model: Any) -> str:
