@@ -316,13 +316,13 @@ def test_every_call_takes_what_was_measured_for_its_kind():
     costs = decode_costs(config, batch=2, context=9, weight_bytes_per_element=4)
     predicted = predict(costs, ceilings(dispatch=(CALLS,), launch_overlaps=False), "float32")
     assert predicted.python_s == 3 * 1e6 + 1e7, "of three layers, and of the step"
-    found = predicted.terms["launch"] - predicted.python_s
+    calls_s = predicted.terms["launch"] - predicted.python_s
     products, attentions, norms = 3 * 4 + 1, 3, 4 * (2 * 3 + 1)  # qkv, o, gate_up, down a layer, and the head
     lookups, heads = 2 + 2 * attentions, 2 * config.num_kv_heads * attentions  # embedding, table; two writes a layer
     others = costs.launches - products - attentions - norms - lookups
     assert others == 3 * (3 + 2 + 2)  # rotary embedding, activation, sums
     by_hand = products * 1.0 + norms * 10.0 + attentions * 100.0 + lookups * 1e3 + others * 1e4
-    assert found == pytest.approx(by_hand + heads * 1e-3 + 1e5)
+    assert calls_s == pytest.approx(by_hand + heads * 1e-3 + 1e5)
     assert sum(predicted.spent.values()) == predicted.seconds > predicted.python_s
 
 

@@ -111,9 +111,9 @@ def measure_dispatch(cache_bytes: int, stop: CheckStop | None = None) -> tuple[D
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         company = _Company(cache_bytes)
         head_s = _head_s(stop)
-        found = [company.measure(share * cache_bytes, share > LEVELS[0], head_s, stop) for share in LEVELS]
-        layer_s, step_s = _python_s(found[0], stop)
-        return tuple(replace(one, python_layer_s=layer_s, python_step_s=step_s) for one in found)
+        levels = [company.measure(share * cache_bytes, share > LEVELS[0], head_s, stop) for share in LEVELS]
+        layer_s, step_s = _python_s(levels[0], stop)
+        return tuple(replace(one, python_layer_s=layer_s, python_step_s=step_s) for one in levels)
 
 
 def tiny_config(layers: int) -> ModelConfig:
@@ -157,18 +157,18 @@ class _Company:
             for name, seconds in self._run(pool, number * 4 * LAYERS).items():
                 taken.setdefault(name, []).append(seconds)
             number += 1
-        found = {name: quantile(values[2:], 0.25) for name, values in taken.items()}  # the first two warm up
-        views = found["views"] / LAYERS
-        index = found["index"] / (2 * LAYERS)
+        each = {name: quantile(values[2:], 0.25) for name, values in taken.items()}  # the first two warm up
+        views = each["views"] / LAYERS
+        index = each["index"] / (2 * LAYERS)
         return Dispatch(
             passed_bytes=passed,
-            linear_s=found["linear"] / (4 * LAYERS),
-            norm_s=found["norm"] / (NORM * LAYERS + 4),
-            attention_s=found["attention"] / LAYERS + views,
+            linear_s=each["linear"] / (4 * LAYERS),
+            norm_s=each["norm"] / (NORM * LAYERS + 4),
+            attention_s=each["attention"] / LAYERS + views,
             index_s=index,
-            elementwise_s=found["elementwise"] / (ELEMENTWISE * LAYERS),
+            elementwise_s=each["elementwise"] / (ELEMENTWISE * LAYERS),
             head_s=head_s,
-            step_s=max(found["start"] - 2 * index, index),
+            step_s=max(each["start"] - 2 * index, index),
             python_layer_s=1e-9,
             python_step_s=1e-9,
         )

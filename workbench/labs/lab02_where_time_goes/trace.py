@@ -83,14 +83,14 @@ def run_trace(
     if file:
         profiler.export_chrome_trace(file)
     shared = {**plain({"model": model, "weights": weights}), "batch": batch, "context": context}
-    operations = sorted(taken.values(), key=lambda found: -statistics.median(one.self_s for one in found))
-    for found in operations:
+    operations = sorted(taken.values(), key=lambda runs: -statistics.median(one.self_s for one in runs))
+    for runs in operations:
         yield bench.measurement(
             name="time.trace",
-            settings={**shared, "operation": found[0].name, "kind": found[0].kind},
-            samples=[one.self_s for one in found],
+            settings={**shared, "operation": runs[0].name, "kind": runs[0].kind},
+            samples=[one.self_s for one in runs],
             unit="s",
-            counts={"calls": found[-1].calls, "step_s": statistics.median(plain_s)},
+            counts={"calls": runs[-1].calls, "step_s": statistics.median(plain_s)},
             check=check,
         )
     yield bench.measurement(
@@ -107,24 +107,24 @@ def _profiled(bench: Bench, sequences: Sequences, step: Batch) -> tuple[float, t
     activities = [torch.profiler.ProfilerActivity.CPU]
     if bench.device.startswith("cuda"):
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    found: list[torch.Tensor] = []
+    logits: list[torch.Tensor] = []
     with torch.inference_mode(), torch.profiler.profile(activities=activities) as profiler:
-        seconds = bench.measure(lambda: found.append(sequences.fast(step, sequences.kv)), repeats=1, warmup=0)[0]
+        seconds = bench.measure(lambda: logits.append(sequences.fast(step, sequences.kv)), repeats=1, warmup=0)[0]
     for name in step.sequences:
         sequences.kv.truncate(name, sequences.context)
-    return seconds, found[0], profiler
+    return seconds, logits[0], profiler
 
 
 def shares_by_kind(made: Sequence[Measurement]) -> dict[str, tuple[float, float, float]]:
     """kind -> (seconds of all its operations, their share of what was profiled, calls), the largest first."""
-    found: dict[str, list[float]] = {}
+    kinds: dict[str, list[float]] = {}
     for m in made:
         if "kind" in m.settings:
-            so_far = found.setdefault(m.settings["kind"], [0.0, 0.0])
+            so_far = kinds.setdefault(m.settings["kind"], [0.0, 0.0])
             so_far[0] += m.median
             so_far[1] += m.counts["calls"]
-    whole = sum(seconds for seconds, _ in found.values())
-    ordered = sorted(found.items(), key=lambda one: -one[1][0])
+    whole = sum(seconds for seconds, _ in kinds.values())
+    ordered = sorted(kinds.items(), key=lambda one: -one[1][0])
     return {kind: (seconds, seconds / whole, calls) for kind, (seconds, calls) in ordered}
 
 

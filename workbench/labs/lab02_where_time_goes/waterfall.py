@@ -110,7 +110,7 @@ def run_waterfall(
     )
     step_s, thread_s, bare_s = map(statistics.median, (wall, thread, bare))
     idle_s = max(0.0, step_s - thread_s)
-    found = {
+    parts = {
         **parts_of(expected),
         "Python": step_s - idle_s - bare_s,
         "idle": idle_s,
@@ -120,7 +120,7 @@ def run_waterfall(
         yield bench.measurement(
             name="time.waterfall",
             settings={**shared, "part": part},
-            samples=[found[part]],
+            samples=[parts[part]],
             unit="s",
             check="all parts add up to the median of the measured steps",
         )

@@ -52,10 +52,10 @@ class WaterfallPanel(Panel):
     def view(self, settings: dict[str, Any]) -> View:
         asked = {name: settings[name] for name in ("batch", "context", "weights")}
         costs, expected = decode_step(self.ceilings(), settings["model"], **asked)
-        found = {m.settings["part"]: m for m in self.measurements}
-        measured = {part: found[part].median for part in PARTS if part in found}
+        made = {m.settings["part"]: m for m in self.measurements}
+        measured = {part: made[part].median for part in PARTS if part in made}
         parts = measured or parts_of(expected)
-        step = found.get("step")
+        step = made.get("step")
         old = {m.settings["part"]: m for m in self.record}
         rows = [
             [
