@@ -8,7 +8,6 @@
 # machine. Every later lab builds on that.
 
 # %% jupyter={"source_hidden": true}
-import statistics
 
 import torch
 
@@ -93,10 +92,13 @@ say(
 # \frac{\text{bytes}}{\text{bandwidth}},\; \frac{\text{FLOPs}}{\text{FLOP/s}}\right)$$
 #
 # This holds for a GPU, where one processor starts the operations and another executes them. On a CPU the same
-# cores start an operation and then execute it, so there the launch time is added:
+# cores call an operation and then execute it, so there the time of the calls is added:
 #
-# $$t_\text{CPU} \;=\; \sum_{\text{operations}} \text{launches}\cdot t_\text{launch} + \max\left(
+# $$t_\text{CPU} \;=\; \sum_{\text{operations}} \text{calls}\cdot t_\text{call} + \max\left(
 # \frac{\text{bytes}}{\text{bandwidth}},\; \frac{\text{FLOPs}}{\text{FLOP/s}}\right)$$
+#
+# Calling an operation is its **dispatch**: Python, torch's way to the kernel, memory for the result. It is measured
+# for each kind (product, norm, attention, lookup, all others) with operations that have nothing to do.
 
 # %%
 terms = predict(step, here, "float32")
@@ -123,16 +125,21 @@ machines = {"this machine": here, **{card.name: card for card in PUBLISHED.value
 def machine_row(name, c):
     dtype = "float32" if name == "this machine" else "bfloat16"
     tera, read = c.flop_per_s[dtype] / 1e12, c.read_bytes_per_s / 1e12
-    return [name, dtype, f"{read:.3g}", f"{tera:.3g}", f"{tera / read:.3g}", f"{c.launch_s * 1e6:.2g}"]
+    eager = "" if c.eager_launch_s is None else f"{c.eager_launch_s * 1e6:.2g}"
+    return [name, dtype, f"{read:.3g}", f"{tera:.3g}", f"{tera / read:.3g}", f"{c.launch_s * 1e6:.2g}", eager]
 
 
 table(
-    ["", "weights in", "TB/s", "TFLOP/s", "FLOPs per byte", "launch, µs"],
+    ["", "weights in", "TB/s", "TFLOP/s", "FLOPs per byte", "launch, µs", "from Python, µs"],
     [machine_row(name, c) for name, c in machines.items()],
     "measured here, published for the others",
 )
 
 # %% [markdown]
+# A card has two launches. Replayed from a captured graph, a kernel costs 1.3 µs (Hazy Research, on an H100). Started
+# from Python, an operation costs about 28 µs of the host: what is left of 25.5 tokens per second, which the PyTorch
+# team published for a plain Llama 7B on an A100 and found bound by the host.
+#
 # Remember the fifth column, FLOP/s divided by bytes per second: the FLOPs that the machine can do while one
 # byte arrives. This is called the machine's **ridge**, and it is large for accelerators:
 
@@ -561,12 +568,12 @@ table(
 #
 # Here is a model of 110 million weights, far larger than a processor's cache. Its weights are random; a trained
 # one would take the same time. Short and long contexts, small and large batches; each prediction is made before
-# the measurement.
+# the measurement, and nothing in it is fitted to a step.
 
 # %%
 from workbench.experiments import run_experiment
 
-corners = run_experiment("time.prediction", {"model": "random-110m", "repeats": 5})
+*corners, off = run_experiment("time.prediction", {"model": "random-110m", "repeats": 5})
 
 # %% jupyter={"source_hidden": true}
 rows = [
@@ -592,17 +599,19 @@ furthest = max(corners, key=lambda m: abs(m.predicted / m.median - 1))
 
 # %% jupyter={"source_hidden": true}
 say(
-    f"Median error: **{statistics.median(map(abs, errors)):.0%}**; the prediction is below the measurement at "
+    f"Median error: **{off.median:.0%}**; the prediction is below the measurement at "
     f"{sum(e < 0 for e in errors)} of {len(errors)} points. Furthest off: batch {furthest.settings['batch']}, context "
     f"{furthest.settings['context']:,}, by {furthest.predicted / furthest.median - 1:+.0%}."
 )
 
 # %% [markdown]
-# The prediction is a lower bound, so where it is wrong it is usually too small, for reasons that the formula
-# leaves out on purpose. The operations in a step are smaller than those with which the ceilings were measured.
-# With about ten rows, the kernel of a product reaches neither the bandwidth limit nor the compute limit.
-# Attention reads many pieces of a cache instead of one long stretch. And a machine that also does other work is
-# slower than its ceilings, which were measured at another moment.
+# Two things were learned from predictions that were too low. Small operations are not free: their calls are counted.
+# And a product with 8 or 16 rows reaches neither the bandwidth nor the arithmetic of the machine, because reading and
+# multiplying overlap in part only: so the speed at which weights pass is measured for 1, 2, 4, … 32 rows, in the cache
+# and beyond it. What is left out: a machine that also does other work is slower than when its ceilings were measured.
+#
+# `workbench experiment run time.prediction --set smaller=true` does the same for three models, of 1, 10 and 110
+# million weights.
 
 # %% [markdown]
 # # The third regime
@@ -663,36 +672,83 @@ say(
 # started, but in a small model each does very little work. Such a step is **launch-bound**: fewer bytes do not
 # help. Fewer operations do, and cheaper launches.
 #
-# On a large GPU this happens with much larger models, because the GPU reads so fast. A published case: a model
-# of 0.6 billion weights generated 26 tokens per second with a KV cache, and 25 without. Why did the cache gain
-# nothing? Count, with the shape of Qwen3-0.6B:
+# On a large GPU this happens with much larger models, because the GPU reads so fast. A published case (S. Raschka's
+# *LLMs from scratch*, on an A100): a model of 0.6 billion weights generated 26 tokens per second with a KV cache, and
+# 25 without. Why did the cache gain nothing? Count, with the shape of Qwen3-0.6B, and predict both ways to start:
 
 # %%
 small, a100 = public_shape("qwen3-0.6b"), PUBLISHED["a100-80gb"]
 with_cache = decode_costs(small, batch=1, context=500, weight_bytes_per_element=2, arrangement="plain")
 without = step_costs(small, new_tokens=[500], contexts=[0], logit_rows=1, weight_bytes_per_element=2)
-reading_s, computing_s = with_cache.bytes / a100.read_bytes_per_s, without.flops / a100.flop_per_s["bfloat16"]
+eager, captured = (predict(with_cache, a100, "bfloat16", eager=how) for how in (True, False))
+eager_without = predict(without, a100, "bfloat16", eager=True)
 
 # %% jupyter={"source_hidden": true}
 rows = [
-    ["measured, with a cache", f"{1e3 / 26:.1f}"],
-    ["measured, without", f"{1e3 / 25:.1f}"],
-    ["reading every byte of the step, with a cache", f"{reading_s * 1e3:.2f}"],
-    ["all arithmetic without a cache, over 500 tokens", f"{computing_s * 1e3:.2f}"],
+    ["reading every byte", f"{1e3 * with_cache.bytes / a100.read_bytes_per_s:.2f}", ""],
+    ["replayed as a captured graph", f"{1e3 * captured.seconds:.1f}", ""],
+    ["started from Python, with a cache", f"{1e3 * eager.seconds:.1f}", f"{1e3 / 26:.1f}"],
+    ["started from Python, without", f"{1e3 * eager_without.seconds:.1f}", f"{1e3 / 25:.1f}"],
 ]
-assert reading_s < 0.05 / 26 and computing_s < 0.1 / 25
-table(["one step of qwen3-0.6b on an A100", "ms"], rows, "published, and counted")
-
-# %%
-share = reading_s * 26
+assert captured.seconds < 0.1 / 26 and eager.limit == eager_without.limit == "launch"
+table(["one step of qwen3-0.6b on an A100", "predicted, ms", "published, ms"], rows, "by the data sheet, and measured")
 
 # %% jupyter={"source_hidden": true}
 say(
-    f"Bytes explain {share:.1%} of the step, and arithmetic even without a cache {computing_s * 25:.1%}. But a step has"
-    f" about **{with_cache.launches:,} operations**: {1e3 / 26:.1f} ms are {1e6 / 26 / with_cache.launches:.0f} µs for"
-    " each, which is what starting one from Python takes. The cache saved rows that cost nothing anyway. What helps"
-    " there is to start less often (fusion) or all at once (a CUDA graph replays the whole step with one start)."
+    f"A step has **{with_cache.launches:,} operations**. Started from Python they take {eager.seconds * 1e3:.0f} ms, "
+    f"{eager.seconds * 26:.2f} times what was measured, on another host and with other code than the one that the 28 µs "
+    f"come from. Bytes and kernels are done in {captured.seconds * 1e3:.1f} ms of it: the card waits for its host, and "
+    "the cache saved rows that cost nothing anyway. What helps there is to start less often (fusion) or all at once (a "
+    "CUDA graph replays the whole step with one start)."
 )
+
+# %% [markdown]
+# # Look where it goes
+#
+# Enough predicted. Take a step of the smallest model apart: time it, then make the same calls of torch again from a
+# list, without the model's code. The difference is the model's own **Python**. Of the rest, **dispatch**, **bytes** and
+# **arithmetic** are predicted; **idle** is the time in which the step's thread did not run. What the parts leave is
+# *not explained*.
+
+# %% jupyter={"source_hidden": true}
+parts_guess = ask(
+    "where a small step goes",
+    "One step of the model of 1 million weights, for one user: how much of it is the dispatch of its operations?",
+    unit="%",
+    example=30,
+    low=0,
+    high=100,
+)
+parts_guess
+
+# %%
+parts_guess.answer()
+waterfall = wb.panels.waterfall(model="stdlib-1m")
+waterfall
+
+# %%
+parts = {m.settings["part"]: m.median for m in waterfall.run()}
+waterfall.snapshot()
+
+# %%
+parts_guess.compare(100 * parts["dispatch"] / parts["step"])
+
+# %% [markdown]
+# Which operations are these? torch's profiler notes every operation while a step runs. It costs time itself, so read
+# shares off it, not times. With `--set file=step.json`, `workbench experiment run time.trace` writes the same as a
+# timeline that Perfetto (ui.perfetto.dev) opens.
+
+# %%
+from workbench.labs.lab02_where_time_goes.trace import shares_by_kind
+
+traced = run_experiment("time.trace", {"model": "stdlib-1m"})
+
+# %% jupyter={"source_hidden": true}
+rows = [
+    [kind, f"{calls:.0f}", f"{seconds * 1e6:.0f}", f"{share:.0%}"]
+    for kind, (seconds, share, calls) in shares_by_kind(traced).items()
+]
+table(["kind", "calls", "µs", "of the step"], rows, f"profiled, {traced[-1].median:.1f} times as long as unprofiled")
 
 # %% [markdown]
 # # What a compiler does
@@ -911,8 +967,8 @@ price_guess.compare(output.median, predicted=output.predicted)
 # | fusion, CUDA graphs | launch-bound | each operation already takes long |
 # | a machine that is faster in one of the three | that one is the limit | another one is the limit |
 #
-# A batch costs latency: every user waits for the whole step. And the prediction is a bound, the time of a
-# perfect program. It shows what is left to gain, not what you will get.
+# A batch costs latency: every user waits for the whole step. And a prediction from a data sheet is a bound, the time
+# of a perfect program. It shows what is left to gain, not what you will get.
 
 # %% [markdown]
 # # What production systems do
@@ -969,3 +1025,6 @@ summary()
 # - J. Ansel and others, *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
 #   Compilation*, ASPLOS 2024: graph breaks and dynamic shapes, from those who built it.
 # - Hazy Research, *Look Ma, No Bubbles!*, 2025: a whole decode step in one kernel, and what a launch costs.
+# - PyTorch team, *Accelerating Generative AI with PyTorch II: GPT, Fast*, 2023: a step that waits for its host, its
+#   trace, and what a compiler and a graph make of it.
+# - S. Raschka, *LLMs from Scratch*, its chapter on Qwen3, 2025: the published case of 0.6 billion weights.

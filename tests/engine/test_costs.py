@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from workbench.instruments.costs import (
     weights_read,
 )
 from workbench.instruments.device import PUBLISHED, Ceilings
+from workbench.instruments.dispatch import Dispatch, dispatch_at, kinds_of
+from workbench.instruments.passing import Passing
 from workbench.kv import kv_for, make_kv
 from workbench.models.attention import causal_mask
 from workbench.models.batch import Batch
@@ -294,13 +297,116 @@ def test_where_the_same_cores_start_an_operation_and_do_it_the_launch_comes_on_t
     assert found.seconds == pytest.approx(sum(by_hand))
 
 
-def test_products_and_attentions_start_in_the_time_that_was_measured_for_one():
-    costs = decode_costs(tiny_config(num_layers=3), batch=2, context=9, weight_bytes_per_element=4)
-    kernels = {"product": 5e-6, "attention": 7e-6}
-    found = predict(costs, ceilings(launch_s=1e-6, kernel_launch_s=kernels), "float32").terms["launch"]
-    products, attentions = 3 * 4 + 1, 3  # qkv, o, gate_up, down a layer, and the head
-    others = costs.launches - products - attentions
-    assert found == pytest.approx(others * 1e-6 + products * 5e-6 + attentions * 7e-6)
+CALLS = Dispatch(
+    passed_bytes=1e6,
+    linear_s=1.0,
+    norm_s=10.0,
+    attention_s=100.0,
+    index_s=1e3,
+    elementwise_s=1e4,
+    head_s=1e-3,
+    step_s=1e5,
+    python_layer_s=1e6,
+    python_step_s=1e7,
+)
+
+
+def test_every_call_takes_what_was_measured_for_its_kind():
+    config = tiny_config(num_layers=3)
+    costs = decode_costs(config, batch=2, context=9, weight_bytes_per_element=4)
+    predicted = predict(costs, ceilings(dispatch=(CALLS,), launch_overlaps=False), "float32")
+    assert predicted.python_s == 3 * 1e6 + 1e7, "of three layers, and of the step"
+    calls_s = predicted.terms["launch"] - predicted.python_s
+    products, attentions, norms = 3 * 4 + 1, 3, 4 * (2 * 3 + 1)  # qkv, o, gate_up, down a layer, and the head
+    lookups, heads = 2 + 2 * attentions, 2 * config.num_kv_heads * attentions  # embedding, table; two writes a layer
+    others = costs.launches - products - attentions - norms - lookups
+    assert others == 3 * (3 + 2 + 2)  # rotary embedding, activation, sums
+    by_hand = products * 1.0 + norms * 10.0 + attentions * 100.0 + lookups * 1e3 + others * 1e4
+    assert calls_s == pytest.approx(by_hand + heads * 1e-3 + 1e5)
+    assert sum(predicted.spent.values()) == predicted.seconds > predicted.python_s
+
+
+@pytest.mark.parametrize("arrangement", ["plain", "fast"])
+def test_the_kinds_of_all_calls_are_all_launches(arrangement):
+    costs = decode_costs(
+        tiny_config(qk_norm=True), batch=3, context=9, weight_bytes_per_element=2, arrangement=arrangement
+    )
+    for operation in costs.operations:
+        assert sum(kinds_of(operation).values()) == operation.launches
+
+
+def test_a_call_takes_longer_the_more_weights_pass_before_the_next_layer():
+    washed = replace(CALLS, passed_bytes=1e8, linear_s=3.0)
+    assert [dispatch_at((CALLS, washed), passed).linear_s for passed in (0, 1e6, 1e8, 1e12)] == [1, 1, 3, 3]
+    assert dispatch_at((CALLS, washed), 1e7).linear_s == pytest.approx(2.0)
+
+
+BY_ROWS = Passing((1, 4, 16), (1e3, 1e9), ((4e6, 4e6, 1e6), (1e6, 1e6, 5e5)), large_bytes=1e5, large_rows=4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "working_set", "expected"),
+    [(1, 10, 4e6), (2, 1e3, 4e6), (8, 1e3, 2e6), (16, 1e12, 5e5), (99, 1e12, 5e5), (1, 1e6, 2e6)],
+)
+def test_speeds_between_two_measured_ones_lie_between_them(rows, working_set, expected):
+    assert BY_ROWS.at(rows, working_set) == pytest.approx(expected)
+    assert BY_ROWS.at(rows, working_set, 1e6) == pytest.approx(BY_ROWS.at(max(rows, 4), working_set))
+
+
+def test_weights_pass_at_the_speed_of_so_many_rows_and_so_many_weights():
+    """A model that fits in the processor's cache is not read from memory; 16 rows overlap in part."""
+    config = tiny_config()
+
+    def work(batch: int, table: Passing) -> float:
+        costs = decode_costs(config, batch=batch, context=0, weight_bytes_per_element=4)
+        rated = ceilings(weight_passing={"float32": table})
+        products = {o.name for o in costs.operations if o.rows}
+        return sum(s for name, s, _ in predict(costs, rated, "float32").operations if name in products)
+
+    counted = decode_costs(config, batch=1, context=0, weight_bytes_per_element=4).operations
+    weights = sum(o.weight_bytes for o in counted if o.rows)
+    kept, beyond = replace(BY_ROWS, working_sets=(1e12, 1e13)), replace(BY_ROWS, working_sets=(1.0, 2.0))
+    assert work(1, kept) == pytest.approx(weights / 4e6, rel=1e-6)
+    assert work(1, beyond) == pytest.approx(weights / 1e6, rel=1e-6)
+    assert work(16, beyond) == pytest.approx(weights / 5e5, rel=1e-6)
+
+
+def test_keys_pass_at_the_speed_of_so_many_queries_each():
+    config = tiny_config(num_heads=8, num_kv_heads=2)
+    costs = decode_costs(config, batch=2, context=30, weight_bytes_per_element=4)
+    attention = costs.operation("attention")
+    assert attention.queries == pytest.approx(8 / 2 * 31 / 32)  # the key of the new token is written, then read
+    chunk = step_costs(
+        config, new_tokens=[8], contexts=[0], logit_rows=1, weight_bytes_per_element=4, kv="contiguous"
+    ).operation("attention")
+    assert chunk.queries == pytest.approx(8 / 2 * 36 / (8 + 8))  # 36 pairs; each of 8 keys is written and read
+
+
+def test_started_from_python_a_step_takes_the_longer_of_the_device_and_the_host():
+    costs = decode_costs(tiny_config(), batch=1, context=9, weight_bytes_per_element=4)
+    card = ceilings(launch_s=1e-6, eager_launch_s=1e-5)
+    captured, eager = (predict(costs, card, "float32", eager=how) for how in (False, True))
+    assert captured.seconds == pytest.approx(costs.launches * 1e-6)
+    assert eager.seconds == eager.terms["launch"] == pytest.approx(costs.launches * 1e-5) and eager.limit == "launch"
+    slow = replace(card, read_bytes_per_s=1.0)
+    assert predict(costs, slow, "float32", eager=True).seconds == predict(costs, slow, "float32").seconds
+    here = replace(card, launch_overlaps=False)
+    assert predict(costs, here, "float32", eager=True) == predict(costs, here, "float32")
+
+
+def test_the_published_case_is_predicted_from_another_published_one():
+    """Qwen3-0.6B on an A100, 26 tokens/s with a cache (S. Raschka, LLMs from scratch), from what an operation took of
+    Llama 7B at 25.5 tokens/s (the PyTorch blog's GPT, Fast)."""
+    llama = decode_costs(
+        public_shape("llama-2-7b"), batch=1, context=500, weight_bytes_per_element=2, arrangement="plain"
+    )
+    a100 = PUBLISHED["a100-80gb"]
+    assert llama.launches * a100.eager_launch_s == pytest.approx(1 / 25.5)
+    small = decode_costs(
+        public_shape("qwen3-0.6b"), batch=1, context=500, weight_bytes_per_element=2, arrangement="plain"
+    )
+    captured, eager = (predict(small, a100, "bfloat16", eager=how).seconds for how in (False, True))
+    assert captured < 3.0e-3 and 1 < eager / (1 / 26) < 1.25
 
 
 def test_weights_and_cache_pass_at_the_speed_that_was_measured_for_them():

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import threading
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.instruments import bench as benches
 from workbench.instruments import device as devices
-from workbench.instruments import doctor, memory, records, timing
+from workbench.instruments import dispatch, doctor, memory, passing, records, timing
 from workbench.instruments.bench import Bench
 from workbench.instruments.device import PUBLISHED, Ceilings
 from workbench.instruments.records import Measurement
@@ -377,14 +378,19 @@ def test_a_cache_that_cannot_be_written_costs_only_time(measured, tmp_path):
 
 def test_a_real_measurement_is_complete_and_of_this_world(monkeypatch):
     monkeypatch.setattr(devices, "BUDGET_S", 0.01)
+    monkeypatch.setattr(devices, "last_cache_bytes", lambda device="cpu": 1 << 20)
+    monkeypatch.setattr(passing, "ROUNDS", 1)
+    monkeypatch.setattr(dispatch, "BUDGET_S", 0.01)
     found = devices.measure_ceilings("cpu")
     assert found.measured and set(found.flop_per_s) == {"float32", "bfloat16"}
     assert 1e8 < found.read_bytes_per_s < 1e13 and 1e8 < found.copy_bytes_per_s < 1e13
     assert 1e-8 < found.launch_s < 1e-3 and all(1e7 < v < 1e15 for v in found.flop_per_s.values())
-    passing = {"weights in float32", "weights in bfloat16", "keys and values"}
-    passing |= {"launches of products a second", "launches of attentions a second"}
-    assert all(1e-8 < v < 1e-3 for v in found.kernel_launch_s.values()) and not found.launch_overlaps
-    assert set(found.spread) == {"read", "copy", "float32", "bfloat16", "launches a second", *passing}
+    passes = {"weights in float32", "weights in bfloat16", "keys and values"}
+    assert not found.launch_overlaps and found.launch_s == found.dispatch[-1].elementwise_s
+    for level in found.dispatch:
+        assert all(1e-9 <= v < 1e-2 for name, v in asdict(level).items() if name != "passed_bytes")
+    assert set(found.weight_passing) == {"float32", "bfloat16"} and found.kv_passing is not None
+    assert set(found.spread) == {"read", "copy", "float32", "bfloat16", *passes}
     assert set(found.weight_bytes_per_s) == {"float32", "bfloat16"}
     assert all(1e7 < v < 1e13 for v in (*found.weight_bytes_per_s.values(), found.kv_bytes_per_s))
     assert all(p10 <= median <= p90 for p10, median, p90 in found.spread.values())

@@ -21,6 +21,8 @@ from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
 from workbench.instruments.costs import predict, step_costs
 from workbench.instruments.device import PUBLISHED
+from workbench.instruments.dispatch import Dispatch
+from workbench.instruments.passing import Passing
 from workbench.instruments.timing import Stopped
 from workbench.labs.lab08_continuous_batching.twin import LOADS, MEASURED, predict_twin
 from workbench.models.shapes import public_shape
@@ -295,8 +297,14 @@ SHAPES = [
 def test_a_step_takes_what_the_whole_cost_model_says(config, texts, share, narrow, overlaps, flop_per_s, arrangement):
     new, contexts = zip(*texts)
     logit_rows = round(share * sum(new))
+    by_rows = Passing((1, 64), (1e3, 1e9), ((3e9, 1e9), (2e9, 5e8)))
     ceilings = replace(
-        H200, launch_overlaps=overlaps, kernel_launch_s={"attention": 3e-6}, flop_per_s={"bfloat16": flop_per_s}
+        H200,
+        launch_overlaps=overlaps,
+        dispatch=(Dispatch(1e3, *(n * 1e-6 for n in range(1, 10))), Dispatch(1e9, *[9e-6] * 9)),
+        weight_passing={"bfloat16": by_rows},
+        kv_passing=by_rows,
+        flop_per_s={"bfloat16": flop_per_s},
     )
     formats = {"weight_bytes_per_element": 2, "kv_bytes_per_element": 1 if narrow else None}
     step_s = step_seconds(config, ceilings, "bfloat16", arrangement=arrangement, **formats)

@@ -68,8 +68,9 @@ def predicted_step(
     contexts: Sequence[int],
     kv: str = "contiguous",
     arrangement: str = "fast",
+    eager: bool = False,
 ) -> tuple[StepCosts, Prediction]:
-    """(StepCosts, Prediction) of one step that asks for the last row of every sequence."""
+    """(StepCosts, Prediction) of one step that asks for the last row of every sequence. eager: see `predict`."""
     dtype = dtype_of(model)
     device = "cuda" if ceilings.of_gpu else "cpu"
     costs = step_costs(
@@ -82,7 +83,7 @@ def predicted_step(
         kv_bytes_per_element=stored_dtype(dtype, device).itemsize,
         arrangement=prepared_on(ceilings, shape_of(model)) if arrangement == "fast" else arrangement,
     )
-    return costs, predict(costs, ceilings, dtype)
+    return costs, predict(costs, ceilings, dtype, eager=eager)
 
 
 def rounding(logits: torch.Tensor, dtype: torch.dtype) -> float:

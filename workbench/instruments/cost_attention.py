@@ -130,11 +130,13 @@ class _Layer:
             1,
             launches=launches + gathered,
             kernels=calls,
+            heads=self.sequences * self.kv_heads,
             flops=self._pairs_flops,
             kv_bytes=(read + kept) * a_token * self.stored,
             activation_bytes=(queries + fresh * a_token + result) * self.wide,
             elementwise_bytes=gathered * 2 * result * self.wide,
             bytes_written=(1 + gathered) * result * self.wide + kept * a_token * self.stored,
+            kv_element_bytes=self.stored,
         )
         return together([attention, *(self._rolled(*text, a_token) for text in rolled)])
 
@@ -207,6 +209,7 @@ class _Layer:
             1,
             launches=2 * self.sequences + 2 * self.converts,
             kernels=self.sequences,
+            heads=self.sequences * self.kv_heads,
             flops=self._pairs_flops,
             activation_bytes=seen * a_token * self.stored + (queries + result) * self.wide,
             elementwise_bytes=2 * result * self.wide,

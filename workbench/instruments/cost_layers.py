@@ -78,6 +78,7 @@ class LayerCounter:
             weight_bytes=count * (matrix + (wide_out * self.weight if bias else 0)),
             activation_bytes=count * rows * wide_in * self.wide + written,
             bytes_written=written,
+            rows=rows,
         )
 
     def elementwise(self, name, count, launches, read, written, weights=0) -> OperationCosts:

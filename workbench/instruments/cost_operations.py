@@ -20,12 +20,21 @@ class OperationCosts:
     count: int
     launches: int = 0
     kernels: int = 0  # of the launches those that are a matrix product or an attention
+    heads: int = 0  # of the attentions: key-value heads of all sequences together
     flops: int = 0
     weight_bytes: float = 0
     kv_bytes: float = 0
     activation_bytes: float = 0  # into and out of matrix products and attention
     elementwise_bytes: float = 0
     bytes_written: float = 0
+    rows: int = 0  # of a matrix product: rows that each weight is multiplied with
+    kv_element_bytes: float = 0  # of a remembered key
+
+    @property
+    def queries(self) -> float:
+        """Queries that each remembered key meets in an attention, in the mean; 0 where none is remembered. 4 FLOPs a
+        pair and value: two for the key, two for the value, which are two values that are kept."""
+        return self.flops * self.kv_element_bytes / (2 * self.kv_bytes) if self.kv_bytes else 0.0
 
     @property
     def bytes(self) -> float:
@@ -35,6 +44,18 @@ class OperationCosts:
     def intensity(self) -> float:
         """Arithmetic intensity, FLOPs per byte; 0 for an operation that computes no product."""
         return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Company:
+    """What passes between an operation and the same one of the next step: all weights; of the next layer: its part."""
+
+    weight_bytes: float
+    layers: int
+
+    @property
+    def layer_bytes(self) -> float:
+        return self.weight_bytes / self.layers
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,12 @@ class StepCosts:
     def launches(self) -> int:
         """Operations that make or change a tensor: one kernel each on a GPU, one call each on a CPU."""
         return self._sum("launches")
+
+    @property
+    def company(self) -> Company:
+        """What passes besides each of its operations."""
+        layers = max((o.count for o in self.operations if o.rows), default=1)
+        return Company(self._sum("weight_bytes"), layers)
 
     @property
     def rectangle_flops(self) -> int:
@@ -131,4 +158,5 @@ def together(operations: Iterable[OperationCosts]) -> OperationCosts:
     return replace(first, **{name: sum(getattr(o, name) for o in (first, *others)) for name in _AMOUNTS})
 
 
-_AMOUNTS = tuple(f.name for f in fields(OperationCosts) if f.name not in ("name", "part"))
+_EACH = ("name", "part", "rows", "kv_element_bytes")  # the same for every occurrence
+_AMOUNTS = tuple(f.name for f in fields(OperationCosts) if f.name not in _EACH)

@@ -19,7 +19,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,7 +29,9 @@ import torch
 
 from workbench.errors import WorkbenchError, check_settings
 from workbench.files import from_home, home, write_text
+from workbench.instruments.dispatch import Dispatch, measure_dispatch
 from workbench.instruments.memory import available_bytes
+from workbench.instruments.passing import Passing, measure_keys, measure_weights
 from workbench.instruments.records import now, quantile
 from workbench.instruments.timing import CheckStop, exclusive, measure
 from workbench.models.linear import Linear, linear_class
@@ -38,8 +39,7 @@ from workbench.models.linear import Linear, linear_class
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 BUDGET_S = 0.6  # for each of the quantities that are measured
 LAUNCHES_A_RUN = 1000
-SMALL_OPERATIONS = 7  # of those between two matrix products that are timed
-LAUNCH_HOW = "small operations, on a CPU between matrix products"
+LAUNCH_HOW = "small operations, on a CPU between matrix products, as a layer calls them"
 PLAIN_LAUNCH_S = 10e-6  # from Python on a GPU, of a kernel with many arguments; not measured, and not too little
 LAUNCHES_A_READ = 20  # so many launches, at least, one read of a ceiling takes on a GPU: the launch is no part of it
 UNSTEADY_FOR_S = 600
@@ -155,7 +155,9 @@ class Ceilings:
     read_bytes_per_s: float
     copy_bytes_per_s: float  # bytes read and bytes written, together
     flop_per_s: dict[str, float]  # by dtype: "float32", "bfloat16", on a GPU also "float16"
-    launch_s: float  # from one small operation to the next
+    # from one small operation to the next: on a CPU as a step calls them; on a GPU as Python starts them; of a data
+    # sheet's card as a captured graph replays them
+    launch_s: float
     measured: bool  # False: from a data sheet
     source: str  # how it was measured, or where it was published
     date: str = ""
@@ -165,13 +167,16 @@ class Ceilings:
     weight_bytes_per_s: dict[str, float] = field(default_factory=dict)
     kv_bytes_per_s: float | None = None  # keys and values passing through the attention of one query a sequence
 
-    # "product", "attention": from calling one with next to nothing in it to its end; absent: as every operation
-    kernel_launch_s: dict[str, float] = field(default_factory=dict)
+    # of a CPU that was measured, see `dispatch` and `passing`; empty elsewhere
+    dispatch: tuple[Dispatch, ...] = ()
+    weight_passing: dict[str, Passing] = field(default_factory=dict)
+    kv_passing: Passing | None = None
+    eager_launch_s: float | None = None  # one operation started from Python; None: as `launch_s`
     launch_overlaps: bool = True  # False where the cores that start an operation are those that do it
 
     def __post_init__(self) -> None:
-        every = (*self.flop_per_s.values(), *self.weight_bytes_per_s.values(), *self.kernel_launch_s.values())
-        every += () if self.kv_bytes_per_s is None else (self.kv_bytes_per_s,)
+        every = (*self.flop_per_s.values(), *self.weight_bytes_per_s.values())
+        every += tuple(value for value in (self.kv_bytes_per_s, self.eager_launch_s) if value is not None)
         for value in (self.read_bytes_per_s, self.copy_bytes_per_s, self.launch_s, *every):
             if not (isinstance(value, int | float) and 0 < value < float("inf")):
                 raise WorkbenchError(f"ceilings of {self.name} must be above 0, got {value!r}")
@@ -197,8 +202,26 @@ class Ceilings:
         missing = [name for name in known if name not in values]
         if missing:
             raise WorkbenchError(f"ceilings lack {', '.join(missing)}")
-        spread = {key: tuple(pair) for key, pair in values["spread"].items()}
-        return cls(**{**values, "spread": spread})
+        keys = values["kv_passing"]
+        made = {
+            "spread": {key: tuple(pair) for key, pair in values["spread"].items()},
+            "dispatch": tuple(Dispatch(**one) for one in values["dispatch"]),
+            "weight_passing": {key: Passing.from_dict(one) for key, one in values["weight_passing"].items()},
+            "kv_passing": None if keys is None else Passing.from_dict(keys),
+        }
+        return cls(**{**values, **made})
+
+
+# Of every card: a launch is the host's and the driver's affair, and hardly differs between these.
+CAPTURED_LAUNCH_S = 1.3e-6
+CAPTURED_HOW = 'launch: 1.3 µs a kernel in a captured graph on an H100 (Hazy Research, "Look Ma, No Bubbles!", 2025)'
+EAGER_STEP_S, EAGER_OPERATIONS = 1 / 25.5, 1424  # the operations of a plain Llama 2 7B, as `cost_layers` counts them
+EAGER_LAUNCH_S = EAGER_STEP_S / EAGER_OPERATIONS
+EAGER_HOW = (
+    "started from Python: 28 µs an operation on an A100, from 25.5 tokens/s of Llama 7B before any optimization, which"
+    ' its trace shows bound by the host (PyTorch blog, "Accelerating Generative AI with PyTorch II: GPT, Fast", 2023),'
+    " over the 1,424 operations counted here"
+)
 
 
 def _published(name: str, bf16_tera: float, float32_tera: float, terabytes: float, source: str) -> Ceilings:
@@ -207,11 +230,11 @@ def _published(name: str, bf16_tera: float, float32_tera: float, terabytes: floa
         read_bytes_per_s=terabytes * 1e12,
         copy_bytes_per_s=terabytes * 1e12,
         flop_per_s={"float32": float32_tera * 1e12, "bfloat16": half, "float16": half},
-        launch_s=1.3e-6,
+        launch_s=CAPTURED_LAUNCH_S,
+        eager_launch_s=EAGER_LAUNCH_S,
         measured=False,
         name=name,
-        source=f"{source}, dense; launch cost: 1.3 µs a kernel in a CUDA graph on an H100, Hazy Research's "
-        '"No Bubbles" (2025)',
+        source=f"{source}, dense; {CAPTURED_HOW}; {EAGER_HOW}",
     )
 
 
@@ -224,7 +247,7 @@ PUBLISHED: dict[str, Ceilings] = {
 
 
 def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceilings:
-    """Measure them now: about six seconds on a CPU. `stop` is polled between runs and may end it by raising.
+    """Measure them now: about ten seconds on a CPU. `stop` is polled between runs and may end it by raising.
 
     Each ceiling is the rate that one run in ten surpasses. Whatever else the machine does only ever slows a run
     down, so the median would measure the neighbours too; median and p10 are kept in `spread`. Memory, which programs
@@ -235,11 +258,23 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
     with exclusive(stop), torch.inference_mode():
         first, how = _bandwidth_rates(device, stop, share=0.5)
         dtypes = [torch.float32, torch.bfloat16] + ([torch.float16] if device.startswith("cuda") else [])
-        flops = {str(dtype).removeprefix("torch."): _matmul_rates(dtype, device, stop) for dtype in dtypes}
-        weights = {str(dtype).removeprefix("torch."): _weight_rates(dtype, device, stop) for dtype in dtypes}
-        attention = _attention_rates(device, stop)
-        launches = _launch_rates(device, stop)
-        kernels = {} if device.startswith("cuda") else _kernel_launch_rates(stop)
+        names = {str(dtype).removeprefix("torch."): dtype for dtype in dtypes}
+        flops = {name: _matmul_rates(dtype, device, stop) for name, dtype in names.items()}
+        if device.startswith("cuda"):
+            weights = {name: _weight_rates(dtype, device, stop) for name, dtype in names.items()}
+            attention, launches = _attention_rates(device, stop), _launch_rates(device, stop)
+            launch_s, besides = 1 / quantile(launches, 0.9), {}
+        else:
+            passing = {name: measure_weights(dtype, last_cache_bytes(), stop) for name, dtype in names.items()}
+            weights = {name: samples for name, (_, samples) in passing.items()}
+            kv_passing, attention = measure_keys(last_cache_bytes(), stop)
+            dispatch = measure_dispatch(last_cache_bytes(), stop)
+            launch_s, launches = dispatch[-1].elementwise_s, []
+            besides = {
+                "dispatch": dispatch,
+                "weight_passing": {name: table for name, (table, _) in passing.items()},
+                "kv_passing": kv_passing,
+            }
         last, _ = _bandwidth_rates(device, stop, share=0.5)
     rates = {name: first[name] + last[name] for name in first}
     weight_rates = {name: quantile(values, 0.9) for name, values in weights.items()}
@@ -249,8 +284,8 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
         flop_per_s={name: quantile(values, 0.9) for name, values in flops.items()},
         weight_bytes_per_s=weight_rates,
         kv_bytes_per_s=quantile(attention, 0.9),
-        launch_s=1 / quantile(launches, 0.9),
-        kernel_launch_s={name: 1 / quantile(values, 0.9) for name, values in kernels.items()},
+        launch_s=launch_s,
+        **besides,
         launch_overlaps=device.startswith("cuda"),
         measured=True,
         source=f"{how}, before and after the rest; square matrix products; one row through matrices, and one query "
@@ -264,8 +299,7 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
                 **flops,
                 **{f"weights in {name}": values for name, values in weights.items()},
                 "keys and values": attention,
-                "launches a second": launches,
-                **{f"launches of {name}s a second": values for name, values in kernels.items()},
+                **({"launches a second": launches} if launches else {}),
             }.items()
         },
     )
@@ -372,59 +406,14 @@ def _attention_rates(device: str, stop: CheckStop | None) -> list[float]:
 
 
 def _launch_rates(device: str, stop: CheckStop | None) -> list[float]:
-    """Operations a second when each does next to nothing, in the company they have in a step.
+    """Operations a second that Python starts on a GPU, each doing next to nothing."""
+    one = torch.ones(1, device=device)
 
-    On a CPU between two matrix products, because those wash everything else out of the processor's nearest
-    caches: the same operation then takes several times as long to start as in a loop of its own. On a GPU, where
-    another processor does the starting, in a plain loop.
-    """
-    if device.startswith("cuda"):
-        one = torch.ones(1, device=device)
+    def many() -> None:
+        for _ in range(LAUNCHES_A_RUN):
+            torch.add(one, one)
 
-        def many() -> None:
-            for _ in range(LAUNCHES_A_RUN):
-                torch.add(one, one)
-
-        return [LAUNCHES_A_RUN / s for s in _timed(many, device, stop)]
-    matrices = _matrices(torch.float32, device, 4 * last_cache_bytes(device))
-    row, floor = torch.ones(1, matrices[0].in_features), torch.ones(1)
-    rates = []
-
-    def small_operations() -> None:
-        """A norm, a turn and a sum, as a layer has them."""
-        heads = torch.div(row, torch.hypot(torch.linalg.vector_norm(row, 2, -1, True), floor)).view(1, -1, 64)
-        torch.addcmul(heads * heads, torch.roll(heads, 32, -1), heads).add_(heads)
-
-    def a_few_after_each_product() -> None:
-        seconds = 0.0
-        for matrix in matrices:
-            matrix(row)
-            start = time.perf_counter()
-            small_operations()
-            seconds += time.perf_counter() - start
-        rates.append(SMALL_OPERATIONS * len(matrices) / seconds)
-
-    _timed(a_few_after_each_product, device, stop)
-    return rates[1:]  # the first one warms up
-
-
-def _kernel_launch_rates(stop: CheckStop | None) -> dict[str, list[float]]:
-    """Matrix products and attentions a second when there is next to nothing in them: what calling one costs."""
-    matrix = linear_class("auto", torch.float32, "cpu")(torch.ones(16, 16))
-    row, head = torch.ones(1, 16), torch.ones(1, 1, 1, 16)
-    calls = {
-        "product": functools.partial(matrix, row),
-        "attention": functools.partial(torch.nn.functional.scaled_dot_product_attention, head, head, head),
-    }
-
-    def many(call: Callable[[], object]) -> None:
-        for _ in range(LAUNCHES_A_RUN // 4):
-            call()
-
-    return {
-        name: [LAUNCHES_A_RUN // 4 / s for s in _timed(functools.partial(many, call), "cpu", stop)]
-        for name, call in calls.items()
-    }
+    return [LAUNCHES_A_RUN / s for s in _timed(many, device, stop)]
 
 
 def _timed(function: Callable[[], object], device: str, stop: CheckStop | None, share: float = 1.0) -> list[float]:

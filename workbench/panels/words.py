@@ -26,14 +26,14 @@ TIMES = ("s", "s/token", "µs")
 RATES = ("FLOP/s", "GB/s")
 FACTORS = ("ratio",)
 NAMES = {"ratio": "The factor"} | dict.fromkeys(TIMES, "Time") | dict.fromkeys(RATES, "Rate")
-DISPATCH = "the dispatch of each operation, and that real operations are smaller and wait for each other"
+AROUND = "what is done around the model's step, and whatever else the machine does"
 BOUND = (
-    "the prediction is a bound from below: the bytes and the arithmetic of an operation overlap entirely, each at the"
-    " best this machine reached"
+    "the prediction adds the calls, bytes and arithmetic of each operation, at the speed that this machine has for each"
+    " when it does nothing else"
 )
 BEYOND = (
-    "faster than the bound, so something it counts did not happen. A model that fits in the processor's cache is not"
-    " read from memory; or the machine was busy when its ceilings were measured"
+    "faster than predicted, so something it counts did not happen: what was to be read from memory lay in a cache, or"
+    " the machine was busy when its ceilings were measured"
 )
 
 
@@ -52,7 +52,7 @@ def beside_prediction(measured: Sequence[Measurement], what: str = "", *, left_o
     slower = middle > 1 if unit in TIMES else middle < 1
     why = "" if unit in FACTORS else BOUND if slower else BEYOND
     if slower or left_out or unit in FACTORS:
-        missing = left_out or (DISPATCH if unit not in FACTORS else "the work around the model and unsteady clocks")
+        missing = left_out or (AROUND if unit not in FACTORS else "the work around the model and unsteady clocks")
         why = f"{why}; not in the prediction: {missing}" if why else f"not in the prediction: {missing}"
     return f"{text}: {why}."
 

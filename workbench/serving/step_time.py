@@ -25,7 +25,7 @@ import numpy as np
 from workbench.errors import WorkbenchError, check_above, check_between, check_whole
 from workbench.instruments.cost_attention import causal_pairs, keys_seen
 from workbench.instruments.cost_memory import Memory
-from workbench.instruments.cost_operations import OperationCosts, StepCosts
+from workbench.instruments.cost_operations import Company, OperationCosts, StepCosts
 from workbench.instruments.cost_prediction import predict
 from workbench.instruments.costs import kv_bytes, prepared_on, step_costs
 from workbench.instruments.device import Ceilings
@@ -152,7 +152,7 @@ class StepSeconds:
         self._looks = Counter(memory.look(config, layer) for layer in range(config.num_layers))
         self._a_pair = 2 * config.num_heads * (config.head_dim + config.value_head_dim)
         self._a_key = config.num_kv_heads * (config.head_dim + config.value_head_dim) * self._stored
-        self._rest: dict[tuple[int, int], float] = {}  # by (rows, logit rows)
+        self._rest: dict[tuple[int, int], tuple[float, Company]] = {}  # by (rows, logit rows)
         self._attention: dict[tuple[int, int], OperationCosts] = {}  # by (rows, texts), of no pair and no key
 
     def __call__(self, shape: StepShape) -> float:
@@ -165,15 +165,17 @@ class StepSeconds:
         if key not in self._rest:
             whole = self._step([rows], shape.logit_rows)
             operations = predict(whole, self.ceilings, self.dtype).operations
-            self._rest[key] = sum(seconds for name, seconds, _ in operations if name != "attention")
+            seconds = sum(seconds for name, seconds, _ in operations if name != "attention")
+            self._rest[key] = seconds, whole.company
+        rest, company = self._rest[key]
         key = (rows, shape.texts)
         if key not in self._attention:
             sizes = [rows - shape.texts + 1, *[1] * (shape.texts - 1)]
             one = self._step(sizes, 0).operation("attention")
             self._attention[key] = self._with(one, sizes, [0] * shape.texts, -1)
         attention = self._with(self._attention[key], shape.new_tokens, shape.contexts, 1)
-        predicted = predict(StepCosts((attention,), 0, rows), self.ceilings, self.dtype)
-        return self._rest[rows, shape.logit_rows] + predicted.seconds
+        predicted = predict(StepCosts((attention,), 0, rows), self.ceilings, self.dtype, company=company)
+        return rest + predicted.seconds
 
     def _step(self, sizes: list[int], logit_rows: int) -> StepCosts:
         return step_costs(

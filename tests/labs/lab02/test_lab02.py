@@ -16,10 +16,20 @@ from workbench.errors import WorkbenchError
 from workbench.experiments import experiment, run_experiment
 from workbench.experiments import steps as steps_module
 from workbench.experiments.inputs import shape_of
+from workbench.experiments.steps import decode_step
 from workbench.instruments.costs import decode_costs, predict, prepared_on
 from workbench.instruments.device import PUBLISHED, Ceilings
 from workbench.kv import Contiguous
-from workbench.labs.lab02_where_time_goes import batch_sweep, compile_step, launch, phases, price
+from workbench.labs.lab02_where_time_goes import (
+    batch_sweep,
+    compile_step,
+    launch,
+    phases,
+    prediction,
+    price,
+    trace,
+    waterfall,
+)
 from workbench.labs.lab02_where_time_goes import roofline as roofline_module
 from workbench.labs.lab02_where_time_goes.panels import launch as launch_panel
 from workbench.models.fast import FastDecoder
@@ -33,6 +43,8 @@ SMALL = {
     "time.phases": {"max_tokens": 32, "points": 2, "repeats": 2},
     "time.batch_sweep": {"context": 16, "largest_batch": 4, "repeats": 2},
     "time.launch": {"largest": "stdlib-1m", "context": 16, "repeats": 2},
+    "time.waterfall": {"context": 16, "repeats": 2},
+    "time.trace": {"context": 16, "repeats": 2},
     "time.compile_step": {"context": 16, "repeats": 2},
     "time.price": {"prompt_tokens": 32, "output_tokens": 16, "batch": 2, "repeats": 2},
 }
@@ -43,6 +55,7 @@ MOVED = {
     "phases": {"max_tokens": 128},
     "batch_sweep": {"card": "h200"},
     "launch": {"card": "a100-80gb"},
+    "waterfall": {"batch": 4},
     "compile_step": {"model": "stdlib-10m"},
     "price": {"batch": 8},
 }
@@ -88,8 +101,9 @@ class TestExperiments(ExperimentClaims):
     lab, small = 2, SMALL
 
     def test_every_step_has_its_rows_counted(self, runs, name):
-        assert all(s > 0 for m in runs[name] for s in m.samples)
-        for m in matching(runs[name], unit="s"):
+        whole = [m for m in runs[name] if m.settings.get("part", "step") == "step" and "kind" not in m.settings]
+        assert whole and all(s > 0 for m in whole for s in m.samples)
+        for m in matching(whole, unit="s"):
             assert m.counts["rows"] >= 1 and m.counts["flops"] > 0 and m.counts["launches"] > 0
 
 
@@ -118,7 +132,10 @@ def test_a_prediction_loads_no_model(name, monkeypatch):
         assert x > 0 and 0 < seconds < 60 and limit in ("launch", "bandwidth", "compute")
 
 
-@pytest.mark.parametrize("name", ["time.phases", "time.batch_sweep", "time.compile_step", "time.price"])
+WRONG = ["time.phases", "time.batch_sweep", "time.waterfall", "time.trace", "time.compile_step", "time.price"]
+
+
+@pytest.mark.parametrize("name", WRONG)
 def test_a_step_whose_output_is_wrong_is_never_reported(name, tiny_model, bench, monkeypatch, no_compiler):
     honest = FastDecoder.__call__
     monkeypatch.setattr(FastDecoder, "__call__", lambda self, batch, kv: -honest(self, batch, kv))
@@ -383,7 +400,7 @@ def test_halving_the_bytes_is_timed_in_pairs(bench):
     assert [m.settings["weights"] for m in (single, half, ratio)] == ["float32", "bfloat16", "float32 ÷ bfloat16"]
     assert ratio.samples == [a / b for a, b in zip(single.samples, half.samples)]
     assert ratio.predicted == single.predicted / half.predicted
-    assert half.counts["launch_s"] == half.counts["launches"] * bench.ceilings().launch_s
+    assert half.counts["launch_s"] == pytest.approx(half.counts["launches"] * bench.ceilings().launch_s)
 
 
 def test_a_small_model_is_launch_bound_on_a_fast_card_and_a_large_one_is_not():
@@ -406,6 +423,99 @@ def test_a_small_model_is_launch_bound_on_a_fast_card_and_a_large_one_is_not():
 )
 def test_the_regime_is_named_from_what_was_measured(gained, low, high, limit, said):
     assert said in launch_panel._regime(gained, low, high, limit)
+
+
+# -- a step taken apart ---------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_step_add_up_to_what_was_measured(runs, tiny_model):
+    step, *parts = runs["time.waterfall"]
+    assert [m.settings["part"] for m in parts] == list(waterfall.PARTS)
+    assert sum(m.median for m in parts) == pytest.approx(step.median, rel=1e-9)
+    _, expected = decode_step(PUBLISHED["h100-sxm"], tiny_model, batch=1, context=16, weights="float32")
+    promised = waterfall.parts_of(expected)
+    assert sum(promised.values()) == pytest.approx(expected.seconds) == pytest.approx(step.predicted)
+    assert all(m.median == promised[m.settings["part"]] for m in parts[:3])
+
+
+def test_waiting_and_python_are_separated_from_the_calls_of_torch(tiny_model, bench, monkeypatch):
+    """A step whose code counts for 30 ms and sleeps for 20, around the same calls."""
+    honest = FastDecoder.__call__
+
+    def slow(self, batch, kv):
+        end = time.thread_time() + 0.03
+        while time.thread_time() < end:
+            pass
+        time.sleep(0.02)
+        return honest(self, batch, kv)
+
+    monkeypatch.setattr(FastDecoder, "__call__", slow)
+    made = run_experiment("time.waterfall", small("time.waterfall", tiny_model), bench)
+    parts = {m.settings["part"]: m.median for m in made}
+    assert 0.028 < parts["Python"] < 0.05 and parts["idle"] > 0.018 and parts["not explained"] < 0.02
+
+
+def test_the_calls_of_a_step_are_made_again_with_the_same_result(tiny_model):
+    x, calls = torch.ones(2, 4), waterfall.Calls()
+    with calls:
+        y = (x * 2).view(8)
+        y.add_(1)
+        assert x.shape == (2, 4)
+    assert [call[0].__name__ for call in calls.calls] == ["mul", "view", "add_"]
+    calls.again()
+    assert y.tolist() == [4.0] * 8  # added once more, in place
+
+
+def test_a_step_on_a_gpu_is_not_taken_apart(tiny_model, bench):
+    bench.device = "cuda:0"
+    with pytest.raises(WorkbenchError, match=r"two processors at once.*time\.trace"):
+        run_experiment("time.waterfall", small("time.waterfall", tiny_model), bench)
+
+
+def test_a_trace_counts_the_calls_of_one_step_and_says_what_the_profiler_costs(runs, tiny_model):
+    *operations, price = runs["time.trace"]
+    calls = {m.settings["operation"]: m.counts["calls"] for m in operations}
+    layers = tiny_model.config.num_layers
+    assert calls["aten::scaled_dot_product_attention"] == layers
+    products = [m for m in operations if m.settings["kind"] == "linear"]
+    assert max(m.counts["calls"] for m in products) == 4 * layers + 1  # qkv, o, gate_up, down, and the head
+    assert [m.median for m in operations] == sorted((m.median for m in operations), reverse=True)
+    assert price.unit == "ratio" and price.median > 0
+    shares = trace.shares_by_kind(runs["time.trace"])
+    assert sum(share for _, share, _ in shares.values()) == pytest.approx(1) and "attention" in shares
+
+
+def test_a_trace_is_written_for_a_viewer_or_refused_before_anything_runs(tiny_model, bench, tmp_path):
+    file = tmp_path / "step.json"
+    run_experiment("time.trace", small("time.trace", tiny_model, file=str(file)), bench)
+    assert "traceEvents" in file.read_text()
+    with pytest.raises(WorkbenchError, match="cannot write a trace"):
+        run_experiment("time.trace", small("time.trace", tiny_model, file=str(tmp_path / "none" / "step.json")), bench)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mkldnn::_linear_pointwise", "linear"),
+        ("aten::mm", "linear"),
+        ("aten::add_", "elementwise"),
+        ("aten::linalg_vector_norm", "norm"),
+        ("aten::unbind", "view"),
+        ("aten::copy_", "index"),
+    ],
+)
+def test_the_kind_of_an_operation_follows_from_its_name(name, kind):
+    assert trace.kind_of(name) == kind
+
+
+def test_the_grid_ends_with_how_far_off_its_predictions_were(tiny_model, bench, monkeypatch):
+    monkeypatch.setattr(prediction, "measure_ceilings", lambda device, stop: PUBLISHED["h200"])
+    monkeypatch.setattr(prediction, "SMALLER", ("stdlib-1m",))
+    asked = {"model": tiny_model, "smaller": True, "max_batch": 2, "max_context": 64, "repeats": 1}
+    *points, last = run_experiment("time.prediction", asked, bench)
+    where = [(m.settings["model"], m.settings["batch"], m.settings["context"]) for m in points]
+    assert where == [(model, batch, 64) for model in ("stdlib-1m", tiny_model.name) for batch in (1, 2)]
+    assert last.samples == [abs(m.median / m.predicted - 1) for m in points] and last.unit == "share"
 
 
 # -- time.compile ------------------------------------------------------------------------------------------------

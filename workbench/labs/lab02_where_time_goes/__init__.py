@@ -1,4 +1,4 @@
-"""Lab 02, where the time goes: rooflines, prefill and decode, batches, launches, compilers, prices."""
+"""Lab 02, where the time goes: rooflines, prefill and decode, batches, launches, a step's parts, compilers, prices."""
 
 PREFIX = "time"  # an experiment's name is PREFIX.stem
 EXPERIMENTS = (  # stems, in reading order
@@ -6,6 +6,8 @@ EXPERIMENTS = (  # stems, in reading order
     "phases",
     "batch_sweep",
     "launch",
+    "waterfall",
+    "trace",
     "compile_step",
     "price",
     "prediction",
@@ -15,6 +17,7 @@ PANELS = (
     "phases",
     "batch_sweep",
     "launch",
+    "waterfall",
     "compile_step",
     "price",
 )  # those that have a panel, by the same stem

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from workbench.instruments.bench import Bench
-    from workbench.instruments.costs import StepCosts
     from workbench.instruments.device import Ceilings
     from workbench.instruments.records import Measurement
 
@@ -62,7 +61,7 @@ def run_launch(bench: Bench, *, largest: str, context: int, repeats: int, card: 
                 settings={**shared, "weights": weights},
                 samples=samples[weights],
                 unit="s",
-                counts={**_launch_counts(costs, ceilings), "model_calls": 1},
+                counts={**costs.counts(), "launch_s": expected.terms["launch"], "model_calls": 1},
                 predicted=expected.seconds,
                 limit=expected.limit,
                 check=pair[weights].check(last[weights]),
@@ -76,11 +75,6 @@ def run_launch(bench: Bench, *, largest: str, context: int, repeats: int, card: 
             limit=found["bfloat16"][1].limit,
             check="steps of both timed in alternation",
         )
-
-
-def _launch_counts(costs: StepCosts, ceilings: Ceilings) -> dict[str, float]:
-    """Counts of the step, and the seconds that starting its operations takes by itself."""
-    return {**costs.counts(), "launch_s": costs.launches * ceilings.launch_s}
 
 
 EXPERIMENT = Experiment(

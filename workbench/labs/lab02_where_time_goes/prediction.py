@@ -11,6 +11,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import plain, shape_of
+from workbench.experiments.steps import fits_context
 from workbench.instruments.costs import StepCosts, decode_costs, predict, prepared_on
 from workbench.instruments.device import measure_ceilings
 from workbench.instruments.memory import require_bytes
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from workbench.instruments.costs import Prediction
     from workbench.instruments.device import Ceilings
     from workbench.instruments.records import Measurement
+    from workbench.models.fast import Model
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 256, 1024, 4096)
+SMALLER = ("stdlib-1m", "stdlib-10m")  # beside the model of the setting
 LIKELY_TOKEN = 5  # any one: a step's time does not depend on which tokens it is given
 
 
@@ -61,39 +64,53 @@ def predict_grid(
     return found
 
 
+def models_of(model: str | Model, smaller: bool) -> list[str | Model]:
+    return [*(name for name in SMALLER if name != model), model] if smaller else [model]
+
+
 @torch.inference_mode()
 def run_grid(
-    bench: Bench, *, model, dtype: str, max_batch: int, max_context: int, repeats: int
+    bench: Bench, *, model, smaller: bool, dtype: str, max_batch: int, max_context: int, repeats: int
 ) -> Iterator[Measurement]:
-    """One Measurement a point: seconds of a decode step, its prediction and the limit that binds.
+    """One Measurement a point: seconds of a decode step, its prediction and the limit that binds. The last is how far
+    off the predictions were, one sample a point (unit "share": |measured ÷ predicted − 1|).
 
     The cache is filled with random keys and values instead of a real text: reading them takes as long. The check
-    of each point compares one row of the batch with the same step alone.
+    of each point compares one row of the batch with the same step alone. The smaller models are timed at the contexts
+    that they can read.
     """
-    shape = shape_of(model)
-    if max_context + repeats + 2 > shape.context_length:
-        raise WorkbenchError(
-            f"max_context {max_context:,} and {repeats + 2} steps more are beyond the model's context of "
-            f"{shape.context_length:,}; choose less"
-        )
-    decoder = bench.model(model, dtype=dtype, arrangement="fast")
+    fits_context(shape_of(model), max_context + repeats + 2)
     bench.report("this machine's ceilings, as they are now")
     ceilings = measure_ceilings(bench.device, bench.check_stop)
-    points = grid(max_batch, max_context)
-    for number, (batch, context) in enumerate(points, 1):
-        bench.report(f"point {number} of {len(points)}: batch {batch}, context {context:,}")
-        samples, check = _time_steps(bench, decoder, batch, context, repeats)
-        costs, expected = step_prediction(ceilings, decoder, dtype, batch, context, bench.device)
-        yield bench.measurement(
-            name="time.prediction",
-            settings={**plain({"model": model, "dtype": dtype}), "batch": batch, "context": context},
-            samples=samples,
-            unit="s",
-            counts=costs.counts(),
-            predicted=expected.seconds,
-            limit=expected.limit,
-            check=check,
-        )
+    off: list[float] = []
+    for one in models_of(model, smaller):
+        decoder = bench.model(one, dtype=dtype, arrangement="fast")
+        longest = max_context if one is model else min(max_context, shape_of(one).context_length - repeats - 2)
+        points = grid(max_batch, longest)
+        for number, (batch, context) in enumerate(points, 1):
+            bench.report(f"{decoder.name}, point {number} of {len(points)}: batch {batch}, context {context:,}")
+            samples, check = _time_steps(bench, decoder, batch, context, repeats)
+            costs, expected = step_prediction(ceilings, decoder, dtype, batch, context, bench.device)
+            point = bench.measurement(
+                name="time.prediction",
+                settings={**plain({"model": one, "dtype": dtype}), "batch": batch, "context": context},
+                samples=samples,
+                unit="s",
+                counts=costs.counts(),
+                predicted=expected.seconds,
+                limit=expected.limit,
+                check=check,
+            )
+            off.append(abs(point.median / expected.seconds - 1))
+            yield point
+    yield bench.measurement(
+        name="time.prediction",
+        settings={**plain({"model": model, "dtype": dtype}), "measured": "off by, over all points"},
+        samples=off,
+        unit="share",
+        counts={"points": len(off)},
+        check="|median of the measured steps ÷ predicted − 1| of every point above",
+    )
 
 
 def _time_steps(bench: Bench, decoder, batch: int, context: int, repeats: int) -> tuple[list[float], str]:
@@ -141,6 +158,7 @@ EXPERIMENT = Experiment(
     ),
     settings=(
         Setting("model", "random-110m", "model", help="random weights will do: times do not depend on them"),
+        Setting("smaller", False, "flag", help=f"{' and '.join(SMALLER)} before it"),
         Setting("dtype", "float32", "choice", choices=("float32", "bfloat16"), help="of the weights"),
         Setting("max_batch", 32, "choice", choices=BATCHES, brief=8, help="largest number of sequences"),
         Setting("max_context", 1024, "choice", choices=CONTEXTS, unit="tokens", brief=256, help="longest context"),

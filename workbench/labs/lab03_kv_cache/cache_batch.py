@@ -73,15 +73,16 @@ def predict_batch(
 
 
 def predict_gain(
-    ceilings: Ceilings, *, model, prompt_tokens: int, arrangement: str, **_: Any
+    ceilings: Ceilings, *, model, prompt_tokens: int, arrangement: str, eager: bool = False, **_: Any
 ) -> list[tuple[int, Prediction, Prediction]]:
-    """[(text length S, a step without a cache over S rows, one with the cache: one row, S − 1 remembered), …]"""
+    """[(text length S, a step without a cache over S rows, one with the cache: one row, S − 1 remembered), …]
+
+    eager: on a card, its operations started from Python and not replayed from a captured graph."""
     found = []
     for length in gain_lengths(prompt_tokens):
+        how: dict[str, Any] = {"arrangement": arrangement, "eager": eager}
         without, cached = (
-            predicted_step(
-                ceilings, model, new_tokens=[rows], contexts=[length - rows], kv=kv, arrangement=arrangement
-            )[1]
+            predicted_step(ceilings, model, new_tokens=[rows], contexts=[length - rows], kv=kv, **how)[1]
             for kv, rows in (("recompute", length), ("contiguous", 1))
         )
         found.append((length, without, cached))

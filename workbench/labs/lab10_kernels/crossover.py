@@ -19,7 +19,7 @@ from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import shape_of
 from workbench.experiments.steps import CONTEXTS, DTYPES, WEIGHTS, Sequences, kv_element_bytes
 from workbench.instruments.costs import StepCosts, decode_costs, predict, prepared_on
-from workbench.instruments.device import PUBLISHED
+from workbench.instruments.device import EAGER_LAUNCH_S, PUBLISHED
 from workbench.models import prepare
 from workbench.models.fast import Model
 
@@ -41,9 +41,7 @@ SHAPES = (
     "llama-2-13b",
     "llama-3.1-70b",
 )  # predicted
-# A round number for a Python program that starts one operation after the other, not a measurement: a GPU run measures
-# it.
-EAGER_LAUNCH_S = 10e-6
+EAGER_LAUNCH_US = float(round(EAGER_LAUNCH_S * 1e6))  # published, of a plain model on an A100's host
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -86,7 +84,7 @@ def step_of(
         arrangement=prepared_on(ceilings, shape_of(model)) if arrangement == "fast" else arrangement,
     )
     if launch_s is not None:
-        ceilings = dataclasses.replace(ceilings, launch_s=launch_s, kernel_launch_s={})
+        ceilings = dataclasses.replace(ceilings, launch_s=launch_s, dispatch=())
     return costs, predict(costs, ceilings, weights)
 
 
@@ -225,13 +223,13 @@ EXPERIMENT = Experiment(
         Setting("batch", 1, "choice", choices=BATCHES, unit="texts", help="B, of the prediction"),
         Setting(
             "eager_launch_us",
-            EAGER_LAUNCH_S * 1e6,
+            EAGER_LAUNCH_US,
             "float",
             1.0,
             40.0,
             step=1.0,
             unit="µs",
-            help="assumed: what a Python program takes to start one operation on the card",
+            help="what a Python program takes to start one operation on the card; published for an A100's host: 28",
         ),
         Setting("context", 64, "choice", choices=CONTEXTS[:6], unit="tokens", help="S, remembered by each text"),
         WEIGHTS,

@@ -20,7 +20,7 @@ from workbench.instruments.memory import require_bytes
 from workbench.kv.paged_static import StaticPaged
 from workbench.kv.slots import stored_dtype
 from workbench.labs.lab05_quantization.stored_formats import FORMATS, linear_bytes, linear_shapes
-from workbench.labs.lab10_kernels.crossover import BATCHES, EAGER_LAUNCH_S
+from workbench.labs.lab10_kernels.crossover import BATCHES, EAGER_LAUNCH_US
 from workbench.models import prepare
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -83,7 +83,7 @@ def predicted_step(
         recorded=ceilings.of_gpu,
     )
     if launch_s is not None:
-        ceilings = dataclasses.replace(ceilings, launch_s=launch_s, kernel_launch_s={})
+        ceilings = dataclasses.replace(ceilings, launch_s=launch_s, dispatch=())
     return costs, predict(costs, ceilings, dtype)
 
 
@@ -377,13 +377,13 @@ EXPERIMENT = Experiment(
         Setting("card", "h200", "choice", choices=tuple(PUBLISHED), help="of the prediction"),
         Setting(
             "eager_launch_us",
-            EAGER_LAUNCH_S * 1e6,
+            EAGER_LAUNCH_US,
             "float",
             1.0,
             40.0,
             step=1.0,
             unit="µs",
-            help="assumed: what a Python program takes to start one operation on the card",
+            help="what a Python program takes to start one operation on the card; published for an A100's host: 28",
         ),
         Setting("peer", False, "flag", help="transformers' generate beside it, on a GPU"),
         Setting("repeats", 10, "int", 1, 100, brief=1, help="timed pairs of runs, on a GPU"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.experiments.inputs import shape_of
 from workbench.experiments.steps import DTYPES, decode_step
+from workbench.instruments.costs import predict
 from workbench.instruments.device import PUBLISHED
 from workbench.labs.lab02_where_time_goes.launch import EXPERIMENT, NO_GAIN, predict_launch, rungs
 from workbench.models.config import readable_count
@@ -86,20 +87,22 @@ class LaunchPanel(Panel):
             else:
                 text += f"; in bfloat16 it is {limit}-bound."
             sentences.append(text)
-        launches = [
-            decode_step(PUBLISHED[card], n, batch=1, context=settings["context"], weights="bfloat16")[0].launches
-            for n in names
-        ]
+        costs, captured = decode_step(PUBLISHED[card], names[-1], **_last(settings))
+        eager = predict(costs, PUBLISHED[card], "bfloat16", eager=True)
         bound = [n for n, p in zip(names, there["bfloat16"]) if p[2] == "launch"]
-        start = PUBLISHED[card].launch_s
+        each = [milliseconds(s or 0) for s in (PUBLISHED[card].launch_s, PUBLISHED[card].eager_launch_s)]
         sentences.append(
-            f"On {card_title(card)} the step of {names[-1]} starts {launches[-1]:,} operations: at "
-            f"{style.milliseconds(start)} each, replayed as one graph, {style.milliseconds(launches[-1] * start)}. "
-            + (f"Launch-bound there: {', '.join(bound)}. " if bound else "")
-            + "Without a graph a launch costs several times that. What helps here is fewer operations (fusion) and "
-            "cheaper starts (CUDA graphs), not fewer bytes."
+            f"On {card_title(card)} the step of {names[-1]} starts {costs.launches:,} operations: replayed as a"
+            f" captured graph, at {each[0]} each, it takes {milliseconds(captured.seconds)}; started from Python, at"
+            f" {each[1]} each, {milliseconds(eager.seconds)}. "
+            + (f"Launch-bound in a graph: {', '.join(bound)}. " if bound else "")
+            + "What helps here is fewer operations (fusion) and cheaper starts (CUDA graphs), not fewer bytes."
         )
         return "\n".join(sentences)
+
+
+def _last(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"batch": 1, "context": settings["context"], "weights": "bfloat16"}
 
 
 def _regime(gained: float, low: float, high: float, limit: str) -> str:

@@ -34,8 +34,8 @@ class LengthsPanel(KnobPanel):
 
     experiment = EXPERIMENT
     left_out = {  # noqa: RUF012
-        "verify": "the dispatch of the operations, as long for one row as for several: it draws the factor toward 1",
-        "draft": "the dispatch of the draft's operations, which hardly shrinks with its weights",
+        "verify": "the work around the two passes, as long for one row as for several: it draws the factor toward 1",
+        "draft": "the work around the draft's pass, which hardly shrinks with its weights",
         "speed-up": "the engine around the models, and what differs between a round's parts timed apart and in a text",
     }
     knobs = (

@@ -10,7 +10,7 @@ import numpy as np
 from workbench.experiments.inputs import shape_of
 from workbench.instruments.records import Measurement
 from workbench.labs.lab10_kernels.crossover import (
-    EAGER_LAUNCH_S,
+    EAGER_LAUNCH_US,
     EXPERIMENT,
     Point,
     crossing,
@@ -95,9 +95,10 @@ class CrossoverPanel(Panel):
                 place = f"at about {readable_count(round(at))} weights" if at else "beyond the shapes drawn"
                 sentences.append(f"Predicted for {card}, {name}: launches and bytes take equally long {place}.")
         sentences.append(
-            f"What a start costs without a graph, {settings['eager_launch_us']:g} µs here, is an assumption (a GPU run"
-            f" measures it); the {style.milliseconds(points_launch(lines))} in a graph is published. "
-            + ("" if settings["eager_launch_us"] != EAGER_LAUNCH_S * 1e6 else "Move it and watch the crossing move.")
+            f"What a start costs from Python is the host's affair: {settings['eager_launch_us']:g} µs here (a GPU run"
+            f" measures it; published for a plain model on an A100's host: {EAGER_LAUNCH_US:g} µs); the"
+            f" {style.milliseconds(points_launch(lines))} in a graph is published, too. "
+            + ("" if settings["eager_launch_us"] != EAGER_LAUNCH_US else "Move it and watch the crossing move.")
         )
         for m in matching(self.measurements, unit="ratio"):
             low, high = m.spread

@@ -91,7 +91,7 @@ class GraphsPanel(KnobPanel):
         )
         lines = [
             f"Predicted: a step of one text starts {costs.launches:,} operations and moves {costs.bytes / 1e9:.2f} GB."
-            f" At {settings['eager_launch_us']:g} µs a start (assumed) it takes {style.milliseconds(eager)},"
+            f" At {settings['eager_launch_us']:g} µs a start from Python it takes {style.milliseconds(eager)},"
             f" {eager_limit}-bound; in a graph, at {style.milliseconds(PUBLISHED[settings['card']].launch_s)}"
             f" (published), {style.milliseconds(graph)}, {graph_limit}-bound: {eager / graph:.2g} × as fast."
         ]
