@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import math
@@ -422,10 +423,12 @@ def test_a_busy_moment_does_not_become_the_ceiling_of_memory(monkeypatch, first,
         return {"read": [first if len(order) == 1 else last] * 5, "copy": [1e9] * 5}, "a sum"
 
     monkeypatch.setattr(devices, "_bandwidth_rates", bandwidth)
-    monkeypatch.setattr(devices, "_weight_rates", lambda *_: order.append("weights") or [weights] * 5)
-    for name in ("_matmul_rates", "_attention_rates", "_launch_rates"):
-        monkeypatch.setattr(devices, name, lambda *_: [1e9])
-    monkeypatch.setattr(devices, "_kernel_launch_rates", lambda stop: {})
+    table = devices.Passing((1,), (1e6,), ((1e9,),))
+    call = devices.Dispatch(*[1e-6] * len(dataclasses.fields(devices.Dispatch)))
+    monkeypatch.setattr(devices, "measure_weights", lambda *_: order.append("weights") or (table, [weights] * 5))
+    monkeypatch.setattr(devices, "measure_keys", lambda *_: (table, [1e9]))
+    monkeypatch.setattr(devices, "measure_dispatch", lambda *_: (call,))
+    monkeypatch.setattr(devices, "_matmul_rates", lambda *_: [1e9])
     found = devices.measure_ceilings("cpu")
     assert found.read_bytes_per_s == ceiling and order == ["memory", "weights", "weights", "memory"]
     assert not found.steady or first == last

@@ -13,7 +13,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting, no_times
-from workbench.experiments.inputs import MODEL, plain, shape_of
+from workbench.experiments.inputs import MODEL, plain, shape_of, within_context
 from workbench.experiments.steps import CONTEXTS, WEIGHTS, Sequences, fits_context
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ EXPERIMENT = Experiment(
         Setting("file", "", "text", help="write a Chrome trace there"),
     ),
     run=run_trace,
+    limits=within_context("context", more=1),
     predict=no_times,
     record={"cpu": (), "cuda": ()},  # shares of one machine's moment
 )

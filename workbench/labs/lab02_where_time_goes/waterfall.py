@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
-from workbench.experiments.inputs import MODEL, plain, shape_of
+from workbench.experiments.inputs import MODEL, plain, shape_of, within_context
 from workbench.experiments.steps import CONTEXTS, WEIGHTS, Sequences, decode_step, fits_context
 from workbench.instruments.timing import exclusive
 
@@ -153,6 +153,7 @@ EXPERIMENT = Experiment(
         Setting("repeats", 25, "int", 1, 200, brief=2, help="timed pairs"),
     ),
     run=run_waterfall,
+    limits=within_context("context", more=1),
     predict=predict_waterfall,
     record={"cuda": ()},
 )

@@ -74,7 +74,6 @@ class WaterfallPanel(Panel):
         title = "adds up to what was measured" if measured else "as predicted"
         return view(
             Drawing(partial(_draw, parts=parts, step=step, old=old.get("step"), title=title), _alt(parts, step), title),
-            left=0.17,
             table=(header, rows),
             caption=f"One decode step of {_name(settings['model'])}, {_asked(settings)}"
             + ("" if step else "; Run measures it"),
@@ -137,13 +136,13 @@ def _draw(
         axes.plot([at + seconds] * 2, [y, y + 1], color=style.INK, linewidth=0.8, zorder=2)
         at += seconds
         ends.append(max(at, at - seconds))
-        style.write(axes, ends[-1], y, f"  {milliseconds(seconds)}", va="center", fontsize=9, zorder=6)
+        style.write(axes, ends[-1], y, f"  {milliseconds(seconds)}", va="center", fontsize=10, zorder=6)
     whole = step.median if step else at
     axes.barh(len(parts), whole, height=0.62, color=style.INK, alpha=0.85, zorder=3)
-    style.write(axes, whole, len(parts), f"  {milliseconds(whole)}", va="center", fontsize=9, zorder=6)
+    style.write(axes, whole, len(parts), f"  {milliseconds(whole)}", va="center", fontsize=10, zorder=6)
     if old is not None:
         axes.plot([old.median], [len(parts)], color=style.INK, zorder=6, **style.RECORDED)
-    axes.set_yticks(range(len(parts) + 1), [*parts, STEP], fontsize=9.5)
+    axes.set_yticks(range(len(parts) + 1), [*parts, STEP], fontsize=10)
     axes.set_ylim(len(parts) + 0.6, -0.6)
     axes.grid(visible=False, axis="y")
     Axis("", milliseconds, "zero", room=(1, 1.15)).draw(axes, "x", [*ends, whole, *([old.median] if old else [])])
