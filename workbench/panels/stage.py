@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import anywidget
+import numpy as np
 import traitlets
 from matplotlib.artist import Artist
 from matplotlib.collections import Collection
@@ -111,7 +112,7 @@ class Stage(anywidget.AnyWidget):
     _esm = JAVASCRIPT
     _css = STYLE
     value = traitlets.Unicode("").tag(sync=True)
-    areas = traitlets.List().tag(sync=True)
+    areas: Any = traitlets.List().tag(sync=True)
     stills = traitlets.List(traitlets.Unicode()).tag(sync=True)
 
     def show(self, value: str, areas: list[Area]) -> None:
@@ -139,12 +140,12 @@ def tell(artist: Artist, *texts: str) -> None:
 def areas_of(figure: Figure) -> list[Area]:
     """What the artists of a drawn figure tell, and where."""
     width, height = (float(side) for side in figure.bbox.size)
-    areas = []
+    areas: list[Area] = []
 
     def add(x0: float, y0: float, x1: float, y1: float, text: str) -> None:
-        areas.append(
-            Area(*(round(float(v), 4) for v in (x0 / width, 1 - y1 / height, x1 / width, 1 - y0 / height)), text)
-        )
+        shares = (x0 / width, 1 - y1 / height, x1 / width, 1 - y0 / height)
+        left, top, right, bottom = (round(float(share), 4) for share in shares)
+        areas.append(Area(left, top, right, bottom, text))
 
     hover: Any = figure.findobj(lambda artist: bool(vars(artist).get(NAMES)))
     for artist in hover:
@@ -154,7 +155,7 @@ def areas_of(figure: Figure) -> list[Area]:
             for (x, y), text in zip(artist.get_transform().transform(artist.get_xydata()), texts):
                 add(x - near, y - near, x + near, y + near, text)
         elif isinstance(artist, Collection):
-            thick = 0.5 * float(artist.get_linewidths()[0]) * figure.dpi / 72
+            thick = 0.5 * float(np.atleast_1d(artist.get_linewidth())[0]) * figure.dpi / 72
             for path, text in zip(artist.get_paths(), texts):
                 box = path.get_extents(artist.get_transform())
                 add(box.x0 - thick, box.y0 - thick, box.x1 + thick, box.y1 + thick, text)

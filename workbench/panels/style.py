@@ -112,7 +112,8 @@ def label(axes: Axes, *, x: str = "", y: str = "", title: str = "") -> None:
 
 def wrapped(axes: Axes, text: str, size: float) -> str:
     """The text in as many lines as it takes beside or under these axes, in letters of `size` points."""
-    inches = axes.get_position().width * axes.figure.get_size_inches()[0]
+    figure: Any = axes.figure
+    inches = axes.get_position().width * figure.get_size_inches()[0]
     return textwrap.fill(text, max(12, int(inches / (LETTER * size / 72)))) if text else ""
 
 

@@ -389,13 +389,12 @@ def test_a_record_is_drawn_hollow_and_named(make, runs):
     assert "recorded on A far machine, 2030-01-02" in panel.said
 
 
-def test_what_can_never_fit_is_said_in_the_status_line_and_the_next_setting_is_drawn(make):
+def test_what_is_refused_is_said_in_the_status_line_and_the_next_setting_is_drawn(make):
     panel = make("scheduler_steps")
-    for wrong, message in (({"blocks": 3}, "can never fit"), ({"token_budget": 2}, "less than a token for each")):
-        panel.configure(**wrong)
-        assert panel.wait(30) and "error" in panel.status.value and message in panel.status.value
-        panel.configure(**{"blocks": 30, "token_budget": 16})
-        assert panel.wait(30) and "error" not in panel.status.value
+    panel.configure(token_budget=2, slots=4)
+    assert panel.wait(30) and "error" in panel.status.value and "less than a token for each" in panel.status.value
+    panel.configure(token_budget=16)
+    assert panel.wait(30) and "error" not in panel.status.value
 
 
 def test_the_stepper_tells_every_request_at_the_step_shown(make):

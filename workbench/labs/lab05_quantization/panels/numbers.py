@@ -179,7 +179,7 @@ def _draw_bits(axes: Axes, view: BitView) -> None:
     for field in view.fields:
         for bit in field.bits:
             ink = "#FFFFFF" if bit == "1" and field.role != "fraction" else style.INK
-            look = {"alpha": 1.0 if bit == "1" else 0.25, "fontsize": 12, "zorder": 1}
+            look: dict[str, Any] = {"alpha": 1.0 if bit == "1" else 0.25, "fontsize": 12, "zorder": 1}
             cell(axes, x + 0.05, 0, 0.9, 1, ROLE_COLOURS[field.role], bit, ink=ink, **look)
             x += 1
         many = f"{field.role} ({len(field.bits)})" if len(field.bits) > 1 else field.role

@@ -189,8 +189,8 @@ def _draw_tree(axes: Axes, tree: Tree, m: Measurement, stage: int) -> None:
 
 def _points(axes: Axes) -> tuple[float, float]:
     """Width and height of the axes in points."""
-    width, height = axes.get_window_extent().size * 72 / axes.figure.dpi
-    return float(width), float(height)
+    box, dots = axes.get_window_extent(), axes.figure.dpi
+    return 72 * box.width / dots, 72 * box.height / dots
 
 
 def _box(
