@@ -723,8 +723,8 @@ say(
 # %% jupyter={"source_hidden": true}
 graph_guess = ask(
     "what a graph gains",
-    "Llama 3.2 1B on an H200, one sequence, if Python needs 10 µs to start an operation: how many times as fast does a"
-    " CUDA graph make a step?",
+    f"Llama 3.2 1B on an H200, one sequence, if Python needs {EAGER_LAUNCH_US:.0f} µs to start an operation: how many"
+    " times as fast does a CUDA graph make a step?",
     unit="times",
     example=1.5,
     low=0,
