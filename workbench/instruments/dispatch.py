@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Hashable
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -185,7 +186,7 @@ class _Company:
         """Seconds of each kind in one step through all layers. What passes in between is not in it."""
         taken = dict.fromkeys(("start", "views", "linear", "norm", "attention", "index", "elementwise"), 0.0)
         clock, batch, config = time.perf_counter, self.batch, self.config
-        row = torch.ones(1, 512)
+        row, start = torch.ones(1, 512), clock()
 
         def lap(name: str) -> None:
             nonlocal start
@@ -200,7 +201,6 @@ class _Company:
                 at += 1
             start = clock()
 
-        start = clock()
         passes()
         self.kv.begin(batch)
         x = F.embedding(batch.token_ids, self.embedding)
@@ -263,7 +263,8 @@ class _StandIn:
     higher floor."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config, self.lengths = config, {0: 3}
+        self.config = config
+        self.lengths: dict[Hashable, int] = {0: 3}
         shape = (config.num_layers, 1, config.num_kv_heads, 8, config.head_dim)
         self.kept = torch.zeros(shape), torch.zeros(shape)
         self._batch: Batch | None = None
@@ -301,7 +302,8 @@ class _StandIn:
 def _python_s(calls: Dispatch, stop: CheckStop | None) -> tuple[float, float]:
     """Python's seconds of a layer, and of a step besides: what a whole step of the real code takes beyond its calls,
     with one layer and with LAYERS."""
-    batch, seconds = Batch.of([[1]], first_positions=[3]), {}
+    batch = Batch.of([[1]], first_positions=[3])
+    seconds: dict[int, list[float]] = {}
     models = {layers: prepare(Decoder(tiny_config(layers))) for layers in (1, LAYERS)}
     kvs = {layers: _StandIn(model.config) for layers, model in models.items()}
     for _ in range(MOST):

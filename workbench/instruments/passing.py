@@ -14,6 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -105,7 +106,7 @@ def measure_weights(dtype: torch.dtype, cache_bytes: int, stop: CheckStop | None
         one,
         stop,
     )
-    large = {"large_bytes": float(Packed.LARGE_BYTES), "large_rows": Packed.MIN_ROWS} if packed else {}
+    large: dict[str, Any] = {"large_bytes": float(Packed.LARGE_BYTES), "large_rows": Packed.MIN_ROWS} if packed else {}
     return Passing(*passing, **large), samples
 
 
