@@ -79,6 +79,7 @@ REASONS = {
         "workbench/grading/warm.py run_kernel: open",
         "workbench/grading/warm.py run_pytest: fdopen",
         "workbench/grading/warm.py run_server: open",
+        "workbench/labs/lab02_where_time_goes/trace.py silent: open",
         "workbench/labs/lab03_kv_cache/peer_llama_cpp.py main: fdopen",
         "workbench/labs/lab08_continuous_batching/peer_llama_cpp_slots.py main: fdopen",
     ),
