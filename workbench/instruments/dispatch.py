@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
 from workbench.instruments.cost_operations import OperationCosts
+from workbench.instruments.memory import available_bytes
 from workbench.instruments.records import quantile
 from workbench.instruments.timing import CheckStop
 from workbench.models.batch import Batch
@@ -175,11 +176,12 @@ class _Company:
         )
 
     def _pool(self, passed: float) -> list[Linear]:
-        """Matrices that pass between two products, in turns; together far more than the cache holds."""
+        """Matrices that pass between two products, in turns; together far more than the cache holds, within an eighth of
+        free memory."""
         width = 512
         rows = max(16, round(passed / 4 / 4 / width))
         one = rows * width * 4
-        count = max(4, round(POOL * self.cache_bytes / one))
+        count = max(4, round(min(POOL * self.cache_bytes, available_bytes("cpu") / 8) / one))
         return [self.hold(torch.ones(rows, width)) for _ in range(count)]
 
     def _run(self, pool: list[Linear], at: int) -> dict[str, float]:
