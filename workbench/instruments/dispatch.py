@@ -176,8 +176,8 @@ class _Company:
         )
 
     def _pool(self, passed: float) -> list[Linear]:
-        """Matrices that pass between two products, in turns; together far more than the cache holds, within an eighth of
-        free memory."""
+        """Matrices that pass between two products, in turns; together far more than the cache holds, but within an
+        eighth of free memory."""
         width = 512
         rows = max(16, round(passed / 4 / 4 / width))
         one = rows * width * 4
