@@ -446,6 +446,9 @@ used_guess
 # %%
 used_guess.answer()
 growth = wb.panels.growth()
+growth
+
+# %%
 states = growth.run()
 growth
 
@@ -559,6 +562,9 @@ chunk_guess
 # %%
 chunk_guess.answer()
 chunks = wb.panels.chunks()
+chunks
+
+# %%
 chunked = chunks.run()
 chunks
 
@@ -817,6 +823,9 @@ short_guess
 # %%
 short_guess.answer()
 batch_panel = wb.panels.cache_batch()
+batch_panel
+
+# %%
 steps = batch_panel.run()
 batch_panel
 

@@ -258,12 +258,13 @@ def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceil
     with exclusive(stop), torch.inference_mode():
         first, how = _bandwidth_rates(device, stop, share=0.5)
         dtypes = [torch.float32, torch.bfloat16] + ([torch.float16] if device.startswith("cuda") else [])
+        besides: dict[str, Any] = {}
         names = {str(dtype).removeprefix("torch."): dtype for dtype in dtypes}
         flops = {name: _matmul_rates(dtype, device, stop) for name, dtype in names.items()}
         if device.startswith("cuda"):
             weights = {name: _weight_rates(dtype, device, stop) for name, dtype in names.items()}
             attention, launches = _attention_rates(device, stop), _launch_rates(device, stop)
-            launch_s, besides = 1 / quantile(launches, 0.9), {}
+            launch_s = 1 / quantile(launches, 0.9)
         else:
             passing = {name: measure_weights(dtype, last_cache_bytes(), stop) for name, dtype in names.items()}
             weights = {name: samples for name, (_, samples) in passing.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Hashable
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
 from workbench.instruments.cost_operations import OperationCosts
+from workbench.instruments.memory import available_bytes
 from workbench.instruments.records import quantile
 from workbench.instruments.timing import CheckStop
 from workbench.models.batch import Batch
@@ -174,18 +176,19 @@ class _Company:
         )
 
     def _pool(self, passed: float) -> list[Linear]:
-        """Matrices that pass between two products, in turns; together far more than the cache holds."""
+        """Matrices that pass between two products, in turns; together far more than the cache holds, but within an
+        eighth of free memory."""
         width = 512
         rows = max(16, round(passed / 4 / 4 / width))
         one = rows * width * 4
-        count = max(4, round(POOL * self.cache_bytes / one))
+        count = max(4, round(min(POOL * self.cache_bytes, available_bytes("cpu") / 8) / one))
         return [self.hold(torch.ones(rows, width)) for _ in range(count)]
 
     def _run(self, pool: list[Linear], at: int) -> dict[str, float]:
         """Seconds of each kind in one step through all layers. What passes in between is not in it."""
         taken = dict.fromkeys(("start", "views", "linear", "norm", "attention", "index", "elementwise"), 0.0)
         clock, batch, config = time.perf_counter, self.batch, self.config
-        row = torch.ones(1, 512)
+        row, start = torch.ones(1, 512), clock()
 
         def lap(name: str) -> None:
             nonlocal start
@@ -200,7 +203,6 @@ class _Company:
                 at += 1
             start = clock()
 
-        start = clock()
         passes()
         self.kv.begin(batch)
         x = F.embedding(batch.token_ids, self.embedding)
@@ -263,7 +265,8 @@ class _StandIn:
     higher floor."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config, self.lengths = config, {0: 3}
+        self.config = config
+        self.lengths: dict[Hashable, int] = {0: 3}
         shape = (config.num_layers, 1, config.num_kv_heads, 8, config.head_dim)
         self.kept = torch.zeros(shape), torch.zeros(shape)
         self._batch: Batch | None = None
@@ -301,7 +304,8 @@ class _StandIn:
 def _python_s(calls: Dispatch, stop: CheckStop | None) -> tuple[float, float]:
     """Python's seconds of a layer, and of a step besides: what a whole step of the real code takes beyond its calls,
     with one layer and with LAYERS."""
-    batch, seconds = Batch.of([[1]], first_positions=[3]), {}
+    batch = Batch.of([[1]], first_positions=[3])
+    seconds: dict[int, list[float]] = {}
     models = {layers: prepare(Decoder(tiny_config(layers))) for layers in (1, LAYERS)}
     kvs = {layers: _StandIn(model.config) for layers, model in models.items()}
     for _ in range(MOST):

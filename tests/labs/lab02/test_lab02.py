@@ -485,10 +485,11 @@ def test_a_trace_counts_the_calls_of_one_step_and_says_what_the_profiler_costs(r
     assert sum(share for _, share, _ in shares.values()) == pytest.approx(1) and "attention" in shares
 
 
-def test_a_trace_is_written_for_a_viewer_or_refused_before_anything_runs(tiny_model, bench, tmp_path):
+def test_a_trace_is_written_for_a_viewer_or_refused_before_anything_runs(tiny_model, bench, tmp_path, capfd):
     file = tmp_path / "step.json"
     run_experiment("time.trace", small("time.trace", tiny_model, file=str(file)), bench)
     assert "traceEvents" in file.read_text()
+    assert capfd.readouterr().err == "", "the profiler's library says nothing in between"
     with pytest.raises(WorkbenchError, match="cannot write a trace"):
         run_experiment("time.trace", small("time.trace", tiny_model, file=str(tmp_path / "none" / "step.json")), bench)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,11 +109,25 @@ def _profiled(bench: Bench, sequences: Sequences, step: Batch) -> tuple[float, t
     if bench.device.startswith("cuda"):
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     logits: list[torch.Tensor] = []
-    with torch.inference_mode(), torch.profiler.profile(activities=activities) as profiler:
+    with silent(), torch.inference_mode(), torch.profiler.profile(activities=activities) as profiler:
         seconds = bench.measure(lambda: logits.append(sequences.fast(step, sequences.kv)), repeats=1, warmup=0)[0]
     for name in step.sequences:
         sequences.kv.truncate(name, sequences.context)
     return seconds, logits[0], profiler
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Nothing reaches the process's standard error. The profiler's library writes lines there when it starts and stops,
+    past Python, and listens to its own variable only where that is set before torch is loaded."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def shares_by_kind(made: Sequence[Measurement]) -> dict[str, tuple[float, float, float]]:
