@@ -242,11 +242,12 @@ class LabPage:
         unrun = [f"never ran: {cell.source[:80]!r}" for cell in code if cell.execution_count is None]
         return shown + broken.all_inner_texts() + unrun
 
-    def panel(self, words: str) -> "PanelOnPage":
-        """The one output with a Run button that holds `words`."""
+    def panel(self, words: str, among: int = 1) -> "PanelOnPage":
+        """The first output with a Run button that holds `words`. among: how many the lecture has."""
         run = button(self.page, "Run")
         output = self.book.locator(".jp-OutputArea-output").filter(has=run).filter(has_text=words)
-        expect(output).to_have_count(1, timeout=30_000)
+        expect(output).to_have_count(among, timeout=30_000)
+        output = output.first
         output.scroll_into_view_if_needed()
         return PanelOnPage(self, output)
 
