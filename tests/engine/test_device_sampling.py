@@ -12,8 +12,9 @@ from kernel_claims import HERE, where_kernels_run
 import workbench as wb
 from workbench.decoding import SamplingSettings
 from workbench.decoding.device_sampling import KernelSampler, drawn
+from workbench.decoding.draws import BestDraws, RandomDraws
 from workbench.decoding.filters import filter_rows
-from workbench.decoding.sampling import BestDraws, RandomDraws, TokenDistribution, draws_for
+from workbench.decoding.sampling import TokenDistribution, draws_for
 from workbench.kernels import launch
 from workbench.models import prepare
 from workbench.models.graphs import Decoded

@@ -17,7 +17,8 @@ from conftest import random_decoder, tiny_config
 from test_kv_smaller import LATENT, SHARING
 
 from workbench.decoding import SamplingSettings
-from workbench.decoding.sampling import RandomDraws, Sampler, TokenDistribution
+from workbench.decoding.draws import RandomDraws
+from workbench.decoding.sampling import Sampler, TokenDistribution
 from workbench.decoding.sequence import Sequence
 from workbench.decoding.step import Step
 from workbench.errors import WorkbenchError

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from workbench.cli import main
 from workbench.decoding import SamplingSettings
-from workbench.decoding.sampling import BestDraws, RandomDraws, TokenDistribution
+from workbench.decoding.draws import BestDraws, RandomDraws
+from workbench.decoding.sampling import TokenDistribution
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.kv import Contiguous

@@ -123,7 +123,7 @@ def seen(report, tables):
         [sequence.id for sequence in sequences]
         for sequences in (plan.admitted, plan.preempted, plan.swapped_out, plan.swapped_in, plan.forked)
     ]
-    counts = replace(report, plan=None, tokens=None, finished=(), schedule_s=0.0)
+    counts = replace(report, plan=None, emitted={}, finished=(), schedule_s=0.0)
     blocks = {name: tuple(table) for name, table in tables.tables.items()}
     return work, plan.padding, changes, report.tokens, counts, blocks
 

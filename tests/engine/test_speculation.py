@@ -19,7 +19,8 @@ from conftest import random_decoder, tiny_config
 from draft_clock import NOISY, RESTLESS, STILL, Pair, of_best_fixed, of_fixed
 
 from workbench.decoding import SamplingSettings, keep_top_p
-from workbench.decoding.sampling import RandomDraws, Sampler, TokenDistribution
+from workbench.decoding.draws import RandomDraws
+from workbench.decoding.sampling import Sampler, TokenDistribution
 from workbench.decoding.sequence import Sequence
 from workbench.decoding.step import Step
 from workbench.errors import WorkbenchError

@@ -29,6 +29,7 @@ NO_WHOLE = (0, -1, 2.5, True, "3", math.nan, [1])
 NO_NUMBER = (math.nan, math.inf, "0", True, 1j, [0.0])
 NO_NAME = (3, 2.5, b"x", ["hash"], {"hash": 1})
 NO_IDS = (None, 5, "12", b"12", {1: 2}, {1, 2}, [True], [1.0], ["a"], [-1], [[1]], object())
+NO_TOP = (-1, 21, 2.0, True, "3", math.nan, [1])
 NO_MODEL = (None, 3, "stdlib-10m", ["a"])
 
 
@@ -213,6 +214,8 @@ CALLS = {
     "request, priority": (lambda e, v: request(priority=v), NO_NUMBER, "priority must be"),
     "request, deadline_s": (lambda e, v: request(deadline_s=v), (0, -1, *NO_NUMBER), "deadline_s must be"),
     "request, tenant": (lambda e, v: request(tenant=v), (None, 3, ["a"]), "tenant must be"),
+    "request, log_probs": (lambda e, v: request(log_probs=v), NO_TOP, "log_probs must be None or"),
+    "request, prompt_log_probs": (lambda e, v: request(prompt_log_probs=v), NO_TOP, "prompt_log_probs must be None"),
     "add": (lambda e, v: e.add(v), (None, 3, "a", {}, [request()], Request), "only a Request can be added"),
     "add, a name twice": (lambda e, v: e.add(request(id=v)), ("waits", "done"), "was added before"),
     "add, prompt": (lambda e, v: e.add(request(prompt_ids=v)), ([V], [2**70]), "lie in 0 …"),

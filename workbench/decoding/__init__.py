@@ -1,6 +1,7 @@
 """From logits to text: sampling, one step for many sequences, the naive loop with its stream, beam search, grammars."""
 
 from workbench.decoding.beam import Hypothesis, beam_search, generate_beam
+from workbench.decoding.draws import BestDraws, RandomDraws, draw
 from workbench.decoding.filters import (
     FILTERS,
     apply_temperature,
@@ -14,16 +15,8 @@ from workbench.decoding.filters import (
 )
 from workbench.decoding.guide import Guide
 from workbench.decoding.loop import Generation, Stream, StreamedToken, token_loop
-from workbench.decoding.sampling import (
-    BestDraws,
-    RandomDraws,
-    Sampler,
-    SamplingSettings,
-    TokenDistribution,
-    choose,
-    draw,
-)
-from workbench.decoding.sequence import NewToken, Request, Sequence, Status
+from workbench.decoding.sampling import Sampler, SamplingSettings, TokenDistribution, choose
+from workbench.decoding.sequence import LogProb, NewToken, Request, Sequence, Status
 from workbench.decoding.step import Chunk, Step, StepOutput
 
 __all__ = [
@@ -39,6 +32,7 @@ __all__ = [
     "Sequence",
     "Status",
     "NewToken",
+    "LogProb",
     "Step",
     "StepOutput",
     "Chunk",

@@ -24,8 +24,9 @@ from collections.abc import Sequence
 
 import torch
 
+from workbench.decoding.draws import RandomDraws
 from workbench.decoding.filters import LARGEST_TEMPERATURE
-from workbench.decoding.sampling import RandomDraws, Sampler, SamplingSettings, TokenDistribution
+from workbench.decoding.sampling import Sampler, SamplingSettings, TokenDistribution
 from workbench.models.transfers import sent
 
 LARGEST_VOCABULARY = 1 << 22

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SEEDS = 2**63  # a seed lies below
 LONGEST_TEXT = 2**22  # tokens; more are not even counted
+MAX_TOP = 20  # log-probabilities beside each token's own (the OpenAI API's limit)
 # `request` below is a `decoding.sequence.Request`, which imports this module
 
 
@@ -111,6 +112,9 @@ def check_request(request: Any) -> None:
         raise WorkbenchError(f"tenant must be text or bytes, got {shown(request.tenant)}")
     if request.sampling is not None:
         check_sampling(request.sampling)
+    for name in ("log_probs", "prompt_log_probs"):
+        if (value := getattr(request, name)) is not None and not (is_whole(value) and 0 <= value <= MAX_TOP):
+            raise WorkbenchError(f"{name} must be None or a whole number from 0 to {MAX_TOP}, got {shown(value)}")
 
 
 def check_sampling(sampling: object) -> None:

@@ -1,7 +1,7 @@
 """From logits to a token: a request's filters in order, the distribution that they leave, and one draw from it.
 
-`decoding.filters` has the filters; here are the settings that choose among them, the `TokenDistribution` of a request,
-its random numbers, and the `Sampler` that chooses a sequence's next token.
+`decoding.filters` has the filters and `decoding.draws` the random numbers; here are the settings that choose among the
+filters, the `TokenDistribution` of a request, and the `Sampler` that chooses a sequence's next token.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from workbench.decoding.draws import BestDraws, Draws, RandomDraws
 from workbench.decoding.filters import (
     FILTERS,
     REMOVED,
@@ -149,61 +150,6 @@ class TokenDistribution:
 
 
 # -- from a distribution to a token ------------------------------------------------------------------------
-
-
-def draw(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """[n] token ids from rows [n, V], one uniform number of [0, 1) each, by inverse CDF. No value is looked at, so the
-    device need not be waited for.
-
-    It is the first token whose cumulative probability exceeds the number, so never one of probability 0; where rounding
-    left the sum below the number, the last token of any probability. Everything that draws a token ends here.
-    """
-    cumulative = probabilities.cumsum(dim=-1)
-    tokens = torch.searchsorted(cumulative, uniforms[..., None], right=True)[..., 0]
-    return torch.where(tokens < probabilities.shape[-1], tokens, cumulative.argmax(dim=-1))
-
-
-class Draws(Protocol):
-    """Where chance comes from: a generator of random numbers, or an enumeration of all that can happen."""
-
-    def accept(self, probability: Any) -> bool:
-        """True with this probability (of 1 or more: always)."""
-        ...
-
-    def choose(self, probabilities: Any) -> int:
-        """A token id from a row [V], each with its probability."""
-        ...
-
-
-class RandomDraws:
-    """`Draws` from a torch generator on the CPU. Each decision takes one uniform number in float64, so that the same
-    seed makes the same decisions on every device."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-
-    def uniform(self) -> float:
-        """From [0, 1)."""
-        return self._uniform().item()
-
-    def accept(self, probability: Any) -> bool:
-        return self.uniform() < probability
-
-    def choose(self, probabilities: torch.Tensor) -> int:
-        return int(draw(probabilities, self._uniform().to(probabilities.device)))
-
-    def _uniform(self) -> torch.Tensor:
-        return torch.rand((), generator=self._generator, dtype=torch.float64, device=self._generator.device)
-
-
-class BestDraws:
-    """No chance: the most probable token, of equals the one with the smallest id. For greedy decoding."""
-
-    def accept(self, probability: Any) -> bool:
-        return probability >= 1
-
-    def choose(self, probabilities: torch.Tensor) -> int:
-        return int(probabilities.argmax())
 
 
 def draws_for(settings: SamplingSettings | TokenDistribution, seed: int | None) -> RandomDraws | BestDraws:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections import abc
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from workbench.decoding.request_checks import check_id, check_request, check_token_ids, own_sampling
@@ -38,6 +38,9 @@ class Request:
     stop_token_ids: tokens that end it; None means the model's own end-of-text tokens, as in `generate`, () none.
     sampling, seed: default greedy, a fresh seed. priority: smaller is more urgent. arrival_s: on the engine's clock.
     deadline_s: after arrival. tenant: text or bytes; prompts are found again only under the same name.
+    log_probs: of each generated token under the model itself, before any filter, and of so many top tokens (0 … 20);
+    tokens of a jump have none, because no logits were computed for them. prompt_log_probs: the same of the prompt's
+    tokens, all of which are then computed, none found in the prefix cache.
     """
 
     id: Hashable
@@ -51,6 +54,8 @@ class Request:
     deadline_s: float | None = None
     tenant: str | bytes = ""
     arrival_s: float = 0.0
+    log_probs: int | None = None
+    prompt_log_probs: int | None = None
 
     def __post_init__(self) -> None:
         check_id(self.id)
@@ -79,6 +84,14 @@ class Request:
 NOT_SET: Any = None  # of a sequence that no scheduler knows, or that is not sampled yet
 
 
+class LogProb(NamedTuple):
+    """A token's log-probability under the model itself, and the top tokens there with theirs, the best first."""
+
+    token_id: int
+    log_prob: float | None  # None for a token of a jump
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class NewToken(NamedTuple):
     """A token that was appended to a sequence."""
 
@@ -86,6 +99,7 @@ class NewToken(NamedTuple):
     log_prob: float | None  # under the target itself, before any filter; None where it was not asked
     origin: str  # the draft that wrote it, "target", or "grammar"
     kind: str  # "plain" where nothing was drafted, "draft", "correction", "bonus", or "jump"
+    top: tuple[tuple[int, float], ...] = ()  # as of a `LogProb`
 
 
 class Forces(Protocol):
@@ -109,6 +123,7 @@ class Sequence:
     sampler: Sampler = NOT_SET
     guide: Forces | None = None
     drafting: Any = NOT_SET  # a `speculation.engine.Drafting` where a draft guesses ahead
+    log_probs: int | None = 0  # top tokens wanted beside each new token's log-probability; None: not even that
 
     request: Request = NOT_SET
     sample: int = 0  # which of the request's n
@@ -124,6 +139,9 @@ class Sequence:
     preemptions: int = 0
     hit_tokens: int = 0  # found in the prefix cache at its last admission
     forked: bool = False  # the other sequences of its request were started
+    # the prompt's as far as they are known, None for the others, and always for the first; [] where nobody asked
+    prompt_log_probs: list[LogProb | None] = field(default_factory=list)
+    token_log_probs: list[LogProb] = field(default_factory=list)  # of generated tokens, where its request asks
 
     @classmethod
     def of(cls, request: Request, sample: int, number: int, token_ids: list[int]) -> Sequence:
@@ -134,9 +152,11 @@ class Sequence:
             len(request.prompt_ids),
             request.max_new_tokens,
             request.stop_token_ids or (),
+            log_probs=request.log_probs,
             request=request,
             sample=sample,
             number=number,
+            prompt_log_probs=[] if request.prompt_log_probs is None else [None] * len(request.prompt_ids),
         )
 
     def append(self, token_id: int) -> bool:
@@ -178,6 +198,11 @@ class Sequence:
         return len(self.token_ids) - self.computed
 
     @property
+    def reads_prompt(self) -> bool:
+        """Its prompt has to be computed, because log-probabilities of it are wanted that are not known yet."""
+        return self.prompt_log_probs.count(None) > 1
+
+    @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
 
@@ -202,14 +227,16 @@ class Finished:
     drafted: int = 0  # tokens, in all rounds, and how many of them were accepted
     accepted: int = 0
     draft_error: Exception | None = None  # why it went on without drafts
+    log_probs: tuple[LogProb, ...] | None = None  # of what was generated; None where the request did not ask
+    prompt_log_probs: tuple[LogProb | None, ...] | None = None  # first None; all that an early end left out, too
 
     @classmethod
     def of(cls, sequence: Sequence) -> Finished:
         """Of a sequence that ended."""
         assert sequence.finish_reason is not None and sequence.finished_s is not None
-        d = sequence.drafting
-        return cls(
-            sequence.request.id,
+        d, request = sequence.drafting, sequence.request
+        end = cls(
+            request.id,
             sequence.sample,
             tuple(sequence.generated_ids),
             sequence.finish_reason,
@@ -224,3 +251,8 @@ class Finished:
             sequence.hit_tokens,
             *((d.drafted, d.accepted, d.error) if d is not None else ()),
         )
+        if request.log_probs is not None:
+            end = replace(end, log_probs=tuple(sequence.token_log_probs))
+        if request.prompt_log_probs is not None:
+            end = replace(end, prompt_log_probs=tuple(sequence.prompt_log_probs))
+        return end

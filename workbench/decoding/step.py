@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 
 from workbench.decoding.guide import forced_tokens
-from workbench.decoding.sequence import NewToken, Sequence
+from workbench.decoding.log_probs import PromptBatch, log_probs_of, with_prompt_rows
+from workbench.decoding.sequence import LogProb, NewToken, Sequence
 from workbench.kv.contract import KV
 from workbench.models.batch import Batch
 from workbench.models.fast import Model
@@ -45,12 +46,12 @@ class StepOutput(NamedTuple):
 class Step:
     """A model and its kv. Owns no sequences: release them yourself.
 
-    model: a decoder, or what stands for one (`models.graphs.GraphedSteps`). log_probs: of every new token.
+    model: a decoder, or what stands for one (`models.graphs.GraphedSteps`).
     rows_processed and model_calls count exactly what went through the model.
     """
 
-    def __init__(self, model: Model | GraphedSteps, kv: KV, *, log_probs: bool = True) -> None:
-        self.model, self.kv, self.log_probs = model, kv, log_probs
+    def __init__(self, model: Model | GraphedSteps, kv: KV) -> None:
+        self.model, self.kv = model, kv
         self.rows_processed = self.model_calls = 0
 
     def run(
@@ -108,7 +109,7 @@ class Step:
             wanted = [*(logits or [1] * len(sequences)), *([0] * len(chunks))]
             if not sequences:
                 wanted[0] = 1  # a batch needs a row of logits; this one is not used
-        return Batch.of(
+        batch = Batch.of(
             [*new, *(chunk.token_ids for chunk in chunks)],
             first_positions=[*starts, *(self.kv.lengths.get(chunk.id, 0) for chunk in chunks)],
             sequences=[*(sequence.id for sequence in sequences), *(chunk.id for chunk in chunks)],
@@ -116,6 +117,10 @@ class Step:
             logits=wanted,
             device=self.model.batches_on if isinstance(self.model, GraphedSteps) else self.model.device,
         )
+        whose = [*sequences, *(chunk.sequence for chunk in chunks)]
+        if not any(sequence is not None and sequence.prompt_log_probs for sequence in whose):
+            return batch
+        return with_prompt_rows(batch, whose, len(sequences))
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """[rows asked for, V] logits, at least float32."""
@@ -132,8 +137,10 @@ class Step:
 
     def emit(self, sequence: Sequence, token: int, logits: torch.Tensor, kind: str = "plain") -> tuple[NewToken, ...]:
         """Append the model's own token, then those that a grammar forces. logits [V]: from which it was chosen."""
-        log_prob = logits.log_softmax(dim=-1)[token].item() if self.log_probs else None
-        emitted = (NewToken(token, log_prob, "target", kind),)
+        said = LogProb(token, None)
+        if sequence.log_probs is not None:
+            [said] = log_probs_of(logits[None], [token], sequence.log_probs)
+        emitted = (NewToken(token, said.log_prob, "target", kind, said.top),)
         ended = sequence.append(token)
         return emitted if ended or sequence.guide is None else emitted + forced_tokens(sequence)
 
@@ -145,7 +152,8 @@ class Step:
     def _counted(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
         self.rows_processed += batch.num_tokens
         self.model_calls += 1
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return batch.take(logits) if isinstance(batch, PromptBatch) else logits
 
 
 def best_of_all(sequences: abc.Sequence[Sequence], logits: torch.Tensor) -> list[int] | None:

@@ -30,9 +30,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from workbench.decoding.device_sampling import KernelSampler, drawn, why_not_kernel
+from workbench.decoding.draws import RandomDraws, draw
 from workbench.decoding.filters import check_filtered, check_logits, filter_rows
-from workbench.decoding.sampling import RandomDraws, Sampler, SamplingSettings, TokenDistribution, draw
-from workbench.decoding.sequence import Finished, Sequence
+from workbench.decoding.sampling import Sampler, SamplingSettings, TokenDistribution
+from workbench.decoding.sequence import Finished, NewToken, Sequence
 from workbench.errors import WorkbenchError
 from workbench.kv.contract import KV, BlockManager
 from workbench.kv.paged import Paged
@@ -161,6 +162,13 @@ def why_not_ahead(sampler: Sampler) -> str:
     if any(name.endswith("penalty") for name in distribution.settings.active()):
         return "penalties read the tokens"
     return ""
+
+
+def _asked(plan: Plan) -> str:
+    """Why the host reads logits of this plan; "" where it does not."""
+    if any(work.sequence.log_probs is not None for work in plan.work if work.writes):
+        return "log-probabilities are read on the host"
+    return "log-probabilities of a prompt" if any(work.sequence.reads_prompt for work in plan.work) else ""
 
 
 def chosen(
@@ -327,7 +335,7 @@ class Steps(Protocol):
         self,
         plan: Plan,
         outputs: Mapping[Hashable, Any],
-        tokens: dict[Hashable, tuple[int, ...]],
+        emitted: dict[Hashable, tuple[NewToken, ...]],
         finished: list[Finished],
         at_s: float,
         seconds: float,
@@ -355,7 +363,7 @@ class OneStepAhead:
         before, self._flight = self._flight, sent
         arrived = [] if before is None else before.land()
         ran_s = engine.now_s
-        tokens, finished = self._land(arrived)
+        emitted, finished = self._land(arrived)
         if reason:
             self.waited[reason] += 1
             plan.work = [work for work in plan.work if not work.sequence.finished]
@@ -363,15 +371,14 @@ class OneStepAhead:
             ran_s = engine.now_s
             finished += engine.postprocess(plan, outputs)
             for sequence_id, output in outputs.items():
-                new = tuple(token.token_id for token in output.emitted)
-                tokens[sequence_id] = tokens.get(sequence_id, ()) + new
+                emitted[sequence_id] = emitted.get(sequence_id, ()) + output.emitted
         elif sent is not None:
             self.ran_ahead += before is not None
             assert isinstance(self._scheduler, AheadScheduler)
             self._scheduler.expect(plan, sent.sequences, ran_s)
         ended_s = engine.now_s
         schedule_s = planned_s - began_s + ended_s - ran_s
-        return engine.report(plan, outputs, tokens, finished, began_s, ended_s - began_s, schedule_s)
+        return engine.report(plan, outputs, emitted, finished, began_s, ended_s - began_s, schedule_s)
 
     def _wait_reason(self, plan: Plan) -> str:
         """Why this plan needs the tokens that are under way; "" where it does not."""
@@ -380,19 +387,21 @@ class OneStepAhead:
         if self._scheduler.settings.batching == "static":
             return "a group padded together"
         reasons = (why_not_ahead(work.sequence.sampler) for work in plan.work if work.writes)
-        return next(filter(None, reasons), "")
+        return next(filter(None, reasons), "") or _asked(plan)
 
-    def _land(self, arrived: list[Landed]) -> tuple[dict[Hashable, tuple[int, ...]], list[Finished]]:
+    def _land(self, arrived: list[Landed]) -> tuple[dict[Hashable, tuple[NewToken, ...]], list[Finished]]:
         """The tokens of a step take their places; (tokens by sequence, results of those that ended)."""
         written = {landed.sequence.id: _put(landed) for landed in arrived}
-        tokens: dict[Hashable, tuple[int, ...]] = {
-            landed.sequence.id: (landed.token,) for landed in arrived if written[landed.sequence.id].tokens
+        emitted: dict[Hashable, tuple[NewToken, ...]] = {
+            landed.sequence.id: (NewToken(landed.token, None, "target", "plain"),)
+            for landed in arrived
+            if written[landed.sequence.id].tokens
         }
         if not arrived:
-            return tokens, []
+            return emitted, []
         assert isinstance(self._scheduler, AheadScheduler)
         ended = self._scheduler.arrived([landed.sequence for landed in arrived], written, self._engine.now_s)
-        return tokens, [self._engine.finish(sequence) for sequence in ended]
+        return emitted, [self._engine.finish(sequence) for sequence in ended]
 
 
 def _put(landed: Landed) -> Written:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from workbench.decoding import request_checks as checks
 from workbench.decoding.sampling import Sampler, draws_for
-from workbench.decoding.sequence import Finished, Request, Sequence
+from workbench.decoding.sequence import Finished, LogProb, NewToken, Request, Sequence
 from workbench.decoding.step import Chunk, Step, StepOutput
 from workbench.kv.paged import Paged
 from workbench.kv.paged_static import StaticPaged
@@ -113,7 +113,7 @@ class Engine:
                 self.graphs = GraphedSteps(model, self.kv, settings.max_running)
         steps = model if self.graphs is None else self.graphs
         self.scheduler = scheduler_for(self.kv, settings, ahead=asynchronous)
-        self._step = Step(steps, self.kv, log_probs=False)
+        self._step = Step(steps, self.kv)
         if made is not None:
             made.make_room(settings.max_running)
         self._speculator = None if made is None else Speculator(self._step, made)
@@ -285,9 +285,9 @@ class Engine:
         ran_s = self.now_s
         finished = self.postprocess(plan, outputs)
         ended_s = self.now_s
-        tokens = {sequence_id: _token_ids(output) for sequence_id, output in outputs.items()}
+        emitted = {sequence_id: output.emitted for sequence_id, output in outputs.items()}
         return self.report(
-            plan, outputs, tokens, finished, began_s, ended_s - began_s, planned_s - began_s + ended_s - ran_s
+            plan, outputs, emitted, finished, began_s, ended_s - began_s, planned_s - began_s + ended_s - ran_s
         )
 
     def schedule(self, now_s: float) -> Plan:
@@ -341,6 +341,8 @@ class Engine:
     def _written(sequence: Sequence, output: Output) -> Written:
         if output.error is not None:
             return Written(0, "error", output.error)
+        if sequence.log_probs is not None:
+            sequence.token_log_probs += [LogProb(new.token_id, new.log_prob, new.top) for new in output.emitted]
         return Written(len(output.emitted), sequence.end_reason())
 
     def run(
@@ -385,7 +387,7 @@ class Engine:
         self,
         plan: Plan,
         outputs: abc.Mapping[Hashable, Output],
-        tokens: dict[Hashable, tuple[int, ...]],
+        emitted: dict[Hashable, tuple[NewToken, ...]],
         finished: abc.Sequence[Finished],
         at_s: float,
         seconds: float,
@@ -404,7 +406,7 @@ class Engine:
             at_s=at_s,
             seconds=seconds,
             plan=plan,
-            tokens=tokens,
+            emitted=emitted,
             finished=(*finished, *map(self.finish, plan.failed)),
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting) + len(self.scheduler.swapped),
@@ -419,7 +421,3 @@ class Engine:
             drafts=drafts,
             draft_errors=() if self._speculator is None else self._speculator.new_errors(),
         )
-
-
-def _token_ids(output: Output) -> tuple[int, ...]:
-    return tuple(token.token_id for token in output.emitted)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from workbench.decoding.sequence import Finished
+from workbench.decoding.sequence import Finished, NewToken
 from workbench.serving.scheduler import Plan
 
 
@@ -17,7 +18,7 @@ class StepReport:
     at_s: float  # when it began
     seconds: float
     plan: Plan
-    tokens: dict[Hashable, tuple[int, ...]]  # generated, by sequence
+    emitted: dict[Hashable, tuple[NewToken, ...]]  # generated, by sequence
     finished: tuple[Finished, ...]
     running: int
     waiting: int
@@ -32,3 +33,8 @@ class StepReport:
     # drafted and accepted tokens, by sequence, of those that were drafted for
     drafts: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
     draft_errors: tuple[str, ...] = ()  # each turned drafts off, for one sequence or for all; it says which
+
+    @cached_property
+    def tokens(self) -> dict[Hashable, tuple[int, ...]]:
+        """`emitted`, the ids alone."""
+        return {name: tuple(token.token_id for token in new) for name, new in self.emitted.items()}

@@ -310,7 +310,8 @@ class Scheduler:
             if self._num_running() + 1 + self._samples_to_come(sequence) > self.settings.max_running:
                 return
             try:
-                hit_tokens = self.memory.open(sequence.id, sequence.token_ids, sequence.request.tenant)
+                known = () if sequence.reads_prompt else sequence.token_ids
+                hit_tokens = self.memory.open(sequence.id, known, sequence.request.tenant)
             except Exception as error:  # of hashing its tokens
                 self._fail(sequence, error, plan, now_s)
                 continue
@@ -379,6 +380,7 @@ class Scheduler:
         new = [self._sequence(request, sample, list(first.token_ids)) for sample in range(1, request.n)]
         for sequence in new:
             sequence.sampler, sequence.drafting = first.sampler, first.drafting
+            sequence.prompt_log_probs = first.prompt_log_probs
         self._alive[request.id] += new
         plan.forked += new
         return new

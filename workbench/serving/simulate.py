@@ -20,7 +20,7 @@ from collections import abc
 from collections.abc import Callable, Hashable, Iterable
 
 from workbench.decoding.request_checks import check_fits_context, no_request
-from workbench.decoding.sequence import Finished, Request, Sequence
+from workbench.decoding.sequence import Finished, NewToken, Request, Sequence
 from workbench.errors import WorkbenchError, check_whole, is_number
 from workbench.kv.blocks import BlockTables
 from workbench.kv.prefix import prefix_index
@@ -141,14 +141,15 @@ class Twin:
         seconds = self._seconds(plan, len(writing))
         self.tables.grow(self._after(plan, writing))
         self.now_s = at_s + seconds
-        tokens: dict[Hashable, tuple[int, ...]] = {}
+        emitted: dict[Hashable, tuple[NewToken, ...]] = {}
         written: dict[Hashable, Written] = {}
         for work in writing:
             name = work.sequence.id
-            tokens[name], written[name] = self._write(work.sequence, self._texts[name])
+            token, written[name] = self._write(work.sequence, self._texts[name])
+            emitted[name] = (NewToken(token, None, "target", "plain"),)
         done = self.scheduler.postprocess(plan, written, self.now_s)
         finished = tuple(self._finish(sequence) for sequence in done)
-        return self._report(plan, tokens, finished, at_s, seconds)
+        return self._report(plan, emitted, finished, at_s, seconds)
 
     def run(
         self, workload: Iterable[Request | Arrival] | ClosedLoop, *, watch: Callable[[StepReport], None] | None = None
@@ -204,15 +205,15 @@ class Twin:
         return after | {name: self.tables.lengths.get(name, 0) + rows for name, rows in plan.padding}
 
     @staticmethod
-    def _write(sequence: Sequence, text: tuple[int, ...]) -> tuple[tuple[int], Written]:
+    def _write(sequence: Sequence, text: tuple[int, ...]) -> tuple[int, Written]:
         request, at = sequence.request, sequence.written
         token, last = text[at], at + 1 == len(text)
         sequence.token_ids.append(token)
         if token in sequence.stop_token_ids:
-            return (token,), STOPPED
+            return token, STOPPED
         if not last:
-            return (token,), GOES_ON
-        return (token,), STOPPED if len(text) < request.max_new_tokens else FULL
+            return token, GOES_ON
+        return token, STOPPED if len(text) < request.max_new_tokens else FULL
 
     def _finish(self, sequence: Sequence) -> Finished:
         self._texts.pop(sequence.id, None)
@@ -221,7 +222,7 @@ class Twin:
     def _report(
         self,
         plan: Plan,
-        tokens: dict[Hashable, tuple[int, ...]],
+        emitted: dict[Hashable, tuple[NewToken, ...]],
         finished: tuple[Finished, ...],
         at_s: float,
         seconds: float,
@@ -233,7 +234,7 @@ class Twin:
             at_s=at_s,
             seconds=seconds,
             plan=plan,
-            tokens=tokens,
+            emitted=emitted,
             finished=(*finished, *map(self._finish, plan.failed)),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.swapped),

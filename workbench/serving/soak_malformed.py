@@ -15,6 +15,7 @@ from workbench.serving.engine import Engine
 NO_WHOLE = (0, -1, 2.0, True, None, "3", math.nan, [1])
 NO_NUMBER = (math.nan, math.inf, -math.inf, "0", None, True, 1j, [0.0], 10**400)
 NO_IDS = (None, 5, "text", b"text", {1: 2}, {1, 2}, [True], [1.0], ["a"], [None], [-1], [[1]], [10**30], object())
+NO_TOP = (-1, 21, 2.0, True, "3", math.nan, [1])
 FIELDS: dict[str, tuple[Any, ...]] = {
     "id": ([], {}, {1}, ([],), bytearray(b"a")),
     "prompt_ids": (*NO_IDS, (), []),
@@ -27,6 +28,8 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "deadline_s": (0, -1.0, *(value for value in NO_NUMBER if value is not None)),
     "tenant": (None, 3, ["a"], True, object()),
     "arrival_s": NO_NUMBER,
+    "log_probs": NO_TOP,
+    "prompt_log_probs": NO_TOP,
 }
 SAMPLING: dict[str, tuple[Any, ...]] = {
     "temperature": (-1.0, -5e-324, *NO_NUMBER),

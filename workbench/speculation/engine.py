@@ -25,8 +25,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 
 from workbench.decoding.guide import forced_tokens
+from workbench.decoding.log_probs import log_probs_of
 from workbench.decoding.sampling import TextOf, TokenDistribution
-from workbench.decoding.sequence import NewToken, Sequence
+from workbench.decoding.sequence import LogProb, NewToken, Sequence
 from workbench.decoding.step import Chunk, Step, best_of_all
 from workbench.errors import WorkbenchError, check_whole, shown
 from workbench.kv.contract import DraftingKV
@@ -435,17 +436,17 @@ class Speculator:
         if not len(proposal):
             return self.step.emit(sequence, verdict.token, rows[0])
         tokens = [*(proposal.tokens[node] for node in verdict.path), verdict.token]
-        log_probs: list[float | None] = [None] * len(tokens)
-        if self.step.log_probs:  # of each token, from the row of the one before it
+        said = [LogProb(token, None) for token in tokens]
+        if sequence.log_probs is not None:  # of each token, from the row of the one before it
             judged = rows[[0, *(node + 1 for node in verdict.path)]]
-            log_probs = judged.log_softmax(dim=-1)[range(len(tokens)), tokens].tolist()
+            said = log_probs_of(judged, tokens, sequence.log_probs)
         emitted = []
-        for token, log_prob, node in zip(tokens, log_probs, (*verdict.path, None)):
+        for (token, log_prob, top), node in zip(said, (*verdict.path, None)):
             if node is None:
-                emitted.append(NewToken(token, log_prob, "target", "bonus" if verdict.bonus else "correction"))
+                emitted.append(NewToken(token, log_prob, "target", "bonus" if verdict.bonus else "correction", top))
             else:
                 origin = proposal.origins[node] if proposal.origins else self._name
-                emitted.append(NewToken(token, log_prob, origin, "draft"))
+                emitted.append(NewToken(token, log_prob, origin, "draft", top))
             if sequence.append(token):
                 return tuple(emitted)
         return (*emitted, *(forced_tokens(sequence) if sequence.guide is not None else ()))

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from workbench.decoding.sampling import Draws
+from workbench.decoding.draws import Draws
 from workbench.speculation.proposal import Proposal
 
 Row = Any  # [V] probabilities: a float64 tensor, or a numpy array of Fractions

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from workbench.decoding.sampling import Draws
+from workbench.decoding.draws import Draws
 from workbench.errors import WorkbenchError, check_between, check_whole, is_number
 from workbench.speculation.proposal import Proposal
 from workbench.speculation.rule import Row, Verdict, grow, verify

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.decoding.sampling import RandomDraws
+from workbench.decoding.draws import RandomDraws
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting, no_times
 from workbench.experiments.inputs import MODEL, plain

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from workbench.decoding.sampling import BestDraws, RandomDraws, Sampler, SamplingSettings, TokenDistribution
+from workbench.decoding.draws import BestDraws, RandomDraws
+from workbench.decoding.sampling import Sampler, SamplingSettings, TokenDistribution
 from workbench.decoding.sequence import Sequence
 from workbench.decoding.step import Step
 from workbench.errors import WorkbenchError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from workbench.decoding.sampling import Draws
+from workbench.decoding.draws import Draws
 from workbench.speculation.proposal import Proposal
 from workbench.speculation.rule import Row, Verdict, acceptance, residual, verify
 from workbench.speculation.theory import Verify

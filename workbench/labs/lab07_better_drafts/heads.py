@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from workbench.decoding.sampling import BestDraws
+from workbench.decoding.draws import BestDraws
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting, no_times
 from workbench.experiments.inputs import MODEL, plain

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from workbench.decoding.sampling import BestDraws, Draws, TokenDistribution
+from workbench.decoding.draws import BestDraws, Draws
+from workbench.decoding.sampling import TokenDistribution
 from workbench.errors import WorkbenchError
 from workbench.kv import KV
 from workbench.models.fast import Model

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workbench.decoding.sampling import BestDraws
+from workbench.decoding.draws import BestDraws
 from workbench.errors import WorkbenchError, check_flag, check_whole, unknown
 from workbench.models.corpus import training_files
 from workbench.models.fast import Model

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from workbench.decoding.sampling import BestDraws, Draws, RandomDraws
+from workbench.decoding.draws import BestDraws, Draws, RandomDraws
 from workbench.kv import Contiguous
 from workbench.models.batch import Batch
 from workbench.models.decoder import Decoder

@@ -17,7 +17,7 @@ import torch
 from workbench.checks.inputs import random_model
 from workbench.checks.tensors import missing
 from workbench.checks.tensors import shown as shown_tensor
-from workbench.decoding.sampling import Draws
+from workbench.decoding.draws import Draws
 from workbench.errors import WorkbenchError
 from workbench.grading.check import refused_or_not
 from workbench.kv import Contiguous
