@@ -214,6 +214,10 @@ def make_parser() -> argparse.ArgumentParser:
     engine.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (default: 0)")
     engine.add_argument("--seconds", type=float, metavar="S", help="begin no run later than this (default: no limit)")
 
+    from workbench.cli_serving import add_options
+
+    add_options(command("serve", run_serve, "serve a model to OpenAI clients"))
+
     commands.add_parser("build", help="build the notebooks from their sources", add_help=False)
     return parser
 
@@ -642,6 +646,15 @@ def _quantity(value: float, unit: str) -> str:
     if unit == "s":
         return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
     return f"{value:,.4g} {unit}" if abs(value) < 1e4 else f"{value:,.0f} {unit}"
+
+
+# -- serving -------------------------------------------------------------------------------------------------
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    from workbench.cli_serving import run
+
+    return run(args)
 
 
 # -- soaks ---------------------------------------------------------------------------------------------------

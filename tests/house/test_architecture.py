@@ -28,7 +28,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"lectures"},
     {"labs", "notebook_source"},
     {"build"},
-    {"cli"},
+    {"cli", "cli_serving"},
     {"workbench"},  # the package itself: names that arrive when they are used
 )
 ENGINE = ("torch", "numpy", "safetensors", "tokenizers")

@@ -154,9 +154,9 @@ class Engine:
         [accepted] = self._accept("add", [request])
         self._enter(accepted)
 
-    def abort(self, request_id: Hashable) -> list[Finished]:
-        """End a request, whatever its state, also one whose time to arrive has not come; what it had generated is in
-        the results. While another thread is in a step, at the end of that."""
+    def abort(self, request_id: Hashable, sample: int | None = None) -> list[Finished]:
+        """End a request, whatever its state, also one whose time to arrive has not come, or one of its samples that
+        run; what it had generated is in the results. While another thread is in a step, at the end of that."""
         checks.check_outside("abort", self._owner)
         checks.check_id(request_id)
         ended: Future[list[Finished]] = Future()
@@ -165,7 +165,8 @@ class Engine:
             try:
                 if (accepted := self._coming.get(request_id)) is not None:
                     self._let_in(accepted)
-                ended.set_result([self.finish(sequence) for sequence in self.scheduler.abort(request_id, self.now_s)])
+                sequences = self.scheduler.abort(request_id, self.now_s, sample)
+                ended.set_result([self.finish(sequence) for sequence in sequences])
             except BaseException as error:
                 ended.set_exception(error)
                 if not isinstance(error, Exception):  # an interrupt of the thread that is in a step

@@ -164,13 +164,20 @@ class Scheduler:
         self._numbers += 1
         return Sequence.of(request, sample, self._numbers, token_ids)
 
-    def abort(self, request_id: Hashable, now_s: float) -> list[Sequence]:
-        """End a request now, whatever its state. Raises WorkbenchError for one that is unknown or finished."""
+    def abort(self, request_id: Hashable, now_s: float, sample: int | None = None) -> list[Sequence]:
+        """End a request now, whatever its state, or one of its samples. Raises WorkbenchError for one that is unknown
+        or finished, and for one sample alone before it has been started."""
         check_id(request_id)
         if request_id not in self._alive:
             known = "has finished already" if request_id in self._ended else "is unknown"
             raise WorkbenchError(f"request {request_id!r} {known}; only a request that waits or runs can be aborted")
         sequences = list(self._alive[request_id])
+        if sample is not None:
+            if any(self._samples_to_come(sequence) for sequence in sequences):
+                raise WorkbenchError(f"the samples of request {request_id!r} have not been started; abort all of it")
+            sequences = [sequence for sequence in sequences if sequence.sample == sample]
+            if not sequences:
+                raise WorkbenchError(f"sample {sample} of request {request_id!r} has ended, or there is none")
         for sequence in sequences:
             self._end(sequence, "abort", now_s)
         return sequences

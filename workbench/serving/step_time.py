@@ -122,7 +122,7 @@ class Calibration:
         measured = np.array([seconds for _, seconds in steps])
         best, least = np.zeros(5), float("inf")
         for chosen in (list(c) for size in range(1, 6) for c in combinations(range(5), size)):
-            scale = terms[:, chosen].max(axis=0)
+            scale = np.maximum(terms[:, chosen].max(axis=0), np.finfo(float).tiny)  # a term may be 0 in all steps
             found = np.linalg.lstsq(terms[:, chosen] / scale, measured, rcond=None)[0] / scale
             error = float(((measured - terms[:, chosen] @ found) ** 2).sum())
             if (found >= 0).all() and error < least:

@@ -1,0 +1,274 @@
+"""One request from body to last byte: /v1/completions and /v1/chat/completions, whole or as a stream.
+
+    read the body ─ read the fields ─ place in the queue ─ tokens ─ admission ─ engine ─ pieces of text ─ answer
+         413, 408        400, 404          429, 503          400       429        400       (chunks | one object)
+
+Every way out closes the stream, which aborts what still runs: the blocks come back within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Hashable, Sequence
+from typing import Any
+
+from workbench.decoding.sequence import LogProb, Request
+from workbench.decoding.text import Detokenizer
+from workbench.serving.api.admission import Place
+from workbench.serving.api.answers import Answers, usage_of
+from workbench.serving.api.calls import Call
+from workbench.serving.api.choices import Choice, Piece, TokenLogProb
+from workbench.serving.api.errors import ApiError, as_json
+from workbench.serving.api.front import ClientGone, Front, Stream
+from workbench.serving.api.http import Receive, Scope, Send, answer, read_json, until_gone
+from workbench.serving.api.link import Update
+from workbench.serving.api.metrics import TextTimes
+
+SHORT = 4_096  # characters; longer prompts, and grammars, are made ready beside the event loop
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies such as nginx pass each chunk on
+]
+DONE, PING = b"data: [DONE]\n\n", b": ping\n\n"
+
+
+class Answering:
+    """The choices of one request while the engine writes them."""
+
+    def __init__(self, call: Call, requests: Sequence[Request], stream: Stream, front: Front) -> None:
+        self.call, self._requests, self._stream, self._front = call, requests, stream, front
+        self._choices: dict[tuple[Hashable, int], Choice] = {}
+        self._times: dict[tuple[Hashable, int], TextTimes] = {}
+        self._prompts: list[Piece] = []  # echoed, by choice
+        for at, request in enumerate(requests):
+            text = self._echoed(at, request)
+            for sample in range(request.n):
+                index = at * call.n + sample
+                self._prompts.append(Piece(index, text, ()))
+                self._choices[request.id, sample] = Choice(
+                    index,
+                    request.id,
+                    sample,
+                    call.served.tokenizer,
+                    request.prompt_ids,
+                    call.stop,
+                    request.stop_token_ids or (),
+                    log_probs=call.log_probs is not None,
+                    offset=len(text),
+                )
+
+    def _echoed(self, at: int, request: Request) -> str:
+        given, tokenizer = self.call.prompts[at], self.call.served.tokenizer
+        if not self.call.echo:
+            return ""
+        return given if isinstance(given, str) else "" if tokenizer is None else tokenizer.decode(request.prompt_ids)
+
+    @property
+    def choices(self) -> list[Choice]:
+        return [*self._choices.values()]
+
+    def echo(self, index: int) -> Piece:
+        """The prompt before a choice's text, with its log-probabilities where they were asked for."""
+        return self._prompts[index]
+
+    async def pieces(self, ping_seconds: float | None = None) -> AsyncIterator[list[Piece]]:
+        """What can be shown, as it comes. An empty list: nothing came for so long. Raises ApiError, ClientGone."""
+        left = len(self._choices)
+        while left:
+            try:
+                async with asyncio.timeout(ping_seconds):
+                    updates = await self._stream.take()
+            except TimeoutError:
+                yield []
+                continue
+            shown = []
+            for key, update in _joined(updates).items():
+                choice = self._choices[key]
+                if choice.done:
+                    continue
+                if (piece := self._advance(key, choice, update)) is not None:
+                    shown.append(piece)
+                left -= choice.done
+            if shown:
+                yield shown
+
+    def _advance(self, key: tuple[Hashable, int], choice: Choice, update: Update) -> Piece | None:
+        front, request_id, finished = self._front, update.request_id, update.finished
+        if finished is not None and finished.finish_reason in ("error", "abort"):
+            why = "it was aborted" if finished.error is None else str(finished.error)
+            raise ApiError(f"the text could not be completed: {why}", status=500, code="generation_failed")
+        request = next(one for one in self._requests if one.id == request_id)
+        if choice.tokens == 0 and update.prompt_log_probs is not None:
+            rows = self._prompt_rows(request.prompt_ids, update.prompt_log_probs)
+            self._prompts[choice.index] = self._prompts[choice.index]._replace(log_probs=rows)
+        before = choice.tokens
+        # of an echo alone, for which the engine wrote one token, the client gets none
+        piece = choice.add(() if self.call.max_tokens == 0 else update.tokens, finished)
+        now, times = front.link.now_s, self._times.get(key)
+        begun_s, _ = self._stream.begun.get(request_id, (request.arrival_s, 0))
+        since = request.arrival_s if times is None else times.last_s
+        self._times[key] = times = TextTimes(request.arrival_s, begun_s, now if times is None else times.first_s, now)
+        if new := choice.tokens - before:
+            front.metrics.emitted(new, now - since, first=before == 0)
+        if choice.done:
+            if choice.stopped and finished is None:
+                front.link.abort(request_id, choice.sample)
+            front.forecast.note_end(choice.tokens, request.max_new_tokens)
+            front.metrics.ended(choice.finish_reason or "", choice.tokens, times)
+        return piece
+
+    def _prompt_rows(self, prompt_ids: Sequence[int], log_probs: Sequence[LogProb | None]) -> tuple[TokenLogProb, ...]:
+        rows, offset, tokenizer = [], 0, self.call.served.tokenizer
+        detokenizer = None if tokenizer is None else Detokenizer(tokenizer, ())
+        for token_id, one in zip(prompt_ids, log_probs):
+            rows.append(
+                TokenLogProb(token_id, None if one is None else one.log_prob, () if one is None else one.top, offset)
+            )
+            offset += 0 if detokenizer is None else len(detokenizer.add(token_id))
+        return tuple(rows)
+
+    def usage(self) -> dict[str, Any]:
+        return usage_of(
+            sum(len(request.prompt_ids) for request in self._requests),
+            sum(choice.tokens for choice in self._choices.values()),
+            sum(hit_tokens for _, hit_tokens in self._stream.begun.values()),
+        )
+
+
+def _joined(updates: Sequence[Update]) -> dict[tuple[Hashable, int], Update]:
+    """By sequence: those of several steps, where the event loop was late, are one."""
+    joined: dict[tuple[Hashable, int], Update] = {}
+    for update in updates:
+        key = update.request_id, update.sample
+        if (before := joined.get(key)) is not None:
+            prompt = before.prompt_log_probs or update.prompt_log_probs
+            update = update._replace(tokens=before.tokens + update.tokens, prompt_log_probs=prompt)
+        joined[key] = update
+    return joined
+
+
+class Complete:
+    """The endpoint."""
+
+    def __init__(self, front: Any, *, chat: bool) -> None:
+        self._front, self._chat = front, chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        front: Front = self._front()
+        arrival_s = front.link.now_s
+        body = await read_json(scope, receive, front.settings)
+        call = Call.read(body, front.served, chat=self._chat)
+        front.check_alive()
+        with front.admission.place(len(call.prompts)) as place:
+            requests = await self._requests(call, front, arrival_s)
+            self._admit(call, front, place, requests)
+            stream = front.open(requests)
+            watch = asyncio.create_task(until_gone(receive, lambda: stream.end(ClientGone())))
+            try:
+                answering = Answering(call, requests, stream, front)
+                if call.fields["stream"]:
+                    await self._stream(answering, front, send, scope)
+                else:
+                    await self._whole(answering, front, send)
+            except ClientGone:
+                raise ConnectionError("the client left before its answer was complete") from None
+            finally:
+                watch.cancel()
+                stream.close()
+
+    @staticmethod
+    async def _requests(call: Call, front: Front, arrival_s: float) -> list[Request]:
+        name = front.name()
+        long = sum(len(prompt) for prompt in call.prompts) > SHORT
+        if long or call.grammar is not None:
+            return await asyncio.to_thread(call.requests, name, arrival_s)
+        return call.requests(name, arrival_s)
+
+    @staticmethod
+    def _admit(call: Call, front: Front, place: Place, requests: Sequence[Request]) -> None:
+        deadline_s = requests[0].deadline_s or front.settings.ttft_slo_s
+        left_s = None if deadline_s is None else requests[0].arrival_s + deadline_s - front.link.now_s
+        waiting = {one.id: (len(one.prompt_ids), one.max_new_tokens) for one in requests}
+        front.admission.weigh(place, waiting, left_s)
+        for one in requests:
+            front.metrics.asked(one.n, one.max_new_tokens, len(one.prompt_ids))
+
+    def _answers(self, call: Call) -> Answers:
+        served = call.served
+        return Answers(
+            self._chat,
+            served.name,
+            served.fingerprint,
+            served.tokenizer,
+            log_probs=call.log_probs is not None,
+            usage_in_chunks=call.include_usage,
+        )
+
+    async def _whole(self, answering: Answering, front: Front, send: Send) -> None:
+        texts: dict[int, list[Piece]] = {choice.index: [] for choice in answering.choices}
+        async for pieces in answering.pieces():
+            for piece in pieces:
+                texts[piece.index].append(piece)
+        if answering.call.echo:
+            for index, written in texts.items():
+                written.insert(0, answering.echo(index))
+        wholes = [
+            Piece(
+                index,
+                "".join(piece.text for piece in pieces),
+                tuple(one for piece in pieces for one in piece.log_probs),
+                pieces[-1].finish_reason,
+            )
+            for index, pieces in texts.items()
+        ]
+        body = as_json(self._answers(answering.call).whole(wholes, answering.usage()))
+        async with asyncio.timeout(front.settings.send_seconds):
+            await answer(send, body)
+
+    async def _stream(self, answering: Answering, front: Front, send: Send, scope: Scope) -> None:
+        """Nothing is sent before the first piece (or the first ping), so that until then an error has a status."""
+        answers, call = self._answers(answering.call), answering.call
+        started, begun = False, set[int]()
+
+        async def write(data: bytes, more: bool = True) -> None:
+            nonlocal started
+            try:
+                async with asyncio.timeout(front.settings.send_seconds):
+                    if not started:
+                        started = True
+                        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+                    await send({"type": "http.response.body", "body": data, "more_body": more})
+            except TimeoutError:
+                cut = scope.get("extensions", {}).get("workbench.cut")
+                if cut is not None:
+                    cut()  # what it has not read is dropped
+                raise ClientGone from None
+
+        try:
+            async for pieces in answering.pieces(front.settings.ping_seconds):
+                chunks: list[dict[str, Any]] = []
+                for piece in pieces:
+                    if piece.index not in begun:
+                        begun.add(piece.index)
+                        if (first := answers.first(piece.index)) is not None:
+                            chunks.append(first)
+                        if call.echo:
+                            chunks.append(answers.text(answering.echo(piece.index)))
+                    if piece.text or piece.log_probs:
+                        chunks.append(answers.text(piece))
+                    if piece.finish_reason is not None:
+                        chunks.append(answers.end(piece.index, piece.finish_reason))
+                await write(b"".join(map(event, chunks)) if pieces else PING)
+            if call.include_usage:
+                await write(event(answers.usage(answering.usage())))
+            await write(DONE, more=False)
+        except ApiError as error:
+            if not started:
+                raise
+            await write(event(error.body()), more=False)
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + as_json(value) + b"\n\n"

@@ -1,0 +1,177 @@
+"""The engine as the event loop sees it: clients' requests go in, what each step brought goes to the right client.
+
+A `Stream` is one client's part: `take` waits until a step has brought it something. However many requests share a step,
+the engine's thread wakes the event loop once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+
+from workbench.decoding.sequence import Request
+from workbench.errors import WorkbenchError
+from workbench.serving.api.admission import Admission
+from workbench.serving.api.errors import ApiError
+from workbench.serving.api.forecast import Forecast
+from workbench.serving.api.link import Link, StepNews, Update
+from workbench.serving.api.metrics import Metrics
+from workbench.serving.api.served import Served
+from workbench.serving.api.settings import ServerSettings
+
+CUT = "the server was shut down before this text was complete"
+
+
+class ClientGone(Exception):
+    """The client has left or reads no more: there is nobody to answer."""
+
+
+class Stream:
+    """What the engine says of one client's requests."""
+
+    def __init__(self, front: Front, requests: Sequence[Request]) -> None:
+        self._front, self._left = front, {request.id: request.n for request in requests}
+        self.begun: dict[Hashable, tuple[float, int]] = {}
+        """When a request's first step began, and how many of its tokens were found in the prefix cache."""
+        self._updates: list[Update] = []
+        self._event = asyncio.Event()
+        self._why: BaseException | None = None
+
+    async def take(self) -> list[Update]:
+        """What came since the last call, at least one update. Raises what ended the stream: ClientGone, ApiError."""
+        while not self._updates:
+            if self._why is not None:
+                raise self._why
+            self._event.clear()
+            await self._event.wait()
+        if isinstance(self._why, ClientGone):
+            raise self._why
+        taken, self._updates = self._updates, []
+        return taken
+
+    def put(self, update: Update) -> None:
+        self._updates.append(update)
+        if update.finished is not None:
+            self._left[update.request_id] -= 1
+        self._event.set()
+
+    def end(self, why: BaseException) -> None:
+        """It will get nothing more, and this is why."""
+        self._why = self._why or why
+        self._event.set()
+
+    def close(self) -> None:
+        """Whatever of it still runs is aborted."""
+        for request_id, left in self._left.items():
+            self._front.forget(request_id)
+            if left > 0:
+                self._front.link.abort(request_id)
+
+
+class Front:
+    """One engine, its admission, metrics and clients. On the event loop alone, but for `_from_engine`.
+
+    watch: is shown the news of every step, on the event loop.
+    """
+
+    def __init__(
+        self, served: Served, link: Link, settings: ServerSettings, watch: Sequence[Callable[[StepNews], None]] = ()
+    ) -> None:
+        self.served, self.link, self.settings = served, link, settings
+        self.metrics = Metrics(served.name, link.num_blocks, link.block_size)
+        self.forecast = Forecast(link.max_running, link.token_budget, served.counted_s)
+        self.admission = Admission(settings, self.forecast, self.metrics.refused)
+        self.watch = [*watch]
+        self.dead: BaseException | None = None
+        self._streams: dict[Hashable, Stream] = {}
+        self._numbers = itertools.count()
+        self._loop = asyncio.get_running_loop()
+        self._emptied = asyncio.Event()
+        link.start(self._from_engine, self._engine_died)
+
+    @property
+    def open_streams(self) -> int:
+        return len(set(self._streams.values()))
+
+    def name(self) -> Hashable:
+        """Of one HTTP request's prompts in the engine, with their number."""
+        return next(self._numbers)
+
+    def check_alive(self) -> None:
+        if self.dead is not None:
+            raise ApiError(f"the engine has stopped ({self.dead!r})", status=503, code="engine_dead")
+
+    def open(self, requests: Sequence[Request]) -> Stream:
+        """Add them to the engine, all or none. Raises ApiError. The caller closes the stream."""
+        self.check_alive()
+        stream = Stream(self, requests)
+        added: list[Request] = []
+        try:
+            for request in requests:
+                self._streams[request.id] = stream
+                self.link.add(request)
+                added.append(request)
+        except WorkbenchError as error:
+            for request in requests:
+                self.forget(request.id)
+            for request in added:
+                self.link.abort(request.id)
+            raise ApiError(str(error)) from error
+        return stream
+
+    def forget(self, request_id: Hashable) -> None:
+        self._streams.pop(request_id, None)
+        if not self._streams:
+            self._emptied.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new; wait so long for what runs, then cut it."""
+        self.admission.draining = True
+        try:
+            async with asyncio.timeout(seconds):
+                while self._streams:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        except TimeoutError:
+            self.cut()
+            for _ in range(100):  # the errors are sent
+                if not self._streams:
+                    break
+                await asyncio.sleep(0.02)
+
+    def cut(self) -> None:
+        """End all that runs."""
+        self.admission.draining = True
+        for stream in [*self._streams.values()]:
+            stream.end(ApiError(CUT, status=503, code="shut_down"))
+
+    # -- from the engine -----------------------------------------------------------------------------------------------
+
+    def _from_engine(self, news: StepNews) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, news)
+
+    def _engine_died(self, error: BaseException) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._all_fail, error)
+
+    def _deliver(self, news: StepNews) -> None:
+        predicted = self.forecast.step_s(news.new_tokens, news.contexts) if news.new_tokens else None
+        for request_id, hit_tokens in news.begun:
+            self.admission.begun(request_id)
+            if (stream := self._streams.get(request_id)) is not None:
+                stream.begun.setdefault(request_id, (news.at_s, hit_tokens))
+        for update in news.updates:
+            if (stream := self._streams.get(update.request_id)) is not None:
+                stream.put(update)
+        self.metrics.step(news, predicted)
+        self.metrics.waiting.set(self.admission.queued_requests)
+        self.forecast.note(news)
+        for watch in self.watch:
+            watch(news)
+
+    def _all_fail(self, error: BaseException) -> None:
+        self.dead = error
+        for stream in [*self._streams.values()]:
+            stream.end(ApiError(f"the engine has stopped ({error!r})", status=500, code="engine_dead"))

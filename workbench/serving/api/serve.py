@@ -1,0 +1,169 @@
+"""The server under uvicorn: connections with limits, and an end in order.
+
+    SIGTERM, SIGINT   not ready; no new work; running requests are completed, or cut after drain_seconds; exit 0
+    a second one      cuts at once
+
+uvicorn closes its listening sockets at the first signal; here they stay open while draining, so that /ready and
+refusals are still answers and no broken connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from workbench.errors import WorkbenchError, check_whole
+from workbench.serving.api.app import Server
+from workbench.serving.api.errors import ApiError, as_json
+from workbench.serving.api.settings import ServerSettings
+
+MAX_HEADER_BYTES = 32 * 1024
+KEEP_ALIVE_SECONDS = 30
+
+
+def connection_class(settings: ServerSettings) -> type[H11Protocol]:
+    """uvicorn's HTTP/1.1 connection, with what it lacks: a time for headers, a number of connections, errors in our
+    shape, and a way to cut a client that reads no more."""
+
+    class Connection(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > settings.max_connections:
+                words = f"this server takes {settings.max_connections} connections at a time"
+                self._refuse(ApiError(words, status=503, code="connections"))
+                return
+            self._expect_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._headers_came()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+                self._expect_headers()  # of the next request on this connection
+            super().data_received(data)
+
+        def handle_events(self) -> None:
+            before = self.cycle
+            super().handle_events()
+            if self.cycle is not before:
+                self._headers_came()
+                self.cycle.scope.setdefault("extensions", {})["workbench.cut"] = self.transport.abort
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(ApiError(msg, code="invalid_http"))
+
+        def _refuse(self, error: ApiError) -> None:
+            """Answer without a request that could be understood, and close."""
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                body = as_json(error.body())
+                headers = [
+                    ("content-type", "application/json"),
+                    ("content-length", str(len(body))),
+                    ("connection", "close"),
+                ]
+                for event in (
+                    h11.Response(status_code=error.status, headers=headers),
+                    h11.Data(data=body),
+                    h11.EndOfMessage(),
+                ):
+                    self.transport.write(self.conn.send(event))
+            self.transport.close()
+
+        def _expect_headers(self) -> None:
+            self._deadline = self.loop.call_later(settings.header_seconds, self._too_slow)
+
+        def _headers_came(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _too_slow(self) -> None:
+            self._deadline = None
+            words = f"the request's headers were not complete after {settings.header_seconds:g} s"
+            self._refuse(ApiError(words, status=408, code="slow_headers"))
+
+    return Connection
+
+
+class Serving(uvicorn.Server):
+    """Drains at the first signal, cuts at the second."""
+
+    def __init__(self, app: Server, settings: ServerSettings, **options: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                http=connection_class(settings),
+                ws="none",
+                loop="asyncio",
+                lifespan="on",
+                access_log=False,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=5,
+                server_header=False,
+                **options,
+            )
+        )
+        self._app, self._drain_seconds = app, settings.drain_seconds
+        self._draining: asyncio.Task[None] | None = None
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        loop = self._loop
+        loop.call_soon_threadsafe(self._drain if self._signals == 1 else self._cut)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        return self._app.why_not_loaded is not None or await super().on_tick(counter)
+
+    def _drain(self) -> None:
+        self._draining = asyncio.ensure_future(self._drain_and_exit())
+
+    async def _drain_and_exit(self) -> None:
+        try:
+            await self._app.drain(self._drain_seconds)
+        finally:
+            self.should_exit = True
+
+    def _cut(self) -> None:
+        if self._app.front is not None:
+            self._app.front.cut()
+        self.should_exit = True
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket at this address. Raises WorkbenchError where there can be none."""
+    if check_whole("port", port, 0) > 65_535:
+        raise WorkbenchError(f"port must be at most 65,535, got {port}")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except (OSError, UnicodeError) as error:
+        raise WorkbenchError(
+            f"cannot listen on {host}, port {port}: {error}; choose another --host or --port"
+        ) from error
+    return made
+
+
+def serve(app: Server, settings: ServerSettings, at: socket.socket) -> int:
+    """Serve until a signal ends it; returns the exit code."""
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    server = Serving(app, settings)
+    asyncio.run(server.serve([at]))
+    return 0 if app.why_not_loaded is None and (app.front is None or app.front.dead is None) else 1
