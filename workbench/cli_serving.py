@@ -86,7 +86,7 @@ def settings_of(args: argparse.Namespace) -> ServerSettings:
 def engine_maker(args: argparse.Namespace) -> Callable[[], Any]:
     """A function that loads the model and makes the engine. What can be checked without the model is checked now."""
     from workbench.models import load
-    from workbench.quantization import prepare
+    from workbench.quantization.prepared import prepare
     from workbench.serving.engine import Engine
     from workbench.serving.settings import SchedulerSettings
 

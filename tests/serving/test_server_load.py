@@ -23,6 +23,7 @@ from serving_claims import engine_of, events, is_error, serving
 
 from workbench.errors import WorkbenchError
 from workbench.serving.api.app import build_app
+from workbench.serving.api.serve import listening
 from workbench.serving.api.settings import ServerSettings
 
 MODEL = "stdlib-1m"
@@ -97,11 +98,10 @@ GOOD = head(json.dumps(SHORT).encode())
     "data, status",
     [
         (b"hello\r\n\r\n", 400),
-        (b"GET / HTTP/9.9\r\nhost: x\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\n\r\n", 400),  # no host
         (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n", 400),
         (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5, 6\r\n\r\nabcdef", 400),
-        (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000 + b"\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000 + b"\r\n\r\n", 431),
         (b"GET /health HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n", 400),
         (b"GET /health\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
         (
@@ -206,27 +206,40 @@ def test_a_server_on_loopback_answers_to_loopbacks_names_alone(server):
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(small_model):
     engine = engine_of(small_model, settings={"max_running": 2})
     with serving(engine, ServerSettings(max_queued_requests=3), name=MODEL) as running, ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(running.post, "/v1/completions", LONG | {"max_tokens": 300}) for _ in range(5)]
-        wait_for(lambda: running.front.admission.queued_requests == 3)
-        refused = running.post("/v1/completions", SHORT)
-        assert is_error(refused, 429)["code"] == "queued_requests"
-        assert 1 <= int(refused.headers["retry-after"]) < 600
-        with pytest.raises(openai.RateLimitError):
-            running.openai.completions.create(**SHORT)
+        with engine._turn:  # no step begins
+            asked = [pool.submit(running.post, "/v1/completions", LONG | {"max_tokens": 30}) for _ in range(3)]
+            wait_for(lambda: running.front.admission.queued_requests == 3)
+            refused = running.post("/v1/completions", SHORT)
+            assert is_error(refused, 429)["code"] == "queued_requests"
+            assert 1 <= int(refused.headers["retry-after"]) < 600
+            with pytest.raises(openai.RateLimitError):
+                running.openai.completions.create(**SHORT)
+            is_error(running.post("/v1/completions", SHORT | {"prompt": ["a", "b"]}), 429)
         assert all(one.result().status_code == 200 for one in asked)
         assert running.post("/v1/completions", SHORT).status_code == 200
+        assert counted(running)["workbench:requests_refused_totalqueued_requests"] == 3
 
 
 def test_queued_tokens_are_limited_too(small_model):
     engine = engine_of(small_model, settings={"max_running": 1})
     with serving(engine, ServerSettings(max_queued_tokens=600), name=MODEL) as running, ThreadPoolExecutor(4) as pool:
-        first = pool.submit(running.post, "/v1/completions", LONG | {"max_tokens": 300})
-        wait_for(running.blocks_used)
-        second = pool.submit(running.post, "/v1/completions", SHORT | {"prompt": [5] * 500})
-        wait_for(lambda: running.front.admission.queued_tokens == 500)
-        assert is_error(running.post("/v1/completions", SHORT | {"prompt": [5] * 200}), 429)["code"] == "queued_tokens"
-        assert is_error(running.post("/v1/completions", SHORT | {"prompt": [5] * 700}), 400)["param"] == "prompt"
-        assert first.result().status_code == second.result().status_code == 200
+        with engine._turn:
+            asked = pool.submit(running.post, "/v1/completions", SHORT | {"prompt": [5] * 500})
+            wait_for(lambda: running.front.admission.queued_tokens == 500)
+            refused = running.post("/v1/completions", SHORT | {"prompt": [5] * 200})
+            assert is_error(refused, 429)["code"] == "queued_tokens"
+            assert is_error(running.post("/v1/completions", SHORT | {"prompt": [5] * 700}), 400)["param"] == "prompt"
+        assert asked.result().status_code == 200
+
+
+def test_the_predicted_wait_grows_with_the_queue(small_model):
+    with serving(engine_of(small_model, settings={"max_running": 2}), name=MODEL) as running:
+        running.post("/v1/completions", LONG | {"max_tokens": 60})
+        forecast = running.front.forecast
+        waits = [forecast.first_token_s([(200, 100)] * count) for count in (1, 2, 3, 6, 12)]
+        assert waits == sorted(waits) and waits[0] > 0 and waits[-1] > 3 * waits[1]
+        forecast._running = ((100, 500), (100, 500))  # both places are taken for 500 steps more
+        assert forecast.first_token_s([(10, 1)]) > waits[0]
 
 
 def test_a_deadline_that_cannot_be_kept_is_refused_at_the_door(small_model):
@@ -301,7 +314,9 @@ def counted(running) -> dict[str, float]:
     for line in httpx.get(running.url + "/metrics").text.splitlines():
         if not line.startswith("#"):
             name, _, value = line.rpartition(" ")
-            name = name.split("{")[0] + (re.search(r'\{.*?(finished_reason|status)="(\w+)"', name) or [""] * 3)[2]
+            name = (
+                name.split("{")[0] + (re.search(r'\{.*?(finished_reason|status|reason)="(\w+)"', name) or [""] * 3)[2]
+            )
             found[name] = found.get(name, 0) + float(value)
     return found
 
@@ -420,7 +435,7 @@ def test_what_is_not_done_in_time_ends_with_an_error(small_model):
         (["no-such-model", "--port", "0"], "no-such-model"),
         ([MODEL, "--port", "99999"], "65,535"),
         ([MODEL, "--port", "0", "--host", "0.0.0.0"], "--api-key-file"),
-        ([MODEL, "--port", "0", "--host", "not a host"], "cannot listen"),
+        ([MODEL, "--port", "0", "--host", "192.0.2.1"], "--api-key-file"),
         ([MODEL, "--port", "0", "--max-running", "0"], "max_running"),
         ([MODEL, "--port", "0", "--kv", "int9"], "int9"),
         ([MODEL, "--port", "0", "--policy", "luck"], "luck"),
@@ -439,3 +454,11 @@ def test_wrong_options_end_with_a_clear_error(options, words, capsys):
     thread.join(60)
     assert ended and ended[0] in (1, 2)
     assert words in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_had_is_said():
+    taken = listening("127.0.0.1", 0)
+    taken.listen()
+    for host, port in (("not a host", 0), ("127.0.0.1", taken.getsockname()[1]), ("192.0.2.1", 8000)):
+        with pytest.raises(WorkbenchError, match="cannot listen"):
+            listening(host, port)

@@ -73,11 +73,11 @@ class Admission:
         429, where too many tokens wait or the deadline cannot be kept."""
         limit, queued = self._settings.max_queued_tokens, self.queued_tokens
         tokens = sum(prompt for prompt, _ in waiting.values())
-        if queued + tokens > limit and queued:
-            raise self._full("queued_tokens", f"{queued:,} prompt tokens wait already, and at most {limit:,} may")
         if tokens > limit:
             self._refused("queued_tokens")
             raise ApiError(f"the prompts have {tokens:,} tokens, and at most {limit:,} may wait at all", param="prompt")
+        if queued + tokens > limit:
+            raise self._full("queued_tokens", f"{queued:,} prompt tokens wait already, and at most {limit:,} may")
         if deadline_s is not None and self._settings.early_rejection:
             expected = self._forecast.first_token_s([*self._queue(before=place), *waiting.values()])
             if expected is not None and expected > deadline_s:

@@ -23,7 +23,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+CLOSE = {"connection": "close"}  # what is left of the body is not read
 OPEN_PATHS = ("/health", "/ready")
+MAX_HEADER_BYTES = 32 * 1024  # of all headers, and the path
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
@@ -68,7 +70,9 @@ async def read_body(scope: Scope, receive: Receive, settings: ServerSettings) ->
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError as error:
-        raise ApiError(f"the body was not complete after {settings.body_seconds:g} s", status=408) from error
+        raise ApiError(
+            f"the body was not complete after {settings.body_seconds:g} s", status=408, headers=CLOSE
+        ) from error
 
 
 def _no_constant(name: str) -> float:
@@ -179,6 +183,8 @@ class Guard:
             raise
 
     def _check(self, scope: Scope) -> None:
+        if len(scope["path"]) + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            raise ApiError(f"path and headers are longer than {MAX_HEADER_BYTES:,} bytes", status=431)
         if self._hosts is not None:
             host = header(scope, b"host") or ""
             name = host if host.endswith("]") else host.rpartition(":")[0] or host

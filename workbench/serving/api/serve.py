@@ -22,9 +22,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from workbench.errors import WorkbenchError, check_whole
 from workbench.serving.api.app import Server
 from workbench.serving.api.errors import ApiError, as_json
+from workbench.serving.api.http import MAX_HEADER_BYTES
 from workbench.serving.api.settings import ServerSettings
 
-MAX_HEADER_BYTES = 32 * 1024
 KEEP_ALIVE_SECONDS = 30
 
 
