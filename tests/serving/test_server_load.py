@@ -420,6 +420,7 @@ def test_what_is_not_done_in_time_ends_with_an_error(small_model):
     with serving(engine_of(small_model), name=MODEL) as running, ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(running.post, "/v1/completions", LONG | {"stream": at == 0}) for at in range(3)]
         wait_for(lambda: len(running.engine.scheduler.running) == 3)
+        wait_for(lambda: counted(running)["vllm:generation_tokens_total"] > 10)  # the stream has begun
         loop = running.front._loop
         asyncio.run_coroutine_threadsafe(running.app.drain(0.01), loop).result(20)
         answers = [one.result() for one in asked]

@@ -10,7 +10,6 @@ refusals are still answers and no broken connections.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from types import FrameType
 from typing import Any
@@ -107,6 +106,7 @@ class Serving(uvicorn.Server):
                 loop="asyncio",
                 lifespan="on",
                 access_log=False,
+                log_level="warning",
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=5,
@@ -163,7 +163,6 @@ def listening(host: str, port: int) -> socket.socket:
 
 def serve(app: Server, settings: ServerSettings, at: socket.socket) -> int:
     """Serve until a signal ends it; returns the exit code."""
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server = Serving(app, settings)
     asyncio.run(server.serve([at]))
     return 0 if app.why_not_loaded is None and (app.front is None or app.front.dead is None) else 1
