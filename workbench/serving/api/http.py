@@ -54,7 +54,7 @@ async def read_body(scope: Scope, receive: Receive, settings: ServerSettings) ->
     limit, body = settings.max_body_bytes, bytearray()
     announced = header(scope, b"content-length") or "0"
     too_long = ApiError(
-        f"the body is longer than {limit:,} bytes, the server's limit", status=413, code="body_too_large"
+        f"the body is longer than {limit:,} bytes, the server's limit", status=413, code="body_too_large", headers=CLOSE
     )
     if announced.isdigit() and int(announced[:20]) > limit:
         raise too_long
