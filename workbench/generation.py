@@ -12,7 +12,7 @@ import torch
 
 from workbench.decoding.device_sampling import SAMPLERS
 from workbench.decoding.filters import check_filter_names, whole_number
-from workbench.decoding.guide import Guide, begin_guide
+from workbench.decoding.guide import Guide, GuidedSequence
 from workbench.decoding.loop import Generation, Runner, Stream, check_cancel, token_loop
 from workbench.decoding.request_checks import check_callable, check_model, check_of_draft, check_of_guide, check_seed
 from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv, stop_ids, stop_strings
@@ -111,7 +111,7 @@ def stream(
             raise WorkbenchError("loop is your own token_loop, and a draft or a guide has another; give one of them")
         state = None
         if guide is not None:
-            state = begin_guide(guide, model, "tokens" if jump is None else jump)
+            state = GuidedSequence(guide, model, jump)
             stop_token_ids = (*stop_token_ids, *state.end_token_ids)
         chosen_draft = None if draft is None else draft_for(draft, model)
         lengths = length_policy(4 if draft_length is None else draft_length)

@@ -57,6 +57,8 @@ def test_random_requests_get_their_texts_and_wrong_ones_their_error():
         "prefix radix",
         "format int8",
         "policy deadline",
+        "jumps",
+        "log-probabilities",
     ):
         assert soaked.counts[what] > 0, what
 
@@ -117,7 +119,20 @@ def errors_of_a_draft_are_dropped(monkeypatch):
     monkeypatch.setattr(speculation.Speculator, "_guarded", guarded)
 
 
+def accepted_tokens_have_the_rows_of_others(monkeypatch):
+    right = speculation.log_probs_of
+    monkeypatch.setattr(
+        speculation, "log_probs_of", lambda rows, ids, top: right(rows[:1].expand(len(ids), -1), ids, top)
+    )
+
+
+def forced_tokens_are_forgotten(monkeypatch):
+    monkeypatch.setattr("workbench.decoding.step.forced_tokens", lambda sequence: sequence.append(1) and ())
+
+
 PLANTS = [
+    accepted_tokens_have_the_rows_of_others,
+    forced_tokens_are_forgotten,
     every_request_is_taken,
     drafts_are_always_accepted,
     aborted_blocks_are_kept,

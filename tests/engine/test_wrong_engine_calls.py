@@ -215,6 +215,8 @@ CALLS = {
     "request, deadline_s": (lambda e, v: request(deadline_s=v), (0, -1, *NO_NUMBER), "deadline_s must be"),
     "request, tenant": (lambda e, v: request(tenant=v), (None, 3, ["a"]), "tenant must be"),
     "request, log_probs": (lambda e, v: request(log_probs=v), NO_TOP, "log_probs must be None or"),
+    "request, guide": (lambda e, v: request(guide=v), (3, "json", {}, object(), type), "guide takes a"),
+    "request, jump": (lambda e, v: request(jump=v), ("tokens", 3), "is for a grammar, and none is given"),
     "request, prompt_log_probs": (lambda e, v: request(prompt_log_probs=v), NO_TOP, "prompt_log_probs must be None"),
     "add": (lambda e, v: e.add(v), (None, 3, "a", {}, [request()], Request), "only a Request can be added"),
     "add, a name twice": (lambda e, v: e.add(request(id=v)), ("waits", "done"), "was added before"),

@@ -24,6 +24,7 @@ llguidance by itself mixes the two: while its text is forced its mask allows the
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import OrderedDict
@@ -36,9 +37,10 @@ import torch
 
 from workbench.decoding import guide_trial
 from workbench.decoding.guide_schema import checked_schema
+from workbench.decoding.request_checks import check_of_guide, guide_ends
 from workbench.decoding.sequence import NewToken
 from workbench.decoding.sequence import Sequence as DecodedSequence
-from workbench.errors import WorkbenchError, check_whole, unknown
+from workbench.errors import WorkbenchError, check_whole
 from workbench.models.fast import Model
 from workbench.models.tokenizer import Tokenizer
 
@@ -372,41 +374,39 @@ def _reason(message: str) -> str:
 
 # -- a grammar and one sequence -----------------------------------------------------------------------------
 
-JUMPS = ("tokens", "text", "never")
-
 
 class GuidedSequence:
-    """A grammar's state of one request, and how far it may jump. See `generate`'s guide and jump."""
+    """A grammar's state of one sequence, and how far it may jump. See `generate`'s guide and jump (None: "tokens")."""
 
-    def __init__(self, guide: Guide, model: Model, jump: str) -> None:
-        if jump not in JUMPS:
-            raise unknown("jump", jump, JUMPS)
-        if not hasattr(guide, "begin"):
-            raise WorkbenchError(f"guide takes a workbench.decoding.Guide, got {type(guide).__name__}")
-        self._state, self._jump = guide.begin(), jump
-        self.end_token_ids = (model.tokenizer.end_of_text,)
-        if len(self._state.allowed([])) != model.config.vocab_size:
+    def __init__(self, guide: Guide, model: Model, jump: str | None = None) -> None:
+        check_of_guide(guide, jump)
+        self.end_token_ids = guide_ends(guide, model)
+        self._guide, self._jump = guide, jump or "tokens"
+        self._state: GuideState | None = guide.begin()
+        if (count := len(self._state.allowed([]))) != model.config.vocab_size:
             raise WorkbenchError(
-                f"the guide speaks of {len(self._state.allowed([])):,} tokens, model {model.name!r} has "
-                f"{model.config.vocab_size:,}; make it with the model's tokenizer"
+                f"the guide speaks of {count:,} tokens, model {model.name!r} has {model.config.vocab_size:,}; make it"
+                " with the model's tokenizer"
             )
 
+    def again(self) -> GuidedSequence:
+        """For another sequence: with a state of its own, which begins when it is first asked."""
+        other = copy.copy(self)
+        other._state = None
+        return other
+
     def allowed(self, generated_ids: Sequence[int]) -> torch.Tensor:
-        return self._state.allowed(generated_ids)
+        return self._begun().allowed(generated_ids)
 
     def forced(self, generated_ids: Sequence[int]) -> list[int]:
         if self._jump == "never":
             return []
-        return self._state.forced(generated_ids, exact=self._jump == "tokens")
+        return self._begun().forced(generated_ids, exact=self._jump == "tokens")
 
-
-def begin_guide(guide: Guide, model: Model, jump: str) -> GuidedSequence:
-    """Raises WorkbenchError for a model without a tokenizer, and for what is no guide."""
-    if model.tokenizer is None or model.tokenizer.end_of_text is None:
-        raise WorkbenchError(
-            f"a grammar is about text and its end, and model {model.name!r} has no tokenizer with an end of text"
-        )
-    return GuidedSequence(guide, model, jump)
+    def _begun(self) -> GuideState:
+        if self._state is None:
+            self._state = self._guide.begin()
+        return self._state
 
 
 def forced_tokens(sequence: DecodedSequence) -> tuple[NewToken, ...]:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole, shown
+from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole, shown, unknown
 
 if TYPE_CHECKING:
     from workbench.decoding.sampling import Sampler, SamplingSettings
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SEEDS = 2**63  # a seed lies below
 LONGEST_TEXT = 2**22  # tokens; more are not even counted
+JUMPS = ("tokens", "text", "never")  # where a grammar leaves one continuation, see `generate`
 MAX_TOP = 20  # log-probabilities beside each token's own (the OpenAI API's limit)
 # `request` below is a `decoding.sequence.Request`, which imports this module
 
@@ -112,6 +113,7 @@ def check_request(request: Any) -> None:
         raise WorkbenchError(f"tenant must be text or bytes, got {shown(request.tenant)}")
     if request.sampling is not None:
         check_sampling(request.sampling)
+    check_of_guide(request.guide, request.jump)
     for name in ("log_probs", "prompt_log_probs"):
         if (value := getattr(request, name)) is not None and not (is_whole(value) and 0 <= value <= MAX_TOP):
             raise WorkbenchError(f"{name} must be None or a whole number from 0 to {MAX_TOP}, got {shown(value)}")
@@ -149,13 +151,17 @@ def check_requests(given: object, kind: type) -> list[Any]:
 
 
 def check_fits_model(request: Any, model: Model) -> Any:
-    """The request, with the model's own end-of-text tokens where it names no stop tokens."""
+    """The request, with the model's own end-of-text tokens where it names no stop tokens, and with its grammar's."""
     what = f"the prompt of request {request.id!r}"
     config = model.config
     check_fits_context(what, len(request.prompt_ids), request.max_new_tokens, config.context_length, model.name)
     check_vocabulary(what, request.prompt_ids, model)
     check_vocabulary(f"the stop_token_ids of request {request.id!r}", request.stop_token_ids or (), model)
-    return request if request.stop_token_ids is not None else replace(request, stop_token_ids=config.eos_token_ids)
+    if request.stop_token_ids is None:
+        request = replace(request, stop_token_ids=config.eos_token_ids)
+    if request.guide is None:
+        return request
+    return replace(request, stop_token_ids=(*request.stop_token_ids, *guide_ends(request.guide, model)))
 
 
 def check_fits_pool(request: Any, memory: BlockManager, max_running: int) -> None:
@@ -204,6 +210,20 @@ def check_of_draft(draft: object, draft_length: object) -> None:
 def check_of_guide(guide: object, jump: object) -> None:
     if guide is None and jump is not None:
         raise WorkbenchError(f"jump={shown(jump)} is for a grammar, and none is given; add guide=…")
+    if guide is not None and (isinstance(guide, type) or not callable(getattr(guide, "begin", None))):
+        raise WorkbenchError(f"guide takes a workbench.decoding.Guide, got {type(guide).__name__}")
+    if jump is not None and not (isinstance(jump, str) and jump in JUMPS):
+        raise unknown("jump", jump, JUMPS)
+
+
+def guide_ends(guide: Any, model: Model) -> tuple[int, ...]:
+    """The tokens that end a guided text. Raises WorkbenchError for a model without a tokenizer."""
+    end = None if model.tokenizer is None else model.tokenizer.end_of_text
+    if end is None:
+        raise WorkbenchError(
+            f"a grammar is about text and its end, and model {model.name!r} has no tokenizer with an end of text"
+        )
+    return tuple(dict.fromkeys((end, *getattr(guide, "end_token_ids", ()))))
 
 
 def check_engine(
@@ -265,12 +285,20 @@ def check_outside(call: str, owner: int) -> None:
 
 
 def first_sampler(request: Any, model: Any) -> Sampler:
-    """What the tokens of its first sample are chosen with. Raises WorkbenchError for settings of its own that raise."""
+    """What the tokens of its first sample are chosen with. Raises WorkbenchError for settings or a grammar of its own
+    that raise."""
     from workbench.decoding.device_sampling import SAMPLERS  # needs torch
+    from workbench.decoding.guide import GuidedSequence
     from workbench.decoding.sampling import GREEDY, TokenDistribution, draws_for
 
+    part, guide = "guide", None
     try:
-        distribution = TokenDistribution(request.sampling or GREEDY, request.prompt_ids)
+        if request.guide is not None:
+            guide = GuidedSequence(request.guide, model, request.jump)
+        part = "sampling"
+        distribution = TokenDistribution(request.sampling or GREEDY, request.prompt_ids, guide=guide)
         return SAMPLERS[getattr(model, "kernels", "torch")](distribution, draws_for(distribution, request.seed))
+    except WorkbenchError:
+        raise
     except Exception as error:
-        raise WorkbenchError(f"the sampling of request {request.id!r} raised {error!r}") from error
+        raise WorkbenchError(f"the {part} of request {request.id!r} raised {error!r}") from error

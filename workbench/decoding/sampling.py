@@ -6,6 +6,7 @@ filters, the `TokenDistribution` of a request, and the `Sampler` that chooses a 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,10 +75,12 @@ _NEUTRAL = {field.name: field.default for field in dataclasses.fields(SamplingSe
 # -- the distribution of the next token --------------------------------------------------------------------
 
 
-class Mask(Protocol):
-    """A grammar's state: which tokens may come next."""
+class Grammar(Protocol):
+    """A grammar's state of one sequence: which tokens may come next, and which have to."""
 
     def allowed(self, generated_ids: Sequence[int]) -> torch.Tensor: ...
+    def forced(self, generated_ids: Sequence[int]) -> list[int]: ...
+    def again(self) -> Grammar: ...  # for another sequence
 
 
 class TokenDistribution:
@@ -94,11 +97,11 @@ class TokenDistribution:
         prompt_ids: Sequence[int],
         *,
         replace: Mapping[str, Callable[..., torch.Tensor]] | None = None,
-        guide: Mask | None = None,
+        guide: Grammar | None = None,
     ) -> None:
         self.settings, self.greedy = settings, settings.greedy
         self._num_prompt_tokens, self._prompt_ids = len(prompt_ids), prompt_ids
-        self._replace, self._guide = dict(replace or {}), guide
+        self._replace, self.guide = dict(replace or {}), guide
         self._active = settings.active()
         self.row_by_row = bool(self._replace) or any(name.endswith("penalty") for name in self._active)
         self._at_one: SamplingSettings | None = None
@@ -107,6 +110,14 @@ class TokenDistribution:
         """The settings say it all: no grammar, and no function of the user's."""
         self.is_argmax = self._only_argmax and guide is None
         """Greedy, and no filter, penalty or grammar has a say: the token of the highest logit."""
+
+    def again(self) -> TokenDistribution:
+        """For another sequence of the same request, whose grammar has a state of its own."""
+        if self.guide is None:
+            return self
+        other = copy.copy(self)
+        other.guide = self.guide.again()
+        return other
 
     def probabilities(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
         """[n, V] float64 on the CPU from logits [n, V]. Greedy: the best token has 1."""
@@ -139,9 +150,9 @@ class TokenDistribution:
         return filter_rows(logits, settings, check=True)
 
     def _masked(self, logits: torch.Tensor, text_of: TextOf) -> torch.Tensor:
-        if self._guide is None:
+        if self.guide is None:
             return logits
-        masks = [self._guide.allowed(self._generated(text_of(i))) for i in range(len(logits))]
+        masks = [self.guide.allowed(self._generated(text_of(i))) for i in range(len(logits))]
         allowed = torch.stack([mask if mask.any() else torch.ones_like(mask) for mask in masks])
         return logits.masked_fill(~allowed.to(logits.device), REMOVED)
 

@@ -17,6 +17,7 @@ from workbench.decoding.request_checks import check_id, check_request, check_tok
 from workbench.errors import plain_number
 
 if TYPE_CHECKING:
+    from workbench.decoding.guide import Guide
     from workbench.decoding.sampling import Sampler, SamplingSettings
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -40,7 +41,7 @@ class Request:
     deadline_s: after arrival. tenant: text or bytes; prompts are found again only under the same name.
     log_probs: of each generated token under the model itself, before any filter, and of so many top tokens (0 … 20);
     tokens of a jump have none, because no logits were computed for them. prompt_log_probs: the same of the prompt's
-    tokens, all of which are then computed, none found in the prefix cache.
+    tokens, all of which are then computed, none found in the prefix cache. guide, jump: as in `generate`.
     """
 
     id: Hashable
@@ -56,6 +57,8 @@ class Request:
     arrival_s: float = 0.0
     log_probs: int | None = None
     prompt_log_probs: int | None = None
+    guide: Guide | None = None
+    jump: str | None = None
 
     def __post_init__(self) -> None:
         check_id(self.id)

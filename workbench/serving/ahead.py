@@ -161,6 +161,8 @@ def why_not_ahead(sampler: Sampler) -> str:
         return "a token distribution of its own"
     if any(name.endswith("penalty") for name in distribution.settings.active()):
         return "penalties read the tokens"
+    if not distribution.filters_alone:
+        return "a grammar reads the tokens"
     return ""
 
 

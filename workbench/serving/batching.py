@@ -50,7 +50,7 @@ class StaticScheduler(Scheduler):
             return
         for sequence in self._group:
             if not sequence.finished:
-                plan.work.append(Work(sequence, sequence.computed, 1))
+                plan.work.append(Work(sequence, sequence.computed, sequence.unsent))  # several after a grammar's jump
             elif length := self.memory.lengths.get(sequence.id, 0):
                 if length == self._longest:
                     self.memory.truncate(sequence.id, length - 1)

@@ -251,7 +251,7 @@ class Engine:
 
     def _prepare(self, sequence: Sequence, sampler: Sampler) -> None:
         """A new sequence gets what its tokens are chosen with."""
-        sequence.sampler = sampler
+        sequence.sampler, sequence.guide = sampler, sampler.distribution.guide
         if self._speculator is not None:
             sequence.drafting = Drafting.after(sequence.drafting, self._speculator.own_lengths(self._lengths))
 
@@ -301,7 +301,7 @@ class Engine:
     def _follow(self, plan: Plan) -> None:
         """Forked sequences get their sampler; of preempted ones the draft forgets what it saw."""
         for sequence in plan.forked:
-            distribution, seed = sequence.sampler.distribution, sequence.request.seed
+            distribution, seed = sequence.sampler.distribution.again(), sequence.request.seed
             draws = draws_for(distribution, None if seed is None else seed + sequence.sample)
             self._prepare(sequence, type(sequence.sampler)(distribution, draws))
         if self._speculator is not None:

@@ -1,6 +1,7 @@
 """A soak of the engine: random requests, half of them wrong, on an engine with random settings.
 
-    good request    its tokens are those that it gets alone; aborted, it has the first of them
+    good request    its tokens are those that it gets alone; aborted, it has the first of them; log-probabilities that
+                    it asks for are those of one plain forward
     wrong request   refused with a WorkbenchError, and nothing has changed
     late failure    sampling settings that raise after some tokens, or a token that makes NaN, end their own request
     draft           drafts without an error to the end; a wrong one changes no text, and its error is seen
@@ -14,6 +15,7 @@ and not when. `workbench soak engine` goes on as long as one likes; the tests ru
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import threading
 import time
@@ -24,10 +26,14 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import torch
+
 from workbench.decoding.sampling import SamplingSettings
 from workbench.decoding.sequence import Finished, Request
 from workbench.errors import WorkbenchError, check_above, check_whole
 from workbench.generation import generate
+from workbench.kv import make_kv
+from workbench.models.batch import Batch
 from workbench.serving.engine import Engine
 from workbench.serving.policies import POLICIES
 from workbench.serving.results import StepReport
@@ -79,6 +85,8 @@ class Run:
         self._noting = threading.Lock()
         self._beginnings = [self._tokens(1, 14) for _ in range(3)]
         self._running = self.random.randint(1, 6)
+        # in the other runs nothing of it, since a step with any of it is not sent ahead
+        self._asks = self.random.random() < 0.4  # for grammars and log-probabilities
         self._coming = [self._good() for _ in range(self.random.randint(2, 8))]
         self.settings, self.engine = self._made()
 
@@ -176,6 +184,8 @@ class Run:
         name = self.random.choice((str, int, lambda name: (name, "text")))(next(self._names))
         if isinstance(sampling, Raises):
             n = 1  # its calls are counted
+        asks, pick = self._asks, self.random.choice
+        guide = pick(self.models.guides) if asks and self.random.random() < 0.4 else None
         return Request(
             name,
             tuple(prompt),
@@ -188,6 +198,10 @@ class Run:
             deadline_s=self.random.choice((None, 0.5, 9.0)),
             tenant=self.random.choice(("", "", "a", b"a")),
             arrival_s=self.random.choice((0.0, 0.0, -1, 0.05, 0.2)),
+            log_probs=pick((None, 0, 3, 20)) if asks else None,
+            prompt_log_probs=pick((None, None, 0, 2)) if asks else None,
+            guide=guide,
+            jump=None if guide is None else pick((None, "tokens", "text", "never")),
         )
 
     # -- what is done ------------------------------------------------------------------------------------------------
@@ -273,7 +287,8 @@ class Run:
             self.counts["good"] += 1
 
     def _wrong(self, known: list[Hashable]) -> Wrong | NoRequest:
-        given = {field.name: getattr(self._good(), field.name) for field in dataclasses.fields(Request)}
+        good = self._good()
+        given = {name: getattr(good, name) for name in _names(Request)}
         names = [name for name in known if self.random.random() < 0.5]
         return wrong_request(self.random, given, names, VOCABULARY, CONTEXT, self._running)
 
@@ -322,6 +337,7 @@ class Run:
             preemptions=len(report.plan.preempted),
             swaps=len(report.plan.swapped_out),
             forks=len(report.plan.forked),
+            jumps=sum(new.kind == "jump" for emitted in report.emitted.values() for new in emitted),
         )
         if results:
             self._note(report.finished)
@@ -374,6 +390,7 @@ class Run:
         self.counts["late failures"] += one.finish_reason == "error"
         if one.hit_tokens > self._longest_hit(request, one):
             raise Failed(f"{where}: {one.hit_tokens} tokens come from the prefix cache, of no text of its tenant")
+        self._check_log_probs(request, one)
         if not _certain(request.sampling) and (self.settings.draft_tokens or request.seed is None):
             self.counts["not compared"] += 1  # a draft draws from the same random numbers
             return
@@ -383,6 +400,35 @@ class Run:
         if one.token_ids != alone:
             raise Failed(f"{where}: {one.finish_reason}, {one.token_ids}, and alone {alone}")
         self.counts.update({"texts": 1, "tokens": len(alone)})
+
+    def _check_log_probs(self, request: Request, one: Finished) -> None:
+        """They are those of one plain forward over prompt and text."""
+        asked = [known for known in (one.prompt_log_probs, one.log_probs) if known is not None]
+        if len(asked) != 2 - (request.log_probs, request.prompt_log_probs).count(None):
+            raise Failed(
+                f"{request} sample {one.sample}: log-probabilities are there for {len(asked)} of what was asked"
+            )
+        if self._made_with["format"] is not None or self._kind == "spoiled" or not asked:
+            return
+        text, prompt = request.prompt_ids + one.token_ids, len(request.prompt_ids)
+        target = self.models.targets[self._kind]
+        with torch.inference_mode():
+            rows = target(Batch.of([text], logits="all"), make_kv("recompute", target.config)).log_softmax(dim=-1)
+        for first, known, top in (
+            (0, one.prompt_log_probs, request.prompt_log_probs),
+            (prompt, one.log_probs, request.log_probs),
+        ):
+            for place, said in enumerate(known or (), first):
+                if said is None or said.log_prob is None:
+                    continue
+                right = [rows[place - 1, token].item() for token in (text[place], *(token for token, _ in said.top))]
+                best = rows[place - 1].topk(top or 1).values.tolist()[: top or 0]
+                given = [said.log_prob, *(value for _, value in said.top)]
+                if said.token_id != text[place] or not _close(given, right) or not _close(given[1:], best):
+                    raise Failed(
+                        f"{request} sample {one.sample}: at {place} {said}, and in a plain forward {right}, {best}"
+                    )
+                self.counts["log-probabilities"] += 1
 
     def _longest_hit(self, request: Request, one: Finished) -> int:
         """Tokens that its prompt, or after a preemption its text, has in common with another one of its tenant."""
@@ -395,8 +441,10 @@ class Run:
     def _tokens_alone(self, request: Request, sample: int) -> tuple[int, ...]:
         seed = None if request.seed is None else request.seed + sample
         sampling = request.sampling or SamplingSettings()
-        values = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(SamplingSettings)}
+        values: dict[str, Any] = {name: getattr(sampling, name) for name in _names(SamplingSettings)}
         target, format = self.models.targets[self._kind], self._made_with["format"]
+        if request.guide is not None:
+            values |= {"guide": request.guide, "jump": request.jump}
         if format is None and self._kind != "spoiled":
             how: dict[str, Any] = {"stop_token_ids": request.stop_token_ids, "kv": "contiguous", "seed": seed}
             return tuple(
@@ -404,8 +452,18 @@ class Run:
             )
         quiet = SchedulerSettings(max_running=1, remember=False)
         alone = Engine(target, quiet, num_blocks=CONTEXT, block_size=1, format=format)
-        plain = dataclasses.replace(request, sampling=SamplingSettings(**values), seed=seed, n=1, arrival_s=0)
+        sampling = SamplingSettings(**{name: getattr(sampling, name) for name in _names(SamplingSettings)})
+        plain = dataclasses.replace(request, sampling=sampling, seed=seed, n=1, arrival_s=0)
         return alone.run([plain])[0].token_ids
+
+
+def _names(kind: Any) -> list[str]:
+    """Of the fields of a dataclass."""
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _close(values: list[float], others: list[float]) -> bool:
+    return len(values) == len(others) and all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(values, others))
 
 
 def _in_common(text: tuple[int, ...], other: tuple[int, ...]) -> int:

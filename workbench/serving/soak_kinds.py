@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 from collections.abc import Callable, Hashable, Sequence
@@ -10,12 +11,15 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
+import tokenizers
 import torch
 
+from workbench.decoding.guide import Guide
 from workbench.models.config import LatentAttentionShape, ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.fast import Model, prepare
 from workbench.models.heads import EagleHead, Heads, MedusaConfig, MedusaHeads
+from workbench.models.tokenizer import END_OF_TEXT, Tokenizer
 from workbench.quantization import QuantizationRecipe
 from workbench.speculation.drafts import (
     Ask,
@@ -49,11 +53,27 @@ ATTENTION: dict[str, dict[str, Any]] = {
 }
 
 
+TOKENS = (*"abcdefgh01,.()", "ab", "cd", "ef", "gh", "01", "a0", "abcd", "efgh", "x")  # of the ids from 1 on
+PATTERNS = ("(ab|cd){2,6}e?f", r"[a-d]{1,3}\.\(,\)\.\([01]{2}", r"\([01](,[01]){1,8}\)", "[a-h01,.]*")
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Its end of text is 0, and the token SPOILED is in no text of the patterns."""
+    merges = [(token[: len(token) // 2], token[len(token) // 2 :]) for token in TOKENS if len(token) > 1]
+    names = {name: token_id for token_id, name in enumerate((END_OF_TEXT, *TOKENS))}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(names, merges))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True)])
+    return Tokenizer(backend, end_of_text=0)
+
+
 def tiny_model(seed: int, layers: int, kind: str = "plain") -> Decoder:
     """Random weights, large enough that the layers matter to the logits."""
     shape: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "intermediate_size": 32}
     shape |= {"family": "llama", "context_length": CONTEXT, "eos_token_ids": (0,)} | ATTENTION[kind]
-    model = Decoder(ModelConfig(vocab_size=VOCABULARY, hidden_size=16, num_layers=layers, **shape), name="tiny")
+    config = ModelConfig(vocab_size=VOCABULARY, hidden_size=16, num_layers=layers, **shape)
+    model = Decoder(config, name="tiny", tokenizer=tiny_tokenizer())
     _fill(model, seed)
     if kind == "spoiled":
         with torch.no_grad():
@@ -78,6 +98,11 @@ class Models:
         default_factory=lambda: NGramTable.of([random.Random(0).choices(range(VOCABULARY), k=300)], VOCABULARY, order=3)
     )
     prepared: dict[str, Model] = field(init=False)
+
+    @functools.cached_property
+    def guides(self) -> tuple[Guide, ...]:
+        """One for each of PATTERNS."""
+        return tuple(Guide.regex(pattern, tiny_tokenizer()) for pattern in PATTERNS)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prepared", {kind: prepare(target) for kind, target in self.targets.items()})

@@ -30,6 +30,8 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "arrival_s": NO_NUMBER,
     "log_probs": NO_TOP,
     "prompt_log_probs": NO_TOP,
+    "guide": ("json", 3, {"type": "object"}, object(), type),
+    "jump": (3, "far", True),
 }
 SAMPLING: dict[str, tuple[Any, ...]] = {
     "temperature": (-1.0, -5e-324, *NO_NUMBER),
