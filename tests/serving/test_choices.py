@@ -16,13 +16,6 @@ TOKENIZER = shipped_tokenizer()
 PARTS = ("def f(x):\n", "    return", "é", "😀", "日本", "\n\n", "): ", "aab", "ab", "end", " ", '"', "x")
 
 
-class Ended:
-    """As much of `Finished` as a choice reads."""
-
-    def __init__(self, reason: str) -> None:
-        self.finish_reason = reason
-
-
 def tokens_of(ids: list[int]) -> list[NewToken]:
     return [NewToken(token, -float(at), "target", "plain") for at, token in enumerate(ids)]
 
@@ -63,7 +56,7 @@ def fed(prompt: list[int], ids: list[int], stops: list[str], sizes: list[int]) -
     tokens, text, rows, at = tokens_of(ids), "", [], 0
     for size in sizes:
         last = at + size >= len(tokens)
-        piece = choice.add(tokens[at : at + size], Ended("length") if last else None)
+        piece = choice.add(tokens[at : at + size], "length" if last else None)
         at += size
         if piece is not None:
             text += piece.text
@@ -108,6 +101,6 @@ def test_offsets_count_characters_and_tokens_after_a_stop_are_left_out():
 def test_an_end_token_is_counted_and_not_shown(end):
     ids = [*TOKENIZER.encode("return"), TOKENIZER.end_of_text]
     choice = Choice(0, "r", 0, TOKENIZER, [0], (), (TOKENIZER.end_of_text,) if end else (), log_probs=True)
-    piece = choice.add(tokens_of(ids), Ended("stop"))
+    piece = choice.add(tokens_of(ids), "stop")
     assert piece.text == ("return" if end else "return<|endoftext|>")
     assert choice.tokens == len(ids) and len(piece.log_probs) == len(ids) - end

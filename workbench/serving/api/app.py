@@ -25,7 +25,7 @@ from workbench.serving.api.http import LOOPBACK, Guard, Keys, Receive, Scope, Se
 from workbench.serving.api.link import EngineThread, Link, StepNews
 from workbench.serving.api.metrics import CONTENT_TYPE
 from workbench.serving.api.openapi import describe
-from workbench.serving.api.served import Served, serve_model
+from workbench.serving.api.served import ModelFacts, Served, serve_model
 from workbench.serving.api.settings import ServerSettings
 from workbench.serving.api.template import HONEST, ChatTemplate, read_messages
 from workbench.serving.engine import Engine
@@ -176,7 +176,7 @@ class Server:
         served.check_name(fields["model"])
         if not isinstance(fields["tokens"], list):
             raise wrong("tokens", "a list of token ids", fields["tokens"])
-        token = whole(0, served.model.config.vocab_size - 1)
+        token = whole(0, served.vocab_size - 1)
         ids = [token.read(f"tokens[{at}]", one) for at, one in enumerate(fields["tokens"])]
         return {"prompt": served.text_tokens().decode(ids)}
 
@@ -218,7 +218,8 @@ def build_app(
 
     def make() -> tuple[Served, Link]:
         made = engine if isinstance(engine, Engine) else engine()
-        max_running = made.scheduler.settings.max_running
-        return serve_model(made.model, name, settings, max_running, template=template), EngineThread(made)
+        link = EngineThread(made)
+        facts, tokenizer = ModelFacts.of(made.model), made.model.tokenizer
+        return serve_model(facts, tokenizer, settings, link.max_running, name=name, template=template), link
 
     return Server(make, settings, Keys(keys), hosts, watch, there=isinstance(engine, Engine))

@@ -143,7 +143,7 @@ class Call:
                 param=name,
                 code="context_length_exceeded",
             )
-        vocab = self.served.model.config.vocab_size
+        vocab = self.served.vocab_size
         for place, token in enumerate(ids):
             if token >= vocab:
                 raise ApiError(
@@ -184,11 +184,11 @@ class Call:
     def _stop_ids(self) -> tuple[int, ...]:
         given = self.fields["stop_token_ids"]
         self._check_vocabulary("stop_token_ids", given)
-        own = () if self.fields["ignore_eos"] else self.served.model.config.eos_token_ids
+        own = () if self.fields["ignore_eos"] else self.served.eos_token_ids
         return (*own, *(token for token in given if token not in own))
 
     def _check_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
-        vocab = self.served.model.config.vocab_size
+        vocab = self.served.vocab_size
         for at, token in enumerate(token_ids):
             if token >= vocab:
                 raise ApiError(f"token ids of this model lie in 0 … {vocab - 1}, {name}[{at}] is {token}", param=name)

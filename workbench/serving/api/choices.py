@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from workbench.decoding.sequence import Finished, NewToken
+from workbench.decoding.sequence import NewToken
 from workbench.decoding.text import Detokenizer, StopStrings
 from workbench.models.tokenizer import Tokenizer
 
@@ -61,7 +61,6 @@ class Choice:
         self.tokens = 0
         """Generated until now, the one that ended it among them."""
         self.finish_reason: str | None = None
-        self.finished: Finished | None = None
 
     @property
     def done(self) -> bool:
@@ -72,8 +71,8 @@ class Choice:
         """A stop string ended it, of which the engine knows nothing."""
         return self._stops.found
 
-    def add(self, tokens: Sequence[NewToken], finished: Finished | None) -> Piece | None:
-        """New tokens, and the end if they are the last. None: there is nothing to show yet."""
+    def add(self, tokens: Sequence[NewToken], end: str | None) -> Piece | None:
+        """New tokens, and how the text ended if they are the last. None: there is nothing to show yet."""
         if self.done:
             return None  # tokens of a step that was under way when a stop string ended the text
         text = ""
@@ -90,10 +89,9 @@ class Choice:
                 break
         if self._stops.found:
             self.finish_reason = "stop"
-        elif finished is not None:
+        elif end is not None:
             text += self._rest()
-            self.finish_reason = "stop" if self._stops.found else finished.finish_reason
-        self.finished = finished
+            self.finish_reason = "stop" if self._stops.found else end
         self._shown += len(text)
         if not text and not self.done:
             return None

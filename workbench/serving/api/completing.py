@@ -94,9 +94,9 @@ class Answering:
                 yield shown
 
     def _advance(self, key: tuple[Hashable, int], choice: Choice, update: Update) -> Piece | None:
-        front, request_id, finished = self._front, update.request_id, update.finished
-        if finished is not None and finished.finish_reason in ("error", "abort"):
-            why = "it was aborted" if finished.error is None else str(finished.error)
+        front, request_id, end = self._front, update.request_id, update.finish_reason
+        if end in ("error", "abort"):
+            why = update.error or "it was aborted"
             raise ApiError(f"the text could not be completed: {why}", status=500, code="generation_failed")
         request = next(one for one in self._requests if one.id == request_id)
         if choice.tokens == 0 and update.prompt_log_probs is not None:
@@ -104,7 +104,7 @@ class Answering:
             self._prompts[choice.index] = self._prompts[choice.index]._replace(log_probs=rows)
         before = choice.tokens
         # of an echo alone, for which the engine wrote one token, the client gets none
-        piece = choice.add(() if self.call.max_tokens == 0 else update.tokens, finished)
+        piece = choice.add(() if self.call.max_tokens == 0 else update.tokens, end)
         now, times = front.link.now_s, self._times.get(key)
         begun_s, _ = self._stream.begun.get(request_id, (request.arrival_s, 0))
         since = request.arrival_s if times is None else times.last_s
@@ -112,7 +112,7 @@ class Answering:
         if new := choice.tokens - before:
             front.metrics.emitted(new, now - since, first=before == 0)
         if choice.done:
-            if choice.stopped and finished is None:
+            if choice.stopped and end is None:
                 front.link.abort(request_id, choice.sample)
             front.forecast.note_end(choice.tokens, request.max_new_tokens)
             front.metrics.ended(choice.finish_reason or "", choice.tokens, times)

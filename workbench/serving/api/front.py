@@ -52,7 +52,7 @@ class Stream:
 
     def put(self, update: Update) -> None:
         self._updates.append(update)
-        if update.finished is not None:
+        if update.finish_reason is not None:
             self._left[update.request_id] -= 1
         self._event.set()
 

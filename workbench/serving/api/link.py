@@ -30,7 +30,8 @@ class Update(NamedTuple):
     request_id: Hashable
     sample: int
     tokens: tuple[NewToken, ...]
-    finished: Finished | None  # with the last
+    finish_reason: str | None  # with the last; then also an error's words
+    error: str | None = None
     prompt_log_probs: tuple[LogProb | None, ...] | None = None  # with the first, where they were asked for
 
 
@@ -152,7 +153,9 @@ class EngineThread:
 
     def _news(self, report: StepReport | None, ended: list[Finished]) -> StepNews:
         scheduler, tables = self.engine.scheduler, self.engine.kv.tables
-        last = {(one.request_id, one.sample): one for one in (*ended, *(report.finished if report else ()))}
+        last: dict[Hashable, Finished] = {
+            (one.request_id, one.sample): one for one in (*ended, *(report.finished if report else ()))
+        }
         work = [] if report is None else report.plan.work
         prompts = {
             one.sequence.id: tuple(one.sequence.prompt_log_probs)
@@ -162,9 +165,8 @@ class EngineThread:
         updates = []
         for name, tokens in ({} if report is None else report.emitted).items():
             request_id, sample = name  # type: ignore[misc]
-            one = last.pop((request_id, sample), None)
-            updates.append(Update(request_id, sample, tokens, one, prompts.get(name)))
-        updates += [Update(request_id, sample, (), one) for (request_id, sample), one in last.items()]
+            updates.append(_update(request_id, sample, tokens, last.pop(name, None), prompts.get(name)))
+        updates += [_update(one.request_id, one.sample, (), one, None) for one in last.values()]
         return StepNews(
             updates=tuple(updates),
             begun=() if report is None else tuple((one.request.id, one.hit_tokens) for one in report.plan.admitted),
@@ -184,3 +186,15 @@ class EngineThread:
             prefix_hits=scheduler.hit_tokens,
             names=tuple(one.sequence.request.id for one in work),
         )
+
+
+def _update(
+    request_id: Hashable,
+    sample: int,
+    tokens: tuple[NewToken, ...],
+    end: Finished | None,
+    prompt: tuple[LogProb | None, ...] | None,
+) -> Update:
+    if end is None:
+        return Update(request_id, sample, tokens, None, None, prompt)
+    return Update(request_id, sample, tokens, end.finish_reason, None if end.error is None else str(end.error), prompt)

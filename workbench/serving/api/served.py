@@ -22,10 +22,13 @@ MAX_NAME_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Served:
-    """The model that is served, under its name, and what turns texts into its tokens and back."""
+    """What a request is read by. name: of the model, for clients. context: tokens that a text holds at most."""
 
-    model: Model
     name: str
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    context: int
+    eos_token_ids: tuple[int, ...]
     template: ChatTemplate
     guides: Guides
     settings: ServerSettings
@@ -33,14 +36,6 @@ class Served:
     fingerprint: str = ""
     counted_s: Callable[[StepShape], float] | None = None  # seconds of a step by the cost model
     created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self.model.tokenizer
-
-    @property
-    def context(self) -> int:
-        return self.model.config.context_length
 
     def text_tokens(self) -> Tokenizer:
         """The tokenizer, for what cannot go without one."""
@@ -58,27 +53,48 @@ class Served:
             )
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a server knows of a model that may be loaded in another process. made_of: all that its answers depend on."""
+
+    name: str
+    vocab_size: int
+    context: int
+    eos_token_ids: tuple[int, ...]
+    made_of: str
+
+    @classmethod
+    def of(cls, model: Model) -> ModelFacts:
+        config = model.config
+        made_of = f"{model.name} {config} {model.dtype}"
+        return cls(model.name, config.vocab_size, config.context_length, config.eos_token_ids, made_of)
+
+
 def serve_model(
-    model: Model,
-    name: str | None,
+    facts: ModelFacts,
+    tokenizer: Tokenizer | None,
     settings: ServerSettings,
     max_running: int,
     *,
+    name: str | None = None,
     template: ChatTemplate | None = None,
     counted_s: Callable[[StepShape], float] | None = None,
 ) -> Served:
-    """name: default the model's own. Raises WorkbenchError for a name that no client could send."""
-    name = model.name if name is None else name
+    """name: for clients, default the model's own. Raises WorkbenchError for a name that no client could send."""
+    name = facts.name if name is None else name
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
         raise WorkbenchError(f"the name of a served model must be 1 to {MAX_NAME_CHARACTERS} letters, got {name!r:.80}")
-    made_of = f"{workbench.__version__} {model.name} {model.config} {model.dtype} {max_running}"
+    made_of = f"{workbench.__version__} {facts.made_of} {max_running}"
     return Served(
-        model,
-        name,
-        template or ChatTemplate(),
-        Guides(model.tokenizer, model.config.vocab_size),
-        settings,
-        max_running,
-        "fp_" + hashlib.sha256(made_of.encode()).hexdigest()[:12],
-        counted_s,
+        name=name,
+        tokenizer=tokenizer,
+        vocab_size=facts.vocab_size,
+        context=facts.context,
+        eos_token_ids=facts.eos_token_ids,
+        template=template or ChatTemplate(),
+        guides=Guides(tokenizer, facts.vocab_size),
+        settings=settings,
+        max_running=max_running,
+        fingerprint="fp_" + hashlib.sha256(made_of.encode()).hexdigest()[:12],
+        counted_s=counted_s,
     )
