@@ -58,6 +58,7 @@ def _run(arguments: list[str]) -> int:
 
             return build(arguments[1:])
         args = make_parser().parse_args(arguments)
+        args.argv = arguments
         return args.run(args)
     except WorkbenchError as error:
         return _complain(error, 2)

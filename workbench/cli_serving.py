@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--aging", type=float, metavar="S", help="seconds of waiting that count as one level")
     parser.add_argument("--preemption", choices=("recompute", "swap"), default="recompute")
     parser.add_argument("--batching", choices=("continuous", "static"), default="continuous")
+    parser.add_argument("--engine-process", action="store_true", help="the engine in a process of its own")
+    parser.add_argument("--engine-at", help=argparse.SUPPRESS)  # be that process, for a server with sockets there
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of one text (default: what the context leaves)")
     parser.add_argument("--max-queued-requests", type=int, metavar="N")
     parser.add_argument("--max-queued-tokens", type=int, metavar="N")
@@ -164,13 +167,19 @@ def read_keys(file: Path | None, host: str) -> list[str] | None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; the exit code."""
+    if args.engine_at is not None:
+        return _engine_alone(args)
     from workbench.serving.api.app import build_app
     from workbench.serving.api.http import LOOPBACK
     from workbench.serving.api.serve import listening, serve
 
     settings, keys = settings_of(args), read_keys(args.api_key_file, args.host)
     app = build_app(
-        engine_maker(args), name=args.name, settings=settings, keys=keys, hosts=LOOPBACK if keys is None else None
+        _process(args) if args.engine_process else engine_maker(args),
+        name=args.name,
+        settings=settings,
+        keys=keys,
+        hosts=LOOPBACK if keys is None else None,
     )
     at = listening(args.host, args.port)
     host, port = at.getsockname()[:2]
@@ -180,3 +189,22 @@ def run(args: argparse.Namespace) -> int:
     if app.why_not_loaded is not None:
         print(f"workbench: error: {app.why_not_loaded}", file=sys.stderr)
     return code
+
+
+def _process(args: argparse.Namespace) -> Callable[[], Any]:
+    """The engine of these options in a process of its own."""
+    engine_maker(args)  # says what is wrong with them at once
+
+    def make() -> Any:
+        from workbench.serving.api.process import EngineProcess
+
+        return EngineProcess([sys.executable, "-m", "workbench.cli", *args.argv, "--engine-at"])
+
+    return make
+
+
+def _engine_alone(args: argparse.Namespace) -> int:
+    from workbench.serving.api.process import serve_engine
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the server drains, and then says when to stop
+    return serve_engine(engine_maker(args), args.engine_at)

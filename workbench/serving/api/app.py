@@ -25,6 +25,7 @@ from workbench.serving.api.http import LOOPBACK, Guard, Keys, Receive, Scope, Se
 from workbench.serving.api.link import EngineThread, Link, StepNews
 from workbench.serving.api.metrics import CONTENT_TYPE
 from workbench.serving.api.openapi import describe
+from workbench.serving.api.process import EngineProcess
 from workbench.serving.api.served import ModelFacts, Served, serve_model
 from workbench.serving.api.settings import ServerSettings
 from workbench.serving.api.template import HONEST, ChatTemplate, read_messages
@@ -104,6 +105,8 @@ class Server:
     async def close(self) -> None:
         """The engine's thread ends; what still runs is cut."""
         self.draining = True
+        if self._loading is not None:
+            await asyncio.wait([self._loading])  # what is being made is ended, too
         if self.front is not None:
             self.front.cut()
             await asyncio.to_thread(self.front.link.stop)
@@ -198,7 +201,7 @@ def _respond(value: Any, status: int = 200) -> Response:
 
 
 def build_app(
-    engine: Engine | Callable[[], Engine],
+    engine: Engine | Callable[[], Engine | EngineProcess],
     *,
     name: str | None = None,
     settings: ServerSettings | None = None,
@@ -209,17 +212,21 @@ def build_app(
 ) -> Server:
     """An engine as an OpenAI-compatible server.
 
-    engine: or a function that makes one, called beside the event loop; until it is there requests get 503. name: of the
-    model, for clients; default its own. template: of chats; default for base models. keys: API keys; None: everybody
-    may ask. hosts: names that requests are sent to; None: any. watch: is shown the news of every step, on the event
-    loop. The first request, or the server's startup, starts it. Raises WorkbenchError for settings that make no sense.
+    engine: or a function that makes one, called beside the event loop, in this process or in another
+    (`process.EngineProcess`); until it is there requests get 503. name: of the model, for clients; default its own.
+    template: of chats; default for base models. keys: API keys; None: everybody may ask. hosts: names that requests
+    are sent to; None: any. watch: is shown the news of every step, on the event loop. The first request, or the
+    server's startup, starts it. Raises WorkbenchError for settings that make no sense.
     """
     settings = settings or ServerSettings()
 
     def make() -> tuple[Served, Link]:
         made = engine if isinstance(engine, Engine) else engine()
-        link = EngineThread(made)
-        facts, tokenizer = ModelFacts.of(made.model), made.model.tokenizer
+        if isinstance(made, Engine):
+            link: Link = EngineThread(made)
+            facts, tokenizer = ModelFacts.of(made.model), made.model.tokenizer
+        else:
+            link, facts, tokenizer = made, made.facts, made.tokenizer
         return serve_model(facts, tokenizer, settings, link.max_running, name=name, template=template), link
 
     return Server(make, settings, Keys(keys), hosts, watch, there=isinstance(engine, Engine))

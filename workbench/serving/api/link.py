@@ -90,6 +90,7 @@ class EngineThread:
         self.token_budget = engine.scheduler.settings.token_budget
         self.num_blocks, self.block_size = engine.kv.tables.num_blocks, engine.kv.block_size
         self._aborts: deque[tuple[Hashable, int | None]] = deque()
+        self._refused: deque[Update] = deque()
         self._wake, self._stopping = threading.Event(), False
         self._thread: threading.Thread | None = None
 
@@ -112,6 +113,11 @@ class EngineThread:
         self._aborts.append((request_id, sample))
         self._wake.set()
 
+    def refuse(self, request_id: Hashable, n: int, why: str) -> None:
+        """Say of a request that `add` raised for it; of one that came from afar, whom no exception reaches."""
+        self._refused += [Update(request_id, sample, (), "error", why) for sample in range(n)]
+        self._wake.set()
+
     def stop(self) -> None:
         self._stopping = True
         self._wake.set()
@@ -125,7 +131,7 @@ class EngineThread:
                 self._wake.clear()  # before looking: what comes from here on sets it again
                 ended = self._ended_now()
                 if self.engine.idle:
-                    if ended:
+                    if ended or self._refused:
                         deliver(self._news(None, ended))
                     self._wake.wait()
                     continue
@@ -167,6 +173,8 @@ class EngineThread:
             request_id, sample = name  # type: ignore[misc]
             updates.append(_update(request_id, sample, tokens, last.pop(name, None), prompts.get(name)))
         updates += [_update(one.request_id, one.sample, (), one, None) for one in last.values()]
+        while self._refused:
+            updates.append(self._refused.popleft())
         return StepNews(
             updates=tuple(updates),
             begun=() if report is None else tuple((one.request.id, one.hit_tokens) for one in report.plan.admitted),
