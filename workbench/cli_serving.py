@@ -54,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--aging", type=float, metavar="S", help="seconds of waiting that count as one level")
     parser.add_argument("--preemption", choices=("recompute", "swap"), default="recompute")
     parser.add_argument("--batching", choices=("continuous", "static"), default="continuous")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="steps and requests, for Perfetto")
     parser.add_argument("--engine-process", action="store_true", help="the engine in a process of its own")
     parser.add_argument("--engine-at", help=argparse.SUPPRESS)  # be that process, for a server with sockets there
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of one text (default: what the context leaves)")
@@ -172,20 +173,18 @@ def run(args: argparse.Namespace) -> int:
     from workbench.serving.api.app import build_app
     from workbench.serving.api.http import LOOPBACK
     from workbench.serving.api.serve import listening, serve
+    from workbench.serving.api.trace import trace_to
 
     settings, keys = settings_of(args), read_keys(args.api_key_file, args.host)
-    app = build_app(
-        _process(args) if args.engine_process else engine_maker(args),
-        name=args.name,
-        settings=settings,
-        keys=keys,
-        hosts=LOOPBACK if keys is None else None,
-    )
+    make = _process(args) if args.engine_process else engine_maker(args)
     at = listening(args.host, args.port)
-    host, port = at.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"http://{shown}:{port}/v1  (the model is being loaded; /ready says when it is)", flush=True)
-    code = serve(app, settings, at)
+    with trace_to(None if args.trace is None else from_home(args.trace)) as trace:
+        hosts = LOOPBACK if keys is None else None
+        app = build_app(make, name=args.name, settings=settings, keys=keys, hosts=hosts, trace=trace)
+        host, port = at.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"http://{shown}:{port}/v1  (the model is being loaded; /ready says when it is)", flush=True)
+        code = serve(app, settings, at)
     if app.why_not_loaded is not None:
         print(f"workbench: error: {app.why_not_loaded}", file=sys.stderr)
     return code

@@ -62,7 +62,7 @@ def test_what_the_engine_reports_is_read():
     done = Finished("a", 0, (5, 6, 7, 8), "length", None, 7, 1.0, 1.5, 2.0, 4.0, (2.0, 2.5, 3.5, 4.0), 1, 0)
     assert RequestTimes.of(done) == replace(ONE, first_token_s=2.0)
     plan = Plan()
-    report = StepReport(3, 1.0, 0.5, plan, {}, (), 2, 1, 9, 3, 4, 1, 50, 0.0, 0, 0)
+    report = StepReport(3, 1.0, 0.5, plan, {}, (), 2, 1, 9, 3, 4, 1, 50, 0.0, 0.0, 0, 0)
     assert StepTimes.of(report, 10, 16) == StepTimes(1.0, 0.5, 2, 1, 9, 3, 4, 4, 10, 16, 50, 0)
 
 

@@ -342,6 +342,7 @@ class Steps(Protocol):
         at_s: float,
         seconds: float,
         schedule_s: float,
+        planned_s: float,
     ) -> StepReport: ...
 
 
@@ -380,7 +381,8 @@ class OneStepAhead:
             self._scheduler.expect(plan, sent.sequences, ran_s)
         ended_s = engine.now_s
         schedule_s = planned_s - began_s + ended_s - ran_s
-        return engine.report(plan, outputs, emitted, finished, began_s, ended_s - began_s, schedule_s)
+        seconds, planned = ended_s - began_s, planned_s - began_s
+        return engine.report(plan, outputs, emitted, finished, began_s, seconds, schedule_s, planned)
 
     def _wait_reason(self, plan: Plan) -> str:
         """Why this plan needs the tokens that are under way; "" where it does not."""

@@ -287,9 +287,8 @@ class Engine:
         finished = self.postprocess(plan, outputs)
         ended_s = self.now_s
         emitted = {sequence_id: output.emitted for sequence_id, output in outputs.items()}
-        return self.report(
-            plan, outputs, emitted, finished, began_s, ended_s - began_s, planned_s - began_s + ended_s - ran_s
-        )
+        seconds, planned = ended_s - began_s, planned_s - began_s
+        return self.report(plan, outputs, emitted, finished, began_s, seconds, planned + ended_s - ran_s, planned)
 
     def schedule(self, now_s: float) -> Plan:
         """Which sequences compute which tokens."""
@@ -393,6 +392,7 @@ class Engine:
         at_s: float,
         seconds: float,
         schedule_s: float,
+        planned_s: float,
     ) -> StepReport:
         """Of a plan. outputs: of the sequences that were computed with it, by id."""
         tables = self.kv.tables
@@ -417,6 +417,7 @@ class Engine:
             blocks_idle=tables.num_available - tables.num_free,
             useful_tokens=self.kv.bytes_in_use // self.kv.bytes_per_token,
             schedule_s=schedule_s,
+            planned_s=planned_s,
             drafted=drafted,
             accepted=sum(count for _, count in drafts.values()),
             drafts=drafts,

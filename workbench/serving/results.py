@@ -27,7 +27,8 @@ class StepReport:
     blocks_used: int
     blocks_idle: int
     useful_tokens: int  # places that hold a token of a running sequence, shared ones once
-    schedule_s: float  # of `seconds`: the scheduler's own, before and after the model
+    schedule_s: float  # of `seconds`: the scheduler's own, before and after the model,
+    planned_s: float  # and before it alone
     drafted: int
     accepted: int
     # drafted and accepted tokens, by sequence, of those that were drafted for

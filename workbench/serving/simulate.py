@@ -244,6 +244,7 @@ class Twin:
             blocks_idle=tables.num_available - tables.num_free,
             useful_tokens=used * tables.block_size - self._open_places(),
             schedule_s=0.0,  # it is a part of the step times, where it is known at all
+            planned_s=0.0,
             drafted=0,
             accepted=0,
         )

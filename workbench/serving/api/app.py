@@ -29,6 +29,7 @@ from workbench.serving.api.process import EngineProcess
 from workbench.serving.api.served import ModelFacts, Served, serve_model
 from workbench.serving.api.settings import ServerSettings
 from workbench.serving.api.template import HONEST, ChatTemplate, read_messages
+from workbench.serving.api.trace import Trace
 from workbench.serving.engine import Engine
 
 MAX_TOKENIZED = 2**22  # characters
@@ -44,10 +45,11 @@ class Server:
         keys: Keys,
         hosts: Sequence[str] | None,
         watch: Sequence[Callable[[StepNews], None]],
+        trace: Trace | None,
         *,
         there: bool,
     ) -> None:
-        self._make, self.settings, self._watch = make, settings, watch
+        self._make, self.settings, self._watch, self._trace = make, settings, watch, trace
         self._there = there  # the engine is, and making is no more than a moment
         self.front: Front | None = None
         self.why_not_loaded: BaseException | None = None
@@ -82,7 +84,7 @@ class Server:
     async def _load(self) -> None:
         try:
             served, link = await asyncio.to_thread(self._make)
-            self.front = Front(served, link, self.settings, self._watch)
+            self.front = Front(served, link, self.settings, self._watch, self._trace)
         except Exception as error:
             self.why_not_loaded = error
 
@@ -209,14 +211,15 @@ def build_app(
     keys: Iterable[str] | None = None,
     hosts: Sequence[str] | None = LOOPBACK,
     watch: Sequence[Callable[[StepNews], None]] = (),
+    trace: Trace | None = None,
 ) -> Server:
     """An engine as an OpenAI-compatible server.
 
     engine: or a function that makes one, called beside the event loop, in this process or in another
     (`process.EngineProcess`); until it is there requests get 503. name: of the model, for clients; default its own.
     template: of chats; default for base models. keys: API keys; None: everybody may ask. hosts: names that requests
-    are sent to; None: any. watch: is shown the news of every step, on the event loop. The first request, or the
-    server's startup, starts it. Raises WorkbenchError for settings that make no sense.
+    are sent to; None: any. watch: is shown the news of every step, on the event loop. trace: gets steps and texts. The
+    first request, or the server's startup, starts it. Raises WorkbenchError for settings that make no sense.
     """
     settings = settings or ServerSettings()
 
@@ -229,4 +232,4 @@ def build_app(
             link, facts, tokenizer = made, made.facts, made.tokenizer
         return serve_model(facts, tokenizer, settings, link.max_running, name=name, template=template), link
 
-    return Server(make, settings, Keys(keys), hosts, watch, there=isinstance(engine, Engine))
+    return Server(make, settings, Keys(keys), hosts, watch, trace, there=isinstance(engine, Engine))

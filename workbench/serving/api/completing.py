@@ -20,7 +20,7 @@ from workbench.serving.api.calls import Call
 from workbench.serving.api.choices import Choice, Piece, TokenLogProb
 from workbench.serving.api.errors import ApiError, as_json
 from workbench.serving.api.front import ClientGone, Front, Stream
-from workbench.serving.api.http import Receive, Scope, Send, answer, read_json, until_gone
+from workbench.serving.api.http import Receive, Scope, Send, answer, header, read_json, until_gone
 from workbench.serving.api.link import Update
 from workbench.serving.api.metrics import TextTimes
 
@@ -36,8 +36,11 @@ DONE, PING = b"data: [DONE]\n\n", b": ping\n\n"
 class Answering:
     """The choices of one request while the engine writes them."""
 
-    def __init__(self, call: Call, requests: Sequence[Request], stream: Stream, front: Front) -> None:
+    def __init__(
+        self, call: Call, requests: Sequence[Request], stream: Stream, front: Front, traceparent: str | None = None
+    ) -> None:
         self.call, self._requests, self._stream, self._front = call, requests, stream, front
+        self._traceparent = traceparent
         self._choices: dict[tuple[Hashable, int], Choice] = {}
         self._times: dict[tuple[Hashable, int], TextTimes] = {}
         self._prompts: list[Piece] = []  # echoed, by choice
@@ -115,7 +118,7 @@ class Answering:
             if choice.stopped and end is None:
                 front.link.abort(request_id, choice.sample)
             front.forecast.note_end(choice.tokens, request.max_new_tokens)
-            front.metrics.ended(choice.finish_reason or "", choice.tokens, times)
+            front.text_ended(request, choice.tokens, choice.finish_reason or "", times, self._traceparent)
         return piece
 
     def _prompt_rows(self, prompt_ids: Sequence[int], log_probs: Sequence[LogProb | None]) -> tuple[TokenLogProb, ...]:
@@ -166,7 +169,7 @@ class Complete:
             stream = front.open(requests)
             watch = asyncio.create_task(until_gone(receive, lambda: stream.end(ClientGone())))
             try:
-                answering = Answering(call, requests, stream, front)
+                answering = Answering(call, requests, stream, front, header(scope, b"traceparent"))
                 if call.fields["stream"]:
                     await self._stream(answering, front, send, scope)
                 else:

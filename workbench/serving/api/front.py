@@ -16,9 +16,11 @@ from workbench.serving.api.admission import Admission
 from workbench.serving.api.errors import ApiError
 from workbench.serving.api.forecast import Forecast
 from workbench.serving.api.link import Link, StepNews, Update
-from workbench.serving.api.metrics import Metrics
+from workbench.serving.api.metrics import Metrics, TextTimes
 from workbench.serving.api.served import Served
 from workbench.serving.api.settings import ServerSettings
+from workbench.serving.api.spans import Spans
+from workbench.serving.api.trace import Trace
 
 CUT = "the server was shut down before this text was complete"
 
@@ -72,17 +74,23 @@ class Stream:
 class Front:
     """One engine, its admission, metrics and clients. On the event loop alone, but for `_from_engine`.
 
-    watch: is shown the news of every step, on the event loop.
+    watch: is shown the news of every step, on the event loop. trace: gets steps and texts.
     """
 
     def __init__(
-        self, served: Served, link: Link, settings: ServerSettings, watch: Sequence[Callable[[StepNews], None]] = ()
+        self,
+        served: Served,
+        link: Link,
+        settings: ServerSettings,
+        watch: Sequence[Callable[[StepNews], None]] = (),
+        trace: Trace | None = None,
     ) -> None:
         self.served, self.link, self.settings = served, link, settings
         self.metrics = Metrics(served.name, link.num_blocks, link.block_size)
         self.forecast = Forecast(link.max_running, link.token_budget, served.counted_s)
         self.admission = Admission(settings, self.forecast, self.metrics.refused)
         self.watch = [*watch]
+        self.trace, self._spans = trace, Spans.if_installed()
         self.dead: BaseException | None = None
         self._streams: dict[Hashable, Stream] = {}
         self._numbers = itertools.count()
@@ -119,6 +127,25 @@ class Front:
                 self.link.abort(request.id)
             raise ApiError(str(error)) from error
         return stream
+
+    def text_ended(
+        self, request: Request, tokens: int, finish_reason: str, times: TextTimes, traceparent: str | None
+    ) -> None:
+        """A text has all its tokens: it is counted and traced."""
+        self.metrics.ended(finish_reason, tokens, times)
+        if self.trace is not None:
+            self.trace.text(str(request.id), times, tokens, finish_reason)
+        if self._spans is not None:
+            self._spans.text(
+                times,
+                self.link.now_s,
+                model=self.served.name,
+                request_id=str(request.id),
+                prompt_tokens=len(request.prompt_ids),
+                tokens=tokens,
+                finish_reason=finish_reason,
+                traceparent=traceparent,
+            )
 
     def forget(self, request_id: Hashable) -> None:
         self._streams.pop(request_id, None)
@@ -166,6 +193,8 @@ class Front:
             if (stream := self._streams.get(update.request_id)) is not None:
                 stream.put(update)
         self.metrics.step(news, predicted)
+        if self.trace is not None:
+            self.trace.step(news, predicted)
         self.metrics.waiting.set(self.admission.queued_requests)
         self.forecast.note(news)
         for watch in self.watch:

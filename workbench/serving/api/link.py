@@ -43,7 +43,8 @@ class StepNews(NamedTuple):
     step: int
     at_s: float
     seconds: float
-    schedule_s: float
+    schedule_s: float  # of `seconds`: the scheduler's own, before and after the model,
+    planned_s: float  # and before it alone
     new_tokens: tuple[int, ...]  # of each sequence of the batch, and
     contexts: tuple[int, ...]  # what it had in the kv before
     decodes: int  # sequences of the batch that got a token
@@ -182,6 +183,7 @@ class EngineThread:
             at_s=self.now_s if report is None else report.at_s,
             seconds=0.0 if report is None else report.seconds,
             schedule_s=0.0 if report is None else report.schedule_s,
+            planned_s=0.0 if report is None else report.planned_s,
             new_tokens=tuple(one.count for one in work),
             contexts=tuple(one.start for one in work),
             decodes=0 if report is None else len(report.tokens),

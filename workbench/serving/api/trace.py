@@ -1,0 +1,121 @@
+"""What the engine did and when, as a file for Perfetto (https://ui.perfetto.dev, or chrome://tracing).
+
+    process "engine"     track "steps"      │ step 17 ───────────│ step 18 ──────│      rows, decodes, drafts, predicted
+                                            │schedule│ run ──────│
+    process "requests"   one lane a text    queue ▒▒│ prefill ▓▓│ decode ──────────│     as many lanes as run at a time
+    counters             running, waiting, blocks, tokens/s
+
+Trace event format: complete events ("X") with ts and dur in microseconds. A file that was cut off is still read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from workbench.serving.api.link import StepNews
+from workbench.serving.api.metrics import TextTimes
+
+ENGINE, REQUESTS = 1, 2
+FLUSH_EVERY = 256  # events
+
+
+class Trace:
+    """Written as it goes. `step` and `text` are called on the event loop. max_events: then no more are written, and the
+    last says so."""
+
+    def __init__(self, file: TextIO, max_events: int = 2_000_000) -> None:
+        self._file, self._left, self._since_flush = file, max_events, 0
+        self._lanes: list[float] = []  # when each is free again, µs
+        file.write("[\n")
+        for process, name in ((ENGINE, "engine"), (REQUESTS, "requests")):
+            self._write({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
+        self._write({"ph": "M", "name": "thread_name", "pid": ENGINE, "tid": 1, "args": {"name": "steps"}})
+
+    def step(self, news: StepNews, predicted_s: float | None = None) -> None:
+        """A step, its parts, and the counters after it."""
+        if news.new_tokens:
+            args = {
+                "rows": news.rows,
+                "decodes": news.decodes,
+                "prefill_tokens": sum(count for count in news.new_tokens if count > 1),
+                "drafted": sum(drafted for drafted, _ in news.drafts),
+                "accepted": sum(accepted for _, accepted in news.drafts),
+                "requests": [str(name) for name in news.names],
+            }
+            if predicted_s is not None:
+                args["predicted_ms"] = predicted_s * 1e3
+            self._span(ENGINE, 1, f"step {news.step}", news.at_s, news.seconds, args)
+            planned = news.at_s + news.planned_s
+            ran = news.at_s + news.seconds - (news.schedule_s - news.planned_s)
+            self._span(ENGINE, 1, "schedule", news.at_s, news.planned_s)
+            self._span(ENGINE, 1, "run", planned, ran - planned)
+            self._span(ENGINE, 1, "postprocess", ran, news.at_s + news.seconds - ran)
+        at = (news.at_s + news.seconds) * 1e6
+        for name, value in (
+            ("running", len(news.running)),
+            ("waiting", news.waiting),
+            ("blocks", news.blocks_used),
+            ("tokens/s", round(sum(len(one.tokens) for one in news.updates) / news.seconds) if news.seconds else 0),
+        ):
+            self._write({"ph": "C", "name": name, "pid": ENGINE, "tid": 0, "ts": at, "args": {name: value}})
+
+    def text(self, name: str, times: TextTimes, tokens: int, finish_reason: str) -> None:
+        """A text that ended: what its time went to, in the first lane that was free when it came."""
+        start, end = times.arrival_s * 1e6, times.last_s * 1e6
+        lane = next((lane for lane, free in enumerate(self._lanes) if free <= start), len(self._lanes))
+        self._lanes[lane : lane + 1] = [end]
+        args = {"tokens": tokens, "finish_reason": finish_reason}
+        self._span(REQUESTS, lane, f"request {name}", times.arrival_s, times.last_s - times.arrival_s, args)
+        for part, a, b in (
+            ("queue", times.arrival_s, times.begun_s),
+            ("prefill", times.begun_s, times.first_s),
+            ("decode", times.first_s, times.last_s),
+        ):
+            self._span(REQUESTS, lane, part, a, b - a)
+
+    def close(self) -> None:
+        self._file.write(json.dumps({"ph": "M", "name": "end", "pid": ENGINE, "tid": 0, "args": {}}) + "\n]\n")
+        self._file.flush()
+
+    def _span(
+        self, process: int, track: int, name: str, at_s: float, seconds: float, args: dict[str, Any] | None = None
+    ) -> None:
+        event = {
+            "ph": "X",
+            "name": name,
+            "pid": process,
+            "tid": track,
+            "ts": at_s * 1e6,
+            "dur": max(0.0, seconds) * 1e6,
+        }
+        self._write(event if args is None else {**event, "args": args})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if not self._left:
+            return
+        self._left -= 1
+        if not self._left:
+            event = {"ph": "M", "name": "the trace is full", "pid": ENGINE, "tid": 0, "args": {}}
+        self._file.write(json.dumps(event) + ",\n")
+        self._since_flush += 1
+        if self._since_flush >= FLUSH_EVERY:
+            self._file.flush()
+            self._since_flush = 0
+
+
+@contextlib.contextmanager
+def trace_to(path: Path | None) -> Iterator[Trace | None]:
+    """A trace in this file until the block ends; None without a path."""
+    if path is None:
+        yield None
+        return
+    with path.open("w", encoding="utf-8") as file:
+        trace = Trace(file)
+        try:
+            yield trace
+        finally:
+            trace.close()
