@@ -215,6 +215,11 @@ def make_parser() -> argparse.ArgumentParser:
     engine.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (default: 0)")
     engine.add_argument("--seconds", type=float, metavar="S", help="begin no run later than this (default: no limit)")
 
+    clients = command("server", run_soak_server, "clients of all kinds on a real server, then SIGTERM", parts)
+    clients.add_argument("--requests", type=int, default=2_000, metavar="N", help="(default: 2000)")
+    clients.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    clients.add_argument("--engine-process", action="store_true", help="the engine in a process of its own")
+
     from workbench.cli_serving import add_options
 
     add_options(command("serve", run_serve, "serve a model to OpenAI clients"))
@@ -704,6 +709,23 @@ def run_soak_engine(args: argparse.Namespace) -> int:
         return 0
     print(f"failed: workbench soak engine --runs 1 --seed {soaked.failed_seed}\n{soaked.message}")
     return 1
+
+
+def run_soak_server(args: argparse.Namespace) -> int:
+    """1 when something went wrong; it is printed."""
+    from workbench.serving.api.soak import soak_server
+
+    options = ["--engine-process"] if args.engine_process else []
+    soaked = soak_server(args.requests, args.seed, options=options, report=_say_runs(args.requests))
+    _print_table(["what", "how often"], [[name, f"{number:,}"] for name, number in sorted(soaked.counts.items())])
+    before, after = soaked.memory_bytes
+    if after:
+        print(f"memory of the server: {before / 1e6:,.0f} MB after a quarter, {after / 1e6:,.0f} MB at the end")
+    if soaked.failure:
+        print(f"failed: {soaked.failure}")
+        return 1
+    print("every answer is whole or an error, nothing is left, and the server ended with code 0")
+    return 0
 
 
 def _say_runs(runs: int) -> Callable[[int], None]:

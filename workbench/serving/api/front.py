@@ -64,7 +64,8 @@ class Stream:
         self._event.set()
 
     def close(self) -> None:
-        """Whatever of it still runs is aborted."""
+        """Whatever of it still runs is aborted. To be called once."""
+        self._front.closed()
         for request_id, left in self._left.items():
             self._front.forget(request_id)
             if left > 0:
@@ -92,15 +93,12 @@ class Front:
         self.watch = [*watch]
         self.trace, self._spans = trace, Spans.if_installed()
         self.dead: BaseException | None = None
+        self.open_streams = 0
         self._streams: dict[Hashable, Stream] = {}
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._emptied = asyncio.Event()
         link.start(self._from_engine, self._engine_died)
-
-    @property
-    def open_streams(self) -> int:
-        return len(set(self._streams.values()))
 
     def name(self) -> Hashable:
         """Of one HTTP request's prompts in the engine, with their number."""
@@ -114,6 +112,7 @@ class Front:
         """Add them to the engine, all or none. Raises ApiError. The caller closes the stream."""
         self.check_alive()
         stream = Stream(self, requests)
+        self._open(1)
         added: list[Request] = []
         try:
             for request in requests:
@@ -125,8 +124,17 @@ class Front:
                 self.forget(request.id)
             for request in added:
                 self.link.abort(request.id)
+            self._open(-1)
             raise ApiError(str(error)) from error
         return stream
+
+    def _open(self, change: int) -> None:
+        self.open_streams += change
+        self.metrics.open.set(self.open_streams)
+
+    def closed(self) -> None:
+        """A stream has been closed."""
+        self._open(-1)
 
     def text_ended(
         self, request: Request, tokens: int, finish_reason: str, times: TextTimes, traceparent: str | None

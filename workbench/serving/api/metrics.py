@@ -39,6 +39,7 @@ class Metrics:
         gauge, counter, histogram = self._gauge, self._counter, self._histogram
         self.running = gauge("vllm:num_requests_running", "Sequences that run")
         self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait for their first step")
+        self.open = gauge("workbench:open_requests", "HTTP requests whose answer is under way")
         self.usage = gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1")
         self.prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
