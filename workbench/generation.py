@@ -11,10 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from workbench.decoding.device_sampling import SAMPLERS
-from workbench.decoding.filters import check_filter_names, whole_number
+from workbench.decoding.filters import check_filter_names, checked_bias, whole_number
 from workbench.decoding.guide import Guide, GuidedSequence
 from workbench.decoding.loop import Generation, Runner, Stream, check_cancel, token_loop
-from workbench.decoding.request_checks import check_callable, check_model, check_of_draft, check_of_guide, check_seed
+from workbench.decoding.request_checks import (
+    check_callable,
+    check_model,
+    check_of_draft,
+    check_of_guide,
+    check_seed,
+    check_vocabulary,
+)
 from workbench.decoding.runner import ModelRunner, prompt_token_ids, ready_kv, stop_ids, stop_strings
 from workbench.decoding.sampling import SamplingSettings, TokenDistribution, draws_for
 from workbench.decoding.sequence import Sequence as DecodedSequence
@@ -41,6 +48,7 @@ def stream(
     repetition_penalty: float = 1.0,
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = (),
     stop: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] | None = None,
     seed: int | None = None,
@@ -57,7 +65,7 @@ def stream(
     """Continue a prompt, token by token. The settings are checked here; the model runs as the stream is read.
 
     prompt: text (the model must have a tokenizer) or token ids.
-    temperature 0 is greedy; see SamplingSettings for it and the six filters after it.
+    temperature 0 is greedy; see SamplingSettings for it and the seven filters after it.
     stop: one string or several; generation ends when one appears in the new text, and the text ends before it.
     stop_token_ids: tokens that end it; None means the model's own end-of-text tokens, () none.
     seed: of this request's own random numbers (torch's global ones are never touched); None draws a fresh one.
@@ -83,8 +91,16 @@ def stream(
     check_cancel(cancel)
     filters = {} if filters is None else filters
     settings = SamplingSettings(
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        checked_bias(logit_bias),
     )
+    check_vocabulary("logit_bias", dict(settings.logit_bias), model)
     whole_number("max_new_tokens", max_new_tokens, at_least=1)
     prompt_ids = prompt_token_ids(model, prompt, max_new_tokens)
     stop_token_ids = stop_ids(model, stop_token_ids)

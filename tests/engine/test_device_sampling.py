@@ -34,6 +34,7 @@ SETTINGS = {
 IN_TORCH = {
     "min-p": SamplingSettings(temperature=1.0, min_p=0.05),
     "penalized": SamplingSettings(temperature=0.9, repetition_penalty=1.3),
+    "biased": SamplingSettings(temperature=0.9, logit_bias={3: 5.0, 9: -100}),
 }
 
 

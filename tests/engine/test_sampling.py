@@ -17,8 +17,9 @@ from transformers.generation.logits_process import (
 )
 
 from workbench.decoding import filters
+from workbench.decoding.draws import choose
 from workbench.decoding.filters import filter_stages
-from workbench.decoding.sampling import SamplingSettings, choose
+from workbench.decoding.sampling import SamplingSettings
 from workbench.errors import WorkbenchError
 
 # One distribution for all tables by hand. Sums from the best on: 32/64, 48/64, 56/64, 60/64, 62/64, 64/64.

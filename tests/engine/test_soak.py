@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -130,7 +131,16 @@ def forced_tokens_are_forgotten(monkeypatch):
     monkeypatch.setattr("workbench.decoding.step.forced_tokens", lambda sequence: sequence.append(1) and ())
 
 
+def a_bias_of_a_step_ahead_is_left_out(monkeypatch):
+    right = filters.filter_rows
+    monkeypatch.setattr(
+        "workbench.serving.ahead.filter_rows",
+        lambda logits, settings: right(logits, dataclasses.replace(settings, logit_bias=())),
+    )
+
+
 PLANTS = [
+    a_bias_of_a_step_ahead_is_left_out,
     accepted_tokens_have_the_rows_of_others,
     forced_tokens_are_forgotten,
     every_request_is_taken,

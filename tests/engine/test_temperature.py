@@ -9,8 +9,9 @@ import torch
 from conftest import every_pair, random_decoder, tiny_config
 
 from workbench.decoding import SamplingSettings
+from workbench.decoding.draws import choose
 from workbench.decoding.filters import apply_temperature, check_logits, filter_stages
-from workbench.decoding.sampling import Sampler, TokenDistribution, choose, draws_for
+from workbench.decoding.sampling import Sampler, TokenDistribution, draws_for
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.kernels import sampling as kernels

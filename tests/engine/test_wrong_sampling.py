@@ -10,8 +10,8 @@ import torch
 
 from workbench.decoding import Guide, SamplingSettings, filters
 from workbench.decoding.beam import beam_search, generate_beam
+from workbench.decoding.draws import choose
 from workbench.decoding.filters import filter_stages
-from workbench.decoding.sampling import choose
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.kv import make_kv

@@ -1,7 +1,7 @@
 """From logits to text: sampling, one step for many sequences, the naive loop with its stream, beam search, grammars."""
 
 from workbench.decoding.beam import Hypothesis, beam_search, generate_beam
-from workbench.decoding.draws import BestDraws, RandomDraws, draw
+from workbench.decoding.draws import BestDraws, RandomDraws, choose, draw
 from workbench.decoding.filters import (
     FILTERS,
     apply_temperature,
@@ -15,7 +15,7 @@ from workbench.decoding.filters import (
 )
 from workbench.decoding.guide import Guide
 from workbench.decoding.loop import Generation, Stream, StreamedToken, token_loop
-from workbench.decoding.sampling import Sampler, SamplingSettings, TokenDistribution, choose
+from workbench.decoding.sampling import Sampler, SamplingSettings, TokenDistribution
 from workbench.decoding.sequence import LogProb, NewToken, Request, Sequence, Status
 from workbench.decoding.step import Chunk, Step, StepOutput
 

@@ -6,8 +6,8 @@
 
 The sequences of a model that is prepared with kernels="triton" draw here, alone or together, in `generate` and in the
 engine, one step ahead or not. What shares a call changes no token: the kernel's shares are whole numbers, and their sum
-is the same in any order. What needs more than these three filters (min-p, penalties, a grammar, a function of the
-user's) is drawn in torch, and so is what a draft guesses and verifies.
+is the same in any order. What needs more than these three filters (min-p, a bias, penalties, a grammar, a function of
+the user's) is drawn in torch, and so is what a draft guesses and verifies.
 
 How far the two distributions are apart. A token whose probability is e^-d of the best one's has a share that is off by
 a relative (4 + 2·d)·2⁻²⁴ at most (a difference, and an exponential in float32), and by half of 2⁻⁴⁰ of the best one's

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from workbench.decoding.filters import check_logits
+
 
 def draw(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """[n] token ids from rows [n, V], one uniform number of [0, 1) each, by inverse CDF. No value is looked at, so the
@@ -60,3 +62,11 @@ class BestDraws:
 
     def choose(self, probabilities: torch.Tensor) -> int:
         return int(probabilities.argmax())
+
+
+def choose(logits: torch.Tensor, generator: torch.Generator | None = None) -> int:
+    """One token id from logits [V]: drawn from softmax(logits), or the best one when there is no generator."""
+    check_logits(logits, "the last stage")
+    if generator is None:
+        return int(logits.argmax())
+    return RandomDraws(generator).choose(logits.double().softmax(dim=-1))

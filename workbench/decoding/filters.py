@@ -1,9 +1,9 @@
-"""Filters on logits: temperature, top-k, top-p, min-p and penalties, as pure functions.
+"""Filters on logits: a bias, penalties, temperature, top-k, top-p and min-p, as pure functions.
 
 Every filter takes logits and gives new logits of the same shape; a token that may not be chosen has −inf, and
 the distribution of a stage is softmax(logits). No input is ever changed. The order is that of transformers:
 
-    repetition, presence, frequency penalty → temperature → top-k → top-p → min-p
+    logit bias → repetition, presence, frequency penalty → temperature → top-k → top-p → min-p
 
 and it matters: top-p and min-p look at probabilities, so what they keep depends on the temperature before them,
 and top-p after top-k measures its mass within the k tokens that are left.
@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 
 from workbench.errors import WorkbenchError, is_number, is_whole, plain_number, shown, unknown
+from workbench.models.transfers import sent
 
 REMOVED = -math.inf
 SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny  # that float32 can divide by on every device; below it: greedy
 LARGEST_TEMPERATURE = torch.finfo(torch.float32).max  # from there on every token that is left is equally probable
+LARGEST_BIAS, MAX_BIASES = 100, 2**22  # the OpenAI API's limit; more are not even counted
 LARGEST_PENALTY = 1e6  # no logits lie so far apart: a larger one would change nothing, but for what overflows
 
 
@@ -38,7 +41,40 @@ def whole_number(name: str, value: object, *, at_least: int) -> None:
         raise WorkbenchError(f"{name} must be a whole number of at least {at_least}, got {shown(value)}")
 
 
-# -- filters on probabilities: logits [..., V], row by row ---------------------------------------------
+# -- filters of every row alike: logits [..., V] -------------------------------------------------------
+
+
+def checked_bias(given: object) -> tuple[tuple[int, float], ...]:
+    """Token ids and what is added to their logits, by id; None is nothing."""
+    expected = f"logit_bias must be {{token id: number}}, each number from -{LARGEST_BIAS} to {LARGEST_BIAS}"
+    pairs = given.items() if isinstance(given, Mapping) else () if given is None else given
+    if not isinstance(pairs, Iterable) or (isinstance(pairs, str | bytes | set | frozenset) and pairs is given):
+        raise WorkbenchError(f"{expected}, got {shown(given)}")
+    bias: dict[int, float] = {}
+    for pair in islice(pairs, MAX_BIASES + 1):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise WorkbenchError(f"{expected}, got {shown(pair)}")
+        token_id, number = pair
+        if not is_whole(token_id) or token_id < 0 or token_id in bias or len(bias) == MAX_BIASES:
+            raise WorkbenchError(f"{expected}, and each id of at least 0 once; got {shown(token_id)}")
+        if not is_number(number) or not abs(plain_number(number)) <= LARGEST_BIAS:
+            raise WorkbenchError(f"{expected}, got {shown(number)} for {shown(token_id)}")
+        bias[token_id] = float(plain_number(number))
+    return tuple(sorted(bias.items()))
+
+
+def add_bias(logits: torch.Tensor, bias: object) -> torch.Tensor:
+    """Add to each token's logit its bias, −100 … 100 (the OpenAI API's logit_bias). A token that was removed stays so.
+
+    bias: a mapping of token id to number, or pairs of these.
+    """
+    if not (pairs := checked_bias(bias)):
+        return logits.clone()
+    ids, numbers = zip(*pairs)
+    if ids[-1] >= logits.shape[-1]:
+        raise WorkbenchError(f"token ids of logit_bias must lie in 0 … {logits.shape[-1] - 1}, got {ids[-1]}")
+    at, more = sent([ids, numbers], dtype=torch.float64, device=logits.device)
+    return logits.index_add(-1, at.long(), more.to(logits.dtype).expand(*logits.shape[:-1], -1))
 
 
 def apply_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -143,6 +179,7 @@ def _counts(logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
 
 
 FILTERS: dict[str, Callable[..., torch.Tensor]] = {  # in the order in which they are applied
+    "logit_bias": add_bias,
     "repetition_penalty": penalize_repetition,
     "presence_penalty": penalize_presence,
     "frequency_penalty": penalize_frequency,

@@ -37,10 +37,7 @@ import torch
 
 from workbench.decoding import guide_trial
 from workbench.decoding.guide_schema import checked_schema
-from workbench.decoding.request_checks import check_of_guide, guide_ends
-from workbench.decoding.sequence import NewToken
-from workbench.decoding.sequence import Sequence as DecodedSequence
-from workbench.errors import WorkbenchError, check_whole
+from workbench.errors import WorkbenchError, check_whole, unknown
 from workbench.models.fast import Model
 from workbench.models.tokenizer import Tokenizer
 
@@ -375,12 +372,33 @@ def _reason(message: str) -> str:
 # -- a grammar and one sequence -----------------------------------------------------------------------------
 
 
+JUMPS = ("tokens", "text", "never")
+
+
+def check_guide(guide: object, jump: object) -> None:
+    """Raise WorkbenchError for what is no guide, and for an unknown jump."""
+    if isinstance(guide, type) or not callable(getattr(guide, "begin", None)):
+        raise WorkbenchError(f"guide takes a workbench.decoding.Guide, got {type(guide).__name__}")
+    if jump is not None and not (isinstance(jump, str) and jump in JUMPS):
+        raise unknown("jump", jump, JUMPS)
+
+
+def end_tokens_of(guide: Guide, model: Model) -> tuple[int, ...]:
+    """The tokens that end a guided text. Raises WorkbenchError for a model without a tokenizer."""
+    end = None if model.tokenizer is None else model.tokenizer.end_of_text
+    if end is None:
+        raise WorkbenchError(
+            f"a grammar is about text and its end, and model {model.name!r} has no tokenizer with an end of text"
+        )
+    return tuple(dict.fromkeys((end, *getattr(guide, "end_token_ids", ()))))
+
+
 class GuidedSequence:
     """A grammar's state of one sequence, and how far it may jump. See `generate`'s guide and jump (None: "tokens")."""
 
     def __init__(self, guide: Guide, model: Model, jump: str | None = None) -> None:
-        check_of_guide(guide, jump)
-        self.end_token_ids = guide_ends(guide, model)
+        check_guide(guide, jump)
+        self.end_token_ids = end_tokens_of(guide, model)
         self._guide, self._jump = guide, jump or "tokens"
         self._state: GuideState | None = guide.begin()
         if (count := len(self._state.allowed([]))) != model.config.vocab_size:
@@ -407,14 +425,3 @@ class GuidedSequence:
         if self._state is None:
             self._state = self._guide.begin()
         return self._state
-
-
-def forced_tokens(sequence: DecodedSequence) -> tuple[NewToken, ...]:
-    """Append what its grammar leaves no choice about, up to the end of the sequence."""
-    assert sequence.guide is not None
-    forced = []
-    for token in sequence.guide.forced(sequence.generated_ids):
-        forced.append(NewToken(token, None, "grammar", "jump"))
-        if sequence.append(token):
-            break
-    return tuple(forced)

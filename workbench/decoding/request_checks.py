@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole, shown, unknown
+from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole, shown
 
 if TYPE_CHECKING:
     from workbench.decoding.sampling import Sampler, SamplingSettings
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SEEDS = 2**63  # a seed lies below
 LONGEST_TEXT = 2**22  # tokens; more are not even counted
-JUMPS = ("tokens", "text", "never")  # where a grammar leaves one continuation, see `generate`
 MAX_TOP = 20  # log-probabilities beside each token's own (the OpenAI API's limit)
 # `request` below is a `decoding.sequence.Request`, which imports this module
 
@@ -157,11 +156,15 @@ def check_fits_model(request: Any, model: Model) -> Any:
     check_fits_context(what, len(request.prompt_ids), request.max_new_tokens, config.context_length, model.name)
     check_vocabulary(what, request.prompt_ids, model)
     check_vocabulary(f"the stop_token_ids of request {request.id!r}", request.stop_token_ids or (), model)
+    if request.sampling is not None:
+        check_vocabulary(f"the logit_bias of request {request.id!r}", dict(request.sampling.logit_bias), model)
     if request.stop_token_ids is None:
         request = replace(request, stop_token_ids=config.eos_token_ids)
     if request.guide is None:
         return request
-    return replace(request, stop_token_ids=(*request.stop_token_ids, *guide_ends(request.guide, model)))
+    from workbench.decoding.guide import end_tokens_of  # needs torch
+
+    return replace(request, stop_token_ids=(*request.stop_token_ids, *end_tokens_of(request.guide, model)))
 
 
 def check_fits_pool(request: Any, memory: BlockManager, max_running: int) -> None:
@@ -210,20 +213,10 @@ def check_of_draft(draft: object, draft_length: object) -> None:
 def check_of_guide(guide: object, jump: object) -> None:
     if guide is None and jump is not None:
         raise WorkbenchError(f"jump={shown(jump)} is for a grammar, and none is given; add guide=…")
-    if guide is not None and (isinstance(guide, type) or not callable(getattr(guide, "begin", None))):
-        raise WorkbenchError(f"guide takes a workbench.decoding.Guide, got {type(guide).__name__}")
-    if jump is not None and not (isinstance(jump, str) and jump in JUMPS):
-        raise unknown("jump", jump, JUMPS)
+    if guide is not None:
+        from workbench.decoding.guide import check_guide  # needs torch
 
-
-def guide_ends(guide: Any, model: Model) -> tuple[int, ...]:
-    """The tokens that end a guided text. Raises WorkbenchError for a model without a tokenizer."""
-    end = None if model.tokenizer is None else model.tokenizer.end_of_text
-    if end is None:
-        raise WorkbenchError(
-            f"a grammar is about text and its end, and model {model.name!r} has no tokenizer with an end of text"
-        )
-    return tuple(dict.fromkeys((end, *getattr(guide, "end_token_ids", ()))))
+        check_guide(guide, jump)
 
 
 def check_engine(

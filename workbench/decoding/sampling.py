@@ -20,6 +20,7 @@ from workbench.decoding.filters import (
     REMOVED,
     SMALLEST_TEMPERATURE,
     check_logits,
+    checked_bias,
     filter_rows,
     filter_stages,
     not_one_row,
@@ -36,8 +37,9 @@ TextOf = Callable[[int], Sequence[int]]  # row of logits -> the token ids before
 class SamplingSettings:
     """How a token is chosen. The default is greedy: temperature 0 takes the best token.
 
-    With temperature 0 the penalties still count (they change which token is best); top_k, top_p and min_p
-    never remove the best token, so they cannot matter. Raises WorkbenchError for a value outside its range.
+    With temperature 0 the bias and the penalties still count (they change which token is best); top_k, top_p and min_p
+    never remove the best token, so they cannot matter. logit_bias: {token id: −100 … 100}, added to the model's logits
+    before all other filters; kept as sorted pairs. Raises WorkbenchError for a value outside its range.
     """
 
     temperature: float = 0.0
@@ -47,12 +49,14 @@ class SamplingSettings:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "logit_bias", checked_bias(self.logit_bias))
         row = torch.zeros(1)  # each filter checks its own value: one place for each range
         for name, function in FILTERS.items():
             value = getattr(self, name)
-            if name == "top_k" and value is None:
+            if name == "logit_bias" or (name == "top_k" and value is None):
                 continue
             function(row, (), value) if name.endswith("penalty") else function(row, value)
             if name != "top_k":
@@ -195,11 +199,3 @@ class Sampler:
     def choose_together(cls, samplers: Sequence[Sampler], logits: torch.Tensor) -> dict[int, int]:
         """{row: token} of those rows of logits [n, V] that are chosen in one call, each as by `choose`; here none."""
         return {}
-
-
-def choose(logits: torch.Tensor, generator: torch.Generator | None = None) -> int:
-    """One token id from logits [V]: drawn from softmax(logits), or the best one when there is no generator."""
-    check_logits(logits, "the last stage")
-    if generator is None:
-        return int(logits.argmax())
-    return RandomDraws(generator).choose(logits.double().softmax(dim=-1))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from workbench.decoding.guide import forced_tokens
+from workbench.decoding.jump import forced_tokens
 from workbench.decoding.log_probs import PromptBatch, log_probs_of, with_prompt_rows
 from workbench.decoding.sequence import LogProb, NewToken, Sequence
 from workbench.kv.contract import KV

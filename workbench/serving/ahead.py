@@ -242,9 +242,13 @@ class Flight:
         ]
 
 
-def _uniform(sequence: Sequence) -> float:
-    """The sequence's next random number."""
+def _uniform(sequence: Sequence) -> float | None:
+    """The sequence's next random number; None where the model's best token is taken, any where filters leave one."""
+    if sequence.sampler.distribution.is_argmax:
+        return None
     draws = sequence.sampler.draws
+    if sequence.sampler.distribution.greedy:
+        return 0.0
     assert isinstance(draws, RandomDraws)
     return draws.uniform()
 
@@ -276,7 +280,7 @@ class Launcher:
         else:
             step = self._eager(batch, sources)
         # after the model, whose errors undo the step: a number that was drawn is not drawn again
-        uniforms = [None if sequence.sampler.distribution.greedy else _uniform(sequence) for sequence in sequences]
+        uniforms = [_uniform(sequence) for sequence in sequences]
 
         def work() -> torch.Tensor:
             with torch.inference_mode():

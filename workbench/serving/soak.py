@@ -160,6 +160,7 @@ class Run:
         if kind == "none":
             return None
         penalties: dict[str, Any] = {
+            "logit_bias": pick(((), (), {0: -100}, {token: pick((-100, -2.5, 4)) for token in self._tokens(1, 5)})),
             "repetition_penalty": pick((1.0, 1.0, 1.3, 0.8)),
             "presence_penalty": pick((0.0, 0.0, 0.5)),
             "frequency_penalty": pick((0.0, 0.0, -0.2)),
@@ -167,7 +168,8 @@ class Run:
         if kind == "greedy":
             return SamplingSettings(**penalties)
         if kind == "near zero":
-            return SamplingSettings(pick((5e-324, 1e-300, 1e-45, 1e-38, 1e-20)), pick((None, 5)), pick((1.0, 0.5)))
+            warmth = pick((5e-324, 1e-300, 1e-45, 1e-38, 1e-20))
+            return SamplingSettings(warmth, pick((None, 5)), pick((1.0, 0.5)), logit_bias=pick(((), {3: 5.0, 7: -1})))
         if kind == "late":
             return Raises(1.0).prepared(self.random.randint(1, 8))
         filters: dict[str, Any] = (

@@ -41,6 +41,11 @@ SAMPLING: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (0.0, -1.0, *NO_NUMBER),
     "presence_penalty": NO_NUMBER,
     "frequency_penalty": NO_NUMBER,
+    "logit_bias": (
+        *({3: value} for value in (-100.1, 101, *NO_NUMBER)),
+        *({value: 1.0} for value in (-1, 1.0, True, "3", None, (1,))),
+        *(5, "text", b"text", {1, 2}, [3], [(3,)], [(3, 1), (3, 2)], object()),
+    ),
 }
 
 
@@ -82,6 +87,7 @@ def wrong_request(
             {"prompt_ids": [1] * context},
             {"max_new_tokens": context},
             {"n": running + 1},
+            {"sampling": SamplingSettings(logit_bias={vocabulary: 1})},
         ]
         beyond += [{"id": name} for name in known]
         return Wrong(good | draw.choice(beyond), {})

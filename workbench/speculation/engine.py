@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
-from workbench.decoding.guide import forced_tokens
+from workbench.decoding.jump import forced_tokens
 from workbench.decoding.log_probs import log_probs_of
 from workbench.decoding.sampling import TextOf, TokenDistribution
 from workbench.decoding.sequence import LogProb, NewToken, Sequence
