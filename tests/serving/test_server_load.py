@@ -461,7 +461,6 @@ def test_wrong_options_end_with_a_clear_error(options, words, capsys):
 
 def test_an_address_that_cannot_be_had_is_said():
     taken = listening("127.0.0.1", 0)
-    taken.listen()
     for host, port in (("not a host", 0), ("127.0.0.1", taken.getsockname()[1]), ("192.0.2.1", 8000)):
         with pytest.raises(WorkbenchError, match="cannot listen"):
             listening(host, port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -37,7 +38,7 @@ def test_the_parts_of_a_step_are_the_step(traced):
         parts = [one for one in spans if one is not step and step["ts"] <= one["ts"] < step["ts"] + step["dur"]]
         assert [one["name"] for one in parts] == ["schedule", "run", "postprocess"]
         assert sum(one["dur"] for one in parts) == pytest.approx(step["dur"], rel=1e-6)
-    for step, following in zip(steps, steps[1:]):
+    for step, following in pairwise(steps):
         assert step["ts"] + step["dur"] <= following["ts"] + 1e-3  # one step at a time
 
 
@@ -51,7 +52,7 @@ def test_the_parts_of_a_request_are_the_request_and_lanes_do_not_overlap(traced)
         assert sum(one["dur"] for one in parts) == pytest.approx(text["dur"], rel=1e-6)
     for lane in {one["tid"] for one in texts}:
         mine = sorted((one["ts"], one["ts"] + one["dur"]) for one in texts if one["tid"] == lane)
-        assert all(end <= start + 1e-3 for (_, end), (start, _) in zip(mine, mine[1:]))
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(mine))
 
 
 def test_counters_are_there_and_a_full_trace_says_so(traced):

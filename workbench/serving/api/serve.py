@@ -25,6 +25,7 @@ from workbench.serving.api.http import MAX_HEADER_BYTES
 from workbench.serving.api.settings import ServerSettings
 
 KEEP_ALIVE_SECONDS = 30
+BACKLOG = 2_048  # connections that wait to be accepted
 
 
 def connection_class(settings: ServerSettings) -> type[H11Protocol]:
@@ -154,6 +155,7 @@ def listening(host: str, port: int) -> socket.socket:
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
+        made.listen(BACKLOG)  # from now on clients wait, and are not refused
     except (OSError, UnicodeError) as error:
         raise WorkbenchError(
             f"cannot listen on {host}, port {port}: {error}; choose another --host or --port"
