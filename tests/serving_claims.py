@@ -104,13 +104,13 @@ def engine_of(model: Any, **options: Any) -> Engine:
 def events(body: bytes | str) -> list[Any]:
     """The data of server-sent events, parsed; "[DONE]" as it is. Comments are left out."""
     text = body.decode() if isinstance(body, bytes) else body
-    found = []
+    data_of = []
     for block in text.split("\n\n"):
         for line in block.splitlines():
             if line.startswith("data: "):
                 data = line[len("data: ") :]
-                found.append(data if data == "[DONE]" else json.loads(data))
-    return found
+                data_of.append(data if data == "[DONE]" else json.loads(data))
+    return data_of
 
 
 def is_error(response: httpx.Response, status: int) -> dict[str, Any]:

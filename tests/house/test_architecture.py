@@ -28,7 +28,8 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"lectures"},
     {"labs", "notebook_source"},
     {"build"},
-    {"cli", "cli_serving"},
+    {"cli_serving"},
+    {"cli"},
     {"workbench"},  # the package itself: names that arrive when they are used
 )
 ENGINE = ("torch", "numpy", "safetensors", "tokenizers")
@@ -48,6 +49,9 @@ NOT_ON_A_BARE_MACHINE = (
     "transformers",
     "triton",
 )
+
+
+SERVER = {"h11", "prometheus_client", "psutil", "starlette", "uvicorn"}
 
 
 def floor_of(part: str) -> int:
@@ -163,7 +167,17 @@ def test_there_are_no_circles():
 def test_the_engine_needs_nothing_but_four_packages_to_be_imported(below):
     outside = {i.split(".")[0] for i in imports(below, tree_of(below), at_import=True)} - {"workbench"}
     kernels = {"triton"} if part_of(below) == "kernels" else set()
-    assert outside - set(sys.stdlib_module_names) <= {*ENGINE, *kernels}
+    server = SERVER if below.startswith("workbench.serving.api.") else set()  # imported by who serves, and no one else
+    assert outside - set(sys.stdlib_module_names) <= {*ENGINE, *kernels, *server}
+
+
+def test_the_server_is_imported_by_who_serves():
+    at_import = {
+        name: {i for i in imports(name, tree_of(name), at_import=True) if i.startswith("workbench.serving.api")}
+        for name in modules()
+        if not name.startswith("workbench.serving.api") and floor_of(part_of(name)) < floor_of("experiments")
+    }
+    assert {name: which for name, which in at_import.items() if which} == {}
 
 
 def test_triton_is_loaded_by_who_uses_a_kernel():

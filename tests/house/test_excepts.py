@@ -112,6 +112,8 @@ REASONS = {
     ),
     "our own signal that ends a loop, and no error": (
         "workbench/decoding/beam.py generate_beam: _Cancelled",
+        "workbench/serving/api/completing.py Answering.pieces: TimeoutError",
+        "workbench/serving/api/front.py Front.drain: TimeoutError",
         "workbench/grading/session.py Session._read_output: BlockingIOError",
         "workbench/grading/session.py Session._read_results: BlockingIOError",
         "workbench/panels/base.py Panel._paint_quietly: Stopped",
@@ -119,6 +121,7 @@ REASONS = {
         "workbench/quantization/calibration.py Reading.inputs: _Enough",
     ),
     "the error is the answer to the question that was asked: it is no number, no date, not free, not Python": (
+        "workbench/cli_serving.py on_loopback: ValueError",
         "workbench/grading/collect.py _is_date: ValueError",
         "workbench/grading/collect.py parse_time: ValueError",
         "workbench/grading/reference.py _object: ImportError, AttributeError",
@@ -188,6 +191,9 @@ REASONS = {
         "workbench/processes.py Child.kill: subprocess.TimeoutExpired",
     ),
     "the other side has ended or does not end in time; what follows ends it and says how it ended": (
+        "workbench/serving/api/process.py EngineProcess.stop: subprocess.TimeoutExpired",
+        "workbench/serving/api/soak.py Soak._nonsense: ConnectionError, asyncio.IncompleteReadError",
+        "workbench/serving/api/soak.py Soak.good: ConnectionError, asyncio.IncompleteReadError",
         "workbench/grading/server.py Server._stop: subprocess.TimeoutExpired",
         "workbench/grading/warm.py Warm.close: subprocess.TimeoutExpired",
         "workbench/lab_server.py _ended: subprocess.TimeoutExpired",
@@ -237,6 +243,9 @@ REASONS = {
         "workbench/labs/lab08_continuous_batching/peer_llama_cpp_slots.py serve: Thread ask",
         "workbench/panels/base.py Panel.refresh: Thread self._paint_all",
         "workbench/panels/base.py Panel.start: Thread self._work",
+        "workbench/serving/api/link.py EngineThread.start: Thread self._run",
+        "workbench/serving/api/process.py EngineProcess.start: Thread self._read",
+        "workbench/serving/api/soak.py _all: a future that nobody reads",  # a TaskGroup reads it
         "workbench/serving/soak.py Run._beside.start: Thread guarded",
     ),
     "a draft, or what is no longer needed, is deleted as far as it can be; the next write or run removes the rest": (

@@ -70,9 +70,11 @@ REASONS = {
         "workbench/processes.py Child._read_output: open",
         "workbench/recorder/recording.py Recording._note: open",
         "workbench/grading/desk.py run_task: open",
+        "workbench/serving/api/trace.py trace_to: open",
     ),
     "no file: the output and input of this process, the null device, or a setting of the kernel": (
         "workbench/printing.py Printed.__init__: open",
+        "workbench/serving/api/process.py EngineProcess.__init__: open",
         "workbench/printing.py Printed._stop: open",
         "workbench/printing.py keep_standard_descriptors: open",
         "workbench/grading/child.py _become_session: open",

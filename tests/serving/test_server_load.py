@@ -283,6 +283,7 @@ def test_a_step_that_fails_once_is_tried_again(small_model):
 
         engine._step.forward = once
         assert running.post("/v1/completions", SHORT).json()["choices"][0]["text"] == text and failed
+        assert counted(running)["workbench:step_failures_total"] == 1
         running.wait_until_empty()
 
 
@@ -312,15 +313,15 @@ def test_an_engine_that_has_stopped_is_said_everywhere(small_model, stream):
 
 def counted(running) -> dict[str, float]:
     """Samples of /metrics by name, those of one name added."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for line in httpx.get(running.url + "/metrics").text.splitlines():
         if not line.startswith("#"):
             name, _, value = line.rpartition(" ")
             name = (
                 name.split("{")[0] + (re.search(r'\{.*?(finished_reason|status|reason)="(\w+)"', name) or [""] * 3)[2]
             )
-            found[name] = found.get(name, 0) + float(value)
-    return found
+            values[name] = values.get(name, 0) + float(value)
+    return values
 
 
 def test_counters_equal_the_clients_own(small_model):
@@ -389,7 +390,7 @@ def command():
 
 @pytest.mark.slow
 def test_a_signal_drains_and_the_process_ends_well(command):
-    """Loading is told; then in the middle of work SIGTERM: what was accepted is completed, new work is refused."""
+    """Loading is said; then in the middle of work SIGTERM: what was accepted is completed, new work is refused."""
     assert is_error(httpx.post(command.url + "/v1/completions", json=SHORT), 503)["code"] == "loading"
     assert httpx.get(command.url + "/health").status_code == 200
     command.wait_until_ready()

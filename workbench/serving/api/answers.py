@@ -61,7 +61,7 @@ class Answers:
         finish_reason: str | None = None,
     ) -> dict[str, Any]:
         shown = self._shown(log_probs) if self._log_probs and log_probs else None
-        choice = {"index": index, "delta" if self.chat else "text": new}
+        choice: dict[str, Any] = {"index": index, "delta" if self.chat else "text": new}
         choice |= {"logprobs": shown, "finish_reason": finish_reason}
         return {**self._kind(True), **self._head, "choices": [choice], **self._null_usage}
 
@@ -110,10 +110,10 @@ class Answers:
         """The chosen token and the most probable ones, by their text. Two tokens of one text: the more probable."""
         if one.log_prob is None:
             return None
-        found: dict[str, float] = {}
+        by_text: dict[str, float] = {}
         for token, log_prob in (*one.top, (one.token_id, one.log_prob)):
-            found.setdefault(self._text(token), _finite(log_prob))
-        return found
+            by_text.setdefault(self._text(token), _finite(log_prob))
+        return by_text
 
     def _text(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._tokenizer is None else token_text(self._tokenizer, token_id)

@@ -32,6 +32,7 @@ from workbench.serving.api.template import HONEST, ChatTemplate, read_messages
 from workbench.serving.api.trace import Trace
 from workbench.serving.engine import Engine
 
+VERSION = str(workbench.__version__)
 MAX_TOKENIZED = 2**22  # characters
 
 
@@ -157,10 +158,10 @@ class Server:
         return Response(self.ready_front().metrics.text(), media_type=CONTENT_TYPE)
 
     async def _version(self, request: HttpRequest) -> Response:
-        return _respond({"version": workbench.__version__})
+        return _respond({"version": VERSION})
 
     async def _openapi(self, request: HttpRequest) -> Response:
-        return _respond(describe(workbench.__version__))
+        return _respond(describe(VERSION))
 
     def _tokenize(self, served: Served, body: Any) -> dict[str, Any]:
         fields = read_fields(body, TOKENIZE)

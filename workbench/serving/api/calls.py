@@ -194,11 +194,11 @@ class Call:
                 raise ApiError(f"token ids of this model lie in 0 … {vocab - 1}, {name}[{at}] is {token}", param=name)
 
 
-def read_prompts(given: Any, most: int) -> tuple[str | tuple[int, ...], ...]:
+def read_prompts(given: Any, max_prompts: int) -> tuple[str | tuple[int, ...], ...]:
     """A text, token ids, or a list of either."""
     prompts = given if isinstance(given, list) and given and not _whole(given[0]) else [given]
-    if len(prompts) > most:
-        raise ApiError(f"prompt must be at most {most} prompts, got {len(prompts):,}", param="prompt")
+    if len(prompts) > max_prompts:
+        raise ApiError(f"prompt must be at most {max_prompts} prompts, got {len(prompts):,}", param="prompt")
     return tuple(_prompt("prompt" if len(prompts) == 1 else f"prompt[{at}]", one) for at, one in enumerate(prompts))
 
 

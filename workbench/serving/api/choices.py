@@ -28,7 +28,7 @@ class TokenLogProb(NamedTuple):
 class Piece(NamedTuple):
     """What can be shown now. finish_reason: with the last piece."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a piece
     text: str
     log_probs: tuple[TokenLogProb, ...]
     finish_reason: str | None = None

@@ -22,7 +22,7 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """What a client is told. param: the field that it is about. code: a word for programs. retry_s: when to come back,
+    """What a client gets. param: the field that it is about. code: a word for programs. retry_s: when to come back,
     rounded up to whole seconds."""
 
     def __init__(

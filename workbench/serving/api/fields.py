@@ -75,19 +75,21 @@ def flag(default: bool = False, words: str = "") -> Field:
     return Field(read, {"type": "boolean"}, default, words)
 
 
-def text(most: int = MAX_NAME_CHARACTERS, words: str = "", required: bool = False, least: int = 0) -> Field:
+def text(max_length: int = MAX_NAME_CHARACTERS, words: str = "", required: bool = False, min_length: int = 0) -> Field:
     def read(name: str, value: Any) -> str:
-        return read_text(name, value, most, least)
+        return read_text(name, value, max_length, min_length)
 
-    return Field(read, {"type": "string", "minLength": least, "maxLength": most}, None, words, required)
+    return Field(read, {"type": "string", "minLength": min_length, "maxLength": max_length}, None, words, required)
 
 
-def read_text(name: str, value: Any, most: int, least: int = 0) -> str:
+def read_text(name: str, value: Any, max_length: int, min_length: int = 0) -> str:
     """A text that UTF-8 can write, of at most so many characters."""
     if not isinstance(value, str):
         raise wrong(name, "a text", value)
-    if not least <= len(value) <= most:
-        raise ApiError(f"{name} must have {least} to {most:,} characters, and has {len(value):,}", param=name)
+    if not min_length <= len(value) <= max_length:
+        raise ApiError(
+            f"{name} must have {min_length} to {max_length:,} characters, and has {len(value):,}", param=name
+        )
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -115,7 +117,7 @@ def read_stops(name: str, value: Any) -> tuple[str, ...]:
     if len(stops) > MAX_STOPS:
         raise ApiError(f"{name} must be at most {MAX_STOPS} texts, got {len(stops):,}", param=name)
     for at, stop in enumerate(stops):
-        read_text(f"{name}[{at}]", stop, MAX_STOP_CHARACTERS, least=1)
+        read_text(f"{name}[{at}]", stop, MAX_STOP_CHARACTERS, min_length=1)
     return tuple(stops)
 
 
@@ -185,7 +187,7 @@ _STOPS = {
 }
 
 SAMPLING = {
-    "model": text(words="Its name, as /v1/models lists it.", required=True, least=1),
+    "model": text(words="Its name, as /v1/models lists it.", required=True, min_length=1),
     "temperature": number(0, 2, 1.0, "0 takes the best token."),
     "top_p": number(0, 1, 1.0, above=True),
     "frequency_penalty": number(-2, 2, 0.0),
@@ -278,14 +280,14 @@ CHAT: dict[str, Field] = {
 }
 
 TOKENIZE = {
-    "model": text(least=1),
+    "model": text(min_length=1),
     "prompt": Field(lambda name, value: value, {}, words="A text."),
     "messages": Field(lambda name, value: value, {}, words="Instead of a prompt: a chat."),
     "add_special_tokens": flag(True, "As a prompt that begins a request."),
     "return_token_strs": flag(),
 }
 DETOKENIZE = {
-    "model": text(least=1),
+    "model": text(min_length=1),
     "tokens": Field(lambda name, value: value, {"type": "array", "items": {"type": "integer"}}, required=True),
 }
 

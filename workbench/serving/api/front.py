@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Hashable, Sequence
 
 from workbench.decoding.sequence import Request
@@ -200,6 +201,8 @@ class Front:
         for update in news.updates:
             if (stream := self._streams.get(update.request_id)) is not None:
                 stream.put(update)
+        for failure in news.failures:
+            logging.getLogger("workbench.serving").warning("a step was stopped and is planned again: %s", failure)
         self.metrics.step(news, predicted)
         if self.trace is not None:
             self.trace.step(news, predicted)

@@ -56,7 +56,7 @@ def _response_format(given: dict[str, Any] | None) -> Grammar | None:
         raise wrong(f"{name}.json_schema", "an object with name and schema", inner)
     _only(f"{name}.json_schema", inner, ("name", "schema", "strict", "description"))
     if inner.get("name") is not None:
-        read_text(f"{name}.json_schema.name", inner["name"], 64, least=1)
+        read_text(f"{name}.json_schema.name", inner["name"], 64, min_length=1)
     return Grammar("json_schema", _schema(f"{name}.json_schema.schema", inner.get("schema")), name)
 
 
@@ -72,10 +72,10 @@ def _structured_outputs(given: dict[str, Any] | None) -> Grammar | None:
     if key == "json":
         return Grammar("json_schema", _schema(f"{name}.json", value), name)
     if key == "regex":
-        return Grammar("regex", read_text(f"{name}.regex", value, MAX_CHARACTERS, least=1), name)
+        return Grammar("regex", read_text(f"{name}.regex", value, MAX_CHARACTERS, min_length=1), name)
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
         raise wrong(f"{name}.choice", f"a list of 1 to {MAX_CHOICES} texts", value)
-    texts = [read_text(f"{name}.choice[{at}]", one, 1_024, least=1) for at, one in enumerate(value)]
+    texts = [read_text(f"{name}.choice[{at}]", one, 1_024, min_length=1) for at, one in enumerate(value)]
     return Grammar("regex", "|".join(f"({_literal(one)})" for one in texts), name)
 
 

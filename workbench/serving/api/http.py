@@ -175,7 +175,7 @@ class Guard:
         except HTTPException as error:  # of the router
             await answer_error(noted, no_route(scope, error))
         except ConnectionError as gone:
-            scope.setdefault("state", {})["gone"] = str(gone)  # nobody is there to be told
+            scope.setdefault("state", {})["gone"] = str(gone)  # nobody is there to hear of it
         except Exception as error:
             if not started:
                 shown = f"an error of the server ({type(error).__name__}); it is in the server's log"

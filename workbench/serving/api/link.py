@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from workbench.decoding.sequence import Finished, LogProb, NewToken, Request
 from workbench.errors import WorkbenchError
@@ -56,6 +56,7 @@ class StepNews(NamedTuple):
     prefix_queries: int  # tokens of prompts that were admitted until now,
     prefix_hits: int  # and how many of them were found in the prefix cache
     names: tuple[Hashable, ...]  # requests of the batch, as new_tokens
+    failures: tuple[str, ...] = ()  # errors that stopped steps before this one, which were undone
 
     @property
     def rows(self) -> int:
@@ -92,6 +93,7 @@ class EngineThread:
         self.num_blocks, self.block_size = engine.kv.tables.num_blocks, engine.kv.block_size
         self._aborts: deque[tuple[Hashable, int | None]] = deque()
         self._refused: deque[Update] = deque()
+        self._failures: list[str] = []  # of steps in a row
         self._wake, self._stopping = threading.Event(), False
         self._thread: threading.Thread | None = None
 
@@ -127,7 +129,6 @@ class EngineThread:
 
     def _run(self, deliver: Deliver, died: Died) -> None:
         try:
-            failures = 0
             while not self._stopping:
                 self._wake.clear()  # before looking: what comes from here on sets it again
                 ended = self._ended_now()
@@ -138,12 +139,11 @@ class EngineThread:
                     continue
                 try:
                     report = self.engine.step()
-                except Exception:
-                    failures += 1
-                    if self.engine.why_broken or failures == MAX_FAILURES:
+                except Exception as error:
+                    self._failures.append(f"{type(error).__name__}: {error}")
+                    if self.engine.why_broken or len(self._failures) == MAX_FAILURES:
                         raise
                     continue  # the step was undone, and is planned again
-                failures = 0
                 deliver(self._news(report, ended))
         except BaseException as error:
             died(error)
@@ -171,9 +171,10 @@ class EngineThread:
         }
         updates = []
         for name, tokens in ({} if report is None else report.emitted).items():
-            request_id, sample = name  # type: ignore[misc]
+            request_id, sample = cast("tuple[Hashable, int]", name)
             updates.append(_update(request_id, sample, tokens, last.pop(name, None), prompts.get(name)))
         updates += [_update(one.request_id, one.sample, (), one, None) for one in last.values()]
+        failures, self._failures = tuple(self._failures), []
         while self._refused:
             updates.append(self._refused.popleft())
         return StepNews(
@@ -195,6 +196,7 @@ class EngineThread:
             prefix_queries=scheduler.prompt_tokens,
             prefix_hits=scheduler.hit_tokens,
             names=tuple(one.sequence.request.id for one in work),
+            failures=failures,
         )
 
 

@@ -83,6 +83,7 @@ class Metrics:
             "Measured ÷ predicted time of a step",
             (0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4),
         )
+        self.step_failures = counter("workbench:step_failures", "Steps that an error stopped; they were planned again")
         self.schedule_seconds = counter("workbench:schedule_seconds", "In the scheduler, of all steps")
         self._blocks, self._seen = num_blocks, (0, 0)
 
@@ -109,6 +110,7 @@ class Metrics:
         self.prefix_hits.inc(hits - self._seen[1])
         self._seen = queries, hits
         self.preemptions.inc(news.preempted)
+        self.step_failures.inc(len(news.failures))
         if not news.new_tokens:
             return
         self.step_tokens.observe(news.rows)

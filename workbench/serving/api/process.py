@@ -35,7 +35,7 @@ from workbench.serving.api.link import Deliver, Died, EngineThread, StepNews, Up
 from workbench.serving.api.served import ModelFacts
 from workbench.serving.engine import Engine
 
-LOOKS_EVERY_S = 0.5  # whether the other process is still there
+LOOKS_EVERY_MS = 500  # whether the other process is still there
 STOPS_WITHIN_S = 10
 
 
@@ -56,7 +56,7 @@ def request_from_json(plain: dict[str, Any], guides: Guides) -> Request:
     if given["sampling"] is not None:
         given["sampling"] = SamplingSettings(**given["sampling"])
     if given["guide"] is not None:
-        given["guide"] = guides.make(Grammar(*given["guide"], "guide"))
+        given["guide"] = guides.make(Grammar(given["guide"][0], given["guide"][1], "guide"))
     return Request(**given)
 
 
@@ -79,6 +79,7 @@ def news_from_json(plain: Sequence[Any]) -> StepNews:
         drafts=_pairs(news.drafts),
         running=_pairs(news.running),
         names=tuple(tuple(name) for name in news.names),  # type: ignore[arg-type]
+        failures=tuple(news.failures),
     )
 
 
@@ -142,7 +143,7 @@ class EngineProcess:
 
     def _read(self, deliver: Deliver, died: Died) -> None:
         while not self._stopping:
-            if self._news.poll(LOOKS_EVERY_S * 1e3):
+            if self._news.poll(LOOKS_EVERY_MS):
                 message = json.loads(self._news.recv())
                 if isinstance(message, str):
                     died(RuntimeError(message))
@@ -181,7 +182,7 @@ class EngineProcess:
 
 
 def serve_engine(make: Callable[[], Engine], folder: str | Path) -> int:
-    """Make an engine and do what comes over the sockets of this folder, until it is told to stop or the server is
+    """Make an engine and do what comes over the sockets of this folder, until it is to stop or the server is
     gone; the exit code."""
     import zmq
 
@@ -215,7 +216,7 @@ def serve_engine(make: Callable[[], Engine], folder: str | Path) -> int:
         link.start(lambda one: tell(news_to_json(one)), lambda error: tell(f"{type(error).__name__}: {error}"))
         at_end.callback(link.stop)
         while True:
-            if not commands.poll(LOOKS_EVERY_S * 1e3):
+            if not commands.poll(LOOKS_EVERY_MS):
                 if os.getppid() != parent:
                     return 1
                 continue

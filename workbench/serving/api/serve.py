@@ -57,7 +57,8 @@ def connection_class(settings: ServerSettings) -> type[H11Protocol]:
             super().handle_events()
             if self.cycle is not before:
                 self._headers_came()
-                self.cycle.scope.setdefault("extensions", {})["workbench.cut"] = self.transport.abort
+                scope: Any = self.cycle.scope
+                scope.setdefault("extensions", {})["workbench.cut"] = self.transport.abort
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(ApiError(msg, code="invalid_http"))
@@ -101,7 +102,7 @@ class Serving(uvicorn.Server):
     def __init__(self, app: Server, settings: ServerSettings, **options: Any) -> None:
         super().__init__(
             uvicorn.Config(
-                app,  # type: ignore[arg-type]
+                app,
                 http=connection_class(settings),
                 ws="none",
                 loop="asyncio",

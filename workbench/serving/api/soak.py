@@ -86,7 +86,7 @@ class Soak:
         return body
 
     async def good(self, *, ending: bool = False) -> None:
-        """ending: the server was told to end, so that an error or a closed connection is right, too."""
+        """ending: the server is ending, so that an error or a closed connection is right, too."""
         body = self.body()
         key, stream = json.dumps(body, sort_keys=True), self._rng.random() < 0.5
         try:
@@ -114,27 +114,27 @@ class Soak:
 
     async def _leave(self) -> None:
         body = json.dumps(self.body() | {"max_tokens": 400, "stream": self._rng.random() < 0.5}).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            writer.write(_head(body))
+            to_server.write(_head(body))
             await asyncio.sleep(self._rng.choice((0, 0.001, 0.02, 0.1)))
             if self._rng.random() < 0.5:
-                await asyncio.wait_for(reader.read(self._rng.randrange(1, 2_000)), SECONDS)
+                await asyncio.wait_for(from_server.read(self._rng.randrange(1, 2_000)), SECONDS)
         finally:
-            writer.transport.abort() if self._rng.random() < 0.5 else writer.close()
+            to_server.transport.abort() if self._rng.random() < 0.5 else to_server.close()
         self.counts["left"] += 1
 
     async def _read_slowly(self) -> None:
         body = json.dumps(self.body() | {"max_tokens": 400, "stream": True}).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2_000)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port, limit=2_000)
         try:
-            writer.write(_head(body))
+            to_server.write(_head(body))
             for _ in range(10):
                 await asyncio.sleep(0.05)
-                if not await reader.read(100):
+                if not await from_server.read(100):
                     break
         finally:
-            writer.close()
+            to_server.close()
         self.counts["read slowly"] += 1
 
     async def _nonsense(self) -> None:
@@ -154,14 +154,14 @@ class Soak:
             _head(good).replace(b"content-length", b"x-length"),
         )
         chosen = rng.randrange(len(wrong))
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            writer.write(wrong[chosen])
+            to_server.write(wrong[chosen])
             if chosen in (6, 9):  # what is missing never comes
                 await asyncio.sleep(0.02)
                 return
             try:
-                status, data = await _response(reader)
+                status, data = await _response(from_server)
             except (ConnectionError, asyncio.IncompleteReadError):
                 self.counts["nonsense, closed"] += 1
                 return
@@ -170,26 +170,26 @@ class Soak:
             _check_error(data)
             self.counts["nonsense, refused"] += 1
         finally:
-            writer.close()
+            to_server.close()
 
     async def _ask(self, body: bytes) -> tuple[int, bytes]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
         try:
-            writer.write(_head(body))
-            return await _response(reader)
+            to_server.write(_head(body))
+            return await _response(from_server)
         finally:
-            writer.close()
+            to_server.close()
 
     async def metrics(self) -> dict[str, float]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
-        writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        _, data = await _response(reader)
-        writer.close()
-        found = {}
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
+        to_server.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        _, data = await _response(from_server)
+        to_server.close()
+        values = {}
         for line in data.decode().splitlines():
             if match := re.match(r"([\w:]+)\{[^}]*\} (\S+)$", line):
-                found[match[1]] = float(match[2])
-        return found
+                values[match[1]] = float(match[2])
+        return values
 
     async def wait_until_empty(self) -> None:
         """Raises Failed where something is left."""
@@ -208,26 +208,26 @@ def _head(body: bytes, path: str = "/v1/completions") -> bytes:
     return "\r\n".join((*lines, f"content-length: {len(body)}", "", "")).encode() + body
 
 
-async def _response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+async def _response(from_server: asyncio.StreamReader) -> tuple[int, bytes]:
     """Status and body, until the server closes."""
-    head = await reader.readuntil(b"\r\n\r\n")
+    head = await from_server.readuntil(b"\r\n\r\n")
     status = int(head.split(b" ", 2)[1])
-    data = await reader.read()
+    data = await from_server.read()
     if b"transfer-encoding: chunked" in head.lower():
         data = b"".join(_chunks(data))
     return status, data
 
 
 def _chunks(data: bytes) -> list[bytes]:
-    found = []
+    parts = []
     while data:
         size, _, rest = data.partition(b"\r\n")
         count = int(size, 16)
         if not count:
             break
-        found.append(rest[:count])
+        parts.append(rest[:count])
         data = rest[count + 2 :]
-    return found
+    return parts
 
 
 def _whole(answer: dict[str, Any]) -> list[tuple[str, str]]:
@@ -330,10 +330,10 @@ async def _awaited(one: Any) -> None:
 async def _ready(soak: Soak) -> None:
     until = time.monotonic() + SECONDS
     while True:
-        reader, writer = await asyncio.open_connection("127.0.0.1", soak._port)
-        writer.write(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        status, data = await _response(reader)
-        writer.close()
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", soak._port)
+        to_server.write(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        status, data = await _response(from_server)
+        to_server.close()
         if status == 200:
             return
         if time.monotonic() > until:

@@ -1,6 +1,6 @@
 """What the engine did and when, as a file for Perfetto (https://ui.perfetto.dev, or chrome://tracing).
 
-    process "engine"     track "steps"      │ step 17 ───────────│ step 18 ──────│      rows, decodes, drafts, predicted
+    process "engine"     thread "steps"      │ step 17 ───────────│ step 18 ──────│      rows, decodes, drafts, …
                                             │schedule│ run ──────│
     process "requests"   one lane a text    queue ▒▒│ prefill ▓▓│ decode ──────────│     as many lanes as run at a time
     counters             running, waiting, blocks, tokens/s
@@ -82,13 +82,13 @@ class Trace:
         self._file.flush()
 
     def _span(
-        self, process: int, track: int, name: str, at_s: float, seconds: float, args: dict[str, Any] | None = None
+        self, process: int, thread: int, name: str, at_s: float, seconds: float, args: dict[str, Any] | None = None
     ) -> None:
         event = {
             "ph": "X",
             "name": name,
             "pid": process,
-            "tid": track,
+            "tid": thread,
             "ts": at_s * 1e6,
             "dur": max(0.0, seconds) * 1e6,
         }
