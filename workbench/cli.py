@@ -57,6 +57,10 @@ def _run(arguments: list[str]) -> int:
             from workbench.build import main as build
 
             return build(arguments[1:])
+        if arguments[:1] == ["load"]:  # likewise
+            from workbench.serving.bench.command import main as load
+
+            return load(arguments[1:])
         args = make_parser().parse_args(arguments)
         return args.run(args)
     except WorkbenchError as error:
@@ -214,6 +218,7 @@ def make_parser() -> argparse.ArgumentParser:
     engine.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (default: 0)")
     engine.add_argument("--seconds", type=float, metavar="S", help="begin no run later than this (default: no limit)")
 
+    commands.add_parser("load", help="put load on an OpenAI endpoint and report on it", add_help=False)
     commands.add_parser("build", help="build the notebooks from their sources", add_help=False)
     return parser
 
