@@ -57,6 +57,10 @@ def _run(arguments: list[str]) -> int:
             from workbench.build import main as build
 
             return build(arguments[1:])
+        if arguments[:1] == ["load"]:  # likewise
+            from workbench.serving.bench.command import main as load
+
+            return load(arguments[1:])
         args = make_parser().parse_args(arguments)
         args.argv = arguments
         return args.run(args)
@@ -224,6 +228,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_options(command("serve", run_serve, "serve a model to OpenAI clients"))
 
+    commands.add_parser("load", help="put load on an OpenAI endpoint and report on it", add_help=False)
     commands.add_parser("build", help="build the notebooks from their sources", add_help=False)
     return parser
 

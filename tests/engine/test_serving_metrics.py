@@ -118,6 +118,7 @@ def test_objectives_count_who_met_both():
     assert attainment([ONE, slow_start, slow_tokens, single, aborted], both) == 0.4
     assert Objectives(tpot_s=0.7).met(slow_start) and Objectives(ttft_s=1.0).met(slow_tokens)
     assert not Objectives(ttft_s=1.0).met(RequestTimes(0.0, 1.0, finish_reason="error"))
+    assert Objectives(latency_s=ONE.latency_s).met(ONE) and not Objectives(latency_s=ONE.latency_s / 2).met(ONE)
 
 
 def curve(*points) -> list[LoadPoint]:

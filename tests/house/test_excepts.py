@@ -155,6 +155,7 @@ REASONS = {
         "workbench/models/catalogue.py _card: OSError, ValueError",
         "workbench/models/corpus.py _read: UnicodeDecodeError, OSError",
         "workbench/recorder/surroundings.py _output: OSError, subprocess.TimeoutExpired",
+        "workbench/serving/bench/client.py _retry_after_s: ValueError, TypeError",
     ),
     "a kept result that cannot be read is computed again": (
         "kernels/tuning.py Table.read: OSError, ValueError",

@@ -57,6 +57,10 @@ def table() -> list[list[str]]:
         ["grade", ".", "--out", "made", "--executor", "dask"],
         ["grade", ".", "--out", "made", "--scheduler", "x"],
     ]
+    wrong += [["load", *given] for given in ([], ["--nonsense"], ["nonsense"], ["http://"], ["--report", "missing"])]
+    wrong += [
+        ["load", "http://127.0.0.1:9", flag, text] for flag in ("--rate", "--slo-ttft-ms") for text in ("nan", "0")
+    ]
     wrong += [["check", path] for path in ("missing", ".", FILE, f"{FILE}/below", "/dev/null")]
     return wrong
 

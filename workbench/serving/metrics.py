@@ -13,7 +13,7 @@ thumb for probabilistic problems in computer communications", ICC 1979.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
@@ -43,26 +43,26 @@ class Objectives:
 
     ttft_s: float | None = None
     tpot_s: float | None = None
+    latency_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.ttft_s is None and self.tpot_s is None:
-            raise WorkbenchError("objectives need at least one limit: ttft_s, tpot_s")
-        for name in ("ttft_s", "tpot_s"):
-            if getattr(self, name) is not None:
-                check_above(name, getattr(self, name), 0)
+        limits = {one.name: getattr(self, one.name) for one in fields(self)}
+        if all(limit is None for limit in limits.values()):
+            raise WorkbenchError(f"objectives need at least one limit: {', '.join(limits)}")
+        for name, limit in limits.items():
+            if limit is not None:
+                check_above(name, limit, 0)
 
     def met(self, request: RequestTimes) -> bool:
-        """Both limits, by a request that completed. One token has no TPOT, and meets that limit."""
+        """All limits, by a request that completed. One token has no TPOT, and meets that limit."""
         if not request.completed or request.ttft_s is None:
             return False
-        slow_start = self.ttft_s is not None and request.ttft_s > self.ttft_s
-        return not slow_start and not (
-            self.tpot_s is not None and request.tpot_s is not None and request.tpot_s > self.tpot_s
-        )
+        measured = ((self.ttft_s, request.ttft_s), (self.tpot_s, request.tpot_s), (self.latency_s, request.latency_s))
+        return not any(limit is not None and value is not None and value > limit for limit, value in measured)
 
 
 def attainment(requests: Sequence[RequestTimes], objectives: Objectives) -> float:
-    """The share of requests that met both limits."""
+    """The share of requests that met all limits."""
     return sum(map(objectives.met, _some(requests))) / len(requests)
 
 

@@ -62,7 +62,7 @@ class StepShape:
         plan = report.plan
         if plan.padding or plan.swapped_out or plan.swapped_in or report.drafted:
             raise WorkbenchError(
-                f"step {report.step} has padding, texts on the host or drafted tokens, and its shape cannot be told"
+                f"step {report.step} has padding, texts on the host or drafted tokens, and its shape is not known"
                 " from the report; calibrate with continuous batching, enough blocks and without a draft"
             )
         return cls(tuple(work.count for work in plan.work), tuple(work.start for work in plan.work), len(report.tokens))
