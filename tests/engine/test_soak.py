@@ -59,6 +59,7 @@ def test_random_requests_get_their_texts_and_wrong_ones_their_error():
         "format int8",
         "policy deadline",
         "jumps",
+        "by the contract",
         "log-probabilities",
     ):
         assert soaked.counts[what] > 0, what

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Container, Hashable, Iterable, Mapping, Set
 from dataclasses import fields, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from workbench.errors import WorkbenchError, check_above, check_flag, check_whole, is_number, is_whole, shown
@@ -275,6 +275,13 @@ def check_outside(call: str, owner: int) -> None:
     """owner: the thread that is in a step, which cannot wait for its end."""
     if owner == threading.get_ident():
         raise WorkbenchError(f"{call} cannot be called from within a step; call it between two steps")
+
+
+class Accepted(NamedTuple):
+    """A request that was checked, and what its tokens are chosen with."""
+
+    request: Any
+    sampler: Sampler
 
 
 def first_sampler(request: Any, model: Any) -> Sampler:

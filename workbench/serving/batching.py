@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from workbench.decoding.sequence import Sequence
 from workbench.serving.ahead import AheadScheduler
+from workbench.serving.contract import MakeScheduler, checked
 from workbench.serving.scheduler import PADDING, Plan, Scheduler, Work, Written
 from workbench.serving.settings import SchedulerSettings
 
@@ -91,10 +92,18 @@ class StaticScheduler(Scheduler):
         return sequence not in self._group or reason == "abort"  # else its rows go on, as padding
 
 
-def scheduler_for(memory: BlockManager, settings: SchedulerSettings | None = None, *, ahead: bool = False) -> Scheduler:
-    """The scheduler that the settings ask for. ahead: it can plan before the tokens of the last step are known; a
-    static group cannot."""
+def scheduler_for(
+    memory: BlockManager,
+    settings: SchedulerSettings | None = None,
+    *,
+    ahead: bool = False,
+    own: MakeScheduler | None = None,
+) -> Scheduler:
+    """The scheduler that the settings ask for, or one's own. ahead: it can plan before the tokens of the last step are
+    known; a static group and one's own cannot."""
     settings = settings or SchedulerSettings()
+    if own is not None:
+        return checked(own, memory, settings)
     if settings.batching == "static":
         return StaticScheduler(memory, settings)
     return (AheadScheduler if ahead else Scheduler)(memory, settings)

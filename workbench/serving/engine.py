@@ -24,7 +24,6 @@ import time
 from collections import abc, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, wait
-from typing import NamedTuple
 
 from workbench.decoding import request_checks as checks
 from workbench.decoding.sampling import Sampler, draws_for
@@ -37,6 +36,7 @@ from workbench.models.fast import Model
 from workbench.models.graphs import GraphedSteps, why_no_graphs
 from workbench.serving.ahead import OneStepAhead
 from workbench.serving.batching import scheduler_for
+from workbench.serving.contract import MakeScheduler
 from workbench.serving.results import StepReport
 from workbench.serving.scheduler import Plan, Written
 from workbench.serving.settings import SchedulerSettings
@@ -48,13 +48,6 @@ from workbench.speculation.lengths import LengthPolicy, length_policy
 Output = StepOutput | Round  # of one sequence
 
 
-class Accepted(NamedTuple):
-    """A request that was checked, and what its tokens are chosen with."""
-
-    request: Request
-    sampler: Sampler
-
-
 class Engine:
     """A model, a paged kv and a scheduler. Requests come with `add`; `step` until `idle`, or `run`.
 
@@ -64,6 +57,7 @@ class Engine:
     graphs: whether decode steps are recorded once and replayed (`models.graphs`): True, False, "auto" (on a GPU); None:
     as the model was prepared. `graphs` has the counts then, or is None, and `why_no_graphs` says why.
     asynchronous: one step ahead, with the same tokens; `ahead` has the counts then, or is None.
+    scheduler: your own instead of the settings' (see `serving.contract`), called once as scheduler(kv, settings).
     clock: seconds; what it reads first is the engine's 0.
     Raises WorkbenchError for settings that make no sense.
     """
@@ -82,6 +76,7 @@ class Engine:
         attention: str = "auto",
         graphs: bool | str | None = None,
         asynchronous: bool = False,
+        scheduler: MakeScheduler | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         settings = SchedulerSettings() if settings is None else settings
@@ -112,7 +107,7 @@ class Engine:
             if not self.why_no_graphs:
                 self.graphs = GraphedSteps(model, self.kv, settings.max_running)
         steps = model if self.graphs is None else self.graphs
-        self.scheduler = scheduler_for(self.kv, settings, ahead=asynchronous)
+        self.scheduler = scheduler_for(self.kv, settings, ahead=asynchronous, own=scheduler)
         self._step = Step(steps, self.kv)
         if made is not None:
             made.make_room(settings.max_running)
@@ -125,7 +120,7 @@ class Engine:
         self._failed: list[Sequence] = []  # of plans that were undone
         self._turn, self._owner = threading.Lock(), 0  # held during a step, by this thread
         self._inbox: deque[Callable[[], None]] = deque()  # calls of other threads
-        self._coming: dict[Hashable, Accepted] = {}  # by request; the scheduler does not know them yet
+        self._coming: dict[Hashable, checks.Accepted] = {}  # by request; the scheduler does not know them yet
         self._names = threading.Lock()
 
     @property
@@ -178,12 +173,12 @@ class Engine:
             wait([ended], timeout=0.01)  # a step that had looked into the inbox already may have been its last
         return ended.result()
 
-    def _accept(self, call: str, requests: Iterable[Request]) -> list[Accepted]:
+    def _accept(self, call: str, requests: Iterable[Request]) -> list[checks.Accepted]:
         """Check all of them, each with what its tokens are chosen with, and take their names. Raises WorkbenchError,
         and then nothing has changed."""
         checks.check_in_order(call, self.why_broken)
         given = [checks.check_fits_model(one, self.model) for one in checks.check_requests(requests, Request)]
-        accepted = [Accepted(request, checks.first_sampler(request, self.model)) for request in given]
+        accepted = [checks.Accepted(request, checks.first_sampler(request, self.model)) for request in given]
         with self._names:
             checks.check_new_ids([request.id for request in given], self._coming)
             for request in given:
@@ -191,12 +186,12 @@ class Engine:
             self._coming.update({one.request.id: one for one in accepted})
         return accepted
 
-    def _enter(self, accepted: Accepted) -> None:
+    def _enter(self, accepted: checks.Accepted) -> None:
         """Give an accepted request to the scheduler, now or after the step under way."""
         self._inbox.append(lambda: self._let_in(accepted))
         self._take_now()
 
-    def _let_in(self, accepted: Accepted) -> None:
+    def _let_in(self, accepted: checks.Accepted) -> None:
         """The scheduler is told, unless it knows the request already: one that was aborted before its time came."""
         if self._is_coming(accepted):
             self._prepare(self.scheduler.add(accepted.request), accepted.sampler)
@@ -373,7 +368,7 @@ class Engine:
                     self._coming.pop(accepted.request.id, None)
         return found
 
-    def _is_coming(self, accepted: Accepted) -> bool:
+    def _is_coming(self, accepted: checks.Accepted) -> bool:
         """It was neither let in nor aborted."""
         return self._coming.get(accepted.request.id) is accepted
 

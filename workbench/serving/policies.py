@@ -17,7 +17,7 @@ from typing import Any
 from workbench.decoding.sequence import Sequence
 from workbench.errors import check_above, unknown
 
-Key = tuple[Any, ...]  # smaller goes first
+Key = Any  # smaller goes first; a tuple in all of ours
 Policy = Callable[[Sequence, float], Key]
 
 
@@ -56,7 +56,8 @@ def aged(policy: Policy, aging_s: float) -> Policy:
     aging_s = check_above("aging_s", aging_s, 0)
 
     def key(sequence: Sequence, now_s: float) -> Key:
-        first, *rest = policy(sequence, now_s)
+        key = policy(sequence, now_s)
+        first, *rest = key if isinstance(key, tuple) else (key,)
         if first == float("inf"):
             first = sequence.arrival_s + 60 * aging_s
         return (first - (now_s - sequence.arrival_s) / aging_s, *rest)
@@ -64,7 +65,9 @@ def aged(policy: Policy, aging_s: float) -> Policy:
     return key
 
 
-def policy_named(name: str, aging_s: float | None = None) -> Policy:
-    if not isinstance(name, str) or name not in POLICIES:
+def policy_named(name: str | Policy, aging_s: float | None = None) -> Policy:
+    """One of POLICIES, or the function that was given instead of a name."""
+    if not (isinstance(name, str) and name in POLICIES) and (isinstance(name, type) or not callable(name)):
         raise unknown("policy", name, POLICIES)
-    return POLICIES[name] if aging_s is None else aged(POLICIES[name], aging_s)
+    policy = POLICIES[name] if isinstance(name, str) else name
+    return policy if aging_s is None else aged(policy, aging_s)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from workbench.decoding.request_checks import check_fits_pool, check_id, check_new_id
 from workbench.decoding.sequence import Request, Sequence, Status
 from workbench.errors import WorkbenchError
+from workbench.serving.ordering import unordered
 from workbench.serving.policies import policy_named
 from workbench.serving.settings import SchedulerSettings
 
@@ -343,7 +344,12 @@ class Scheduler:
                 keys[sequence] = self._key(sequence, now_s)
             except Exception as error:
                 self._fail(sequence, error, plan, now_s)
-        queue.sort(key=keys.__getitem__)
+        try:
+            queue.sort(key=keys.__getitem__)
+        except Exception as error:  # keys of a policy of one's own
+            for sequence in unordered(keys):
+                self._fail(sequence, WorkbenchError(f"its key of the policy cannot be ordered: {error}"), plan, now_s)
+            queue.sort(key=keys.__getitem__)
 
     def _fail(self, sequence: Sequence, error: Exception, plan: Plan, now_s: float) -> None:
         sequence.error = error

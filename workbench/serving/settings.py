@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.errors import WorkbenchError, check_between, check_flag, check_whole, unknown
-from workbench.serving.policies import policy_named
+from workbench.serving.policies import Policy, policy_named
 
 BATCHING = ("continuous", "static")
 PREEMPTION = ("recompute", "swap")
@@ -18,6 +18,7 @@ class SchedulerSettings:
 
     max_running: sequences at a time. draft_tokens: rows beyond the next token that each may bring, drafted.
     watermark: share of the blocks that stays free at an admission, so that running sequences can grow.
+    policy: a name, or a function (sequence, now_s) -> key, see `serving.policies`.
     preemption: "recompute" or "swap". aging_s: see `policies.aged`. remember: blocks are kept for equal beginnings.
     batching: "static", the baseline, admits a group whole and pads it. Its steps are as large as the group, and its
     blocks are there: token_budget and watermark mean nothing to it, and chunk, preemption and draft_tokens are refused.
@@ -27,7 +28,7 @@ class SchedulerSettings:
     max_running: int = 16
     token_budget: int = 512
     chunk: int | None = None
-    policy: str = "first_come"
+    policy: str | Policy = "first_come"
     aging_s: float | None = None
     preemption: str = "recompute"
     watermark: float = 0.01

@@ -37,6 +37,7 @@ from workbench.models.batch import Batch
 from workbench.serving.engine import Engine
 from workbench.serving.policies import POLICIES
 from workbench.serving.results import StepReport
+from workbench.serving.scheduler import Scheduler
 from workbench.serving.settings import PREEMPTION, SchedulerSettings
 from workbench.serving.soak_kinds import CONTEXT, DRAFTS, SPOILED, VOCABULARY, WRONG_WAYS, Models, WrongDraft, texts_of
 from workbench.serving.soak_malformed import NoRequest, Wrong, wrong_request
@@ -142,6 +143,9 @@ class Run:
         }
         if self._made_with["attention"] == "eager" or (draft is not None and draft.wants_hidden_states):
             self._made_with["graphs"] = None
+        if not static and chance() < 0.1:
+            self._made_with["scheduler"] = Scheduler  # by the contract, each step checked
+        self.counts["by the contract"] += "scheduler" in self._made_with
         with_clock = self._made_with | {"clock": lambda: 0.01 * next(ticks)}
         if draft is None:
             del with_clock["draft_length"]

@@ -13,6 +13,7 @@ from conftest import random_decoder, tiny_config
 from exercise_claims import ExerciseClaims, Lab
 
 from workbench import checks
+from workbench.decoding.sampling import SamplingSettings
 from workbench.decoding.sequence import Request
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
@@ -22,9 +23,11 @@ from workbench.labs.lab08_continuous_batching.checks import deadline, reference,
 from workbench.labs.lab08_continuous_batching.checks import scheduler as scheduler_module
 from workbench.labs.lab08_continuous_batching.checks.parts import ModelRunner
 from workbench.labs.lab08_continuous_batching.checks.probes import request_of, run_scheduler, token_after
-from workbench.serving import policies
+from workbench.serving import Engine, policies
+from workbench.serving.adapted import adapted
 from workbench.serving.scheduler import Scheduler, Written
 from workbench.serving.settings import SchedulerSettings
+from workbench.serving.soak_kinds import VOCABULARY, Models, tiny_model
 
 LAB = Lab("08_continuous_batching")
 IDS = ["batching-waste", "batching-turn", "batching-chunks", "batching-deadline", "batching-scheduler"]
@@ -131,6 +134,67 @@ def test_what_the_scheduler_has_a_real_model_write_is_what_it_writes_alone():
     for r in requests:
         asked = {"max_new_tokens": r.max_new_tokens, "temperature": 0, "stop_token_ids": ()}
         assert generate(model, list(r.prompt_ids), kv="recompute", **asked).tokens == texts[r.id]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_answer_serves_in_the_real_engine_what_our_scheduler_does(asynchronous):
+    """Ragged requests, drawn and greedy, aborted and wrong ones among them, in a pool that is too small for all."""
+    draw = random.Random(4)
+    requests = [
+        Request(
+            n,
+            [draw.randrange(VOCABULARY - 1) for _ in range(draw.randint(1, 12))],
+            draw.randint(2, 14),
+            SamplingSettings(1.0, top_k=8) if n % 2 else None,
+            seed=n,
+            stop_token_ids=(n, n + 3, n + 7) if n % 4 == 1 else (),
+            log_probs=1 if n % 3 == 0 else None,
+        )
+        for n in range(12)
+    ]
+    settings, model = SchedulerSettings(max_running=5, token_budget=7, watermark=0.1), tiny_model(0, 2, "spoiled")
+    spoiled = Request("spoiled", [1, VOCABULARY - 1], 3)
+
+    def served(scheduler):
+        it = Engine(
+            model, settings, num_blocks=9, block_size=4, prefix=None, scheduler=scheduler, asynchronous=asynchronous
+        )
+        it.add(Request("aborted", [1, 2, 3], 9, stop_token_ids=()))
+        it.step()
+        ended = [*it.abort("aborted"), *it.run([*requests, spoiled])]
+        assert it.scheduler.preemptions and not it.kv.lengths and it.kv.tables.num_free == 9
+        log_probs = {e.request_id: [round(said.log_prob, 9) for said in e.log_probs or ()] for e in ended}
+        ends = {e.request_id: (e.token_ids, e.finish_reason, type(e.error)) for e in ended}
+        return log_probs, ends | {"aborted": ends["aborted"][1:]}  # ahead, its first token is under way
+
+    ours = served(None)
+    assert served(adapted(LAB.solution("batching-scheduler"))) == ours
+    assert {reason for *_, reason, _ in ours[1].values()} == {"stop", "length", "abort", "error"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"n": 2}, "n=2, and this scheduler has one text each"),
+        ({"guide": Models().guides[0]}, "takes a token a step; add"),
+    ],
+)
+def test_what_the_answer_was_not_made_for_is_refused(given, message):
+    it = Engine(tiny_model(0, 2), SchedulerSettings(), scheduler=adapted(LAB.solution("batching-scheduler")))
+    with pytest.raises(WorkbenchError, match=message):
+        it.add(Request("a", [1], 2, **given))
+    with pytest.raises(WorkbenchError, match="chunk=8 means nothing to this scheduler"):
+        Engine(it.model, SchedulerSettings(chunk=8), scheduler=adapted(LAB.solution("batching-scheduler")))
+
+
+def test_the_answer_to_deadlines_is_a_policy_of_the_engine():
+    by_slack = functools.partial(LAB.solution("batching-deadline"), prefill_per_s=4096, tokens_per_s=16, patience_s=30)
+    it = Engine(tiny_model(0, 1), SchedulerSettings(max_running=1, token_budget=64, policy=by_slack), clock=lambda: 0.0)
+    limits = {"short": (2, 12.0), "long": (30, 12.5), "whenever": (2, None)}
+    ended = it.run(
+        [Request(name, [1, 2], new, stop_token_ids=(), deadline_s=limit) for name, (new, limit) in limits.items()]
+    )
+    assert [one.request_id for one in ended] == ["long", "short", "whenever"]
 
 
 def test_chunks_agree_with_the_scheduler_where_nobody_gives_way():
