@@ -181,3 +181,22 @@ def choices_of_a_gpu(request, monkeypatch):
         from kernel_claims import choose_as_on_a_gpu
 
         choose_as_on_a_gpu(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def small_model():
+    """The smallest shipped model, prepared: it writes text that ends, and knows its characters."""
+    from workbench.models import load
+    from workbench.models.fast import prepare
+
+    return prepare(load("stdlib-1m"))
+
+
+@pytest.fixture(scope="module")
+def server(small_model):
+    """A server for all tests of a file that do not break it; whatever they did, nothing is left at the end."""
+    from serving_claims import engine_of, serving
+
+    with serving(engine_of(small_model), name="stdlib-1m") as running:
+        yield running
+        running.wait_until_empty()

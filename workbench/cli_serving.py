@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, metavar="N", help="of the pool (default: for max-running whole contexts)")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens (default: 16)")
     parser.add_argument("--prefix", choices=("hash", "radix", "none"), default="hash", help="index of the prefix cache")
-    parser.add_argument("--draft", help="a model's name, or lookup, ngram, eagle, … as of generate")
+    parser.add_argument("--draft", help="a model's name, or prompt_lookup, ngram, eagle, … as of generate")
     parser.add_argument("--draft-length", metavar="K", help="tokens a round, or a policy's name (default: 4)")
     parser.add_argument("--asynchronous", action="store_true", help="schedule one step ahead")
     parser.add_argument("--max-running", type=int, default=64, metavar="N", help="sequences at a time (default: 64)")

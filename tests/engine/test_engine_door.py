@@ -321,3 +321,23 @@ def test_an_engine_with_a_step_half_done_refuses_to_go_on_and_says_why(asynchron
     [ended] = it.abort(0)
     assert ended.token_ids == ALONE[0][: len(ended.token_ids)]
     check_empty(it)
+
+
+def test_one_sample_is_aborted_and_the_others_go_on(tiny_model):
+    engine = Engine(tiny_model, SchedulerSettings(max_running=4))
+    engine.add(Request("a", (1, 2, 3), 12, n=3, sampling=SamplingSettings(temperature=1.0), seed=1))
+    with pytest.raises(WorkbenchError, match="have not been started"):
+        engine.abort("a", 0)
+    for _ in range(4):
+        engine.step()
+    [ended] = engine.abort("a", 1)
+    assert (ended.sample, ended.finish_reason) == (1, "abort") and ended.token_ids
+    for wrong in (1, 7, -1):
+        with pytest.raises(WorkbenchError, match=f"sample {wrong} of request 'a' has ended"):
+            engine.abort("a", wrong)
+    rest = engine.run()
+    assert sorted((one.sample, one.finish_reason, len(one.token_ids)) for one in rest) == [
+        (0, "length", 12),
+        (2, "length", 12),
+    ]
+    assert not engine.kv.lengths

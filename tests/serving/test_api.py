@@ -211,7 +211,7 @@ def test_an_echo_streams_before_the_text(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_of_a_chat_have_bytes_and_the_most_probable(server, small_model, stream):
+def test_logprobs_of_a_chat_have_bytes_and_the_top_tokens(server, small_model, stream):
     options = {"logprobs": True, "top_logprobs": 2, "max_tokens": 8, "temperature": 0, "stream": stream}
     answer = server.client().chat.completions.create(model=MODEL, messages=USER, **options)
     if stream:

@@ -362,6 +362,45 @@ def test_counters_equal_the_clients_own(small_model):
 # -- the command, and its end ----------------------------------------------------------------------
 
 
+def asgi(app) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+
+
+def test_while_the_model_is_loaded_requests_are_refused_and_the_process_is_well(small_model):
+    may_load = threading.Event()
+
+    def make():
+        may_load.wait(20)
+        return engine_of(small_model)
+
+    async def ask():
+        app = build_app(make, name=MODEL)
+        async with asgi(app) as client:
+            refused = is_error(await client.post("/v1/completions", json=SHORT), 503)
+            statuses = [(await client.get(path)).status_code for path in ("/health", "/ready", "/metrics")]
+            may_load.set()
+            while (await client.get("/ready")).status_code != 200:
+                await asyncio.sleep(0.01)
+            answer = await client.post("/v1/completions", json=SHORT)
+        await app.close()
+        return refused["code"], statuses, answer.status_code
+
+    assert asyncio.run(ask()) == ("loading", [200, 503, 503], 200)
+
+
+def test_a_model_that_cannot_be_loaded_is_said():
+    async def ask():
+        app = build_app(lambda: (_ for _ in ()).throw(WorkbenchError("no such model")))
+        async with asgi(app) as client:
+            while app.why_not_loaded is None:
+                await client.get("/health")
+                await asyncio.sleep(0.01)
+            refused = is_error(await client.post("/v1/completions", json=SHORT), 503)
+            return refused["code"], "no such model" in refused["message"], (await client.get("/health")).status_code
+
+    assert asyncio.run(ask()) == ("not_loaded", True, 503)
+
+
 class Command:
     """`workbench serve`, in a process of its own."""
 
@@ -383,16 +422,14 @@ class Command:
 
 @pytest.fixture(scope="module")
 def command():
-    made = Command("--drain-seconds", "20", "--max-running", "8", "--draft", "lookup", "--kv", "int8")
+    made = Command("--drain-seconds", "20", "--max-running", "8", "--draft", "prompt_lookup", "--kv", "int8")
     yield made
     made.process.kill()
 
 
 @pytest.mark.slow
 def test_a_signal_drains_and_the_process_ends_well(command):
-    """Loading is said; then in the middle of work SIGTERM: what was accepted is completed, new work is refused."""
-    assert is_error(httpx.post(command.url + "/v1/completions", json=SHORT), 503)["code"] == "loading"
-    assert httpx.get(command.url + "/health").status_code == 200
+    """SIGTERM in the middle of work: what was accepted is completed, new work is refused."""
     command.wait_until_ready()
     body = LONG | {"max_tokens": 400}
     with ThreadPoolExecutor(6) as pool:

@@ -194,6 +194,16 @@ def check_new_ids(ids: list[Hashable], coming: Container[Hashable]) -> None:
         seen.add(request_id)
 
 
+def check_sample(request_id: Hashable, sample: object, running: int, to_come: int) -> None:
+    """sample: None for all. running: those that there are. to_come: samples that have not been started."""
+    if sample is None:
+        return
+    if to_come:
+        raise WorkbenchError(f"the samples of request {request_id!r} have not been started; abort all of it")
+    if not running:
+        raise WorkbenchError(f"sample {shown(sample)} of request {request_id!r} has ended, or there is none")
+
+
 def check_model(what: str, given: object) -> None:
     """A model, or whatever stands for one."""
     if not callable(given) or not hasattr(given, "config"):

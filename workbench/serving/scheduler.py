@@ -24,7 +24,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.decoding.request_checks import check_fits_pool, check_id, check_new_id
+from workbench.decoding.request_checks import check_fits_pool, check_id, check_new_id, check_sample
 from workbench.decoding.sequence import Request, Sequence, Status
 from workbench.errors import WorkbenchError
 from workbench.serving.ordering import unordered
@@ -172,13 +172,8 @@ class Scheduler:
         if request_id not in self._alive:
             known = "has finished already" if request_id in self._ended else "is unknown"
             raise WorkbenchError(f"request {request_id!r} {known}; only a request that waits or runs can be aborted")
-        sequences = list(self._alive[request_id])
-        if sample is not None:
-            if any(self._samples_to_come(sequence) for sequence in sequences):
-                raise WorkbenchError(f"the samples of request {request_id!r} have not been started; abort all of it")
-            sequences = [sequence for sequence in sequences if sequence.sample == sample]
-            if not sequences:
-                raise WorkbenchError(f"sample {sample} of request {request_id!r} has ended, or there is none")
+        sequences = [one for one in self._alive[request_id] if sample in (None, one.sample)]
+        check_sample(request_id, sample, len(sequences), sum(map(self._samples_to_come, sequences)))
         for sequence in sequences:
             self._end(sequence, "abort", now_s)
         return sequences
