@@ -121,7 +121,7 @@ class Answers:
 
 def _finite(log_prob: float) -> float:
     """JSON has no infinity; OpenAI writes −9999 for a token that cannot come."""
-    return max(log_prob, NEVER)
+    return log_prob if log_prob > NEVER else NEVER  # NaN, too
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
