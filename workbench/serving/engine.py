@@ -4,9 +4,9 @@
     run           one flat batch through the model: decodes, drafted tokens, prefills, all beside each other
     postprocess   new tokens are noted, blocks of finished sequences are freed
 
-What a token is chosen with (filters, random numbers, a draft) belongs to its request alone: what the engine generates
-for a request is what `generate` generates for it. With asynchronous=True a step is sent before the tokens of the one
-before it are known, see `serving.ahead`.
+What a token is chosen with (filters, random numbers, a grammar, a draft) belongs to its request alone: what the engine
+generates for a request is what `generate` generates for it. With asynchronous=True a step is sent before the tokens of
+the one before it are known, see `serving.ahead`.
 
 Any thread may call `add` and `abort` while another is in `step` or `run`: what comes during a step lies in an inbox
 that is taken before and after it (as vLLM's core takes its queue of requests).
