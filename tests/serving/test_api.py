@@ -447,6 +447,7 @@ WRONG_CHATS = [
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour"),
+    ({"messages": [{"role": "user", "content": "x", "name": {}}]}, "messages[0].name"),
     ({"messages": USER * 2_000}, "messages"),
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),

@@ -161,7 +161,7 @@ class Server:
         return _respond({"version": VERSION})
 
     async def _openapi(self, request: HttpRequest) -> Response:
-        return _respond(describe(VERSION))
+        return _respond(describe(VERSION, self.ready_front().served))
 
     def _tokenize(self, served: Served, body: Any) -> dict[str, Any]:
         fields = read_fields(body, TOKENIZE)

@@ -210,7 +210,7 @@ SAMPLING = {
         read_stream_options,
         {
             "type": "object",
-            "properties": {"include_usage": {"type": "boolean"}, "include_obfuscation": {"type": "boolean"}},
+            "properties": {"include_usage": {"type": "boolean"}, "include_obfuscation": {"enum": [False]}},
             "additionalProperties": False,
         },
     ),

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from workbench.serving.api.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+from workbench.serving.api.fields import CHAT, COMPLETION, DETOKENIZE, MAX_STOPS, TOKENIZE, Field
+from workbench.serving.api.served import Served
 from workbench.serving.api.template import HONEST, ROLES
 
-TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "minItems": 1}
-PROMPT = {
-    "anyOf": [
-        {"type": "string"},
-        TOKENS,
-        {"type": "array", "items": {"anyOf": [{"type": "string"}, TOKENS]}, "minItems": 1},
-    ]
-}
 PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -54,16 +48,32 @@ ERROR = {
 OBJECT = {"type": "object"}
 
 
-def describe(version: str) -> dict[str, Any]:
-    """The whole document."""
+def describe(version: str, served: Served) -> dict[str, Any]:
+    """The whole document, with the limits of this server."""
+    model, tokens = {"const": served.name}, {"type": "integer", "minimum": 0, "maximum": served.vocab_size - 1}
+    ids = {"type": "array", "items": tokens, "minItems": 1, "maxItems": served.context - 1}
+    several = {"type": "array", "items": {"anyOf": [{"type": "string"}, ids]}, "minItems": 1}
+    limits = {
+        "model": model,
+        "n": {"type": "integer", "minimum": 1, "maximum": min(128, served.max_running)},
+        "stop_token_ids": {"type": "array", "items": tokens, "maxItems": MAX_STOPS},
+    }
+    new_tokens = {"type": "integer", "minimum": 1, "maximum": served.settings.max_tokens or served.context - 1}
+    prompt = {"anyOf": [{"type": "string"}, ids, several | {"maxItems": served.settings.max_prompts}]}
+    chat = {"messages": MESSAGES, "max_tokens": new_tokens, "max_completion_tokens": new_tokens}
     body = {
-        "/v1/completions": (_schema(COMPLETION, prompt=PROMPT), "Go on with a text."),
-        "/v1/chat/completions": (_schema(CHAT, messages=MESSAGES), f"Answer a chat. Without a template: {HONEST}."),
+        "/v1/completions": (_schema(COMPLETION, **limits, prompt=prompt, max_tokens=new_tokens), "Go on with a text."),
+        "/v1/chat/completions": (_schema(CHAT, **limits, **chat), f"Answer a chat. Without a template: {HONEST}."),
         "/tokenize": (
-            _schema(TOKENIZE, prompt={"type": "string"}, messages=MESSAGES),
+            {
+                "oneOf": [
+                    _schema({**rest, name: replace(field, required=True)}, model=model, **{name: shape})
+                    for name, shape, field, rest in _either()
+                ]
+            },
             "Token ids of a text or a chat.",
         ),
-        "/detokenize": (_schema(DETOKENIZE), "The text of token ids."),
+        "/detokenize": (_schema(DETOKENIZE, model=model, tokens={"type": "array", "items": tokens}), "Their text."),
     }
     get = {
         "/v1/models": "The model that is served.",
@@ -76,7 +86,7 @@ def describe(version: str) -> dict[str, Any]:
     paths: dict[str, Any] = {path: {"post": _post(schema, words)} for path, (schema, words) in body.items()}
     paths |= {path: {"get": _operation(words, path not in ("/health", "/ready"))} for path, words in get.items()}
     paths["/v1/models/{model}"] = {
-        "get": _operation("One model.") | {"parameters": [_parameter("model", "path", {"type": "string"})]}
+        "get": _operation("One model.") | {"parameters": [_parameter("model", "path", model)]}
     }
     return {
         "openapi": "3.1.0",
@@ -85,6 +95,12 @@ def describe(version: str) -> dict[str, Any]:
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
+
+
+def _either() -> Iterator[tuple[str, dict[str, Any], Field, dict[str, Field]]]:
+    """/tokenize takes a prompt or messages: each, its shape, its field, and the fields beside it."""
+    for name, other, shape in (("prompt", "messages", {"type": "string"}), ("messages", "prompt", MESSAGES)):
+        yield name, shape, TOKENIZE[name], {key: field for key, field in TOKENIZE.items() if key not in (name, other)}
 
 
 def _schema(table: Mapping[str, Field], **own: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.serving.api.errors import ApiError
-from workbench.serving.api.fields import read_text, unknown_field, wrong
+from workbench.serving.api.fields import MAX_NAME_CHARACTERS, read_text, unknown_field, wrong
 
 ROLES = ("system", "developer", "user", "assistant")
 MAX_MESSAGES, MAX_CHARACTERS = 1_024, 2**22
@@ -108,6 +108,8 @@ def _message(name: str, given: Any) -> dict[str, str]:
             key in ("refusal", "annotations") and given[key]
         ):
             raise unknown_field(f"{name}.{key}", {"role": 0, "content": 0, "name": 0}, prefix=f"{name}.")
+    if given.get("name") is not None:
+        read_text(f"{name}.name", given["name"], MAX_NAME_CHARACTERS)
     role = given.get("role")
     if role not in ROLES:
         raise wrong(f"{name}.role", f"one of {', '.join(ROLES)}", role)
