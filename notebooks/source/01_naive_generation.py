@@ -286,10 +286,13 @@ table(["tokens", "measured, ms", "predicted, ms", "limit"], shown, "one step aga
 # with the rows. The next lab explains this in detail.
 
 # %% jupyter={"source_hidden": true}
+from workbench.panels.words import beside_prediction
+
 bound = [m.settings["length"] for m in timed if m.limit == "compute"]
 say(
     f"On this machine: predicted {short.limit}-bound for one row"
-    + (f", compute-bound from {min(bound):,} rows on, of the lengths measured." if bound else ", and at all lengths.")
+    + (f", compute-bound from {min(bound):,} rows on, of the lengths measured. " if bound else ", and at all lengths. ")
+    + beside_prediction(timed)
 )
 
 # %% [markdown]
@@ -349,8 +352,11 @@ share_guess
 # %%
 share_guess.answer()
 anatomy = wb.panels.request()
-first, others = anatomy.run()
 anatomy
+
+# %%
+first, others = anatomy.run()
+anatomy.snapshot()
 
 # %%
 predicted_s = first.predicted + len(others.samples) * others.predicted

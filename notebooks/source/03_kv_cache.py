@@ -450,7 +450,7 @@ growth
 
 # %%
 states = growth.run()
-growth
+growth.snapshot()
 
 # %%
 used_guess.compare(100 * states[-1].counts["bytes_in_use"] / states[-1].counts["bytes_reserved"])
@@ -566,7 +566,7 @@ chunks
 
 # %%
 chunked = chunks.run()
-chunks
+chunks.snapshot()
 
 # %%
 single, whole_prompt = chunked[0], chunked[-1]
@@ -585,6 +585,11 @@ shown = [
     for m in chunked
 ]
 table(["chunk", "rows", "calls", "measured, ms", "predicted, ms", "limit"], shown, "one prompt")
+
+# %% jupyter={"source_hidden": true}
+from workbench.panels.words import beside_prediction
+
+say(beside_prediction([m for m in chunked if m.unit == "s"]))
 
 # %% [markdown]
 # Why split a prompt at all, then? Because a long prompt in one piece makes all other users wait for their next
@@ -827,7 +832,7 @@ batch_panel
 
 # %%
 steps = batch_panel.run()
-batch_panel
+batch_panel.snapshot()
 
 # %%
 pairs = [m for m in steps if m.settings["part"] in ("gain", "first token")]

@@ -885,7 +885,7 @@ rows = [
 table(["", "cache, bytes", "read in a step", "measured, ms", "predicted, ms", "limit"], rows, "after 1,000 tokens")
 
 # %% [markdown]
-# A step of so small a model spends most of its time on launching operations, and their number did not change;
+# A step of so small a model spends most of its time on launching operations, and their number hardly changed;
 # its weights and caches may also fit into the processor's own cache. Now the same six attentions in a shape of
 # about 110 million weights, which does not fit, after 1,000 tokens:
 
@@ -902,8 +902,11 @@ large_guess
 # %%
 large_guess.answer()
 large = wb.panels.variants(size="random-110m", repeats=5, key="large")
-large_steps = large.run()
 large
+
+# %%
+large_steps = large.run()
+large.snapshot()
 
 # %%
 ends = {m.settings["way"]: m for m in large_steps if m.settings["context"] == 1000}
@@ -948,8 +951,11 @@ bits_guess
 # %%
 bits_guess.answer()
 bits = wb.panels.variants(compare="formats", key="formats")
-bit_steps = bits.run()
 bits
+
+# %%
+bit_steps = bits.run()
+bits.snapshot()
 
 # %%
 ends = {m.settings["way"]: m for m in bit_steps if m.settings["context"] == 1000}

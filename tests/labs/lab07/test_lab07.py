@@ -162,7 +162,7 @@ def test_where_nothing_was_drafted_there_is_no_share_of_it(models, runs, name, s
     panel = getattr(panels, name)(**on_model(f"drafts.{name}", SMALL[f"drafts.{name}"], models), bench=DataSheetBench())
     panel.measurements = [dataclasses.replace(made[0], counts=without), *made[1:]]
     view = panel.view(panel.settings)
-    assert dict(zip(view.header, view.rows[0]))["kept"] == "–"
+    assert dict(zip(view.header, view.rows[0]))["accepted"] == "–"
 
 
 def test_a_request_that_was_never_drafted_for_counts_no_share():

@@ -39,7 +39,7 @@ class LengthsPanel(KnobPanel):
         "speed-up": "the engine around the models, and what differs between a round's parts timed apart and in a text",
     }
     knobs = (
-        Setting("alpha", 0.75, "float", 0.0, 0.99, step=0.01, help="α: how often a drafted token is kept"),
+        Setting("alpha", 0.75, "float", 0.0, 0.99, step=0.01, help="α: how often a drafted token is accepted"),
         Setting("c", 0.15, "float", 0.0, 1.0, step=0.01, help="time of a drafted token, in steps of the target"),
         Setting(
             "row_cost",
@@ -241,7 +241,7 @@ def _measured_words(made: Sequence[Measurement]) -> list[str]:
     lines = [
         *(f"This pair here: c = {m.median:.2f} ({m.predicted:.2f} by the cost model)." for m in drafted[:1]),
         f"Best measured: K = {best.settings['K']}, {best.median:.2f} ×, with {best.counts['tokens_per_round']:.2f}"
-        f" tokens per round; kept by position: {', '.join(f'{v:.0%}' for v in kept) or MISSING}.",
+        f" tokens per round; accepted by position: {', '.join(f'{v:.0%}' for v in kept) or MISSING}.",
         *([f"Measured over predicted: {min(off):.2f} to {max(off):.2f}."] if off else []),
         f"{best.check[0].upper()}{best.check[1:]}.",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,6 +11,7 @@ from matplotlib.patches import Patch
 from workbench.instruments.memory import readable_bytes
 from workbench.instruments.records import Measurement
 from workbench.labs.lab10_kernels.bounds import EXPERIMENT, names_of, on_card
+from workbench.labs.lab10_kernels.cases import MIN_SETS_BYTES
 from workbench.panels import plots, style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, Drawing, table, view
@@ -145,11 +146,39 @@ def _above_words(twins: list[Measurement]) -> list[str]:
             f" says {ceiling / 1e9:.3g})"
         )
     return [
-        f"Above the bound: {', '.join(named)}. Nothing is faster than the machine, so a ceiling is too low there. No"
-        " cache explains it: the inputs go round, over more bytes than a cache holds. A ceiling is what the plainest"
-        " operation of a kind reached when it was measured, here a sum, a product with one row and a square product; a"
-        " machine that was busier then, or an operation that PyTorch does better, is above it."
+        f"Above the bound: {', '.join(named)}. Nothing is faster than the machine, so a ceiling is too low there."
+        f" {_cache_words(above[0].device)} A ceiling is what the plainest operation of a kind reached when it was"
+        " measured, here a sum, a product with one row and a square product; a machine that was busier then, or an"
+        " operation that PyTorch does better, is above it."
     ]
+
+
+def _cache_words(device: Mapping[str, Any]) -> str:
+    """Whether the last cache of the machine may hold what the inputs go round over."""
+    around, last = readable_bytes(MIN_SETS_BYTES, binary=True), device.get("last_cache_bytes")
+    if not last:
+        return f"Or a cache holds the inputs, which go round over {around}; how large the last one is, is not known."
+    cache = readable_bytes(last, binary=True)
+    if 2 * last < MIN_SETS_BYTES:
+        return f"It is not the cache: the inputs go round over {around}, and the last cache holds {cache}."
+    return f"Or the cache holds them: the inputs go round over {around}, and the last cache has {cache}."
+
+
+def _recorded_words(record: list[Measurement]) -> list[str]:
+    """Whose ceilings the hollow shares are of, by the bytes that were counted then."""
+    timed = [m for m in matching(record, unit="s") if m.predicted and "share_of_bound" in m.counts]
+    if not timed:
+        return []
+    rates = [m.counts["bytes"] / m.predicted for m in timed if m.limit == "bandwidth" and m.predicted]
+    text = f"Hollow: shares of the ceilings of {timed[0].device.get('name', 'that machine')} as they were measured then"
+    text += f", {max(rates) / 1e9:.3g} GB/s of memory" if rates else ""
+    above = [m for m in timed if m.counts["share_of_bound"] > ABOVE]
+    if above:
+        best = max(above, key=lambda m: m.counts["share_of_bound"])
+        text += (
+            f"; too low, since {best.settings['kernel']} reached {best.counts['bytes'] / best.median / 1e9:.3g} GB/s"
+        )
+    return [f"{text}."]
 
 
 def _words(expected: dict[str, tuple], card: str, measured: list[Measurement], record: list[Measurement]) -> str:
@@ -176,6 +205,7 @@ def _words(expected: dict[str, tuple], card: str, measured: list[Measurement], r
             " memory several times, and a CPU's exponentials and sums take longer than its memory."
         )
         lines += _above_words(twins)
+    lines += _recorded_words(record)
     kernels = _on_gpu(measured) or _on_gpu(record)
     if kernels:
         ranked = sorted(kernels, key=lambda m: m.counts["share_of_bound"])
