@@ -17,7 +17,7 @@ from workbench.serving.metrics import LoadPoint, goodput, knee
 from workbench.serving.settings import BATCHING
 
 KNOBS = ("shape", "card", "load", "requests", "max_running", "token_budget", "seed")
-COLOURS = {"continuous": style.TARGET, "static": style.LEARNER}
+COLOURS = {"continuous": style.TARGET, "static": style.IDLE}
 GOOD = 0.9  # so many requests must be in time
 
 
