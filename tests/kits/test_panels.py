@@ -529,7 +529,7 @@ def test_the_style_sheet_holds_the_palette():
 
 
 def test_the_same_thing_has_the_same_colour_in_every_lab():
-    """Starting operations was grey, orange and vermilion; weights in int8 were blue in one lab and orange in another."""
+    """Starting operations was grey, orange and vermilion; weights in int8 were blue in one lab, orange in another."""
     from workbench.labs.lab02_where_time_goes.panels import launch, waterfall
     from workbench.labs.lab05_quantization.panels import stored_formats
     from workbench.labs.lab10_kernels.panels import crossover, graphs
