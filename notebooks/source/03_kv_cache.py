@@ -174,7 +174,7 @@ table(
 #   step 2         [ d e f   r e a d _ l ] all rows                           [ l ] ► one row    k, v appended
 # ```
 #
-# Generation has two phases. **Prefill**: the prompt, many rows at once; every key and value is stored.
+# Generation has two phases. [**Prefill**](../docs/glossary.md#sequences-and-steps): the prompt, many rows at once; every key and value is stored.
 # **Decode**: one row per step ([glossary](../docs/glossary.md#sequences-and-steps)); it appends its own key and value and attends to all that are stored.
 
 # %% [markdown]
@@ -192,8 +192,8 @@ print(f"the cache remembers {dict(kv.lengths)} tokens of sequence 0; next token 
 assert token == naive.tokens[0]
 
 # %% [markdown]
-# Decode: send *one* token, with its position. Its position is the number of tokens before it, not 0. The rotary
-# embedding rotates its query and key by that position.
+# Decode: send *one* token, with its position. Its position is the number of tokens before it, not 0. The
+# [rotary embedding](../docs/glossary.md#the-model) rotates its query and key by that position.
 
 # %%
 written = [token]
@@ -430,7 +430,7 @@ say(
 
 # %% [markdown]
 # So production caches are allocated before the first token, and a step writes its key and value in place. The
-# price is memory that is reserved and not yet used. See how one slot fills:
+# price is memory that is reserved and not yet used. See how one [slot](../docs/glossary.md#the-cache) fills:
 
 # %% jupyter={"source_hidden": true}
 used_guess = ask(
@@ -600,7 +600,7 @@ say(beside_prediction([m for m in chunked if m.unit == "s"]))
 # # Take it back: truncate
 #
 # Sometimes tokens are tried and rejected: in lab 06 a small model drafts tokens and the large one verifies
-# them. Removing the last tokens is cheap: the length is reduced, and the next tokens overwrite the rest. (Our
+# them. [Truncating](../docs/glossary.md#the-cache), removing the last tokens, is cheap: the length is reduced, and the next tokens overwrite the rest. (Our
 # cache also sets those places to zero. A masked key has weight 0, but 0 times a NaN that some overflow left
 # there is NaN.)
 

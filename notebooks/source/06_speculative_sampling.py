@@ -3,7 +3,7 @@
 #
 # **The question.** A [step](../docs/glossary.md#sequences-and-steps) reads all weights and generates one token (lab 02). Much of a text is easy: after
 # `for i in` nobody needs ten million weights to expect ` range`. Could a small model, the
-# [draft](../docs/glossary.md#speculation), generate the easy tokens, and the large one, the **target**, only verify them?
+# [draft](../docs/glossary.md#speculation), generate the easy tokens, and the large one, the [**target**](../docs/glossary.md#speculation), only verify them?
 #
 # It can, and *not one probability changes*. This lab proves that: on paper, by enumerating everything that can
 # happen, and by counting on the real models. Then it makes the method fast, and finds out when it is not.

@@ -493,7 +493,7 @@ say(
 # %% [markdown]
 # # Heads
 #
-# Is a second model needed at all? The target's last hidden state (its *feature*, in the papers) contains
+# Is a second model needed at all? The target's last [hidden state](../docs/glossary.md#the-model) (its *feature*, in the papers) contains
 # information about more than the next token.
 #
 # [**Medusa**](../docs/glossary.md#speculation) (T. Cai and others, 2024): a few small networks beside the output head, each predicting one step

@@ -679,7 +679,7 @@ say(
 #
 # When memory runs out in the middle of a sequence, there are two ways to free its blocks and lose no tokens:
 #
-# - **Recompute**: discard its keys and values. The tokens generated so far become part of its prompt, which is
+# - [**Recompute**](../docs/glossary.md#sequences-and-steps): discard its keys and values. The tokens generated so far become part of its prompt, which is
 #   processed again later.
 # - **Swap**: copy them to host memory, and back later.
 #

@@ -816,7 +816,7 @@ print("a b c d finds 2 tokens, a b c d e finds 4")
 # %% [markdown]
 # ## How much is found
 #
-# Hit rates are easy to report and hard to judge: 40 % may be poor or perfect. So we also count what *could* be
+# [Hit](../docs/glossary.md#the-cache) rates are easy to report and hard to judge: 40 % may be poor or perfect. So we also count what *could* be
 # found: by a cache of whole blocks that never evicts, on the same requests in the same order. Conversations of
 # three tenants, with system prompts and several turns; the smallest pool is just what the running sequences
 # need:

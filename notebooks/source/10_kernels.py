@@ -574,8 +574,8 @@ table(["keys and values", "bytes", "not keys or values", "on an H200"], rows, "6
 # # Dequantize in registers
 #
 # Weights in 8 or 4 bits (lab 05) are fewer bytes to read. But "convert codes to numbers, then multiply", as two
-# operations, writes the numbers to memory and reads them again: *more* bytes than before. In a kernel the
-# number exists only in a register, between the load and the multiplication. One output of a product with int8
+# operations, writes the numbers to memory and reads them again: *more* bytes than before. In a kernel that
+# [dequantizes](../docs/glossary.md#quantization), the number exists only in a register, between the load and the multiplication. One output of a product with int8
 # weights, with one scale per row:
 
 

@@ -94,6 +94,22 @@ def test_a_lecture_asks_before_every_panel_and_ends_with_a_summary(source):
     assert lacks(source) == []
 
 
+def test_a_word_of_the_glossary_that_a_lecture_introduces_in_bold_is_linked_there():
+    """A lecture sets in bold what it explains; at the first one of the course the reader finds the glossary."""
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = {word.strip().lower() for word in re.findall(r"^\| ([^|]+) \|", glossary, re.MULTILINE)}
+    words = {word for word in words if len(word) > 1} - {"code"}
+    met: set[str] = set()
+    for source in LECTURES:
+        prose = "\n".join(cell.source for cell in read_source(source).cells if cell.cell_type == "markdown")
+        for found in re.finditer(r"(\[)?\*\*([^*\n]+)\*\*(\]\(\.\./docs/glossary\.md#)?", prose):
+            word = found[2].lower().rstrip(".")
+            word = word if word in words else word.removesuffix("s")
+            assert found[3] or word not in words - met, f"{source.path.name}: no link to the glossary at **{found[2]}**"
+            met.add(word)
+    assert len(met & words) > 15
+
+
 GOOD = """\
 # %% [markdown]
 # # A lecture with a [token](../docs/glossary.md)
