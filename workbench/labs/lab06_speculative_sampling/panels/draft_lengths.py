@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from workbench.experiments import Setting
 from workbench.instruments.records import Measurement
@@ -119,7 +119,8 @@ def _gain_chart(knobs: dict[str, Any], runs: list[Measurement], record: list[Mea
     def draw_names(axes: Axes) -> None:
         axes.axhspan(0, 1, color=LOST, alpha=0.08, zorder=0)
         axes.axhline(1, color=style.INK, linewidth=1.2, zorder=1)
-        style.write(axes, last, 0.985, "slower than plain decoding", ha="right", va="top", fontsize=10, color=LOST)
+        place = {"ha": "left", "va": "bottom", "fontsize": 10, "color": LOST}  # left of where curves fall
+        style.write(axes, 0, axes.get_ylim()[0], "slower than plain decoding", **place)
         if best:
             place = {"ha": "left" if best < last / 2 else "right", "va": "top", "fontsize": 10, "color": SLIDERS}
             style.write(axes, best, 0.97 * top, f"sliders: {name}", **place)
@@ -142,7 +143,7 @@ def _cost_chart(knobs: dict[str, Any], promised: PartCosts, made: Sequence[Measu
     verify, drafted = matching(made, measured="verify"), matching(made, measured="draft")
     dotted: dict[str, Any] = {"linewidth": 1.2, "linestyle": ":"}
     steps = [(K, K * drafted[0].median) for K in lengths] if verify and drafted else ()
-    chart = Chart(
+    return Chart(
         predicted("verification, predicted", promised.verify.items(), style.TARGET),
         predicted("K draft steps, predicted", [(K, K * promised.c) for K in lengths], style.DRAFT),
         line("verification, by the sliders", [(K, _verify(knobs, K + 1)) for K in lengths], SLIDERS, **dotted),
@@ -150,18 +151,17 @@ def _cost_chart(knobs: dict[str, Any], promised: PartCosts, made: Sequence[Measu
         measured("verification, measured", verify if steps else (), "K"),
         Series("K draft steps, measured", steps, "measured", style.DRAFT),
         x=Axis("K", limits=(0, lengths[-1] * 1.04)),
-        y=Axis("steps of the target", lambda steps: f"{steps:.3g}", "zero", room=(1, 1.18)),
+        y=Axis("steps of the target", lambda steps: f"{steps:.3g}", "zero", room=(1, 1.5)),
         title="what a round costs",
+        also=_name_costs,
     )
-    top = max(y for one in chart.series for y in one.heights)
 
-    def draw_names(axes: Axes) -> None:
-        beside = {"fontsize": 10, "ha": "right"}
-        y = promised.verify[lengths[-1]] - 0.1 * top  # under its lines, where none of the draft's is
-        style.write(axes, 0.97 * lengths[-1], y, "verification", color="#00694E", **beside)
-        style.write(axes, 0.97 * lengths[-1], 0.03 * top, "K draft steps", color="#1B6FA8", **beside)
 
-    return dataclasses.replace(chart, also=draw_names)
+def _name_costs(axes: Axes) -> None:
+    """Colours, not lines: each is drawn as predicted, as measured and by the sliders."""
+    colours = {"verification": style.TARGET, "K draft steps": style.DRAFT}
+    handles = [Patch(color=colour, label=label) for label, colour in colours.items()]
+    axes.legend(handles=handles, fontsize=10, frameon=False, loc="upper left", handlelength=1.0)
 
 
 def _table(

@@ -152,7 +152,11 @@ def _ratio_words(m: Measurement) -> str:
 
 
 def _tokens_axis(ticks: list[int]) -> Axis:
-    return Axis("tokens S", scale="log", ticks=ticks[:: 1 + len(ticks) // 5], limits=(ticks[0] / 1.5, ticks[-1] * 1.5))
+    def short(tokens: float) -> str:
+        return f"{tokens / 1024:g}K" if tokens >= 1024 else f"{tokens:g}"
+
+    limits = (ticks[0] / 1.5, ticks[-1] * 1.5)
+    return Axis("tokens S", short, "log", ticks=ticks[:: 1 + len(ticks) // 5], limits=limits)
 
 
 def _bytes_chart(shape: dict[str, Any], block_queries: int) -> Chart:

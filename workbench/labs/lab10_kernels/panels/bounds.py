@@ -15,7 +15,7 @@ from workbench.labs.lab10_kernels.cases import MIN_SETS_BYTES
 from workbench.panels import plots, style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, Drawing, table, view
-from workbench.panels.plots import LIMIT_COLOURS, NOTE, card_title, flop_words, matching, write_middle
+from workbench.panels.plots import LIMIT_COLOURS, card_title, flop_words, matching, write_middle
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import spread_words
@@ -124,10 +124,8 @@ def _draw_shares(axes: Axes, names: tuple[str, ...], measured: list[Measurement]
     axes.axvline(1, color=style.INK, linewidth=1)
     if len(shares) == 1:
         write_middle(axes, "Run measures")
-    if not _on_gpu(measured) and not _on_gpu(record):
-        place = {"transform": axes.transAxes, "ha": "right", "fontsize": 10, "color": NOTE}
-        style.write(axes, 0.98, 0.03, f"kernels on a GPU:\n{NOT_MEASURED}", **place)
-    plots.name(axes, x="share of the bound\nwhere it ran", title="◆ kernel   ● PyTorch")
+    kernels = "◆ kernel" if _on_gpu(measured) or _on_gpu(record) else f"◆ kernel on a GPU: {NOT_MEASURED}"
+    plots.name(axes, x="share of the bound\nwhere it ran", title=f"● PyTorch   {kernels}")
 
 
 def _above_words(twins: list[Measurement]) -> list[str]:
