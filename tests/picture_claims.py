@@ -132,7 +132,7 @@ def _on_points(figure: Figure, canvas: FigureCanvasAgg) -> Iterator[str]:
     for axes in figure.axes:
         texts = [text for text in axes.texts if text.get_visible() and text.get_text().strip()]
         for line in axes.lines:
-            if line.get_marker() in ("", " ", "None", None):
+            if line.get_marker() in ("", " ", "None", "|", None):
                 continue
             points = line.get_transform().transform(line.get_xydata())
             for text in texts:

@@ -166,7 +166,7 @@ def _draw_line(axes: Axes, line: Line, slots: int, until: float, end: float, tim
     axes.set(xlim=(0, 1.02 * end), ylim=(slots - 0.4, -0.6), yticks=range(0, slots, 1 if slots <= 8 else 4))
     if step < line.steps:
         axes.axvline(now, color=style.INK, linewidth=1.2, zorder=4)
-    done = f"{line.steps} steps" if step == line.steps else f"step {step} of {line.steps}"
+    done = f"all {line.steps} steps" if step == line.steps else f"step {step} of {line.steps}"
     took = f", {milliseconds(now)}" if timed else ""
     first = line.batching == BATCHING[0]
     title = f"{line.batching}: {done}{took}"
