@@ -12,6 +12,7 @@ import torch
 from conftest import random_decoder, tiny_config
 from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs, on_model
 from panel_claims import PanelClaims
+from picture_claims import picture_problems
 
 from workbench import panels
 from workbench.errors import WorkbenchError
@@ -25,9 +26,11 @@ from workbench.labs.lab07_better_drafts import draft_threshold, draft_tree, inpu
 from workbench.labs.lab07_better_drafts import heads as heads_module
 from workbench.labs.lab07_better_drafts.inputs import NAMES, make_draft
 from workbench.labs.lab07_better_drafts.panels.draft_tree import KEPT, LOOKED, UNSEEN, Tree, mask_of
+from workbench.labs.lab07_better_drafts.panels.plots import who_legend
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import shipped_tokenizer
 from workbench.models.heads import EagleHead, MedusaConfig, MedusaHeads
+from workbench.panels import style
 from workbench.records import records_of
 from workbench.speculation import Proposal
 from workbench.speculation.drafts import EagleDraft, MedusaDraft
@@ -348,3 +351,13 @@ def test_bars_of_every_draft_and_kind_with_the_loser_named(model, small, monkeyp
     losing = dataclasses.replace(found[0], samples=[0.5])
     panel.measurements = [losing, dataclasses.replace(found[1], samples=[1.5])]
     assert "tinier loses" in panel.view(panel.settings).words
+
+
+def test_the_names_of_all_who_wrote_fit_the_picture():
+    """With two drafts and a plain step the last name reached over the edge."""
+    figure, (axes,) = style.new_figure(height=2)
+    axes.set_position((0.03, 0.1, 0.955, 0.7))
+    axes.set_xlim(0, 0.955 * figure.get_figwidth())
+    counts = dict.fromkeys(("draft", "other", "correction", "bonus", "plain"), 24)
+    who_legend(axes, counts, {"draft": "stdlib-1m", "other": "prompt lookup"})
+    assert not [one for one in picture_problems(figure) if "cut" in one or "overlap" in one]
