@@ -160,7 +160,7 @@ token_guess.compare(token_s * 1e3, predicted=floor_s * 1e3)
 # above it: a token takes many small operations, and each has to be started.
 # Sometimes it is below: the weights of a model this small may stay in the processor's own cache, which is
 # faster than memory. This course teaches you to tell such causes apart. A prediction shows where there is
-# something to explain. Here, in numbers; lab 02 shows how they are found:
+# something to explain. Here, in numbers, as lab 02 will explain them:
 
 # %% jupyter={"source_hidden": true}
 from workbench.instruments.costs import predict, step_costs

@@ -731,8 +731,8 @@ lengths = wb.panels.draft_lengths(longest=16, repeats=2)
 lengths
 
 # %%
-found = lengths.run()
-gains = {m.settings["K"]: m for m in found if m.settings["measured"] == "speed-up" and m.settings["K"] != "dynamic"}
+runs = lengths.run()
+gains = {m.settings["K"]: m for m in runs if m.settings["measured"] == "speed-up" and m.settings["K"] != "dynamic"}
 at_four = gains[4]
 lengths.configure(alpha=round(min(0.99, at_four.counts["alpha"]), 2), c=round(drafting.median, 2), row_cost=0.02)
 lengths.snapshot()
@@ -811,8 +811,10 @@ style.log_ticks(axes, "x", sizes)
 axes.set_ylim(0, None)
 style.label(axes, x="sequences per step, B", y="speed-up")
 style.legend(axes)
-told = ", ".join(f"{by['speed-up', B].median:.2f} (predicted {by['speed-up', B].predicted:.2f}) at {B}" for B in sizes)
-alt = f"The speed-up against the number of sequences: {told}."
+points = ", ".join(
+    f"{by['speed-up', B].median:.2f} (predicted {by['speed-up', B].predicted:.2f}) at {B}" for B in sizes
+)
+alt = f"The speed-up against the number of sequences: {points}."
 picture(figure, alt)
 
 # %% jupyter={"source_hidden": true}

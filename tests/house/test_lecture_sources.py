@@ -102,10 +102,10 @@ def test_a_word_of_the_glossary_that_a_lecture_introduces_in_bold_is_linked_ther
     met: set[str] = set()
     for source in LECTURES:
         prose = "\n".join(cell.source for cell in read_source(source).cells if cell.cell_type == "markdown")
-        for found in re.finditer(r"(\[)?\*\*([^*\n]+)\*\*(\]\(\.\./docs/glossary\.md#)?", prose):
-            word = found[2].lower().rstrip(".")
+        for bold in re.finditer(r"(\[)?\*\*([^*\n]+)\*\*(\]\(\.\./docs/glossary\.md#)?", prose):
+            word = bold[2].lower().rstrip(".")
             word = word if word in words else word.removesuffix("s")
-            assert found[3] or word not in words - met, f"{source.path.name}: no link to the glossary at **{found[2]}**"
+            assert bold[3] or word not in words - met, f"{source.path.name}: no link to the glossary at **{bold[2]}**"
             met.add(word)
     assert len(met & words) > 15
 

@@ -354,7 +354,7 @@ def test_a_comparison_says_how_far_off(guess, measured, verdict):
         (4, 0, ""),
     ],
 )
-def test_a_prediction_that_misses_by_a_quarter_is_told_so(predicted, measured, miss):
+def test_a_prediction_that_misses_by_a_quarter_is_said_to(predicted, measured, miss):
     """Lab 00 showed 1.11 ms predicted beside 6.49 measured, and said how far off the guess was."""
     said = str(users().compare(measured, predicted))
     assert said.endswith(miss) and ("The prediction" in said) == bool(miss)

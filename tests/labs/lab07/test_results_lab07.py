@@ -30,8 +30,8 @@ ROWS = {
 @pytest.fixture(scope="module")
 def speeds():
     """{(temperature, drafter, kind of text): Measurement} of the recording."""
-    found = load_record("intel-r-xeon-r-processor-lab07").of("drafts.draft_speed")
-    return {tuple(m.settings[key] for key in ("temperature", "drafter", "texts")): m for m in found}
+    recording = load_record("intel-r-xeon-r-processor-lab07").of("drafts.draft_speed")
+    return {tuple(m.settings[key] for key in ("temperature", "drafter", "texts")): m for m in recording}
 
 
 @pytest.mark.parametrize("name", ROWS)

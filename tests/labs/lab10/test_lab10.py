@@ -178,7 +178,7 @@ def test_hollow_shares_say_whose_ceilings_they_are_of(make):
     assert "too low, since read_sum reached 33.5 GB/s." in words
 
 
-def test_what_eager_takes_beyond_its_prediction_is_told_for_each_page(make, runs):
+def test_what_eager_takes_beyond_its_prediction_is_stated_for_each_page(make, runs):
     """77 ms beside 18 predicted stood there without a number of what is missing."""
     panel = make("attention_traffic")
     for factor in (1, 4):

@@ -136,7 +136,7 @@ class TrafficPanel(Panel):
 
 def _pages(mine: list[Measurement], s: Shape) -> list[str]:
     """What eager took beyond the prediction, for each page that its new matrices have."""
-    [m] = matching(mine, unit="s", by="eager", tokens=s.tokens)[:1] or [None]
+    m = next(iter(matching(mine, unit="s", by="eager", tokens=s.tokens)), None)
     if m is None or not m.predicted or m.median <= OFF_BY * m.predicted:
         return []
     pages = max(1, sum(p.bytes_written for p in passes(STANDARD, s)) // PAGE_BYTES)
