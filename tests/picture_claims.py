@@ -22,6 +22,7 @@ MIN_PIXELS = 16  # of a letter's size there
 MIN_PROJECTED = 24  # with the projector switch, in a window of 1280
 EDGE = 1.5  # pixels of the figure that a letter may reach beyond it
 OVERLAP = 0.12  # of the smaller text's area
+REACH = 0.05  # of a text's area, over another plot
 
 
 def picture_problems(figure: Figure) -> list[str]:
@@ -33,7 +34,9 @@ def picture_problems(figure: Figure) -> list[str]:
         *_small(figure, texts),
         *_cut(figure, texts),
         *_overlapping(texts, figure.dpi),
+        *_in_another_plot(figure, texts),
         *_hidden(figure, canvas),
+        *_on_points(figure, canvas),
     ]
     return sorted(set(problems))
 
@@ -41,7 +44,8 @@ def picture_problems(figure: Figure) -> list[str]:
 def cut_or_small(figure: Figure) -> list[str]:
     """Of these what no measured value decides: where points lie, legends and names may meet them, and no test of
     a live run can hold that."""
-    return [one for one in picture_problems(figure) if one.endswith("is cut") or " points, below " in one]
+    known = ("is cut", "lies in another plot")
+    return [one for one in picture_problems(figure) if one.endswith(known) or " points, below " in one]
 
 
 def _texts(figure: Figure, canvas: FigureCanvasAgg) -> Iterator[tuple[Text, Bbox]]:
@@ -109,6 +113,32 @@ def _hidden(figure: Figure, canvas: FigureCanvasAgg) -> Iterator[str]:
             )
             if inside.any():
                 yield f"the legend covers {int(inside.sum())} points of {line.get_label()!r}"
+
+
+def _in_another_plot(figure: Figure, texts: list[tuple[Text, Bbox]]) -> Iterator[str]:
+    """Names of one plot that reach over the axes of its neighbour."""
+    for axes in figure.axes:
+        if axes.get_visible():
+            own = {id(text) for text in axes.findobj(Text)}
+            for text, box in texts:
+                inside = Bbox.intersection(box, axes.get_window_extent())
+                if id(text) not in own and inside and inside.width * inside.height > REACH * box.width * box.height:
+                    yield f"{_name(text)} lies in another plot"
+
+
+def _on_points(figure: Figure, canvas: FigureCanvasAgg) -> Iterator[str]:
+    """What is written over measured points of its plot."""
+    renderer: Any = canvas.get_renderer()
+    for axes in figure.axes:
+        texts = [text for text in axes.texts if text.get_visible() and text.get_text().strip()]
+        for line in axes.lines:
+            if line.get_marker() in ("", " ", "None", "|", None):
+                continue
+            points = line.get_transform().transform(line.get_xydata())
+            for text in texts:
+                box = text.get_window_extent(renderer)
+                if any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for x, y in points):
+                    yield f"{_name(text)} is written over points of {line.get_label()!r}"
 
 
 def _name(text: Text) -> str:

@@ -160,7 +160,26 @@ token_guess.compare(token_s * 1e3, predicted=floor_s * 1e3)
 # above it: a token takes many small operations, and each has to be started.
 # Sometimes it is below: the weights of a model this small may stay in the processor's own cache, which is
 # faster than memory. This course teaches you to tell such causes apart. A prediction shows where there is
-# something to explain.
+# something to explain. Here, in numbers, as lab 02 will explain them:
+
+# %% jupyter={"source_hidden": true}
+from workbench.instruments.costs import predict, step_costs
+
+tokens = len(model.tokenizer.encode("def"))
+costs = step_costs(shape, new_tokens=[tokens], contexts=[0], logit_rows=1, weight_bytes_per_element=4)
+step = predict(costs, machine, "float32")
+rest_s = token_s - step.seconds
+say(
+    f"Measured is {token_s / floor_s:.2g} times the floor. Starting the step's {costs.launches:,} operations takes"
+    f" **{step.spent['launch'] * 1e3:.2f} ms** on this machine, and its bytes and arithmetic"
+    f" {(step.seconds - step.spent['launch']) * 1e3:.2f} ms: {step.seconds * 1e3:.2f} ms predicted for the model. "
+    + (
+        f"The other {rest_s * 1e3:.2f} ms are what `generate` does around the model (it reads the prompt, makes a cache,"
+        " chooses the token), and what else this machine did."
+        if rest_s > 0
+        else "The token took less: the machine was busier when its ceilings were measured, or a cache held the weights."
+    )
+)
 
 # %% [markdown]
 # ## A sentence of tokens
@@ -191,9 +210,9 @@ print("the same", len(again.tokens), "tokens")
 # %% [markdown]
 # ## A panel
 #
-# A panel asks one question and has controls for the settings. **Run** starts the measurement, **Stop** ends it
-# within a second. Below the controls are a picture, the same numbers as a table, and a sentence on what limits
-# the speed on this machine.
+# A panel asks one question. Under its picture, **Run** starts the measurement, **Stop** ends it within a second, and
+# *Projector* fills the screen. Then come the controls for the settings and a few words on what limits the speed on
+# this machine; folded below them are why, the numbers as a table, and how it was measured.
 #
 # This panel generates a few tokens and shows when each of them came. Here the whole text goes through the model
 # again for each token, so later tokens have more work to do.

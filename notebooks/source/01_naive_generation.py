@@ -69,8 +69,8 @@ table(["token id", "text"], pieces, f"{len(prompt)} characters, {len(token_ids)}
 # ## Forward
 #
 # All tokens go in at once, as a flat list of N. `kv` holds what the model remembers between calls. This one
-# remembers nothing, and that makes this lab's loop naive. The output is N rows of V scores, called **logits**:
-# one row for each token, one score for each entry of the vocabulary ([glossary](../docs/glossary.md#the-model)).
+# remembers nothing, and that makes this lab's loop naive. The output is N rows of V scores, called [**logits**](../docs/glossary.md#the-model):
+# one row for each token, one score for each entry of the vocabulary.
 
 # %%
 kv = wb.make_kv("recompute", model.config)
@@ -286,10 +286,13 @@ table(["tokens", "measured, ms", "predicted, ms", "limit"], shown, "one step aga
 # with the rows. The next lab explains this in detail.
 
 # %% jupyter={"source_hidden": true}
+from workbench.panels.words import beside_prediction
+
 bound = [m.settings["length"] for m in timed if m.limit == "compute"]
 say(
     f"On this machine: predicted {short.limit}-bound for one row"
-    + (f", compute-bound from {min(bound):,} rows on, of the lengths measured." if bound else ", and at all lengths.")
+    + (f", compute-bound from {min(bound):,} rows on, of the lengths measured. " if bound else ", and at all lengths. ")
+    + beside_prediction(timed)
 )
 
 # %% [markdown]
@@ -302,8 +305,8 @@ say(
 #        time to first token             time per output token, the gap between two
 # ```
 #
-# A user waits for the first token, then reads while the others arrive. These are two different waits, with
-# different causes.
+# A user waits for the first token ([TTFT](../docs/glossary.md#measuring)), then reads while the others arrive ([TPOT](../docs/glossary.md#measuring)). These are two
+# different waits, with different causes.
 
 # %%
 answer = wb.generate(model, prompt, max_new_tokens=32, stop_token_ids=())
@@ -349,8 +352,11 @@ share_guess
 # %%
 share_guess.answer()
 anatomy = wb.panels.request()
-first, others = anatomy.run()
 anatomy
+
+# %%
+first, others = anatomy.run()
+anatomy.snapshot()
 
 # %%
 predicted_s = first.predicted + len(others.samples) * others.predicted
@@ -361,8 +367,8 @@ share_guess.compare(
 # %% [markdown]
 # ## Many users: throughput, and goodput
 #
-# A service looks at other numbers. **Throughput** counts all tokens per second, for all users together.
-# **Goodput** counts only the requests that were served as promised: the first token by a deadline, and then
+# A service looks at other numbers. [**Throughput**](../docs/glossary.md#measuring) counts all tokens per second, for all users together.
+# [**Goodput**](../docs/glossary.md#measuring) counts only the requests that were served as promised: the first token by a deadline, and then
 # fast enough. Eight requests with longer and longer prompts, one after the other:
 
 # %%
@@ -640,7 +646,7 @@ for text in (m.settings["text"] for m in drawn if m.unit == "s"):
 #                 └─ 0.9 ─ "b e"   0.36     ← the most probable pair
 # ```
 #
-# **Beam search** keeps several of the best partial sequences instead of one, and extends them all.
+# [**Beam search**](../docs/glossary.md#choosing-tokens) keeps several of the best partial sequences instead of one, and extends them all.
 
 # %%
 from workbench.decoding.beam import beam_search

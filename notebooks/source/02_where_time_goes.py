@@ -97,7 +97,7 @@ say(
 # $$t_\text{CPU} \;=\; \sum_{\text{operations}} \text{calls}\cdot t_\text{call} + \max\left(
 # \frac{\text{bytes}}{\text{bandwidth}},\; \frac{\text{FLOPs}}{\text{FLOP/s}}\right)$$
 #
-# Calling an operation is its **dispatch**: Python, torch's way to the kernel, memory for the result. It is measured
+# Calling an operation is its [**dispatch**](../docs/glossary.md#measuring): Python, torch's way to the kernel, memory for the result. It is measured
 # for each kind (product, norm, attention, lookup, all others) with operations that have nothing to do.
 
 # %%
@@ -291,7 +291,7 @@ table(
 # %% [markdown]
 # # The roofline
 #
-# The horizontal axis is FLOPs per byte, the vertical axis FLOPs per second. No operation can be above the roof:
+# A [roofline](../docs/glossary.md#measuring) has FLOPs per byte on the horizontal axis, FLOPs per second on the vertical one. No operation can be above the roof:
 # on the left, memory bandwidth is the limit; on the right, compute. The corner is the ridge.
 #
 # The panel puts the operations of one step under the roof. It begins with a decode step for one user; change phase,
@@ -358,8 +358,8 @@ say(
 # # Prefill and decode
 #
 # A request has two phases. The prompt goes through the model in one pass, all its tokens as rows of the same
-# products: **prefill**. Then tokens are generated one by one, and each reads all weights for a single row:
-# **decode**. The panel takes the same 256 tokens, once as a prompt, once as decode steps.
+# products: [**prefill**](../docs/glossary.md#sequences-and-steps). Then tokens are generated one by one, and each reads all weights for a single row:
+# [**decode**](../docs/glossary.md#sequences-and-steps). The panel takes the same 256 tokens, once as a prompt, once as decode steps.
 
 # %% jupyter={"source_hidden": true}
 phase_guess = ask(
@@ -973,12 +973,12 @@ price_guess.compare(output.median, predicted=output.predicted)
 # %% [markdown]
 # # What production systems do
 #
-# - **Continuous batching.** Users join and leave at every step, so that the batch stays near the knee (vLLM,
+# - [**Continuous batching.**](../docs/glossary.md#sequences-and-steps) Users join and leave at every step, so that the batch stays near the knee (vLLM,
 #   SGLang, TensorRT-LLM; lab 08).
 # - **Prefill and decode separated**, even on different machines, because they want opposite batch sizes
 #   (DistServe, Splitwise), or prompts cut into chunks that share a step with decodes (Sarathi-Serve; lab 03
 #   shows the chunks).
-# - **CUDA graphs** for decode at a few fixed batch sizes, `torch.compile` for the parts between the attention
+# - [**CUDA graphs**](../docs/glossary.md#the-model) for decode at a few fixed batch sizes, `torch.compile` for the parts between the attention
 #   layers, and for small models one kernel for the whole step.
 # - **Two prices**, one for prompt tokens and one for generated ones, for the reason measured above.
 

@@ -174,7 +174,7 @@ table(
 #   step 2         [ d e f   r e a d _ l ] all rows                           [ l ] ► one row    k, v appended
 # ```
 #
-# Generation has two phases. **Prefill**: the prompt, many rows at once; every key and value is stored.
+# Generation has two phases. [**Prefill**](../docs/glossary.md#sequences-and-steps): the prompt, many rows at once; every key and value is stored.
 # **Decode**: one row per step ([glossary](../docs/glossary.md#sequences-and-steps)); it appends its own key and value and attends to all that are stored.
 
 # %% [markdown]
@@ -192,8 +192,8 @@ print(f"the cache remembers {dict(kv.lengths)} tokens of sequence 0; next token 
 assert token == naive.tokens[0]
 
 # %% [markdown]
-# Decode: send *one* token, with its position. Its position is the number of tokens before it, not 0. The rotary
-# embedding rotates its query and key by that position.
+# Decode: send *one* token, with its position. Its position is the number of tokens before it, not 0. The
+# [rotary embedding](../docs/glossary.md#the-model) rotates its query and key by that position.
 
 # %%
 written = [token]
@@ -430,7 +430,7 @@ say(
 
 # %% [markdown]
 # So production caches are allocated before the first token, and a step writes its key and value in place. The
-# price is memory that is reserved and not yet used. See how one slot fills:
+# price is memory that is reserved and not yet used. See how one [slot](../docs/glossary.md#the-cache) fills:
 
 # %% jupyter={"source_hidden": true}
 used_guess = ask(
@@ -450,7 +450,7 @@ growth
 
 # %%
 states = growth.run()
-growth
+growth.snapshot()
 
 # %%
 used_guess.compare(100 * states[-1].counts["bytes_in_use"] / states[-1].counts["bytes_reserved"])
@@ -566,7 +566,7 @@ chunks
 
 # %%
 chunked = chunks.run()
-chunks
+chunks.snapshot()
 
 # %%
 single, whole_prompt = chunked[0], chunked[-1]
@@ -586,6 +586,11 @@ shown = [
 ]
 table(["chunk", "rows", "calls", "measured, ms", "predicted, ms", "limit"], shown, "one prompt")
 
+# %% jupyter={"source_hidden": true}
+from workbench.panels.words import beside_prediction
+
+say(beside_prediction([m for m in chunked if m.unit == "s"]))
+
 # %% [markdown]
 # Why split a prompt at all, then? Because a long prompt in one piece makes all other users wait for their next
 # token. In pieces just long enough to be compute-bound, it costs little more, and other users' decodes run in
@@ -595,7 +600,7 @@ table(["chunk", "rows", "calls", "measured, ms", "predicted, ms", "limit"], show
 # # Take it back: truncate
 #
 # Sometimes tokens are tried and rejected: in lab 06 a small model drafts tokens and the large one verifies
-# them. Removing the last tokens is cheap: the length is reduced, and the next tokens overwrite the rest. (Our
+# them. [Truncating](../docs/glossary.md#the-cache), removing the last tokens, is cheap: the length is reduced, and the next tokens overwrite the rest. (Our
 # cache also sets those places to zero. A masked key has weight 0, but 0 times a NaN that some overflow left
 # there is NaN.)
 
@@ -827,7 +832,7 @@ batch_panel
 
 # %%
 steps = batch_panel.run()
-batch_panel
+batch_panel.snapshot()
 
 # %%
 pairs = [m for m in steps if m.settings["part"] in ("gain", "first token")]

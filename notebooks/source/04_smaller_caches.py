@@ -120,7 +120,7 @@ say(
 #      6 key-value heads         2                                1
 # ```
 #
-# In **multi-query attention** (MQA, 2019) all query heads share one key-value head. In **grouped-query
+# In **multi-query attention** ([MQA](../docs/glossary.md#the-model), 2019) all query heads share one key-value head. In **grouped-query
 # attention** (GQA, 2023) each group of query heads shares one. Query head h reads key-value head h // G, with G
 # = H_q / H_kv, and the cache shrinks by G.
 
@@ -271,7 +271,7 @@ except WorkbenchError as error:
 # %% [markdown]
 # # Fewer tokens: windows
 #
-# Must a token attend to everything before it? With a **sliding window** it attends to the last W tokens:
+# Must a token attend to everything before it? With a **sliding [window](../docs/glossary.md#the-model)** it attends to the last W tokens:
 
 # %%
 cases = [("everything", None, 0), ("a window of 4", 4, 0), ("a window of 4, 2 sinks", 4, 2)]
@@ -383,7 +383,7 @@ table(["", "W", "global layers", "all kept", "windows kept", "less"], rows, "32K
 #
 # Can a window be added to any model? The first tokens are special, say the authors of StreamingLLM: softmax
 # weights must sum to one, so a head that needs no token must still put its weight *somewhere*, and models learn
-# to put it on the first tokens, the **attention sinks**. Without those tokens the model fails; with four of
+# to put it on the first tokens, the **attention [sinks](../docs/glossary.md#the-model)**. Without those tokens the model fails; with four of
 # them it works for millions of tokens. We test this claim on a model that was trained without windows:
 
 # %% jupyter={"source_hidden": true}
@@ -441,7 +441,7 @@ say(
 # %% [markdown]
 # # One latent for all heads: MLA
 #
-# In GQA, heads share a key. In **multi-head latent attention** (MLA; DeepSeek-V2, 2024), every head has its own
+# In GQA, heads share a key. In **multi-head latent attention** ([MLA](../docs/glossary.md#the-model); DeepSeek-V2, 2024), every head has its own
 # key, but all keys are computed, when needed, from one short vector.
 #
 # ```text
@@ -885,7 +885,7 @@ rows = [
 table(["", "cache, bytes", "read in a step", "measured, ms", "predicted, ms", "limit"], rows, "after 1,000 tokens")
 
 # %% [markdown]
-# A step of so small a model spends most of its time on launching operations, and their number did not change;
+# A step of so small a model spends most of its time on launching operations, and their number hardly changed;
 # its weights and caches may also fit into the processor's own cache. Now the same six attentions in a shape of
 # about 110 million weights, which does not fit, after 1,000 tokens:
 
@@ -902,8 +902,11 @@ large_guess
 # %%
 large_guess.answer()
 large = wb.panels.variants(size="random-110m", repeats=5, key="large")
-large_steps = large.run()
 large
+
+# %%
+large_steps = large.run()
+large.snapshot()
 
 # %%
 ends = {m.settings["way"]: m for m in large_steps if m.settings["context"] == 1000}
@@ -948,8 +951,11 @@ bits_guess
 # %%
 bits_guess.answer()
 bits = wb.panels.variants(compare="formats", key="formats")
-bit_steps = bits.run()
 bits
+
+# %%
+bit_steps = bits.run()
+bits.snapshot()
 
 # %%
 ends = {m.settings["way"]: m for m in bit_steps if m.settings["context"] == 1000}

@@ -4,7 +4,7 @@
 # **The question.** Every step reads every weight (lab 02). How many bits of each does the model need?
 #
 # Rounding is easy. Which weights can be rounded, and how, is the question that nine methods answer in nine
-# ways. All of them are here, on one model, one calibration text and one plot.
+# ways. All of them are here, on one model, one [calibration](../docs/glossary.md#quantization) text and one plot.
 
 # %% jupyter={"source_hidden": true}
 import math
@@ -324,9 +324,9 @@ table(
 # %% [markdown]
 # ## Who shares a scale?
 #
-# The error depends on the scale, and the scale on the *widest* weight of those that share it. With one scale
+# The error depends on the [scale](../docs/glossary.md#quantization), and the scale on the *widest* weight of those that share it. With one scale
 # for the tensor, one weight among a hundred thousand spoils it. A scale for each output (**per channel**), or
-# for each **group** of 128 inputs of an output, limits this effect, and costs bits:
+# for each [**group**](../docs/glossary.md#quantization) of 128 inputs of an output, limits this effect, and costs bits:
 
 # %%
 ways = {
@@ -597,7 +597,7 @@ say(
 #      y =  int8(x without █) · int8(W without █)ᵀ    +    16 bits: x of █ · W of █ᵀ
 # ```
 #
-# An **outlier column** is one in which some input exceeds a threshold, 6 in the paper; more than 99.9 % of all
+# An **[outlier](../docs/glossary.md#quantization) column** is one in which some input exceeds a threshold, 6 in the paper; more than 99.9 % of all
 # values then still stay in 8 bits. The large values keep their precision, but a second product is needed: two
 # kernels instead of one. This saves memory, but seldom time.
 

@@ -3,7 +3,7 @@
 #
 # **The question.** A [step](../docs/glossary.md#sequences-and-steps) reads all weights and generates one token (lab 02). Much of a text is easy: after
 # `for i in` nobody needs ten million weights to expect ` range`. Could a small model, the
-# [draft](../docs/glossary.md#speculation), generate the easy tokens, and the large one, the **target**, only verify them?
+# [draft](../docs/glossary.md#speculation), generate the easy tokens, and the large one, the [**target**](../docs/glossary.md#speculation), only verify them?
 #
 # It can, and *not one probability changes*. This lab proves that: on paper, by enumerating everything that can
 # happen, and by counting on the real models. Then it makes the method fast, and finds out when it is not.
@@ -126,10 +126,9 @@ rows_guess
 
 # %%
 rows_guess.answer()
-lengths = wb.panels.draft_lengths(longest=16, repeats=2)
-found = lengths.run()
-verify = {m.settings["K"]: m for m in found if m.settings["measured"] == "verify"}
-[drafting] = [m for m in found if m.settings["measured"] == "draft"]
+timed = run_experiment("speculate.draft_lengths", {"longest": 16, "repeats": 1, "texts": 1, "new_tokens": 8})
+verify = {m.settings["K"]: m for m in timed if m.settings["measured"] == "verify"}
+[drafting] = [m for m in timed if m.settings["measured"] == "draft"]
 
 # %% jupyter={"source_hidden": true}
 rows = [["1", f"{drafting.counts['step_s'] * 1e3:.1f} ms", "1", "1"]]
@@ -712,14 +711,13 @@ table(["c", *(f"α = {a:g}" for a in (0.5, 0.7, 0.8, 0.9, 0.95))], rows, "the be
 # A draft must be cheap *and* accurate. If α is not above c, no K wins: the first drafted token costs c and adds
 # α.
 #
-# Now the pair of this course, as measured above. The dashed line is predicted from parts that were timed
-# separately: acceptance at each position, the draft's steps, the verification. The solid line is measured.
-# Change the sliders:
+# Now the pair of this course. The dashed line is predicted from parts that are timed separately: acceptance at each
+# position, the draft's steps, the verification. The solid line is measured. Change the sliders:
 
 # %% jupyter={"source_hidden": true}
 best_guess = ask(
     "the best K of our pair",
-    f"Our pair: c = {drafting.median:.2f}. Of K = 1, 2, 3, 4, 6, 8, 12 and 16, which was fastest, greedy?",
+    f"Our pair: c = {drafting.median:.2f}. Of K = 1, 2, 3, 4, 6, 8, 12 and 16, which is fastest, greedy?",
     unit="tokens",
     example=4,
     low=1,
@@ -729,12 +727,14 @@ best_guess
 
 # %%
 best_guess.answer()
-gains = {m.settings["K"]: m for m in found if m.settings["measured"] == "speed-up" and m.settings["K"] != "dynamic"}
-at_four = gains[4]
-lengths.configure(alpha=round(min(0.99, at_four.counts["alpha"]), 2), c=round(drafting.median, 2), row_cost=0.02)
+lengths = wb.panels.draft_lengths(longest=16, repeats=2)
 lengths
 
 # %%
+runs = lengths.run()
+gains = {m.settings["K"]: m for m in runs if m.settings["measured"] == "speed-up" and m.settings["K"] != "dynamic"}
+at_four = gains[4]
+lengths.configure(alpha=round(min(0.99, at_four.counts["alpha"]), 2), c=round(drafting.median, 2), row_cost=0.02)
 lengths.snapshot()
 
 # %%
@@ -811,7 +811,10 @@ style.log_ticks(axes, "x", sizes)
 axes.set_ylim(0, None)
 style.label(axes, x="sequences per step, B", y="speed-up")
 style.legend(axes)
-alt = "The speed-up against the number of sequences: above 1 for one, falling with more, below 1 from a few texts on."
+points = ", ".join(
+    f"{by['speed-up', B].median:.2f} (predicted {by['speed-up', B].predicted:.2f}) at {B}" for B in sizes
+)
+alt = f"The speed-up against the number of sequences: {points}."
 picture(figure, alt)
 
 # %% jupyter={"source_hidden": true}

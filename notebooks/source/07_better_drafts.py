@@ -318,7 +318,7 @@ say(
 # 2023).
 #
 # **The target in 4 bits** as its own draft: nearly all of its tokens agree with the target's, and no second
-# model must be trained. But it launches as many operations as the target; only its bytes are fewer.
+# model must be trained. But it launches as many operations as the target, and its codes have to become numbers.
 
 # %%
 drafts = {
@@ -356,13 +356,15 @@ table(
 # %% jupyter={"source_hidden": true}
 a, b = (found[name, "code"] for name in ("draft model", "staged: lookup, draft model"))
 quantized = found["itself in 4 bits", "code"]
+drafting = quantized.draft_s / quantized.rounds / runs["itself in 4 bits", "code"][0].tpot_s  # as in the table
 say(
     f"Staged, the draft model is called {b.draft_calls / b.rounds:.2f} times a round on code instead of"
     f" {a.draft_calls / a.rounds:.2f}, and writes the same. Whether that is time saved depends on what a wider pass of"
     f" the small model costs. The target in 4 bits is right in {quantized.acceptance_rate:.0%} of the cases on code,"
-    f" the small model in {a.acceptance_rate:.0%}; but its drafting takes"
-    f" {quantized.draft_s / quantized.rounds / write('code', number=2).tpot_s:.1f} plain steps per round. It pays where a"
-    " step is bandwidth-bound (lab 05), so first find out what limits yours."
+    f" the small model in {a.acceptance_rate:.0%}; but its drafting takes {drafting:.1f} plain steps per round,"
+    f" {drafting * quantized.rounds / quantized.draft_calls:.1f} a call. With inputs in float32 a CPU has no kernel for"
+    " codes, so each call turns them into numbers first (lab 05). Fewer bytes pay where a kernel reads the codes and a"
+    " step is bandwidth-bound, so first find out what limits yours."
 )
 
 # %% [markdown]
@@ -491,7 +493,7 @@ say(
 # %% [markdown]
 # # Heads
 #
-# Is a second model needed at all? The target's last hidden state (its *feature*, in the papers) contains
+# Is a second model needed at all? The target's last [hidden state](../docs/glossary.md#the-model) (its *feature*, in the papers) contains
 # information about more than the next token.
 #
 # [**Medusa**](../docs/glossary.md#speculation) (T. Cai and others, 2024): a few small networks beside the output head, each predicting one step

@@ -679,7 +679,7 @@ say(
 #
 # When memory runs out in the middle of a sequence, there are two ways to free its blocks and lose no tokens:
 #
-# - **Recompute**: discard its keys and values. The tokens generated so far become part of its prompt, which is
+# - [**Recompute**](../docs/glossary.md#sequences-and-steps): discard its keys and values. The tokens generated so far become part of its prompt, which is
 #   processed again later.
 # - **Swap**: copy them to host memory, and back later.
 #
@@ -1026,8 +1026,11 @@ for told, look, name in ((promised, style.PREDICTED, "twin"), (measured, style.M
 axes.set(xlim=(0, None), ylim=(0, None))
 style.label(axes, x="requests done a second", y="latency, mean, ms", title="this machine, stdlib-10m, 8 slots")
 style.legend(axes)
-alt = "Latency against throughput on this machine at four rates, engine and twin: flat at first, then steep."
-picture(figure, alt)
+pairs = ", ".join(
+    f"{one.latency_s.mean * 1e3:.0f} ms (twin {other.latency_s.mean * 1e3:.0f}) at {one.requests_per_s:.1f}"
+    for one, other in zip(measured, promised)
+)
+picture(figure, f"Mean latency against requests done a second on this machine, engine and twin: {pairs}.")
 
 # %% [markdown]
 # # How many times as fast?

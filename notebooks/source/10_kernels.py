@@ -10,7 +10,8 @@
 # [launch](../docs/glossary.md#measuring). In this lab you read and write
 # kernels, from an empty file to the ones that our engine runs. Without a GPU they run in Triton's
 # *interpreter*: the same source, block by block in numpy. Its results are right, but its times mean nothing, so
-# every kernel time shown here was taken on a GPU. The numbers for an H200 are **predicted**, and marked so.
+# only a GPU's time of a kernel is ever shown, and none has been recorded yet. The numbers for an H200 are
+# **predicted**, and marked so.
 
 # %% jupyter={"source_hidden": true}
 import math
@@ -131,11 +132,17 @@ eager_guess.compare(ratios[longest].median, predicted=ratios[longest].predicted)
 # %% jupyter={"source_hidden": true}
 assert peaks[longest, "eager"] > 10 * peaks[longest, "sdpa"]
 growth = peaks[longest, "eager"] / peaks[longest // 2, "eager"]
+eager = next(m for m in measured if (m.settings["tokens"], m.settings["by"], m.unit) == (longest, "eager", "s"))
 say(
     f"At {longest:,} tokens eager took **{ratios[longest].median:.1f} ×** as long as fused, on this machine, and"
     f" allocated {readable_bytes(peaks[longest, 'eager'])} at its worst where fused took"
     f" {readable_bytes(peaks[longest, 'sdpa'])}. Twice the tokens allocated {growth:.1f} times as much. Both computed the"
-    " same numbers."
+    f" same numbers. Eager took {eager.median * 1e3:.1f} ms where {eager.predicted * 1e3:.1f} were predicted"
+    + (
+        ": each new matrix is also memory that the system has to hand out, page by page, which no count of bytes has."
+        if eager.median > 1.25 * eager.predicted
+        else "."
+    )
 )
 
 # %% [markdown]
@@ -567,8 +574,8 @@ table(["keys and values", "bytes", "not keys or values", "on an H200"], rows, "6
 # # Dequantize in registers
 #
 # Weights in 8 or 4 bits (lab 05) are fewer bytes to read. But "convert codes to numbers, then multiply", as two
-# operations, writes the numbers to memory and reads them again: *more* bytes than before. In a kernel the
-# number exists only in a register, between the load and the multiplication. One output of a product with int8
+# operations, writes the numbers to memory and reads them again: *more* bytes than before. In a kernel that
+# [dequantizes](../docs/glossary.md#quantization), the number exists only in a register, between the load and the multiplication. One output of a product with int8
 # weights, with one scale per row:
 
 

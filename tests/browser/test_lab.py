@@ -7,7 +7,7 @@ import re
 
 import nbformat
 import pytest
-from harness import LabPage
+from harness import LabPage, button
 
 from workbench.jupyter import DISPLAY_NAME, KERNEL_NAME
 
@@ -141,6 +141,10 @@ def test_a_panel_can_be_read_in_a_hall(lab_page):
     assert any(re.match(r"block \d+: held once by A.*, 1 reference, \d of 4 tokens", text) for text in seen), seen
     panel.output.locator("button.workbench-projector").click()
     lab_page.page.wait_for_function("document.fullscreenElement?.classList.contains('workbench-panel')")
+    lab_page.page.set_viewport_size({"width": 1280, "height": 720})
+    edge = button(panel.output, "Run").bounding_box()
+    assert edge["y"] + edge["height"] <= lab_page.page.evaluate("window.innerHeight"), "Run is out of sight"
+    panel.output.get_by_text("The numbers").first.click(timeout=10_000)
     assert panel.small_or_cut(24) == []
     panel.redraw("shown step", "ArrowRight")
     panel.output.locator("button.workbench-projector").click()

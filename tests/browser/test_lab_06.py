@@ -8,7 +8,7 @@ pytest_plugins = ["lab_fixtures"]
 pytestmark = pytest.mark.browser
 
 NOTEBOOK = "06_speculative_sampling"
-STEPPER = "What does the draft guess, and what does the target keep of it?"
+STEPPER = "What does the draft guess, and what does the target accept of it?"
 LENGTHS = "How many tokens should the draft guess before the target looks?"
 
 

@@ -28,6 +28,7 @@ def lacks(source: Source) -> list[str]:
     cells = [cell for cell in read_source(source).cells if cell.cell_type == "code" and cell.source.strip()]
     said: list[str] = []
     asked: dict[str, int] = {}
+    shown: list[str] = []
     for number, cell in enumerate(cells):
         tree = ast.parse(cell.source)
         for name in guesses_asked(tree):
@@ -43,6 +44,12 @@ def lacks(source: Source) -> list[str]:
             name = first.removesuffix(".answer()")
             if first == name or asked.get(name) != number - 1:
                 said.append(f"no question before the panel in {cell.source.splitlines()[-1]!r}")
+            panel = re.sub(r" = .*", "", cell.source[: PANEL.search(cell.source).start()].splitlines()[-1])
+            if last_line(tree) != panel or f"{panel}.run(" in cell.source:
+                said.append(f"{panel} is not shown before it runs: it is the last line of the cell that makes it")
+            shown.append(panel)
+        elif last_line(tree) in shown:
+            said.append(f"{last_line(tree)} is shown a second time: {last_line(tree)}.snapshot() is hidden beside it")
     everything = "\n".join(cell.source for cell in cells)
     said += [f"{name} is never compared" for name in asked if f"{name}.compare(" not in everything]
     said += [f"{name} is never answered" for name in asked if f"{name}.answer()" not in everything]
@@ -87,6 +94,22 @@ def test_a_lecture_asks_before_every_panel_and_ends_with_a_summary(source):
     assert lacks(source) == []
 
 
+def test_a_word_of_the_glossary_that_a_lecture_introduces_in_bold_is_linked_there():
+    """A lecture sets in bold what it explains; at the first one of the course the reader finds the glossary."""
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = {word.strip().lower() for word in re.findall(r"^\| ([^|]+) \|", glossary, re.MULTILINE)}
+    words = {word for word in words if len(word) > 1} - {"code"}
+    met: set[str] = set()
+    for source in LECTURES:
+        prose = "\n".join(cell.source for cell in read_source(source).cells if cell.cell_type == "markdown")
+        for bold in re.finditer(r"(\[)?\*\*([^*\n]+)\*\*(\]\(\.\./docs/glossary\.md#)?", prose):
+            word = bold[2].lower().rstrip(".")
+            word = word if word in words else word.removesuffix("s")
+            assert bold[3] or word not in words - met, f"{source.path.name}: no link to the glossary at **{bold[2]}**"
+            met.add(word)
+    assert len(met & words) > 15
+
+
 GOOD = """\
 # %% [markdown]
 # # A lecture with a [token](../docs/glossary.md)
@@ -124,6 +147,9 @@ def written(tmp_path: Path, text: str) -> Source:
     [
         ("guess.answer()\n", "", "no question before the panel"),
         ("guess.answer()\npanel", "panel", "never answered"),
+        ("step_time()\npanel\n", "step_time()\npanel.run()\npanel\n", "not shown before it runs"),
+        ("step_time()\npanel\n", "step_time()\npanel.run()\n", "not shown before it runs"),
+        ("guess.compare(panel.run()", "panel\n\n# %%\nguess.compare(panel.run()", "a second time"),
         ("\nguess\n", "\n", "not shown"),
         (' jupyter={"source_hidden": true}', "", "not folded"),
         ('guess = ask("steps", "How long?", example=3)', "guess = 3", "filled in"),

@@ -21,6 +21,7 @@ from workbench.panels.chart import (
     table,
     view,
 )
+from workbench.panels.words import beside_prediction
 
 SECONDS = Axis("time", style.milliseconds, "log")
 BATCH = Axis("batch", scale="log", ticks=VALUES)
@@ -112,3 +113,15 @@ def test_an_unknown_part_of_a_chart_is_our_own_mistake():
 @pytest.mark.parametrize(("value", "text"), [(0.25, "0.25"), (16, "16"), (131072, "131,072"), (999.5, "999.5")])
 def test_numbers_are_written_as_people_read_them(value, text):
     assert number(value) == text
+
+
+def test_a_point_that_misses_more_than_the_others_is_named():
+    """A prompt in chunks of 7 took 2.3 times what was predicted, and the middle of five points was right."""
+    made = [
+        Measurement("test", {"chunk": chunk, "text": "the same"}, [ratio], "s", predicted=1.0)
+        for chunk, ratio in ((1, 1.2), (3, 1.4), (7, 2.3), (64, 1.1), (1024, 0.97))
+    ]
+    assert beside_prediction(made).endswith("(0.97 to 2.3 ×). Furthest off: 2.3 × at chunk 7.")
+    assert "Furthest" not in beside_prediction([m for m in made if m.settings["chunk"] != 7])
+    alike = [Measurement("test", {"n": n}, [3.0], "s", predicted=1.0) for n in (1, 2)]
+    assert "Furthest" not in beside_prediction(alike) and "not in the prediction" in beside_prediction(alike)

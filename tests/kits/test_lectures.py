@@ -341,8 +341,32 @@ def test_a_question_that_does_not_fit_together_is_refused(wrong, sentence):
 def test_a_comparison_says_how_far_off(guess, measured, verdict):
     asked = users()
     asked.put(guess)
-    assert str(asked.compare(measured, 3)).endswith(verdict)
+    assert str(asked.compare(measured)).endswith(verdict) and verdict in str(asked.compare(measured, 3))
     assert f"Your guess: {guess} times. Predicted by the model: 3 times." in asked.comparison._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "miss"),
+    [
+        (1, 5.8, "The prediction is too low by a factor of 5.8."),
+        (8, 4, "The prediction is too high by a factor of 2."),
+        (4, 4.9, ""),
+        (4, 0, ""),
+    ],
+)
+def test_a_prediction_that_misses_by_a_quarter_is_said_to(predicted, measured, miss):
+    """Lab 00 showed 1.11 ms predicted beside 6.49 measured, and said how far off the guess was."""
+    said = str(users().compare(measured, predicted))
+    assert said.endswith(miss) and ("The prediction" in said) == bool(miss)
+
+
+@pytest.mark.parametrize(("guess", "measured"), [(1e308, 1e-9), (1e-310, 1e9), (1e300, 4), (-1e300, 4)])
+def test_a_guess_of_any_size_is_compared_in_a_line(guess, measured):
+    asked = ask("bytes", "How many?", example=1)
+    asked.put(guess)
+    compared = asked.compare(measured)
+    assert "too " in compared._repr_html_() and len(str(compared)) < 120 and len(asked.status.value) < 400
+    assert len(str(summary())) < 200
 
 
 def test_bars_are_as_long_as_their_numbers():

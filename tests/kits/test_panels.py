@@ -21,7 +21,7 @@ from workbench.experiments.contract import Experiment
 from workbench.instruments.bench import Bench
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.timing import MEASUREMENT_LOCK
-from workbench.panels import html, style
+from workbench.panels import html, plots, style
 from workbench.panels.base import Panel
 from workbench.panels.controls import every_widget
 from workbench.panels.view import View
@@ -524,7 +524,23 @@ def test_no_panel_touches_pyplot_or_prints():
 def test_the_style_sheet_holds_the_palette():
     cycle = {"#" + c["color"].lstrip("#").upper() for c in style.sheet()["axes.prop_cycle"]}
     named = (style.WEIGHTS, style.CACHE, style.COMPUTE, style.DRAFT, style.TARGET, style.LEARNER, style.IDLE)
+    named += (style.LAUNCH,)
     assert cycle == {c.upper() for c in named}
+
+
+def test_the_same_thing_has_the_same_colour_in_every_lab():
+    """Starting operations was grey, orange and vermilion; weights in int8 were blue in one lab, orange in another."""
+    from workbench.labs.lab02_where_time_goes.panels import launch, waterfall
+    from workbench.labs.lab05_quantization.panels import stored_formats
+    from workbench.labs.lab10_kernels.panels import crossover, graphs
+
+    assert waterfall.COLOURS["dispatch"] == crossover.COLOURS["one operation at a time"] == graphs.COLOURS["eager"]
+    assert waterfall.COLOURS["dispatch"] == plots.LIMIT_COLOURS["launch"] == style.LAUNCH
+    assert waterfall.COLOURS["bytes"] == plots.LIMIT_COLOURS["bandwidth"] == style.WEIGHTS
+    assert waterfall.COLOURS["arithmetic"] == plots.LIMIT_COLOURS["compute"] == style.COMPUTE
+    for colours in (launch.COLOURS, stored_formats.COLOURS):
+        assert all(plots.FORMAT_COLOURS.get(name, colour) == colour for name, colour in colours.items())
+    assert graphs.FORMAT_COLOURS is plots.FORMAT_COLOURS
 
 
 @pytest.mark.parametrize(

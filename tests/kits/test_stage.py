@@ -120,6 +120,8 @@ def test_the_first_words_are_whole_sentences_of_so_many_lines():
         (lambda axes: style.write(axes, 1, 1, "small", fontsize=7), "is small"),
         (lambda axes: [style.write(axes, 3, 3, text) for text in ("one label", "another")], "overlap"),
         (lambda axes: (axes.plot([1, 2], [9.6, 9.6], label="a curve"), style.legend(axes, loc="upper left")), "covers"),
+        (lambda axes: (axes.plot([3.2], [3.1], "o"), style.write(axes, 3, 3, "a name")), "is written over points"),
+        (lambda axes: axes.figure.add_axes((0.02, 0.2, 0.2, 0.5)), "lies in another plot"),
     ],
 )
 def test_a_picture_that_cannot_be_read_in_a_hall_is_found(draw, problem):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from workbench.lectures.question import Answer, Question, number
 from workbench.panels import html, style
+from workbench.panels.words import OFF_BY
 
 Source = Literal["none", "own", "example", "shown"]  # of a guess: nobody's, the reader's, ours, "Show me"
 BAR_WIDTH = 24  # em of the longest bar
@@ -31,9 +32,7 @@ class Comparison:
         """Guess over what was measured; of a sketch, at the point furthest off. None where there is no such ratio."""
         if self.guess is None or isinstance(self.guess, str) or isinstance(self.measured, str):
             return None
-        pairs = zip(_each(self.guess), _each(self.measured))
-        ratios = [g / m for g, m in pairs if m and g / m > 0]
-        return max(ratios, key=lambda ratio: abs(math.log(ratio)), default=None)
+        return _furthest(self.guess, self.measured)
 
     @property
     def is_right(self) -> bool | None:
@@ -50,7 +49,17 @@ class Comparison:
         whose = {"own": "Your guess", "example": "The example guess"}.get(self.source)
         first = f"{whose}: {words(self.guess)}. " if whose and self.guess is not None else ""
         model = "" if self.predicted is None else f"Predicted by the model: {words(self.predicted)}. "
-        return f"{first}{model}{self.how.capitalize()}: {words(self.measured)}.{self._verdict()}"
+        return f"{first}{model}{self.how.capitalize()}: {words(self.measured)}.{self._verdict()}{self._miss()}"
+
+    def _miss(self) -> str:
+        """How far off the prediction is, where that is more than a panel leaves unexplained: no miss is silent."""
+        if self.predicted is None or isinstance(self.predicted, str) or isinstance(self.measured, str):
+            return ""
+        factor = _furthest(self.predicted, self.measured)
+        if factor is None or 1 / OFF_BY <= factor <= OFF_BY:
+            return ""
+        where = ", where the curves are furthest apart" if isinstance(self.predicted, tuple) else ""
+        return f" The prediction is too {'high' if factor > 1 else 'low'} by a factor of {_size(factor)}{where}."
 
     def _verdict(self) -> str:
         if self.guess is None:
@@ -66,8 +75,7 @@ class Comparison:
         where = ""
         if isinstance(self.guess, tuple):
             where = ", where the curves are furthest apart"
-        size = self.factor if self.factor > 1 else 1 / self.factor
-        return f" The guess is too {'high' if self.factor > 1 else 'low'} by a factor of {number(size)}{where}."
+        return f" The guess is too {'high' if self.factor > 1 else 'low'} by a factor of {_size(self.factor)}{where}."
 
     def values(self) -> list[tuple[str, Answer, str]]:
         """(label, value, css of its bar), of what there is."""
@@ -173,6 +181,18 @@ def _row(question: Question, guess: Answer | None, source: Source, compared: Com
     else:
         factor = {True: "right", False: "not right", None: "–"}[compared.is_right]
     return [question.name, said, predicted, question.words(compared.measured), factor]
+
+
+def _furthest(value: Answer, measured: Answer) -> float | None:
+    """Value over what was measured; of curves, where they are furthest apart. None where there is no such ratio, or
+    none that a float can hold."""
+    ratios = [v / m for v, m in zip(_each(value), _each(measured)) if m]
+    known = [ratio for ratio in ratios if 0 < ratio < math.inf and 1 / ratio < math.inf]
+    return max(known, key=lambda ratio: abs(math.log(ratio)), default=None)
+
+
+def _size(factor: float) -> str:
+    return number(max(factor, 1 / factor))
 
 
 def _each(value: Answer) -> Sequence[float]:

@@ -109,8 +109,10 @@ class Question:
 
 
 def number(value: float) -> str:
-    """Three digits, or all of a whole number: 0.0123, 4, 12.5, 22,750."""
-    if value == int(value) and abs(value) < 1e15:
+    """Three digits, or all of a whole number: 0.0123, 4, 12.5, 22,750; 1e+20 where nobody counts the digits."""
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
+    if value == int(value):
         return f"{value:,.0f}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 

@@ -142,15 +142,9 @@ class Panel:
         run = [self.run_button, self.stop_button, ProjectorSwitch(), self.progress, self.status]
         self.settings_box = widgets.VBox([widgets.HBox(knobs, layout=row()), *texts, *self._records_warning()])
         question = widgets.HTML(html.paragraph(e.question, style="font-weight:600"))
-        parts = [
-            question,
-            self.image,
-            widgets.HBox(run, layout=row()),
-            self.settings_box,
-            self.words,
-            self.extra,
-            self.more,
-        ]
+        run_row = widgets.HBox(run, layout=row())
+        run_row.add_class("workbench-run")  # in sight on a full screen, however tall the picture is
+        parts = [question, self.image, run_row, self.settings_box, self.words, self.extra, self.more]
         self.root = widgets.VBox(parts, layout=widgets.Layout(width="100%"))
         self.root.add_class("workbench-panel")
         self._say("ready: Run measures")

@@ -18,7 +18,9 @@ from workbench.instruments.records import Measurement
 from workbench.panels import style
 from workbench.panels.stage import tell
 
-LIMIT_COLOURS = {"launch": style.IDLE, "bandwidth": style.WEIGHTS, "compute": style.COMPUTE}
+LIMIT_COLOURS = {"launch": style.LAUNCH, "bandwidth": style.WEIGHTS, "compute": style.COMPUTE}
+# of weights: the fewer bits, the paler
+FORMAT_COLOURS = {"float32": style.INK, "bfloat16": style.WEIGHTS, "int8": "#6E9CC0", "int4": "#B5CBDD"}
 REGIMES = {
     "launch": "launch-bound: starting the operations takes longer than what they do, so fewer bytes gain nothing",
     "bandwidth": "bandwidth-bound: reading weights and caches takes longest, so fewer bytes or more users a step help",

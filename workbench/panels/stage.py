@@ -91,7 +91,10 @@ STYLE = """
 .workbench-panel:fullscreen .workbench-stage { max-width: max(1240px, 125vh); margin: 0 auto; }
 .workbench-panel:fullscreen .widget-label, .workbench-panel:fullscreen .widget-readout,
 .workbench-panel:fullscreen .jp-Collapse-header, .workbench-panel:fullscreen .workbench-note,
-.workbench-panel:fullscreen .workbench-text { font-size: 24px !important; }
+.workbench-panel:fullscreen .workbench-text, .workbench-panel:fullscreen pre,
+.workbench-panel:fullscreen table { font-size: 24px !important; }
+.workbench-panel:fullscreen > .workbench-run { position: sticky; bottom: 0; z-index: 4; padding: 6px 0;
+  background: var(--jp-layout-color0, white); }
 """
 
 

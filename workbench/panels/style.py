@@ -37,6 +37,7 @@ PREFILL = WEIGHTS  # computing a prompt, and
 DECODE = TARGET  # a token after another
 LEARNER = "#D55E00"
 IDLE = "#8A8F98"
+LAUNCH = "#5D3A9B"  # starting operations: a launch, the dispatch of a call
 INK = "#22272E"
 
 PREDICTED: dict[str, Any] = {"linestyle": (0, (5, 3)), "linewidth": 2.0, "marker": ""}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ def spread_words(m: Measurement | None) -> str:
 
 OFF_BY = 1.25  # a factor, up or down, that a panel explains
 OVER, OF = "measured is", "× predicted"
+MAX_NAMED, LONGEST_NAMED = 2, 32  # settings of the point furthest off, and the letters of one
 TIMES = ("s", "s/token", "µs")
 RATES = ("FLOP/s", "GB/s")
 FACTORS = ("ratio",)
@@ -38,8 +40,9 @@ BEYOND = (
 
 
 def beside_prediction(measured: Sequence[Measurement], what: str = "", *, left_out: str = "") -> str:
-    """How far the prediction is off, and from a quarter on why, or what it leaves out. what: the subject; left_out: in
-    place of what is said of every time. Empty where nothing was predicted."""
+    """How far the prediction is off, and from a quarter on why, or what it leaves out; and where it is off otherwise
+    than in the middle. what: the subject; left_out: in place of what is said of every time. Empty where nothing was
+    predicted."""
     known = [m for m in measured if m.predicted]
     if not known:
         return ""
@@ -47,14 +50,39 @@ def beside_prediction(measured: Sequence[Measurement], what: str = "", *, left_o
     unit, middle = known[0].unit, statistics.median(ratios)
     text = f"{what or NAMES.get(unit, 'It')}: {OVER} {middle:.2g} {OF}"
     text += f" ({min(ratios):.2g} to {max(ratios):.2g} ×)" if len(ratios) > 1 else ""
+    elsewhere = _furthest_off(known, middle)
     if OFF_BY >= middle >= 1 / OFF_BY:
-        return text + "."
+        return f"{text}.{elsewhere}"
     slower = middle > 1 if unit in TIMES else middle < 1
     why = "" if unit in FACTORS else BOUND if slower else BEYOND
     if slower or left_out or unit in FACTORS:
         missing = left_out or (AROUND if unit not in FACTORS else "the work around the model and unsteady clocks")
         why = f"{why}; not in the prediction: {missing}" if why else f"not in the prediction: {missing}"
-    return f"{text}: {why}."
+    return f"{text}: {why}.{elsewhere}"
+
+
+def _furthest_off(known: Sequence[Measurement], middle: float) -> str:
+    """The point whose prediction is furthest off, by what its settings have that others have not. Empty where all are
+    off as the middle one is."""
+    ratios = [(m.median / m.predicted, m) for m in known if m.predicted and m.median / m.predicted > 0]
+    if not ratios or middle <= 0:
+        return ""
+    ratio, m = max(ratios, key=lambda pair: abs(math.log(pair[0])))
+    if OFF_BY >= ratio / middle >= 1 / OFF_BY or OFF_BY >= ratio >= 1 / OFF_BY:
+        return ""
+    own = {key.replace("_", " "): _short(m.settings[key]) for key in m.settings if _sets_apart(key, m, known)}
+    named = ", ".join([f"{key} {value}" for key, value in own.items()][:MAX_NAMED])
+    return f" Furthest off: {ratio:.2g} ×" + (f" at {named}." if named else ".")
+
+
+def _sets_apart(key: str, m: Measurement, known: Sequence[Measurement]) -> bool:
+    value = m.settings[key]
+    return isinstance(value, str | int | float) and any(one.settings.get(key) != value for one in known)
+
+
+def _short(value: str | float) -> str:
+    text = value if isinstance(value, str) else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+    return text if len(text) <= LONGEST_NAMED else text[: LONGEST_NAMED - 1] + "…"
 
 
 def gaps(measured: Sequence[Measurement], left_out: Mapping[str, str]) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from conftest import random_decoder, tiny_config
 from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs, on_model
 from panel_claims import PanelClaims
+from picture_claims import picture_problems
 
 from workbench import panels
 from workbench.errors import WorkbenchError
@@ -25,9 +26,12 @@ from workbench.labs.lab07_better_drafts import draft_threshold, draft_tree, inpu
 from workbench.labs.lab07_better_drafts import heads as heads_module
 from workbench.labs.lab07_better_drafts.inputs import NAMES, make_draft
 from workbench.labs.lab07_better_drafts.panels.draft_tree import KEPT, LOOKED, UNSEEN, Tree, mask_of
+from workbench.labs.lab07_better_drafts.panels.plots import who_legend
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import shipped_tokenizer
 from workbench.models.heads import EagleHead, MedusaConfig, MedusaHeads
+from workbench.panels import style
+from workbench.panels.plots import empty
 from workbench.records import records_of
 from workbench.speculation import Proposal
 from workbench.speculation.drafts import EagleDraft, MedusaDraft
@@ -162,7 +166,7 @@ def test_where_nothing_was_drafted_there_is_no_share_of_it(models, runs, name, s
     panel = getattr(panels, name)(**on_model(f"drafts.{name}", SMALL[f"drafts.{name}"], models), bench=DataSheetBench())
     panel.measurements = [dataclasses.replace(made[0], counts=without), *made[1:]]
     view = panel.view(panel.settings)
-    assert dict(zip(view.header, view.rows[0]))["kept"] == "–"
+    assert dict(zip(view.header, view.rows[0]))["accepted"] == "–"
 
 
 def test_a_request_that_was_never_drafted_for_counts_no_share():
@@ -348,3 +352,14 @@ def test_bars_of_every_draft_and_kind_with_the_loser_named(model, small, monkeyp
     losing = dataclasses.replace(found[0], samples=[0.5])
     panel.measurements = [losing, dataclasses.replace(found[1], samples=[1.5])]
     assert "tinier loses" in panel.view(panel.settings).words
+
+
+def test_the_names_of_all_who_wrote_fit_the_picture():
+    """With two drafts and a plain step the last name reached over the edge."""
+    figure, (axes,) = style.new_figure(height=2)
+    axes.set_position((0.03, 0.1, 0.955, 0.7))
+    empty(axes)
+    axes.set(xlim=(0, 0.955 * figure.get_figwidth()), ylim=(1.4, 0))
+    counts = dict.fromkeys(("draft", "other", "correction", "bonus", "plain"), 24)
+    who_legend(axes, counts, {"draft": "stdlib-1m", "other": "prompt lookup"})
+    assert picture_problems(figure) == []

@@ -353,7 +353,7 @@ def test_play_uncovers_both_timelines_by_time(make, runs):
     assert "step 1 of static and step 5 of continuous" in panel.view(panel.settings).alt
     panel.configure(shown_step=2)
     titles = [axes.get_title(loc="left") for axes in panel.view(panel.settings).figure.axes[:2]]
-    assert "step 2 of 20" in titles[0] and "done after 10 steps" in titles[1], "the faster one is seen to be done"
+    assert "step 2 of 20" in titles[0] and "all 10 steps" in titles[1], "the faster one is seen to be done"
 
 
 def test_the_table_of_the_timelines_has_the_numbers_of_the_run(make, runs):

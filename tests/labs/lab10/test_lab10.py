@@ -14,7 +14,7 @@ from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs, on_m
 from hypothesis import given as example
 from hypothesis import settings as limits
 from hypothesis import strategies as st
-from panel_claims import PanelClaims, shown
+from panel_claims import PanelClaims, shown, times_predicted
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.errors import WorkbenchError
@@ -31,6 +31,7 @@ from workbench.models.attention import eager_attention
 from workbench.models.checkpoints import shipped_tokenizer
 from workbench.panels.base import Panel
 from workbench.panels.plots import matching
+from workbench.records import load_record
 
 interpreted = pytest.mark.skipif(
     not launch.INTERPRETED, reason="this machine has a GPU: kernels are compiled, not interpreted"
@@ -152,6 +153,38 @@ def test_what_is_above_its_bound_is_told_with_both_rates(make, runs):
     assert "Above the bound: " in words and "at 164%" in words and "where the ceiling says" in words
     panel.measurements = of_bound(0.9)
     assert "Above the bound" not in panel.view(panel.settings).words
+
+
+def test_a_cache_is_ruled_out_only_where_it_is_too_small(make, runs):
+    """Inputs go round over 256 MiB; a last cache of 384 MiB holds them all, and the words said that none does."""
+    panel = make("bounds")
+    for cache, said in ((32 << 20, "It is not the cache"), (384 << 20, "Or the cache holds"), (None, "is not known")):
+        device = {"name": "a machine"} | ({"last_cache_bytes": cache} if cache else {})
+        panel.measurements = [
+            dataclasses.replace(m, device=device, counts={**m.counts, "share_of_bound": 1.5})
+            for m in runs["kernels.bounds"]
+        ]
+        words = panel.view(panel.settings).words
+        assert said in words and words.count("cache") == 1 + words.count("last cache")
+
+
+def test_hollow_shares_say_whose_ceilings_they_are_of(make):
+    """The archive's shares are of ceilings taken another way: its sum is at 115 % of them."""
+    panel = make("bounds")
+    assert "Hollow" not in panel.view(panel.settings).words
+    panel.record = load_record("amd-epyc-lab10").of("kernels.bounds")
+    words = panel.view(panel.settings).words
+    assert "Hollow: shares of the ceilings of AMD EPYC as they were measured then, 29 GB/s of memory" in words
+    assert "too low, since read_sum reached 33.5 GB/s." in words
+
+
+def test_what_eager_takes_beyond_its_prediction_is_stated_for_each_page(make, runs):
+    """77 ms beside 18 predicted stood there without a number of what is missing."""
+    panel = make("attention_traffic")
+    for factor in (1, 4):
+        panel.measurements = [times_predicted(m, factor) for m in runs["kernels.attention_traffic"]]
+        words = panel.view(panel.settings).words
+        assert ("of 4 KiB here, so at most" in words) == (factor == 4)
 
 
 # -- kernels.tiles -------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def _check(oracle: Model, distribution: TokenDistribution, text: list[int], done
 EXPERIMENT = Experiment(
     name="speculate.stepper",
     lab=6,
-    question="What does the draft guess, and what does the target keep of it?",
+    question="What does the draft guess, and what does the target accept of it?",
     how="one request, round by round, by the engine itself: the draft draws K tokens from q, the target gives its "
     "p for each of them in one pass, the rule decides. Every p is held to the plain model without a cache.",
     settings=(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from workbench.instruments.records import Measurement
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the largest output
-MIN_SETS_BYTES = 256 << 20  # inputs go round over so many bytes at least, several times any cache
+MIN_SETS_BYTES = 256 << 20  # inputs go round over so many bytes at least: of most machines several times the last cache
 CALLS = 10  # in one timed run on a GPU: the first call's way through Python is a tenth of one
 MAKERS: dict[str, Callable[[], Case]] = {**cases_rows.MAKERS, **cases_attention.MAKERS}
 
@@ -131,7 +131,7 @@ def run_case(
 
 def _twin(bench: Bench, one: Case, sizes: Sizes, name: str, repeats: int, shared: dict[str, Any]) -> Measurement:
     """torch's own operations on this machine, in float32, against the bound of the same work. Inputs go round, so that
-    no cache of the processor holds them: what is above its bound then is above a ceiling."""
+    no cache of up to half of them holds them: what is above its bound then is above a ceiling."""
     bench.report(f"{one.torch_name} in PyTorch")
     maker = Maker(bench.device, torch.float32, 1)
     sets = [one.make(maker, sizes)]

@@ -169,9 +169,7 @@ def _words(made: dict, predicted: Sequence[tuple], prompt_tokens: int, measureme
         check = next(m.check for m in measurements if m.settings.get("by") == "yours")
         lines.append(f"Through your code the request took {ratio:.2f} × the time of ours; {check}.")
     measured, expected = sum(made["ours"]), sum(_predicted_gaps(predicted)[: len(made["ours"])])
-    lines.append(
-        f"All tokens took {measured / expected:.2g} × the predicted time, which is a bound from below. {READING}"
-    )
+    lines.append(f"All tokens took {measured / expected:.2g} × the predicted time of the model's steps. {READING}")
     return "\n".join(lines)
 
 

@@ -85,7 +85,7 @@ def _charts(expected, steps: list[Measurement], archive: list[Measurement], knee
     knees = [
         (knee.products, "products compute", style.COMPUTE, 0.18),
         (knee.caches, "caches = weights", style.CACHE, 0.12),
-        (knee.memory, "memory full", style.WEIGHTS, 0.06),
+        (knee.memory, "memory full", style.IDLE, 0.06),
         (yours.get("knee", (None,))[0], "your knee", style.LEARNER, 0.24),
     ]
     marks = [mark for mark in knees if mark[0]]

@@ -11,16 +11,15 @@ from workbench.instruments.costs import predict
 from workbench.instruments.device import PUBLISHED
 from workbench.labs.lab02_where_time_goes.launch import EXPERIMENT, NO_GAIN, predict_launch, rungs
 from workbench.models.config import readable_count
-from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Chart, measured, predicted, recorded, table, view
-from workbench.panels.plots import card_title, matching
+from workbench.panels.plots import FORMAT_COLOURS, card_title, matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import spread_words
 
 UNSURE = 2.0  # p90 over p10 of the paired ratios: beyond it something else used the machine
-COLOURS = {"float32": style.WEIGHTS, "bfloat16": style.DRAFT}
+COLOURS = {weights: FORMAT_COLOURS[weights] for weights in ("float32", "bfloat16")}
 
 
 class LaunchPanel(Panel):

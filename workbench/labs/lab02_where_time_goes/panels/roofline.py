@@ -143,7 +143,8 @@ def _draw_points(axes: Axes, points: list[Point], measured: list[Measurement], r
         crowded_right = i + 1 < len(labels) and labels[i + 1][0] < NEAR * x
         crowded_left = i > 0 and x < NEAR * labels[i - 1][0]
         side = "center" if crowded_left == crowded_right else "right" if crowded_right else "left"
-        style.write(axes, x, y * 1.55, text, fontsize=10, ha=side, va="bottom", zorder=6)
+        at_x = [m.median for m in (*measured, *record) if x / NEAR < m.counts["intensity"] < x * NEAR]
+        style.write(axes, x, max(y, *at_x, 0) * 1.55, text, fontsize=10, ha=side, va="bottom", zorder=6)
 
 
 def _labels(points: list[Point]) -> Sequence[tuple[float, float, str]]:

@@ -16,7 +16,7 @@ from workbench.labs.lab02_where_time_goes.waterfall import EXPERIMENT, PARTS, pa
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Drawing, view
-from workbench.panels.plots import listed, name
+from workbench.panels.plots import PALE, listed, name
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import gaps, spread_words
@@ -24,10 +24,10 @@ from workbench.panels.words import gaps, spread_words
 COLOURS = {
     "bytes": style.WEIGHTS,
     "arithmetic": style.COMPUTE,
-    "dispatch": style.CACHE,
-    "Python": style.DRAFT,
+    "dispatch": style.LAUNCH,
+    "Python": "#A88FCB",
     "idle": style.IDLE,
-    "not explained": style.LEARNER,
+    "not explained": PALE,
 }
 MEANS = {
     "bytes": "weights and keys on their way from memory or cache",
@@ -132,7 +132,7 @@ def _draw(
     name(axes, title=title)
     ends, at = [], 0.0
     for y, (part, seconds) in enumerate(parts.items()):
-        axes.barh(y, seconds, left=at, height=0.62, color=COLOURS[part], zorder=3)
+        axes.barh(y, seconds, left=at, height=0.62, color=COLOURS[part], zorder=3, edgecolor=style.INK, linewidth=0.6)
         axes.plot([at + seconds] * 2, [y, y + 1], color=style.INK, linewidth=0.8, zorder=2)
         at += seconds
         ends.append(max(at, at - seconds))

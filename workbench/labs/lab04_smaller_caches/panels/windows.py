@@ -96,7 +96,7 @@ def _chart(made, record, settings: dict[str, Any], title: str, *, above: bool) -
     heights = [y for one in series for _, y in one.points]
     low, high = min(heights, default=0), max(heights, default=0)
     room = high - low + 0.05
-    ends = (low - 0.1 * room, high + (0.55 if above else 0.75) * room)
+    ends = (low - (0.35 if above else 0.1) * room, high + (0.55 if above else 0.75) * room)
     windows = sorted({settings["window"], shape_of(HYBRID).sliding_window})
     return Chart(
         *series,

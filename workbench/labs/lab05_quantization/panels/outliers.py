@@ -63,7 +63,7 @@ class OutliersPanel(Panel):
             _channels_chart(_channels(shown), settings, live),
             Drawing(lambda axes: _draw_dots(axes, methods, losses, recorded), alt_text),
             height=4.8,
-            boxes=[(0.12, 0.15, 0.27, 0.74), (0.62, 0.15, 0.36, 0.74)],
+            boxes=[(0.11, 0.15, 0.28, 0.74), (0.66, 0.15, 0.32, 0.74)],
             table=table(
                 [name for name in TITLES if (name, ORIGINAL) in either],
                 {

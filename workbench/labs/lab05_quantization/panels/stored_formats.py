@@ -19,19 +19,13 @@ from workbench.labs.lab05_quantization.stored_formats import (
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, table, view
-from workbench.panels.plots import listed, matching
+from workbench.panels.plots import FORMAT_COLOURS, listed, matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import spread_words
 
 KNOBS = ("context", "group", "arrangement")
-COLOURS = {
-    "float32": style.INK,
-    "bfloat16": style.IDLE,
-    "int8, float32 inputs": style.DRAFT,
-    "int8": style.WEIGHTS,
-    "int4": style.TARGET,
-}
+COLOURS = {**FORMAT_COLOURS, "int8, float32 inputs": FORMAT_COLOURS["int8"]}
 NO_GAIN = 0.95  # a ratio above it is no gain to speak of
 MISSED = 1.15  # measured over predicted ratio: beyond it the words look for the reason
 

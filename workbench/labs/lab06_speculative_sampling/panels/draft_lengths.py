@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from workbench.experiments import Setting
 from workbench.instruments.records import Measurement
@@ -39,7 +39,7 @@ class LengthsPanel(KnobPanel):
         "speed-up": "the engine around the models, and what differs between a round's parts timed apart and in a text",
     }
     knobs = (
-        Setting("alpha", 0.75, "float", 0.0, 0.99, step=0.01, help="α: how often a drafted token is kept"),
+        Setting("alpha", 0.75, "float", 0.0, 0.99, step=0.01, help="α: how often a drafted token is accepted"),
         Setting("c", 0.15, "float", 0.0, 1.0, step=0.01, help="time of a drafted token, in steps of the target"),
         Setting(
             "row_cost",
@@ -119,7 +119,8 @@ def _gain_chart(knobs: dict[str, Any], runs: list[Measurement], record: list[Mea
     def draw_names(axes: Axes) -> None:
         axes.axhspan(0, 1, color=LOST, alpha=0.08, zorder=0)
         axes.axhline(1, color=style.INK, linewidth=1.2, zorder=1)
-        style.write(axes, last, 0.985, "slower than plain decoding", ha="right", va="top", fontsize=10, color=LOST)
+        place = {"ha": "left", "va": "bottom", "fontsize": 10, "color": LOST}  # left of where curves fall
+        style.write(axes, 0, axes.get_ylim()[0], "slower than plain decoding", **place)
         if best:
             place = {"ha": "left" if best < last / 2 else "right", "va": "top", "fontsize": 10, "color": SLIDERS}
             style.write(axes, best, 0.97 * top, f"sliders: {name}", **place)
@@ -142,7 +143,7 @@ def _cost_chart(knobs: dict[str, Any], promised: PartCosts, made: Sequence[Measu
     verify, drafted = matching(made, measured="verify"), matching(made, measured="draft")
     dotted: dict[str, Any] = {"linewidth": 1.2, "linestyle": ":"}
     steps = [(K, K * drafted[0].median) for K in lengths] if verify and drafted else ()
-    chart = Chart(
+    return Chart(
         predicted("verification, predicted", promised.verify.items(), style.TARGET),
         predicted("K draft steps, predicted", [(K, K * promised.c) for K in lengths], style.DRAFT),
         line("verification, by the sliders", [(K, _verify(knobs, K + 1)) for K in lengths], SLIDERS, **dotted),
@@ -150,18 +151,17 @@ def _cost_chart(knobs: dict[str, Any], promised: PartCosts, made: Sequence[Measu
         measured("verification, measured", verify if steps else (), "K"),
         Series("K draft steps, measured", steps, "measured", style.DRAFT),
         x=Axis("K", limits=(0, lengths[-1] * 1.04)),
-        y=Axis("steps of the target", lambda steps: f"{steps:.3g}", "zero", room=(1, 1.18)),
+        y=Axis("steps of the target", lambda steps: f"{steps:.3g}", "zero", room=(1, 1.5)),
         title="what a round costs",
+        also=_name_costs,
     )
-    top = max(y for one in chart.series for y in one.heights)
 
-    def draw_names(axes: Axes) -> None:
-        beside = {"fontsize": 10, "ha": "right"}
-        y = promised.verify[lengths[-1]] - 0.1 * top  # under its lines, where none of the draft's is
-        style.write(axes, 0.97 * lengths[-1], y, "verification", color="#00694E", **beside)
-        style.write(axes, 0.97 * lengths[-1], 0.03 * top, "K draft steps", color="#1B6FA8", **beside)
 
-    return dataclasses.replace(chart, also=draw_names)
+def _name_costs(axes: Axes) -> None:
+    """Colours, not lines: each is drawn as predicted, as measured and by the sliders."""
+    colours = {"verification": style.TARGET, "K draft steps": style.DRAFT}
+    handles = [Patch(color=colour, label=label) for label, colour in colours.items()]
+    axes.legend(handles=handles, fontsize=10, frameon=False, loc="upper left", handlelength=1.0)
 
 
 def _table(
@@ -241,7 +241,7 @@ def _measured_words(made: Sequence[Measurement]) -> list[str]:
     lines = [
         *(f"This pair here: c = {m.median:.2f} ({m.predicted:.2f} by the cost model)." for m in drafted[:1]),
         f"Best measured: K = {best.settings['K']}, {best.median:.2f} ×, with {best.counts['tokens_per_round']:.2f}"
-        f" tokens per round; kept by position: {', '.join(f'{v:.0%}' for v in kept) or MISSING}.",
+        f" tokens per round; accepted by position: {', '.join(f'{v:.0%}' for v in kept) or MISSING}.",
         *([f"Measured over predicted: {min(off):.2f} to {max(off):.2f}."] if off else []),
         f"{best.check[0].upper()}{best.check[1:]}.",
     ]

@@ -10,7 +10,7 @@ from workbench.panels import html, style
 from workbench.panels.plots import NOTE, cell, empty
 
 KINDS = {
-    "draft": "drafted and kept",
+    "draft": "drafted and accepted",
     "other": "by the other draft",
     "correction": "correction",
     "bonus": "bonus",

@@ -96,7 +96,7 @@ def _draw_drafted(axes: Axes, m: Measurement | None) -> None:
     for x, (p, q, sure) in enumerate(zip(m.settings["p"], m.settings["q"], m.settings["accept"])):
         looked = x <= kept
         look: dict[str, Any] = {"width": 0.36, "alpha": 1.0 if looked else 0.25, "zorder": 3}
-        name, verdict = html.token(drafted[x]), "accepted" if x < kept else "rejected" if looked else "not looked at"
+        name, verdict = html.token(drafted[x]), "accepted" if x < kept else "rejected" if looked else "not verified"
         for at, value, whose, colour in (
             (x - 0.19, q, "q, the draft's", style.DRAFT),
             (x + 0.19, p, "p, the target's", style.TARGET),
@@ -149,11 +149,11 @@ def _alt(made: Sequence[Measurement], shown: int) -> str:
         return "Text by who wrote it, bars of q and p for each drafted token. Nothing is written yet."
     m = made[shown]
     bars = "; ".join(
-        f"{html.token(t)}: q {q:.2f}, p {p:.2f}, kept with {a:.2f}"
+        f"{html.token(t)}: q {q:.2f}, p {p:.2f}, accepted with {a:.2f}"
         for t, q, p, a in zip(m.settings["drafted"], m.settings["q"], m.settings["p"], m.settings["accept"])
     )
     return (
-        f"Round {shown} of {len(made) - 1}. Drafted: {bars or 'nothing'}. {int(m.counts['accepted'])} kept; then "
+        f"Round {shown} of {len(made) - 1}. Drafted: {bars or 'nothing'}. {int(m.counts['accepted'])} accepted; then "
         f"{html.token(m.settings['emitted'][-1][0])}, {KINDS[m.settings['emitted'][-1][1]]}."
     )
 
@@ -162,8 +162,8 @@ def _words(made: Sequence[Measurement], shown: int) -> str:
     if not made:
         return (
             "Each round the draft writes K tokens from its own q. The target reads them all in one pass and gives p for"
-            " each. A token is kept with probability min(1, p/q); the first that is not is replaced, and the rest is"
-            " thrown away unread."
+            " each. A token is accepted with probability min(1, p/q); the first that is not is replaced, and the rest"
+            " is thrown away unread."
         )
     m, lines = made[shown], []
     kept, drafted = int(m.counts["accepted"]), m.settings["drafted"]
@@ -172,13 +172,13 @@ def _words(made: Sequence[Measurement], shown: int) -> str:
         lines.append(f"Round {shown}: nothing was drafted; the target wrote {html.token(token)} itself.")
     elif kept == len(drafted):
         lines.append(
-            f"Round {shown}: all {kept} were kept. The pass had one more row, so the target wrote one more"
+            f"Round {shown}: all {kept} were accepted. The pass had one more row, so the target wrote one more"
             + (f", {html.token(token)}: the bonus." if kind == "bonus" else "; the text ended before it.")
         )
     else:
         q, p = m.settings["q"][kept], m.settings["p"][kept]
         lines.append(
-            f"Round {shown}: {kept} of {len(drafted)} kept. {html.token(drafted[kept])} had q = {q:.3f} and p ="
+            f"Round {shown}: {kept} of {len(drafted)} accepted. {html.token(drafted[kept])} had q = {q:.3f} and p ="
             f" {p:.3f}, a chance of {min(1, p / q):.0%}, and lost. Instead {html.token(token)}, drawn from what p has"
             " more than q."
         )
@@ -189,6 +189,6 @@ def _words(made: Sequence[Measurement], shown: int) -> str:
         kept_all = sum(m.counts["accepted"] for m in rounds)
         lines.append(
             f"All in all: {wrote:.0f} tokens in {len(rounds)} passes of the target, {wrote / len(rounds):.2f} a pass; "
-            f"{kept_all / looked:.0%} of the drafted tokens that were looked at were kept."
+            f"{kept_all / looked:.0%} of the drafted tokens that were verified were accepted."
         )
     return "\n".join(lines)

@@ -153,7 +153,7 @@ def _words(m: Measurement | None, record: Measurement | None) -> str:
     lines = [
         f"{sum(m.settings['emitted'])} tokens in {c['rounds']:.0f} passes of the target: {c['calls_saved']:.0f} calls"
         f" saved, {c['tokens_per_round']:.2f} tokens a pass. Of {c['drafted']:.0f} drafted tokens {c['kept']:.0f} were"
-        " kept" + (f"; rounds without a draft: {c['plain_rounds']:.0f}." if c["plain_rounds"] else "."),
+        " accepted" + (f"; rounds without a draft: {c['plain_rounds']:.0f}." if c["plain_rounds"] else "."),
         (
             f"Measured {times(m)} as fast as plain decoding; predicted {m.predicted:.2f} ×, from {c['rounds']:.0f}"
             f" passes, each at the time of so many rows, and {style.milliseconds(c['draft_s_per_round'])} of drafting a"

@@ -40,7 +40,7 @@ class SpeedPanel(Panel):
                     "times as fast": times,
                     "predicted": "{m.predicted:.2f} ×",
                     "tokens a pass": "{m.counts[tokens_per_round]:.2f}",
-                    "kept": count("acceptance_rate", "{:.0%}"),
+                    "accepted": count("acceptance_rate", "{:.0%}"),
                     "draft, of a step": "{m.counts[draft_s_per_plain_step]:.2f}",
                     "verify, of a step": "{m.counts[verify_s_per_plain_step]:.2f}",
                 },

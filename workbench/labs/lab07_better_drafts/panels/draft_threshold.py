@@ -57,7 +57,7 @@ class ThresholdPanel(Panel):
                 {
                     "text, policy": lambda m: f"{m.settings['texts']}, {NAMES[m.settings['policy']]}",
                     "drafted a round": "{m.counts[drafted_per_round]:.2f}",
-                    "kept": count("kept_share", "{:.0%}"),
+                    "accepted": count("kept_share", "{:.0%}"),
                     "tokens a pass": "{m.counts[tokens_per_round]:.2f}",
                     "rounds without a draft": "{m.counts[plain_rounds_share]:.0%}",
                     "times as fast": times,

@@ -25,8 +25,8 @@ from workbench.panels.stage import tell
 from workbench.panels.view import View
 
 KNOBS = ("drafter", "branching", "texts", "prompt", "temperature", "new_tokens", "seed")
-STAGES = ("drafted", "verified", "kept")
-KEPT, LOOKED, UNSEEN = "kept", "rejected", "not looked at"
+STAGES = ("drafted", "verified", "accepted")
+KEPT, LOOKED, UNSEEN = "accepted", "rejected", "not verified"
 LETTER = 6.1  # points: of text of fixed width
 ROW_POINTS = 11.5  # that a name takes
 PLACE_LETTERS = 12
@@ -127,7 +127,7 @@ class TreePanel(PlayPanel):
                     "round": "{m.settings[round]}",
                     "nodes": "{m.counts[nodes]:.0f}",
                     "depth": "{m.counts[depth]:.0f}",
-                    "kept": "{m.counts[kept]:.0f}",
+                    "accepted": "{m.counts[kept]:.0f}",
                     "of the first branch": "{m.counts[first_branch_kept]:.0f}",
                     "then": lambda m: html.token(m.settings["after"]),
                     "it is": lambda m: KINDS.get(m.settings["kind"], m.settings["kind"]),
@@ -265,7 +265,7 @@ def _alt(m: Measurement | None, stage: int) -> str:
     if m is None:
         return "A tree of drafted tokens, its mask, and places in the cache. Nothing is drafted yet."
     branch = "".join(html.token(m.settings["tokens"][node]) for node in m.settings["path"])
-    outcome = f"The branch {branch or '(none)'} was kept, then {html.token(m.settings['after'])}." if stage else ""
+    outcome = f"The branch {branch or '(none)'} was accepted, then {html.token(m.settings['after'])}." if stage else ""
     return (
         f"Round {m.settings['round']}: a tree of {m.counts['nodes']:.0f} tokens, {m.counts['depth']:.0f} deep, beside"
         f" it the mask, in which each sees the text, the branch above it and itself. {outcome}"
@@ -287,11 +287,11 @@ def _words(made: Sequence[Measurement], m: Measurement | None, stage: int) -> st
         )
     elif stage == 1:
         more = c["kept"] - c["first_branch_kept"]
-        now = f"{c['kept']:.0f} of {n} kept, along one branch; then one token of the target's own. "
+        now = f"{c['kept']:.0f} of {n} accepted, along one branch; then one token of the target's own. "
         now += (
-            f"The first branch alone would have kept {c['first_branch_kept']:.0f}."
+            f"The first branch alone would have given {c['first_branch_kept']:.0f}."
             if more
-            else "The first branch alone would have kept as many."
+            else "The first branch alone would have given as many."
         )
     else:
         now = (
@@ -300,6 +300,6 @@ def _words(made: Sequence[Measurement], m: Measurement | None, stage: int) -> st
         )
     kept, first = (sum(m.counts[name] for m in made) for name in ("kept", "first_branch_kept"))
     return (
-        f"{now}\nIn {len(made)} rounds the tree kept {kept:.0f} tokens, its first branches {first:.0f}. Of this round: "
-        f"{m.check}."
+        f"{now}\nIn {len(made)} rounds {kept:.0f} tokens of the trees were accepted, {first:.0f} of their first"
+        f" branches. Of this round: {m.check}."
     )

@@ -35,12 +35,13 @@ def title_of(name: str) -> str:
 def who_legend(axes: Axes, counts: dict[str, int], names: dict[str, str] | None = None) -> None:
     """A line over a text drawn by `draw_text`: each kind on its colour, and how many tokens are of it. names: for kinds
     that are called something else here."""
-    x = 0.04
-    for kind, count in counts.items():
-        text = f"{(names or KINDS).get(kind, KINDS[kind])}: {count}"
+    texts = {kind: f"{(names or KINDS).get(kind, KINDS[kind])}: {count}" for kind, count in counts.items()}
+    spare = axes.get_xlim()[1] - 0.04 - CHARACTER * sum(map(len, texts.values()))
+    x, gap = 0.04, min(0.24, spare / max(1, len(texts)))
+    for kind, text in texts.items():
         behind(axes, x, text, COLOURS[kind])
         mono(axes, x, -0.68 * LINE, text)
-        x += len(text) * CHARACTER + 0.24
+        x += len(text) * CHARACTER + gap
 
 
 def times(m: Measurement) -> str:

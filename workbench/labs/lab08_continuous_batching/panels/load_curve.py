@@ -17,7 +17,7 @@ from workbench.serving.metrics import LoadPoint, goodput, knee
 from workbench.serving.settings import BATCHING
 
 KNOBS = ("shape", "card", "load", "requests", "max_running", "token_budget", "seed")
-COLOURS = {"continuous": style.TARGET, "static": style.LEARNER}
+COLOURS = {"continuous": style.TARGET, "static": style.IDLE}
 GOOD = 0.9  # so many requests must be in time
 
 
@@ -83,7 +83,8 @@ def _curve_chart(points: dict[str, list[LoadPoint]]) -> Chart:
     return Chart(
         *series,
         x=Axis("requests done a second", scale="zero"),
-        y=Axis("mean latency", milliseconds, "log"),
+        y=Axis("mean latency", milliseconds, "log", room=(1.8, 4)),
+        legend="upper right",
         title="each point a rate; ringed: the knee",
         empty="Run simulates",
     )
@@ -99,7 +100,6 @@ def _share_chart(points: dict[str, list[LoadPoint]], settings: dict[str, Any]) -
         x=Axis("arrivals a second", scale="zero", room=(1, 1.05)),
         y=Axis("in time", lambda share: f"{share:.0%}", ticks=[0, 0.25, 0.5, 0.75, 1.0], limits=(-0.03, 1.05)),
         title=f"within {limits}",
-        legend="center left",
         marks=[
             (goodput(curve, GOOD), "goodput", COLOURS[how], 0.3 - 0.09 * at)
             for at, (how, curve) in enumerate(points.items())

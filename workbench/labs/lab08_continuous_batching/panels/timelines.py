@@ -28,7 +28,7 @@ from workbench.serving.arrivals import Arrival
 KNOBS = ("requests", "slots", "longest_output", "tail", "longest_prompt", "seed")
 COLOURS = {"prompt": style.PREFILL, "decode": style.DECODE, "padding": style.LEARNER, "empty": PALE}
 PLAY_STEPS, PLAY_MS = 2, 250  # a picture of the Play button
-NAMED = 0.035  # of the width: a shorter run of steps has no number in it
+A_DIGIT = 0.027  # of the width: a run of steps has its number in it only where the digits have room
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ def _draw_line(axes: Axes, line: Line, slots: int, until: float, end: float, tim
             tell(bar, f"slot {slot}, request {request}: {kind}")
         if kind == "decode":
             for slot, request, a, b in runs:
-                if b - a > NAMED * end:
+                if b - a > (0.4 + len(f"{request}")) * A_DIGIT * end:
                     write_centred(axes, (a + b) / 2, slot, f"{request}", fontsize=10, color="#FFFFFF", zorder=3)
     axes.set(xlim=(0, 1.02 * end), ylim=(slots - 0.4, -0.6), yticks=range(0, slots, 1 if slots <= 8 else 4))
     if step < line.steps:
         axes.axvline(now, color=style.INK, linewidth=1.2, zorder=4)
-    done = f"done after {line.steps} steps" if step == line.steps else f"step {step} of {line.steps}"
+    done = f"all {line.steps} steps" if step == line.steps else f"step {step} of {line.steps}"
     took = f", {milliseconds(now)}" if timed else ""
     first = line.batching == BATCHING[0]
     title = f"{line.batching}: {done}{took}"

@@ -15,6 +15,7 @@ from workbench.labs.lab10_kernels.attention_traffic import (
     LENGTHS,
     STANDARD,
     TILES,
+    Shape,
     lengths,
     passes,
     predict_passes,
@@ -28,8 +29,9 @@ from workbench.panels.chart import Axis, Chart, measured, predicted, recorded, t
 from workbench.panels.plots import matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
-from workbench.panels.words import spread_words
+from workbench.panels.words import OFF_BY, spread_words
 
+PAGE_BYTES = 4096  # of memory, as the system hands it out
 KNOBS = ("heads", "kv_heads", "head_dim", "dtype")
 COLOURS = {STANDARD: style.COMPUTE, TILES: style.CACHE, LEAST: style.IDLE}
 BY = {"eager": style.COMPUTE, "sdpa": style.CACHE, "kernel": style.TARGET}
@@ -121,9 +123,9 @@ class TrafficPanel(Panel):
             if {"eager", "sdpa"} <= set(peaks):
                 lines.append(
                     f"Allocated at the worst moment: {readable_bytes(peaks['eager'].median)} and"
-                    f" {readable_bytes(peaks['sdpa'].median)}, beyond q, k and v. On a CPU each new matrix is also"
-                    " pages that the system has to hand out first, which no count of bytes has."
+                    f" {readable_bytes(peaks['sdpa'].median)}, beyond q, k and v."
                 )
+            lines += _pages(mine, shape_at(last.settings["tokens"], *(settings[name] for name in KNOBS)))
             checks = dict.fromkeys([last.check, *(m.check for m in matching(mine, unit="s")[:1])])
             checked = "; ".join(checks)
             lines.append(f"{checked[0].upper()}{checked[1:]}.")
@@ -132,12 +134,29 @@ class TrafficPanel(Panel):
         return "\n".join(lines)
 
 
+def _pages(mine: list[Measurement], s: Shape) -> list[str]:
+    """What eager took beyond the prediction, for each page that its new matrices have."""
+    m = next(iter(matching(mine, unit="s", by="eager", tokens=s.tokens)), None)
+    if m is None or not m.predicted or m.median <= OFF_BY * m.predicted:
+        return []
+    pages = max(1, sum(p.bytes_written for p in passes(STANDARD, s)) // PAGE_BYTES)
+    return [
+        f"Eager took {milliseconds(m.median)} where {milliseconds(m.predicted)} were predicted. On a CPU each new"
+        " matrix is also pages that the system has to hand out first, which no count of bytes has:"
+        f" {pages:,} of 4 KiB here, so at most {milliseconds((m.median - m.predicted) / pages)} for each."
+    ]
+
+
 def _ratio_words(m: Measurement) -> str:
     return f"{m.median:.2f} ({m.spread[0]:.2f} to {m.spread[1]:.2f})"
 
 
 def _tokens_axis(ticks: list[int]) -> Axis:
-    return Axis("tokens S", scale="log", ticks=ticks[:: 1 + len(ticks) // 5], limits=(ticks[0] / 1.5, ticks[-1] * 1.5))
+    def short(tokens: float) -> str:
+        return f"{tokens / 1024:g}K" if tokens >= 1024 else f"{tokens:g}"
+
+    limits = (ticks[0] / 1.5, ticks[-1] * 1.5)
+    return Axis("tokens S", short, "log", ticks=ticks[:: 1 + len(ticks) // 5], limits=limits)
 
 
 def _bytes_chart(shape: dict[str, Any], block_queries: int) -> Chart:

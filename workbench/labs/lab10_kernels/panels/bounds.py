@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,10 +11,11 @@ from matplotlib.patches import Patch
 from workbench.instruments.memory import readable_bytes
 from workbench.instruments.records import Measurement
 from workbench.labs.lab10_kernels.bounds import EXPERIMENT, names_of, on_card
+from workbench.labs.lab10_kernels.cases import MIN_SETS_BYTES
 from workbench.panels import plots, style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, Drawing, table, view
-from workbench.panels.plots import LIMIT_COLOURS, NOTE, card_title, flop_words, matching, write_middle
+from workbench.panels.plots import LIMIT_COLOURS, card_title, flop_words, matching, write_middle
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import spread_words
@@ -123,10 +124,8 @@ def _draw_shares(axes: Axes, names: tuple[str, ...], measured: list[Measurement]
     axes.axvline(1, color=style.INK, linewidth=1)
     if len(shares) == 1:
         write_middle(axes, "Run measures")
-    if not _on_gpu(measured) and not _on_gpu(record):
-        place = {"transform": axes.transAxes, "ha": "right", "fontsize": 10, "color": NOTE}
-        style.write(axes, 0.98, 0.03, f"kernels on a GPU:\n{NOT_MEASURED}", **place)
-    plots.name(axes, x="share of the bound\nwhere it ran", title="◆ kernel   ● PyTorch")
+    kernels = "◆ kernel" if _on_gpu(measured) or _on_gpu(record) else f"◆ kernel on a GPU: {NOT_MEASURED}"
+    plots.name(axes, x="share of the bound\nwhere it ran", title=f"● PyTorch   {kernels}")
 
 
 def _above_words(twins: list[Measurement]) -> list[str]:
@@ -145,11 +144,39 @@ def _above_words(twins: list[Measurement]) -> list[str]:
             f" says {ceiling / 1e9:.3g})"
         )
     return [
-        f"Above the bound: {', '.join(named)}. Nothing is faster than the machine, so a ceiling is too low there. No"
-        " cache explains it: the inputs go round, over more bytes than a cache holds. A ceiling is what the plainest"
-        " operation of a kind reached when it was measured, here a sum, a product with one row and a square product; a"
-        " machine that was busier then, or an operation that PyTorch does better, is above it."
+        f"Above the bound: {', '.join(named)}. Nothing is faster than the machine, so a ceiling is too low there."
+        f" {_cache_words(above[0].device)} A ceiling is what the plainest operation of a kind reached when it was"
+        " measured, here a sum, a product with one row and a square product; a machine that was busier then, or an"
+        " operation that PyTorch does better, is above it."
     ]
+
+
+def _cache_words(device: Mapping[str, Any]) -> str:
+    """Whether the last cache of the machine may hold what the inputs go round over."""
+    around, last = readable_bytes(MIN_SETS_BYTES, binary=True), device.get("last_cache_bytes")
+    if not last:
+        return f"Or a cache holds the inputs, which go round over {around}; how large the last one is, is not known."
+    cache = readable_bytes(last, binary=True)
+    if 2 * last < MIN_SETS_BYTES:
+        return f"It is not the cache: the inputs go round over {around}, and the last cache holds {cache}."
+    return f"Or the cache holds them: the inputs go round over {around}, and the last cache has {cache}."
+
+
+def _recorded_words(record: list[Measurement]) -> list[str]:
+    """Whose ceilings the hollow shares are of, by the bytes that were counted then."""
+    timed = [m for m in matching(record, unit="s") if m.predicted and "share_of_bound" in m.counts]
+    if not timed:
+        return []
+    rates = [m.counts["bytes"] / m.predicted for m in timed if m.limit == "bandwidth" and m.predicted]
+    text = f"Hollow: shares of the ceilings of {timed[0].device.get('name', 'that machine')} as they were measured then"
+    text += f", {max(rates) / 1e9:.3g} GB/s of memory" if rates else ""
+    above = [m for m in timed if m.counts["share_of_bound"] > ABOVE]
+    if above:
+        best = max(above, key=lambda m: m.counts["share_of_bound"])
+        text += (
+            f"; too low, since {best.settings['kernel']} reached {best.counts['bytes'] / best.median / 1e9:.3g} GB/s"
+        )
+    return [f"{text}."]
 
 
 def _words(expected: dict[str, tuple], card: str, measured: list[Measurement], record: list[Measurement]) -> str:
@@ -176,6 +203,7 @@ def _words(expected: dict[str, tuple], card: str, measured: list[Measurement], r
             " memory several times, and a CPU's exponentials and sums take longer than its memory."
         )
         lines += _above_words(twins)
+    lines += _recorded_words(record)
     kernels = _on_gpu(measured) or _on_gpu(record)
     if kernels:
         ranked = sorted(kernels, key=lambda m: m.counts["share_of_bound"])

@@ -29,7 +29,7 @@ from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 
 COLOURS = {
-    "one operation at a time": style.LEARNER,
+    "one operation at a time": style.LAUNCH,
     "fewer, larger operations": style.CACHE,
     "the same in a graph": style.TARGET,
     "bytes alone": style.IDLE,

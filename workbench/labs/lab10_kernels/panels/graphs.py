@@ -16,14 +16,13 @@ from workbench.labs.lab10_kernels.graphs import EXPERIMENT, PEER, SHAPES, STARTS
 from workbench.panels import plots, style
 from workbench.panels.chart import Axis, Chart, Drawing, predicted, recorded, table, view
 from workbench.panels.knobs import KnobPanel
-from workbench.panels.plots import card_title, matching
+from workbench.panels.plots import FORMAT_COLOURS, card_title, matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import spread_words
 
-COLOURS = {"eager": style.LEARNER, "graph": style.TARGET}
+COLOURS = {"eager": style.LAUNCH, "graph": style.TARGET}
 WORDS = {"eager": "one by one", "graph": "in a graph"}
-FORMAT_COLOURS = {"bfloat16": style.WEIGHTS, "int8": style.CACHE, "int4": style.COMPUTE}
 NOT_MEASURED = "not yet measured"
 
 
@@ -137,7 +136,7 @@ def _draw_gains(axes: Axes, gains: dict[tuple[str, str], float], timed: list[Mea
     for at, format in enumerate(STORED):
         xs = [x + (at - 1) * wide for x in range(len(SHAPES))]
         values = [gains[shape, format] for shape in SHAPES]
-        axes.bar(xs, values, width=0.9 * wide, color=FORMAT_COLOURS[format], alpha=0.55, label=format, zorder=2)
+        axes.bar(xs, values, width=0.9 * wide, color=FORMAT_COLOURS[format], label=format, zorder=2)
         for x, value, shape in zip(xs, values, SHAPES):
             style.write(axes, x, value, f"{value:.1f}", ha="center", va="bottom", fontsize=10)
             pair = {m.settings["start"]: m for m in matching(timed, model=shape, format=format, batch=1)}
