@@ -266,6 +266,21 @@ def test_a_stream_of_a_chat_has_the_exact_form(server):
         ChatCompletionChunk.model_validate(chunk, strict=True)
 
 
+def test_each_chunk_has_the_usage_until_then_where_it_is_asked_for(server):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {
+        "model": MODEL,
+        "prompt": PROMPT,
+        "max_tokens": 6,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": options,
+    }
+    *chunks, usage, _ = events(server.post("/v1/completions", body).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == usage["usage"]["completion_tokens"] == 6
+
+
 def test_every_answer_has_all_the_fields_of_the_clients_types(server):
     whole = server.post("/v1/completions", {"model": MODEL, "prompt": PROMPT, "logprobs": 2, "max_tokens": 3}).json()
     Completion.model_validate(whole, strict=True)

@@ -19,7 +19,7 @@ NEVER = -9999.0
 
 
 class Answers:
-    """The answers to one request: one id and one time of creation for all its chunks. usage_in_chunks: chunks have
+    """The answers to one request: one id and one time of creation for all its chunks. null_usage: chunks have
     "usage": null, because one with the usage comes last."""
 
     def __init__(
@@ -30,12 +30,12 @@ class Answers:
         tokenizer: Tokenizer | None,
         *,
         log_probs: bool = False,
-        usage_in_chunks: bool = False,
+        null_usage: bool = False,
     ) -> None:
         self.chat, self._tokenizer, self._log_probs = chat, tokenizer, log_probs
         self.id = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
         self._head = {"id": self.id, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
-        self._null_usage = {"usage": None} if usage_in_chunks else {}
+        self._null_usage = {"usage": None} if null_usage else {}
 
     # -- a stream ------------------------------------------------------------------------------------------------------
 

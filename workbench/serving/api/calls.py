@@ -79,6 +79,11 @@ class Call:
         return bool((self.fields["stream_options"] or {}).get("include_usage"))
 
     @property
+    def usage_in_chunks(self) -> bool:
+        """Each chunk has the usage until then: an extension of vLLM, by which load generators count tokens."""
+        return self.include_usage and bool(self.fields["stream_options"].get("continuous_usage_stats"))
+
+    @property
     def max_tokens(self) -> int | None:
         wanted: int | None = self.fields.get("max_completion_tokens")
         return self.fields["max_tokens"] if wanted is None else wanted

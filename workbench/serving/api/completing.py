@@ -205,7 +205,7 @@ class Complete:
             served.fingerprint,
             served.tokenizer,
             log_probs=call.log_probs is not None,
-            usage_in_chunks=call.include_usage,
+            null_usage=call.include_usage,
         )
 
     async def _whole(self, answering: Answering, front: Front, send: Send) -> None:
@@ -262,6 +262,8 @@ class Complete:
                         chunks.append(answers.text(piece))
                     if piece.finish_reason is not None:
                         chunks.append(answers.end(piece.index, piece.finish_reason))
+                if call.usage_in_chunks:
+                    chunks = [{**chunk, "usage": answering.usage()} for chunk in chunks]
                 await write(b"".join(map(event, chunks)) if pieces else PING)
             if call.include_usage:
                 await write(event(answers.usage(answering.usage())))

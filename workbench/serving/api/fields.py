@@ -143,7 +143,7 @@ def read_stop_ids(name: str, value: Any) -> tuple[int, ...]:
 def read_stream_options(name: str, value: Any) -> dict[str, bool]:
     if not isinstance(value, dict):
         raise wrong(name, "an object", value)
-    known = {"include_usage": flag(), "include_obfuscation": flag()}
+    known = {"include_usage": flag(), "continuous_usage_stats": flag(), "include_obfuscation": flag()}
     for key in value:
         if key not in known:
             raise unknown_field(f"{name}.{key}", known, prefix=f"{name}.")
@@ -210,7 +210,11 @@ SAMPLING = {
         read_stream_options,
         {
             "type": "object",
-            "properties": {"include_usage": {"type": "boolean"}, "include_obfuscation": {"enum": [False]}},
+            "properties": {
+                "include_usage": {"type": "boolean"},
+                "continuous_usage_stats": {"type": "boolean"},
+                "include_obfuscation": {"enum": [False]},
+            },
             "additionalProperties": False,
         },
     ),
