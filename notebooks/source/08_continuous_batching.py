@@ -804,7 +804,7 @@ print(f"aborted in the middle: {gone.finish_reason!r}, {len(gone.token_ids)} tok
 # # Under load
 #
 # Until now all requests were there at the start. Real users send requests at any time, whether or not earlier
-# ones are done: an **open loop**. (A benchmark with a fixed number of users who wait for their answers is a
+# ones are done: an [**open loop**](../docs/glossary.md#measuring). (A benchmark with a fixed number of users who wait for their answers is a
 # closed loop. It sends fewer requests to a slow server, and so makes it look better.) Published statistics of
 # real requests, from the Azure trace of 2023:
 
