@@ -438,27 +438,29 @@ with checks.trying("server-policy"):
     model = wb.load("stdlib-1m")
     beginnings = [[10 * (3 * number + at % 3) + 7 for at in range(24)] for number in range(4)]
     requests = [
-        Request(f"r{number}", [*beginnings[number % 4], 100 + number], 4, stop_token_ids=(), arrival_s=number // 3)
+        Request(f"r{number}", [*beginnings[number % 4], 100 + number], 4, stop_token_ids=(), arrival_s=number // 4)
         for number in range(24)
     ]
+    requests.append(Request("stranger", range(500, 525), 4, stop_token_ids=(), arrival_s=2))
     cached = parts.Cached()
     policies = {"first_come": "first_come"}
     policies |= {
         f"by_prefix, {patience} steps of patience": functools.partial(by_prefix, cached=cached, patience_s=patience)
-        for patience in (24, 1000)
+        for patience in (16, 1000)
     }
     for name, policy in policies.items():
-        counted = parts.serve(model, policy, requests, cached=cached)
+        counted = parts.serve(model, policy, requests, cached=cached, max_running=1, num_blocks=12, token_budget=16)
+        waits = counted.waits
         print(
             f"{name:<36} {counted.hit_tokens:>4} tokens from the cache, {counted.steps} steps,"
-            f" longest wait {max(counted.waits.values())} steps"
+            f" mean wait {sum(waits.values()) / len(waits):.1f} steps, the stranger's {waits['stranger']}"
         )
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "server-policy-check", "points": 9}
 checks.check("server-policy", by_prefix)
 
 # %% [markdown]
-# What does the wait cost that patience saves? Try a patience of 0, and of 8.
+# The stranger shares nothing with the others. What does its patience cost them? Try a patience of 40.
 #
 # ## Your parts in the server
 #
@@ -469,10 +471,11 @@ checks.check("server-policy", by_prefix)
 with checks.trying("server-stops"), checks.trying("server-events"), checks.trying("server-admission"):
     app = parts.app_with(wb.load("stdlib-1m"), MyStops, MyEvents, first_token_s)
     body = {
+        "model": "stdlib-1m",
         "messages": [{"role": "user", "content": "import os\n\n\ndef read(path):\n"}],
         "max_tokens": 24,
         "temperature": 0,
-        "stop": ["\n\n"],
+        "stop": ["\n\n", "\n#"],
         "stream": True,
         "stream_options": {"include_usage": True},
     }

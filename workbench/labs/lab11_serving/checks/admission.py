@@ -160,7 +160,7 @@ def judge_retry(case: dict, seen: dict) -> str | None:
     late = case["wait_s"] - case["deadline_s"]
     right = None if late <= 0 else int(late) + (late > int(late))
     came = seen["retry_after"]
-    if came == right and isinstance(came, bool) is False:
+    if came == right and not isinstance(came, bool):
         return None
     told = f"expected in {case['wait_s']:.8g} s, due in {case['deadline_s']:g} s: Retry-After is {came!r}, expected"
     return f"{told} {right!r}: " + (

@@ -173,12 +173,14 @@ def _judge_each(events: list[str], right: list) -> str | None:
             if event != expected:
                 return f"{event[:160]} came, where [DONE] was expected"
             continue
+        if event == "[DONE]":
+            return f"[DONE] came, where {_brief(expected)} was expected"
         try:
             value = json.loads(event)
         except ValueError:
             return f"{event[:80]!r} is no JSON: one object in each event, in one line"
         if value != expected and _without_refusal(value) != expected:
-            return f"{_difference(value, expected)}"
+            return _difference(value, expected)
     if len(events) != len(right):
         what = "[DONE]" if events[len(right) :] == ["[DONE]"] else f"{(events[len(right) :] or [''])[0][:120]!r}"
         more = f"; {what} is too much" if len(events) > len(right) else f"; after them {_brief(right[len(events)])}"

@@ -15,7 +15,7 @@ from workbench import checks
 from workbench.decoding.sequence import Request
 from workbench.labs.lab11_serving.checks import parts
 from workbench.labs.lab11_serving.checks.parts import Timed
-from workbench.serving.api.choices import Choice, Piece
+from workbench.serving.api.choices import Piece
 from workbench.serving.metrics import Objectives"""
 
 

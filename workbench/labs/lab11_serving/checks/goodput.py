@@ -1,4 +1,5 @@
-"""Lab 11, goodput: cases and judges of server-goodput. Times are multiples of 1/64 s, so that limits are met exactly."""
+"""Lab 11, goodput: cases and judges of server-goodput. Times are multiples of 1/64 s, so that limits are met
+exactly."""
 
 from __future__ import annotations
 

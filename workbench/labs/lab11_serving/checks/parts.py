@@ -15,6 +15,8 @@ from workbench.kv.blocks import BlockTables
 from workbench.models.decoder import Decoder
 from workbench.models.fast import Model, prepare
 from workbench.serving import Engine, SchedulerSettings
+from workbench.serving.api.app import build_app
+from workbench.serving.api.own import OwnParts
 from workbench.serving.bench.definitions import due_s, outputs
 from workbench.serving.bench.recording import Result
 
@@ -69,6 +71,13 @@ class Counted:
     ended: tuple[Finished, ...]
 
 
+def raise_unwritten(errors: abc.Iterable[Exception | None]) -> None:
+    """A policy that is not written yet ended its requests with what the stub raises: it says so itself."""
+    for error in errors:
+        if isinstance(error, NotImplementedError):
+            raise error
+
+
 def serve(
     model: Model,
     policy: str | Callable[[Sequence, float], Any],
@@ -92,10 +101,9 @@ def serve(
             engine.add(left.pop(0))
         ended += engine.step().finished
         now[0] += 1
-    begun = {
-        one.request_id: one.first_scheduled_s - one.arrival_s for one in ended if one.first_scheduled_s is not None
-    }
-    waits = {name: round(wait) for name, wait in begun.items()}
+    raise_unwritten(one.error for one in ended)
+    begun = ((one, one.first_scheduled_s) for one in ended)
+    waits = {one.request_id: round(at_s - one.arrival_s) for one, at_s in begun if at_s is not None}
     return Counted(now[0], engine.scheduler.hit_tokens, waits, tuple(ended))
 
 
@@ -103,10 +111,9 @@ def serve(
 
 
 def app_with(model: Decoder, stops: Any, events: Any, first_token_s: Any) -> Any:
-    """The server of the workbench on this model, with these parts in place of its own."""
-    from workbench.serving.api.app import build_app
-    from workbench.serving.api.own import OwnParts
-
+    """The server of the workbench on this model, with these parts in place of its own. Each is asked for something
+    first, so that one that is not written yet says so here."""
+    stops([]), events({}, include_usage=False), first_token_s([], [], lambda *shape: 0.0, 4, 64)
     own = OwnParts(stops=stops, events=events, first_token_s=first_token_s)
     return build_app(Engine(prepare(model), SchedulerSettings(max_running=4, token_budget=64)), own=own)
 

@@ -126,45 +126,35 @@ def counted(run: str, case: dict, policy: str) -> dict:
     return _counted(run, json.dumps(case, sort_keys=True), policy)
 
 
-def judge_hits(case: dict, seen: dict, run: str = "policy") -> str | None:
-    """All are done, and more comes from the cache than with first_come."""
-    where = f"{len(case['requests'])} requests, {case['num_blocks']} blocks: "
-    if seen["errors"]:
-        return (
-            f"{where}{seen['errors'][0]}; a key is asked of every sequence in every step, and compared with the others"
-        )
-    if lost := sorted({one[0] for one in case["requests"]} - set(seen["done"])):
-        return f"{where}after {seen['steps']} steps {', '.join(lost[:4])} are not done"
-    theirs, ours = (counted(run, case, policy)["hit_tokens"] for policy in (FIRST_COME, "ours"))
-    if seen["hit_tokens"] <= theirs:
-        told = f"{where}{seen['hit_tokens']} tokens of prompts came from the cache, {theirs} with first_come and {ours}"
-        return f"{told} are possible: who has most of its prompt in the cache goes first"
-    return None
-
-
-def judge_waits(case: dict, seen: dict) -> str | None:
-    """Nobody waits longer than with a right policy, but for a step or two."""
-    if fault := judge_hits_alone(case, seen):
-        return fault
-    longest = max(counted("policy", case, "ours")["waits"].values()) + 2
-    name, wait = max(seen["waits"].items(), key=lambda pair: pair[1])
-    strangers = {name: wait for name, wait in seen["waits"].items() if name.startswith("s")}
-    for stranger, its in strangers.items():
-        bound = counted("policy", case, "ours")["waits"][stranger] + 2
-        if its > bound:
-            told = f"{stranger}, which shares nothing, waited {its} steps for its first, expected at most {bound}"
-            return f"{told}: after patience_s = {case['patience']:g} it goes before all who have not waited so long"
-    if wait > longest:
-        return f"{name} waited {wait} steps, expected at most {longest}: those who waited long go by arrival"
-    return None
-
-
-def judge_hits_alone(case: dict, seen: dict) -> str | None:
-    """Nobody lost and no key wrong, whatever the hits."""
+def _lost(case: dict, seen: dict) -> str | None:
+    """A key that was wrong, or a request that was never done."""
     if seen["errors"]:
         return f"{seen['errors'][0]}; a key is asked of every sequence in every step, and compared with the others"
     if lost := sorted({one[0] for one in case["requests"]} - set(seen["done"])):
         return f"{len(case['requests'])} requests: after {seen['steps']} steps {', '.join(lost[:4])} are not done"
+    return None
+
+
+def judge_hits(case: dict, seen: dict, run: str = "policy") -> str | None:
+    """All are done, and more comes from the cache than with first_come."""
+    if fault := _lost(case, seen):
+        return fault
+    theirs, ours = (counted(run, case, policy)["hit_tokens"] for policy in (FIRST_COME, "ours"))
+    if seen["hit_tokens"] > theirs:
+        return None
+    where = f"{len(case['requests'])} requests, {case['num_blocks']} blocks: "
+    told = f"{where}{seen['hit_tokens']} tokens of prompts came from the cache, {theirs} with first_come and {ours}"
+    return f"{told} are possible: who has most of its prompt in the cache goes first"
+
+
+def judge_waits(case: dict, seen: dict) -> str | None:
+    """Nobody lost, and who shares nothing waits no longer than with a right policy, but for a step or two."""
+    if fault := _lost(case, seen):
+        return fault
+    for name, wait in counted("policy", case, "ours")["waits"].items():
+        if name.startswith("s") and seen["waits"][name] > wait + 2:
+            told = f"{name}, which shares nothing, waited {seen['waits'][name]} steps, expected at most {wait + 2}"
+            return f"{told}: after patience_s = {case['patience']:g} it goes before all who have not waited so long"
     return None
 
 

@@ -12,7 +12,7 @@ from workbench.decoding.sequence import NewToken, Request, Sequence
 from workbench.decoding.text import Detokenizer
 from workbench.kv.blocks import BlockTables
 from workbench.kv.prefix import prefix_index
-from workbench.labs.lab11_serving.checks.parts import Cached, Timed, serve
+from workbench.labs.lab11_serving.checks.parts import Cached, Timed, raise_unwritten, serve
 from workbench.serving.api.choices import Choice, Piece
 from workbench.serving.metrics import Objectives
 from workbench.serving.scheduler import Scheduler, Written
@@ -156,6 +156,7 @@ def run_policy(
         while coming and coming[0].arrival_s <= step:
             scheduler.add(coming.pop(0))
         plan = scheduler.schedule(float(step))
+        raise_unwritten(sequence.error for sequence in plan.failed)
         errors += [f"{sequence.request.id}: {sequence.error}" for sequence in plan.failed]
         for sequence in plan.admitted:
             waits.setdefault(sequence.request.id, step - round(sequence.arrival_s))

@@ -1,4 +1,5 @@
-"""Lab 11, stop strings in a stream: cases and judges of server-stops. What is right is worked out from the whole text."""
+"""Lab 11, stop strings in a stream: cases and judges of server-stops. What is right is worked out from the whole
+text."""
 
 from __future__ import annotations
 
