@@ -31,6 +31,13 @@ REFERENCES = {
     "drafts-lookup": ("workbench.speculation.drafts.lookup:PromptLookupDraft",),
     "drafts-medusa": ("workbench.speculation.drafts.medusa:best_paths",),
     "batching-scheduler": ("workbench.serving.scheduler:Scheduler",),
+    "server-stops": ("workbench.decoding.text:StopStrings",),
+    "server-events": ("workbench.serving.api.events:Events", "workbench.serving.api.events:event"),
+    "server-admission": ("workbench.serving.api.forecast:first_token_s",),
+    "server-goodput": (
+        "workbench.serving.bench.definitions:our_good",
+        "workbench.serving.bench.definitions:vllm_bench_good",
+    ),
     "paged-pool": ("workbench.kv.blocks:BlockTables",),
     "paged-cow": ("workbench.kv.blocks:BlockTables",),
     "paged-prefix": ("workbench.kv.prefix:HashChain", "workbench.kv.prefix:RadixTree"),

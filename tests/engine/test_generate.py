@@ -277,6 +277,17 @@ def test_stop_strings_hold_back_the_longest_possible_beginning_only():
     assert stops.add("x aab bc") == "x " and stops.found  # the first in the text, not in the list
 
 
+@pytest.mark.parametrize("pieces", ["abcd", ["abcd"], ["ab", "cd"], ["a", "bcd"]])
+def test_the_stop_string_that_is_complete_first_ends_the_text_however_it_is_cut(pieces):
+    """As one piece the text began with the longer one, and was cut there."""
+    stops, shown = StopStrings(["bcd", "c"]), ""
+    for piece in pieces:
+        shown += stops.add(piece)
+        if stops.found:
+            break
+    assert shown == "ab"
+
+
 def test_a_stop_string_in_the_prompt_does_not_count(tiny_model):
     _, result = write(tiny_model, "y = 1", prompt="stop here: stop", stop="stop")
     assert (result.text, result.finish_reason) == ("y = 1", "length")

@@ -42,7 +42,11 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Text on its way out, held back while its end could be the start of a stop string."""
+    """Text on its way out, held back while its end could be the start of a stop string.
+
+    It ends where a stop string is complete first; of several that are complete there, the longest counts. So the text
+    does not depend on how it is cut into pieces.
+    """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
@@ -52,10 +56,10 @@ class StopStrings:
     def add(self, piece: str) -> str:
         """The text that may be shown now. Once a stop string is `found`, it and all after it is dropped."""
         text = self._held + piece
-        starts = [at for stop in self._stop if (at := text.find(stop)) >= 0]
-        if starts:
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
             self._held, self.found = "", True
-            return text[: min(starts)]
+            return text[: min(found)[1]]
         held = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

@@ -34,7 +34,7 @@ class Answers:
     ) -> None:
         self.chat, self._tokenizer, self._log_probs = chat, tokenizer, log_probs
         self.id = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
-        self._head = {"id": self.id, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
+        self.head = {"id": self.id, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
         self._null_usage = {"usage": None} if null_usage else {}
 
     # -- a stream ------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class Answers:
         return self._chunk(index, {} if self.chat else "", finish_reason=finish_reason)
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._kind(True), **self._head, "choices": [], "usage": usage}
+        return {**self._kind(True), **self.head, "choices": [], "usage": usage}
 
     def _chunk(
         self,
@@ -63,7 +63,7 @@ class Answers:
         shown = self._shown(log_probs) if self._log_probs and log_probs else None
         choice: dict[str, Any] = {"index": index, "delta" if self.chat else "text": new}
         choice |= {"logprobs": shown, "finish_reason": finish_reason}
-        return {**self._kind(True), **self._head, "choices": [choice], **self._null_usage}
+        return {**self._kind(True), **self.head, "choices": [choice], **self._null_usage}
 
     # -- whole ---------------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class Answers:
             choice["logprobs"] = self._shown(piece.log_probs) if self._log_probs else None
             choice["finish_reason"] = piece.finish_reason
             choices.append(choice)
-        return {**self._kind(False), **self._head, "choices": choices, "usage": usage}
+        return {**self._kind(False), **self.head, "choices": choices, "usage": usage}
 
     def _kind(self, chunk: bool) -> dict[str, Any]:
         if not self.chat:

@@ -25,6 +25,7 @@ from workbench.serving.api.http import LOOPBACK, Guard, Keys, Receive, Scope, Se
 from workbench.serving.api.link import EngineThread, Link, StepNews
 from workbench.serving.api.metrics import CONTENT_TYPE
 from workbench.serving.api.openapi import describe
+from workbench.serving.api.own import OwnParts
 from workbench.serving.api.process import EngineProcess
 from workbench.serving.api.served import ModelFacts, Served, serve_model
 from workbench.serving.api.settings import ServerSettings
@@ -47,9 +48,11 @@ class Server:
         hosts: Sequence[str] | None,
         watch: Sequence[Callable[[StepNews], None]],
         trace: Trace | None,
+        own: OwnParts | None = None,
         *,
         there: bool,
     ) -> None:
+        self._own = own
         self._make, self.settings, self._watch, self._trace = make, settings, watch, trace
         self._there = there  # the engine is, and making is no more than a moment
         self.front: Front | None = None
@@ -85,7 +88,7 @@ class Server:
     async def _load(self) -> None:
         try:
             served, link = await asyncio.to_thread(self._make)
-            self.front = Front(served, link, self.settings, self._watch, self._trace)
+            self.front = Front(served, link, self.settings, self._watch, self._trace, self._own)
         except Exception as error:
             self.why_not_loaded = error
 
@@ -213,14 +216,16 @@ def build_app(
     hosts: Sequence[str] | None = LOOPBACK,
     watch: Sequence[Callable[[StepNews], None]] = (),
     trace: Trace | None = None,
+    own: OwnParts | None = None,
 ) -> Server:
     """An engine as an OpenAI-compatible server.
 
     engine: or a function that makes one, called beside the event loop, in this process or in another
     (`process.EngineProcess`); until it is there requests get 503. name: of the model, for clients; default its own.
     template: of chats; default for base models. keys: API keys; None: everybody may ask. hosts: names that requests
-    are sent to; None: any. watch: is shown the news of every step, on the event loop. trace: gets steps and texts. The
-    first request, or the server's startup, starts it. Raises WorkbenchError for settings that make no sense.
+    are sent to; None: any. watch: is shown the news of every step, on the event loop. trace: gets steps and texts.
+    own: parts of your own in place of the server's. The first request, or the server's startup, starts it. Raises
+    WorkbenchError for settings that make no sense.
     """
     settings = settings or ServerSettings()
 
@@ -233,4 +238,4 @@ def build_app(
             link, facts, tokenizer = made, made.facts, made.tokenizer
         return serve_model(facts, tokenizer, settings, link.max_running, name=name, template=template), link
 
-    return Server(make, settings, Keys(keys), hosts, watch, trace, there=isinstance(engine, Engine))
+    return Server(make, settings, Keys(keys), hosts, watch, trace, own, there=isinstance(engine, Engine))

@@ -6,8 +6,8 @@ What is shown does not depend on how many tokens come at a time: pieces joined a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, Protocol
 
 from workbench.decoding.sequence import NewToken
 from workbench.decoding.text import Detokenizer, StopStrings
@@ -34,10 +34,20 @@ class Piece(NamedTuple):
     finish_reason: str | None = None
 
 
+class StopFinder(Protocol):
+    """What a choice asks of what finds its stop strings, see `decoding.text.StopStrings`."""
+
+    found: bool
+
+    def add(self, piece: str) -> str: ...
+    def finish(self) -> str: ...
+
+
 class Choice:
     """The sample-th text of a request, number `index` of the answer. Feed it with `add` until it is `done`.
 
     end_ids: tokens that end the text and are not in it. offset: characters before the text, of an echoed prompt.
+    stops: finds the stop strings, see `api.own`.
     """
 
     def __init__(
@@ -52,10 +62,11 @@ class Choice:
         *,
         log_probs: bool = False,
         offset: int = 0,
+        stops: Callable[[Sequence[str]], StopFinder] = StopStrings,
     ) -> None:
         self.index, self.request_id, self.sample = index, request_id, sample
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, prompt_ids)
-        self._stops, self._end_ids = StopStrings(stop), frozenset(end_ids)
+        self._stops, self._end_ids = stops(stop), frozenset(end_ids)
         self._wants, self._waiting = log_probs, list[TokenLogProb]()
         self._offset = self._written = self._shown = offset  # characters detokenized, and shown
         self.tokens = 0

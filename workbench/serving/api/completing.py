@@ -19,6 +19,7 @@ from workbench.serving.api.answers import Answers, usage_of
 from workbench.serving.api.calls import Call
 from workbench.serving.api.choices import Choice, Piece, TokenLogProb
 from workbench.serving.api.errors import ApiError, as_json
+from workbench.serving.api.events import Events, EventWriter
 from workbench.serving.api.front import ClientGone, Front, Stream
 from workbench.serving.api.http import Receive, Scope, Send, answer, header, read_json, until_gone
 from workbench.serving.api.link import Update
@@ -30,7 +31,6 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies such as nginx pass each chunk on
 ]
-DONE, PING = b"data: [DONE]\n\n", b": ping\n\n"
 
 
 class Answering:
@@ -59,6 +59,7 @@ class Answering:
                     request.stop_token_ids or (),
                     log_probs=call.log_probs is not None,
                     offset=len(text),
+                    stops=front.own.stops,
                 )
 
     def _echoed(self, at: int, request: Request) -> str:
@@ -229,10 +230,16 @@ class Complete:
         async with asyncio.timeout(front.settings.send_seconds):
             await answer(send, body)
 
+    def _events(self, answering: Answering, front: Front) -> EventWriter:
+        call, answers = answering.call, self._answers(answering.call)
+        if front.own.events is not None and self._chat and call.log_probs is None and not call.usage_in_chunks:
+            return front.own.events(answers.head, include_usage=call.include_usage)
+        echo, usage = answering.echo if call.echo else None, answering.usage if call.usage_in_chunks else None
+        return Events(answers, include_usage=call.include_usage, echo=echo, usage=usage)
+
     async def _stream(self, answering: Answering, front: Front, send: Send, scope: Scope) -> None:
         """Nothing is sent before the first piece (or the first ping), so that until then an error has a status."""
-        answers, call = self._answers(answering.call), answering.call
-        started, begun = False, set[int]()
+        events, started = self._events(answering, front), False
 
         async def write(data: bytes, more: bool = True) -> None:
             nonlocal started
@@ -250,30 +257,10 @@ class Complete:
 
         try:
             async for pieces in answering.pieces(front.settings.ping_seconds):
-                chunks: list[dict[str, Any]] = []
-                for piece in pieces:
-                    if piece.index not in begun:
-                        begun.add(piece.index)
-                        if (first := answers.first(piece.index)) is not None:
-                            chunks.append(first)
-                        if call.echo:
-                            chunks.append(answers.text(answering.echo(piece.index)))
-                    if piece.text or piece.log_probs:
-                        chunks.append(answers.text(piece))
-                    if piece.finish_reason is not None:
-                        chunks.append(answers.end(piece.index, piece.finish_reason))
-                if call.usage_in_chunks:
-                    chunks = [{**chunk, "usage": answering.usage()} for chunk in chunks]
-                await write(b"".join(map(event, chunks)) if pieces else PING)
-            if call.include_usage:
-                await write(event(answers.usage(answering.usage())))
-            await write(DONE, more=False)
+                if data := events.pieces(pieces):
+                    await write(data)
+            await write(events.end(answering.usage()), more=False)
         except ApiError as error:
             if not started:
                 raise
-            await write(event(error.body()), more=False)
-
-
-def event(value: dict[str, Any]) -> bytes:
-    """A server-sent event."""
-    return b"data: " + as_json(value) + b"\n\n"
+            await write(events.error(error.body()), more=False)

@@ -19,11 +19,25 @@ MAX_STEPS = 4_000  # of a simulation; beyond it the wait is at least so long
 LEARNING = 0.05  # weight of the newest text in the mean
 
 
-class Forecast:
-    """counted_s: seconds of a step by the cost model; None: the calibration's other terms alone."""
+StepSeconds = Callable[[int, int, int], float]
+"""Seconds of a step of so many rows, texts that get a token, and tokens in the kv before it."""
+Queue = Sequence[tuple[int, int]]
+FirstToken = Callable[[Queue, Queue, StepSeconds, int, int], float]  # as `first_token_s`
 
-    def __init__(self, max_running: int, token_budget: int, counted_s: Callable[[StepShape], float] | None = None):
+
+class Forecast:
+    """counted_s: seconds of a step by the cost model; None: the calibration's other terms alone. simulate: in place of
+    `first_token_s`."""
+
+    def __init__(
+        self,
+        max_running: int,
+        token_budget: int,
+        counted_s: Callable[[StepShape], float] | None = None,
+        simulate: FirstToken | None = None,
+    ) -> None:
         self._max_running, self._budget = max_running, token_budget
+        self._first_token_s = first_token_s if simulate is None else simulate
         self._counted_s = counted_s or (lambda shape: 0.0)
         self._steps: deque[tuple[StepShape, float]] = deque(maxlen=KEPT)
         self._since_fit, self._running = 0, tuple[tuple[int, int], ...]()
@@ -55,36 +69,12 @@ class Forecast:
     def first_token_s(self, queue: Sequence[tuple[int, int]]) -> float | None:
         """Seconds until the last of a queue of (prompt tokens, tokens asked for) has its first token; None before
         enough steps were seen.
-
-        Texts that decode are counted together: B rows, and the sum of their contexts.
         """
         if self.calibration is None:
             return None
-        decodes = [(self._expected(left), context) for context, left in self._running]
-        waiting, prefills = deque(queue), deque[tuple[int, int, int]]()  # left of the prompt, prompt, asked
-        now = 0.0
-        for _ in range(MAX_STEPS):
-            while waiting and len(decodes) + len(prefills) < self._max_running:
-                prompt, asked = waiting.popleft()
-                prefills.append((prompt, prompt, asked))
-            contexts = sum(context for _, context in decodes)
-            room, done, rows = max(1, self._budget - len(decodes)), [], len(decodes)
-            while prefills and room:
-                left, prompt, asked = prefills.popleft()
-                count = min(left, room)
-                room -= count
-                rows += count
-                contexts += prompt - left
-                if left > count:
-                    prefills.appendleft((left - count, prompt, asked))
-                    break
-                done.append((self._expected(asked - 1), prompt + 1))
-            steps = 1 if done or prefills or not decodes else max(1, min(left for left, _ in decodes))
-            now += steps * self._seconds(rows, len(decodes) + len(done), contexts)
-            decodes = [(left - steps, context + steps) for left, context in decodes if left > steps] + done
-            if not waiting and not prefills:
-                return now
-        return now
+        waiting = [(prompt, self._expected(asked)) for prompt, asked in queue]
+        running = [(context, self._expected(left)) for context, left in self._running]
+        return self._first_token_s(waiting, running, self._seconds, self._max_running, self._budget)
 
     def _expected(self, tokens: int) -> int:
         return max(1, round(tokens * self.share_written))
@@ -98,3 +88,42 @@ class Forecast:
         sizes = (rows - texts + 1, *[1] * (texts - 1)) if rows >= texts else (rows,)
         shape = StepShape(sizes, (contexts, *[0] * (len(sizes) - 1)), texts)
         return self.calibration(self._counted_s(shape), shape)
+
+
+def first_token_s(
+    queue: Sequence[tuple[int, int]],
+    running: Sequence[tuple[int, int]],
+    step_s: StepSeconds,
+    max_running: int,
+    token_budget: int,
+) -> float:
+    """Seconds until the last of the queue has its first token; 0 for an empty queue.
+
+    queue: (prompt tokens, tokens to come), the first in the queue first. running: (tokens in the kv, tokens to come) of
+    texts that decode. While the queue waits for a place alone, steps are counted together, as long as nobody ends.
+    """
+    decodes, waiting, prefills = [*running], deque(queue), deque[tuple[int, int, int]]()  # left, prompt, to come
+    now = 0.0
+    for _ in range(MAX_STEPS):
+        while waiting and len(decodes) + len(prefills) < max_running:
+            prompt, to_come = waiting.popleft()
+            prefills.append((prompt, prompt, to_come))
+        if not waiting and not prefills:
+            break
+        contexts = sum(context for context, _ in decodes)
+        room, done, rows = max(0, token_budget - len(decodes)), [], len(decodes)
+        while prefills and room:
+            left, prompt, to_come = prefills.popleft()
+            count = min(left, room)
+            room -= count
+            rows += count
+            contexts += prompt - left
+            if left > count:
+                prefills.appendleft((left - count, prompt, to_come))
+                break
+            done.append((prompt, to_come - 1))
+        steps = 1 if done or prefills or not decodes else min(to_come for _, to_come in decodes)
+        now += steps * step_s(rows, len(decodes) + len(done), contexts)
+        decodes = [(context + steps, left - steps) for context, left in decodes] + done
+        decodes = [(context, left) for context, left in decodes if left > 0]
+    return now

@@ -18,6 +18,7 @@ from workbench.serving.api.errors import ApiError
 from workbench.serving.api.forecast import Forecast
 from workbench.serving.api.link import Link, StepNews, Update
 from workbench.serving.api.metrics import Metrics, TextTimes
+from workbench.serving.api.own import OwnParts
 from workbench.serving.api.served import Served
 from workbench.serving.api.settings import ServerSettings
 from workbench.serving.api.spans import Spans
@@ -76,7 +77,7 @@ class Stream:
 class Front:
     """One engine, its admission, metrics and clients. On the event loop alone, but for `_from_engine`.
 
-    watch: is shown the news of every step, on the event loop. trace: gets steps and texts.
+    watch: is shown the news of every step, on the event loop. trace: gets steps and texts. own: see `api.own`.
     """
 
     def __init__(
@@ -86,10 +87,12 @@ class Front:
         settings: ServerSettings,
         watch: Sequence[Callable[[StepNews], None]] = (),
         trace: Trace | None = None,
+        own: OwnParts | None = None,
     ) -> None:
         self.served, self.link, self.settings = served, link, settings
+        self.own = own or OwnParts()
         self.metrics = Metrics(served.name, link.num_blocks, link.block_size)
-        self.forecast = Forecast(link.max_running, link.token_budget, served.counted_s)
+        self.forecast = Forecast(link.max_running, link.token_budget, served.counted_s, self.own.first_token_s)
         self.admission = Admission(settings, self.forecast, self.metrics.refused)
         self.watch = [*watch]
         self.trace, self._spans = trace, Spans.if_installed()
