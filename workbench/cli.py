@@ -725,7 +725,7 @@ def run_soak_server(args: argparse.Namespace) -> int:
     _print_table(["what", "how often"], [[name, f"{number:,}"] for name, number in sorted(soaked.counts.items())])
     before, after = soaked.memory_bytes
     if after:
-        print(f"memory of the server: {before / 1e6:,.0f} MB after a quarter, {after / 1e6:,.0f} MB at the end")
+        print(f"memory of the server: {before / 1e6:,.0f} MB after half, {after / 1e6:,.0f} MB at the end")
     if soaked.failure:
         print(f"failed: {soaked.failure}")
         return 1
