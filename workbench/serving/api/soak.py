@@ -299,7 +299,7 @@ async def _soak(
     await soak.wait_until_empty()
     soaked.memory_bytes = half, process.memory_info().rss
     if requests >= 2 * WARM_REQUESTS and soaked.memory_bytes[1] > GROWTH * soaked.memory_bytes[0]:
-        raise Failed(f"the server's memory grew from {quarter:,} to {soaked.memory_bytes[1]:,} bytes")
+        raise Failed(f"the server's memory grew from {half:,} to {soaked.memory_bytes[1]:,} bytes")
     answers = [asyncio.create_task(soak.good(ending=True)) for _ in range(AT_THE_END)]
     await asyncio.sleep(0.1)
     server.send_signal(signal.SIGTERM)
