@@ -57,7 +57,8 @@ async def ask_all(peer: Peer, prompts: Sequence[str | list[int]], new_tokens: Se
 def run_engines(
     bench: Bench, *, model, peers: str, requests: int, longest: int, seed: int, repeats: int, features: bool
 ) -> Iterator[Measurement]:
-    """A Measurement a server: seconds of all requests, one sample a turn, ratios and equal texts in the counts; then one for each thing it was asked to do (unit "yes": 1 or 0), whose check says what came."""
+    """A Measurement a server: seconds of all requests, a sample a turn, with ratios and equal texts in the counts; then
+    one for each feature that it was asked for (unit "yes": 1 or 0), with what came as its verdict."""
     if bench.device != "cpu":
         raise WorkbenchError('server.engines compares servers on a CPU; run it with device "cpu"')
     decoder = bench.model(model)
@@ -135,7 +136,7 @@ def _text(peer: Peer, text: str, tokenizer) -> str:
 EXPERIMENT = Experiment(
     name="server.engines",
     lab=11,
-    question="How fast are four servers on one workload, and what does each do?",
+    question="How fast are four servers on the same load, and what does each do?",
     how=(
         "the same greedy float32 requests over HTTP, streamed, all sent at once, with the same weights and two threads; "
         "servers in processes of their own, one at a time, the others stopped; ratios are medians over the turns."
