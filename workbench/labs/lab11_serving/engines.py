@@ -1,0 +1,156 @@
+"""server.engines: ours, transformers, llama.cpp and vLLM over HTTP: the same weights and requests, one at a time.
+
+Every server runs in a process of its own and is stopped (SIGSTOP) while another is measured. All requests are sent at
+once and streamed; the clock runs from the first byte sent to the last one read, and a ratio is of two runs of one turn.
+Outputs are compared with ours, text by text. Then each is asked what it can do (`probes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.experiments.contract import Experiment, Setting
+from workbench.experiments.inputs import MODEL, plain
+from workbench.instruments.timing import exclusive
+from workbench.labs.lab08_continuous_batching.peers import requests_for
+from workbench.labs.lab11_serving.probes import YES, probe
+from workbench.labs.lab11_serving.servers import LLAMA_CPP, OURS, TRANSFORMERS, VLLM, Peer, started
+from workbench.serving.bench.client import Client, Target
+from workbench.serving.bench.recording import Planned
+
+if TYPE_CHECKING:
+    from workbench.instruments.bench import Bench
+    from workbench.instruments.records import Measurement
+
+CHOICES = {"all": (OURS, TRANSFORMERS, LLAMA_CPP, VLLM), "ours": (OURS,), "transformers": (OURS, TRANSFORMERS)}
+LIMIT_S = 600
+
+
+async def ask_all(peer: Peer, prompts: Sequence[str | list[int]], new_tokens: Sequence[int]) -> list[str]:
+    """The texts, in the order of the prompts. Raises WorkbenchError where one is not answered."""
+    client = Client(Target.of(peer.url), timeout_s=LIMIT_S)
+
+    async def one(index: int) -> str:
+        body = {"model": peer.model, "prompt": prompts[index], "max_tokens": new_tokens[index], "temperature": 0}
+        body |= {"stream": True, **({} if peer.name == TRANSFORMERS else {"ignore_eos": True})}
+        planned = Planned(index, None, max(1, len(prompts[index])), new_tokens[index])
+        result = await client.ask(planned, json.dumps(body).encode())
+        if not result.ok:
+            raise WorkbenchError(f"{peer.name} did not answer request {index}: {result.outcome} {result.reason}")
+        return result.text
+
+    return list(await asyncio.gather(*(one(index) for index in range(len(prompts)))))
+
+
+def run_engines(
+    bench: Bench, *, model, peers: str, requests: int, longest: int, seed: int, repeats: int, features: bool
+) -> Iterator[Measurement]:
+    """A Measurement a server: seconds of all requests, a sample a turn, with ratios and equal texts in the counts; then
+    one for each feature that it was asked for (unit "yes": 1 or 0), with what came as its verdict."""
+    if bench.device != "cpu":
+        raise WorkbenchError('server.engines compares servers on a CPU; run it with device "cpu"')
+    decoder = bench.model(model)
+    if decoder.dtype != torch.float32 or decoder.tokenizer is None:
+        raise WorkbenchError("server.engines compares texts in float32; take a model with a tokenizer, in float32")
+    tokenizer = decoder.tokenizer
+    asked = requests_for(decoder, requests, longest, seed)
+    texts = [tokenizer.decode(prompt) for prompt in asked.prompts]
+    ids = [tokenizer.encode_prompt(text) for text in texts]  # a piece of a text may be cut into other tokens
+    wanted: dict[str, list[str]] = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
+        found = []
+        for name in CHOICES[peers]:
+            made = started(bench, [name], model, folder, folder / "log")
+            stack.enter_context(contextlib.closing(made))
+            for peer in made:
+                peer.pause()
+                found.append(peer)
+                break
+        for turn in range(-1, repeats):  # the first warms up
+            for peer in found:
+                bench.report(f"turn {turn + 1} of {repeats}: {peer.name}" if turn >= 0 else "warming up")
+                bench.check_stop()
+                prompts: list = [list(one) for one in ids] if peer.token_ids else texts
+                peer.go_on()
+                with exclusive(bench.check_stop):
+                    began = time.perf_counter()
+                    answers = asyncio.run(ask_all(peer, prompts, asked.new_tokens))
+                    seconds = time.perf_counter() - began
+                peer.pause()
+                wanted[peer.name] = answers
+                if turn >= 0:
+                    peer.samples.append(seconds)
+        for peer in found:
+            bench.check_stop()
+            bench.report(f"{peer.name}: what it can do")
+            peer.go_on()
+            equal = sum(
+                _text(peer, theirs, tokenizer) == ours
+                for theirs, ours in zip(wanted[peer.name], wanted[OURS], strict=True)
+            )
+            ratios = [other / own for other, own in zip(peer.samples, found[0].samples)]
+            tokens = sum(asked.new_tokens)
+            yield bench.measurement(
+                name="server.engines",
+                settings={**plain({"model": model}), "server": peer.name, "requests": requests, "seed": seed},
+                samples=peer.samples,
+                unit="s",
+                counts={
+                    "tokens": tokens,
+                    "tokens_per_s": tokens / statistics.median(peer.samples),
+                    "times_ours": statistics.median(ratios),
+                    "texts_equal": equal,
+                },
+                check=f"{equal} of {requests} texts are ours",
+            )
+            for feature, verdict in probe(peer).items() if features else ():
+                yield bench.measurement(
+                    name="server.engines",
+                    settings={**plain({"model": model}), "server": peer.name, "feature": feature, "verdict": verdict},
+                    samples=[float(verdict.startswith(YES))],
+                    unit="yes",
+                    check=verdict,
+                )
+
+
+def _text(peer: Peer, text: str, tokenizer) -> str:
+    """llama.cpp's vocabulary here names each token id: "<17><4>"."""
+    if peer.name != LLAMA_CPP:
+        return text
+    return str(tokenizer.decode([int(number) for number in re.findall(r"<(\d+)>", text)]))
+
+
+EXPERIMENT = Experiment(
+    name="server.engines",
+    lab=11,
+    question="How fast are four servers on the same load, and what does each do?",
+    how=(
+        "the same greedy float32 requests over HTTP, streamed, all sent at once, with the same weights and two threads; "
+        "servers in processes of their own, one at a time, the others stopped; ratios are medians over the turns."
+    ),
+    settings=(
+        MODEL,
+        Setting("peers", "all", "choice", choices=tuple(CHOICES), help="who else runs, of those that are installed"),
+        Setting("requests", 64, "int", low=1, high=256, brief=4, help="sent at once"),
+        Setting("longest", 160, "int", low=8, high=512, brief=8, help="new tokens of the longest; most are short"),
+        Setting("seed", 0, "int", low=0, high=1_000_000, help="of the lengths"),
+        Setting("repeats", 3, "int", low=1, high=20, brief=1, help="timed turns"),
+        Setting("features", True, "flag", help="also ask what each can do"),
+    ),
+    run=run_engines,
+    predict=lambda ceilings, **settings: [],
+    record={"cpu": ({},), "cuda": ()},
+)
