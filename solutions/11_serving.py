@@ -95,7 +95,7 @@ with checks.trying("server-stops"):
             shown.append(stops.add(piece))
             if stops.found:
                 break
-        print(list(pieces), "→", shown, "found" if stops.found else f"and at the end {stops.finish()!r}")
+        print(list(pieces), "→", shown, "and no more" if stops.found else f"and at the end {stops.finish()!r}")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "server-stops-check", "points": 9}
 checks.check("server-stops", MyStops)

@@ -28,7 +28,7 @@ first stop string only: each of the stop strings may be on its way
 +        for stop in self.stop[:1]:
 +            for length in range(1, len(stop)):
 
-one character at most: a stop string may have begun several characters ago
+only one character: a stop string may have begun several characters ago
 -            for length in range(1, len(stop)):
 +            for length in range(1, min(2, len(stop))):
 
@@ -728,7 +728,7 @@ counting = {"vllm_goodput": vllm_goodput, "goodput": goodput, "is_good": is_good
     "server-policy": """
 def by_prefix(sequence, now_s, *, cached, patience_s):
     patient = sequence.arrival_s + patience_s > now_s
-    found = cached(sequence) if patient else float("inf")
-    return [-found, sequence.request.arrival_s, sequence.number]
+    tokens = cached(sequence) if patient else float("inf")
+    return [-tokens, sequence.request.arrival_s, sequence.number]
 """,
 }

@@ -69,23 +69,23 @@ def test_a_zoo_model_is_what_its_recipe_says(name):
 
 
 def test_the_card_is_filled_in(name):
-    found, recipe = card(name), RECIPES[name]
-    assert found["name"] == name
-    assert found["role"] == recipe.role
-    assert found["parameters"] == recipe.config.num_parameters()
-    assert found["steps"] == recipe.steps
-    assert found["tokens_seen"] == recipe.tokens
-    assert found["seed"] == recipe.seed
+    facts, recipe = card(name), RECIPES[name]
+    assert facts["name"] == name
+    assert facts["role"] == recipe.role
+    assert facts["parameters"] == recipe.config.num_parameters()
+    assert facts["steps"] == recipe.steps
+    assert facts["tokens_seen"] == recipe.tokens
+    assert facts["seed"] == recipe.seed
     variant = recipe.role == "variant"
-    assert found["passes"] >= (0.5 if variant else 2)
-    assert found["held_out"]["tokens"] > 50_000
-    assert 0 < found["held_out"]["nats_per_token"] < (4.5 if variant else 4)
-    assert 0 < found["held_out"]["bits_per_byte"] < 3
-    assert found["hours"] > 0
+    assert facts["passes"] >= (0.5 if variant else 2)
+    assert facts["held_out"]["tokens"] > 50_000
+    assert 0 < facts["held_out"]["nats_per_token"] < (4.5 if variant else 4)
+    assert 0 < facts["held_out"]["bits_per_byte"] < 3
+    assert facts["hours"] > 0
     for key in ("corpus", "optimizer", "schedule", "precision", "hardware", "torch"):
-        assert found[key]
+        assert facts[key]
     page = (ZOO / name / "README.md").read_text()
-    assert f"{found['held_out']['nats_per_token']:.4f} nats per token" in page
+    assert f"{facts['held_out']['nats_per_token']:.4f} nats per token" in page
 
 
 def test_the_target_clearly_beats_the_draft_on_held_out_text():

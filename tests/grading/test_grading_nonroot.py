@@ -317,7 +317,7 @@ def test_answers_of_the_graders_own_user_gain_learn_and_break_nothing(python, ca
 
 
 def test_where_the_system_gives_nothing_the_report_says_so_and_marks_are_right(python):
-    """Also: what this user may not read or write is told, and costs nobody else a mark."""
+    """Also: what this user may not read or write is said, and costs nobody else a mark."""
     found = graded_as_user(python, NOTHING, names=[])
     assert found["scores"] == EARNED
     assert found["errors"] == ["closed: closed cannot be read: permission denied"]

@@ -1,4 +1,4 @@
-"""A known mistake is told where it is graded, too: for a secret seed, by the clone's solutions/ or Gradescope's zip."""
+"""A known mistake is said where it is graded, too: for a secret seed, by the clone's solutions/ or Gradescope's zip."""
 
 from __future__ import annotations
 

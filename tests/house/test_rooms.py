@@ -101,8 +101,8 @@ def lacks(root: Path) -> list[str]:
         _lacks_of_a_lab(root, folder, say, prefixes, panels)
     for kit in KITS:
         for file in sorted((root / "workbench" / kit).rglob("*.py")):
-            if told := NAMES_A_LAB.search(file.read_text(encoding="utf-8")):
-                say(file, f"a kit knows no lab, and this one names {told[0]!r}")
+            if named := NAMES_A_LAB.search(file.read_text(encoding="utf-8")):
+                say(file, f"a kit knows no lab, and this one names {named[0]!r}")
     return found
 
 

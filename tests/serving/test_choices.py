@@ -45,9 +45,9 @@ def expected(prompt: list[int], ids: list[int], stops: list[str]) -> tuple[str, 
     for count in range(1, len(ids) + 1):
         text = TOKENIZER.decode(prompt[-1:] + ids[:count])[len(before) :]
         whole = text if count == len(ids) else text.rstrip(BROKEN)
-        found = [(at + len(stop), at) for stop in stops if (at := whole.find(stop)) >= 0]
-        if found:  # the first that is complete
-            return whole[: min(found)[1]], "stop", count
+        ends = [(at + len(stop), at) for stop in stops if (at := whole.find(stop)) >= 0]
+        if ends:  # the first that is complete
+            return whole[: min(ends)[1]], "stop", count
     return text, "length", len(ids)
 
 

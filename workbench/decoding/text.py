@@ -56,10 +56,10 @@ class StopStrings:
     def add(self, piece: str) -> str:
         """The text that may be shown now. Once a stop string is `found`, it and all after it is dropped."""
         text = self._held + piece
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
+        ends = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if ends:
             self._held, self.found = "", True
-            return text[: min(found)[1]]
+            return text[: min(ends)[1]]
         held = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

@@ -149,17 +149,14 @@ class BlockTables:
     # -- a sequence's life -----------------------------------------------------------------------------------------
 
     def find(self, token_ids: Sequence[int], tenant: str | bytes = "") -> list[int]:
-        """The blocks that a sequence of these tokens would start with now: whole blocks of the prefix cache, and never
-        the last token, because its logits are needed. Holds none of them."""
+        """The blocks of the prefix cache that a sequence of these tokens would start with now, never with the last
+        token, because its logits are needed. tenant: only blocks that were remembered under the same name match."""
         if self.prefix is None or not len(token_ids):
             return []
         return self.prefix.match(token_ids[: (len(token_ids) - 1) // self.block_size * self.block_size], tenant)
 
     def open(self, sequence: Hashable, token_ids: Sequence[int] = (), tenant: str | bytes = "") -> int:
-        """Start a sequence from the prefix cache; returns the number of its tokens that were found there.
-
-        Those of `find`. tenant: only blocks that were remembered under the same name match.
-        """
+        """Start a sequence with the blocks of `find`; returns the number of its tokens that they hold."""
         self._check_new(sequence)
         cached = self.find(token_ids, tenant)
         for block in cached:

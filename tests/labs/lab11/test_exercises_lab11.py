@@ -59,12 +59,12 @@ class TestExercises(ExerciseClaims):
     def printed(self, lines):
         """What the prose shows."""
         text = "\n".join(lines)
-        assert "['x', 'a', 'a', 'a', 'b'] → ['x', '', '', 'a', ''] found" in lines
+        assert "['x', 'a', 'a', 'a', 'b'] → ['x', '', '', 'a', ''] and no more" in lines
         assert "['a', 'b', 'd', 'e', 'za'] → ['', 'a', 'bd', 'e', 'z'] and at the end 'a'" in lines
         assert ": ping" in lines and lines.count("data: [DONE]") == 1
         shapes = ((4, 1, 10), (4, 2, 14), (4, 2, 6))
-        told = "  a step of {} rows, {} texts that get a token, {} tokens in the cache"
-        assert "\n".join(told.format(*shape) for shape in shapes) in text
+        step = "  a step of {} rows, {} texts that get a token, {} tokens in the cache"
+        assert "\n".join(step.format(*shape) for shape in shapes) in text
         assert "due in 0.9375 s: Retry-After None" in lines and "due in 0.5 s: Retry-After 1" in lines
         assert "ours        0.2 a second, 40%" in lines and "vllm bench  0.417 a second, 100%" in lines
         hits = [int(line[36:41]) for line in lines if "tokens from the cache" in line]
@@ -122,8 +122,8 @@ def test_the_judges_parser_reads_what_the_load_tool_reads():
             whole = "".join(run_events(answer, **case)["written"]).encode("latin-1")
             for end in (b"\n", b"\r\n", b"\r"):
                 data = whole.replace(b"\r\n", b"\n").replace(b"\n", end)
-                found, _, rest = events.parsed(data)
-                assert (found, rest) == (EventStream().feed(data + b"\n"), "")
+                read, _, rest = events.parsed(data)
+                assert (read, rest) == (EventStream().feed(data + b"\n"), "")
     assert events.parsed(b"data: a\ndata:b\n\n: c\ndata: d\n") == (["a\nb"], [" c"], "d")
 
 

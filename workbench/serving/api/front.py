@@ -37,7 +37,7 @@ class Stream:
     def __init__(self, front: Front, requests: Sequence[Request]) -> None:
         self._front, self._left = front, {request.id: request.n for request in requests}
         self.begun: dict[Hashable, tuple[float, int]] = {}
-        """When a request's first step began, and how many of its tokens were found in the prefix cache."""
+        """When a request's first step began, and how many of its tokens the prefix cache had."""
         self._updates: list[Update] = []
         self._event = asyncio.Event()
         self._why: BaseException | None = None

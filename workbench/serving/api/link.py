@@ -39,7 +39,7 @@ class StepNews(NamedTuple):
     """What a step did, in plain values. Times in seconds on the engine's clock."""
 
     updates: tuple[Update, ...]
-    begun: tuple[tuple[Hashable, int], ...]  # requests that were admitted, and what each found in the prefix cache
+    begun: tuple[tuple[Hashable, int], ...]  # admitted requests, and how many tokens of each the prefix cache had
     step: int
     at_s: float
     seconds: float
@@ -54,7 +54,7 @@ class StepNews(NamedTuple):
     waiting: int
     blocks_used: int
     prefix_queries: int  # tokens of prompts that were admitted until now,
-    prefix_hits: int  # and how many of them were found in the prefix cache
+    prefix_hits: int  # and how many of them the prefix cache had
     names: tuple[Hashable, ...]  # requests of the batch, as new_tokens
     failures: tuple[str, ...] = ()  # errors that stopped steps before this one, which were undone
 

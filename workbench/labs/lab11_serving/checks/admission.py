@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import told_missing as lacks
 
 FIXED = {"fixed": 1.0, "row": 0.0, "text": 0.0, "context": 0.0}
 EXAMPLE = {"queue": [[6, 3], [3, 5]], "running": [[10, 2]], "max_running": 2, "token_budget": 4}  # the exercise's own
@@ -136,7 +136,7 @@ def _where(case: dict) -> str:
 
 
 def judge_wait(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := lacks(seen):
         return lacking
     where, right = _where(case), exact_steps(case)
     if seen["changed"]:
@@ -145,24 +145,24 @@ def judge_wait(case: dict, seen: dict) -> str | None:
     came = seen["seconds"]
     if isinstance(came, int | float) and abs(came - expected) <= 1e-9 * max(1.0, expected):
         return None
-    told = f"{where}{came!r} s, expected {expected:.6g} s, {len(right)} steps"
+    message = f"{where}{came!r} s, expected {expected:.6g} s, {len(right)} steps"
     for number, (a, b) in enumerate(zip(seen["steps"], right), 1):
         if tuple(a) != b:
-            return f"{told}: in step {number} rows, texts, contexts are {tuple(a)}, expected {b}"
+            return f"{message}: in step {number} rows, texts, contexts are {tuple(a)}, expected {b}"
     if len(seen["steps"]) != len(right):
-        return f"{told}: step_s was called for {len(seen['steps'])}; the last of the queue has its first token then"
-    return f"{told}: the sum of what step_s gives for each"
+        return f"{message}: step_s was called for {len(seen['steps'])}; the last of the queue has its first token then"
+    return f"{message}: the sum of what step_s gives for each"
 
 
 def judge_retry(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := lacks(seen):
         return lacking
     late = case["wait_s"] - case["deadline_s"]
     right = None if late <= 0 else int(late) + (late > int(late))
     came = seen["retry_after"]
     if came == right and not isinstance(came, bool):
         return None
-    told = f"expected in {case['wait_s']:.8g} s, due in {case['deadline_s']:g} s: Retry-After is {came!r}, expected"
-    return f"{told} {right!r}: " + (
+    message = f"expected in {case['wait_s']:.8g} s, due in {case['deadline_s']:g} s: Retry-After is {came!r}, expected"
+    return f"{message} {right!r}: " + (
         "it comes in time" if right is None else "the seconds that are missing, rounded up to whole ones"
     )

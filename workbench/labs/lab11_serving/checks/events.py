@@ -91,7 +91,7 @@ def ping_cases(draw: random.Random) -> list[dict]:
 
 def parsed(data: bytes) -> tuple[list[str], list[str], str]:
     """(the data of each event, comments, what was left without an empty line after it). Raises UnicodeDecodeError."""
-    events, comments, lines = [], [], []
+    events, comments, lines = list[str](), list[str](), list[str]()
     *whole, rest = re.split(r"\r\n|\n|\r", data.decode("utf-8"))
     for line in whole:
         if not line:
@@ -142,8 +142,8 @@ def _shown(call: Call) -> str:
     what, given = call
     if what != "pieces":
         return what
-    told = [f"{text!r}{f' ({reason})' if reason else ''} of choice {index}" for index, text, reason in given]
-    return f"pieces {', '.join(told)}" if told else "no pieces"
+    shown = [f"{text!r}{f' ({reason})' if reason else ''} of choice {index}" for index, text, reason in given]
+    return f"pieces {', '.join(shown)}" if shown else "no pieces"
 
 
 def judge_events(case: dict, seen: dict) -> str | None:
@@ -155,8 +155,8 @@ def judge_events(case: dict, seen: dict) -> str | None:
         data = came.encode("latin-1")
         try:
             events, comments, rest = parsed(data)
-        except UnicodeDecodeError:
-            return f"{where}{data[:80]!r} is not UTF-8"
+        except UnicodeDecodeError as error:
+            return f"{where}{data[:80]!r} is not UTF-8: {error.reason}"
         if rest:
             return f"{where}{rest[:80]!r} is no whole event: an event ends with an empty line"
         right = exact(case, begun, call)
@@ -177,8 +177,8 @@ def _judge_each(events: list[str], right: list) -> str | None:
             return f"[DONE] came, where {_brief(expected)} was expected"
         try:
             value = json.loads(event)
-        except ValueError:
-            return f"{event[:80]!r} is no JSON: one object in each event, in one line"
+        except ValueError as error:
+            return f"{event[:80]!r} is no JSON ({error}): one object in each event, in one line"
         if value != expected and _without_refusal(value) != expected:
             return _difference(value, expected)
     if len(events) != len(right):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import told_missing as lacks
 
 OBJECTIVES = {"ttft_s": 0.5, "tpot_s": 0.125}
 GRID = 64
@@ -179,7 +179,7 @@ def _close(a: object, b: float | None) -> bool:
 
 def judge_rates(case: dict, seen: dict) -> str | None:
     """TPOT of each row."""
-    if lacking := told_missing(seen):
+    if lacking := lacks(seen):
         return lacking
     for row, came, right in zip(case["rows"], seen["tpot_s"], exact(case)["tpot_s"]):
         if not _close(came, right):
@@ -190,17 +190,17 @@ def judge_rates(case: dict, seen: dict) -> str | None:
 
 def judge_good(case: dict, seen: dict) -> str | None:
     """Which rows are good."""
-    if lacking := told_missing(seen):
+    if lacking := lacks(seen):
         return lacking
     for row, came, right in zip(case["rows"], seen["is_good"], exact(case)["is_good"]):
         if came is not right:
-            told = f"{_shown(row)}; limits {_limits(case['objectives'])}: good is {came!r}, expected {right}: "
-            return told + "complete, TTFT from when it was due, and each limit there is, met also exactly"
+            message = f"{_shown(row)}; limits {_limits(case['objectives'])}: good is {came!r}, expected {right}: "
+            return message + "complete, TTFT from when it was due, and each limit there is, met also exactly"
     return None
 
 
 def _judge_pair(case: dict, seen: dict, name: str, of: int, over: float, why: str) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := lacks(seen):
         return lacking
     came, right = seen[name], exact(case)[name]
     where = f"{len(case['rows'])} requests, window {case['start_s']:g} … {case['end_s']:g} s, {name}: "

@@ -54,8 +54,8 @@ class Cached:
 
     def __call__(self, sequence: Sequence) -> int:
         assert self.tables is not None, "the policy was asked before the engine was there"
-        found = self.tables.find(sequence.token_ids, sequence.request.tenant)
-        return len(found) * self.tables.block_size
+        blocks = self.tables.find(sequence.token_ids, sequence.request.tenant)
+        return len(blocks) * self.tables.block_size
 
 
 @dataclass(frozen=True)

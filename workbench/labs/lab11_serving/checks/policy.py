@@ -101,9 +101,9 @@ def judge_order(case: dict, seen: dict) -> str | None:
         return None
     by_name = {one[0]: one for one in case["sequences"]}
     at = next(at for at, (a, b) in enumerate(zip(came, right)) if a != b)
-    told = [_shown(by_name[name], case["now_s"]) for name in (came[at], right[at])]
+    first, other = [_shown(by_name[name], case["now_s"]) for name in (came[at], right[at])]
     limit = f"at {case['now_s']:g} s, patience {case['patience_s']:g} s: "
-    return f"{limit}{told[0]} goes before {told[1]}, and it is the other way round: the order is {', '.join(right)}"
+    return f"{limit}{first} goes before {other}, and it is the other way round: the order is {', '.join(right)}"
 
 
 def _shown(one: list, now_s: float) -> str:
@@ -143,8 +143,8 @@ def judge_hits(case: dict, seen: dict, run: str = "policy") -> str | None:
     if seen["hit_tokens"] > theirs:
         return None
     where = f"{len(case['requests'])} requests, {case['num_blocks']} blocks: "
-    told = f"{where}{seen['hit_tokens']} tokens of prompts came from the cache, {theirs} with first_come and {ours}"
-    return f"{told} are possible: who has most of its prompt in the cache goes first"
+    message = f"{where}{seen['hit_tokens']} tokens of prompts came from the cache, {theirs} with first_come and {ours}"
+    return f"{message} are possible: who has most of its prompt in the cache goes first"
 
 
 def judge_waits(case: dict, seen: dict) -> str | None:
@@ -153,8 +153,8 @@ def judge_waits(case: dict, seen: dict) -> str | None:
         return fault
     for name, wait in counted("policy", case, "ours")["waits"].items():
         if name.startswith("s") and seen["waits"][name] > wait + 2:
-            told = f"{name}, which shares nothing, waited {seen['waits'][name]} steps, expected at most {wait + 2}"
-            return f"{told}: after patience_s = {case['patience']:g} it goes before all who have not waited so long"
+            message = f"{name}, which shares nothing, waited {seen['waits'][name]} steps, expected at most {wait + 2}"
+            return f"{message}: after patience_s = {case['patience']:g} it goes before all who have not waited so long"
     return None
 
 

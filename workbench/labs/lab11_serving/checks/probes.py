@@ -23,14 +23,14 @@ from workbench.serving.soak_kinds import tiny_model, tiny_tokenizer
 
 
 def run_stops(answer: Any, stop: list, pieces: list) -> dict:
-    """Piece by piece, until one is found; then the end."""
-    stops, shown, found = answer(list(stop)), [], []
+    """Piece by piece, until a stop string is complete; then the end."""
+    stops, shown, said = answer(list(stop)), [], []
     for piece in pieces:
         shown.append(stops.add(piece))
-        found.append(stops.found)
-        if stops.found:
+        said.append(stops.found)
+        if said[-1]:
             break
-    return {"shown": shown, "found": found, "last": stops.finish()}
+    return {"shown": shown, "found": said, "last": stops.finish()}
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def run_order(answer: Any, sequences: list, now_s: float, patience_s: float) -> 
     """Names in the order of their keys. sequences: [name, arrival_s, cached tokens, number]."""
     made, cached = [], {}
     for name, arrival_s, tokens, number in sequences:
-        sequence = Sequence.of(Request(name, [1] * 40, 4, arrival_s=arrival_s), 0, number, [1] * 40)
+        sequence = Sequence.of(Request(name, (1,) * 40, 4, arrival_s=arrival_s), 0, number, [1] * 40)
         made.append(sequence)
         cached[sequence.id] = tokens
     keys = {s.id: answer(s, now_s, cached=lambda one: cached[one.id], patience_s=patience_s) for s in made}

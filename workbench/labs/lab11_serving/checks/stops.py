@@ -12,11 +12,11 @@ def stops_case(stop: list[str], pieces: list[str] | str) -> dict:
     return {"stop": stop, "pieces": list(pieces)}
 
 
-def cut(draw: random.Random, text: str, most: int = 4) -> list[str]:
-    """Into pieces of 1 … most characters."""
+def cut(draw: random.Random, text: str, max_size: int = 4) -> list[str]:
+    """Into pieces of 1 … max_size characters."""
     pieces = []
     while text:
-        size = draw.randint(1, most)
+        size = draw.randint(1, max_size)
         pieces.append(text[:size])
         text = text[size:]
     return pieces
@@ -88,7 +88,7 @@ def served_cases(draw: random.Random) -> list[dict]:
 
 
 def exact(stop: list[str], text: str) -> tuple[int, bool]:
-    """(characters of this text that can be shown, found), looking at every place of it."""
+    """(characters of this text that can be shown, whether a stop string is complete), looking at every place of it."""
     for end in range(1, len(text) + 1):
         lengths = [len(one) for one in stop if text[:end].endswith(one)]
         if lengths:
@@ -105,18 +105,18 @@ def _where(case: dict, number: int) -> str:
 
 def judge_stops(case: dict, seen: dict) -> str | None:
     text = shown = ""
-    for number, (piece, came, found) in enumerate(zip(case["pieces"], seen["shown"], seen["found"])):
+    for number, (piece, came, said) in enumerate(zip(case["pieces"], seen["shown"], seen["found"])):
         where = _where(case, number)
         if not isinstance(came, str):
             return f"{where}add gave {came!r}, where a text was expected"
         text, shown = text + piece, shown + came
         length, right = exact(case["stop"], text)
-        if found is not right:
+        if said is not right:
             what = "a stop string is complete" if right else "no stop string is complete"
-            return f"{where}found is {found!r}, expected {right}: {what} in {text!r}"
+            return f"{where}found is {said!r}, expected {right}: {what} in {text!r}"
         if shown != text[:length]:
-            told = f"{where}shown is now {shown!r}, expected {text[:length]!r} of {text!r}: "
-            return told + _told(case["stop"], text, shown, length, right)
+            message = f"{where}shown is now {shown!r}, expected {text[:length]!r} of {text!r}: "
+            return message + _explained(case["stop"], text, shown, length, right)
         if right:
             return _judge_end(where, seen["last"], "", "after a stop string nothing is left")
     if len(seen["shown"]) < len(case["pieces"]):
@@ -125,10 +125,10 @@ def judge_stops(case: dict, seen: dict) -> str | None:
     return _judge_end(_where(case, len(case["pieces"]) - 1), seen["last"], held, "what is still held back")
 
 
-def _told(stop: list[str], text: str, shown: str, length: int, found: bool) -> str:
+def _explained(stop: list[str], text: str, shown: str, length: int, complete: bool) -> str:
     if not text.startswith(shown):
         return "the text itself, nothing lost, nothing twice"
-    if found:
+    if complete:
         return "what stands before the stop string that is complete first, the longest of those that are"
     if len(shown) > length:
         return f"{text[length:]!r} may be the beginning of a stop string"
@@ -142,9 +142,9 @@ def _judge_end(where: str, came: object, expected: str, why: str) -> str | None:
 def judge_served(case: dict, seen: dict) -> str | None:
     """seen: what the server made of it, and the whole text that it was made of, token by token."""
     where = f"in the server, {len(case['tokens'])} tokens, {case['size']} at a time, stop strings {case['stop']}: "
-    length, found = exact(case["stop"], seen["whole"])
-    text = seen["whole"][:length] if found else seen["whole"]
-    reason = "stop" if found else "length"
+    length, complete = exact(case["stop"], seen["whole"])
+    text = seen["whole"][:length] if complete else seen["whole"]
+    reason = "stop" if complete else "length"
     if seen["text"] != text:
         return f"{where}the text is {seen['text']!r}, expected {text!r} of {seen['whole']!r}"
     if seen["finish_reason"] != reason:
