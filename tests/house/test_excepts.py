@@ -129,6 +129,10 @@ REASONS = {
         "workbench/kv/allocators.py PagedBlocks._grow: NoRoom",
         "workbench/kv/ledger.py Ledger.refuse: WorkbenchError",
         "workbench/lab_server.py _free: OSError",
+        "workbench/labs/lab11_serving/probes.py Asking.object: ValueError",
+        "workbench/labs/lab11_serving/probes.py Asking.running: OSError, http.client.HTTPException",
+        "workbench/labs/lab11_serving/probes.py wrong_value: ValueError, KeyError, TypeError",
+        "workbench/labs/lab11_serving/servers.py Peer.wait_until_ready: OSError, http.client.HTTPException",
         "workbench/labs/lab05_quantization/panels/numbers.py _value_in: WorkbenchError",
         "workbench/models/evaluation.py parses: SyntaxError, ValueError, OverflowError",
         "workbench/processes.py _event: ValueError",
@@ -165,6 +169,7 @@ REASONS = {
         "workbench/instruments/device.py _read_cache: OSError, ValueError, TypeError, AttributeError, KeyError",
     ),
     "what was to be ended, closed or deleted is gone already, or goes with its folder": (
+        "workbench/labs/lab11_serving/servers.py started: ProcessLookupError",
         "workbench/grading/child.py serve: OSError",
         "workbench/grading/confine.py _threads_of_user: OSError",
         "workbench/grading/confine.py end_children: ChildProcessError",

@@ -55,10 +55,10 @@ async def ask_all(peer: Peer, prompts: Sequence[str | list[int]], new_tokens: Se
 
 
 def run_engines(
-    bench: Bench, *, model, peers: str, requests: int, longest: int, seed: int, repeats: int, features: bool
+    bench: Bench, *, model, peers: str, requests: int, longest: int, seed: int, repeats: int, abilities: bool
 ) -> Iterator[Measurement]:
     """A Measurement a server: seconds of all requests, a sample a turn, with ratios and equal texts in the counts; then
-    one for each feature that it was asked for (unit "yes": 1 or 0), with what came as its verdict."""
+    one for each ability that it was asked for (unit "yes": 1 or 0), with what came as its verdict."""
     if bench.device != "cpu":
         raise WorkbenchError('server.engines compares servers on a CPU; run it with device "cpu"')
     decoder = bench.model(model)
@@ -71,16 +71,16 @@ def run_engines(
     wanted: dict[str, list[str]] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
-        found = []
+        ready = []
         for name in CHOICES[peers]:
             made = started(bench, [name], model, folder, folder / "log")
             stack.enter_context(contextlib.closing(made))
             for peer in made:
                 peer.pause()
-                found.append(peer)
+                ready.append(peer)
                 break
         for turn in range(-1, repeats):  # the first warms up
-            for peer in found:
+            for peer in ready:
                 bench.report(f"turn {turn + 1} of {repeats}: {peer.name}" if turn >= 0 else "warming up")
                 bench.check_stop()
                 prompts: list = [list(one) for one in ids] if peer.token_ids else texts
@@ -93,7 +93,7 @@ def run_engines(
                 wanted[peer.name] = answers
                 if turn >= 0:
                     peer.samples.append(seconds)
-        for peer in found:
+        for peer in ready:
             bench.check_stop()
             bench.report(f"{peer.name}: what it can do")
             peer.go_on()
@@ -101,7 +101,7 @@ def run_engines(
                 _text(peer, theirs, tokenizer) == ours
                 for theirs, ours in zip(wanted[peer.name], wanted[OURS], strict=True)
             )
-            ratios = [other / own for other, own in zip(peer.samples, found[0].samples)]
+            ratios = [other / own for other, own in zip(peer.samples, ready[0].samples)]
             tokens = sum(asked.new_tokens)
             yield bench.measurement(
                 name="server.engines",
@@ -116,10 +116,10 @@ def run_engines(
                 },
                 check=f"{equal} of {requests} texts are ours",
             )
-            for feature, verdict in probe(peer).items() if features else ():
+            for ability, verdict in probe(peer).items() if abilities else ():
                 yield bench.measurement(
                     name="server.engines",
-                    settings={**plain({"model": model}), "server": peer.name, "feature": feature, "verdict": verdict},
+                    settings={**plain({"model": model}), "server": peer.name, "ability": ability, "verdict": verdict},
                     samples=[float(verdict.startswith(YES))],
                     unit="yes",
                     check=verdict,
@@ -148,7 +148,7 @@ EXPERIMENT = Experiment(
         Setting("longest", 160, "int", low=8, high=512, brief=8, help="new tokens of the longest; most are short"),
         Setting("seed", 0, "int", low=0, high=1_000_000, help="of the lengths"),
         Setting("repeats", 3, "int", low=1, high=20, brief=1, help="timed turns"),
-        Setting("features", True, "flag", help="also ask what each can do"),
+        Setting("abilities", True, "flag", help="also ask what each can do"),
     ),
     run=run_engines,
     predict=lambda ceilings, **settings: [],

@@ -1,4 +1,4 @@
-"""What a server can do, by asking it and not by reading about it: one row of the table of features for each.
+"""What a server can do, by asking it and not by reading about it: one row of the table of abilities for each.
 
 A probe says "yes", "no", what came instead, or "not visible" where the server gives nothing to see it by.
 """
