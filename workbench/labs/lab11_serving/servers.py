@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +92,7 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def started(bench: Bench, names: Sequence[str], model: str, folder: Path, log: Path) -> Iterator[Peer]:
+def started(bench: Bench, names: Sequence[str], model: str, folder: Path, log: Path) -> Generator[Peer, None, None]:
     """The servers of these names that are installed, ready, one after the other; ended when the generator is closed.
     folder: for their files. log: what they print."""
     decoder = bench.model(model)
