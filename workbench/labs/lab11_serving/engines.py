@@ -138,7 +138,7 @@ EXPERIMENT = Experiment(
     lab=11,
     question="How fast are four servers on the same load, and what does each do?",
     how=(
-        "the same greedy float32 requests over HTTP, streamed, all sent at once, with the same weights and two threads; "
+        "the same greedy float32 requests over HTTP, streamed, all sent at once; the same weights and threads; "
         "servers in processes of their own, one at a time, the others stopped; ratios are medians over the turns."
     ),
     settings=(
