@@ -133,9 +133,20 @@ def test_the_servers_forecast_is_the_answers_where_a_step_costs_the_same_for_a_l
     answer = LAB.solution("server-admission")
     real = {"first_token_s": first_token_s, "retry_after": None}
     for case in (*admission.load_cases(random.Random(seed)), *admission.edge_cases(random.Random(seed))):
-        case["cost"]["context"] = 0.0
-        mine, theirs = (run_wait(one, **case)["seconds"] for one in (answer, real))
-        assert mine == pytest.approx(theirs, abs=1e-12)
+        alike = case | {"cost": case["cost"] | {"context": 0.0}}
+        places = case | {"max_running": 40, "token_budget": 40}  # for all, so that it counts every step by itself
+        for one in (alike, places):
+            mine, theirs = (run_wait(function, **one)["seconds"] for function in (answer, real))
+            assert mine == pytest.approx(theirs, abs=1e-12)
+
+
+def test_a_forecast_that_never_ends_is_stopped():
+    def endless(queue, running, step_s, max_running, token_budget):
+        while True:
+            step_s(1, 1, 1)
+
+    with pytest.raises(RuntimeError, match="still has no first token"):
+        run_wait({"first_token_s": endless, "retry_after": None}, **admission.EXAMPLE, cost=admission.FIXED)
 
 
 @pytest.mark.parametrize(("first_s", "deadline_s"), [(2.5, 1.0), (9.0, 2.0), (1.001, 1.0)])

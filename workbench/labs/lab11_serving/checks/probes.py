@@ -19,6 +19,8 @@ from workbench.serving.scheduler import Scheduler, Written
 from workbench.serving.settings import SchedulerSettings
 from workbench.serving.soak_kinds import tiny_model, tiny_tokenizer
 
+MAX_STEPS = 10_000  # of a forecast that never ends
+
 # --- server-stops ---
 
 
@@ -78,6 +80,8 @@ def run_wait(answer: Any, queue: list, running: list, max_running: int, token_bu
 
     def step_s(rows: int, texts: int, contexts: int) -> float:
         steps.append([rows, texts, contexts])
+        if len(steps) > MAX_STEPS:
+            raise RuntimeError(f"step_s was called {len(steps):,} times, and the queue still has no first token")
         return cost["fixed"] + rows * cost["row"] + texts * cost["text"] + contexts * cost["context"]
 
     given = [tuple(text) for text in queue], [tuple(text) for text in running]
