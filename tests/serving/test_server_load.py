@@ -502,3 +502,24 @@ def test_an_address_that_cannot_be_had_is_said():
     for host, port in (("not a host", 0), ("127.0.0.1", taken.getsockname()[1]), ("192.0.2.1", 8000)):
         with pytest.raises(WorkbenchError, match="cannot listen"):
             listening(host, port)
+
+
+GRAFANA = """e2e_request_latency_seconds_bucket e2e_request_latency_seconds_count e2e_request_latency_seconds_sum
+    prompt_tokens_total generation_tokens_total inter_token_latency_seconds_bucket inter_token_latency_seconds_count
+    inter_token_latency_seconds_sum num_requests_running num_requests_waiting time_to_first_token_seconds_bucket
+    time_to_first_token_seconds_count time_to_first_token_seconds_sum kv_cache_usage_perc request_prompt_tokens_bucket
+    request_generation_tokens_bucket request_success_total request_queue_time_seconds_sum
+    request_prefill_time_seconds_sum request_decode_time_seconds_sum request_params_max_tokens_bucket
+    request_params_n_bucket request_inference_time_seconds_bucket request_time_per_output_token_seconds_bucket
+    iteration_tokens_total_bucket num_preemptions_total prefix_cache_queries_total prefix_cache_hits_total
+    cache_config_info spec_decode_num_drafts_total spec_decode_num_draft_tokens_total
+    spec_decode_num_accepted_tokens_total"""
+
+
+def test_the_names_that_vllms_dashboard_asks_for_are_there(server):
+    """Of vLLM's example, prometheus_grafana/grafana.json, and of its design page those that we can give."""
+    server.post("/v1/completions", SHORT)
+    now = httpx.get(server.url + "/metrics").text
+    missing = [name for name in GRAFANA.split() if not re.search(rf"^vllm:{name}[{{ ]", now, re.M)]
+    assert missing == []
+    assert not re.search(r"^vllm:\w+(?!.*model_name)", now, re.M)  # each with the model's name
