@@ -26,9 +26,9 @@ from workbench.serving.metrics import Objectives
 # %% [markdown]
 # ## 1. Stop strings in a stream
 #
-# *Lab 11, "Stop strings".* A text ends at a stop string, which is not part of the answer. The text comes in pieces,
-# and a stop string may be spread over several of them. What was sent cannot be taken back. So the end of the text is
-# held back while it may be the beginning of a stop string, and not a character more:
+# *Lab 11, "A text that can be taken back".* A text ends at a stop string, which is not part of the answer. The text
+# comes in pieces, and a stop string may be spread over several of them. What was sent cannot be taken back. So the
+# end of the text is held back while it may be the beginning of a stop string, and not a character more:
 #
 # ```text
 # stop strings "aab" and "bc"
@@ -103,9 +103,10 @@ checks.check("server-stops", MyStops)
 # %% [markdown]
 # ## 2. Server-sent events
 #
-# *Lab 11, "The stream".* A streamed answer is one long HTTP body of server-sent events: `data: `, one line, an empty
-# line. OpenAI's clients expect a JSON object in each, a *chunk*, and `data: [DONE]` at the end. A line that begins
-# with a colon is a comment, which every client skips; it keeps a silent connection open.
+# *Lab 11, "Everything a server must survive".* A streamed answer is one long HTTP body of server-sent events:
+# `data: `, one line, an empty line. OpenAI's clients expect a JSON object in each, a *chunk*, and `data: [DONE]` at
+# the end. A line that begins with a colon is a comment, which every client skips; it keeps a silent connection
+# open.
 #
 # ```text
 # data: {"id": "chatcmpl-7", "object": "chat.completion.chunk", "created": 1700000000, "model": "stdlib-1m",
@@ -204,9 +205,9 @@ checks.check("server-events", MyEvents)
 # %% [markdown]
 # ## 3. When will its first token come?
 #
-# *Lab 11, "Admission".* A request whose first token must come within a second is refused at once if it cannot: its
-# client can go elsewhere, and nothing is computed in vain (Mooncake: Qin et al., arXiv 2407.00079). For that the
-# server plays the next steps through, with what it knows of each:
+# *Lab 11, "Three times too many".* A request whose first token must come within a second is refused at once if it
+# cannot: its client can go elsewhere, and nothing is computed in vain (Mooncake: Qin et al., arXiv 2407.00079). For
+# that the server plays the next steps through, with what it knows of each:
 #
 # ```text
 # max_running 2, token_budget 4       running  a: 10 tokens in the cache, 2 to come
@@ -299,7 +300,7 @@ checks.check("server-admission", admission)
 # %% [markdown]
 # ## 4. Goodput
 #
-# *Lab 11, "What counts".* A server that fails half of its requests can have a beautiful mean latency. So an answer is
+# *Lab 11, "Goodput".* A server that fails half of its requests can have a beautiful mean latency. So an answer is
 # *good* if it was complete **and** met its objectives, and the share of good answers is taken of all requests, the
 # failed and the refused ones among them. `vllm bench serve` looks at what succeeded alone:
 #
@@ -398,11 +399,11 @@ checks.check("server-goodput", counting)
 # %% [markdown]
 # ## 5. A policy that knows the cache
 #
-# *Lab 11, "Whose turn, again".* Requests with the same beginning can share its blocks, if they come soon enough one
-# after the other: in a full pool the blocks of one prefix are evicted for the next. So a request goes first if most of
-# its prompt lies in the prefix cache now (SGLang: Zheng et al., arXiv 2312.07104). But then a request that shares
-# nothing may wait forever while others keep coming. So whoever has waited for `patience_s` goes before all who have
-# not, in the order of arrival:
+# *Lab 11, "In which order?".* Requests with the same beginning can share its blocks, if they come soon enough one
+# after the other: in a full pool the blocks of one prefix are evicted for the next. So a request goes first if most
+# of its prompt lies in the prefix cache now (SGLang: Zheng et al., arXiv 2312.07104). But then a request that
+# shares nothing may wait forever while others keep coming. So whoever has waited for `patience_s` goes before all
+# who have not, in the order of arrival:
 #
 # ```text
 # patience 30 s      arrived   cached    at 10 s                              at 34 s, with the same three waiting

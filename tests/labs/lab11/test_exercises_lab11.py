@@ -124,7 +124,7 @@ def test_the_judges_parser_reads_what_the_load_tool_reads():
                 data = whole.replace(b"\r\n", b"\n").replace(b"\n", end)
                 read, _, rest = events.parsed(data)
                 assert (read, rest) == (EventStream().feed(data + b"\n"), "")
-    assert events.parsed(b"data: a\ndata:b\n\n: c\ndata: d\n") == (["a\nb"], [" c"], "d")
+    assert events.parsed(b"data:  a \ndata:b\n\n: c\ndata: d\n") == ([" a \nb"], [" c"], "d")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -186,18 +186,18 @@ def test_what_is_good_in_a_recording_of_the_load_tool_is_good_for_the_answer(see
 
 def test_the_three_parts_serve_an_openai_client():
     """What it gets is what the server's own parts give it, and the forecast is the answer's."""
-    asked: list[int] = []
-    first = LAB.solution("server-admission")["first_token_s"]
+    used: set[str] = set()
 
-    def counted(queue, *given):
-        asked.append(len(queue))
-        return first(queue, *given)
+    def seen_in_use(name, part):
+        return lambda *given, **named: (used.add(name), part(*given, **named))[1]
 
-    own = OwnParts(LAB.solution("server-stops"), LAB.solution("server-events"), counted)
+    given = {"stops": LAB.solution("server-stops"), "events": LAB.solution("server-events")}
+    given |= {"first_token_s": LAB.solution("server-admission")["first_token_s"]}
+    own = OwnParts(**{name: seen_in_use(name, part) for name, part in given.items()})
     model, texts = prepare(tiny_model(3, 1)), []
-    for given in (None, own):
+    for parts_of_its_own in (None, own):
         engine = Engine(model, SchedulerSettings(max_running=2, token_budget=16))
-        with serving(engine, own=given) as running:
+        with serving(engine, own=parts_of_its_own) as running:
             question = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "temperature": 0}
             options = {"stream_options": {"include_usage": True}, "max_tokens": 16, "n": 2, "stop": ["hh", "x."]}
             options["logit_bias"] = {"0": -100}  # the end of the text
@@ -208,7 +208,7 @@ def test_the_three_parts_serve_an_openai_client():
             seen = [(c.choices[0].index, c.choices[0].delta.content, c.choices[0].finish_reason) for c in chunks[:-1]]
             joined = ["".join(text or "" for at, text, _ in seen if at == index) for index in (0, 1)]
             texts.append((joined, chunks[-1].usage.model_dump(), {reason for *_, reason in seen}))
-    assert texts[0] == texts[1] and all(texts[0][0]) and asked
+    assert texts[0] == texts[1] and all(texts[0][0]) and used == set(given)
 
 
 @pytest.mark.parametrize("given", [{"stops": None}, {"events": "x"}, {"first_token_s": 3}])
