@@ -1,0 +1,212 @@
+// Attention of a step's queries over keys and values in blocks, read through each sequence's table; called by
+// paged_blocks.py, which says what the arguments are.
+//
+// One item of work is one sequence and one key-value head, with the G query heads that share it. The tokens pass in
+// tiles. Softmax is kept online (Milakov & Gimelshein, arXiv 1805.02867): the largest score so far, the sum of the
+// weights and the weighted sum of the values, all three rescaled when a larger score comes. No key is copied, and
+// nothing is padded but the last tile.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace {
+
+constexpr int TILE = 16;      // tokens
+constexpr int64_t LINE = 16;  // floats of a cache line
+constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+
+template <int N>
+struct Lanes {
+  typedef float Type __attribute__((vector_size(N * sizeof(float))));
+};
+template <int N>
+using Vector = typename Lanes<N>::Type;
+
+template <int N>
+inline Vector<N> load(const float* from) {
+  Vector<N> found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+
+template <int N>
+inline float sum(Vector<N> x) {
+  if constexpr (N == 2) {
+    return x[0] + x[1];
+  } else {
+    Vector<N / 2> halves[2];
+    std::memcpy(halves, &x, sizeof halves);
+    return sum<N / 2>(halves[0] + halves[1]);
+  }
+}
+
+// e^x for x <= 0 as 2^n · e^r with |r| <= ln(2) / 2: the bits of 2^n, and a polynomial for e^r (relative error < 3e-7).
+inline Vector<TILE> exponential(Vector<TILE> x) {
+  typedef int32_t Bits __attribute__((vector_size(TILE * sizeof(int32_t))));
+  const float rounding = 12582912.f;  // 1.5 · 2^23: adding it leaves a whole number in the last bits
+  x = x < -87.f ? Vector<TILE>{} - 87.f : x;
+  const Vector<TILE> shifted = x * 1.44269504f + rounding, n = shifted - rounding;
+  const Vector<TILE> r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Vector<TILE> e = r * 1.3888889e-3f + 8.3333333e-3f;
+  e = e * r + 4.1666667e-2f;
+  e = e * r + 0.16666667f;
+  e = e * r + 0.5f;
+  e = e * r + 1.f;
+  e = e * r + 1.f;
+  Bits bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 127) << 23;
+  Vector<TILE> power;
+  std::memcpy(&power, &bits, sizeof power);
+  return e * power;
+}
+
+// The places of the tokens that a query sees, in their order: the sinks, then from `first` on.
+struct Places {
+  const int32_t* table;
+  int64_t block_size, sinks, first, count;
+
+  int64_t operator[](int64_t index) const {
+    const int64_t at = index < sinks ? index : index - sinks + first;
+    return table[at / block_size] * block_size + at % block_size;
+  }
+};
+
+// Rows of `size` floats of one key-value head, one at each place.
+struct Rows {
+  const float* start;
+  int64_t stride;
+
+  const float* operator[](int64_t place) const { return start + place * stride; }
+  void fetch(int64_t place, int64_t size) const {
+    for (int64_t d = 0; d < size; d += LINE) __builtin_prefetch(start + place * stride + d);
+  }
+};
+
+// A head of PARTS · LANES values.
+template <int LANES, int PARTS>
+struct Head {
+  static constexpr int64_t SIZE = LANES * PARTS;
+
+  static void score(const float* q, const float* const* keys, float scale, float* scores) {
+    Vector<LANES> query[PARTS];
+    for (int part = 0; part < PARTS; part++) query[part] = load<LANES>(q + part * LANES) * scale;
+    for (int t = 0; t < TILE; t += 4) {
+      Vector<LANES> dots[4] = {};
+      for (int part = 0; part < PARTS; part++)
+        for (int i = 0; i < 4; i++) dots[i] += query[part] * load<LANES>(keys[t + i] + part * LANES);
+      for (int i = 0; i < 4; i++) scores[t + i] = sum<LANES>(dots[i]);
+    }
+  }
+
+  // mixed · keep + Σ weight · value
+  static void mix(const float* weights, const float* const* values, int count, float keep, float* mixed) {
+    Vector<LANES> sums[PARTS];
+    for (int part = 0; part < PARTS; part++) sums[part] = load<LANES>(mixed + part * LANES) * keep;
+    for (int t = 0; t < count; t++)
+      for (int part = 0; part < PARTS; part++) sums[part] += weights[t] * load<LANES>(values[t] + part * LANES);
+    std::memcpy(mixed, sums, sizeof sums);
+  }
+
+  // One query [G, SIZE] over the places it sees -> out [G, SIZE]. top, total: room for G numbers each.
+  static void attend(const float* q, int64_t group, Rows keys, Rows values, const Places& places, float scale,
+                     float* out, float* top, float* total) {
+    std::fill(top, top + group, LOWEST);
+    std::fill(total, total + group, 0.f);
+    std::fill(out, out + group * SIZE, 0.f);
+    for (int64_t start = 0; start < places.count; start += TILE) {
+      const int count = std::min<int64_t>(TILE, places.count - start);
+      const float *key[TILE], *value[TILE];
+      for (int t = 0; t < TILE; t++) {
+        const int64_t place = places[start + std::min(t, count - 1)];
+        key[t] = keys[place];
+        value[t] = values[place];
+        const int64_t next = places[std::min(start + TILE + t, places.count - 1)];
+        keys.fetch(next, SIZE);
+        values.fetch(next, SIZE);
+      }
+      for (int64_t g = 0; g < group; g++) {
+        alignas(64) float weights[TILE];
+        score(q + g * SIZE, key, scale, weights);
+        std::fill(weights + count, weights + TILE, LOWEST);
+        const float largest = std::max(top[g], *std::max_element(weights, weights + count));
+        const Vector<TILE> found = exponential(load<TILE>(weights) - largest);
+        std::memcpy(weights, &found, sizeof found);
+        const float keep = std::exp(top[g] - largest);
+        for (int t = count; t < TILE; t++) weights[t] = 0;
+        total[g] = total[g] * keep + sum<TILE>(load<TILE>(weights));
+        top[g] = largest;
+        mix(weights, value, count, keep, out + g * SIZE);
+      }
+    }
+    for (int64_t g = 0; g < group; g++)
+      for (int64_t d = 0; d < SIZE; d++) out[g * SIZE + d] /= total[g];
+  }
+};
+
+using Attend = void (*)(const float*, int64_t, Rows, Rows, const Places&, float, float*, float*, float*);
+
+Attend attend_for(int64_t size) {
+  switch (size) {
+    case 8: return Head<8, 1>::attend;
+    case 16: return Head<16, 1>::attend;
+    case 24: return Head<8, 3>::attend;
+    case 32: return Head<16, 2>::attend;
+    case 48: return Head<16, 3>::attend;
+    case 64: return Head<16, 4>::attend;
+    case 80: return Head<16, 5>::attend;
+    case 96: return Head<16, 6>::attend;
+    case 128: return Head<16, 8>::attend;
+    case 256: return Head<16, 16>::attend;
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+struct Step {
+  const int32_t *tables, *lengths, *query_starts;  // query_starts null: one new token each
+  int64_t sequences, table_width, kv_heads, group, size, block_size;
+};
+
+struct Layer {
+  const float *q, *keys, *values;
+  float* out;
+  int64_t q_stride, key_stride, value_stride, window, sinks;  // strides in floats; window 0: none
+  float scale;
+};
+
+int has_size(int64_t size) { return attend_for(size) != nullptr; }
+
+void attend(const Step* step, const Layer* layer, int64_t threads) {
+  const Attend attend_one = attend_for(step->size);
+  const int64_t head = step->group * step->size;
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<float> sums(2 * step->group);
+#pragma omp for collapse(2) schedule(dynamic, 1)
+    for (int64_t i = 0; i < step->sequences; i++)
+      for (int64_t h = 0; h < step->kv_heads; h++) {
+        const int64_t begin = step->query_starts ? step->query_starts[i] : i;
+        const int64_t end = step->query_starts ? step->query_starts[i + 1] : i + 1;
+        for (int64_t row = begin; row < end; row++) {
+          const int64_t length = step->lengths[i] - (end - 1 - row);
+          const int64_t first = layer->window ? std::max<int64_t>(0, length - layer->window) : 0;
+          const int64_t sinks = std::min(first, layer->sinks);
+          const Places places{step->tables + i * step->table_width, step->block_size, sinks, first,
+                              length - first + sinks};
+          attend_one(layer->q + row * layer->q_stride + h * head, step->group,
+                     Rows{layer->keys + h * step->size, layer->key_stride},
+                     Rows{layer->values + h * step->size, layer->value_stride}, places, layer->scale,
+                     layer->out + (row * step->kv_heads + h) * head, sums.data(), sums.data() + step->group);
+        }
+      }
+  }
+}
+
+}  // extern "C"
