@@ -1,8 +1,8 @@
 // Attention of a step's queries over keys and values in blocks, read through each sequence's table; called by
 // paged_blocks.py, which says what the arguments are.
 //
-// One item of work is one sequence and one key-value head, with the G query heads that share it. The tokens pass in
-// tiles. Softmax is kept online (Milakov & Gimelshein, arXiv 1805.02867): the largest score so far, the sum of the
+// One item of work is one sequence and its key-value heads, each with the G query heads that share it. The tokens pass
+// in tiles. Softmax is kept online (Milakov & Gimelshein, arXiv 1805.02867): the largest score so far, the sum of the
 // weights and the weighted sum of the values, all three rescaled when a larger score comes. No key is copied, and
 // nothing is padded but the last tile.
 #include <algorithm>
@@ -14,8 +14,7 @@
 
 namespace {
 
-constexpr int TILE = 16;      // tokens
-constexpr int64_t LINE = 16;  // floats of a cache line
+constexpr int TILE = 16;  // tokens
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
 template <int N>
@@ -75,15 +74,12 @@ struct Places {
   }
 };
 
-// Rows of `size` floats of one key-value head, one at each place.
+// The keys or values of some heads side by side, at each place.
 struct Rows {
   const float* start;
   int64_t stride;
 
   const float* operator[](int64_t place) const { return start + place * stride; }
-  void fetch(int64_t place, int64_t size) const {
-    for (int64_t d = 0; d < size; d += LINE) __builtin_prefetch(start + place * stride + d);
-  }
 };
 
 // A head of PARTS · LANES values.
@@ -91,32 +87,34 @@ template <int LANES, int PARTS>
 struct Head {
   static constexpr int64_t SIZE = LANES * PARTS;
 
-  static void score(const float* q, const float* const* keys, float scale, float* scores) {
+  static void score(const float* q, const float* const* keys, int64_t within, float scale, float* scores) {
     Vector<LANES> query[PARTS];
     for (int part = 0; part < PARTS; part++) query[part] = load<LANES>(q + part * LANES) * scale;
     for (int t = 0; t < TILE; t += 4) {
       Vector<LANES> dots[4] = {};
       for (int part = 0; part < PARTS; part++)
-        for (int i = 0; i < 4; i++) dots[i] += query[part] * load<LANES>(keys[t + i] + part * LANES);
+        for (int i = 0; i < 4; i++) dots[i] += query[part] * load<LANES>(keys[t + i] + within + part * LANES);
       for (int i = 0; i < 4; i++) scores[t + i] = sum<LANES>(dots[i]);
     }
   }
 
   // mixed · keep + Σ weight · value
-  static void mix(const float* weights, const float* const* values, int count, float keep, float* mixed) {
+  static void mix(const float* weights, const float* const* values, int64_t within, int count, float keep, float* mixed) {
     Vector<LANES> sums[PARTS];
     for (int part = 0; part < PARTS; part++) sums[part] = load<LANES>(mixed + part * LANES) * keep;
     for (int t = 0; t < count; t++)
-      for (int part = 0; part < PARTS; part++) sums[part] += weights[t] * load<LANES>(values[t] + part * LANES);
+      for (int part = 0; part < PARTS; part++) sums[part] += weights[t] * load<LANES>(values[t] + within + part * LANES);
     std::memcpy(mixed, sums, sizeof sums);
   }
 
-  // One query [G, SIZE] over the places it sees -> out [G, SIZE]. top, total: room for G numbers each.
-  static void attend(const float* q, int64_t group, Rows keys, Rows values, const Places& places, float scale,
-                     float* out, float* top, float* total) {
-    std::fill(top, top + group, LOWEST);
-    std::fill(total, total + group, 0.f);
-    std::fill(out, out + group * SIZE, 0.f);
+  // One query [heads, G, SIZE] over the places it sees -> out [heads, G, SIZE]. The heads of a place lie side by side
+  // and are read together. top, total: room for heads · G numbers each.
+  static void attend(const float* q, int64_t heads, int64_t group, Rows keys, Rows values, const Places& places,
+                     float scale, float* out, float* top, float* total) {
+    const int64_t queries = heads * group;
+    std::fill(top, top + queries, LOWEST);
+    std::fill(total, total + queries, 0.f);
+    std::fill(out, out + queries * SIZE, 0.f);
     for (int64_t start = 0; start < places.count; start += TILE) {
       const int count = std::min<int64_t>(TILE, places.count - start);
       const float *key[TILE], *value[TILE];
@@ -124,30 +122,28 @@ struct Head {
         const int64_t place = places[start + std::min(t, count - 1)];
         key[t] = keys[place];
         value[t] = values[place];
-        const int64_t next = places[std::min(start + TILE + t, places.count - 1)];
-        keys.fetch(next, SIZE);
-        values.fetch(next, SIZE);
       }
-      for (int64_t g = 0; g < group; g++) {
+      for (int64_t i = 0; i < queries; i++) {
         alignas(64) float weights[TILE];
-        score(q + g * SIZE, key, scale, weights);
+        const int64_t within = i / group * SIZE;
+        score(q + i * SIZE, key, within, scale, weights);
         std::fill(weights + count, weights + TILE, LOWEST);
-        const float largest = std::max(top[g], *std::max_element(weights, weights + count));
+        const float largest = std::max(top[i], *std::max_element(weights, weights + count));
         const Vector<TILE> found = exponential(load<TILE>(weights) - largest);
         std::memcpy(weights, &found, sizeof found);
-        const float keep = std::exp(top[g] - largest);
+        const float keep = std::exp(top[i] - largest);
         for (int t = count; t < TILE; t++) weights[t] = 0;
-        total[g] = total[g] * keep + sum<TILE>(load<TILE>(weights));
-        top[g] = largest;
-        mix(weights, value, count, keep, out + g * SIZE);
+        total[i] = total[i] * keep + sum<TILE>(load<TILE>(weights));
+        top[i] = largest;
+        mix(weights, value, within, count, keep, out + i * SIZE);
       }
     }
-    for (int64_t g = 0; g < group; g++)
-      for (int64_t d = 0; d < SIZE; d++) out[g * SIZE + d] /= total[g];
+    for (int64_t i = 0; i < queries; i++)
+      for (int64_t d = 0; d < SIZE; d++) out[i * SIZE + d] /= total[i];
   }
 };
 
-using Attend = void (*)(const float*, int64_t, Rows, Rows, const Places&, float, float*, float*, float*);
+using Attend = void (*)(const float*, int64_t, int64_t, Rows, Rows, const Places&, float, float*, float*, float*);
 
 Attend attend_for(int64_t size) {
   switch (size) {
@@ -185,13 +181,15 @@ int has_size(int64_t size) { return attend_for(size) != nullptr; }
 
 void attend(const Step* step, const Layer* layer, int64_t threads) {
   const Attend attend_one = attend_for(step->size);
-  const int64_t head = step->group * step->size;
+  // all heads of a sequence are one item, unless there are too few sequences for the threads
+  const int64_t heads = step->sequences < 2 * threads ? 1 : step->kv_heads;
+  const int64_t queries = heads * step->group, items = step->kv_heads / heads;
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> sums(2 * step->group);
+    std::vector<float> sums(2 * queries);
 #pragma omp for collapse(2) schedule(dynamic, 1)
     for (int64_t i = 0; i < step->sequences; i++)
-      for (int64_t h = 0; h < step->kv_heads; h++) {
+      for (int64_t item = 0; item < items; item++) {
         const int64_t begin = step->query_starts ? step->query_starts[i] : i;
         const int64_t end = step->query_starts ? step->query_starts[i + 1] : i + 1;
         for (int64_t row = begin; row < end; row++) {
@@ -200,10 +198,10 @@ void attend(const Step* step, const Layer* layer, int64_t threads) {
           const int64_t sinks = std::min(first, layer->sinks);
           const Places places{step->tables + i * step->table_width, step->block_size, sinks, first,
                               length - first + sinks};
-          attend_one(layer->q + row * layer->q_stride + h * head, step->group,
-                     Rows{layer->keys + h * step->size, layer->key_stride},
-                     Rows{layer->values + h * step->size, layer->value_stride}, places, layer->scale,
-                     layer->out + (row * step->kv_heads + h) * head, sums.data(), sums.data() + step->group);
+          attend_one(layer->q + row * layer->q_stride + item * queries * step->size, heads, step->group,
+                     Rows{layer->keys + item * heads * step->size, layer->key_stride},
+                     Rows{layer->values + item * heads * step->size, layer->value_stride}, places, layer->scale,
+                     layer->out + (row * items + item) * queries * step->size, sums.data(), sums.data() + queries);
         }
       }
   }

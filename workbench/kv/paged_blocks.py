@@ -3,9 +3,9 @@
     gathered  every key and value is copied, padded to the longest of a group, and read again   3 × the bytes and more
     blocks    each query reads its own tokens where they lie, through its sequence's table      the bytes, once
 
-It is the CPU's twin of the kernels in `workbench.kv.paged_triton` and has their place in a `Paged`. An item of work
-is a sequence and one of its key-value heads; threads take one after the other, so a step takes as long as its tokens
-and not as its longest text. The loop is `paged_blocks.cpp`, compiled where a compiler is (`paged_build`).
+It is the CPU's twin of the kernels in `workbench.kv.paged_triton` and has their place in a `Paged`. Threads take one
+sequence after the other (where there are few, one of its key-value heads), so a step takes as long as its tokens and
+not as its longest text. The loop is `paged_blocks.cpp`, compiled where a compiler is (`paged_build`).
 
 It takes sequences with one new token and with a few (drafted ones in a chain, the end of a prompt), where attention is
 bound by reading keys. Many new tokens are a product of matrices, which torch does faster, and trees have masks: both
