@@ -121,12 +121,14 @@ class Paged(Slots):
     @property
     def bytes_in_use(self) -> int:
         """Bytes of the places that hold a token; a shared place counts once."""
-        used: dict[int, int] = {}
+        full, partly = set[int](), dict[int, int]()
         for sequence, table in self.tables.tables.items():
-            length = self._lengths[sequence]
-            for at, block in enumerate(table):
-                used[block] = max(used.get(block, 0), min(self.block_size, length - at * self.block_size))
-        return sum(used.values()) * self.bytes_per_token
+            blocks, rest = divmod(self._lengths[sequence], self.block_size)
+            full.update(table[:blocks])
+            if rest:
+                partly[table[blocks]] = max(rest, partly.get(table[blocks], 0))
+        places = len(full) * self.block_size + sum(rest for block, rest in partly.items() if block not in full)
+        return places * self.bytes_per_token
 
     @property
     def bytes_reserved(self) -> int:
