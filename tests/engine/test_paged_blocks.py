@@ -61,12 +61,12 @@ def test_random_texts_in_random_blocks_are_attended_as_gathered(size, kv_heads, 
     block_size = rng.choice([1, 2, 5, 16, 64])
     lengths = [1, 2, 15, 16, 17, 512, *(rng.randint(1, 200) for _ in range(5))]
     new = [min(length, rng.choice([1, 1, 1, 2, FEW_TOKENS, FEW_TOKENS + 1, 40])) for length in lengths]
-    found = []
+    results = []
     for attention in ("eager", "blocks"):
         rng.seed(size)
         kv = filled(rng, attention=attention, block_size=block_size, lengths=lengths, **shape)
-        found.append(attended(kv, lengths, new))
-    assert (found[0] - found[1]).abs().max() < NEAR
+        results.append(attended(kv, lengths, new))
+    assert (results[0] - results[1]).abs().max() < NEAR
 
 
 @needs_compiler
@@ -76,11 +76,11 @@ def test_windows_and_sinks_are_seen_and_nothing_else(window, sinks):
     lengths = [1, 5, 6, 7, 21, 60, 200]
     shape = {"sliding_window": window, "attention_sinks": sinks, "head_dim": 16}
     for new in ([1] * 7, [1, 1, 3, 7, 8, 8, 2]):
-        found = []
+        results = []
         for attention in ("eager", "blocks"):
             kv = filled(random.Random(1), attention=attention, block_size=4, lengths=lengths, **shape)
-            found.append(attended(kv, lengths, new))
-        assert (found[0] - found[1]).abs().max() < NEAR
+            results.append(attended(kv, lengths, new))
+        assert (results[0] - results[1]).abs().max() < NEAR
 
 
 def model_of(**shape):
@@ -90,12 +90,12 @@ def model_of(**shape):
 @torch.no_grad()
 def send_both(model, caches, parents=None, **new: list[int]) -> float:
     """How far the logits after these new tokens are apart."""
-    found = []
+    results = []
     for kv in caches:
         first = [kv.lengths.get(name, 0) for name in new]
         batch = Batch.of(list(new.values()), first_positions=first, sequences=list(new), parents=parents, logits="all")
-        found.append(model(batch, kv))
-    return relative_difference(found[1], found[0])
+        results.append(model(batch, kv))
+    return relative_difference(results[1], results[0])
 
 
 def both(model, attention: str = "blocks", **given):

@@ -28,9 +28,9 @@ using Vector = typename Lanes<N>::Type;
 
 template <int N>
 inline Vector<N> load(const float* from) {
-  Vector<N> found;
-  std::memcpy(&found, from, sizeof found);
-  return found;
+  Vector<N> loaded;
+  std::memcpy(&loaded, from, sizeof loaded);
+  return loaded;
 }
 
 template <int N>
@@ -139,8 +139,8 @@ struct Head {
         score(q + i * SIZE, key, within, scale, weights);
         std::fill(weights + count, weights + TILE, LOWEST);
         const float largest = std::max(top[i], *std::max_element(weights, weights + count));
-        const Vector<TILE> found = exponential(load<TILE>(weights) - largest);
-        std::memcpy(weights, &found, sizeof found);
+        const Vector<TILE> raised = exponential(load<TILE>(weights) - largest);
+        std::memcpy(weights, &raised, sizeof raised);
         const float keep = std::exp(top[i] - largest);
         for (int t = count; t < TILE; t++) weights[t] = 0;
         total[i] = total[i] * keep + sum<TILE>(load<TILE>(weights));

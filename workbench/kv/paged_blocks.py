@@ -61,20 +61,20 @@ def why_not_blocks(
         return f"the loop over blocks reads float32, and this cache keeps {str(dtype).removeprefix('torch.')}"
     if config.head_dim != config.value_head_dim:
         return f"keys of {config.head_dim} and values of {config.value_head_dim} numbers are not of one size"
-    found = library()
-    if isinstance(found, str):
-        return found
-    return "" if found.has_size(Whole(config.head_dim)) else f"the loop knows no heads of size {config.head_dim}"
+    loop = library()
+    if isinstance(loop, str):
+        return loop
+    return "" if loop.has_size(Whole(config.head_dim)) else f"the loop knows no heads of size {config.head_dim}"
 
 
 class BlockLoop:
     """The loop for one cache. The store is an argument of each call, so its owner may replace it."""
 
     def __init__(self, config: ModelConfig, block_size: int) -> None:
-        found = library()
-        assert not isinstance(found, str), "why_not_blocks was asked"
+        loop = library()
+        assert not isinstance(loop, str), "why_not_blocks was asked"
         self.config, self.block_size = config, block_size
-        self._attend = found.attend
+        self._attend = loop.attend
         self._attend.restype = None
 
     def takes(self, store: Store, sizes: Sequence[int], trees: Sequence[tuple[int, ...] | None]) -> list[int]:

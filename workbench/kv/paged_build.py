@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -57,13 +58,11 @@ def _key(compiler: str) -> str:
 
 def _processor() -> str:
     """What -march=native depends on: the processor's name and instructions, as far as the system tells."""
-    known = f"{platform.machine()} {platform.processor()} {torch.backends.cpu.get_cpu_capability()}"
-    try:
+    known = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    if sys.platform == "linux":
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
-        return known
-    told = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    return "\n".join([known, *sorted(told)])
+        known += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return "\n".join(known)
 
 
 def _compile(compiler: str, built: Path) -> None:

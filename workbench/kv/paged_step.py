@@ -90,7 +90,7 @@ class PagedStep:
             if i not in beside
         ]
         rows = batch.query_starts
-        alike = _alike(single, lengths, self._most_gathered())
+        alike = _alike(single, lengths, self._max_gathered())
         # then they stay in the batch's order
         self.all_together = len(alike) == 1 and not self.groups and not taken
         for some in alike:
@@ -99,7 +99,7 @@ class PagedStep:
                 self._together([rows[i] for i in some], [lengths[i] for i in some], [tables[i] for i in some])
             )
 
-    def _most_gathered(self) -> int | None:
+    def _max_gathered(self) -> int | None:
         """Tokens that are gathered at once; None for all of a step, on a GPU."""
         if self._device.type != "cpu":
             return None
@@ -157,15 +157,15 @@ class PagedStep:
         return Group(at_rows[:, 0], True, read_at, masks, None, self._latent is not None)
 
 
-def _alike(indices: list[int], lengths: Sequence[int], most: int | None = None) -> list[list[int]]:
+def _alike(indices: list[int], lengths: Sequence[int], max_tokens: int | None = None) -> list[list[int]]:
     """Sequences in groups that, padded to their longest, read at most RECTANGLE_WASTE times what they need, and where
-    they are more than one at most `most` tokens."""
+    they are more than one at most `max_tokens` tokens."""
     groups: list[list[int]] = []
     total = 0
     for i in sorted(indices, key=lambda i: -lengths[i]):
         longest = lengths[groups[-1][0]] if groups else 0
         padded = (len(groups[-1]) + 1) * longest if groups else 0
-        if groups and padded <= RECTANGLE_WASTE * (total + lengths[i]) and (most is None or padded <= most):
+        if groups and padded <= RECTANGLE_WASTE * (total + lengths[i]) and (max_tokens is None or padded <= max_tokens):
             groups[-1].append(i)
             total += lengths[i]
         else:

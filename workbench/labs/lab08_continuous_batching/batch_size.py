@@ -15,12 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from workbench.decoding.sequence import Request
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting
 from workbench.experiments.inputs import MODEL, plain, text_ids, within_context
 from workbench.experiments.steps import decode_step
 from workbench.instruments.timing import exclusive
-from workbench.serving.engine import Engine, Request
+from workbench.serving.engine import Engine
 from workbench.serving.results import StepReport
 from workbench.serving.settings import SchedulerSettings
 
@@ -48,7 +49,8 @@ def predict_batch_size(ceilings: Ceilings, *, model, context: int, largest: int,
 
 def run_batch_size(bench: Bench, *, model, context: int, largest: int, repeats: int) -> Iterator[Measurement]:
     """For each number of sequences a Measurement of each way (unit "s"): samples are steps in which all of them
-    decode. counts: tokens_per_s of the median; of the first way also `gain`, the median of the paired ratios."""
+    decode. counts: tokens_per_s of the median, tokens_per_cpu_s of the median in seconds that the process computed (of
+    all threads), which other programs lengthen less; of the first way also `gain`, the median of the paired ratios."""
     fast = bench.model(model, arrangement="fast")
     expected = {
         n: (s, limit)
@@ -59,16 +61,18 @@ def run_batch_size(bench: Bench, *, model, context: int, largest: int, repeats: 
         bench.report(f"{n} sequences at a time")
         engines = [_filled(bench, fast, n, context, repeats, way) for way in WAYS]
         seconds: list[list[float]] = [[], []]
+        cpu: list[list[float]] = [[], []]
         with exclusive(bench.check_stop):
             for turn in range(WARM + repeats):
                 bench.check_stop()
                 for way in (0, 1) if turn % 2 else (1, 0):
-                    taken = _decode(engines[way], n)
+                    taken, computed = _decode(engines[way], n)
                     if turn >= WARM:
                         seconds[way].append(taken)
+                        cpu[way].append(computed)
         check = _same_tokens(engines, n)
         gain = statistics.median(there / here for here, there in zip(*seconds))
-        for engine, samples, more in zip(engines, seconds, ({"gain": gain}, {})):
+        for engine, samples, computed_s, more in zip(engines, seconds, cpu, ({"gain": gain}, {})):
             yield bench.measurement(
                 name="serving.batch_size",
                 settings={
@@ -80,7 +84,12 @@ def run_batch_size(bench: Bench, *, model, context: int, largest: int, repeats: 
                 },
                 samples=samples,
                 unit="s",
-                counts={"sequences": n, "tokens_per_s": n / statistics.median(samples), **more},
+                counts={
+                    "sequences": n,
+                    "tokens_per_s": n / statistics.median(samples),
+                    "tokens_per_cpu_s": n / statistics.median(computed_s),
+                    **more,
+                },
                 predicted=expected[n][0],
                 limit=expected[n][1],
                 check=check,
@@ -109,13 +118,13 @@ def _filled(bench: Bench, model, n: int, context: int, repeats: int, attention: 
     return engine
 
 
-def _decode(engine: Engine, n: int) -> float:
-    """Seconds of one step in which n sequences decode."""
-    began = time.perf_counter()
+def _decode(engine: Engine, n: int) -> tuple[float, float]:
+    """Seconds of one step in which n sequences decode, and those that the process computed."""
+    began, computed = time.perf_counter(), time.process_time()
     report: StepReport = engine.step()
-    taken = time.perf_counter() - began
+    taken, computed = time.perf_counter() - began, time.process_time() - computed
     assert report.rows == n, "every sequence decodes, and nothing else is computed"
-    return taken
+    return taken, computed
 
 
 def _same_tokens(engines: Sequence[Engine], n: int) -> str:
