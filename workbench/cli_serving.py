@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--graphs", choices=("auto", "on", "off"), default="auto", help="record and replay decode steps"
     )
     parser.add_argument("--kv", metavar="FORMAT", help="keys and values in int8, fp8 or int4 (default: as computed)")
-    parser.add_argument("--attention", default="auto", help="sdpa, eager, triton or auto")
+    parser.add_argument("--attention", default="auto", help="sdpa, eager, blocks, triton or auto")
     parser.add_argument("--blocks", type=int, metavar="N", help="of the pool (default: for max-running whole contexts)")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens (default: 16)")
     parser.add_argument("--prefix", choices=("hash", "radix", "none"), default="hash", help="index of the prefix cache")

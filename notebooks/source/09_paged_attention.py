@@ -416,13 +416,14 @@ table(
 )
 
 # %% [markdown]
-# So paging itself costs almost nothing, while gathering moves twice the cache in addition. On a CPU we gather;
-# the kernel is written in lab 10. (Scattered blocks are not quite free for a kernel either: in the paper its
+# So paging itself costs almost nothing, while gathering moves twice the cache in addition. On a CPU our engine
+# has a loop in C++ that reads through the table, where a compiler is (`attention="blocks"`), and gathers
+# elsewhere; the kernel for a GPU is written in lab 10. (Scattered blocks are not quite free for a kernel either: in the paper its
 # attention kernel took 20 to 26 % longer than one without a table. The whole system was still 2 to 4 times as
 # fast, because more sequences ran at once.)
 #
-# What does it cost here? A step of four sequences of 600 tokens, compared with the contiguous kv, measured in
-# turns:
+# What does the gather cost here? A step of four sequences of 600 tokens, compared with the contiguous kv,
+# measured in turns:
 
 
 # %% jupyter={"source_hidden": true}
@@ -447,7 +448,8 @@ room = {"max_sequences": 4, "max_tokens": 640}
 in_one_piece = stepper(make_kv("contiguous", shape, **room))
 step_ratios = {}
 for size in (1, 16, 256):
-    pair = measure_pair(stepper(make_kv("paged", shape, block_size=size, **room)), in_one_piece, repeats=7, warmup=2)
+    gathering = make_kv("paged", shape, block_size=size, attention="sdpa", **room)
+    pair = measure_pair(stepper(gathering), in_one_piece, repeats=7, warmup=2)
     step_ratios[size] = pair.median_ratio
     print(
         f"blocks of {size:3}: {pair.median_ratio:.2f} times a step of the contiguous kv "

@@ -49,8 +49,9 @@ class Memory:
         """kv_settings: what the kv is made with, as for `kv_for`: form=, window=, sinks=, rewind=, format=, group=.
 
         latent_form: the form alone, one of FORMS. "paged" is counted as what lies in its blocks, like "latent" or
-        "contiguous": neither the gathering that a CPU needs, nor the part of the last block that is empty. Raises
-        WorkbenchError for what does not go with the kind or the shape.
+        "contiguous", read once where it lies: neither the gathering where neither kernels nor the loop over blocks
+        run, nor the part of the last block that is empty. Raises WorkbenchError for what does not go with the kind or
+        the shape.
         """
         if kind not in COUNTED_KVS:
             raise unknown("kv kind to count", kind, COUNTED_KVS)

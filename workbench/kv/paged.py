@@ -7,9 +7,9 @@ Nothing is reserved for tokens that may never come: a block is taken when the te
 sequence is not full. Blocks can be shared (equal beginnings, forks) and are copied when one of the holders writes.
 Who holds what is `workbench.kv.blocks`, without a tensor; here are the tensors, [L, places, heads, size].
 
-Attention reads through the table. On a CPU the places of a sequence are gathered first; sequences that bring one token
-and are about as long as each other are gathered and attended together. Kernels do the same without the copy, all texts
-in one launch or two (`workbench.kv.paged_triton`, lab 10).
+Attention reads through the table: on a CPU a loop over the blocks of all sequences (`workbench.kv.paged_blocks`), on a
+GPU kernels, one launch or two (`workbench.kv.paged_triton`, lab 10). Where neither runs, keys and values are gathered
+first; sequences that bring one token and are about as long as each other are gathered and attended together.
 
 What lies at a place:  key and value of every kv head  |  in few bits, a scale a token and head (format=…)  |  a latent,
 for models with latent attention.
@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from workbench.errors import WorkbenchError
 from workbench.kv.blocks import BlockTables, NoRoom
 from workbench.kv.latent import mix
+from workbench.kv.paged_attention import attends_in_place, choose_attention
 from workbench.kv.paged_step import Group, PagedStep, spread
 from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store, require_pool
-from workbench.kv.paged_triton import Kernels, choose_attention
 from workbench.kv.prefix import prefix_index
 from workbench.kv.slots import Places, Slots, check_size, misfit, stored_dtype
 from workbench.models.attention import eager_attention, sdpa_attention
@@ -55,8 +55,8 @@ class Paged(Slots):
     prefix cache. `open` reuses the blocks of equal prefixes that `remember` has indexed. None: no prefix cache.
     format: None, or "int8", "fp8", "int4": keys and values in few bits, each with a scale of its token and head; an
     error of a key or value is at most `quantization.formats.error_bound`. dtype: as in `Contiguous`.
-    attention: "sdpa" or "eager" over what is gathered, "triton" for the kernels of `workbench.kv.paged_triton`, "auto"
-    for them on a CUDA device that runs them and else "sdpa"; `attention` says which it is, `attention_reason` why.
+    attention: "sdpa" or "eager" over what is gathered, "blocks" or "triton" where it lies, or "auto", the best of
+    these that runs here (`workbench.kv.paged_attention`); `attention` says which it is, `attention_reason` why.
     With block_size = max_tokens it is a contiguous reservation: one block per sequence.
     Raises WorkbenchError for settings that make no sense and, before allocating, for more bytes than are free.
     """
@@ -77,16 +77,11 @@ class Paged(Slots):
     ) -> None:
         check_size("block_size", block_size, None)
         kind = _store_kind(config, format)
+        where: dict[str, Any] = {"block_size": block_size, "device": device, "format": format}
         self.attention, self.attention_reason = choose_attention(
-            attention,
-            config,
-            kind,
-            block_size=block_size,
-            dtype=stored_dtype(dtype, device),
-            device=device,
-            format=format,
+            attention, config, kind, dtype=stored_dtype(dtype, device), **where
         )
-        self.kernels: Any = Kernels(config, block_size, format, device) if self.attention == "triton" else None
+        self.kernels: Any = attends_in_place(self.attention, config, **where)
         gathered = "sdpa" if self.kernels else self.attention
         if num_blocks is None:
             check_size("max_sequences", max_sequences, None)
@@ -126,12 +121,14 @@ class Paged(Slots):
     @property
     def bytes_in_use(self) -> int:
         """Bytes of the places that hold a token; a shared place counts once."""
-        used: dict[int, int] = {}
+        full, partly = set[int](), dict[int, int]()
         for sequence, table in self.tables.tables.items():
-            length = self._lengths[sequence]
-            for at, block in enumerate(table):
-                used[block] = max(used.get(block, 0), min(self.block_size, length - at * self.block_size))
-        return sum(used.values()) * self.bytes_per_token
+            blocks, rest = divmod(self._lengths[sequence], self.block_size)
+            full.update(table[:blocks])
+            if rest:
+                partly[table[blocks]] = max(rest, partly.get(table[blocks], 0))
+        places = len(full) * self.block_size + sum(rest for block, rest in partly.items() if block not in full)
+        return places * self.bytes_per_token
 
     @property
     def bytes_reserved(self) -> int:

@@ -1,7 +1,8 @@
-"""One step's attention over a paged KV cache: which places each sequence reads, alone, together or by kernels.
+"""One step's attention over a paged KV cache: which places each sequence reads, alone, together or where they lie.
 
-Sequences that bring one token and are about as long as each other are gathered and attended together; kernels do the
-same without the copy (`workbench.kv.paged_triton`).
+Sequences that bring one token and are about as long as each other are gathered and attended together, on a CPU as many
+at once as its cache holds: what was copied is read again from there. Kernels and the loop over blocks do the same
+without the copy (`workbench.kv.paged_triton`, `workbench.kv.paged_blocks`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import absorbing_pays
 from workbench.models.transfers import moved, sent
+
+GATHERED_BYTES = 4 << 20  # at once on a CPU: more leaves its caches, and from 32 MiB on the system gives new pages
 
 
 def spread(tables: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -52,7 +55,7 @@ class HoldsBlocks(Protocol):
     max_tokens: int
     dtype: torch.dtype
     store: Store
-    kernels: Any  # a `paged_triton.Kernels`, or None where places are gathered
+    kernels: Any  # a `paged_triton.Kernels` or `paged_blocks.BlockLoop`, or None where places are gathered
 
 
 class PagedStep:
@@ -87,7 +90,7 @@ class PagedStep:
             if i not in beside
         ]
         rows = batch.query_starts
-        alike = _alike(single, lengths)
+        alike = _alike(single, lengths, self._max_gathered())
         # then they stay in the batch's order
         self.all_together = len(alike) == 1 and not self.groups and not taken
         for some in alike:
@@ -95,6 +98,13 @@ class PagedStep:
             self.groups.append(
                 self._together([rows[i] for i in some], [lengths[i] for i in some], [tables[i] for i in some])
             )
+
+    def _max_gathered(self) -> int | None:
+        """Tokens that are gathered at once; None for all of a step, on a GPU."""
+        if self._device.type != "cpu":
+            return None
+        per_layer = self._kv.config.expanded_kv_values_per_token() // len(self._kv.config.kv_layers)
+        return GATHERED_BYTES // (per_layer * self._dtype.itemsize)
 
     def _by_kernel(
         self, taken: list[int], batch: Batch, lengths: Sequence[int], tables: list[Sequence[int]], sizes: list[int]
@@ -147,13 +157,15 @@ class PagedStep:
         return Group(at_rows[:, 0], True, read_at, masks, None, self._latent is not None)
 
 
-def _alike(indices: list[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Sequences in groups that, padded to their longest, read at most RECTANGLE_WASTE times what they need."""
+def _alike(indices: list[int], lengths: Sequence[int], max_tokens: int | None = None) -> list[list[int]]:
+    """Sequences in groups that, padded to their longest, read at most RECTANGLE_WASTE times what they need, and where
+    they are more than one at most `max_tokens` tokens."""
     groups: list[list[int]] = []
     total = 0
     for i in sorted(indices, key=lambda i: -lengths[i]):
         longest = lengths[groups[-1][0]] if groups else 0
-        if groups and (len(groups[-1]) + 1) * longest <= RECTANGLE_WASTE * (total + lengths[i]):
+        padded = (len(groups[-1]) + 1) * longest if groups else 0
+        if groups and padded <= RECTANGLE_WASTE * (total + lengths[i]) and (max_tokens is None or padded <= max_tokens):
             groups[-1].append(i)
             total += lengths[i]
         else:

@@ -23,48 +23,13 @@ from typing import Any
 
 import torch
 
-from workbench.errors import WorkbenchError, unknown
+from workbench.errors import WorkbenchError
 from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store
-from workbench.models.attention import ATTENTION
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
 from workbench.models.transfers import moved, sent
 
 SEQUENCES_AND_HEADS = 1 << 14  # key-value heads of sequences whose splits the last program merges; 64 KiB
-CHOICES = (*ATTENTION, "triton", "auto")
-
-
-def choose_attention(
-    name: str,
-    config: ModelConfig,
-    store_kind: type[Store],
-    *,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    format: str | None,
-) -> tuple[str, str]:
-    """("eager", "sdpa" or "triton", why). dtype: as stored. Raises WorkbenchError for "triton" where that cannot be."""
-    if name not in CHOICES:
-        raise unknown("attention", name, CHOICES)
-    if name in ATTENTION:
-        return name, "as asked"
-    device = torch.device(device)
-    if name == "auto" and device.type != "cuda":
-        return "sdpa", f"kernels are for CUDA devices, and this cache is on {device}"
-    reason = why_not(config, store_kind, block_size=block_size, dtype=dtype, device=device, format=format)
-    if reason and name == "auto":
-        return "sdpa", reason
-    if reason:
-        raise WorkbenchError(
-            f"kv 'paged' cannot attend with attention='triton' here: {reason}. Take attention='sdpa', or 'auto' for the"
-            " kernels where they run"
-        )
-    reason = "as asked" if name == "triton" else "a CUDA device that runs the kernels"
-    if store_kind is not KeysAndValues:
-        kept = "latents" if store_kind is Latents else format
-        reason += f"; single tokens through the kernel for {kept}, several new tokens of a text are gathered"
-    return "triton", reason
 
 
 def why_not(

@@ -228,9 +228,10 @@ def step_seconds(
 
     dtype and …_bytes_per_element, arrangement: as for `predict` and `step_costs`; default as a prepared model is
     arranged on this machine. Keys and values are counted as kv "paged" does; that they lie in blocks costs nothing
-    where attention reads through the table, and is in the calibration where they are gathered first. calibration:
-    default none. host_bytes_per_s: between device and host, for swapped texts. Raises WorkbenchError for shapes that
-    are not counted: experts, and latent attention, which is not linear in this way.
+    where they are read through the table (by kernels, on a CPU by the loop over blocks), and is in the calibration
+    where they are gathered first. calibration: default none. host_bytes_per_s: between device and host, for swapped
+    texts. Raises WorkbenchError for shapes that are not counted: experts, and latent attention, which is not linear in
+    this way.
     """
     if config.latent_attention is not None:
         raise WorkbenchError(

@@ -10,6 +10,7 @@ EXPERIMENTS = (  # stems, in reading order
     "scheduler_steps",
     "load_curve",
     "overhead",
+    "batch_size",
     "peers",
     "twin",
 )
