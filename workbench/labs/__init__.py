@@ -36,6 +36,7 @@ LABS = (
     "lab08_continuous_batching",
     "lab09_paged_attention",
     "lab10_kernels",
+    "lab11_serving",
 )
 FORMER_NAMES = {  # of experiments, in records that were made before they were renamed
     "time.compile": "time.compile_step",
