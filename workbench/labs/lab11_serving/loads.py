@@ -61,7 +61,7 @@ def send(
     *,
     concurrency: int | None = None,
     closed: bool = False,
-    fields: Mapping[str, Any] = {},  # noqa: B006  # is not changed
+    fields: Mapping[str, Any] = {},
     timeout_s: float = 120.0,
 ) -> Recording:
     """Send them when they are due (closed: `concurrency` at a time), and wait for all. fields: of every request beside

@@ -1,5 +1,4 @@
-"""server.overhead: the same requests by `Engine.run` and over HTTP: whole, streamed, and with the engine in a process of
-its own.
+"""server.overhead: the same requests by `Engine.run` and over HTTP: whole, streamed, and by an engine in another process.
 
     Engine.run                  no server
     whole, streamed             the engine in a thread of the server's process: one interpreter, one lock

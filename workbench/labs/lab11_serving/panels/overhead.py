@@ -9,7 +9,6 @@ from workbench.labs.lab11_serving.overhead import ENGINE, EXPERIMENT, KINDS
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import Axis, Bar, Bars, count, table, view
-from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.panels.words import spread_words
 
@@ -29,7 +28,7 @@ class OverheadPanel(Panel):
         return view(
             Bars(
                 [_bar(way, made.get(way)) for way in ways],
-                Axis("requests a second, as a share of Engine.run's", "{:.0%}".format, limits=(0.0, 1.3)),
+                Axis("requests a second, as a share of Engine.run's", "{:.0%}".format, limits=(0.0, 1.2)),
                 level=1.0,
             ),
             height=3.2,
@@ -57,7 +56,7 @@ def _bar(way: str, m: Measurement | None) -> Bar:
         return Bar(way, None, colour)
     c = m.counts
     spread = (c["least_ratio"], c["largest_ratio"])
-    return Bar(way, c["as_fast_as_engine"], colour, spread, text=f"  {milliseconds(m.median)}")
+    return Bar(way, c["as_fast_as_engine"], colour, spread)
 
 
 def _words(made: dict[str, Measurement]) -> str:
