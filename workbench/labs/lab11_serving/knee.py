@@ -15,7 +15,6 @@ from workbench.experiments.inputs import MODEL, plain
 from workbench.instruments.records import quantile
 from workbench.instruments.timing import exclusive
 from workbench.labs.lab11_serving.loads import (
-    BLOCK,
     TEST,
     Steps,
     calibrated,

@@ -1,4 +1,4 @@
-"""server.overhead: the same requests by `Engine.run` and over HTTP: whole, streamed, and by an engine in another process.
+"""server.overhead: the same requests by `Engine.run` and over HTTP: whole, streamed, by an engine in another process.
 
     Engine.run                  no server
     whole, streamed             the engine in a thread of the server's process: one interpreter, one lock

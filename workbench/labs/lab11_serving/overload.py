@@ -98,7 +98,7 @@ def run_overload(
             samples=ttft,
             unit="s",
             counts=counts,
-            check=f"{len(answered)} answers with every token that was asked for, {len(refusals)} refusals, nothing else",
+            check=f"{len(answered)} answers with every token asked for, {len(refusals)} refusals, nothing else",
         )
 
 

@@ -101,10 +101,11 @@ def _words(made: list[Measurement], settings: dict[str, Any]) -> str:
             [LoadPoint(m.counts["rate_per_s"], m.counts["done_per_s"], m.counts["latency_mean_s"]) for m in made]
         )
         best = max(made, key=lambda m: m.counts["good_per_s"])
+        c = best.counts
         lines.append(
-            f"The knee is at {number(turn.rate_per_s)} requests a second, of the {number(made[0].counts['capacity_per_s'])}"
-            f" that are answered when all are there at once. Goodput is highest at"
-            f" {number(best.counts['rate_per_s'])} a second: {number(best.counts['good_per_s'])} meet a TTFT of"
+            f"The knee is at {number(turn.rate_per_s)} requests a second, of the"
+            f" {number(c['capacity_per_s'])} that are answered when all are there at once. Goodput is highest at"
+            f" {number(c['rate_per_s'])} a second: {number(c['good_per_s'])} meet a TTFT of"
             f" {milliseconds(settings['ttft_slo'])} and a TPOT of {milliseconds(settings['tpot_slo'])}."
         )
         lines.append(
