@@ -36,7 +36,7 @@ tokenizer = model.tokenizer
 # %% [markdown]
 # # Sitting 1: From engine.run to a server
 #
-# The engine is a loop over steps. A server is an *event loop*: it waits for whichever socket has bytes next. They
+# The engine is a loop over [steps](../docs/glossary.md#sequences-and-steps). A server is an *event loop*: it waits for whichever socket has bytes next. They
 # cannot be one loop, because a step takes milliseconds in which no socket would be read. So the engine runs in a
 # thread of its own, and the two hand each other things:
 #
@@ -102,7 +102,7 @@ for token_id in ids:
 assert choice.stopped and choice.finish_reason == "stop"
 say(
     "The newlines were never sent: they turned out to be the beginning of the stop string. And the engine knows nothing"
-    " of it. It would go on writing, so the server aborts the sequence, and its blocks are free within one step. The"
+    " of it. It would go on, so the server aborts the sequence, and its blocks are free within one step. The"
     " same happens when a client hangs up."
 )
 
@@ -463,7 +463,7 @@ refusals = (
 say(
     f"Good requests a second: {below['good_per_s']:.1f} below the knee, {admitted['good_per_s']:.1f} under overload with"
     f" admission, {open_door['good_per_s']:.1f} without.{refusals} Admission adds no capacity. It decides that some are"
-    " served well and others are told at once, so that they can ask elsewhere."
+    " served well and others know at once, so that they can ask elsewhere."
 )
 
 # %% [markdown]
@@ -472,8 +472,8 @@ say(
 #
 # ## In which order?
 #
-# Sometimes the order makes more work or less. Many requests begin alike: a system prompt, a document. The prefix
-# cache (lab 09) finds the common beginning again, if it is still there. With a pool that is small against the documents
+# Sometimes the order makes more work or less. Many requests begin alike: a system prompt, a document. The [prefix
+# cache](../docs/glossary.md#the-cache) (lab 09) finds the common beginning again, if it is still there. With a pool that is small against the documents
 # in use, *first come* throws out what the next but one would have needed. So ask the cache first: **the waiting request
 # of whose prompt most is in the cache goes first**.
 
@@ -481,7 +481,7 @@ say(
 order_guess = ask(
     "hits by ordering",
     "8 documents, 4 questions about each, asked in turns; the pool holds the four requests in work and two documents"
-    " more. Which share of the prompts' tokens is found in the cache if the longest match goes first?",
+    " more. Which share of the prompts' tokens is in the cache if the longest match goes first?",
     unit="%",
     kind="slider",
     example=50,

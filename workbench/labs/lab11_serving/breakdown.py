@@ -99,7 +99,7 @@ class Marks:
         seconds = [one.seconds for one in self.news]
         begun, ended = self.news[0].at_s + zero_s, self.news[-1].at_s + self.news[-1].seconds + zero_s
         arrival = arrival_s + zero_s
-        found = (
+        taken = (
             arrival - answer.begun_s,
             self.at["place"] - arrival,
             self.at["weigh"] - self.at["place"],
@@ -110,8 +110,8 @@ class Marks:
             self.at["send"] - self.at["delivered"],
             answer.end_s - self.at["send"],
         )
-        parts = dict(zip(PARTS, found, strict=True))
-        return {**parts, REST: answer.seconds - sum(found)}
+        parts = dict(zip(PARTS, taken, strict=True))
+        return {**parts, REST: answer.seconds - sum(taken)}
 
     def predicted(self, counted: StepSeconds) -> dict[str, float]:
         """Seconds of the model's parts by the cost model, of the steps as they were."""
@@ -133,7 +133,7 @@ def run_breakdown(bench: Bench, *, model, prompt_tokens: int, new_tokens: int, r
         decoder, SchedulerSettings(max_running=1, remember=False), num_blocks=-(-length // BLOCK), prefix=None
     )
     marks, arrivals = Marks(), []
-    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     expected: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     texts: dict[str, set[str]] = {kind: set() for kind in KINDS}
     with loopback(engine, watch=[marks.watch], around=marks.around, check_stop=bench.check_stop) as server:
@@ -152,22 +152,22 @@ def run_breakdown(bench: Bench, *, model, prompt_tokens: int, new_tokens: int, r
                     raise WorkbenchError(f"{new_tokens} tokens were asked for, and {answer.tokens()} came")
                 if turn >= 0:
                     texts[kind].add(answer.text())
-                    found[kind].append(marks.parts(answer, server.zero_s, arrivals[-1].arrival_s))
+                    taken[kind].append(marks.parts(answer, server.zero_s, arrivals[-1].arrival_s))
                     expected[kind].append(marks.predicted(counted))
     if texts["whole"] != texts["streamed"] or len(texts["whole"]) != 1:
         raise WorkbenchError("the same greedy request was answered with different texts")
     steps = len(marks.news)
     check = f"{new_tokens} tokens in each answer, the same text whole and streamed"
     for kind in KINDS:
-        wholes = [sum(parts.values()) for parts in found[kind]]
+        wholes = [sum(parts.values()) for parts in taken[kind]]
         predicted = {part: sum(one[part] for one in expected[kind]) / repeats for part in MODEL_PARTS}
-        rest_share = [parts[REST] / whole for parts, whole in zip(found[kind], wholes, strict=True)]
+        rest_share = [parts[REST] / whole for parts, whole in zip(taken[kind], wholes, strict=True)]
         outside = [
             (whole - parts["prefill"] - parts["decode"]) / new_tokens
-            for parts, whole in zip(found[kind], wholes, strict=True)
+            for parts, whole in zip(taken[kind], wholes, strict=True)
         ]
         rows: list[tuple[str, list[float], str, float | None]] = [("all", wholes, "s", None)]
-        rows += [(part, [parts[part] for parts in found[kind]], "s", predicted.get(part)) for part in (*PARTS, REST)]
+        rows += [(part, [parts[part] for parts in taken[kind]], "s", predicted.get(part)) for part in (*PARTS, REST)]
         rows.append((TOKEN, outside, "s/token", None))
         for part, samples, unit, expected_s in rows:
             yield bench.measurement(

@@ -182,7 +182,7 @@ def probes(
 ) -> dict[Arrangement, Probe]:
     """Each arrangement serves the same requests, twice; the first warms up."""
     counted, arrivals = counted_step(bench.ceilings(), model), requests_at(None, requests, CALIBRATION)
-    found: dict[Arrangement, Probe] = {}
+    known: dict[Arrangement, Probe] = {}
     seconds: dict[Arrangement, float] = {}
     for arrangement in arrangements:
         bench.report(f"probing {', '.join(arrangement)}")
@@ -196,12 +196,12 @@ def probes(
             steps = [(StepShape.of_report(one), one.seconds) for one in reports]
             calibration = Calibration.fit(steps, counted.counted_s)
             step_s = _step_time(calibration, counted)
-            found[arrangement] = Probe(step_s, weight_bytes, block_bytes)
+            known[arrangement] = Probe(step_s, weight_bytes, block_bytes)
         else:
             without = (*arrangement[:2], "none")
             factor = seconds[arrangement] / seconds[without]
-            found[arrangement] = replace(found[without], block_bytes=block_bytes, factor=factor)
-    return found
+            known[arrangement] = replace(known[without], block_bytes=block_bytes, factor=factor)
+    return known
 
 
 def _step_time(calibration: Calibration, counted: Any) -> Callable[[StepShape], float]:

@@ -69,15 +69,15 @@ def run_definitions(
         raise WorkbenchError("every request of the run was refused; lower the load")
     chunks = sum(len(one.chunks) for one in refusing.results)
     for definition in DEFINITIONS:
-        told = truth(definition, refusing.results, objectives)
+        said = truth(definition, refusing.results, objectives)
         done = [one for one in refusing.results if definition.success(one)]
         times = [at for one in done if (at := definition.ttft_s(one)) is not None]
-        means = {"ttft_s": told.ttft_s, "tpot_s": told.tpot_s, "itl_s": told.itl_s, "latency_s": told.latency_s}
+        means = {"ttft_s": said.ttft_s, "tpot_s": said.tpot_s, "itl_s": said.itl_s, "latency_s": said.latency_s}
         counts = {name: mean for name, mean in means.items() if mean is not None and math.isfinite(mean)}
-        counts |= {"requests": told.requests, "failed": told.failed, "output_tokens": told.output_tokens}
+        counts |= {"requests": said.requests, "failed": said.failed, "output_tokens": said.output_tokens}
         counts |= {"chunks": chunks, "rate_per_s": rate}
-        if told.good is not None:
-            counts |= {"good": told.good, "good_per_s": told.good / seconds}
+        if said.good is not None:
+            counts |= {"good": said.good, "good_per_s": said.good / seconds}
         yield bench.measurement(
             name="server.definitions",
             settings={**settings, "measured": definition.tool, "failures_count": definition.failures_count},

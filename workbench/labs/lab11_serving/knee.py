@@ -1,4 +1,4 @@
-"""server.knee: the knee of a running server, found by raising the rate step by step; predicted beside measured.
+"""server.knee: the knee of a running server, measured by raising the rate step by step; predicted beside measured.
 
 What the server can answer when all requests are there at once is measured first, and the steps of that run calibrate
 the cost model. Then requests come as a Poisson process at shares of that rate, and the twin, which runs no model, is

@@ -68,11 +68,11 @@ class Timeline:
             row.last_s, row.done = now_s, update.finish_reason is not None
 
 
-def phases(most_per_s: float, seconds: float, burst: float) -> tuple[Arrival, ...]:
+def phases(capacity_per_s: float, seconds: float, burst: float) -> tuple[Arrival, ...]:
     """Below, beyond and below what the server can answer, a third of the time each."""
     arrivals: list[Arrival] = []
     for number, share in enumerate(PHASES):
-        rate = most_per_s * (burst if share is None else share)
+        rate = capacity_per_s * (burst if share is None else share)
         count = max(2, round(rate * seconds / len(PHASES)))
         start = number * seconds / len(PHASES)
         drawn = requests_at(rate, count, TEST + number)

@@ -114,11 +114,11 @@ def good(result: Result, ttft_slo_s: float, tpot_slo_s: float) -> bool:
 class Steps:
     """Shapes and seconds of the steps of a server, as it goes: `watch=[steps]`."""
 
-    found: list[tuple[StepShape, float]] = field(default_factory=list)
+    measured: list[tuple[StepShape, float]] = field(default_factory=list)
 
     def __call__(self, news: StepNews) -> None:
         if news.new_tokens and not news.drafts:
-            self.found.append((StepShape(news.new_tokens, news.contexts, news.decodes), news.seconds))
+            self.measured.append((StepShape(news.new_tokens, news.contexts, news.decodes), news.seconds))
 
 
 def counted_step(ceilings: Ceilings, model: Any) -> StepSeconds:
@@ -131,7 +131,7 @@ def counted_step(ceilings: Ceilings, model: Any) -> StepSeconds:
 
 def calibrated(steps: Steps, counted: StepSeconds) -> Callable[[StepShape], float]:
     """Step times fitted to measured ones, for a twin."""
-    calibration = Calibration.fit(steps.found, counted.counted_s)
+    calibration = Calibration.fit(steps.measured, counted.counted_s)
     return lambda shape: calibration(counted.counted_s(shape), shape)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
     from workbench.models.tokenizer import Tokenizer
 
-Found = TypeVar("Found")
+Given = TypeVar("Given")
 LOOKS_EVERY_S, STARTS_WITHIN_S = 0.02, 120.0
 READ_BYTES = 2**20
 
@@ -97,29 +97,29 @@ def loopback(
         thread.join()
 
 
-def on_a_loop(bench: Bench, work: Callable[[], Awaitable[Found]]) -> Found:
-    """What `work` gives, on an event loop in a thread of its own; cancelled soon after the bench is told to stop."""
+def on_a_loop(bench: Bench, work: Callable[[], Awaitable[Given]]) -> Given:
+    """What `work` gives, on an event loop in a thread of its own; cancelled soon after the bench is stopped."""
     begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
 
-    async def main() -> Found:
+    async def main() -> Given:
         begun.set_result((asyncio.get_running_loop(), asyncio.current_task()))
         return await work()
 
-    def run() -> Found:
+    def run() -> Given:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(main())
 
     bench.check_stop()
     with ThreadPoolExecutor(1, "client") as pool:
-        found = pool.submit(run)
+        future = pool.submit(run)
         loop, task = begun.result()
-        while not found.done():
-            wait([found], LOOKS_EVERY_S)
+        while not future.done():
+            wait([future], LOOKS_EVERY_S)
             if bench.stop.is_set() and task is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(task.cancel)
-                wait([found])
+                wait([future])
     bench.check_stop()
-    return found.result()
+    return future.result()
 
 
 # -- a client that does as little as can be ----------------------------------------------------------------------------
@@ -171,13 +171,13 @@ async def ask(server: Loopback, body: dict[str, Any]) -> Answer:
     """One request to /v1/completions on a connection of its own, up to the last byte."""
     data = json.dumps({"model": server.front.served.name, **body}).encode()
     begun = time.perf_counter()
-    reader, writer = await asyncio.open_connection(server.host, server.port, limit=READ_BYTES)
+    reader, outgoing = await asyncio.open_connection(server.host, server.port, limit=READ_BYTES)
     head = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(data)}")
-    writer.write("\r\n".join([*head, "Content-Type: application/json", "", ""]).encode() + data)
+    outgoing.write("\r\n".join([*head, "Content-Type: application/json", "", ""]).encode() + data)
     reads = []
     while read := await reader.read(READ_BYTES):
         reads.append((time.perf_counter(), read))
-    writer.close()
+    outgoing.close()
     if not reads:
         raise WorkbenchError("the server closed the connection without an answer")
     return Answer(begun, tuple(reads))

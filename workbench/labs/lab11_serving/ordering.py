@@ -50,8 +50,8 @@ class LongestMatch:
 
     def __call__(self, sequence: Text, now_s: float) -> tuple[int, float, int]:
         assert self.tables is not None and self.tables.prefix is not None
-        found = self.tables.prefix.match(sequence.token_ids, sequence.request.tenant)
-        return (-len(found), sequence.arrival_s, sequence.number)
+        cached = self.tables.prefix.match(sequence.token_ids, sequence.request.tenant)
+        return (-len(cached), sequence.arrival_s, sequence.number)
 
 
 def questions(documents: int, asked: int, document_tokens: int) -> tuple[Arrival, ...]:
@@ -128,7 +128,7 @@ def run_ordering(
         times, reports, hits = runs[order]
         simulated = _twin(order, arrivals, blocks, lambda shape: calibration(counted.counted_s(shape), shape))
         if simulated[1] != hits:
-            raise WorkbenchError(f"the engine found {hits} tokens in the prefix cache, and its twin {simulated[1]}")
+            raise WorkbenchError(f"the engine had {hits} tokens from the prefix cache, and its twin {simulated[1]}")
         ttft = [float(one.ttft_s) for one in times if one.ttft_s is not None]
         ratios = [a / b for a, b in zip(seconds[ORDERS[0]], seconds[order], strict=True)]
         yield bench.measurement(
@@ -156,7 +156,7 @@ def run_ordering(
 
 
 def _twin(order: str, arrivals: Sequence[Arrival], blocks: int, step_s: Any) -> tuple[list[float], int]:
-    """Times to first token, and tokens that were found in the prefix cache."""
+    """Times to first token, and tokens from the prefix cache."""
     settings, match = _settings(order)
     twin = Twin(settings, num_blocks=blocks, block_size=BLOCK, step_s=step_s)
     match.tables = twin.tables

@@ -54,15 +54,15 @@ class Way:
 
 
 def run_overhead(
-    bench: Bench, *, model, engine: str, requests: int, slots: int, most_new_tokens: int, repeats: int
+    bench: Bench, *, model, engine: str, requests: int, slots: int, max_new_tokens: int, repeats: int
 ) -> Iterator[Measurement]:
     """A Measurement a way ("measured"): seconds of all requests, a sample a turn, its ratio to Engine.run in the
     counts. Every way must write the same texts."""
     if engine == WHERE[1] and not isinstance(model, str):
         raise WorkbenchError("the engine's process loads its model by name; give a name, or engine='thread'")
     decoder = bench.model(model, arrangement="fast")
-    asked = requests_for(bench.model(model), requests, most_new_tokens, 0)
-    settings = {**plain({"model": model}), **{"requests": requests, "slots": slots, "most_new_tokens": most_new_tokens}}
+    asked = requests_for(bench.model(model), requests, max_new_tokens, 0)
+    settings = {**plain({"model": model}), **{"requests": requests, "slots": slots, "max_new_tokens": max_new_tokens}}
     with contextlib.ExitStack() as stack:
         ways = [Way(ENGINE, lambda: _by_engine(_engine(decoder, slots), asked))]
         at = stack.enter_context(loopback(_engine(decoder, slots), check_stop=bench.check_stop))
@@ -77,9 +77,9 @@ def run_overhead(
                 bench.report(f"{way.name}: turn {turn + 1} of {repeats}" if turn >= 0 else f"{way.name}: warming up")
                 bench.check_stop()
                 with exclusive(bench.check_stop):
-                    seconds, found = way.run()
-                texts = texts or found
-                way.equal = sum(a == b for a, b in zip(texts, found, strict=True))
+                    seconds, written = way.run()
+                texts = texts or written
+                way.equal = sum(a == b for a, b in zip(texts, written, strict=True))
                 if way.equal != len(texts):
                     raise WorkbenchError(f"{way.name}: {len(texts) - way.equal} texts are not those of Engine.run")
                 if turn >= 0:
@@ -141,9 +141,9 @@ def _over(bench: Bench, server: Loopback, asked: Asked, kind: str) -> Callable[[
     return run
 
 
-def _check_lengths(found: Sequence[int], wanted: Sequence[int]) -> None:
-    if list(found) != list(wanted):
-        raise WorkbenchError(f"the server gave {sum(found)} tokens where {sum(wanted)} were asked for")
+def _check_lengths(written: Sequence[int], wanted: Sequence[int]) -> None:
+    if list(written) != list(wanted):
+        raise WorkbenchError(f"the server gave {sum(written)} tokens where {sum(wanted)} were asked for")
 
 
 EXPERIMENT = Experiment(
@@ -160,7 +160,7 @@ EXPERIMENT = Experiment(
         Setting("engine", WHERE[1], "choice", choices=WHERE, help="where the engine's steps run"),
         Setting("requests", 64, "int", 2, 256, brief=24, help="all there at once"),
         Setting("slots", 16, "int", 1, 64, help="requests in work at a time"),
-        Setting("most_new_tokens", 256, "int", 8, 900, brief=48, help="the longest output; most are short"),
+        Setting("max_new_tokens", 256, "int", 8, 900, brief=48, help="the longest output; most are short"),
         Setting("repeats", 3, "int", 1, 50, brief=2, help="timed turns"),
     ),
     run=run_overhead,

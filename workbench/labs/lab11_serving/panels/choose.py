@@ -78,5 +78,11 @@ def _words(twin: list[Measurement], machine: list[Measurement], goal: str) -> st
     if first is not None and default is not None:
         ratio = default.median / first.median
         lines.append(f"The default is {max(ratio, 1 / ratio):.2f} times away from it.")
-    lines.append(beside_prediction(machine, "The measured", left_out=LEFT_OUT))
+    if machine:
+        ratios = sorted(m.median / m.predicted for m in machine if m.predicted)
+        lines.append(
+            beside_prediction(machine, "The measured", left_out=LEFT_OUT)
+            if machine[0].unit == "s"
+            else f"Measured over predicted: {ratios[0]:.2f} to {ratios[-1]:.2f}. Not predicted: {LEFT_OUT}."
+        )
     return "\n".join(filter(None, lines))

@@ -25,10 +25,10 @@ class DefinitionsPanel(Panel):
 
     def view(self, settings: dict[str, Any]) -> View:
         made = self.made(settings, KNOBS)
-        found = {m.settings["measured"]: m for m in made}
+        by_name = {m.settings["measured"]: m for m in made}
         parts = [
             Bars(
-                [_bar(tool, found.get(tool), key) for tool in TOOLS],
+                [_bar(tool, by_name.get(tool), key) for tool in TOOLS],
                 Axis(ticks=(), text=milliseconds),
                 title=title,
                 names=not at % 3,
@@ -37,7 +37,7 @@ class DefinitionsPanel(Panel):
         ]
         parts.append(
             Bars(
-                [_bar(tool, found.get(tool), "good_per_s") for tool in TOOLS],
+                [_bar(tool, by_name.get(tool), "good_per_s") for tool in TOOLS],
                 Axis("requests a second", number),
                 title="goodput",
             )
@@ -45,7 +45,7 @@ class DefinitionsPanel(Panel):
         parts.append(
             Bars(
                 [
-                    Bar(f"p{p}, {'due' if name == DUE else 'send'}", _of(found.get(name), f"p{p}_s"), colour)
+                    Bar(f"p{p}, {'due' if name == DUE else 'send'}", _of(by_name.get(name), f"p{p}_s"), colour)
                     for p in PERCENTS
                     for name, colour in ((DUE, style.LEARNER), (SENT, style.IDLE))
                 ],
@@ -82,7 +82,7 @@ class DefinitionsPanel(Panel):
                 f"One run of {settings['requests']} requests at {settings['load']:g} times what the server can answer"
             )
             + ("" if made else "; Run sends them"),
-            words=_words(found, settings),
+            words=_words(by_name, settings),
         )
 
 
@@ -106,8 +106,8 @@ def _mean(m: Measurement, key: str) -> str:
     return milliseconds(m.counts[key]) if key in m.counts else INFINITE if _counts_failures(m, key) else MISSING
 
 
-def _words(found: dict[str, Measurement], settings: dict[str, Any]) -> str:
-    tools = [found[tool] for tool in TOOLS if tool in found]
+def _words(by_name: dict[str, Measurement], settings: dict[str, Any]) -> str:
+    tools = [by_name[tool] for tool in TOOLS if tool in by_name]
     if not tools:
         return (
             "TTFT, TPOT, ITL and goodput are words that every tool uses, and each means something else by them. The"
@@ -129,8 +129,8 @@ def _words(found: dict[str, Measurement], settings: dict[str, Any]) -> str:
         if first["failed"] and tools[0].settings["failures_count"]
         else f"{first['failed']:.0f} requests failed by the first definition."
     )
-    if DUE in found and SENT in found:
-        due, sent = found[DUE].median, found[SENT].median
+    if DUE in by_name and SENT in by_name:
+        due, sent = by_name[DUE].median, by_name[SENT].median
         lines.append(
             f"Under a cap of {settings['max_running']} at a time the median latency is {milliseconds(sent)} from the"
             f" send and {milliseconds(due)} from when the request was due, {due / sent:.2f} times as much: coordinated"

@@ -30,7 +30,7 @@ class OrderingPanel(Panel):
             Bars(
                 [_hits(order, made.get(order)) for order in ORDERS],
                 Axis("of the prompts' tokens", "{:.0%}".format, ticks=(0, 0.5, 1), limits=(0.0, 1.1)),
-                title="found in the prefix cache",
+                title="from the prefix cache",
             ),
             height=3.6,
             boxes=[(0.12, 0.17, 0.42, 0.7), (0.73, 0.3, 0.25, 0.5)],
@@ -76,11 +76,11 @@ def _words(made: dict[str, Measurement]) -> str:
     if not made:
         return (
             "The prefix cache keeps what there is room for. Who asks about the document that is there now costs a few"
-            " rows; who asks about another one costs all of its rows, and evicts what the next would have found."
+            " rows; who asks about another one costs all of its rows, and evicts what the next would have needed."
         )
     lines = [
         f"{NAMES[order].capitalize()}: {m.counts['hit_tokens']:,.0f} of {m.counts['prompt_tokens']:,.0f} prompt tokens"
-        f" were found; TTFT {milliseconds(m.counts['ttft_mean_s'])} on average,"
+        f" were in the cache; TTFT {milliseconds(m.counts['ttft_mean_s'])} on average,"
         f" {milliseconds(m.counts['ttft_p99_s'])} at p99."
         for order, m in made.items()
     ]

@@ -13,7 +13,7 @@ from workbench.panels.view import View
 from workbench.panels.words import spread_words
 
 WAYS = (ENGINE, *KINDS, *(f"{kind}, process" for kind in KINDS))
-KNOBS = ("requests", "slots", "most_new_tokens")
+KNOBS = ("requests", "slots", "max_new_tokens")
 
 
 class OverheadPanel(Panel):
