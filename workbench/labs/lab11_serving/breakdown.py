@@ -15,17 +15,19 @@ Of a stream all texts but the last are made and sent while the next step runs; o
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from workbench.decoding.sequence import Request
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting, no_times
 from workbench.experiments.inputs import MODEL, plain, text_ids, within_context
 from workbench.instruments.timing import exclusive
 from workbench.labs.lab11_serving.loads import BLOCK, counted_step
-from workbench.labs.lab11_serving.loopback import Answer, ask, body_for, loopback, on_a_loop
+from workbench.labs.lab11_serving.loopback import Answer, ask, body_for, loopback, note_requests, on_a_loop
 from workbench.serving.engine import Engine
 from workbench.serving.settings import SchedulerSettings
 from workbench.serving.step_time import StepSeconds, StepShape
@@ -132,22 +134,20 @@ def run_breakdown(bench: Bench, *, model, prompt_tokens: int, new_tokens: int, r
     engine = Engine(
         decoder, SchedulerSettings(max_running=1, remember=False), num_blocks=-(-length // BLOCK), prefix=None
     )
-    marks, arrivals = Marks(), []
+    marks, arrivals = Marks(), list[Request]()
     taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     expected: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     texts: dict[str, set[str]] = {kind: set() for kind in KINDS}
     with loopback(engine, watch=[marks.watch], around=marks.around, check_stop=bench.check_stop) as server:
-        front = server.front
-        marks.note_calls(front.admission, place="place", weigh="weigh")
-        open_stream = front.open
-        front.open = lambda requests: (arrivals.append(requests[0]), open_stream(requests))[1]  # type: ignore[method-assign]
+        marks.note_calls(server.front.admission, place="place", weigh="weigh")
+        note_requests(server, arrivals.append)
         for turn in range(-1, repeats):
             for kind in KINDS:
                 bench.report(f"{kind}: {turn + 1} of {repeats}" if turn >= 0 else "warming up")
                 marks.begin()
                 body = body_for(prompt, new_tokens, stream=kind == "streamed")
                 with exclusive(bench.check_stop):
-                    answer = on_a_loop(bench, lambda body=body: ask(server, body))
+                    answer = on_a_loop(bench, functools.partial(ask, server, body))
                 if answer.tokens() != new_tokens:
                     raise WorkbenchError(f"{new_tokens} tokens were asked for, and {answer.tokens()} came")
                 if turn >= 0:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Setting, no_times
@@ -49,7 +49,7 @@ def run_definitions(
         **plain({"model": model, "draft": draft, "requests": requests, "max_running": max_running, "load": load}),
         **{"ttft_slo": ttft_slo, "tpot_slo": tpot_slo},
     }
-    drafted = {} if draft == "none" else {"draft": draft, "draft_tokens": 4}
+    drafted: dict[str, Any] = {} if draft == "none" else {"draft": draft, "draft_tokens": 4}
     engine = engine_for(decoder, max_running=max_running, **drafted)
     full = ServerSettings(max_queued_requests=max_running, drain_seconds=0.0)
     bench.report("what this machine can serve")

@@ -57,11 +57,11 @@ def run_knee(
     with loopback(engine, watch=[steps], check_stop=bench.check_stop) as server:
         bench.report("what this machine can serve")
         with exclusive(bench.check_stop):
-            most = capacity(bench, server, 4 * max_running)
+            capacity_per_s = capacity(bench, server, 4 * max_running)
             step_s = calibrated(steps, counted)
         for at, share in enumerate(SHARES):
             bench.report(f"rate {at + 1} of {len(SHARES)}")
-            arrivals = requests_at(share * most, requests, TEST)
+            arrivals = requests_at(share * capacity_per_s, requests, TEST)
             twin = Twin(engine.scheduler.settings, num_blocks=engine.kv.tables.num_blocks, step_s=step_s, prefix=None)
             simulated = simulated_times(twin, arrivals)
             with exclusive(bench.check_stop):
@@ -78,8 +78,8 @@ def run_knee(
                 samples=ttft,
                 unit="s",
                 counts={
-                    "rate_per_s": share * most,
-                    "capacity_per_s": most,
+                    "rate_per_s": share * capacity_per_s,
+                    "capacity_per_s": capacity_per_s,
                     "answered": sum(one.ok for one in results),
                     "done_per_s": len(results) / span_s(recording),
                     "latency_mean_s": sum(latency) / len(latency),
@@ -87,8 +87,8 @@ def run_knee(
                     "ttft_p99_s": quantile(ttft, 0.99),
                     "tpot_p50_s": quantile(tpot, 0.5),
                     "good": met,
-                    "good_per_s": met / len(results) * share * most,
-                    **_simulated(simulated, arrivals, share * most, Objectives(ttft_slo, tpot_slo)),
+                    "good_per_s": met / len(results) * share * capacity_per_s,
+                    **_simulated(simulated, arrivals, share * capacity_per_s, Objectives(ttft_slo, tpot_slo)),
                 },
                 predicted=quantile([float(one.ttft_s or 0) for one in simulated], 0.5),
                 check=f"all {requests} requests answered with all {tokens:,} tokens; the twin wrote as many",

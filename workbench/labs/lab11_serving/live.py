@@ -16,9 +16,10 @@ from workbench.experiments.contract import Experiment, Setting, no_times
 from workbench.experiments.inputs import MODEL, plain
 from workbench.instruments.records import quantile
 from workbench.labs.lab11_serving.loads import TEST, capacity, engine_for, requests_at, send, served_tokens
-from workbench.labs.lab11_serving.loopback import Loopback, loopback
+from workbench.labs.lab11_serving.loopback import Loopback, loopback, note_requests
 
 if TYPE_CHECKING:
+    from workbench.decoding.sequence import Request
     from workbench.instruments.bench import Bench
     from workbench.instruments.records import Measurement
     from workbench.serving.api.link import StepNews
@@ -50,8 +51,8 @@ class Timeline:
     tokens: int = 0
     last: StepNews | None = None
 
-    def came(self, request_id: Hashable, at_s: float) -> None:
-        self.rows[request_id] = Row(at_s)
+    def came(self, request: Request) -> None:
+        self.rows[request.id] = Row(request.arrival_s)
 
     def watch(self, news: StepNews) -> None:
         self.last, now_s = news, news.at_s + news.seconds
@@ -107,7 +108,7 @@ def run_live(
     ) as server:
         bench.report("what this machine can serve")
         arrivals = phases(capacity(bench, server, 2 * max_running), seconds, burst)
-        note_arrivals(server, seen)
+        note_requests(server, seen.came)
         seen.tokens = 0
         with ThreadPoolExecutor(1, "load") as pool:
             load = pool.submit(send, bench, server, arrivals)
@@ -128,17 +129,6 @@ def run_live(
                     check = f"all {served_tokens(load.result(), arrivals):,} tokens that were asked for were served"
                 yield _look(bench, settings, server, seen, rate, len(arrivals), check)
         load.result()
-
-
-def note_arrivals(server: Loopback, seen: Timeline) -> None:
-    front, open_stream = server.front, server.front.open
-
-    def noted(requests):
-        for one in requests:
-            seen.came(one.id, one.arrival_s)
-        return open_stream(requests)
-
-    front.open = noted  # type: ignore[method-assign]
 
 
 def _look(bench: Bench, settings: dict, server: Loopback, seen: Timeline, rate: float, requests: int, check: str):

@@ -107,7 +107,8 @@ def run_ordering(
             bench.report(f"{order}: turn {turn + 1} of {repeats}" if turn >= 0 else f"{order}: warming up")
             bench.check_stop()
             settings, match = _settings(order)
-            engine, reports = Engine(decoder, settings, num_blocks=blocks, block_size=BLOCK), []
+            engine = Engine(decoder, settings, num_blocks=blocks, block_size=BLOCK)
+            reports: list[StepReport] = []
             match.tables = engine.kv.tables
 
             def watch(report: StepReport, reports: list[StepReport] = reports) -> None:

@@ -160,10 +160,10 @@ EXPERIMENT = Experiment(
         Setting("engine", WHERE[1], "choice", choices=WHERE, help="where the engine's steps run"),
         Setting("requests", 64, "int", 2, 256, brief=24, help="all there at once"),
         Setting("slots", 16, "int", 1, 64, help="requests in work at a time"),
-        Setting("max_new_tokens", 256, "int", 8, 900, brief=48, help="the longest output; most are short"),
+        Setting("max_new_tokens", 96, "int", 8, 900, brief=48, help="the longest output; most are short"),
         Setting("repeats", 3, "int", 1, 50, brief=2, help="timed turns"),
     ),
     run=run_overhead,
     predict=no_times,
-    record={"cuda": ()},
+    record={"cpu": ({"max_new_tokens": 256},), "cuda": ()},
 )

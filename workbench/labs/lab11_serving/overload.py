@@ -52,7 +52,7 @@ def run_overload(
         **plain({"model": model, "seconds": seconds, "max_running": max_running, "overload": overload}),
         **{"ttft_slo": ttft_slo, "tpot_slo": tpot_slo},
     }
-    most: float | None = None
+    capacity_per_s: float | None = None
     for mode in MODES:
         bench.report(f"{mode}: {MODES.index(mode) + 1} of {len(MODES)}")
         engine = engine_for(decoder, max_running=max_running)
@@ -63,8 +63,8 @@ def run_overload(
             front = server.front
             promised, front.settings = front.settings, settings_for(ALL, ttft_slo)
             measured = capacity(bench, server, 4 * max_running)  # whose steps the forecast learns from
-            most, front.settings = most or measured, promised
-            rate = most * (BELOW_SHARE if mode == BELOW else overload)
+            capacity_per_s, front.settings = capacity_per_s or measured, promised
+            rate = capacity_per_s * (BELOW_SHARE if mode == BELOW else overload)
             arrivals = requests_at(rate, max(4, round(rate * seconds)), TEST)
             recording = send(bench, server, arrivals)
         served_tokens(recording, arrivals)
@@ -78,7 +78,7 @@ def run_overload(
         ttft = [at for one in answered if (at := our_ttft_s(one)) is not None]
         counts = {
             "rate_per_s": rate,
-            "capacity_per_s": most,
+            "capacity_per_s": capacity_per_s,
             "requests": len(results),
             "answered": len(answered),
             "refused": len(refusals),
