@@ -170,8 +170,9 @@ step = h100(StepShape((1,) * sequences, (1024,) * sequences, sequences))
 say(
     f"Measured: {milliseconds(token.median)} a token outside the model, with one request at a time. On an H100 a step of"
     f" an 8B model with {sequences} sequences is predicted to take {milliseconds(step)},"
-    f" {milliseconds(step / sequences)} a token: there an event loop must be many times as quick a token as this one"
-    " request shows it. That is why production servers run several processes in front of one engine."
+    f" {milliseconds(step / sequences)} a token: so long has an event loop there for the text and the bytes of each"
+    " token, if it is not to hold up the model. That is why production servers run several processes in front of one"
+    " engine, and send all tokens of a step in one piece."
 )
 
 # %% [markdown]
@@ -429,7 +430,7 @@ table(
 # %% jupyter={"source_hidden": true}
 overload_guess = ask(
     "goodput under overload",
-    "Three times what the server can answer, everybody let in: what share of the requests has a first token in time?",
+    "Three times what the server can answer, everybody let in: what share of the requests meets both objectives?",
     unit="%",
     kind="slider",
     example=30,

@@ -35,10 +35,10 @@ MARGIN = 0.7  # of the objective is what admission promises: the forecast is no 
 MANY = 1_000_000
 
 
-def settings_for(mode: str, ttft_slo: float) -> ServerSettings:
+def settings_for(mode: str, promised_s: float) -> ServerSettings:
     open_door: dict[str, Any] = {"max_queued_requests": MANY, "max_queued_tokens": MANY, "drain_seconds": 0.0}
     if mode == ADMITTED:
-        return ServerSettings(ttft_slo_s=MARGIN * ttft_slo, **open_door)
+        return ServerSettings(ttft_slo_s=promised_s, **open_door)
     return ServerSettings(early_rejection=False, **open_door)
 
 
@@ -53,15 +53,16 @@ def run_overload(
         **{"ttft_slo": ttft_slo, "tpot_slo": tpot_slo},
     }
     capacity_per_s: float | None = None
+    promised_s = MARGIN * ttft_slo
     for mode in MODES:
         bench.report(f"{mode}: {MODES.index(mode) + 1} of {len(MODES)}")
         engine = engine_for(decoder, max_running=max_running)
         with (
             exclusive(bench.check_stop),
-            loopback(engine, settings_for(mode, ttft_slo), check_stop=bench.check_stop) as server,
+            loopback(engine, settings_for(mode, promised_s), check_stop=bench.check_stop) as server,
         ):
             front = server.front
-            promised, front.settings = front.settings, settings_for(ALL, ttft_slo)
+            promised, front.settings = front.settings, settings_for(ALL, promised_s)
             measured = capacity(bench, server, 4 * max_running)  # whose steps the forecast learns from
             capacity_per_s, front.settings = capacity_per_s or measured, promised
             rate = capacity_per_s * (BELOW_SHARE if mode == BELOW else overload)
@@ -76,8 +77,11 @@ def run_overload(
         met = [good(one, ttft_slo, tpot_slo) for one in results]
         span = max(map(due_s, results))
         ttft = [at for one in answered if (at := our_ttft_s(one)) is not None]
+        if mode == BELOW:  # a promise that an idle server cannot keep would refuse everybody
+            promised_s = max(promised_s, 2 * quantile(ttft, 0.5))
         counts = {
             "rate_per_s": rate,
+            "promised_s": promised_s,
             "capacity_per_s": capacity_per_s,
             "requests": len(results),
             "answered": len(answered),
