@@ -1,9 +1,20 @@
-"""Lab 11, serving: an engine behind an API, the load that is put on it, and what counts as served.
+"""Lab 11, serving: the engine behind a socket, what that costs, and what it does under load.
 
-Beside them: `servers`, servers of others in processes of their own, `peer_llama_cpp_http`, one of these; `probes`, what
-a server does when it is asked.
+Beside them: `loopback`, a server in a thread of this process and its clients; `loads`, the requests that are sent to it
+and what its steps say of the time that they take; `servers`, servers of others in processes of their own,
+`peer_llama_cpp_http`, one of these; `probes`, what a server does when it is asked.
 """
 
 PREFIX = "server"  # an experiment's name is PREFIX.stem
-EXPERIMENTS = ("engines",)
-PANELS = ()
+EXPERIMENTS = (  # stems, in reading order
+    "breakdown",
+    "overhead",
+    "definitions",
+    "knee",
+    "overload",
+    "ordering",
+    "choose",
+    "live",
+    "engines",
+)
+PANELS = ("breakdown", "overhead", "definitions", "knee", "overload", "ordering", "choose", "live")

@@ -1,0 +1,1 @@
+"""Lab 11: its panels."""
