@@ -451,10 +451,8 @@ for size in (1, 16, 256):
     gathering = make_kv("paged", shape, block_size=size, attention="sdpa", **room)
     pair = measure_pair(stepper(gathering), in_one_piece, repeats=7, warmup=2)
     step_ratios[size] = pair.median_ratio
-    print(
-        f"blocks of {size:3}: {pair.median_ratio:.2f} times a step of the contiguous kv "
-        f"({pair.p10:.2f} to {pair.p90:.2f})"
-    )
+    ratio = f"{pair.median_ratio:.2f} times a step of the contiguous kv ({pair.p10:.2f} to {pair.p90:.2f})"
+    print(f"blocks of {size:3}: {ratio}")
 
 # %% [markdown]
 # The cost of the gather is visible, the effect of the block size hardly: our gather copies token by token,

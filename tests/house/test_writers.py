@@ -71,6 +71,7 @@ REASONS = {
         "workbench/recorder/recording.py Recording._note: open",
         "workbench/grading/desk.py run_task: open",
         "workbench/serving/api/trace.py trace_to: open",
+        "workbench/labs/lab11_serving/servers.py started: open",
         "workbench/serving/bench/recording.py Recorder.__init__: open",
     ),
     "no file: the output and input of this process, the null device, or a setting of the kernel": (
