@@ -224,9 +224,10 @@ def make_parser() -> argparse.ArgumentParser:
     clients.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     clients.add_argument("--engine-process", action="store_true", help="the engine in a process of its own")
 
-    from workbench.cli_serving import add_options
+    from workbench.cli_serving import add_choose_options, add_options
 
     add_options(command("serve", run_serve, "serve a model to OpenAI clients"))
+    add_choose_options(command("choose", run_choose, "find the best configuration of the server for this machine"))
 
     commands.add_parser("load", help="put load on an OpenAI endpoint and report on it", add_help=False)
     commands.add_parser("build", help="build the notebooks from their sources", add_help=False)
@@ -666,6 +667,12 @@ def run_serve(args: argparse.Namespace) -> int:
     from workbench.cli_serving import run
 
     return run(args)
+
+
+def run_choose(args: argparse.Namespace) -> int:
+    from workbench.cli_serving import choose
+
+    return choose(args)
 
 
 # -- soaks ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""`workbench serve`: its options, and the engine and server that they make. Every switch of the engine is here.
+"""`workbench serve`: its options, and the engine and server that they make. Every switch of the engine is here. And
+`workbench choose`, which says which of them are best here.
 
 The options are read without torch, so that `workbench --help` is quick.
 """
@@ -65,6 +66,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-connections", type=int, metavar="N")
     parser.add_argument("--max-body-bytes", type=int, metavar="N")
     parser.add_argument("--drain-seconds", type=float, metavar="S", help="that running requests have after SIGTERM")
+
+
+def add_choose_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a shipped model, or a folder")
+    parser.add_argument(
+        "--for", dest="goal", choices=("latency", "throughput", "cost"), required=True, help="what it is to be best for"
+    )
+    parser.add_argument("--requests", type=int, default=48, metavar="N", help="in each run (default: 48)")
+    parser.add_argument("--checked", type=int, default=4, metavar="N", help="of the best, on the machine (default: 4)")
+
+
+def choose(args: argparse.Namespace) -> int:
+    """Simulate all configurations, check the best on this machine, and print what to start the server with."""
+    from workbench.experiments import run_experiment
+    from workbench.instruments.bench import Bench
+
+    asked = {"model": args.model, "goal": args.goal, "requests": args.requests, "checked": args.checked}
+    bench = Bench(report=lambda *words: print("  ", *words, file=sys.stderr))
+    made = run_experiment("server.choose", asked, bench)
+    machine = [one for one in made if one.settings["measured"] == "machine"]
+    print(f"{len(made) - len(machine)} configurations for {args.goal} were simulated; measured on this machine:")
+    for one in machine:
+        away = (
+            f"{one.counts['worse_than_best']:.1%} worse than the best" if one.counts["worse_than_best"] else "the best"
+        )
+        print(
+            f"  {one.median:10.4g} {one.unit}  (predicted {one.predicted:.4g}; place {one.counts['place']:.0f}),"
+            f" {away}:  {one.settings['options']}"
+        )
+    best = min(machine, key=lambda one: one.counts["worse_than_best"])
+    print(f"workbench serve {args.model} {best.settings['options']}")
+    return 0
 
 
 LIMITS = (

@@ -7,6 +7,7 @@ from conftest import random_decoder, tiny_config
 from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs
 from panel_claims import PanelClaims
 
+from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.experiments import run_experiment
 from workbench.labs.lab11_serving import loads, overload
@@ -209,6 +210,18 @@ def test_scores_are_in_the_goals_units():
     assert served.score("cost", 3e9) == pytest.approx(3 * 2 / 0.4)
     assert better("throughput", 2) < better("throughput", 1) and better("cost", 1) < better("cost", 2)
     assert str(Configuration(4, 32, "int8", "int8", "none")) == "4 running, budget 32, weights int8, kv int8"
+
+
+def test_the_command_prints_how_to_start_the_best_that_was_measured(runs, monkeypatch, capsys):
+    monkeypatch.setattr("workbench.experiments.run_experiment", lambda name, settings, bench: runs[name])
+    assert main(["choose", "stdlib-1m", "--for", "throughput"]) == 0
+    machine = [m for m in runs["server.choose"] if m.settings["measured"] == "machine"]
+    best = next(m for m in machine if not m.counts["worse_than_best"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"workbench serve stdlib-1m {best.settings['options']}" and len(lines) == len(machine) + 2
+    assert Configuration(4, 32, "int8", "int8", "none").options == (
+        "--max-running 4 --token-budget 32 --weights int8 --kv int8"
+    )
 
 
 # -- live -----------------------------------------------------------------------------------------------------------

@@ -69,6 +69,14 @@ class Configuration:
         others += [f"draft {self.draft}"] if self.draft != "none" else []
         return ", ".join([f"{self.max_running} running, budget {self.token_budget}", *others])
 
+    @property
+    def options(self) -> str:
+        """Of `workbench serve`."""
+        options = f"--max-running {self.max_running} --token-budget {self.token_budget}"
+        options += "" if self.weights == WEIGHTS[0] else f" --weights {self.weights}"
+        options += "" if self.kv == FORMATS[0] else f" --kv {self.kv}"
+        return options + ("" if self.draft == "none" else f" --draft {self.draft} --draft-length {DRAFT_TOKENS}")
+
     def scheduling(self) -> SchedulerSettings:
         drafts = 0 if self.draft == "none" else DRAFT_TOKENS
         return SchedulerSettings(self.max_running, self.token_budget, draft_tokens=drafts, remember=False)
@@ -241,7 +249,7 @@ def run_choose(
     for place, chosen in enumerate(ranked, 1):
         yield bench.measurement(
             name="server.choose",
-            settings={**settings, "measured": "twin", "configuration": str(chosen)},
+            settings={**settings, "measured": "twin", "configuration": str(chosen), "options": chosen.options},
             samples=[scores[chosen]],
             unit=GOALS[goal],
             counts={"place": place, "max_running": chosen.max_running, "token_budget": chosen.token_budget},
@@ -260,7 +268,7 @@ def run_choose(
         ratio = medians[chosen] / medians[best]
         yield bench.measurement(
             name="server.choose",
-            settings={**settings, "measured": "machine", "configuration": str(chosen)},
+            settings={**settings, "measured": "machine", "configuration": str(chosen), "options": chosen.options},
             samples=measured[chosen],
             unit=GOALS[goal],
             counts={

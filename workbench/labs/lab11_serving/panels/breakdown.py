@@ -91,7 +91,7 @@ def _write_length(axes: Axes, start: float, length: float, whole: float, row: in
     """In a long bar; else where there is room beside it."""
     look: dict[str, Any] = {"va": "center", "fontsize": 10, "zorder": 6}
     if length > 0.4 * whole:
-        style.write(axes, start + length / 2, row, text, ha="center", **look)
+        style.write(axes, start + 0.96 * length, row, text, ha="right", **look)
     elif start + length < 0.65 * whole:
         style.write(axes, start + length, row, f" {text}", ha="left", **look)
     else:

@@ -28,7 +28,7 @@ class OverheadPanel(Panel):
         return view(
             Bars(
                 [_bar(way, made.get(way)) for way in ways],
-                Axis("requests a second, as a share of Engine.run's", "{:.0%}".format, limits=(0.0, 1.2)),
+                Axis("requests a second, as a share of Engine.run's", "{:.0%}".format, "zero"),
                 level=1.0,
             ),
             height=3.2,
