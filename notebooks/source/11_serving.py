@@ -288,7 +288,7 @@ burst_guess.compare(
 # `max_running` bounds how many share a step, so it bounds the time between tokens. What does not fit waits. So a
 # server has two latencies with two different causes, and a service promises both (*service level objectives*):
 #
-# - **TTFT**, time to the first token: the queue, then the prefill.
+# - [**TTFT**](../docs/glossary.md#measuring), time to the first token: the queue, then the prefill.
 # - **TPOT**, time per output token: how many share a step.
 #
 # ## One run, six truths
