@@ -289,7 +289,7 @@ burst_guess.compare(
 # server has two latencies with two different causes, and a service promises both (*service level objectives*):
 #
 # - [**TTFT**](../docs/glossary.md#measuring), time to the first token: the queue, then the prefill.
-# - **TPOT**, time per output token: how many share a step.
+# - [**TPOT**](../docs/glossary.md#measuring), time per output token: how many share a step.
 #
 # ## One run, six truths
 #
@@ -327,7 +327,7 @@ tools_guess.compare(max(itl.values()) / min(itl.values()))
 # - **Leave failures out.** A server that refuses nine of ten has excellent latencies for the tenth. Count a failed
 #   request as infinitely slow: then a percentile that falls among the failures is infinite, and says so.
 # - **Ask slowly.** Many load generators keep at most so many requests in flight. When the server is slow they send
-#   later, so nobody ever waits long: **coordinated omission**. Measured from the send, the wait of a request that was
+#   later, so nobody ever waits long: [**coordinated omission**](../docs/glossary.md#measuring). Measured from the send, the wait of a request that was
 #   not yet sent is not in any number. Measured from when it was *due*, it is.
 # - **Divide by something else.** With the first token's wait in the sum, TPOT depends on the queue. Per chunk instead
 #   of per token, a draft makes the gaps longer although the text comes sooner.
@@ -590,6 +590,7 @@ table(
 # | the longest match first | SGLang's `lpm` policy; routers send a request to the server that has its prefix |
 # | names of metrics | ours at `/metrics` are vLLM's, so its dashboards work |
 # | a choice by simulation | Vidur, and DistServe's own simulator |
+# | four servers on one load, each asked what it does: `workbench experiment run server.engines` | transformers' server ignores n and logprobs in silence; llama.cpp's queues without a limit |
 # | one engine | several behind a router; prefill and decode on different cards where tail latency is worth it |
 
 # %% [markdown]
@@ -607,7 +608,7 @@ summary()
 #
 # 1. **Stop strings in a stream**: what may be shown, and what must wait.
 # 2. **Server-sent events**: a stream in OpenAI's form.
-# 3. **Admission**: refuse whose first token would come too late.
+# 3. [**Admission**](../docs/glossary.md#sequences-and-steps): refuse whose first token would come too late.
 # 4. **Goodput**: from the times of a run.
 # 5. **A policy for the running engine**.
 #
