@@ -9,7 +9,8 @@ not as its longest text. The loop is `paged_blocks.cpp`, compiled where a compil
 
 It takes sequences with one new token and with a few (drafted ones in a chain, the end of a prompt), where attention is
 bound by reading keys. Many new tokens are a product of matrices, which torch does faster, and trees have masks: both
-are gathered.
+are gathered. (Measured for 2 key-value heads of 64, three queries each: 8 new tokens of a text of 900 take as long
+either way, 16 are faster gathered; of 16 texts of 180 tokens 16 are still faster here.)
 """
 
 from __future__ import annotations
