@@ -94,7 +94,7 @@ class Marks:
         return noted
 
     def parts(self, answer: Answer, zero_s: float, arrival_s: float) -> dict[str, float]:
-        """Seconds of each part, and of the rest. zero_s: of the engine's clock. arrival_s: on it."""
+        """Seconds of the whole, of each part, and of the rest. zero_s: of the engine's clock. arrival_s: on it."""
         first = next((at for at, one in enumerate(self.news) if any(u.tokens for u in one.updates)), None)
         if first is None:
             raise WorkbenchError("no step of the server wrote a token of the request that was asked")
@@ -113,7 +113,7 @@ class Marks:
             answer.end_s - self.at["send"],
         )
         parts = dict(zip(PARTS, taken, strict=True))
-        return {**parts, REST: answer.seconds - sum(taken)}
+        return {"all": answer.seconds, **parts, REST: answer.seconds - sum(taken)}
 
     def predicted(self, counted: StepSeconds) -> dict[str, float]:
         """Seconds of the model's parts by the cost model, of the steps as they were."""
@@ -159,7 +159,7 @@ def run_breakdown(bench: Bench, *, model, prompt_tokens: int, new_tokens: int, r
     steps = len(marks.news)
     check = f"{new_tokens} tokens in each answer, the same text whole and streamed"
     for kind in KINDS:
-        wholes = [sum(parts.values()) for parts in taken[kind]]
+        wholes = [parts["all"] for parts in taken[kind]]
         predicted = {part: sum(one[part] for one in expected[kind]) / repeats for part in MODEL_PARTS}
         rest_share = [parts[REST] / whole for parts, whole in zip(taken[kind], wholes, strict=True)]
         outside = [
