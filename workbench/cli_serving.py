@@ -180,6 +180,13 @@ def on_loopback(host: str) -> bool:
         return host.lower() in LOOPBACK_NAMES
 
 
+def names_of(host: str) -> tuple[str, ...]:
+    """What clients of a server on loopback may call it: loopback's names, and the one it was started with."""
+    from workbench.serving.api.http import LOOPBACK
+
+    return (*LOOPBACK, host.lower(), f"[{host.lower()}]")
+
+
 def read_keys(file: Path | None, host: str) -> list[str] | None:
     """Raises WorkbenchError for a file without a key, and for an open address without a file."""
     if file is None:
@@ -191,7 +198,7 @@ def read_keys(file: Path | None, host: str) -> list[str] | None:
         return None
     file = from_home(file)
     try:
-        keys = [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+        keys = [line.strip() for line in file.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         raise WorkbenchError(f"{file} is no text with a key a line: {error}") from error
     if not keys:
@@ -204,7 +211,6 @@ def run(args: argparse.Namespace) -> int:
     if args.engine_at is not None:
         return _engine_alone(args)
     from workbench.serving.api.app import build_app
-    from workbench.serving.api.http import LOOPBACK
     from workbench.serving.api.serve import listening, serve
     from workbench.serving.api.trace import trace_to
 
@@ -212,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
     make = _process(args) if args.engine_process else engine_maker(args)
     at = listening(args.host, args.port)
     with trace_to(None if args.trace is None else from_home(args.trace)) as trace:
-        hosts = LOOPBACK if keys is None else None
+        hosts = names_of(args.host) if keys is None else None
         app = build_app(make, name=args.name, settings=settings, keys=keys, hosts=hosts, trace=trace)
         host, port = at.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

@@ -6,9 +6,12 @@ import difflib
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeGuard
+
+
+SHOWN, MAX_COMPARED = 80, 256  # characters of a value in a message, and of a name that a known one is sought for
 
 
 class WorkbenchError(ValueError):
@@ -19,7 +22,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, or None when nothing is close."""
     known = list(known)
     by_lower = {k.lower(): k for k in known}
-    found = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.4)
+    # what is much longer than any known name is like none of them, and comparing it takes time
+    found = difflib.get_close_matches(str(name)[:MAX_COMPARED].lower(), by_lower, n=1, cutoff=0.4)
     return by_lower[found[0]] if found else None
 
 
@@ -47,11 +51,37 @@ def check_settings(kind: str, given: Iterable[str], known: Iterable[str]) -> Non
 
 
 def shown(value: object) -> str:
-    """At most 80 characters of its repr, for a message; where that raises, as of an int of 5,000 digits, its type."""
+    """At most 80 characters of its repr, for a message; where that raises, as of an int of 5,000 digits, its type. Of a
+    large list, dict or text no more is read than is shown."""
     try:
-        return f"{value!r:.80}"
+        begin = ""
+        for part in _repr_parts(value):
+            begin += part
+            if len(begin) >= SHOWN:
+                break
+        return begin[:SHOWN]
     except Exception as error:
         return f"a value of type {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
+def _repr_parts(value: object) -> Iterator[str]:
+    """The repr in parts, those of plain lists and dicts one by one."""
+    if type(value) is list:
+        yield "["
+        for at, one in enumerate(value):
+            yield ", " if at else ""
+            yield from _repr_parts(one)
+        yield "]"
+    elif type(value) is dict:
+        yield "{"
+        for at, (key, one) in enumerate(value.items()):
+            yield ", " if at else ""
+            yield from _repr_parts(key)
+            yield ": "
+            yield from _repr_parts(one)
+        yield "}"
+    else:
+        yield repr(value[:SHOWN]) if isinstance(value, str) else repr(value)
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -42,7 +42,7 @@ class Call:
             prompts: tuple[Any, ...] = (served.template(read_messages(fields["messages"])),)
             _check_chat(fields)
         else:
-            prompts = read_prompts(fields["prompt"], served.settings.max_prompts)
+            prompts = read_prompts(fields["prompt"], served.settings.max_prompts, served.context)
             _check_completion(fields)
         if fields["stream_options"] is not None and not fields["stream"]:
             raise ApiError("stream_options is for a stream, and stream is not true", param="stream_options")
@@ -134,7 +134,9 @@ class Call:
     def _token_ids(self, at: int) -> tuple[int, ...]:
         given, name = self.prompts[at], "messages" if self.chat else "prompt"
         if isinstance(given, str):
-            tokenizer = self.served.text_tokens()
+            tokenizer, context = self.served.text_tokens(), self.served.context
+            if (least := -(-len(given) // self.served.longest_token)) >= context:
+                raise _too_long(context, name, name, f"at least {least:,}")
             ids = tuple(tokenizer.encode_prompt(given))
             if not ids and tokenizer.end_of_text is not None:  # an empty text begins as the model's training texts do
                 ids = (tokenizer.end_of_text,)
@@ -142,12 +144,7 @@ class Call:
             ids = given
         context = self.served.context
         if len(ids) >= context:
-            raise ApiError(
-                f"this model's context holds {context:,} tokens, and {name} has {len(ids):,}: at most {context - 1:,}"
-                " leave room for one new token; shorten it",
-                param=name,
-                code="context_length_exceeded",
-            )
+            raise _too_long(context, name, name, f"{len(ids):,}")
         vocab = self.served.vocab_size
         for place, token in enumerate(ids):
             if token >= vocab:
@@ -199,22 +196,35 @@ class Call:
                 raise ApiError(f"token ids of this model lie in 0 … {vocab - 1}, {name}[{at}] is {token}", param=name)
 
 
-def read_prompts(given: Any, max_prompts: int) -> tuple[str | tuple[int, ...], ...]:
-    """A text, token ids, or a list of either."""
+def read_prompts(given: Any, max_prompts: int, context: int) -> tuple[str | tuple[int, ...], ...]:
+    """A text, token ids, or a list of either. More token ids than the context holds are counted, and not looked at."""
     prompts = given if isinstance(given, list) and given and not _whole(given[0]) else [given]
     if len(prompts) > max_prompts:
         raise ApiError(f"prompt must be at most {max_prompts} prompts, got {len(prompts):,}", param="prompt")
-    return tuple(_prompt("prompt" if len(prompts) == 1 else f"prompt[{at}]", one) for at, one in enumerate(prompts))
+    return tuple(
+        _prompt("prompt" if len(prompts) == 1 else f"prompt[{at}]", one, context) for at, one in enumerate(prompts)
+    )
 
 
-def _prompt(name: str, given: Any) -> str | tuple[int, ...]:
+def _prompt(name: str, given: Any, context: int) -> str | tuple[int, ...]:
     if isinstance(given, str):
         return read_text(name, given, MAX_PROMPT_CHARACTERS)
     if not isinstance(given, list) or not given:
         raise ApiError(
             f"{name} must be a text, token ids, or a list of either, none of them an empty list", param="prompt"
         )
+    if len(given) >= context:
+        raise _too_long(context, name, "prompt", f"{len(given):,}")
     return tuple(ONE_TOKEN.read(f"{name}[{at}]", token) for at, token in enumerate(given))
+
+
+def _too_long(context: int, name: str, param: str, tokens: str) -> ApiError:
+    return ApiError(
+        f"this model's context holds {context:,} tokens, and {name} has {tokens}: at most {context - 1:,} leave room for"
+        " one new token; shorten it",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def _whole(value: Any) -> bool:

@@ -9,6 +9,7 @@ Every way out closes the stream, which aborts what still runs: the blocks come b
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Hashable, Sequence
 from typing import Any
 
@@ -21,10 +22,11 @@ from workbench.serving.api.choices import Choice, Piece, TokenLogProb
 from workbench.serving.api.errors import ApiError, as_json
 from workbench.serving.api.events import Events, EventWriter
 from workbench.serving.api.front import ClientGone, Front, Stream
-from workbench.serving.api.http import Receive, Scope, Send, answer, header, read_json, until_gone
+from workbench.serving.api.http import Receive, Scope, Send, answer, beside_loop, header, read_json, until_gone
 from workbench.serving.api.link import Update
 from workbench.serving.api.metrics import TextTimes
 
+MANY = 64  # tokens whose log-probabilities are written at a time
 SHORT = 4_096  # characters; longer prompts, and grammars, are made ready beside the event loop
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -44,6 +46,7 @@ class Answering:
         self._choices: dict[tuple[Hashable, int], Choice] = {}
         self._times: dict[tuple[Hashable, int], TextTimes] = {}
         self._prompts: list[Piece] = []  # echoed, by choice
+        self._rows: dict[Hashable, tuple[TokenLogProb, ...]] = {}  # log-probabilities of a request's prompt
         for at, request in enumerate(requests):
             text = self._echoed(at, request)
             for sample in range(request.n):
@@ -104,8 +107,9 @@ class Answering:
             raise ApiError(f"the text could not be completed: {why}", status=500, code="generation_failed")
         request = next(one for one in self._requests if one.id == request_id)
         if choice.tokens == 0 and update.prompt_log_probs is not None:
-            rows = self._prompt_rows(request.prompt_ids, update.prompt_log_probs)
-            self._prompts[choice.index] = self._prompts[choice.index]._replace(log_probs=rows)
+            if request_id not in self._rows:  # the samples of a prompt share them
+                self._rows[request_id] = self._prompt_rows(request.prompt_ids, update.prompt_log_probs)
+            self._prompts[choice.index] = self._prompts[choice.index]._replace(log_probs=self._rows[request_id])
         before = choice.tokens
         # of an echo alone, for which the engine wrote one token, the client gets none
         piece = choice.add(() if self.call.max_tokens == 0 else update.tokens, end)
@@ -136,7 +140,7 @@ class Answering:
         return usage_of(
             sum(len(request.prompt_ids) for request in self._requests),
             sum(choice.tokens for choice in self._choices.values()),
-            sum(hit_tokens for _, hit_tokens in self._stream.begun.values()),
+            sum(hit_tokens for _, hit_tokens in [*self._stream.begun.values()]),
         )
 
 
@@ -152,6 +156,11 @@ def _joined(updates: Sequence[Update]) -> dict[tuple[Hashable, int], Update]:
     return joined
 
 
+def _are_many(pieces: Sequence[Piece]) -> bool:
+    """So many log-probabilities that their JSON takes more than a few milliseconds."""
+    return sum(len(piece.log_probs) for piece in pieces) > MANY
+
+
 class Complete:
     """The endpoint."""
 
@@ -161,8 +170,9 @@ class Complete:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         front: Front = self._front()
         arrival_s = front.link.now_s
-        body = await read_json(scope, receive, front.settings)
-        call = Call.read(body, front.served, chat=self._chat)
+        call = await read_json(
+            scope, receive, front.settings, lambda body: Call.read(body, front.served, chat=self._chat)
+        )
         front.check_alive()
         with front.admission.place(len(call.prompts)) as place:
             requests = await self._requests(call, front, arrival_s)
@@ -185,9 +195,7 @@ class Complete:
     async def _requests(call: Call, front: Front, arrival_s: float) -> list[Request]:
         name = front.name()
         long = sum(len(prompt) for prompt in call.prompts) > SHORT
-        if long or call.grammar is not None:
-            return await asyncio.to_thread(call.requests, name, arrival_s)
-        return call.requests(name, arrival_s)
+        return await beside_loop(long or call.grammar is not None, lambda: call.requests(name, arrival_s))
 
     @staticmethod
     def _admit(call: Call, front: Front, place: Place, requests: Sequence[Request]) -> None:
@@ -226,7 +234,8 @@ class Complete:
             )
             for index, pieces in texts.items()
         ]
-        body = as_json(self._answers(answering.call).whole(wholes, answering.usage()))
+        answers, usage = self._answers(answering.call), answering.usage()
+        body = await beside_loop(_are_many(wholes), lambda: as_json(answers.whole(wholes, usage)))
         async with asyncio.timeout(front.settings.send_seconds):
             await answer(send, body)
 
@@ -239,7 +248,7 @@ class Complete:
 
     async def _stream(self, answering: Answering, front: Front, send: Send, scope: Scope) -> None:
         """Nothing is sent before the first piece (or the first ping), so that until then an error has a status."""
-        events, started = self._events(answering, front), False
+        events, started, begun = self._events(answering, front), False, set[int]()
 
         async def write(data: bytes, more: bool = True) -> None:
             nonlocal started
@@ -257,7 +266,10 @@ class Complete:
 
         try:
             async for pieces in answering.pieces(front.settings.ping_seconds):
-                if data := events.pieces(pieces):
+                echoed = [answering.echo(one.index) for one in pieces if one.index not in begun]
+                begun.update(one.index for one in pieces)
+                shown = functools.partial(events.pieces, pieces)
+                if data := await beside_loop(_are_many([*pieces, *echoed]), shown):
                     await write(data)
             await write(events.end(answering.usage()), more=False)
         except ApiError as error:

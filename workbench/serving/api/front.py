@@ -123,13 +123,15 @@ class Front:
                 self._streams[request.id] = stream
                 self.link.add(request)
                 added.append(request)
-        except WorkbenchError as error:
+        except BaseException as error:
             for request in requests:
                 self.forget(request.id)
             for request in added:
                 self.link.abort(request.id)
             self._open(-1)
-            raise ApiError(str(error)) from error
+            if isinstance(error, WorkbenchError):
+                raise ApiError(str(error)) from error
+            raise
         return stream
 
     def _open(self, change: int) -> None:

@@ -34,6 +34,7 @@ def connection_class(settings: ServerSettings) -> type[H11Protocol]:
 
     class Connection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
+        _reading: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -45,7 +46,8 @@ def connection_class(settings: ServerSettings) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._headers_came()
-            super().connection_lost(exc)
+            super().connection_lost(exc)  # which resumes writing
+            self._was_read()
 
         def data_received(self, data: bytes) -> None:
             if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
@@ -59,6 +61,35 @@ def connection_class(settings: ServerSettings) -> type[H11Protocol]:
                 self._headers_came()
                 scope: Any = self.cycle.scope
                 scope.setdefault("extensions", {})["workbench.cut"] = self.transport.abort
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._expect_reading()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._was_read()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._expect_reading()
+
+        def _expect_reading(self) -> None:
+            """Whatever is being sent, also an answer that is complete: a client that reads nothing of it is cut."""
+            self._was_read()
+            if unread := self.transport.get_write_buffer_size():
+                self._reading = self.loop.call_later(settings.send_seconds, self._look_at_reading, unread)
+
+        def _look_at_reading(self, unread: int) -> None:
+            if self.transport.get_write_buffer_size() < unread:
+                self._expect_reading()
+            else:
+                self.transport.abort()
+
+        def _was_read(self) -> None:
+            if self._reading is not None:
+                self._reading.cancel()
+                self._reading = None
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(ApiError(msg, code="invalid_http"))
@@ -79,6 +110,7 @@ def connection_class(settings: ServerSettings) -> type[H11Protocol]:
                 ):
                     self.transport.write(self.conn.send(event))
             self.transport.close()
+            self._expect_reading()
 
         def _expect_headers(self) -> None:
             self._deadline = self.loop.call_later(settings.header_seconds, self._too_slow)

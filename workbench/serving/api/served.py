@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,6 +38,16 @@ class Served:
     fingerprint: str = ""
     counted_s: Callable[[StepShape], float] | None = None  # seconds of a step by the cost model
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @functools.cached_property
+    def longest_token(self) -> float:
+        """Characters that one token of a text can stand for; infinity where the tokenizer changes a text before."""
+        tokenizer = self.text_tokens()
+        backend = tokenizer.backend
+        added = backend.get_added_tokens_decoder().values()
+        if backend.normalizer is not None or any(one.lstrip or one.rstrip for one in added):
+            return math.inf
+        return max(map(len, backend.get_vocab()), default=1)
 
     def text_tokens(self) -> Tokenizer:
         """The tokenizer, for what cannot go without one."""

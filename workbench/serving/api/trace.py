@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from workbench.errors import WorkbenchError
 from workbench.serving.api.link import StepNews
 from workbench.serving.api.metrics import TextTimes
 
@@ -25,12 +27,14 @@ FLUSH_EVERY = 256  # events
 
 class Trace:
     """Written as it goes. `step` and `text` are called on the event loop. max_events: then no more are written, and the
-    last says so."""
+    last says so. Where the file can take no more, as on a full disk, the trace ends there and the server goes on."""
 
     def __init__(self, file: TextIO, max_events: int = 2_000_000) -> None:
         self._file, self._left, self._since_flush = file, max_events, 0
+        self.why_ended = ""
+        """An error of the file, after which nothing is written; "" while there was none."""
         self._lanes: list[float] = []  # when each is free again, µs
-        file.write("[\n")
+        self._put("[\n")
         for process, name in ((ENGINE, "engine"), (REQUESTS, "requests")):
             self._write({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
         self._write({"ph": "M", "name": "thread_name", "pid": ENGINE, "tid": 1, "args": {"name": "steps"}})
@@ -78,8 +82,7 @@ class Trace:
             self._span(REQUESTS, lane, part, a, b - a)
 
     def close(self) -> None:
-        self._file.write(json.dumps({"ph": "M", "name": "end", "pid": ENGINE, "tid": 0, "args": {}}) + "\n]\n")
-        self._file.flush()
+        self._put(json.dumps({"ph": "M", "name": "end", "pid": ENGINE, "tid": 0, "args": {}}) + "\n]\n", flush=True)
 
     def _span(
         self, process: int, thread: int, name: str, at_s: float, seconds: float, args: dict[str, Any] | None = None
@@ -100,11 +103,22 @@ class Trace:
         self._left -= 1
         if not self._left:
             event = {"ph": "M", "name": "the trace is full", "pid": ENGINE, "tid": 0, "args": {}}
-        self._file.write(json.dumps(event) + ",\n")
         self._since_flush += 1
-        if self._since_flush >= FLUSH_EVERY:
-            self._file.flush()
+        flush = self._since_flush >= FLUSH_EVERY
+        if flush:
             self._since_flush = 0
+        self._put(json.dumps(event) + ",\n", flush=flush)
+
+    def _put(self, line: str, flush: bool = False) -> None:
+        if self.why_ended:
+            return
+        try:
+            self._file.write(line)
+            if flush:
+                self._file.flush()
+        except OSError as error:
+            self.why_ended, self._left = str(error), 0
+            logging.getLogger("workbench.serving").warning("the trace ends here: %s", error)
 
 
 @contextlib.contextmanager
@@ -113,9 +127,17 @@ def trace_to(path: Path | None) -> Iterator[Trace | None]:
     if path is None:
         yield None
         return
-    with path.open("w", encoding="utf-8") as file:
-        trace = Trace(file)
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise WorkbenchError(f"cannot write a trace to {path}: {error}; choose another --trace") from error
+    trace = Trace(file)
+    try:
+        yield trace
+    finally:
+        trace.close()
         try:
-            yield trace
-        finally:
-            trace.close()
+            file.close()
+        except OSError as error:  # what a full disk did not take is in the buffer still
+            if not trace.why_ended:
+                raise WorkbenchError(f"the end of the trace could not be written to {path}: {error}") from error
