@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import random_decoder, tiny_config
 from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs
-from panel_claims import PanelClaims
+from panel_claims import PanelClaims, shown
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
@@ -74,6 +74,13 @@ def test_a_slider_can_stand_at_every_default(name):
         if one.kind == "float":
             for value in filter(None, (one.default, one.brief)):
                 assert one.step and (value - one.low) / one.step == pytest.approx(round((value - one.low) / one.step))
+
+
+def test_what_was_measured_is_shown_where_a_slider_is_off_by_the_last_bit(model, runs):
+    panel = shown("knee", **{"model": model, **SMALL["server.knee"]})
+    panel.measurements = runs["server.knee"]
+    assert 0.05 + 2 * 0.05 != 0.15 == panel.settings["ttft_slo"]
+    assert panel.view({**panel.settings, "ttft_slo": 0.05 + 2 * 0.05}).rows
 
 
 # -- one request ---------------------------------------------------------------------------------------------------
