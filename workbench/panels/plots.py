@@ -89,7 +89,12 @@ def dollars(amount: float) -> str:
 
 def same_knobs(measured: Measurement, wanted: dict) -> bool:
     """Whether a measurement was taken with what the controls say now."""
-    return all(measured.settings.get(name) == value for name, value in wanted.items())
+    return all(_same(measured.settings.get(name), value) for name, value in wanted.items())
+
+
+def _same(a: object, b: object) -> bool:
+    """A page's slider adds up its steps: 0.05 + 2 · 0.05 is not 0.15 to the last bit."""
+    return math.isclose(a, b) if isinstance(a, float) and isinstance(b, float) else a == b
 
 
 PALE = "#E5E7EB"  # what is not there: places that are free, positions that are forgotten

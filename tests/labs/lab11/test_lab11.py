@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from conftest import random_decoder, tiny_config
 from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs
-from panel_claims import PanelClaims
+from panel_claims import PanelClaims, shown
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.experiments import run_experiment
+from workbench.experiments import experiment, run_experiment
 from workbench.labs.lab11_serving import loads, overload
 from workbench.labs.lab11_serving.breakdown import KINDS, PARTS, REST, TOKEN
 from workbench.labs.lab11_serving.choose import ARRANGEMENTS, DEFAULT, Configuration, Served, better, grid
@@ -27,7 +27,7 @@ SMALL = {
     "server.overhead": {"engine": "thread", "requests": 4, "slots": 2, "max_new_tokens": 12, "repeats": 2},
     "server.definitions": {"requests": 24, "max_running": 2, "load": 3.0},
     "server.knee": {"requests": 8, "max_running": 4},
-    "server.overload": {"seconds": 0.3, "max_running": 4},
+    "server.overload": {"seconds": 0.5, "max_running": 4},
     "server.ordering": {"documents": 12, "asked": 3, "document_tokens": 64, "repeats": 1},
     "server.choose": {"weights": "as they are", "requests": 8, "checked": 2, "repeats": 1},
     "server.live": {"seconds": 0.6, "max_running": 2, "every": 0.2},
@@ -65,6 +65,22 @@ class TestPanels(PanelClaims):
 
 def by(made, *names):
     return {tuple(m.settings[name] for name in names) if len(names) > 1 else m.settings[names[0]]: m for m in made}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_slider_can_stand_at_every_default(name):
+    """A page moves it to the nearest step from its lower end, and what was measured is then of other settings."""
+    for one in experiment(name).settings:
+        if one.kind == "float":
+            for value in filter(None, (one.default, one.brief)):
+                assert one.step and (value - one.low) / one.step == pytest.approx(round((value - one.low) / one.step))
+
+
+def test_what_was_measured_is_shown_where_a_slider_is_off_by_the_last_bit(model, runs):
+    panel = shown("knee", **{"model": model, **SMALL["server.knee"]})
+    panel.measurements = runs["server.knee"]
+    assert 0.05 + 2 * 0.05 != 0.15 == panel.settings["ttft_slo"]
+    assert panel.view({**panel.settings, "ttft_slo": 0.05 + 2 * 0.05}).rows
 
 
 # -- one request ---------------------------------------------------------------------------------------------------
