@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeGuard
 
-
 SHOWN, MAX_COMPARED = 80, 256  # characters of a value in a message, and of a name that a known one is sought for
 
 
