@@ -1,14 +1,15 @@
 """When will a request that comes now have its first token? From the step-time model and who is before it.
 
-The time of a step is `serving.step_time`'s, calibrated to the steps that this engine has run lately, times how much
-longer the very last ones took, with the time between them, than that says: load comes sooner than a new fit. From
+The time of a step is `serving.step_time`'s, calibrated to the steps that this engine has run lately, corrected
+by how long the very last ones took, with the time between them: load comes sooner than a new fit. From
 there it is a simulation of plans: decodes take a row each, waiting prompts the rest of the budget in their order, a
-place is free when a running text ends. How long texts become is bounded by max_tokens, and learned from those that have ended.
-Mooncake rejects early by the same estimate (Qin et al., arXiv 2407.00079 §5).
+place is free when a running text ends. How long texts become is bounded by max_tokens, and learned from those that
+have ended. Mooncake rejects early by the same estimate (Qin et al., arXiv 2407.00079 §5).
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -87,9 +88,10 @@ class Forecast:
         return not 1 / MISFIT <= measured / max(self._calibrated(last), 1e-9) <= MISFIT
 
     def _lately(self) -> float:
-        """Measured time of the last steps, with that between them, ÷ calibrated time."""
+        """Measured time of the last steps, with that between them, ÷ calibrated time: the square root, since what comes
+        is on the way from one to the other; a burst slows the steps down while it arrives."""
         measured = sum(seconds + between_s for _, seconds, between_s in self._recent)
-        return measured / max(self._calibrated(self._recent), 1e-9)
+        return math.sqrt(measured / max(self._calibrated(self._recent), 1e-9))
 
     def _calibrated(self, steps: Iterable[tuple[StepShape, float, float]]) -> float:
         assert self.calibration is not None
