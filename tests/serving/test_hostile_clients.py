@@ -15,7 +15,11 @@ from serving_claims import engine_of, is_error, serving
 
 from workbench.cli_serving import names_of, read_keys
 from workbench.errors import WorkbenchError, nearest, shown
+from workbench.serving.api.admission import Admission
+from workbench.serving.api.errors import ApiError
+from workbench.serving.api.forecast import Forecast
 from workbench.serving.api.http import Guard, Keys
+from workbench.serving.api.link import StepNews
 from workbench.serving.api.settings import ServerSettings
 from workbench.serving.api.trace import Trace, trace_to
 
@@ -175,3 +179,62 @@ def test_an_error_of_the_link_leaves_no_stream_open(server, monkeypatch):
     monkeypatch.setattr(server.front.link, "add", fails)
     is_error(server.post("/v1/completions", BODY), 500)
     assert server.front.open_streams == 0 and not server.front._streams and not server.front.admission.queued_requests
+
+
+# -- the forecast ------------------------------------------------------------------------------------------------------
+
+
+def step(at_s: float, seconds: float, rows: int, running: int = 1) -> StepNews:
+    """The news of a step of so many rows, each of a text of its own."""
+    nothing = dict.fromkeys(("updates", "begun", "drafts", "names"), ())
+    zeros = dict.fromkeys(("preempted", "waiting", "blocks_used", "prefix_queries", "prefix_hits", "step"), 0)
+    times = {"at_s": at_s, "seconds": seconds, "schedule_s": 0.0, "planned_s": 0.0}
+    sizes = {"new_tokens": (1,) * rows, "contexts": (100,) * rows, "decodes": rows, "running": ((100, 9),) * running}
+    return StepNews(**nothing, **zeros, **times, **sizes)
+
+
+def forecast_after(*phases: tuple[int, float, float]) -> Forecast:
+    """phases: steps, seconds of each, and seconds between them."""
+    forecast, at_s = Forecast(max_running=4, token_budget=64), 0.0
+    for count, seconds, between_s in phases:
+        for number in range(count):
+            forecast.note(step(at_s, seconds, 1 + number % 2))
+            at_s += seconds + between_s
+    forecast.note(step(at_s, 0.0, 0, running=0))
+    return forecast
+
+
+def test_the_forecast_follows_load_that_comes_suddenly():
+    """One fit is of 64 steps; what a loaded machine takes is known after half of them."""
+    calm = forecast_after((80, 0.001, 0.0)).first_token_s([(640, 1)])
+    assert calm == pytest.approx(0.01, rel=0.1)
+    loaded = forecast_after((80, 0.001, 0.0), (32, 0.010, 0.0)).first_token_s([(640, 1)])
+    assert 5 * calm < loaded < 20 * calm  # a factor of 2 from what it will be
+
+
+def test_the_forecast_counts_the_time_between_steps_and_not_idle_time():
+    calm = forecast_after((80, 0.001, 0.0)).first_token_s([(640, 1)])
+    assert forecast_after((80, 0.001, 0.003)).first_token_s([(640, 1)]) == pytest.approx(2 * calm, rel=0.1)
+    forecast = forecast_after((80, 0.001, 0.0))
+    forecast.note(step(1_000.0, 0.001, 1, running=0))
+    assert forecast.first_token_s([(640, 1)]) == pytest.approx(calm, rel=0.1)
+
+
+def test_a_burst_of_refusals_is_one_simulation():
+    simulated = []
+
+    def simulate(queue, running, step_s, max_running, token_budget) -> float:
+        simulated.append(len(queue))
+        return 7.0
+
+    forecast = Forecast(4, 64, simulate=simulate)
+    for number in range(16):
+        forecast.note(step(number * 0.001, 0.001, 1))
+    admission = Admission(ServerSettings(max_queued_requests=1), forecast, lambda reason: None)
+    with admission.place(1):
+        for _ in range(50):
+            with pytest.raises(ApiError) as refused, admission.place(1):
+                pass
+            assert int(refused.value.headers["retry-after"]) == 7
+    assert len(simulated) == 1
+    assert not admission.queued_requests

@@ -10,6 +10,8 @@ when to come back: the predicted time until the queue has drained.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +20,7 @@ from workbench.serving.api.forecast import Forecast
 from workbench.serving.api.settings import ServerSettings
 
 UNKNOWN_RETRY_S = 1.0  # before any step was measured
+RETRY_KEPT_S = 0.5
 
 
 @dataclass(eq=False)
@@ -43,6 +46,7 @@ class Admission:
         self._settings, self._forecast, self._refused = settings, forecast, refused
         self._places: dict[Place, None] = {}  # in order of arrival
         self.draining = False
+        self._retry_s, self._retry_at_s = UNKNOWN_RETRY_S, -math.inf
 
     @property
     def queued_requests(self) -> int:
@@ -116,6 +120,10 @@ class Admission:
 
     def _full(self, reason: str, words: str) -> ApiError:
         self._refused(reason)
-        return ApiError(
-            f"the server is busy: {words}; try again later", status=429, code=reason, retry_s=self.drain_s()
-        )
+        return ApiError(f"the server is busy: {words}; try again later", status=429, code=reason, retry_s=self._retry())
+
+    def _retry(self) -> float:
+        """`drain_s`, of this moment or a little before: a simulation for each refusal would hold up the others."""
+        if (now_s := time.monotonic()) - self._retry_at_s > RETRY_KEPT_S:
+            self._retry_s, self._retry_at_s = self.drain_s(), now_s
+        return self._retry_s

@@ -198,7 +198,7 @@ class _Json:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         served = self._server.ready_front().served
-        body = await read_json(scope, receive, self._server.settings)
+        body: Any = await read_json(scope, receive, self._server.settings)
         await answer(send, await asyncio.to_thread(lambda: as_json(self._work(served, body))))
 
 

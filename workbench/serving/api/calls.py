@@ -220,8 +220,8 @@ def _prompt(name: str, given: Any, context: int) -> str | tuple[int, ...]:
 
 def _too_long(context: int, name: str, param: str, tokens: str) -> ApiError:
     return ApiError(
-        f"this model's context holds {context:,} tokens, and {name} has {tokens}: at most {context - 1:,} leave room for"
-        " one new token; shorten it",
+        f"this model's context holds {context:,} tokens, and {name} has {tokens}: at most {context - 1:,} leave room"
+        " for one new token; shorten it",
         param=param,
         code="context_length_exceeded",
     )

@@ -1,21 +1,25 @@
 """When will a request that comes now have its first token? From the step-time model and who is before it.
 
-The time of a step is `serving.step_time`'s, calibrated to the steps that this engine has run lately. From there it is a
-simulation of plans: decodes take a row each, waiting prompts the rest of the budget in their order, a place is free
-when a running text ends. How long texts become is bounded by max_tokens, and learned from those that have ended.
-Mooncake rejects early by the same estimate (Qin et al., arXiv 2407.00079 §5).
+The time of a step is `serving.step_time`'s, calibrated to the steps that this engine has run lately, corrected
+by how long the very last ones took, with the time between them: load comes sooner than a new fit. From
+there it is a simulation of plans: decodes take a row each, waiting prompts the rest of the budget in their order, a
+place is free when a running text ends. How long texts become is bounded by max_tokens, and learned from those that
+have ended. Mooncake rejects early by the same estimate (Qin et al., arXiv 2407.00079 §5).
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from workbench.serving.api.link import StepNews
 from workbench.serving.step_time import Calibration, StepShape
 
 KEPT, FIT_EVERY, FIRST_FIT = 256, 64, 16  # steps
+FIT_AGAIN, MISFIT = 8, 1.5  # steps after which a fit is made anew that the last steps contradict by this factor
 MAX_STEPS = 4_000  # of a simulation; beyond it the wait is at least so long
+RECENT = 32  # steps whose measured time corrects the calibrated one
 LEARNING = 0.05  # weight of the newest text in the mean
 
 
@@ -38,8 +42,10 @@ class Forecast:
     ) -> None:
         self._max_running, self._budget = max_running, token_budget
         self._first_token_s = first_token_s if simulate is None else simulate
-        self._counted_s = counted_s or (lambda shape: 0.0)
+        self._counted_s = counted_s
         self._steps: deque[tuple[StepShape, float]] = deque(maxlen=KEPT)
+        self._recent: deque[tuple[StepShape, float, float]] = deque(maxlen=RECENT)  # with the time since the one before
+        self._ended_s: float | None = None  # the last step, if there was more to do
         self._since_fit, self._running = 0, tuple[tuple[int, int], ...]()
         self.calibration: Calibration | None = None
         self.share_written = 1.0
@@ -48,13 +54,17 @@ class Forecast:
     def note(self, news: StepNews) -> None:
         """A step that was run."""
         self._running = news.running
+        between_s = 0.0 if self._ended_s is None else max(0.0, news.at_s - self._ended_s)
+        self._ended_s = news.at_s + news.seconds if news.running or news.waiting else None
         if not news.new_tokens or news.drafts:
             return
-        self._steps.append((StepShape(news.new_tokens, news.contexts, news.decodes), news.seconds))
+        shape = StepShape(news.new_tokens, news.contexts, news.decodes)
+        self._steps.append((shape, news.seconds))
+        self._recent.append((shape, news.seconds, between_s))
         self._since_fit += 1
         due = FIRST_FIT if self.calibration is None else FIT_EVERY
-        if self._since_fit >= due:
-            self.calibration, self._since_fit = Calibration.fit([*self._steps], self._counted_s), 0
+        if self._since_fit >= due or (self._since_fit % FIT_AGAIN == 0 and self._misfits()):
+            self.calibration, self._since_fit = Calibration.fit([*self._steps], self._counted), 0
 
     def note_end(self, written: int, asked: int) -> None:
         self.share_written += LEARNING * (written / asked - self.share_written)
@@ -64,7 +74,28 @@ class Forecast:
         if self.calibration is None:
             return None
         shape = StepShape(tuple(new_tokens), tuple(contexts), len(new_tokens))
-        return self.calibration(self._counted_s(shape), shape)
+        return self.calibration(self._counted(shape), shape)
+
+    def _counted(self, shape: StepShape) -> float:
+        return 0.0 if self._counted_s is None else self._counted_s(shape)
+
+    def _misfits(self) -> bool:
+        """Whether the last steps took much longer or shorter than the calibration says."""
+        if self.calibration is None:
+            return False
+        last = [*self._recent][-FIT_AGAIN:]
+        measured = sum(seconds for _, seconds, _ in last)
+        return not 1 / MISFIT <= measured / max(self._calibrated(last), 1e-9) <= MISFIT
+
+    def _lately(self) -> float:
+        """Measured time of the last steps, with that between them, ÷ calibrated time: the square root, since what comes
+        is on the way from one to the other; a burst slows the steps down while it arrives."""
+        measured = sum(seconds + between_s for _, seconds, between_s in self._recent)
+        return math.sqrt(measured / max(self._calibrated(self._recent), 1e-9))
+
+    def _calibrated(self, steps: Iterable[tuple[StepShape, float, float]]) -> float:
+        assert self.calibration is not None
+        return sum(self.calibration(self._counted(shape), shape) for shape, _, _ in steps)
 
     def first_token_s(self, queue: Sequence[tuple[int, int]]) -> float | None:
         """Seconds until the last of a queue of (prompt tokens, tokens asked for) has its first token; None before
@@ -74,7 +105,8 @@ class Forecast:
             return None
         waiting = [(prompt, self._expected(asked)) for prompt, asked in queue]
         running = [(context, self._expected(left)) for context, left in self._running]
-        return self._first_token_s(waiting, running, self._seconds, self._max_running, self._budget)
+        seconds = self._first_token_s(waiting, running, self._seconds, self._max_running, self._budget)
+        return seconds * self._lately()
 
     def _expected(self, tokens: int) -> int:
         return max(1, round(tokens * self.share_written))
@@ -83,11 +115,13 @@ class Forecast:
         if not rows:
             return 0.0
         assert self.calibration is not None
-        texts = max(1, texts)
+        texts, one = max(1, texts), self.calibration
+        if self._counted_s is None:  # a simulation asks thousands of times
+            return one.step_s + one.row_s * rows + one.text_s * texts + one.context_s * (contexts + rows)
         # one shape stands for all with these sums: the calibration is linear in them
         sizes = (rows - texts + 1, *[1] * (texts - 1)) if rows >= texts else (rows,)
         shape = StepShape(sizes, (contexts, *[0] * (len(sizes) - 1)), texts)
-        return self.calibration(self._counted_s(shape), shape)
+        return one(self._counted_s(shape), shape)
 
 
 def first_token_s(
