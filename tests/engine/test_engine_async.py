@@ -12,6 +12,7 @@ from conftest import random_decoder, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_claims import GPU_ALONE
+from sampled_requests import SAMPLING, V, tokens
 
 from workbench.decoding import SamplingSettings
 from workbench.decoding.sampling import Sampler, TokenDistribution, draws_for
@@ -21,16 +22,7 @@ from workbench.serving import Engine, Request, SchedulerSettings
 from workbench.serving.ahead import PENDING, Answer, InOrder, Launcher, chosen, why_not_ahead
 from workbench.speculation import ModelDraft
 
-V = 64
 MODEL = prepare(random_decoder(tiny_config(vocab_size=V), seed=0).double())
-SAMPLING = {
-    "greedy": None,
-    "drawn": SamplingSettings(temperature=1.0),
-    "nucleus": SamplingSettings(temperature=0.7, top_p=0.8),
-    "few": SamplingSettings(temperature=1.5, top_k=5, min_p=0.05),
-    "penalized": SamplingSettings(temperature=0.9, repetition_penalty=1.3),
-    "greedy, penalized": SamplingSettings(frequency_penalty=0.5),
-}
 MOSTLY = ("greedy", "drawn", "nucleus", "few") * 4 + ("penalized", "greedy, penalized")
 TIGHT = {"num_blocks": 16, "max_running": 4, "token_budget": 24}
 SCHEDULES = {
@@ -43,11 +35,6 @@ SCHEDULES = {
     "recorded": TIGHT | {"max_running": 2, "num_blocks": 11, "graphs": True},
     "static": {"num_blocks": 60, "max_running": 3, "batching": "static"},
 }
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(V) for _ in range(count)]
 
 
 def engine(*, asynchronous: bool = True, model=MODEL, **given) -> Engine:

@@ -7,8 +7,8 @@ import re
 
 import pytest
 from conftest import random_decoder, tiny_config
+from sampled_requests import SAMPLING
 from test_engine import check_empty
-from test_engine_async import SAMPLING
 from test_log_probs import SETTINGS, TARGET, check, engine, forward
 
 from workbench.decoding import Guide

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
+from sampled_requests import SAMPLING, tokens
 from test_engine import check_empty
-from test_engine_async import SAMPLING, tokens
 
 from workbench.decoding import log_probs
 from workbench.decoding.sequence import Finished, LogProb, Request, Sequence

@@ -102,6 +102,10 @@ def test_requests_are_aborted_and_refused_as_ever():
     it.step()
     assert [one.finish_reason for name in "ba" for one in it.abort(name)] == ["abort", "abort"]
     check_empty(it)
+    it.add(Request("c", (1, 2, 3), 5))
+    with pytest.raises(WorkbenchError, match="cannot end alone"):
+        it.abort("c", 1)
+    assert [one.finish_reason for one in it.abort("c", 0)] == ["abort"]
     with pytest.raises(WorkbenchError, match="has finished already"):
         it.abort("a")
     with pytest.raises(WorkbenchError, match="was added before"):

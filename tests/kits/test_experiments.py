@@ -401,4 +401,6 @@ def test_only_how_often_and_on_how_much_is_cut_and_within_what_is_allowed():
         "length",
         "sequences",  # of calibration text
         "new_tokens",
+        "max_new_tokens",
+        "document_tokens",
     }

@@ -124,12 +124,18 @@ class CheckedScheduler:
         self._check_kept("add")
         return sequence
 
-    def abort(self, request_id: Hashable, now_s: float) -> list[Sequence]:
+    def abort(self, request_id: Hashable, now_s: float, sample: int | None = None) -> list[Sequence]:
+        """sample: of a request of one; a scheduler of one's own ends whole requests."""
         check_id(request_id)
         if request_id not in self._alive:
             known = "has finished already" if request_id in self._names else "is unknown"
             raise WorkbenchError(f"request {request_id!r} {known}; only a request that waits or runs can be aborted")
         alive = self._alive[request_id]
+        if sample is not None and [*alive] != [(request_id, sample)]:
+            raise WorkbenchError(
+                f"sample {shown(sample)} of request {request_id!r} cannot end alone: a scheduler of one's own ends"
+                " whole requests; abort all of it"
+            )
         ended = self.inner.abort(request_id, now_s)
         self._check_ended("abort", ended, dict.fromkeys(alive, "abort"), now_s)
         self._check_kept("abort")

@@ -11,7 +11,7 @@ from workbench.experiments import run_experiment
 from workbench.labs.lab08_continuous_batching import batch_size
 from workbench.models import prepare
 
-SMALL = {"serving.batch_size": {"context": 8, "largest": 4, "repeats": 2}}
+SMALL = {"serving.batch_size": {"context": 8, "max_batch": 4, "repeats": 2}}
 
 
 @pytest.fixture(scope="module")

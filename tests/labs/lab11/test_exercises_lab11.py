@@ -103,7 +103,7 @@ def _every_case(draw):
 
 def _server_events(head, include_usage):
     """The server's own, with this head."""
-    answers = Answers(True, head["model"], head["system_fingerprint"], None, usage_in_chunks=include_usage)
+    answers = Answers(True, head["model"], head["system_fingerprint"], None, null_usage=include_usage)
     answers.head.update(head)
     return Events(answers, include_usage=include_usage)
 

@@ -36,27 +36,29 @@ WARM = 2  # steps of each before those that are timed
 PREFILL_BUDGET = 8192  # rows of a step, at most
 
 
-def sizes(largest: int) -> list[int]:
-    """1, 4, 16, and doubled from there up to `largest`."""
-    return [n for n in (1, 4, *(16 << i for i in range(16))) if n <= largest]
+def sizes(max_batch: int) -> list[int]:
+    """1, 4, 16, and doubled from there up to `max_batch`."""
+    return [n for n in (1, 4, *(16 << i for i in range(16))) if n <= max_batch]
 
 
-def predict_batch_size(ceilings: Ceilings, *, model, context: int, largest: int, **_: Any) -> Sequence[Any]:
+def predict_batch_size(ceilings: Ceilings, *, model, context: int, max_batch: int, **_: Any) -> Sequence[Any]:
     """(sequences, seconds per step, limit)."""
-    steps = [(n, decode_step(ceilings, model, batch=n, context=context, weights="float32")[1]) for n in sizes(largest)]
+    steps = [
+        (n, decode_step(ceilings, model, batch=n, context=context, weights="float32")[1]) for n in sizes(max_batch)
+    ]
     return [(n, predicted.seconds, predicted.limit) for n, predicted in steps]
 
 
-def run_batch_size(bench: Bench, *, model, context: int, largest: int, repeats: int) -> Iterator[Measurement]:
+def run_batch_size(bench: Bench, *, model, context: int, max_batch: int, repeats: int) -> Iterator[Measurement]:
     """For each number of sequences a Measurement of each way (unit "s"): samples are steps in which all of them
     decode. counts: tokens_per_s of the median, tokens_per_cpu_s of the median in seconds that the process computed (of
     all threads), which other programs lengthen less; of the first way also `gain`, the median of the paired ratios."""
     fast = bench.model(model, arrangement="fast")
     expected = {
         n: (s, limit)
-        for n, s, limit in predict_batch_size(bench.ceilings(), model=model, context=context, largest=largest)
+        for n, s, limit in predict_batch_size(bench.ceilings(), model=model, context=context, max_batch=max_batch)
     }
-    for n in sizes(largest):
+    for n in sizes(max_batch):
         bench.check_stop()
         bench.report(f"{n} sequences at a time")
         engines = [_filled(bench, fast, n, context, repeats, way) for way in WAYS]
@@ -152,7 +154,7 @@ EXPERIMENT = Experiment(
     settings=(
         MODEL,
         Setting("context", 180, "int", 2, 4096, unit="tokens", brief=8, help="of each text"),
-        Setting("largest", 256, "int", 1, 512, unit="sequences", brief=4, help="the most at a time"),
+        Setting("max_batch", 256, "int", 1, 512, unit="sequences", brief=4, help="the most at a time"),
         Setting("repeats", 25, "int", 1, 200, brief=2, help="steps of each that are timed"),
     ),
     run=run_batch_size,

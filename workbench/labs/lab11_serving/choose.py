@@ -297,7 +297,7 @@ EXPERIMENT = Experiment(
         Setting("goal", "throughput", "choice", choices=tuple(GOALS), help="what it is to be best for"),
         Setting("weights", BOTH, "choice", choices=(BOTH, WEIGHTS[0]), help="int8, too: rounding them takes a while"),
         Setting("requests", 48, "int", 8, 1000, brief=16, help="in each run"),
-        Setting("checked", 4, "int", 1, 20, brief=3, help="of the twin's best, on the machine"),
+        Setting("checked", 4, "int", 1, 20, help="of the twin's best, on the machine"),
         Setting("repeats", 3, "int", 1, 20, brief=1, help="turns on the machine"),
     ),
     run=run_choose,

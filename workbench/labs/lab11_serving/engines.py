@@ -55,7 +55,7 @@ async def ask_all(peer: Peer, prompts: Sequence[str | list[int]], new_tokens: Se
 
 
 def run_engines(
-    bench: Bench, *, model, peers: str, requests: int, longest: int, seed: int, repeats: int, abilities: bool
+    bench: Bench, *, model, peers: str, requests: int, max_new_tokens: int, seed: int, repeats: int, abilities: bool
 ) -> Iterator[Measurement]:
     """A Measurement a server: seconds of all requests, a sample a turn, with ratios and equal texts in the counts; then
     one for each ability that it was asked for (unit "yes": 1 or 0), with what came as its verdict."""
@@ -65,7 +65,7 @@ def run_engines(
     if decoder.dtype != torch.float32 or decoder.tokenizer is None:
         raise WorkbenchError("server.engines compares texts in float32; take a model with a tokenizer, in float32")
     tokenizer = decoder.tokenizer
-    asked = requests_for(decoder, requests, longest, seed)
+    asked = requests_for(decoder, requests, max_new_tokens, seed)
     texts = [tokenizer.decode(prompt) for prompt in asked.prompts]
     ids = [tokenizer.encode_prompt(text) for text in texts]  # a piece of a text may be cut into other tokens
     wanted: dict[str, list[str]] = {}
@@ -145,7 +145,9 @@ EXPERIMENT = Experiment(
         MODEL,
         Setting("peers", "all", "choice", choices=tuple(CHOICES), help="who else runs, of those that are installed"),
         Setting("requests", 64, "int", low=1, high=256, brief=4, help="sent at once"),
-        Setting("longest", 160, "int", low=8, high=512, brief=8, help="new tokens of the longest; most are short"),
+        Setting(
+            "max_new_tokens", 160, "int", low=8, high=512, brief=8, help="new tokens of the longest; most are short"
+        ),
         Setting("seed", 0, "int", low=0, high=1_000_000, help="of the lengths"),
         Setting("repeats", 3, "int", low=1, high=20, brief=1, help="timed turns"),
         Setting("abilities", True, "flag", help="also ask what each can do"),
