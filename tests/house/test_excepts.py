@@ -169,6 +169,7 @@ REASONS = {
         "workbench/instruments/device.py _read_cache: OSError, ValueError, TypeError, AttributeError, KeyError",
     ),
     "what was to be ended, closed or deleted is gone already, or goes with its folder": (
+        "workbench/serving/api/link.py EngineThread._ended_now: WorkbenchError",
         "workbench/labs/lab11_serving/servers.py started: ProcessLookupError",
         "workbench/grading/child.py serve: OSError",
         "workbench/grading/confine.py _threads_of_user: OSError",
@@ -198,8 +199,8 @@ REASONS = {
     ),
     "the other side has ended or does not end in time; what follows ends it and says how it ended": (
         "workbench/serving/api/process.py EngineProcess.stop: subprocess.TimeoutExpired",
-        "workbench/serving/api/soak.py Soak._nonsense: ConnectionError, asyncio.IncompleteReadError",
-        "workbench/serving/api/soak.py Soak.good: ConnectionError, asyncio.IncompleteReadError",
+        "workbench/serving/api/soak.py Soak._nonsense: ConnectionError, WireError",
+        "workbench/serving/api/soak.py Soak.good: ConnectionError, WireError",
         "workbench/grading/server.py Server._stop: subprocess.TimeoutExpired",
         "workbench/grading/warm.py Warm.close: subprocess.TimeoutExpired",
         "workbench/lab_server.py _ended: subprocess.TimeoutExpired",
@@ -215,6 +216,7 @@ REASONS = {
         "workbench/grading/session.py plain: NotEncodable, RecursionError, TypeError, KeyError",
     ),
     "what is known of the failure is said by other means in the same branch": (
+        "workbench/serving/api/http.py Guard.__call__: ConnectionError",  # counted as status 499
         "workbench/grading/desk.py run_task: BaseException",
         "workbench/grading/desk.py _read_outcome: OSError, ValueError, ElementTree.ParseError",
         "workbench/grading/server.py Server._start: OSError, EOFError",

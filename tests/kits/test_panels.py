@@ -16,14 +16,14 @@ from ipywidgets.widgets.widget import _instances
 
 from workbench import panels
 from workbench.errors import WorkbenchError
-from workbench.experiments import Setting, experiment
+from workbench.experiments import Setting, experiment, list_experiments
 from workbench.experiments.contract import Experiment
 from workbench.instruments.bench import Bench
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.timing import MEASUREMENT_LOCK
 from workbench.panels import html, plots, style
 from workbench.panels.base import Panel
-from workbench.panels.controls import every_widget
+from workbench.panels.controls import control, every_widget
 from workbench.panels.view import View
 
 PNG = b"\x89PNG"
@@ -582,3 +582,14 @@ def test_a_still_has_two_pixels_for_each_of_the_page(make):
     still = make("step_time").snapshot()
     width = int.from_bytes(still.data[16:20], "big")
     assert width == 2 * still._repr_mimebundle_()[1]["image/png"]["width"]
+
+
+def test_a_control_says_the_unit_of_its_setting_or_spells_it_out():
+    """ "s" is in "ttft slo" as a letter, and no unit."""
+    settings = [one for e in list_experiments() for one in e.settings if one.unit]
+    assert len(settings) > 40
+    for one in settings:
+        words = control(one, one.default).description
+        said = words.endswith(f"({one.unit})") or one.unit in words.split()
+        assert said or (one.unit == "s" and "seconds" in words.split()), words
+        control(one, one.default).close()

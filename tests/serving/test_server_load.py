@@ -57,6 +57,7 @@ def test_a_client_that_leaves_gives_its_blocks_back_within_a_step(server, stream
             assert connection.recv(100)
     left_at = server.engine.scheduler.steps
     server.wait_until_empty()
+    assert counted(server)["workbench:http_requests_total499"] >= 1
     # the event loop hears of it between two steps, and the engine takes the abort before the next: one may be under way
     assert server.engine.scheduler.steps - left_at < 200
     assert server.post("/v1/completions", SHORT).status_code == 200

@@ -12,6 +12,7 @@ from workbench.experiments.contract import Limit
 DESCRIPTION = {"description_width": "initial"}  # as wide as its words: no label is cut
 WIDTH = "auto"
 LARGEST = 2**31 - 1  # of a number without bounds
+IN_WORDS = {"s": "seconds"}  # a unit that a name may spell out
 
 
 def row() -> widgets.Layout:
@@ -22,7 +23,8 @@ def row() -> widgets.Layout:
 def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widgets.Widget:
     """The widget for a setting, showing `value`. A number without two bounds is a box, with them a slider."""
     words = setting.name.replace("_", " ")
-    words += f" ({setting.unit})" if setting.unit and setting.unit not in words else ""
+    said = {setting.unit, IN_WORDS.get(setting.unit, setting.unit)} & {*words.split()}
+    words += f" ({setting.unit})" if setting.unit and not said else ""
     common = {"description": words, "tooltip": setting.help or words, "style": DESCRIPTION}
     if setting.kind != "text":
         common["layout"] = widgets.Layout(width=WIDTH)

@@ -28,6 +28,7 @@ T = TypeVar("T")
 LONG_BODY = 32 * 1024  # bytes that are parsed in less than a millisecond, whatever they are
 CLOSE = {"connection": "close"}  # what is left of the body is not read
 OPEN_PATHS = ("/health", "/ready")
+CLIENT_GONE = 499  # counted among the statuses, as nginx does
 MAX_HEADER_BYTES = 32 * 1024  # of all headers, and the path
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 
@@ -195,8 +196,9 @@ class Guard:
                 await answer_error(noted, error)
         except HTTPException as error:  # of the router
             await answer_error(noted, no_route(scope, error))
-        except ConnectionError as gone:
-            scope.setdefault("state", {})["gone"] = str(gone)  # nobody is there to hear of it
+        except ConnectionError:  # nobody is there to hear of it
+            if not started:
+                self._note(scope["path"], CLIENT_GONE)
         except Exception as error:
             if not started:
                 shown = f"an error of the server ({type(error).__name__}); it is in the server's log"

@@ -154,8 +154,8 @@ class EngineThread:
             request_id, sample = self._aborts.popleft()
             try:
                 ended += self.engine.abort(request_id, sample)
-            except WorkbenchError as why:  # it ended by itself meanwhile
-                self.late_aborts = str(why)
+            except WorkbenchError:
+                continue  # it ended by itself meanwhile
         return ended
 
     def _news(self, report: StepReport | None, ended: list[Finished]) -> StepNews:

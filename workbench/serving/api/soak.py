@@ -28,10 +28,12 @@ from typing import Any
 import psutil
 
 from workbench.errors import WorkbenchError, check_whole
+from workbench.serving.bench.wire import EventStream, HttpAnswer, WireError
 
 MODEL, OPTIONS = "stdlib-1m", ("--max-running", "16", "--max-queued-requests", "64", "--drain-seconds", "10")
 AT_A_TIME, LEAVE_SHARE, NONSENSE_SHARE, SLOW_SHARE = 24, 0.3, 0.12, 0.05
 PROMPTS = ("import os\n", "def read(path):\n", "class A:\n    def __init__(self", "# ", "x = [1, 2,")
+READ_BYTES = 2**20
 SECONDS = 60  # for any one request
 GROWTH, WARM_REQUESTS = 1.10, 1_000  # of the process's memory from half of the requests to the end, if it is warm then
 AT_THE_END = 40  # requests under way when the signal comes
@@ -91,7 +93,7 @@ class Soak:
         key, stream = json.dumps(body, sort_keys=True), self._rng.random() < 0.5
         try:
             status, data = await self._ask(json.dumps(body | {"stream": stream}).encode())
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, WireError):
             if not ending:
                 raise
             self.counts["not accepted"] += 1
@@ -162,7 +164,7 @@ class Soak:
                 return
             try:
                 status, data = await _response(from_server)
-            except (ConnectionError, asyncio.IncompleteReadError):
+            except (ConnectionError, WireError):
                 self.counts["nonsense, closed"] += 1
                 return
             if status not in ERRORS:
@@ -209,25 +211,13 @@ def _head(body: bytes, path: str = "/v1/completions") -> bytes:
 
 
 async def _response(from_server: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and body, until the server closes."""
-    head = await from_server.readuntil(b"\r\n\r\n")
-    status = int(head.split(b" ", 2)[1])
-    data = await from_server.read()
-    if b"transfer-encoding: chunked" in head.lower():
-        data = b"".join(_chunks(data))
-    return status, data
-
-
-def _chunks(data: bytes) -> list[bytes]:
-    parts = []
-    while data:
-        size, _, rest = data.partition(b"\r\n")
-        count = int(size, 16)
-        if not count:
-            break
-        parts.append(rest[:count])
-        data = rest[count + 2 :]
-    return parts
+    """Status and body, until the server closes. Raises WireError for an answer that is none, or not whole."""
+    answer, body = HttpAnswer(), bytearray()
+    while data := await from_server.read(READ_BYTES):
+        body += answer.feed(data)
+    answer.feed_end()
+    assert answer.status is not None, "the head is complete where feed_end does not raise"
+    return answer.status, bytes(body)
 
 
 def _whole(answer: dict[str, Any]) -> list[tuple[str, str]]:
@@ -238,7 +228,7 @@ def _streamed(data: bytes) -> list[tuple[str, str]] | None:
     """Text and reason of each choice; None where the stream ended with an error."""
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
-    *lines, last = [line[6:] for line in data.decode().split("\n\n") if line.startswith("data: ")] or [""]
+    *lines, last = EventStream().feed(data) or [""]
     if last != "[DONE]":
         return None
     for line in lines:

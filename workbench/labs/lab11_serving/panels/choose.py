@@ -55,7 +55,7 @@ class ChoosePanel(Panel):
         )
 
 
-_DOTS: dict[str, Any] = {"marker": ".", "markersize": 7, "linewidth": 1.0}
+_DOTS: dict[str, Any] = {"marker": ".", "markersize": 7, "linewidth": 1.0, "linestyle": "--"}
 
 
 def _words(twin: list[Measurement], machine: list[Measurement], goal: str) -> str:
@@ -77,7 +77,7 @@ def _words(twin: list[Measurement], machine: list[Measurement], goal: str) -> st
     default = next((m for m in machine if m.counts["is_default"]), None)
     if first is not None and default is not None:
         ratio = default.median / first.median
-        lines.append(f"The default is {max(ratio, 1 / ratio):.2f} times away from it.")
+        lines.append(f"The server's default has {ratio:.2f} times that.")
     if machine:
         ratios = sorted(m.median / m.predicted for m in machine if m.predicted)
         lines.append(

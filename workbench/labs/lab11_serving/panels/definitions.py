@@ -90,11 +90,14 @@ def _of(m: Measurement | None, key: str) -> float | None:
     return None if m is None else m.counts.get(key)
 
 
+SHOWN_AS = {"vllm_bench": "vLLM bench", "vllm_metrics": "vLLM /metrics"}
+
+
 def _bar(tool: str, m: Measurement | None, key: str) -> Bar:
     colour = style.TARGET if tool == "ours" else style.WEIGHTS
     value = _of(m, key)
     text = "" if m is None or value is not None else INFINITE if _counts_failures(m, key) else "has none"
-    return Bar(tool, value, colour, text=text)
+    return Bar(SHOWN_AS.get(tool, tool), value, colour, text=text)
 
 
 def _counts_failures(m: Measurement, key: str) -> bool:
@@ -119,15 +122,16 @@ def _words(by_name: dict[str, Measurement], settings: dict[str, Any]) -> str:
         if len(values) > 1:
             low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
             lines.append(
-                f"{name} of the same run: {milliseconds(values[low])} by {low}, {milliseconds(values[high])} by"
-                f" {high}, {values[high] / values[low]:.2f} times as much."
+                f"{name} of the same run: {milliseconds(values[low])} by {SHOWN_AS.get(low, low)},"
+                f" {milliseconds(values[high])} by {SHOWN_AS.get(high, high)},"
+                f" {values[high] / values[low]:.2f} times as much."
             )
     first = tools[0].counts
     lines.append(
         f"{first['failed']:.0f} requests were refused. With them a mean has no end, so ours is {INFINITE}; the others"
         " leave them out."
         if first["failed"] and tools[0].settings["failures_count"]
-        else f"{first['failed']:.0f} requests failed by the first definition."
+        else f"{first['failed']:.0f} requests failed, as ours counts."
     )
     if DUE in by_name and SENT in by_name:
         due, sent = by_name[DUE].median, by_name[SENT].median
