@@ -61,6 +61,8 @@ def fed(prompt: list[int], ids: list[int], stops: list[str], sizes: list[int]) -
         if piece is not None:
             text += piece.text
             rows += piece.log_probs
+            if not choice.done or choice.stopped:
+                assert all(row.offset < len(text) for row in rows), "a token before its text"
             assert not any(stop in text for stop in stops), "a stop string was shown"
         if choice.done:
             break

@@ -63,6 +63,18 @@ def test_a_client_that_leaves_gives_its_blocks_back_within_a_step(server, stream
     assert server.post("/v1/completions", SHORT).status_code == 200
 
 
+def test_a_sample_that_a_stop_string_ended_is_computed_no_further(small_model):
+    """The others go on: rows of decodes are about as many as tokens, and not n times the longest."""
+    decodes = []
+    with serving(engine_of(small_model), name=MODEL, watch=[lambda news: decodes.append(news.decodes)]) as running:
+        body = LONG | {"n": 4, "max_tokens": 300, "seed": 5, "stop": ["return"], "prompt": "class A:\n    def f("}
+        answer = running.post("/v1/completions", body).json()
+        tokens, reasons = answer["usage"]["completion_tokens"], [one["finish_reason"] for one in answer["choices"]]
+        running.wait_until_empty()
+    assert reasons.count("stop") >= 1 and tokens < 900
+    assert sum(decodes) <= tokens + 200 < 4 * 300  # some steps are under way when the abort comes
+
+
 def test_one_that_leaves_in_the_queue_takes_its_place_with_it(small_model):
     engine = engine_of(small_model, settings={"max_running": 1})
     with serving(engine, name=MODEL) as running:
