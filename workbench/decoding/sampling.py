@@ -58,6 +58,8 @@ class SamplingSettings:
             value = getattr(self, name)
             if name == "logit_bias" or (name == "top_k" and value is None):
                 continue
+            if type(value) is float and value == _DEFAULTS[name]:
+                continue  # as most are; a server makes these settings for every request
             function(row, (), value) if name.endswith("penalty") else function(row, value)
             if name != "top_k":
                 object.__setattr__(self, name, float(plain_number(value)))
@@ -72,8 +74,9 @@ class SamplingSettings:
         return names[: names.index("temperature") + 1] if self.greedy else names
 
 
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingSettings)}
+_NEUTRAL = _DEFAULTS | {"temperature": 1.0}
 GREEDY = SamplingSettings()
-_NEUTRAL = {field.name: field.default for field in dataclasses.fields(SamplingSettings)} | {"temperature": 1.0}
 
 
 # -- the distribution of the next token --------------------------------------------------------------------

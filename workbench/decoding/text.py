@@ -24,9 +24,9 @@ class Detokenizer:
             self._window, self._shown = [], ""
         self._new: list[int] = []
 
-    def add(self, token_id: int) -> str:
-        """The text that this token completes; "" while it only begins a character."""
-        self._new.append(token_id)
+    def add(self, *token_ids: int) -> str:
+        """The text that these tokens complete; "" while they only begin a character."""
+        self._new += token_ids
         text = self._decode(self._window + self._new)
         whole = text.rstrip(BROKEN)
         piece = whole[len(self._shown) :]

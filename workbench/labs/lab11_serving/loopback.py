@@ -25,7 +25,7 @@ from workbench.decoding.sequence import NewToken, Request
 from workbench.errors import WorkbenchError
 from workbench.serving.api.app import Server, build_app
 from workbench.serving.api.choices import Choice
-from workbench.serving.api.front import Front, Stream
+from workbench.serving.api.front import Front
 from workbench.serving.api.link import StepNews
 from workbench.serving.api.process import EngineProcess
 from workbench.serving.api.serve import Serving, listening
@@ -99,14 +99,7 @@ def loopback(
 
 def note_requests(server: Loopback, note: Callable[[Request], object]) -> None:
     """From now on `note` is shown every request when the engine is given it, on the server's event loop."""
-    front, open_stream = server.front, server.front.open
-
-    def noted(requests: Sequence[Request]) -> Stream:
-        for one in requests:
-            note(one)
-        return open_stream(requests)
-
-    front.open = noted  # type: ignore[method-assign]
+    server.front.watch_requests.append(note)
 
 
 def on_a_loop(bench: Bench, work: Callable[[], Awaitable[Given]]) -> Given:

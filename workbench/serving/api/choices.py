@@ -67,6 +67,7 @@ class Choice:
         self.index, self.request_id, self.sample = index, request_id, sample
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, prompt_ids)
         self._stops, self._end_ids = stops(stop), frozenset(end_ids)
+        self._by_token = bool(log_probs or stop)  # both ask which token a piece of text came with
         self._wants, self._waiting = log_probs, list[TokenLogProb]()
         self._offset = self._written = self._shown = offset  # characters detokenized, and shown
         self.tokens = 0
@@ -86,6 +87,18 @@ class Choice:
         """New tokens, and how the text ended if they are the last. None: there is nothing to show yet."""
         if self.done:
             return None  # tokens of a step that was under way when a stop string ended the text
+        text = self._text_of(tokens) if self._by_token else self._text_at_once(tokens)
+        if self._stops.found:
+            self.finish_reason = "stop"
+        elif end is not None:
+            text += self._rest()
+            self.finish_reason = "stop" if self._stops.found else end
+        self._shown += len(text)
+        if not text and not self.done:
+            return None
+        return Piece(self.index, text, self._ready(), self.finish_reason)
+
+    def _text_of(self, tokens: Sequence[NewToken]) -> str:
         text = ""
         for token in tokens:
             self.tokens += 1
@@ -98,15 +111,14 @@ class Choice:
             text += self._stops.add(piece)
             if self._stops.found:
                 break
-        if self._stops.found:
-            self.finish_reason = "stop"
-        elif end is not None:
-            text += self._rest()
-            self.finish_reason = "stop" if self._stops.found else end
-        self._shown += len(text)
-        if not text and not self.done:
-            return None
-        return Piece(self.index, text, self._ready(), self.finish_reason)
+        return text
+
+    def _text_at_once(self, tokens: Sequence[NewToken]) -> str:
+        self.tokens += len(tokens)
+        shown = [token.token_id for token in tokens if token.token_id not in self._end_ids]
+        piece = "" if self._detokenizer is None else self._detokenizer.add(*shown)
+        self._written += len(piece)
+        return piece
 
     def _rest(self) -> str:
         last = "" if self._detokenizer is None else self._detokenizer.finish()

@@ -21,12 +21,13 @@ from workbench.serving.api.calls import Call
 from workbench.serving.api.choices import Choice, Piece, TokenLogProb
 from workbench.serving.api.errors import ApiError, as_json
 from workbench.serving.api.events import Events, EventWriter
-from workbench.serving.api.front import ClientGone, Front, Stream
+from workbench.serving.api.front import Brought, ClientGone, Front, Stream
 from workbench.serving.api.http import Receive, Scope, Send, answer, beside_loop, header, read_json, until_gone
-from workbench.serving.api.link import Update
 from workbench.serving.api.metrics import TextTimes
+from workbench.serving.api.watch import StreamWatch
 
 MANY = 64  # tokens whose log-probabilities are written at a time
+AT_A_TIME = 32  # updates of an answer that is sent whole
 SHORT = 4_096  # characters; longer prompts, and grammars, are made ready beside the event loop
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -41,7 +42,8 @@ class Answering:
     def __init__(
         self, call: Call, requests: Sequence[Request], stream: Stream, front: Front, traceparent: str | None = None
     ) -> None:
-        self.call, self._requests, self._stream, self._front = call, requests, stream, front
+        self.call, self._stream, self._front = call, stream, front
+        self._requests = {request.id: request for request in requests}
         self._traceparent = traceparent
         self._choices: dict[tuple[Hashable, int], Choice] = {}
         self._times: dict[tuple[Hashable, int], TextTimes] = {}
@@ -79,52 +81,62 @@ class Answering:
         """The prompt before a choice's text, with its log-probabilities where they were asked for."""
         return self._prompts[index]
 
-    async def pieces(self, ping_seconds: float | None = None) -> AsyncIterator[list[Piece]]:
-        """What can be shown, as it comes. An empty list: nothing came for so long. Raises ApiError, ClientGone."""
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What can be shown, as it comes; an empty list after a nudge. Raises ApiError, ClientGone."""
         left = len(self._choices)
         while left:
-            try:
-                async with asyncio.timeout(ping_seconds):
-                    updates = await self._stream.take()
-            except TimeoutError:
-                yield []
-                continue
+            brought = await self._stream.take()
             shown = []
-            for key, update in _joined(updates).items():
+            for key, news in _by_sequence(brought).items():
                 choice = self._choices[key]
                 if choice.done:
                     continue
-                if (piece := self._advance(key, choice, update)) is not None:
+                if (piece := self._advance(key, choice, news)) is not None:
                     shown.append(piece)
                 left -= choice.done
-            if shown:
+            if shown or not brought:
                 yield shown
 
-    def _advance(self, key: tuple[Hashable, int], choice: Choice, update: Update) -> Piece | None:
-        front, request_id, end = self._front, update.request_id, update.finish_reason
+    def _advance(self, key: tuple[Hashable, int], choice: Choice, news: Sequence[Brought]) -> Piece | None:
+        front, last = self._front, news[-1].update
+        request_id, end = last.request_id, last.finish_reason
         if end in ("error", "abort"):
-            why = update.error or "it was aborted"
+            why = last.error or "it was aborted"
             raise ApiError(f"the text could not be completed: {why}", status=500, code="generation_failed")
-        request = next(one for one in self._requests if one.id == request_id)
-        if choice.tokens == 0 and update.prompt_log_probs is not None:
+        request = self._requests[request_id]
+        prompt = news[0].update.prompt_log_probs
+        if choice.tokens == 0 and prompt is not None:
             if request_id not in self._rows:  # the samples of a prompt share them
-                self._rows[request_id] = self._prompt_rows(request.prompt_ids, update.prompt_log_probs)
+                self._rows[request_id] = self._prompt_rows(request.prompt_ids, prompt)
             self._prompts[choice.index] = self._prompts[choice.index]._replace(log_probs=self._rows[request_id])
         before = choice.tokens
         # of an echo alone, for which the engine wrote one token, the client gets none
-        piece = choice.add(() if self.call.max_tokens == 0 else update.tokens, end)
-        now, times = front.link.now_s, self._times.get(key)
-        begun_s, _ = self._stream.begun.get(request_id, (request.arrival_s, 0))
-        since = request.arrival_s if times is None else times.last_s
-        self._times[key] = times = TextTimes(request.arrival_s, begun_s, now if times is None else times.first_s, now)
-        if new := choice.tokens - before:
-            front.metrics.emitted(new, now - since, first=before == 0)
+        tokens = () if self.call.max_tokens == 0 else [one for step in news for one in step.update.tokens]
+        piece = choice.add(tokens, end)
+        self._count(key, request, news, choice.tokens - before)
         if choice.done:
             if choice.stopped and end is None:
                 front.link.abort(request_id, choice.sample)
             front.forecast.note_end(choice.tokens, request.max_new_tokens)
+            times = self._times[key]
             front.text_ended(request, choice.tokens, choice.finish_reason or "", times, self._traceparent)
         return piece
+
+    def _count(self, key: tuple[Hashable, int], request: Request, news: Sequence[Brought], tokens: int) -> None:
+        """So many tokens of these steps are the client's: for the metrics, each step by itself."""
+        times, last_s = self._times.get(key), request.arrival_s
+        if times is None:
+            begun_s, _ = self._stream.begun.get(request.id, (last_s, 0))
+            first_s = news[0].at_s
+        else:
+            _, begun_s, first_s, last_s = times
+        emitted, first = self._front.metrics.emitted, times is None
+        for update, at_s in news:
+            if new := min(tokens, len(update.tokens)):
+                tokens -= new
+                emitted(new, at_s - last_s, first=first)
+                first, last_s = False, at_s
+        self._times[key] = TextTimes(request.arrival_s, begun_s, first_s, news[-1].at_s)
 
     def _prompt_rows(self, prompt_ids: Sequence[int], log_probs: Sequence[LogProb | None]) -> tuple[TokenLogProb, ...]:
         rows, offset, tokenizer = [], 0, self.call.served.tokenizer
@@ -138,22 +150,18 @@ class Answering:
 
     def usage(self) -> dict[str, Any]:
         return usage_of(
-            sum(len(request.prompt_ids) for request in self._requests),
+            sum(len(request.prompt_ids) for request in self._requests.values()),
             sum(choice.tokens for choice in self._choices.values()),
             sum(hit_tokens for _, hit_tokens in [*self._stream.begun.values()]),
         )
 
 
-def _joined(updates: Sequence[Update]) -> dict[tuple[Hashable, int], Update]:
-    """By sequence: those of several steps, where the event loop was late, are one."""
-    joined: dict[tuple[Hashable, int], Update] = {}
-    for update in updates:
-        key = update.request_id, update.sample
-        if (before := joined.get(key)) is not None:
-            prompt = before.prompt_log_probs or update.prompt_log_probs
-            update = update._replace(tokens=before.tokens + update.tokens, prompt_log_probs=prompt)
-        joined[key] = update
-    return joined
+def _by_sequence(brought: Sequence[Brought]) -> dict[tuple[Hashable, int], list[Brought]]:
+    """Several of one sequence where the event loop was late, or waited."""
+    by_sequence: dict[tuple[Hashable, int], list[Brought]] = {}
+    for one in brought:
+        by_sequence.setdefault((one.update.request_id, one.update.sample), []).append(one)
+    return by_sequence
 
 
 def _are_many(pieces: Sequence[Piece]) -> bool:
@@ -177,12 +185,13 @@ class Complete:
         with front.admission.place(len(call.prompts)) as place:
             requests = await self._requests(call, front, arrival_s)
             self._admit(call, front, place, requests)
-            stream = front.open(requests)
+            patient = not call.fields["stream"] and not call.stop  # a stop string ends a text as soon as it is there
+            stream = front.open(requests, AT_A_TIME if patient else 1)
             watch = asyncio.create_task(until_gone(receive, lambda: stream.end(ClientGone())))
             try:
                 answering = Answering(call, requests, stream, front, header(scope, b"traceparent"))
                 if call.fields["stream"]:
-                    await self._stream(answering, front, send, scope)
+                    await self._stream(answering, stream, front, send, scope)
                 else:
                     await self._whole(answering, front, send)
             except ClientGone:
@@ -246,33 +255,35 @@ class Complete:
         echo, usage = answering.echo if call.echo else None, answering.usage if call.usage_in_chunks else None
         return Events(answers, include_usage=call.include_usage, echo=echo, usage=usage)
 
-    async def _stream(self, answering: Answering, front: Front, send: Send, scope: Scope) -> None:
+    async def _stream(self, answering: Answering, stream: Stream, front: Front, send: Send, scope: Scope) -> None:
         """Nothing is sent before the first piece (or the first ping), so that until then an error has a status."""
         events, started, begun = self._events(answering, front), False, set[int]()
 
         async def write(data: bytes, more: bool = True) -> None:
             nonlocal started
-            try:
-                async with asyncio.timeout(front.settings.send_seconds):
-                    if not started:
-                        started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-                    await send({"type": "http.response.body", "body": data, "more_body": more})
-            except TimeoutError:
-                cut = scope.get("extensions", {}).get("workbench.cut")
-                if cut is not None:
-                    cut()  # what it has not read is dropped
-                raise ClientGone from None
+            with watch.sending():
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+                await send({"type": "http.response.body", "body": data, "more_body": more})
 
+        settings = front.settings
         try:
-            async for pieces in answering.pieces(front.settings.ping_seconds):
-                echoed = [answering.echo(one.index) for one in pieces if one.index not in begun]
-                begun.update(one.index for one in pieces)
-                shown = functools.partial(events.pieces, pieces)
-                if data := await beside_loop(_are_many([*pieces, *echoed]), shown):
-                    await write(data)
-            await write(events.end(answering.usage()), more=False)
+            async with StreamWatch(settings.ping_seconds, settings.send_seconds, stream.nudge) as watch:
+                async for pieces in answering.pieces():
+                    echoed = [answering.echo(one.index) for one in pieces if one.index not in begun]
+                    begun.update(one.index for one in pieces)
+                    shown = functools.partial(events.pieces, pieces)
+                    if data := await beside_loop(_are_many([*pieces, *echoed]), shown):
+                        await write(data)
+                await write(events.end(answering.usage()), more=False)
+        except TimeoutError:
+            cut = scope.get("extensions", {}).get("workbench.cut")
+            if cut is not None:
+                cut()  # what it has not read is dropped
+            raise ClientGone from None
         except ApiError as error:
             if not started:
                 raise
-            await write(events.error(error.body()), more=False)
+            async with asyncio.timeout(settings.send_seconds):
+                await write(events.error(error.body()), more=False)

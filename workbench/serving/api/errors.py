@@ -49,6 +49,9 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
 
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def as_json(value: Any) -> bytes:
     """Compact JSON. What is no number, NaN and infinity, is a defect of ours and raises ValueError."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    return _COMPACT.encode(value).encode("utf-8", "replace")

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 from workbench.decoding.sequence import Request
 from workbench.errors import WorkbenchError
@@ -31,33 +32,47 @@ class ClientGone(Exception):
     """The client has left or reads no more: there is nobody to answer."""
 
 
-class Stream:
-    """What the engine says of one client's requests."""
+class Brought(NamedTuple):
+    """What a step brought a sequence, and when the event loop heard of it, in seconds on the engine's clock."""
 
-    def __init__(self, front: Front, requests: Sequence[Request]) -> None:
+    update: Update
+    at_s: float
+
+
+class Stream:
+    """What the engine says of one client's requests. at_a_time: so many updates, or the end of a text, are one to take;
+    the event loop has less to do for a client that waits for the whole answer."""
+
+    def __init__(self, front: Front, requests: Sequence[Request], at_a_time: int = 1) -> None:
         self._front, self._left = front, {request.id: request.n for request in requests}
+        self._at_a_time = at_a_time
         self.begun: dict[Hashable, tuple[float, int]] = {}
         """When a request's first step began, and how many of its tokens the prefix cache had."""
-        self._updates: list[Update] = []
-        self._event = asyncio.Event()
+        self._updates: list[Brought] = []
+        self._event = asyncio.Event()  # something is to be taken
         self._why: BaseException | None = None
 
-    async def take(self) -> list[Update]:
-        """What came since the last call, at least one update. Raises what ended the stream: ClientGone, ApiError."""
-        while not self._updates:
-            if self._why is not None:
-                raise self._why
+    async def take(self) -> list[Brought]:
+        """What came since the last call; [] after a `nudge`. Raises what ended the stream: ClientGone, ApiError."""
+        await self._event.wait()
+        if self._why is None:
             self._event.clear()
-            await self._event.wait()
-        if isinstance(self._why, ClientGone):
+        elif isinstance(self._why, ClientGone) or not self._updates:
             raise self._why
         taken, self._updates = self._updates, []
         return taken
 
-    def put(self, update: Update) -> None:
-        self._updates.append(update)
+    def put(self, update: Update, at_s: float) -> None:
+        """at_s: when it came, on the engine's clock."""
+        self._updates.append(Brought(update, at_s))
         if update.finish_reason is not None:
             self._left[update.request_id] -= 1
+            self._event.set()
+        elif len(self._updates) >= self._at_a_time:
+            self._event.set()
+
+    def nudge(self) -> None:
+        """`take` returns, whether something came or not."""
         self._event.set()
 
     def end(self, why: BaseException) -> None:
@@ -95,6 +110,8 @@ class Front:
         self.forecast = Forecast(link.max_running, link.token_budget, served.counted_s, self.own.first_token_s)
         self.admission = Admission(settings, self.forecast, self.metrics.refused)
         self.watch = [*watch]
+        self.watch_requests: list[Callable[[Request], object]] = []
+        """Shown every request when the engine is given it, on the event loop."""
         self.trace, self._spans = trace, Spans.if_installed()
         self.dead: BaseException | None = None
         self.open_streams = 0
@@ -112,14 +129,16 @@ class Front:
         if self.dead is not None:
             raise ApiError(f"the engine has stopped ({self.dead!r})", status=503, code="engine_dead")
 
-    def open(self, requests: Sequence[Request]) -> Stream:
+    def open(self, requests: Sequence[Request], at_a_time: int = 1) -> Stream:
         """Add them to the engine, all or none. Raises ApiError. The caller closes the stream."""
         self.check_alive()
-        stream = Stream(self, requests)
+        stream = Stream(self, requests, at_a_time)
         self._open(1)
         added: list[Request] = []
         try:
             for request in requests:
+                for watch in self.watch_requests:
+                    watch(request)
                 self._streams[request.id] = stream
                 self.link.add(request)
                 added.append(request)
@@ -203,9 +222,10 @@ class Front:
             self.admission.begun(request_id)
             if (stream := self._streams.get(request_id)) is not None:
                 stream.begun.setdefault(request_id, (news.at_s, hit_tokens))
+        now = self.link.now_s
         for update in news.updates:
             if (stream := self._streams.get(update.request_id)) is not None:
-                stream.put(update)
+                stream.put(update, now)
         for failure in news.failures:
             logging.getLogger("workbench.serving").warning("a step was stopped and is planned again: %s", failure)
         self.metrics.step(news, predicted)

@@ -10,6 +10,7 @@ refusals are still answers and no broken connections.
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from types import FrameType
 from typing import Any
@@ -129,9 +130,10 @@ def connection_class(settings: ServerSettings) -> type[H11Protocol]:
 
 
 class Serving(uvicorn.Server):
-    """Drains at the first signal, cuts at the second."""
+    """Drains at the first signal, cuts at the second. freeze: the process is the server's alone, and its garbage
+    collector leaves alone what was made before the engine was there."""
 
-    def __init__(self, app: Server, settings: ServerSettings, **options: Any) -> None:
+    def __init__(self, app: Server, settings: ServerSettings, *, freeze: bool = False, **options: Any) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -145,12 +147,14 @@ class Serving(uvicorn.Server):
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=5,
                 server_header=False,
+                proxy_headers=False,  # nobody here asks where a client is
                 **options,
             )
         )
         self._app, self._drain_seconds = app, settings.drain_seconds
         self._draining: asyncio.Task[None] | None = None
         self._signals = 0
+        self._frozen = not freeze
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._signals += 1
@@ -162,6 +166,11 @@ class Serving(uvicorn.Server):
         await super().serve(sockets)
 
     async def on_tick(self, counter: int) -> bool:
+        if not self._frozen and self._app.front is not None:
+            # what was made until now stays to the end: the collector need not walk the model in the middle of a stream
+            self._frozen = True
+            gc.collect()
+            gc.freeze()
         return self._app.why_not_loaded is not None or await super().on_tick(counter)
 
     def _drain(self) -> None:
@@ -198,6 +207,6 @@ def listening(host: str, port: int) -> socket.socket:
 
 def serve(app: Server, settings: ServerSettings, at: socket.socket) -> int:
     """Serve until a signal ends it; returns the exit code."""
-    server = Serving(app, settings)
+    server = Serving(app, settings, freeze=True)
     asyncio.run(server.serve([at]))
     return 0 if app.why_not_loaded is None and (app.front is None or app.front.dead is None) else 1
