@@ -244,5 +244,6 @@ def _process(args: argparse.Namespace) -> Callable[[], Any]:
 def _engine_alone(args: argparse.Namespace) -> int:
     from workbench.serving.api.process import serve_engine
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the server drains, and then says when to stop
+    for one in (signal.SIGINT, signal.SIGTERM):  # of a terminal or of systemd, which signal the server's whole group
+        signal.signal(one, signal.SIG_IGN)  # the server drains, and then says when to stop
     return serve_engine(engine_maker(args), args.engine_at)

@@ -220,6 +220,17 @@ def test_the_forecast_counts_the_time_between_steps_and_not_idle_time():
     assert forecast.first_token_s([(640, 1)]) == pytest.approx(calm, rel=0.1)
 
 
+def test_the_forecast_knows_what_drafts_cost_and_bring():
+    """Four texts of 100 tokens run, in steps of 5 ms that bring each of them 2 tokens of 4 rows: a place is free after 50
+    steps."""
+    forecast = Forecast(max_running=4, token_budget=64)
+    for number in range(80):
+        plain = step(number * 0.005, 0.005, 4)
+        drafted = {"new_tokens": (4,) * 4, "contexts": (100,) * 4, "decodes": 4, "drafts": ((3, 1),) * 4}
+        forecast.note(plain._replace(**drafted, running=((100, 100),) * 4))
+    assert forecast.first_token_s([(10, 10)]) == pytest.approx(0.250, rel=0.1)
+
+
 def test_a_burst_of_refusals_is_one_simulation():
     simulated = []
 

@@ -22,6 +22,7 @@ import pytest
 from serving_claims import engine_of, events, is_error, serving
 
 from workbench.errors import WorkbenchError
+from workbench.serving.api import calls, completing
 from workbench.serving.api.app import build_app
 from workbench.serving.api.serve import listening
 from workbench.serving.api.settings import ServerSettings
@@ -466,6 +467,27 @@ def test_a_signal_drains_and_the_process_ends_well(command):
         else:
             assert events(answer.text)[-1] == "[DONE]"
     assert command.process.wait(20) == 0, command.process.stderr.read()
+
+
+def test_a_request_whose_prompt_is_being_tokenized_is_waited_for(small_model, monkeypatch):
+    tokenized = threading.Event()
+    right = calls.Call.requests
+
+    def slow(self, *given):
+        assert tokenized.wait(20)
+        return right(self, *given)
+
+    monkeypatch.setattr(calls.Call, "requests", slow)
+    monkeypatch.setattr(completing, "SHORT", 0)  # beside the event loop
+    with serving(engine_of(small_model), name=MODEL) as running, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(running.post, "/v1/completions", SHORT)
+        wait_for(lambda: running.front.admission.queued_requests == 1)
+        drained = asyncio.run_coroutine_threadsafe(running.app.drain(20), running.front._loop)
+        wait_for(lambda: running.front.admission.draining)
+        assert not drained.done() and not asked.done()
+        tokenized.set()
+        assert asked.result().status_code == 200
+        drained.result(20)
 
 
 @pytest.mark.slow

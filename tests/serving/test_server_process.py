@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
@@ -114,6 +115,21 @@ def test_it_ends_with_the_server_and_its_death_is_said(apart):
     assert is_error(httpx.post(apart.url + "/v1/completions", json=LONG), 503)["code"] == "engine_dead"
     apart.process.send_signal(signal.SIGTERM)
     assert apart.process.wait(20) == 1  # it could not do its work
+
+
+@pytest.mark.slow
+def test_a_signal_to_both_processes_drains():
+    """As a terminal and systemd send it: the engine goes on until the server has drained."""
+    command = Command("--engine-process", "--max-running", "8", "--drain-seconds", "20")
+    command.wait_until_ready()
+    [child] = psutil.Process(command.process.pid).children()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, command.url + "/v1/completions", json=LONG | {"max_tokens": 400}, timeout=60)
+        wait_for(lambda: b'running{model_name="stdlib-1m"} 1.0' in httpx.get(command.url + "/metrics").content)
+        for process in (child, command.process):
+            process.send_signal(signal.SIGTERM)
+        assert asked.result().json()["usage"]["completion_tokens"] == 400
+    assert command.process.wait(20) == 0, command.process.stderr.read()
 
 
 @pytest.mark.slow

@@ -249,6 +249,8 @@ def _llama_cpp(
 class LlamaCpp:
     """llama.cpp in a process that is stopped (SIGSTOP) whenever it is not asked."""
 
+    name = "llama.cpp"
+
     def __init__(self, file: Path, length: int, *, exact: bool) -> None:
         settings = {"threads": torch.get_num_threads(), "context": max(256, length + 8), "exact": exact}
         command = [
@@ -280,7 +282,7 @@ class LlamaCpp:
         line = self._process.stdout.readline()
         if not line:
             raise WorkbenchError(
-                f"llama.cpp ended with exit code {self._process.wait()} before it answered; leave it out with"
+                f"{self.name} ended with exit code {self._process.wait()} before it answered; leave it out with"
                 " peers=transformers"
             )
         return json.loads(line)

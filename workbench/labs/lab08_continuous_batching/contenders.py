@@ -1,4 +1,4 @@
-"""Who serves the requests of serving.peers: ours, transformers and llama.cpp, each one by one, in groups, or
+"""Who serves the requests of serving.peers: ours, transformers, llama.cpp and vLLM, each one by one, in groups, or
 continuously.
 
 A contender's `run()` serves all requests and returns (seconds, texts). The clock runs from the first request that is
@@ -44,6 +44,7 @@ Tokens = list[int]
 BLOCK, BUDGET = 16, 512  # tokens of a block of ours; rows of a step, ours and transformers'
 OURS, OURS_STATIC, OURS_ALONE = "ours, continuous", "ours, static", "ours, one by one"
 THEIR_STATIC = "transformers, static"
+VLLM_PYTHON = "WORKBENCH_VLLM_PYTHON"  # names a Python that has vLLM, in an environment of its own
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Contender:
 def contenders(
     bench: Bench, stack: contextlib.ExitStack, model, asked: Asked, slots: int, peers: str
 ) -> Iterator[Contender]:
-    """Ours first. peers: "all", "transformers" or "ours"; llama.cpp is left out where it is not installed."""
+    """Ours first. peers: "all", "transformers" or "ours"; who is not installed is left out."""
     plain, ready = bench.model(model), bench.model(model, arrangement="fast")
     yield Contender(OURS_ALONE, _timed(lambda asked: _alone(ready, asked)))
     yield Contender(OURS_STATIC, _timed(lambda asked: _engine(ready, asked, slots, "static")))
@@ -94,13 +95,19 @@ def contenders(
     yield from _transformers(bench, folder, plain, asked.longest, slots)
     if peers != "all":
         return
+    if os.environ.get(VLLM_PYTHON):
+        bench.report("vLLM")
+        process = stack.enter_context(vllm_engine(folder / "model", asked.longest, slots))
+        yield Contender(f"vLLM's engine, {slots} sequences, eager", process.serve)
+    else:
+        bench.report(f"vLLM is left out: {VLLM_PYTHON} names no Python that has it")
     if not (importlib.util.find_spec("xllamacpp") and importlib.util.find_spec("gguf")):
         bench.report(f"llama.cpp is left out: it is not installed ({INSTALL})")
         return
     bench.report("llama.cpp")
     file = write_gguf(plain, folder / "model.gguf", torch.float32)
     for label, exact in (("float32 cache, no flash attention", True), ("its defaults", False)):
-        process = stack.enter_context(LlamaCppSlots(file, asked.longest, slots, exact=exact))
+        process = stack.enter_context(llama_cpp_slots(file, asked.longest, slots, exact=exact))
         yield Contender(f"llama.cpp, {slots} slots, {label}", process.serve, exact)
 
 
@@ -217,22 +224,21 @@ def lone_thread() -> Iterator[None]:
         )
 
 
-# -- llama.cpp -------------------------------------------------------------------------------------------------
+# -- llama.cpp and vLLM ----------------------------------------------------------------------------------------
 
 
-class LlamaCppSlots(LlamaCpp):
-    """llama.cpp with several slots, in a process that is stopped (SIGSTOP) whenever it is not asked."""
+class Slots(LlamaCpp):
+    """An engine of others in a process that is stopped (SIGSTOP) whenever it is not asked."""
 
-    def __init__(self, file: Path, longest: int, slots: int, *, exact: bool) -> None:
-        context = slots * -(-(longest + 8) // 256) * 256  # all slots together; it wants multiples of 256
-        settings = {"threads": torch.get_num_threads(), "context": context, "slots": slots, "exact": exact}
-        command = [sys.executable, "-m", "workbench.labs.lab08_continuous_batching.peer_llama_cpp_slots", str(file)]
+    def __init__(self, name: str, command: Sequence[str], **environment: str) -> None:
+        self.name = name
         self._process = subprocess.Popen(
-            [*command, json.dumps(settings)],
+            command,
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, **environment},
         )
         self._answer()
         self._process.send_signal(signal.SIGSTOP)
@@ -247,3 +253,19 @@ class LlamaCppSlots(LlamaCpp):
         finally:
             self._process.send_signal(signal.SIGSTOP)
         return answer["seconds"], answer["texts"]
+
+
+def llama_cpp_slots(file: Path, longest: int, slots: int, *, exact: bool) -> Slots:
+    context = slots * -(-(longest + 8) // 256) * 256  # all slots together; it wants multiples of 256
+    settings = {"threads": torch.get_num_threads(), "context": context, "slots": slots, "exact": exact}
+    module = "workbench.labs.lab08_continuous_batching.peer_llama_cpp_slots"
+    return Slots("llama.cpp", [sys.executable, "-m", module, str(file), json.dumps(settings)])
+
+
+def vllm_engine(folder: Path, longest: int, slots: int) -> Slots:
+    """folder: of the checkpoint. Bound to as many cores as we have threads, as its documentation says."""
+    settings = {"slots": slots, "context": longest + 8, "budget": max(BUDGET, slots, longest + 8)}
+    script = str(Path(__file__).with_name("peer_vllm.py"))
+    own = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{torch.get_num_threads() - 1}", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [os.environ[VLLM_PYTHON], "-P", script, str(folder), json.dumps(settings)]
+    return Slots("vLLM", command, HF_HUB_OFFLINE="1", **own)

@@ -2,6 +2,7 @@
 
 Every server runs in a process of its own and is stopped (SIGSTOP) while another is measured. All requests are sent at
 once and streamed; the clock runs from the first byte sent to the last one read, and a ratio is of two runs of one turn.
+No prompt comes twice.
 Outputs are compared with ours, text by text. Then each is asked what it can do (`probes`).
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import statistics
@@ -26,15 +28,21 @@ from workbench.experiments.inputs import MODEL, plain
 from workbench.instruments.timing import exclusive
 from workbench.labs.lab08_continuous_batching.peers import requests_for
 from workbench.labs.lab11_serving.probes import YES, probe
-from workbench.labs.lab11_serving.servers import LLAMA_CPP, OURS, TRANSFORMERS, VLLM, Peer, started
+from workbench.labs.lab11_serving.servers import LLAMA_CPP, OURS, OURS_PROCESS, TRANSFORMERS, VLLM, Peer, started
+from workbench.models.evaluation import held_out_passages
 from workbench.serving.bench.client import Client, Target
 from workbench.serving.bench.recording import Planned
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
     from workbench.instruments.records import Measurement
+    from workbench.labs.lab08_continuous_batching.contenders import Asked
 
-CHOICES = {"all": (OURS, TRANSFORMERS, LLAMA_CPP, VLLM), "ours": (OURS,), "transformers": (OURS, TRANSFORMERS)}
+CHOICES = {
+    "all": (OURS, OURS_PROCESS, TRANSFORMERS, LLAMA_CPP, VLLM),
+    "ours": (OURS,),
+    "transformers": (OURS, TRANSFORMERS),
+}
 LIMIT_S = 600
 
 
@@ -66,9 +74,9 @@ def run_engines(
         raise WorkbenchError("server.engines compares texts in float32; take a model with a tokenizer, in float32")
     tokenizer = decoder.tokenizer
     asked = requests_for(decoder, requests, max_new_tokens, seed)
-    texts = [tokenizer.decode(prompt) for prompt in asked.prompts]
-    ids = [tokenizer.encode_prompt(text) for text in texts]  # a piece of a text may be cut into other tokens
-    wanted: dict[str, list[str]] = {}
+    new_tokens = asked.new_tokens
+    turns = _turns(tokenizer, asked, repeats + 1)
+    wanted: dict[str, list[list[str]]] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
         ready = []
@@ -83,26 +91,26 @@ def run_engines(
             for peer in ready:
                 bench.report(f"turn {turn + 1} of {repeats}: {peer.name}" if turn >= 0 else "warming up")
                 bench.check_stop()
-                prompts: list = [list(one) for one in ids] if peer.token_ids else texts
+                texts, ids = turns[turn + 1]
+                prompts: list = ids if peer.token_ids else texts
                 peer.go_on()
                 with exclusive(bench.check_stop):
                     began = time.perf_counter()
-                    answers = asyncio.run(ask_all(peer, prompts, asked.new_tokens))
+                    answers = asyncio.run(ask_all(peer, prompts, new_tokens))
                     seconds = time.perf_counter() - began
                 peer.pause()
-                wanted[peer.name] = answers
+                wanted.setdefault(peer.name, []).append(answers)
                 if turn >= 0:
                     peer.samples.append(seconds)
         for peer in ready:
             bench.check_stop()
             bench.report(f"{peer.name}: what it can do")
             peer.go_on()
-            equal = sum(
-                _text(peer, theirs, tokenizer) == ours
-                for theirs, ours in zip(wanted[peer.name], wanted[OURS], strict=True)
-            )
+            theirs, ours = (itertools.chain(*wanted[name]) for name in (peer.name, OURS))
+            equal = sum(_text(peer, a, tokenizer) == b for a, b in zip(theirs, ours, strict=True))
+            total = requests * len(turns)
             ratios = [other / own for other, own in zip(peer.samples, ready[0].samples)]
-            tokens = sum(asked.new_tokens)
+            tokens = sum(new_tokens)
             yield bench.measurement(
                 name="server.engines",
                 settings={**plain({"model": model}), "server": peer.name, "requests": requests, "seed": seed},
@@ -114,7 +122,7 @@ def run_engines(
                     "times_ours": statistics.median(ratios),
                     "texts_equal": equal,
                 },
-                check=f"{equal} of {requests} texts are ours",
+                check=f"{equal} of {total} texts are ours",
             )
             for ability, verdict in probe(peer).items() if abilities else ():
                 yield bench.measurement(
@@ -124,6 +132,18 @@ def run_engines(
                     unit="yes",
                     check=verdict,
                 )
+
+
+def _turns(tokenizer, asked: Asked, turns: int) -> list[tuple[list[str], list[list[int]]]]:
+    """(texts, token ids) of each turn: of the same lengths, and no text twice, so that no prefix cache knows one."""
+    count, longest = len(asked.prompts), max(map(len, asked.prompts))
+    passages = held_out_passages(tokenizer, longest, count * turns).tolist()
+    made = []
+    for turn in range(turns):
+        cut = zip(passages[turn * count :], asked.prompts)  # ends with the shorter one
+        texts = [tokenizer.decode(passage[: len(prompt)]) for passage, prompt in cut]
+        made.append((texts, [tokenizer.encode_prompt(text) for text in texts]))  # a piece may be cut into other tokens
+    return made
 
 
 def _text(peer: Peer, text: str, tokenizer) -> str:

