@@ -1,6 +1,7 @@
 """server.choose: which configuration is best, by the twin first, and then checked on the machine.
 
-    1. probe    each arrangement of weights, kv and draft serves a few requests; its steps calibrate the step time
+    1. probe    each arrangement of weights, kv and draft serves a few requests, in turns with the others; its steps
+                calibrate the step time
     2. twin     every max_running and token budget of every arrangement is simulated: no model runs
     3. check    the best few, and the default, serve other requests on the machine, in turns
 
@@ -47,6 +48,7 @@ WEIGHTS, FORMATS, DRAFT, DRAFT_TOKENS = ("as they are", "int8"), ("as computed",
 BOTH = "both"
 Arrangement = tuple[str, str, str]  # weights, kv, draft
 PROBED = (16, 128)  # max_running and token budget of the probes
+PROBE_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -188,27 +190,32 @@ class Machine:
 def probes(
     bench: Bench, machine: Machine, model: Any, arrangements: Sequence[Arrangement], requests: int
 ) -> dict[Arrangement, Probe]:
-    """Each arrangement serves the same requests, twice; the first warms up."""
+    """Each arrangement serves the same requests, in turns with the others, after one that warms up. The factor of a
+    draft is the median of the ratios within a turn."""
     counted, arrivals = counted_step(bench.ceilings(), model), requests_at(None, requests, CALIBRATION)
+    every = {one: Configuration(*PROBED, *one) for one in arrangements}
+    seconds: dict[Arrangement, list[float]] = {one: [] for one in arrangements}
+    steps: dict[Arrangement, list[tuple[StepShape, float]]] = {one: [] for one in arrangements}
+    held: dict[Arrangement, float] = {}
+    for turn in range(-1, PROBE_TURNS):
+        for one, chosen in every.items():
+            bench.report(f"probing {', '.join(one)}" + (f": turn {turn + 1} of {PROBE_TURNS}" if turn >= 0 else ""))
+            served, reports, held[one] = machine.serve(chosen, arrivals)
+            if turn >= 0:
+                seconds[one].append(served.seconds)
+                if chosen.draft == "none":
+                    steps[one] += [(StepShape.of_report(report), report.seconds) for report in reports]
     known: dict[Arrangement, Probe] = {}
-    seconds: dict[Arrangement, float] = {}
-    for arrangement in arrangements:
-        bench.report(f"probing {', '.join(arrangement)}")
-        chosen = Configuration(*PROBED, *arrangement)
-        machine.serve(chosen, arrivals)
-        served, reports, held = machine.serve(chosen, arrivals)
-        seconds[arrangement] = served.seconds
+    for one, chosen in every.items():
         weight_bytes = machine.prepared(chosen.weights).weight_bytes
-        block_bytes = (held - weight_bytes) / chosen.num_blocks
+        block_bytes = (held[one] - weight_bytes) / chosen.num_blocks
         if chosen.draft == "none":
-            steps = [(StepShape.of_report(one), one.seconds) for one in reports]
-            calibration = Calibration.fit(steps, counted.counted_s)
-            step_s = _step_time(calibration, counted)
-            known[arrangement] = Probe(step_s, weight_bytes, block_bytes)
+            step_s = _step_time(Calibration.fit(steps[one], counted.counted_s), counted)
+            known[one] = Probe(step_s, weight_bytes, block_bytes)
         else:
-            without = (*arrangement[:2], "none")
-            factor = seconds[arrangement] / seconds[without]
-            known[arrangement] = replace(known[without], block_bytes=block_bytes, factor=factor)
+            without = (*one[:2], "none")
+            factor = statistics.median(a / b for a, b in zip(seconds[one], seconds[without], strict=True))
+            known[one] = replace(known[without], block_bytes=block_bytes, factor=factor)
     return known
 
 
