@@ -584,8 +584,14 @@ def test_a_still_has_two_pixels_for_each_of_the_page(make):
     assert width == 2 * still._repr_mimebundle_()[1]["image/png"]["width"]
 
 
+def test_a_control_writes_acronyms_in_capitals():
+    made = control(Setting("ttft_slo", 0.3, "float", 0, 1, unit="s"), 0.3)
+    assert made.description == "TTFT SLO (s)"
+    made.close()
+
+
 def test_a_control_says_the_unit_of_its_setting_or_spells_it_out():
-    """ "s" is in "ttft slo" as a letter, and no unit."""
+    """ "s" is in "TTFT SLO" as a letter, and no unit."""
     settings = [one for e in list_experiments() for one in e.settings if one.unit]
     assert len(settings) > 40
     for one in settings:

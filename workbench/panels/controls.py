@@ -13,6 +13,7 @@ DESCRIPTION = {"description_width": "initial"}  # as wide as its words: no label
 WIDTH = "auto"
 LARGEST = 2**31 - 1  # of a number without bounds
 IN_WORDS = {"s": "seconds"}  # a unit that a name may spell out
+IN_CAPITALS = {"ttft", "tpot", "itl", "slo"}
 
 
 def row() -> widgets.Layout:
@@ -22,7 +23,7 @@ def row() -> widgets.Layout:
 
 def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widgets.Widget:
     """The widget for a setting, showing `value`. A number without two bounds is a box, with them a slider."""
-    words = setting.name.replace("_", " ")
+    words = " ".join(one.upper() if one in IN_CAPITALS else one for one in setting.name.split("_"))
     said = {setting.unit, IN_WORDS.get(setting.unit, setting.unit)} & {*words.split()}
     words += f" ({setting.unit})" if setting.unit and not said else ""
     common = {"description": words, "tooltip": setting.help or words, "style": DESCRIPTION}
