@@ -181,6 +181,17 @@ def test_an_error_of_the_link_leaves_no_stream_open(server, monkeypatch):
     assert server.front.open_streams == 0 and not server.front._streams and not server.front.admission.queued_requests
 
 
+def test_a_target_may_name_the_server_and_then_counts_before_the_header(server):
+    def asked(target: str, host: str) -> bytes:
+        return server.raw(f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+
+    assert b" 200 " in asked("http://localhost:8000/v1/models", "localhost")
+    assert b" 403 " in asked("http://evil.example/v1/models", "localhost")
+    assert b" 404 " in asked("http://localhost", "localhost") and b" 404 " in asked(
+        "ftp://localhost/v1/models", "localhost"
+    )
+
+
 # -- the forecast ------------------------------------------------------------------------------------------------------
 
 
@@ -221,8 +232,7 @@ def test_the_forecast_counts_the_time_between_steps_and_not_idle_time():
 
 
 def test_the_forecast_knows_what_drafts_cost_and_bring():
-    """Four texts of 100 tokens run, in steps of 5 ms that bring each of them 2 tokens of 4 rows: a place is free after 50
-    steps."""
+    """Four texts of 100 tokens run, in steps of 5 ms that bring each of them 2 tokens of 4 rows: 50 steps to go."""
     forecast = Forecast(max_running=4, token_budget=64)
     for number in range(80):
         plain = step(number * 0.005, 0.005, 4)

@@ -134,6 +134,16 @@ def no_route(scope: Scope, error: HTTPException) -> ApiError:
     return ApiError(f"{words}; see /openapi.json", status=error.status_code, headers=error.headers)
 
 
+def in_origin_form(scope: Scope) -> Scope:
+    """A target may name the server, as it does for proxies, and then counts before the header (RFC 9112 §3.2.2)."""
+    scheme, found, rest = scope["path"].partition("://")
+    if not found or scheme.lower() not in ("http", "https"):
+        return scope
+    host, _, path = rest.partition("/")
+    headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    return {**scope, "path": f"/{path}", "headers": [*headers, (b"host", host.encode("utf-8", "replace"))]}
+
+
 class Keys:
     """API keys, compared in constant time, all of them, whichever fits. None: everybody may ask."""
 
@@ -174,6 +184,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = in_origin_form(scope)
         request_id = (header(scope, b"x-request-id") or "")[:128].strip() or self._new_id()
         started = False
 
