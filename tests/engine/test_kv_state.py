@@ -288,7 +288,7 @@ def test_a_block_that_is_written_again_takes_no_state_of_what_it_held(hybrid):
     send(hybrid, kv, a=other)
     kv.remember("a", other)
     kv.release("a")
-    for prompt, found in (([*start, 1], 4), ([*other, 1], 8)):
+    for prompt, found in (([*other, 1], 8), ([*start, 1], 4)):
         assert kv.open("b", prompt) == found
         assert exact(send(hybrid, kv, b=prompt[kv.lengths["b"] :]), hybrid, prompt)
         kv.release("b")
