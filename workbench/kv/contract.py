@@ -9,6 +9,7 @@ import torch
 
 from workbench.models.batch import Batch
 from workbench.models.latent import UpProjections
+from workbench.models.mixers.contract import StateMixer
 
 
 @runtime_checkable
@@ -74,6 +75,22 @@ class KV(Protocol):
     @property
     def bytes_reserved(self) -> int:
         """Bytes taken from the device, used or not. Never less than `bytes_in_use`."""
+        ...
+
+
+@runtime_checkable
+class StateKV(KV, Protocol):
+    """A kv that keeps states as well, for models with `config.state_layers`.
+
+    A kind without states refuses such a model when it is made.
+    """
+
+    def advance(self, layer: int, mixer: StateMixer, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Mix the rows x [N, d] of a layer that keeps a state (`config.state_layers`): [N, d].
+
+        Every sequence goes on from its state of this layer, or from `mixer.initial_state` where it is new, and the
+        state after its tokens is stored.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ from workbench.models.attention import attention_function
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
+from workbench.models.mixers.contract import StateMixer
 
 
 class Recompute:
@@ -24,10 +25,9 @@ class Recompute:
     Trees come with their text: the parents of a whole text are −1, 0, 1, …, and then those of the tree.
     """
 
-    holds_trees = True
-
     def __init__(self, config: ModelConfig, *, attention: str = "sdpa") -> None:
         self.config = config
+        self.holds_trees = not config.state_layers
         self.scale = config.attention_scale
         self._attention = attention_function(attention)
         self._shared: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of this batch, layers that others attend over
@@ -44,6 +44,11 @@ class Recompute:
                     f"kv 'recompute' remembers nothing, so sequence {name!r} must be sent whole, from position 0; "
                     f"this batch starts it at position {first}"
                 )
+        if batch.parents is not None and not self.holds_trees:
+            raise WorkbenchError(
+                f"a tree of drafted tokens needs attention in every layer; layers {list(self.config.state_layers)} of "
+                "this model keep a state, which follows one branch. Draft a chain"
+            )
         for name in batch.sequences:
             self._live[name] = 0
         self._shared.clear()
@@ -77,6 +82,12 @@ class Recompute:
             self._attention(q[a:b], k[a:b], v[a:b], **look, parents=tree)
             for tree, (a, b) in zip(trees, pairwise(batch.query_starts))
         ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def advance(self, layer: int, mixer: StateMixer, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Every sequence from an empty state."""
+        rows = [x[a:b] for a, b in pairwise(batch.query_starts)]
+        parts = [mixer.chunk(row, mixer.initial_state(row))[0] for row in rows]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def truncate(self, sequence: Hashable, length: int) -> None:

@@ -65,6 +65,7 @@ class Slots(ABC):
     """
 
     holds_trees = True
+    holds_states = False  # True: has an `advance` for layers that keep a state
 
     def __init__(
         self,
@@ -76,6 +77,12 @@ class Slots(ABC):
         device: torch.device | str,
         attention: str,
     ) -> None:
+        if config.state_layers and not self.holds_states:
+            layers = ", ".join(map(str, config.state_layers))
+            raise WorkbenchError(
+                f"layers {layers} of this model keep a state ({config.mixer_of(config.state_layers[0])}), and kv "
+                f"{type(self).__name__!r} keeps keys and values alone; use kv='state', which keeps both"
+            )
         max_tokens = config.context_length if max_tokens is None else max_tokens
         check_size("max_sequences", max_sequences, None)
         require_books(max_sequences, "sequences")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -17,6 +17,11 @@ from workbench.models.decoder import Decoder
 from workbench.models.layers import ZeroCenteredRMSNorm
 from workbench.models.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from workbench.models.mixers.contract import StateMixer
+
+# matrices that write into the residual stream
+BACK = ("attention.o.weight", "mlp.down.weight", "mixer.out.weight")
 # cgroup v2, then v1: limit, what is used of it, and the part of that which is page cache to be had back
 _CGROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
@@ -118,6 +123,15 @@ def fill(model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: to
     return model.eval()
 
 
+def mixer_initial_value(model: Decoder, name: str, generator: torch.Generator) -> torch.Tensor | None:
+    """What the state mixer that this parameter belongs to starts it with; None for all other parameters."""
+    layer, found, within = name.partition(".mixer.")
+    if not found:
+        return None
+    mixer = cast("StateMixer", model.get_submodule(f"{layer}.mixer"))
+    return mixer.initial_value(within, model.get_parameter(name).shape, generator)
+
+
 def random_tensors(
     model: Decoder, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -128,9 +142,12 @@ def random_tensors(
     """
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in model.named_parameters():
+        own = mixer_initial_value(model, name, generator)
         tensor = torch.empty(parameter.shape, dtype=dtype, device=device)
-        if parameter.dim() >= 2:
-            back = name.endswith(("attention.o.weight", "mlp.down.weight"))
+        if own is not None:
+            tensor.copy_(own)
+        elif parameter.dim() >= 2:
+            back = name.endswith(BACK)
             tensor.normal_(0.0, 0.02 / math.sqrt(2 * model.config.num_layers) if back else 0.02, generator=generator)
         else:
             owner = model.get_submodule(name.rpartition(".")[0])

@@ -13,7 +13,16 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import WorkbenchError, check_settings, unknown
+from workbench.errors import WorkbenchError, check_settings, is_whole, unknown
+from workbench.models.state_shape import (
+    ATTENTION,
+    MIXERS,
+    STATE_BYTES,
+    StateShape,
+    check_state_shape,
+    mixer_parameters,
+    state_shapes,
+)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "deepseek_v2", "deepseek_v3")
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -164,7 +173,7 @@ class ModelConfig:
     num_heads: int  # H_q
     num_kv_heads: int  # H_kv
     head_dim: int  # D
-    intermediate_size: int  # F
+    intermediate_size: int  # F; 0 where no layer has a feed-forward, only a mixer
     context_length: int  # longest S the model was made for
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
@@ -188,13 +197,19 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     latent_attention: LatentAttentionShape | None = None
     experts: ExpertsShape | None = None
+    mixers: tuple[str, ...] = ()  # of each layer "attention" or a kind of state_shape.MIXERS; empty: attention
+    state_shape: StateShape | None = None  # sizes of the layers that keep a state
+    rotary_dim: int | None = None  # first values of a head that turn, 0: none; None: all. With `mixers` alone
+    attention_gate: bool = False  # what a head attends to is multiplied with a sigmoid. With `mixers` alone
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise unknown("model family", self.family, FAMILIES)
         for field in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
             self._positive(field)
-        self._positive("intermediate_size")
+        self._check_mixer_kinds()
+        if not self.mixers or self.intermediate_size != 0 or self.attention_layers:
+            self._positive("intermediate_size")
         self._positive("context_length")
         if self.num_heads % self.num_kv_heads:
             raise WorkbenchError(
@@ -213,6 +228,7 @@ class ModelConfig:
         self._check_kv_sources()
         if self.latent_attention is not None:
             self._check_latent_attention()
+        self._check_mixers()
 
     def _check_numbers(self) -> None:
         for field, least in _ABOVE.items():
@@ -292,6 +308,44 @@ class ModelConfig:
                 f"head_dim {self.head_dim} must be latent_attention's content + rotary size, {shape.key_head_dim}"
             )
 
+    def _check_mixer_kinds(self) -> None:
+        if self.mixers and len(self.mixers) != self.num_layers:
+            raise WorkbenchError(
+                f"mixers needs one kind for each of the {self.num_layers} layers, got {len(self.mixers)}"
+            )
+        for kind in self.mixers:
+            if kind not in MIXERS:
+                raise unknown("mixer", kind, MIXERS)
+
+    def _check_mixers(self) -> None:
+        if not self.mixers:
+            for field, default in (("state_shape", None), ("rotary_dim", None), ("attention_gate", False)):
+                if getattr(self, field) != default:
+                    raise WorkbenchError(f"{field} goes with mixers, and this shape has attention everywhere")
+            return
+        kinds = tuple(sorted({*self.mixers} - {ATTENTION}))
+        if (self.state_shape is None) != (not kinds):
+            raise WorkbenchError(
+                "state_shape has the sizes of layers that keep a state: "
+                + (f"{', '.join(kinds)} needs one" if kinds else "with attention everywhere there is none to give")
+            )
+        if self.state_shape is not None:
+            check_state_shape(self.state_shape, kinds)
+        if self.is_gpt2 or self.latent_attention is not None or self.kv_sources is not None or self.post_norms:
+            raise WorkbenchError(
+                "mixers: layers that keep a state stand beside plain attention alone, not beside GPT-2's block, latent "
+                "attention, kv_sources or post_norms"
+            )
+        if self.experts is not None:
+            raise WorkbenchError("mixers: a mixture of experts beside layers that keep a state is not known here")
+        turned = self.rotary_dim
+        if turned is not None and (not is_whole(turned) or not 0 <= turned <= self.head_dim or turned % 2):
+            raise WorkbenchError(
+                f"rotary_dim must be an even number from 0 to head_dim {self.head_dim}, got {turned!r:.80}"
+            )
+        if not isinstance(self.attention_gate, bool):
+            raise WorkbenchError(f"attention_gate must be True or False, got {self.attention_gate!r:.80}")
+
     def _positive(self, field: str) -> None:
         value = getattr(self, field)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -312,7 +366,7 @@ class ModelConfig:
 
     @property
     def uses_rotary(self) -> bool:
-        return not self.is_gpt2
+        return not self.is_gpt2 and self.rotary_dim != 0 and bool(self.attention_layers)
 
     @property
     def runnable(self) -> bool:
@@ -342,7 +396,9 @@ class ModelConfig:
     @property
     def rotary_head_dim(self) -> int:
         """Values of a head that rotary embedding turns."""
-        return self.head_dim if self.latent_attention is None else self.latent_attention.rotary_head_dim
+        if self.latent_attention is not None:
+            return self.latent_attention.rotary_head_dim
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     def window_of(self, layer: int) -> int | None:
         """W of this layer, or None where it sees everything."""
@@ -359,7 +415,30 @@ class ModelConfig:
     @property
     def kv_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values of their own, ascending."""
-        return tuple(i for i in range(self.num_layers) if self.kv_source(i) == i)
+        return tuple(i for i in self.attention_layers if self.kv_source(i) == i)
+
+    # -- states, layer by layer --------------------------------------------------------------------------
+
+    def mixer_of(self, layer: int) -> str:
+        """What mixes tokens in this layer: "attention" or a kind of state mixer."""
+        return self.mixers[layer] if self.mixers else ATTENTION
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that attend, ascending."""
+        return tuple(i for i in range(self.num_layers) if self.mixer_of(i) == ATTENTION)
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The layers that keep a state of constant size instead, ascending."""
+        return tuple(i for i in range(self.num_layers) if self.mixer_of(i) != ATTENTION)
+
+    def state_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        """What one sequence keeps in this layer beside keys and values: name -> shape; empty where it attends."""
+        if self.mixer_of(layer) == ATTENTION:
+            return {}
+        assert self.state_shape is not None, "state layers have sizes"
+        return state_shapes(self.mixer_of(layer), self.state_shape, self.hidden_size, self.context_length)
 
     # -- counting ------------------------------------------------------------------------------------
 
@@ -375,6 +454,15 @@ class ModelConfig:
     def expanded_kv_values_per_token(self) -> int:
         """The same where every head's key and value is kept, which for latent attention is far more."""
         return len(self.kv_layers) * self.num_kv_heads * (self.head_dim + self.value_head_dim)
+
+    def state_values(self) -> int:
+        """Values that one sequence keeps in all layers beside keys and values, however long it is."""
+        shapes = [shape for layer in self.state_layers for shape in self.state_shapes(layer).values()]
+        return sum(math.prod(shape) for shape in shapes)
+
+    def state_bytes(self) -> int:
+        """Bytes of the same: states are float32 whatever the dtype of weights and keys."""
+        return self.state_values() * STATE_BYTES
 
     def num_parameters(self) -> int:
         """Parameters in all, a tied output head counted once. Equal to the built module's, exactly."""
@@ -396,6 +484,12 @@ class ModelConfig:
         return (2 if self.is_gpt2 else 1) * self.hidden_size
 
     def _layer_parameters(self, layer: int, active_only: bool = False) -> int:
+        if self.mixer_of(layer) != ATTENTION:
+            assert self.state_shape is not None, "state layers have sizes"
+            mixed = mixer_parameters(self.mixer_of(layer), self.state_shape, self.hidden_size)
+            mixed += self._norm_parameters()
+            feeds = self.intermediate_size > 0
+            return mixed + (self._mlp_parameters(layer, active_only) + self._norm_parameters() if feeds else 0)
         return (
             self._attention_parameters(layer)
             + self._mlp_parameters(layer, active_only)
@@ -413,8 +507,9 @@ class ModelConfig:
             return query + latent + expand + heads * a.value_head_dim * d
         owns = self.kv_source(layer) == layer
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim if owns else 0
-        weights = d * q + 2 * d * kv + q * d
-        biases = (q + 2 * kv if self.qkv_bias else 0) + (d if self.attention_output_bias else 0)
+        gate = q if self.attention_gate else 0
+        weights = d * (q + gate) + 2 * d * kv + q * d
+        biases = (q + gate + 2 * kv if self.qkv_bias else 0) + (d if self.attention_output_bias else 0)
         return weights + biases + ((1 + owns) * self.head_dim if self.qk_norm else 0)
 
     def _mlp_parameters(self, layer: int, active_only: bool) -> int:
@@ -454,11 +549,13 @@ def _from_data(kind: Any, values: dict[str, Any], where: str) -> Any:
 
 
 def _typed(hint: Any, value: object, where: str) -> object:
-    """`value` as the type it should have: int, float, bool, str, None, tuple[int, ...], or a dataclass from a dict."""
+    """`value` as the type it should have: int, float, bool, str, None, a tuple of int or str, or a dataclass from a
+    dict."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         if typing.get_origin(option) is tuple:
-            if isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
+            kind = typing.get_args(option)[0]
+            if isinstance(value, (list, tuple)) and all(type(item) is kind for item in value):
                 return tuple(value)
         elif dataclasses.is_dataclass(option):
             if isinstance(value, typing.cast(type, option)):
@@ -473,6 +570,8 @@ def _typed(hint: Any, value: object, where: str) -> object:
 def _type_in_words(option: Any) -> str:
     if dataclasses.is_dataclass(option):
         return f"an object with {', '.join(field.name for field in dataclasses.fields(option))}"
+    if typing.get_args(option)[:1] == (str,):
+        return "a list of strings"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return "None" if option is types.NoneType else words.get(option, "a list of whole numbers")
 

@@ -19,6 +19,9 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.latent import UpProjections
 from workbench.models.layers import GELUMLP, GeGLU, RMSNorm, Rotary, SwiGLU, ZeroCenteredRMSNorm, rotate
+from workbench.models.mixers import make_mixer
+from workbench.models.mixers.contract import StateMixer
+from workbench.models.state_shape import ATTENTION
 from workbench.models.tokenizer import Tokenizer
 
 Turn = tuple[torch.Tensor, torch.Tensor] | None
@@ -54,6 +57,14 @@ class Attends(Protocol):
         batch: Batch,
         up: UpProjections | None = None,
     ) -> torch.Tensor: ...
+
+
+class Advances(Attends, Protocol):
+    """What a model with state layers needs of a kv besides."""
+
+    def advance(self, layer: int, mixer: StateMixer, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The rows x [N, d] of a layer that keeps a state, mixed: [N, d]. The states are the kv's."""
+        ...
 
 
 class CausalModel(Shaped, Protocol):
@@ -99,6 +110,8 @@ class Attention(nn.Module):
         if self.owns_kv:
             self.k = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
             self.v = nn.Linear(d, config.num_kv_heads * head, bias=config.qkv_bias)
+        if config.attention_gate:
+            self.gate = nn.Linear(d, config.num_heads * head, bias=config.qkv_bias)
         self.o = nn.Linear(config.num_heads * head, d, bias=config.attention_output_bias)
         self.q_norm = make_rms_norm(config, head) if config.qk_norm else nn.Identity()
         self.k_norm = make_rms_norm(config, head) if config.qk_norm and self.owns_kv else nn.Identity()
@@ -110,9 +123,17 @@ class Attention(nn.Module):
             k = self.k_norm(self.k(x).view(rows, self.config.num_kv_heads, head))  # [N, H_kv, D]
             v = self.v(x).view(rows, self.config.num_kv_heads, head)
         if turn is not None:
-            q, k = rotate(q, *turn), None if k is None else rotate(k, *turn)
-        mixed = kv.attend(layer, q, k, v, batch)  # [N, H_q, D]
-        return self.o(mixed.reshape(rows, -1))
+            q, k = self._turned(q, turn), None if k is None else self._turned(k, turn)
+        mixed = kv.attend(layer, q, k, v, batch).reshape(rows, -1)  # [N, H_q·D]
+        if self.config.attention_gate:
+            mixed = mixed * torch.sigmoid(self.gate(x))
+        return self.o(mixed)
+
+    def _turned(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        turned = self.config.rotary_head_dim
+        if turned == x.shape[-1]:
+            return rotate(x, *turn)
+        return torch.cat((rotate(x[..., :turned], *turn), x[..., turned:]), dim=-1)
 
 
 class LatentAttention(nn.Module):
@@ -176,8 +197,30 @@ class DecoderLayer(nn.Module):
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
 
 
+class StateLayer(nn.Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x)) where the family has a feed-forward beside the mixer (F > 0).
+
+    The mixer goes to the kv with the rows, as q, k and v do: the kv has the states.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.mixer_norm = make_norm(config)
+        self.mixer = make_mixer(config, layer)
+        self.feeds = config.intermediate_size > 0
+        if self.feeds:
+            self.mlp_norm = make_norm(config)
+            self.mlp = make_mlp(config)
+
+    def forward(self, x: torch.Tensor, turn: Turn, layer: int, batch: Batch, kv: Attends) -> torch.Tensor:
+        x = x + cast("Advances", kv).advance(layer, self.mixer, self.mixer_norm(x), batch)
+        return x + self.mlp(self.mlp_norm(x)) if self.feeds else x
+
+
 class Decoder(nn.Module):
-    """A decoder-only transformer over flat batches. Weights are float32 until `.to(dtype)`.
+    """A decoder-only model over flat batches, of layers that attend or keep a state (`config.mixers`).
+
+    Weights are float32 until `.to(dtype)`.
 
     `tokenizer` (workbench.models.tokenizer.Tokenizer or None) and `name` travel with the weights, so that a
     loaded model is one object to hand around.
@@ -199,7 +242,9 @@ class Decoder(nn.Module):
         self.embed_positions = nn.Embedding(config.context_length, config.hidden_size) if config.is_gpt2 else None
         self.rotary = Rotary(config) if config.uses_rotary else None
         self.local_rotary = Rotary(config, local=True) if config.local_rope_theta is not None else None
-        layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        kinds = [DecoderLayer if config.mixer_of(i) == ATTENTION else StateLayer for i in range(config.num_layers)]
+        layers = nn.ModuleList(kind(config, i) for i, kind in enumerate(kinds))
+        # whoever looks into the layers of attention has no state layers, or asks `config.mixer_of` first
         self.layers = cast("Sequence[DecoderLayer]", layers)
         self.norm = make_norm(config)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -221,6 +266,11 @@ class Decoder(nn.Module):
 
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[N, d]: every row after the last layer and its norm. `kv.begin` may refuse the batch whole."""
+        if self.config.state_layers and not hasattr(kv, "advance"):
+            raise WorkbenchError(
+                f"{self.name} has layers that keep a state, and a {type(kv).__name__} has no `advance` for them; use "
+                "kv='state'"
+            )
         kv.begin(batch)
         x, turns = self.start(batch)
         for index in range(len(self.layers)):
@@ -233,9 +283,10 @@ class Decoder(nn.Module):
         x = self.embed(batch.token_ids)
         if self.config.embedding_scale != 1:
             x = x * self.embedding_scale
-        if self.rotary is None:
-            assert self.embed_positions is not None, "positions are turned or embedded"
+        if self.embed_positions is not None:
             return x + self.embed_positions(batch.positions), (None, None)
+        if self.rotary is None:
+            return x, (None, None)
         local = None if self.local_rotary is None else self.local_rotary(batch.positions, x.dtype)
         return x, (self.rotary(batch.positions, x.dtype), local)
 

@@ -68,6 +68,11 @@ def prepare(
         raise WorkbenchError(f"{model.name} is prepared already; prepare takes the model that `load` gives")
     if not isinstance(model, Decoder):
         raise WorkbenchError(f"prepare takes a Decoder, the model that `load` gives, got {type(model).__name__}")
+    if model.config.mixers:
+        raise WorkbenchError(
+            f"{model.name} has layers of {', '.join(dict.fromkeys(model.config.mixers))}, which prepare does not "
+            "arrange; the model that `load` gives runs as it is"
+        )
     check_flag("compile", compile)
     check_flag("dependent_launches", dependent_launches)
     check_graphs(graphs, compiled=compile)

@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.files import write_tensors, write_text, writing
+from workbench.models.assembly import BACK, mixer_initial_value
 from workbench.models.attention import causal_mask
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import load, save_checkpoint, shipped_tokenizer
@@ -32,6 +33,7 @@ from workbench.models.config import ModelConfig
 from workbench.models.corpus import held_out_files, token_stream, training_files
 from workbench.models.decoder import Decoder
 from workbench.models.latent import UpProjections
+from workbench.models.mixers.contract import StateMixer
 from workbench.models.recipes import RECIPES, TOKENIZER_NAME, VOCAB_SIZE, Recipe
 from workbench.models.tokenizer import Tokenizer, train_tokenizer
 
@@ -75,6 +77,9 @@ class TrainingAttention:
         out = F.scaled_dot_product_attention(q4, k4, v4, attn_mask=mask, is_causal=mask is None, scale=self.scale)
         return out[..., :width].transpose(1, 2).flatten(0, 1)
 
+    def advance(self, layer: int, mixer: StateMixer, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return mixer.whole(x.unflatten(0, (len(batch.sequences), -1))).flatten(0, 1)
+
     def _mask(self, length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
         if window is None or window >= length:
             return None
@@ -114,12 +119,20 @@ class EpochSampler:
 
 
 def initialize(model: Decoder, seed: int) -> None:
-    """GPT-2's initialization: normal 0.02, the projections back into the residual stream scaled by 1/√(2L)."""
+    """GPT-2's initialization: normal 0.02, the projections back into the residual stream scaled by 1/√(2L).
+
+    A mixer says itself what its other parameters start with.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
+        own = mixer_initial_value(model, name, generator)
+        if own is not None:
+            with torch.no_grad():
+                parameter.copy_(own)
+            continue
         if parameter.dim() < 2:
             continue
-        back = name.endswith(("attention.o.weight", "mlp.down.weight"))
+        back = name.endswith(BACK)
         std = 0.02 / math.sqrt(2 * model.config.num_layers) if back else 0.02
         with torch.no_grad():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
@@ -185,9 +198,10 @@ def held_out_loss(
 
 
 def make_optimizers(model: Decoder, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers (Jordan et al., 2024), AdamW for embeddings and norms."""
-    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and n.startswith("layers.")]
-    rest = [p for n, p in model.named_parameters() if not (p.dim() == 2 and n.startswith("layers."))]
+    """Muon for the matrices of the layers (Jordan et al., 2024), AdamW for embeddings, norms and the rates of scans."""
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not model.head}
+    matrices = [p for p in model.parameters() if id(p) in linear]
+    rest = [p for p in model.parameters() if id(p) not in linear]
     return [
         torch.optim.Muon(
             matrices, lr=0.0, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw", momentum=0.95

@@ -1,0 +1,19 @@
+"""Mixers that remember a state of constant size, one kind a file; `make_mixer` finds them by name."""
+
+from __future__ import annotations
+
+from workbench.models.config import ModelConfig
+from workbench.models.mixers.contract import State, StateMixer
+from workbench.models.mixers.linear_attention import LinearAttention
+from workbench.models.state_shape import KINDS
+
+MIXER_CLASSES: dict[str, type[StateMixer]] = {kind.kind: kind for kind in (LinearAttention,)}
+assert MIXER_CLASSES.keys() == KINDS.keys(), "every kind is counted"
+
+
+def make_mixer(config: ModelConfig, layer: int) -> StateMixer:
+    """The untrained mixer of a state layer."""
+    return MIXER_CLASSES[config.mixer_of(layer)](config)
+
+
+__all__ = ["MIXER_CLASSES", "State", "StateMixer", "make_mixer"]

@@ -1,0 +1,117 @@
+"""Sizes of layers that mix tokens through a state, and what follows from them: parameters, states, FLOPs. No torch.
+
+What each kind computes is in its file in `workbench/models/mixers/`; here is only how much of it there is, so that
+the calculators need no model. d is the model's width, E `inner_size`, N `state_size`, H `num_heads`, G `num_groups`,
+W `conv_width`, R `rank`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.errors import WorkbenchError, is_whole
+
+ATTENTION = "attention"
+STATE_BYTES = 4  # of a value of a state: float32, whatever the dtype of the weights
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """Sizes of the state layers of one model. A kind reads those that it has; its file says which."""
+
+    inner_size: int  # E, channels that are mixed; a head has E/H of them
+    state_size: int = 16  # N, values of state for each channel; where the state is a matrix, size of a key
+    num_heads: int = 1  # H
+    num_groups: int = 1  # G, heads that share keys (B and C of Mamba-2), G of them; a divisor of H
+    conv_width: int = 4  # W of the short convolution, the token itself included
+    rank: int = 1  # R: of Mamba's step size, of RWKV's small maps, width of Hyena's filter network
+    order: int = 2  # Hyena: how many gates
+    chunk_size: int = 64  # tokens that the parallel form takes at once
+    conv_bias: bool = False
+    bias: bool = False  # of the projections in and out
+    inner_norms: bool = False  # Jamba norms Mamba's step size, B and C
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head (values; keys have `state_size`)."""
+        return self.inner_size // self.num_heads
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What is counted of a kind of mixer."""
+
+    reads: tuple[str, ...]  # the sizes it has; all others must be left as they are
+    parameters: Callable[[StateShape, int], int]  # of the sizes and d
+    states: Callable[[StateShape, int, int], dict[str, tuple[int, ...]]]  # of the sizes, d and the context length
+
+
+def _projected(shape: StateShape, d: int, width_in: int) -> int:
+    """Parameters of a map d -> width_in and one E -> d, with their biases."""
+    weights = d * width_in + shape.inner_size * d
+    return weights + (width_in + d if shape.bias else 0)
+
+
+def _conv_parameters(shape: StateShape, channels: int) -> int:
+    return channels * (shape.conv_width + shape.conv_bias)
+
+
+def _linear_attention_channels(shape: StateShape) -> int:
+    """q, k and v of all heads."""
+    return 2 * shape.num_heads * shape.state_size + shape.inner_size
+
+
+def _linear_attention_parameters(shape: StateShape, d: int) -> int:
+    channels = _linear_attention_channels(shape)
+    return _projected(shape, d, channels) + _conv_parameters(shape, channels)
+
+
+def _linear_attention_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    heads, keys = shape.num_heads, shape.state_size
+    return {
+        "conv": (shape.conv_width - 1, _linear_attention_channels(shape)),
+        "kv": (heads, keys, shape.head_dim),
+        "keys": (heads, keys),
+    }
+
+
+_HEADS = ("inner_size", "state_size", "num_heads", "conv_width", "conv_bias", "bias", "chunk_size")
+KINDS: dict[str, _Kind] = {"linear_attention": _Kind(_HEADS, _linear_attention_parameters, _linear_attention_states)}
+MIXERS = (ATTENTION, *KINDS)
+
+
+def mixer_parameters(kind: str, shape: StateShape, d: int) -> int:
+    """Parameters of one mixer of this kind in a model of width d, exactly."""
+    return KINDS[kind].parameters(shape, d)
+
+
+def state_shapes(kind: str, shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    """What one sequence keeps in a layer of this kind: name -> shape, without the sequence."""
+    return KINDS[kind].states(shape, d, context)
+
+
+def check_state_shape(shape: StateShape, kinds: tuple[str, ...]) -> None:
+    """Raise WorkbenchError for sizes that are none, do not divide, or that no layer of these kinds reads."""
+    for field in dataclasses.fields(shape):
+        value, name = getattr(shape, field.name), f"state_shape.{field.name}"
+        if field.type == "bool":
+            if not isinstance(value, bool):
+                raise WorkbenchError(f"{name} must be True or False, got {value!r:.80}")
+        elif not is_whole(value) or value < 1:
+            raise WorkbenchError(f"{name} must be a whole number of at least 1, got {value!r:.80}")
+        if value != field.default and not any(field.name in KINDS[kind].reads for kind in kinds):
+            read = sorted({size for kind in kinds for size in KINDS[kind].reads})
+            raise WorkbenchError(
+                f"{name} = {value!r:.80}, and no layer of this model reads it; sizes of {', '.join(kinds)}: "
+                f"{', '.join(read)}"
+            )
+    if shape.inner_size % shape.num_heads:
+        raise WorkbenchError(
+            f"state_shape.inner_size {shape.inner_size} does not divide into num_heads {shape.num_heads}"
+        )
+    if shape.num_heads % shape.num_groups:
+        raise WorkbenchError(
+            f"state_shape.num_heads {shape.num_heads} must be a multiple of num_groups {shape.num_groups}"
+        )
