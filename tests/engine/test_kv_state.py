@@ -17,12 +17,12 @@ from test_paged import alone, send
 
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
+from workbench.instruments.costs import kv_bytes
 from workbench.kv import Recompute, State, kv_for
 from workbench.kv.blocks import NoRoom
 from workbench.kv.state_cells import EMPTY, StateCells
 from workbench.models import Batch
 from workbench.models.decoder import Decoder
-from workbench.models.state_shape import state_bytes, state_shapes
 
 EXACT = 1e-9
 KINDS = sorted(SHAPES)
@@ -67,7 +67,7 @@ def check(kv: State) -> None:
 # -- what is remembered ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 5, 9, 40])
+@pytest.mark.parametrize("chunk", [1, 5, 8, 40])
 def test_a_prompt_in_chunks_of_any_size_and_then_token_by_token_is_the_whole_forward(model, chunk):
     kv, prompt = states(model), text(21)
     for at in range(0, len(prompt), chunk):
@@ -126,7 +126,7 @@ def test_keys_in_few_bits_stand_beside_states_that_stay_whole(hybrid):
 # -- back to an earlier length -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accepted", range(5))
+@pytest.mark.parametrize("accepted", [0, 2, 4])
 def test_rejected_drafts_leave_nothing_behind(model, accepted):
     kv, prompt = states(model), text(9)
     send(model, kv, a=prompt)
@@ -210,7 +210,7 @@ def test_a_fork_while_a_step_is_under_way_is_refused_and_the_step_goes_on(hybrid
     kv.begin(batch)
     x, turns = hybrid.start(batch)
     x = hybrid.run_layer(0, x, turns, batch, kv)
-    with pytest.raises(WorkbenchError, match="cannot be forked while a step is under way.*1 of 3 layers"):
+    with pytest.raises(WorkbenchError, match=r"cannot be forked while a step is under way.*1 of 3 layers"):
         kv.fork("a", "b")
     for layer in (1, 2):
         x = hybrid.run_layer(layer, x, turns, batch, kv)
@@ -338,7 +338,9 @@ def test_a_layer_that_raises_leaves_states_and_lengths_as_they_were(hybrid, at_l
     before = dict(kv.lengths), kv.bytes_in_use
     layer = hybrid.layers[at_layer]
     with monkeypatch.context() as patched:
-        for part, name in [(layer.attention.o, "forward")] if at_layer == 1 else [(layer.mixer, "step"), (layer.mixer, "chunk")]:
+        for part, name in (
+            [(layer.attention.o, "forward")] if at_layer == 1 else [(layer.mixer, "step"), (layer.mixer, "chunk")]
+        ):
             patched.setattr(part, name, _raises)
         with pytest.raises(KeyboardInterrupt):
             send(hybrid, kv, a=new, b=[3], c=[4, 5])
@@ -371,8 +373,8 @@ def test_the_next_batch_finds_an_interrupted_one_gone(hybrid, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_are_those_of_the_tensors_and_states_are_float32(model, dtype):
     kv = states(model, dtype=dtype, prefix="hash", max_checkpoints=5, rewind=3)
-    shapes = [state_shapes(model.config, model.config.mixer_of(layer)) for layer in model.config.state_layers]
-    assert kv.bytes_per_state == 4 * sum(prod(s) for one in shapes for s in one.values()) == state_bytes(model.config)
+    shapes = [model.config.state_shapes(layer) for layer in model.config.state_layers]
+    assert kv.bytes_per_state == 4 * sum(prod(s) for one in shapes for s in one.values())
     tensors = [t for layer in kv.states.values() for t in layer.values()]
     assert {t.dtype for t in tensors} == {torch.float32}
     held = sum(t.nbytes for t in [*tensors, *kv.store.tensors])
@@ -382,9 +384,10 @@ def test_bytes_are_those_of_the_tensors_and_states_are_float32(model, dtype):
 
 
 def test_a_text_costs_its_keys_and_a_state_for_each_length_it_can_go_back_to(model):
-    kv = states(model, rewind=2)
+    kv = states(model, rewind=2, dtype=torch.float32)
     send(model, kv, a=text(20))
     assert kv.bytes_in_use == 20 * kv.bytes_per_token + kv.bytes_per_state
+    assert kv.bytes_in_use == kv_bytes(model.config, 20, 4, kv="state")
     for count in (2, 3, 3, 3):
         send(model, kv, a=[1])
         assert kv.bytes_in_use == kv.lengths["a"] * kv.bytes_per_token + count * kv.bytes_per_state
@@ -406,7 +409,7 @@ def test_a_pure_state_model_costs_the_same_at_any_length():
 
 
 def test_a_model_without_states_and_settings_that_make_no_sense_are_refused(hybrid, monkeypatch):
-    with pytest.raises(WorkbenchError, match="is for models with state layers.*'paged'"):
+    with pytest.raises(WorkbenchError, match=r"is for models with state layers.*'paged'"):
         State(tiny_config())
     for given, message in (
         ({"rewind": -1}, "rewind"),
@@ -446,7 +449,7 @@ def test_after_any_calls_every_cell_says_what_was_written_to_it(rewind, max_chec
     texts: dict[str, tuple[int, ...]] = {}
     content: dict[int, tuple[int, ...]] = {EMPTY: ()}
     known: dict[int, tuple[int, ...]] = {}  # blocks of 4 tokens, by number
-    for turn in range(400):
+    for turn in range(250):
         name = rng.choice("abcd")
         call = rng.choice(("grow",) * 4 + ("cut", "fork", "release", "remember", "forget", "open"))
         if call == "grow":
@@ -490,4 +493,5 @@ def test_after_any_calls_every_cell_says_what_was_written_to_it(rewind, max_chec
         cells.check({n: len(t) for n, t in texts.items()})
         for n, t in texts.items():
             assert all(content[cells.cell_at(n, length)] == t[:length] for length in cells.lengths_kept(n))
-        assert all(content[cell] == known[block] for block in known if (cell := cells.of_block(block)) is not None)
+        of_blocks = {block: cells.of_block(block) for block in known}
+        assert all(cell is None or content[cell] == known[block] for block, cell in of_blocks.items())

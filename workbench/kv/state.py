@@ -4,9 +4,9 @@
     an attention layer blocks, as in `kv.paged`                   (a pure state model has blocks of 0 bytes, as books)
 
 A state is a sum over the whole text: it cannot be cut. So states are kept at some lengths (`kv.state_cells` says at
-which), and a sequence can be cut to these: to those of its newest `rewind` tokens, where they came in batches of at most
-`rewind + 1`, to its length before its last batch, to block edges, and to 0. A batch never writes to a cell that somebody
-reads, so an interrupted one is undone by forgetting its cells, and a fork copies nothing.
+which), and a sequence can be cut to these: back through its newest `rewind` tokens, where they came in batches of at
+most `rewind + 1`, to its length before its last batch, to block edges, and to 0. A batch never writes to a cell that
+somebody reads, so an interrupted one is undone by forgetting its cells, and a fork copies nothing.
 
 How a batch goes through a state layer, in rounds: what comes in one token at a time goes through `mixer.step`, all
 sequences together; the rest, sequence by sequence, through `mixer.chunk`, cut where a state is to be kept.
@@ -21,10 +21,8 @@ has one. Marconi (Pan et al., arXiv 2411.19379) looks at what such checkpoints c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -39,7 +37,6 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.mixers.contract import State as OneState
 from workbench.models.mixers.contract import StateMixer, state_dtype
-from workbench.models.state_shape import state_shapes
 from workbench.models.transfers import sent
 
 REWIND = 16  # tokens that can be cut again, unless asked otherwise
@@ -111,7 +108,7 @@ class State(Paged):
             attention = "sdpa"  # of no layer
         cells = StateCells(max_sequences, rewind, max_checkpoints)
         wide = state_dtype(stored_dtype(dtype, device))
-        self.bytes_per_state = _bytes_per_state(config, wide)
+        self.bytes_per_state = config.state_values() * wide.itemsize
         what = f"{cells.num_cells:,} states of {self.bytes_per_state:,} bytes"
         require_bytes(cells.num_cells * self.bytes_per_state, str(device), what)
         super().__init__(
@@ -132,7 +129,7 @@ class State(Paged):
         self.states: dict[int, OneState] = {
             layer: {
                 name: torch.zeros((cells.num_cells, *shape), dtype=wide, device=device)
-                for name, shape in _shapes(config, layer).items()
+                for name, shape in config.state_shapes(layer).items()
             }
             for layer in config.state_layers
         }
@@ -164,7 +161,7 @@ class State(Paged):
             format=format,
         )
         cells = StateCells(max_sequences, rewind, max_checkpoints).num_cells
-        return blocks + cells * _bytes_per_state(config, state_dtype(dtype))
+        return blocks + cells * config.state_values() * state_dtype(dtype).itemsize
 
     @property
     def bytes_in_use(self) -> int:
@@ -294,7 +291,7 @@ class State(Paged):
         """x [N, d] through the mixer of a state layer, each sequence from its own state -> [N, d]."""
         self._enter(layer, batch, self._why_no_state(layer, mixer))
         self._layers_done = layer  # not through this one yet, should the mixer raise
-        states = self.states[layer]
+        states, wide = self.states[layer], state_dtype(x.dtype)
         if layer in self._without_empty:
             for name, value in mixer.initial_state(x).items():
                 states[name][EMPTY] = value
@@ -303,13 +300,13 @@ class State(Paged):
         for one in self._rounds:
             if one.single is not None:
                 rows, sources, targets = one.single
-                before = {name: stored.index_select(0, sources) for name, stored in states.items()}
+                before = {name: stored.index_select(0, sources).to(wide) for name, stored in states.items()}
                 y, after = mixer.step(x if one.is_batch else x[rows], before)
                 for name, stored in states.items():
-                    stored.index_copy_(0, targets, after[name])
+                    stored.index_copy_(0, targets, after[name].to(stored.dtype))
                 parts.append((rows, y))
             for cut, source, target in one.chunks:
-                y, after = mixer.chunk(x[cut], {name: stored[source] for name, stored in states.items()})
+                y, after = mixer.chunk(x[cut], {name: stored[source].to(wide) for name, stored in states.items()})
                 for name, stored in states.items():
                     stored[target] = after[name]
                 parts.append((cut, y))
@@ -370,19 +367,9 @@ def _rounds(
 def _require_states(config: ModelConfig) -> None:
     if not config.state_layers:
         raise WorkbenchError(
-            f"kv 'state' is for models with state layers, and this model ({config.family}) has attention in every layer;"
-            " use kv 'paged' or 'contiguous'"
+            f"kv 'state' is for models with state layers, and this model ({config.family}) has attention in every"
+            " layer; use kv 'paged' or 'contiguous'"
         )
-
-
-def _shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    return state_shapes(config, config.mixer_of(layer))
-
-
-def _bytes_per_state(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Of the states of all layers after one token."""
-    values = sum(math.prod(shape) for layer in config.state_layers for shape in _shapes(config, layer).values())
-    return values * dtype.itemsize
 
 
 def _listed(lengths: list[int]) -> str:

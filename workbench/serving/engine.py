@@ -51,7 +51,8 @@ Output = StepOutput | Round  # of one sequence
 
 
 class Engine:
-    """A model, a paged kv (`kv.State` for a model with state layers) and a scheduler. Requests come with `add`; `step` until `idle`, or `run`.
+    """A model, a paged kv (`kv.State` for a model with state layers) and a scheduler. Requests come with `add`; `step`
+    until `idle`, or `run`.
 
     num_blocks: of the pool; default enough for max_running sequences of the model's context. block_size, prefix,
     format: see `kv.Paged`. draft, draft_length (default 4): as in `generate`, one draft for all sequences.

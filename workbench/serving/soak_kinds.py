@@ -94,7 +94,8 @@ def _fill(model: torch.nn.Module, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Models:
-    """What all runs share: a target of every kind, as it was loaded and prepared (those without states), and smaller models that draft."""
+    """What all runs share: a target of every kind, as it was loaded and prepared (but for those with states), and smaller models that
+    draft."""
 
     targets: dict[str, Decoder] = field(default_factory=lambda: {kind: tiny_model(0, 2, kind) for kind in ATTENTION})
     small: Decoder = field(default_factory=lambda: tiny_model(1, 1))
@@ -110,7 +111,9 @@ class Models:
         return tuple(Guide.regex(pattern, tiny_tokenizer()) for pattern in PATTERNS)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prepared", {kind: prepare(target) for kind, target in self.targets.items() if kind not in STATES})
+        object.__setattr__(
+            self, "prepared", {kind: prepare(target) for kind, target in self.targets.items() if kind not in STATES}
+        )
 
 
 def _heads(heads: Heads, seed: int) -> Any:
