@@ -94,8 +94,8 @@ def _fill(model: torch.nn.Module, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Models:
-    """What all runs share: a target of every kind, as it was loaded and prepared (but for those with states), and smaller models that
-    draft."""
+    """What all runs share: a target of every kind, as it was loaded and (without states) prepared, and smaller models
+    that draft."""
 
     targets: dict[str, Decoder] = field(default_factory=lambda: {kind: tiny_model(0, 2, kind) for kind in ATTENTION})
     small: Decoder = field(default_factory=lambda: tiny_model(1, 1))
