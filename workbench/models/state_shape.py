@@ -143,6 +143,28 @@ def _s4_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, 
     return {"x": (d, shape.state_size // 2, 2)}
 
 
+def _hyena_parameters(shape: StateShape, d: int) -> int:
+    channels = (shape.order + 1) * shape.inner_size
+    network = 5 * shape.rank + shape.rank + shape.rank**2 + shape.rank  # of a distance: 5 features, two layers
+    filters = network + shape.rank * shape.order * shape.inner_size
+    return _projected(shape, d, channels) + _conv_parameters(shape, channels) + filters + shape.order * shape.inner_size
+
+
+def _hyena_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "conv": (shape.conv_width - 1, (shape.order + 1) * shape.inner_size),
+        "inputs": (shape.order, context, shape.inner_size),
+    }
+
+
+def _recurrent_memory_parameters(shape: StateShape, d: int) -> int:
+    return shape.state_size * d + 6 * d * shape.inner_size
+
+
+def _recurrent_memory_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    return {"memory": (shape.state_size, d), "segment": (shape.chunk_size, d), "filled": (1,)}
+
+
 def _why_not_s4(shape: StateShape, d: int) -> str:
     if shape.inner_size != d:
         return f"inner_size {shape.inner_size} must be the model's width {d}: each of its channels has a system"
@@ -164,9 +186,20 @@ KINDS: dict[str, _Kind] = {
     "linear_attention": _Kind(_HEADS, _linear_attention_parameters, _linear_attention_states),
     "s4": _Kind(_S4, _s4_parameters, _s4_states, _why_not_s4),
     "s4d": _Kind(_S4, _s4d_parameters, _s4_states, _why_not_s4),
+    "mamba": _Kind(
+        ("inner_size", "state_size", "rank", "conv_width", "conv_bias", "bias", "inner_norms", "chunk_size"),
+        _mamba_parameters,
+        _mamba_states,
+    ),
     "mamba2": _Kind((*_GROUPS, "bias"), _mamba2_parameters, _mamba2_states),
     "gated_delta": _Kind(_GROUPS, _gated_delta_parameters, _gated_delta_states),
     "rwkv7": _Kind(("inner_size", "num_heads", "rank", "chunk_size"), _rwkv7_parameters, _rwkv7_states, _why_not_rwkv7),
+    "hyena": _Kind(
+        ("inner_size", "conv_width", "conv_bias", "bias", "order", "rank"), _hyena_parameters, _hyena_states
+    ),
+    "recurrent_memory": _Kind(
+        ("inner_size", "state_size", "num_heads", "chunk_size"), _recurrent_memory_parameters, _recurrent_memory_states
+    ),
 }
 MIXERS = (ATTENTION, *KINDS)
 
