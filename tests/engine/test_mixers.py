@@ -19,7 +19,17 @@ from workbench.models.state_shape import KINDS, StateShape
 from workbench.models.training import TrainingAttention, initialize, rows_batch
 
 SHAPES = {  # small and uneven, so that no two sizes can be confused
-    "linear_attention": StateShape(inner_size=12, state_size=5, num_heads=3, conv_width=3, conv_bias=True, chunk_size=4)
+    "linear_attention": StateShape(
+        inner_size=12, state_size=5, num_heads=3, conv_width=3, conv_bias=True, chunk_size=4
+    ),
+    "s4": StateShape(inner_size=12, state_size=6, chunk_size=4),
+    "s4d": StateShape(inner_size=12, state_size=6, chunk_size=4, bias=True),
+    "mamba": StateShape(inner_size=14, state_size=5, rank=3, conv_width=3, chunk_size=4, conv_bias=True, bias=True),
+    "mamba2": StateShape(inner_size=24, state_size=5, num_heads=4, num_groups=2, chunk_size=4, conv_bias=True),
+    "gated_delta": StateShape(inner_size=24, state_size=5, num_heads=4, num_groups=2, conv_width=3, chunk_size=4),
+    "rwkv7": StateShape(inner_size=8, num_heads=2, rank=3, chunk_size=4),
+    "hyena": StateShape(inner_size=10, order=2, rank=6, conv_width=3),
+    "recurrent_memory": StateShape(inner_size=8, num_heads=2, state_size=3, chunk_size=5),
 }
 LENGTHS = (1, 2, 7, 16)
 

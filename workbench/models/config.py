@@ -330,7 +330,7 @@ class ModelConfig:
                 + (f"{', '.join(kinds)} needs one" if kinds else "with attention everywhere there is none to give")
             )
         if self.state_shape is not None:
-            check_state_shape(self.state_shape, kinds)
+            check_state_shape(self.state_shape, kinds, self.hidden_size)
         if self.is_gpt2 or self.latent_attention is not None or self.kv_sources is not None or self.post_norms:
             raise WorkbenchError(
                 "mixers: layers that keep a state stand beside plain attention alone, not beside GPT-2's block, latent "

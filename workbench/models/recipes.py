@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.models.config import LatentAttentionShape, ModelConfig
+from workbench.models.state_shape import StateShape
 
 TOKENIZER_NAME = "stdlib-tokenizer"
 VOCAB_SIZE = 4096
@@ -98,6 +99,46 @@ CACHE_VARIANTS: dict[str, ModelConfig] = {  # values a token leaves in the cache
     "stdlib-3m-shared": _cache_variant(352, kv_sources=(0, 0, 2, 2, 4, 4)),  # 384, in every second layer
 }
 
+
+def _state_variant(wide: int, mixers: tuple[str, ...] = (), **shape: Any) -> ModelConfig:
+    """One of those that differ in how they mix tokens. Eight layers, so that one attention in 8 and one in 4 are exact,
+    each with a feed-forward, whose F is chosen so that all have as many parameters as the twin with attention alone."""
+    return ModelConfig(
+        family="qwen3",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=160,
+        num_layers=8,
+        num_heads=5,
+        num_kv_heads=5,
+        head_dim=32,
+        intermediate_size=wide,
+        context_length=1024,
+        norm_eps=1e-6,
+        qk_norm=True,
+        tie_embeddings=True,
+        bos_token_id=0,
+        eos_token_ids=(0,),
+        mixers=mixers,
+        state_shape=StateShape(**shape) if mixers else None,
+    )
+
+
+_MAMBA2 = {"inner_size": 320, "state_size": 64, "num_heads": 10, "conv_bias": True}
+_JAMBA8 = ("mamba2",) * 4 + ("attention",) + ("mamba2",) * 3  # the offset of Jamba, arXiv 2403.19887
+_JAMBA4 = (("mamba2",) * 2 + ("attention", "mamba2")) * 2
+STATE_VARIANTS: dict[str, ModelConfig] = {  # values of state a sequence has, and those a token adds:
+    "stdlib-3m-attention8": _state_variant(320),  # 0, 2,560
+    "stdlib-3m-s4d": _state_variant(400, ("s4d",) * 8, inner_size=160, state_size=32),
+    "stdlib-3m-linear": _state_variant(320, ("linear_attention",) * 8, inner_size=160, state_size=32, num_heads=5),
+    "stdlib-3m-mamba2": _state_variant(160, ("mamba2",) * 8, **_MAMBA2),
+    "stdlib-3m-delta": _state_variant(
+        152, ("gated_delta",) * 8, inner_size=160, state_size=64, num_heads=5, num_groups=5
+    ),
+    "stdlib-3m-rwkv7": _state_variant(276, ("rwkv7",) * 8, inner_size=160, num_heads=5, rank=16, chunk_size=32),
+    "stdlib-3m-jamba8": _state_variant(176, _JAMBA8, **_MAMBA2),
+    "stdlib-3m-jamba4": _state_variant(200, _JAMBA4, **_MAMBA2),
+}
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -114,6 +155,10 @@ RECIPES: dict[str, Recipe] = {
         *(
             Recipe(name, "variant", config, steps=900, sequences_per_step=2, peak_learning_rate=2.5e-3)
             for name, config in CACHE_VARIANTS.items()
+        ),
+        *(
+            Recipe(name, "state variant", config, steps=900, sequences_per_step=2, peak_learning_rate=2.5e-3)
+            for name, config in STATE_VARIANTS.items()
         ),
     )
 }

@@ -46,6 +46,7 @@ class _Kind:
     reads: tuple[str, ...]  # the sizes it has; all others must be left as they are
     parameters: Callable[[StateShape, int], int]  # of the sizes and d
     states: Callable[[StateShape, int, int], dict[str, tuple[int, ...]]]  # of the sizes, d and the context length
+    why_not: Callable[[StateShape, int], str] = lambda shape, d: ""  # what of the sizes does not fit, in words
 
 
 def _projected(shape: StateShape, d: int, width_in: int) -> int:
@@ -77,8 +78,129 @@ def _linear_attention_states(shape: StateShape, d: int, context: int) -> dict[st
     }
 
 
+def _mamba_parameters(shape: StateShape, d: int) -> int:
+    inner, n, rank = shape.inner_size, shape.state_size, shape.rank
+    selects = inner * (rank + 2 * n) + rank * inner + inner  # to the step's rank, B and C; from it to each channel
+    norms = rank + 2 * n if shape.inner_norms else 0
+    return _projected(shape, d, 2 * inner) + _conv_parameters(shape, inner) + selects + norms + inner * n + inner
+
+
+def _mamba_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    return {"conv": (shape.conv_width - 1, shape.inner_size), "ssm": (shape.inner_size, shape.state_size)}
+
+
+def _mamba2_channels(shape: StateShape) -> int:
+    """x, B and C, which pass the convolution."""
+    return shape.inner_size + 2 * shape.num_groups * shape.state_size
+
+
+def _mamba2_parameters(shape: StateShape, d: int) -> int:
+    channels = _mamba2_channels(shape)
+    projected = _projected(shape, d, shape.inner_size + channels + shape.num_heads)
+    return projected + _conv_parameters(shape, channels) + 3 * shape.num_heads + shape.inner_size
+
+
+def _mamba2_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "conv": (shape.conv_width - 1, _mamba2_channels(shape)),
+        "ssm": (shape.num_heads, shape.state_size, shape.head_dim),
+    }
+
+
+def _gated_delta_parameters(shape: StateShape, d: int) -> int:
+    channels = _mamba2_channels(shape)  # q and k of all key heads, and v
+    projected = d * (channels + shape.inner_size + 2 * shape.num_heads) + shape.inner_size * d
+    return projected + _conv_parameters(shape, channels) + 2 * shape.num_heads + shape.head_dim
+
+
+def _gated_delta_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "conv": (shape.conv_width - 1, _mamba2_channels(shape)),
+        "delta": (shape.num_heads, shape.state_size, shape.head_dim),
+    }
+
+
+def _rwkv7_parameters(shape: StateShape, d: int) -> int:
+    inner, small = shape.inner_size, 3 * (d * shape.rank + shape.rank * shape.inner_size)
+    vectors = 6 * d + 2 * inner + 3 * inner + 2 * inner  # shares, two biases, removal replacement bonus, norm
+    return 4 * d * inner + small + vectors
+
+
+def _rwkv7_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    return {"shift": (d,), "wkv": (shape.num_heads, shape.head_dim, shape.head_dim)}
+
+
+def _s4d_parameters(shape: StateShape, d: int) -> int:
+    out = 2 * d * d + (2 * d if shape.bias else 0)
+    return d * (2 * shape.state_size + 2) + out  # decay, frequency and C; step and skip
+
+
+def _s4_parameters(shape: StateShape, d: int) -> int:
+    return _s4d_parameters(shape, d) + d * 2 * shape.state_size  # P and B
+
+
+def _s4_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    return {"x": (d, shape.state_size // 2, 2)}
+
+
+def _hyena_parameters(shape: StateShape, d: int) -> int:
+    channels = (shape.order + 1) * shape.inner_size
+    network = 5 * shape.rank + shape.rank + shape.rank**2 + shape.rank  # of a distance: 5 features, two layers
+    filters = network + shape.rank * shape.order * shape.inner_size
+    return _projected(shape, d, channels) + _conv_parameters(shape, channels) + filters + shape.order * shape.inner_size
+
+
+def _hyena_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "conv": (shape.conv_width - 1, (shape.order + 1) * shape.inner_size),
+        "inputs": (shape.order, context, shape.inner_size),
+    }
+
+
+def _recurrent_memory_parameters(shape: StateShape, d: int) -> int:
+    return shape.state_size * d + 6 * d * shape.inner_size
+
+
+def _recurrent_memory_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
+    return {"memory": (shape.state_size, d), "segment": (shape.chunk_size, d), "filled": (1,)}
+
+
+def _why_not_s4(shape: StateShape, d: int) -> str:
+    if shape.inner_size != d:
+        return f"inner_size {shape.inner_size} must be the model's width {d}: each of its channels has a system"
+    if shape.state_size % 2:
+        return f"state_size {shape.state_size} must be even: eigenvalues come in conjugate pairs"
+    return ""
+
+
+def _why_not_rwkv7(shape: StateShape, d: int) -> str:
+    if shape.chunk_size > 64:
+        return f"chunk_size {shape.chunk_size} must be at most 64: a chunk's decay is divided by, and would underflow"
+    return ""
+
+
 _HEADS = ("inner_size", "state_size", "num_heads", "conv_width", "conv_bias", "bias", "chunk_size")
-KINDS: dict[str, _Kind] = {"linear_attention": _Kind(_HEADS, _linear_attention_parameters, _linear_attention_states)}
+_GROUPS = ("inner_size", "state_size", "num_heads", "num_groups", "conv_width", "conv_bias", "chunk_size")
+_S4 = ("inner_size", "state_size", "chunk_size", "bias")
+KINDS: dict[str, _Kind] = {
+    "linear_attention": _Kind(_HEADS, _linear_attention_parameters, _linear_attention_states),
+    "s4": _Kind(_S4, _s4_parameters, _s4_states, _why_not_s4),
+    "s4d": _Kind(_S4, _s4d_parameters, _s4_states, _why_not_s4),
+    "mamba": _Kind(
+        ("inner_size", "state_size", "rank", "conv_width", "conv_bias", "bias", "inner_norms", "chunk_size"),
+        _mamba_parameters,
+        _mamba_states,
+    ),
+    "mamba2": _Kind((*_GROUPS, "bias"), _mamba2_parameters, _mamba2_states),
+    "gated_delta": _Kind(_GROUPS, _gated_delta_parameters, _gated_delta_states),
+    "rwkv7": _Kind(("inner_size", "num_heads", "rank", "chunk_size"), _rwkv7_parameters, _rwkv7_states, _why_not_rwkv7),
+    "hyena": _Kind(
+        ("inner_size", "conv_width", "conv_bias", "bias", "order", "rank"), _hyena_parameters, _hyena_states
+    ),
+    "recurrent_memory": _Kind(
+        ("inner_size", "state_size", "num_heads", "chunk_size"), _recurrent_memory_parameters, _recurrent_memory_states
+    ),
+}
 MIXERS = (ATTENTION, *KINDS)
 
 
@@ -92,7 +214,7 @@ def state_shapes(kind: str, shape: StateShape, d: int, context: int) -> dict[str
     return KINDS[kind].states(shape, d, context)
 
 
-def check_state_shape(shape: StateShape, kinds: tuple[str, ...]) -> None:
+def check_state_shape(shape: StateShape, kinds: tuple[str, ...], d: int) -> None:
     """Raise WorkbenchError for sizes that are none, do not divide, or that no layer of these kinds reads."""
     for field in dataclasses.fields(shape):
         value, name = getattr(shape, field.name), f"state_shape.{field.name}"
@@ -115,3 +237,6 @@ def check_state_shape(shape: StateShape, kinds: tuple[str, ...]) -> None:
         raise WorkbenchError(
             f"state_shape.num_heads {shape.num_heads} must be a multiple of num_groups {shape.num_groups}"
         )
+    for kind in kinds:
+        if reason := KINDS[kind].why_not(shape, d):
+            raise WorkbenchError(f"state_shape of {kind}: {reason}")

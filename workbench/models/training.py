@@ -488,6 +488,7 @@ ROLES = {
     "target": "target of the pair",
     "draft": "draft of the pair",
     "variant": "one of six that differ in what they remember, lab 04",
+    "state variant": "one of eight that differ in how they mix tokens, lab 14",
 }
 
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from workbench.models.config import ModelConfig
 from workbench.models.mixers.contract import State, StateMixer
+from workbench.models.mixers.gated_delta import GatedDelta
+from workbench.models.mixers.hyena import Hyena
 from workbench.models.mixers.linear_attention import LinearAttention
+from workbench.models.mixers.mamba import Mamba
+from workbench.models.mixers.mamba2 import Mamba2
+from workbench.models.mixers.recurrent_memory import RecurrentMemory
+from workbench.models.mixers.rwkv7 import RWKV7
+from workbench.models.mixers.s4 import S4, S4D
 from workbench.models.state_shape import KINDS
 
-MIXER_CLASSES: dict[str, type[StateMixer]] = {kind.kind: kind for kind in (LinearAttention,)}
+MIXER_CLASSES: dict[str, type[StateMixer]] = {
+    kind.kind: kind for kind in (LinearAttention, S4, S4D, Mamba, Mamba2, GatedDelta, RWKV7, Hyena, RecurrentMemory)
+}
 assert MIXER_CLASSES.keys() == KINDS.keys(), "every kind is counted"
 
 
