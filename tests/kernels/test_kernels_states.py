@@ -1,5 +1,5 @@
-"""The kernels of states against the recurrence in float64: every version, awkward shapes, ragged prompts, cells that are
-written and those that are not, and what they must move computed by hand."""
+"""The kernels of states against the recurrence in float64: every version, awkward shapes, ragged prompts, cells that
+are written and those that are not, and what they must move computed by hand."""
 
 from __future__ import annotations
 
