@@ -1,4 +1,4 @@
-"""Claims about checkpoints with state layers: every kind is kept bit for bit, what is not computed is refused by name."""
+"""Claims about checkpoints with state layers: each is kept bit for bit, what is not computed is refused by name."""
 
 from __future__ import annotations
 
