@@ -146,9 +146,11 @@ def engine_maker(args: argparse.Namespace) -> Callable[[], Any]:
 
     def make() -> Engine:
         model = load(args.model, weights="random" if args.random else "trained", dtype=args.dtype, device=args.device)
-        prepared = prepare(
-            model, weights=args.weights, linear=args.linear, kernels=args.kernels, compile=args.compile, graphs=graphs
-        )
+        arranged: dict[str, Any] = {"weights": args.weights, "linear": args.linear, "kernels": args.kernels}
+        arranged |= {"compile": args.compile, "graphs": graphs}
+        # nothing arranges layers that keep a state; what was asked for beyond the defaults is refused there
+        as_loaded = model.config.state_layers and set(arranged.values()) <= {None, "auto", False}
+        prepared = model if as_loaded else prepare(model, **arranged)
         return Engine(
             prepared,
             settings,

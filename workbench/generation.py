@@ -28,7 +28,7 @@ from workbench.decoding.sequence import Sequence as DecodedSequence
 from workbench.decoding.step import Step
 from workbench.decoding.text import GeneratedText
 from workbench.errors import WorkbenchError, check_settings, shown
-from workbench.kv import KV
+from workbench.kv import KV, caching_kind
 from workbench.models.fast import Model
 from workbench.speculation.drafts import Draft, draft_for
 from workbench.speculation.engine import MAX_NODES, Drafting, Speculator
@@ -70,7 +70,7 @@ def stream(
     stop_token_ids: tokens that end it; None means the model's own end-of-text tokens, () none.
     seed: of this request's own random numbers (torch's global ones are never touched); None draws a fresh one.
     kv: a kind ("recompute", "contiguous", …), a class or function that takes the ModelConfig, or a ready kv. None is
-    "recompute", the naive way; with a draft or a grammar "contiguous".
+    "recompute", the naive way; with a draft or a grammar "contiguous", or "state" for a model with state layers.
     draft: who guesses ahead: a smaller model, a Draft, or the name of one (`workbench.speculation.DRAFTS`). The
     distribution of what is generated stays the model's. draft_length: how many tokens, K (default 4), "threshold",
     "dynamic" (by counted acceptance and measured costs; switched off where it would lose) or a LengthPolicy.
@@ -146,7 +146,7 @@ def stream(
             drafting=Drafting(lengths),
         )
         room = min(model.config.context_length, len(prompt_ids) + max_new_tokens + MAX_NODES)
-        step = Step(model, ready_kv("contiguous" if kv is None else kv, model, 1, room))
+        step = Step(model, ready_kv(caching_kind(model.config) if kv is None else kv, model, 1, room))
         runner = rounds = SpeculativeRunner(Speculator(step, chosen_draft), sequence)
         tokens = rounds.tokens()
     return Stream(

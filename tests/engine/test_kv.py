@@ -13,6 +13,7 @@ from workbench.kv import KINDS, KV, Contiguous, Recompute, kv_for, make_kv
 from workbench.models.batch import Batch
 from workbench.models.config import LatentAttentionShape
 from workbench.models.decoder import Decoder
+from workbench.models.state_shape import StateShape
 
 
 @pytest.fixture
@@ -27,6 +28,7 @@ CONFIGS = {  # of the kinds that are for some models only
     "window": tiny_config(sliding_window=4, global_layers=(1,)),
     "latent": tiny_config(num_kv_heads=4, head_dim=12, latent_attention=LatentAttentionShape(None, 16, 4, 8, 8)),
     "shared_layers": tiny_config(kv_sources=(0, 0)),
+    "state": tiny_config(mixers=("linear_attention", "attention"), state_shape=StateShape(16, 4, 2)),
 }
 
 

@@ -643,7 +643,7 @@ def test_settings_that_make_no_sense_are_refused(setting, message):
         Quantized(SHAPES["GQA"], **setting)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "quantized"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("quantized", "state")])
 def test_other_kinds_say_why_they_take_no_format(kind):
     for settings_ in ({"format": "int8"}, {"group": 8})[kind == "paged" :]:  # which has a format of its own
         with pytest.raises(WorkbenchError, match=f"kv '{kind}' takes no .* (it|its) "):

@@ -29,6 +29,7 @@ from workbench.models.attention import eager_attention
 from workbench.models.config import LatentAttentionShape, ModelConfig
 from workbench.models.latent import UpProjections, absorbing_pays
 from workbench.models.recipes import RECIPES
+from workbench.models.state_shape import StateShape
 
 ATTENTION = ["sdpa", "eager"]
 FORMS = ["auto", "absorbed", "expanded"]
@@ -305,6 +306,7 @@ def logits_in_chunks(model: Decoder, kv, ids: list[int], chunk: int | None) -> t
 @pytest.mark.parametrize("kind", KINDS)
 def test_generate_takes_every_kind_by_name(kind, tiny_model):
     changes = {"window": {"sliding_window": 8}, "latent": HEADS["MLA"], "shared_layers": {"kv_sources": (0, 0)}}
+    changes["state"] = {"mixers": ("linear_attention", "attention"), "state_shape": StateShape(16, 4, 2)}
     model = random_decoder(tiny_config(**changes.get(kind, {})), tokenizer=tiny_model.tokenizer)
     asked = {"max_new_tokens": 24, "temperature": 0.0}
     expected = generate(model, "import os\n", **asked)

@@ -11,7 +11,7 @@ from workbench.errors import WorkbenchError, check_settings, unknown
 from workbench.instruments.cost_quantized import CODE_FORMATS, GROUP, Groups, check_format
 from workbench.models.config import ModelConfig
 
-COUNTED_KVS = ("recompute", "contiguous", "window", "latent", "shared_layers", "quantized", "paged")
+COUNTED_KVS = ("recompute", "contiguous", "window", "latent", "shared_layers", "quantized", "paged", "state")
 FORMS = ("auto", "absorbed", "expanded")
 
 
@@ -78,6 +78,12 @@ class Memory:
                 f"kv {kind!r} expands latents at once, there is nothing to absorb: latent_form 'absorbed' goes with "
                 "kv 'latent'"
             )
+        if (kind == "state") != bool(config.state_layers) and kind != "recompute":
+            having = "has none" if kind == "state" else f"has some ({', '.join(dict.fromkeys(config.mixers))})"
+            raise WorkbenchError(
+                f"kv 'state' is for shapes with layers that keep a state, and this one {having}; count kv "
+                + ("'paged'" if kind == "state" else "'state'")
+            )
         if kind == "shared_layers" and len(config.kv_layers) == config.num_layers:
             raise WorkbenchError(
                 "kv 'shared_layers' is for shapes whose layers share keys (kv_sources), and in this one each of the "
@@ -98,7 +104,7 @@ class Memory:
             )
 
     def bytes_kept(self, config: ModelConfig, tokens: int) -> float:
-        """Bytes kept for one sequence of so many tokens, over all layers."""
+        """Bytes kept for one sequence of so many tokens, over all layers; of states, the newest."""
         if self.kind == "recompute":
             return 0
         if self.kind == "latent":
@@ -110,8 +116,9 @@ class Memory:
             a_group = codes.group_bytes(self.group, config.head_dim, config.value_head_dim)
             groups, recent = sum(g.held(tokens) for g in layers), sum(g.recent(tokens) for g in layers)
             return heads * (groups * a_group + recent * values * self.stored)
+        states = config.state_bytes() if self.kind == "state" else 0
         kept = sum(min(tokens, self.places(*self.look(config, layer))) for layer in config.kv_layers)
-        return kept * heads * values * self.stored
+        return kept * heads * values * self.stored + states
 
     def look(self, config: ModelConfig, layer: int) -> tuple[int | None, int]:
         """The window and the number of sinks of a layer."""

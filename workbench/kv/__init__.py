@@ -17,6 +17,7 @@ from workbench.kv.quantized import Quantized, check_takes_format
 from workbench.kv.recompute import Recompute
 from workbench.kv.shared_layers import SharedLayers
 from workbench.kv.slots import check_size, stored_dtype
+from workbench.kv.state import State
 from workbench.kv.window import Window
 from workbench.models.config import ModelConfig
 
@@ -31,6 +32,7 @@ KINDS: dict[str, Callable[..., KV]] = {
     "shared_layers": SharedLayers,
     "quantized": Quantized,
     "paged": Paged,
+    "state": State,
 }
 
 
@@ -43,6 +45,11 @@ def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings: Any)
     check_takes_format(kind, settings)
     _check_call(kind, config, settings)
     return KINDS[kind](config, **settings)
+
+
+def caching_kind(config: ModelConfig) -> str:
+    """The kind that caches what a model of this shape leaves behind, where none was chosen."""
+    return "state" if config.state_layers else "contiguous"
 
 
 def _check_call(kind: str, config: object, settings: dict[str, Any]) -> None:
@@ -95,7 +102,9 @@ __all__ = [
     "Quantized",
     "Recompute",
     "SharedLayers",
+    "State",
     "Window",
+    "caching_kind",
     "make_kv",
     "kv_for",
     "stored_dtype",

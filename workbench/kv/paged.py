@@ -121,14 +121,18 @@ class Paged(Slots):
     @property
     def bytes_in_use(self) -> int:
         """Bytes of the places that hold a token; a shared place counts once."""
+        return self.places_in_use * self.bytes_per_token
+
+    @property
+    def places_in_use(self) -> int:
+        """Places that hold a token of a live sequence; a shared place counts once."""
         full, partly = set[int](), dict[int, int]()
         for sequence, table in self.tables.tables.items():
             blocks, rest = divmod(self._lengths[sequence], self.block_size)
             full.update(table[:blocks])
             if rest:
                 partly[table[blocks]] = max(rest, partly.get(table[blocks], 0))
-        places = len(full) * self.block_size + sum(rest for block, rest in partly.items() if block not in full)
-        return places * self.bytes_per_token
+        return len(full) * self.block_size + sum(rest for block, rest in partly.items() if block not in full)
 
     @property
     def bytes_reserved(self) -> int:

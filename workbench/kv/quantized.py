@@ -61,9 +61,9 @@ NOT_QUANTIZED = {  # other kinds of kv: why none of them takes a format
 
 def check_takes_format(kind: str, settings: dict[str, Any]) -> None:
     """Raise WorkbenchError with the reason when a format is asked of a kind of kv that has none."""
-    if kind == "paged" and "group" in settings:
+    if kind in ("paged", "state") and "group" in settings:
         raise WorkbenchError(
-            f"kv 'paged' takes no group (got {settings['group']!r}): its scales are of one token and head, so that"
+            f"kv {kind!r} takes no group (got {settings['group']!r}): its scales are of one token and head, so that"
             " blocks can be shared and cut"
         )
     for name in ("format", "group"):

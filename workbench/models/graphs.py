@@ -168,6 +168,11 @@ def why_no_graphs(graphs: bool | str, model: Shaped) -> str:
     check_graphs(graphs, compiled=compiled)
     if graphs is False:
         return "graphs=False"
+    if model.config.state_layers:
+        reason = "layers that keep a state read and write other cells in every step, which is not recorded"
+        if graphs is True:
+            raise WorkbenchError(f"graphs=True, and {model.name} has {reason}; take graphs='auto' or False")
+        return reason
     if compiled:
         return "the model was prepared with compile=True"
     if graphs == "auto" and not hasattr(model, "compiled"):

@@ -24,6 +24,7 @@ import time
 from collections import abc, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from functools import partial
 
 from workbench.decoding import request_checks as checks
 from workbench.decoding.sampling import Sampler, draws_for
@@ -32,6 +33,7 @@ from workbench.decoding.step import Chunk, Step, StepOutput
 from workbench.kv.paged import Paged
 from workbench.kv.paged_static import StaticPaged
 from workbench.kv.slots import check_size
+from workbench.kv.state import State
 from workbench.models.fast import Model
 from workbench.models.graphs import GraphedSteps, why_no_graphs
 from workbench.serving.ahead import OneStepAhead
@@ -49,7 +51,8 @@ Output = StepOutput | Round  # of one sequence
 
 
 class Engine:
-    """A model, a paged kv and a scheduler. Requests come with `add`; `step` until `idle`, or `run`.
+    """A model, a paged kv (`kv.State` for a model with state layers) and a scheduler. Requests come with `add`; `step`
+    until `idle`, or `run`.
 
     num_blocks: of the pool; default enough for max_running sequences of the model's context. block_size, prefix,
     format: see `kv.Paged`. draft, draft_length (default 4): as in `generate`, one draft for all sequences.
@@ -89,7 +92,10 @@ class Engine:
         self.model = model
         wanted = getattr(model, "graphs", "auto") if graphs is None else graphs
         self.why_no_graphs = why_no_graphs(wanted, model)
-        self.kv: Paged = (Paged if self.why_no_graphs else StaticPaged)(
+        kind: Callable[..., Paged] = Paged if self.why_no_graphs else StaticPaged
+        if model.config.state_layers:
+            kind = partial(State, rewind=settings.draft_tokens)
+        self.kv: Paged = kind(
             model.config,
             max_sequences=2 * settings.max_running,  # in static batching padding beside each
             max_tokens=context,
@@ -410,7 +416,7 @@ class Engine:
             padding_rows=plan.padding_rows,
             blocks_used=tables.num_blocks - tables.num_available,
             blocks_idle=tables.num_available - tables.num_free,
-            useful_tokens=self.kv.bytes_in_use // self.kv.bytes_per_token,
+            useful_tokens=self.kv.places_in_use,
             schedule_s=schedule_s,
             planned_s=planned_s,
             drafted=drafted,

@@ -32,14 +32,24 @@ from workbench.decoding.sampling import SamplingSettings
 from workbench.decoding.sequence import Finished, Request
 from workbench.errors import WorkbenchError, check_above, check_whole
 from workbench.generation import generate
-from workbench.kv import make_kv
+from workbench.kv import State, make_kv
 from workbench.models.batch import Batch
 from workbench.serving.engine import Engine
 from workbench.serving.policies import POLICIES
 from workbench.serving.results import StepReport
 from workbench.serving.scheduler import Scheduler
 from workbench.serving.settings import PREEMPTION, SchedulerSettings
-from workbench.serving.soak_kinds import CONTEXT, DRAFTS, SPOILED, VOCABULARY, WRONG_WAYS, Models, WrongDraft, texts_of
+from workbench.serving.soak_kinds import (
+    CONTEXT,
+    DRAFTS,
+    SPOILED,
+    STATES,
+    VOCABULARY,
+    WRONG_WAYS,
+    Models,
+    WrongDraft,
+    texts_of,
+)
 from workbench.serving.soak_malformed import NoRequest, Wrong, wrong_request
 from workbench.speculation.drafts import Draft
 
@@ -75,7 +85,7 @@ class Run:
         self.seed, self.random, self.models = seed, random.Random(seed), models
         self.counts: Counter[str] = Counter()
         self._draft: Draft | None = None
-        self._kind = self.random.choice(("plain",) * 4 + ("window", "latent", "spoiled"))
+        self._kind = self.random.choice(("plain",) * 4 + ("window", "latent", "spoiled", "state", "hybrid"))
         self._names = count()
         self._asked: dict[Hashable, Request] = {}
         self._late: set[Hashable] = set()  # their settings raise
@@ -135,13 +145,14 @@ class Run:
             "num_blocks": least * (running if static else 1) + pick((0, 1, 3, least)),
             "block_size": block_size,
             "prefix": None if self._kind == "spoiled" else pick((None, "hash", "hash", "radix")),
-            "format": None if self._kind == "latent" else pick(FORMATS),
+            "format": None if self._kind in ("latent", "state") else pick(FORMATS),
             "draft_length": pick((1, 3, 4, 8, "threshold", "dynamic")),
             "asynchronous": chance() < 0.35,
             "attention": pick(("auto", "sdpa", "eager")),
             "graphs": pick((None, None, False, True)),
         }
-        if self._made_with["attention"] == "eager" or (draft is not None and draft.wants_hidden_states):
+        with_states = self._kind in STATES
+        if self._made_with["attention"] == "eager" or with_states or (draft is not None and draft.wants_hidden_states):
             self._made_with["graphs"] = None
         if not static and chance() < 0.1:
             self._made_with["scheduler"] = Scheduler  # by the contract, each step checked
@@ -151,7 +162,7 @@ class Run:
             del with_clock["draft_length"]
         if not settings.remember:
             del with_clock["prefix"]
-        models = self.models.prepared if chance() < 0.3 else self.models.targets
+        models = self.models.prepared if chance() < 0.3 and not with_states else self.models.targets
         self._model = models[self._kind]
         self.counts.update({f"model {self._kind}": 1, f"policy {settings.policy}": 1, "static": static})
         self.counts["prepared"] += models is self.models.prepared
@@ -361,6 +372,8 @@ class Run:
     def _check_empty(self) -> None:
         engine, tables = self.engine, self.engine.kv.tables
         tables.check()
+        if isinstance(engine.kv, State):
+            engine.kv.cells.check(engine.kv.lengths)
         left = {
             "sequences of the scheduler": engine.scheduler.alive(),
             "tables": tables.tables,
@@ -452,7 +465,8 @@ class Run:
         if request.guide is not None:
             values |= {"guide": request.guide, "jump": request.jump}
         if format is None and self._kind != "spoiled":
-            how: dict[str, Any] = {"stop_token_ids": request.stop_token_ids, "kv": "contiguous", "seed": seed}
+            oracle = "recompute" if self._kind in STATES else "contiguous"
+            how: dict[str, Any] = {"stop_token_ids": request.stop_token_ids, "kv": oracle, "seed": seed}
             return tuple(
                 generate(target, request.prompt_ids, max_new_tokens=request.max_new_tokens, **how, **values).tokens
             )

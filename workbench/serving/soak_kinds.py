@@ -19,6 +19,7 @@ from workbench.models.config import LatentAttentionShape, ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.fast import Model, prepare
 from workbench.models.heads import EagleHead, Heads, MedusaConfig, MedusaHeads
+from workbench.models.state_shape import StateShape
 from workbench.models.tokenizer import END_OF_TEXT, Tokenizer
 from workbench.quantization import QuantizationRecipe
 from workbench.speculation.drafts import (
@@ -50,7 +51,10 @@ ATTENTION: dict[str, dict[str, Any]] = {
         "head_dim": 6,
         "latent_attention": LatentAttentionShape(None, 8, 2, 4, 4),
     },
+    "state": {"num_layers": 2, "mixers": ("linear_attention",) * 2, "state_shape": StateShape(16, 4, 2)},
+    "hybrid": {"num_layers": 2, "mixers": ("linear_attention", "attention"), "state_shape": StateShape(16, 4, 2)},
 }
+STATES = ("state", "hybrid")
 
 
 TOKENS = (*"abcdefgh01,.()", "ab", "cd", "ef", "gh", "01", "a0", "abcd", "efgh", "x")  # of the ids from 1 on
@@ -72,7 +76,7 @@ def tiny_model(seed: int, layers: int, kind: str = "plain") -> Decoder:
     """Random weights, large enough that the layers matter to the logits."""
     shape: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "intermediate_size": 32}
     shape |= {"family": "llama", "context_length": CONTEXT, "eos_token_ids": (0,)} | ATTENTION[kind]
-    config = ModelConfig(vocab_size=VOCABULARY, hidden_size=16, num_layers=layers, **shape)
+    config = ModelConfig(**{"vocab_size": VOCABULARY, "hidden_size": 16, "num_layers": layers} | shape)
     model = Decoder(config, name="tiny", tokenizer=tiny_tokenizer())
     _fill(model, seed)
     if kind == "spoiled":
@@ -90,10 +94,12 @@ def _fill(model: torch.nn.Module, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Models:
-    """What all runs share: a target of every kind, as it was loaded and prepared, and a smaller model that drafts."""
+    """What all runs share: a target of every kind, as it was loaded and (without states) prepared, and smaller models
+    that draft."""
 
     targets: dict[str, Decoder] = field(default_factory=lambda: {kind: tiny_model(0, 2, kind) for kind in ATTENTION})
     small: Decoder = field(default_factory=lambda: tiny_model(1, 1))
+    small_state: Decoder = field(default_factory=lambda: tiny_model(1, 2, "state"))
     table: NGramTable = field(
         default_factory=lambda: NGramTable.of([random.Random(0).choices(range(VOCABULARY), k=300)], VOCABULARY, order=3)
     )
@@ -105,7 +111,9 @@ class Models:
         return tuple(Guide.regex(pattern, tiny_tokenizer()) for pattern in PATTERNS)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prepared", {kind: prepare(target) for kind, target in self.targets.items()})
+        object.__setattr__(
+            self, "prepared", {kind: prepare(target) for kind, target in self.targets.items() if kind not in STATES}
+        )
 
 
 def _heads(heads: Heads, seed: int) -> Any:
@@ -123,6 +131,7 @@ def _medusa(target: Decoder) -> Any:
 
 DRAFTS: dict[str, Callable[[Models, Decoder], Draft]] = {
     "model": lambda models, target: ModelDraft(models.small),
+    "state model": lambda models, target: ModelDraft(models.small_state),
     "the target itself": lambda models, target: ModelDraft(target),
     "model, tree": lambda models, target: ModelDraft(models.small, branching=(2, 2)),
     "prompt lookup": lambda models, target: PromptLookupDraft(target, min_ngram=1),
@@ -132,7 +141,9 @@ DRAFTS: dict[str, Callable[[Models, Decoder], Draft]] = {
     "phrases": lambda models, target: PhrasesDraft(target, {(t,): (t, t + 1, t) for t in range(VOCABULARY - 1)}),
     "lookahead": lambda models, target: LookaheadDraft(target, columns=3, gram=3),
     "staged": lambda models, target: StagedDraft(models.small, PromptLookupDraft(models.small, min_ngram=1)),
-    "quantized self": lambda models, target: quantized_self(target, QuantizationRecipe("rtn", 4, 8), fast=False),
+    "quantized self": lambda models, target: quantized_self(
+        target if not target.config.mixers else models.small, QuantizationRecipe("rtn", 4, 8), fast=False
+    ),
     "eagle": lambda models, target: EagleDraft(target, _eagle(target)),
     "eagle, tree": lambda models, target: EagleDraft(target, _eagle(target), branching=(2, 2)),
     "medusa": lambda models, target: MedusaDraft(target, _medusa(target), tree=[(0,), (1,), (0, 0), (0, 0, 0)]),

@@ -113,6 +113,19 @@ def check_vocabulary(target: Model, draft_name: str, vocab_size: int, tokenizer:
         )
 
 
+def cut_back(kv: KV, sequence: Hashable, length: int) -> int:
+    """Cut a sequence to `length` tokens, or to 0 where the kv cannot go back so far; returns to how many.
+
+    A rolling buffer and a state go back a few tokens only. The caller sends what is missing again.
+    """
+    try:
+        kv.truncate(sequence, length)
+    except WorkbenchError:
+        kv.truncate(sequence, 0)
+        return 0
+    return length
+
+
 def with_room(kv: KV, make: Callable[..., KV], sequences: int, draft_name: str) -> KV:
     """`kv` where so many sequences fit into it, else one by `make(max_sequences=sequences)`. A kv that does not say
     how many it holds (`max_sequences`) holds any number. Raises WorkbenchError, see `Draft.make_room`."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.kv import KV, kv_for
+from workbench.kv import KV, caching_kind, kv_for
 from workbench.models.batch import Batch
 from workbench.models.fast import Model
-from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, with_room
+from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, cut_back, with_room
 from workbench.speculation.drafts.growing import (
     Distributions,
     Paths,
@@ -41,7 +41,7 @@ class ModelDraft(Draft):
         model: Model,
         *,
         branching: Sequence[int] | None = None,
-        kv: str | Callable[..., KV] = "contiguous",
+        kv: str | Callable[..., KV] | None = None,
         max_sequences: int = 1,
         max_tokens: int | None = None,
         name: str | None = None,
@@ -50,7 +50,7 @@ class ModelDraft(Draft):
         if not hasattr(model, "config") or not callable(model):
             raise WorkbenchError(f"a model draft takes a loaded model, got {type(model).__name__}")
         self.model, self.branching, self.name = model, check_branching(branching), name or model.name
-        self._make_kv = functools.partial(kv_for, kv, model, max_tokens=max_tokens)
+        self._make_kv = functools.partial(kv_for, kv or caching_kind(model.config), model, max_tokens=max_tokens)
         self._kv = self._make_kv(max_sequences=max_sequences)
         self.max_tokens = max_tokens or model.config.context_length
         self._remembered: dict[Hashable, list[int]] = {}  # token ids in the cache
@@ -145,8 +145,7 @@ class ModelDraft(Draft):
         """Cut rejected tokens of the last proposal from the cache."""
         known = self._remembered[sequence]
         if length < len(known):
-            self._kv.truncate(sequence, length)
-            del known[length:]
+            del known[cut_back(self._kv, sequence, length) :]
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

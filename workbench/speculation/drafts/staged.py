@@ -21,9 +21,9 @@ from workbench.decoding.sampling import Sampler
 from workbench.decoding.sequence import Sequence
 from workbench.decoding.step import Step
 from workbench.errors import WorkbenchError
-from workbench.kv import KV, DraftingKV, kv_for
+from workbench.kv import KV, DraftingKV, caching_kind, kv_for
 from workbench.models.fast import Model
-from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, with_room
+from workbench.speculation.drafts.contract import Ask, Draft, check_vocabulary, cut_back, with_room
 from workbench.speculation.drafts.model import common_prefix
 from workbench.speculation.engine import Drafting, Round, Speculator
 from workbench.speculation.lengths import LengthPolicy, length_policy
@@ -44,7 +44,7 @@ class StagedDraft(Draft):
         draft: Draft,
         *,
         draft_length: int | str | LengthPolicy = 4,
-        kv: str | Callable[..., KV] = "contiguous",
+        kv: str | Callable[..., KV] | None = None,
         max_sequences: int = 1,
         max_tokens: int | None = None,
         name: str | None = None,
@@ -60,7 +60,7 @@ class StagedDraft(Draft):
         self.model, self.draft, self.name = model, draft, name or f"{draft.name}+{model.name}"
         self.max_tokens = max_tokens or model.config.context_length
         self._lengths = length_policy(draft_length)
-        self._make_kv = functools.partial(kv_for, kv, model, max_tokens=max_tokens)
+        self._make_kv = functools.partial(kv_for, kv or caching_kind(model.config), model, max_tokens=max_tokens)
         memory = self._make_kv(max_sequences=max_sequences)
         self._inner = Speculator(Step(model, memory), draft, keep_distributions=True)
         self._sequences: dict[Hashable, Sequence] = {}  # of the middle model, by the outer sequence's id
@@ -105,7 +105,7 @@ class StagedDraft(Draft):
             cached = self._inner.kv.lengths.get(ask.sequence, 0)
             same = min(common_prefix(last.token_ids, ask.token_ids), len(ask.token_ids) - 1)
             if same < cached:
-                self._inner.kv.truncate(ask.sequence, same)
+                cut_back(self._inner.kv, ask.sequence, same)
         self._sequences[ask.sequence] = Sequence(
             ask.sequence,
             list(ask.token_ids),

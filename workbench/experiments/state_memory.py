@@ -1,0 +1,179 @@
+"""states.memory: what a state and a cache cost by context, in bytes and in time. Lab 14's; no lab has it yet.
+
+Bytes are asked of real caches. Times are of models with random weights, whose context is made long enough: neither
+depends on the values. The prompt goes in chunks; at each context some steps of one token are timed, each cut again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench.experiments.contract import Experiment, Setting, no_times
+from workbench.instruments.costs import kv_bytes
+from workbench.kv import KV, kv_for, make_kv
+from workbench.models.batch import Batch
+from workbench.models.config import ModelConfig
+from workbench.models.decoder import Decoder
+from workbench.models.recipes import STATE_VARIANTS
+from workbench.models.training import initialize
+
+if TYPE_CHECKING:
+    from workbench.instruments.bench import Bench
+    from workbench.instruments.records import Measurement
+
+TWIN = "stdlib-3m-attention8"
+SHORTEST, CHUNK = 256, 512  # tokens
+
+
+def contexts(longest: int) -> list[int]:
+    """Powers of two from 256 to `longest` tokens, or `longest` alone where it is less."""
+    return [2**n for n in range(8, longest.bit_length()) if 2**n <= longest] or [longest]
+
+
+def kind_of(config: ModelConfig) -> str:
+    return "state" if config.state_layers else "paged"
+
+
+def made(config: ModelConfig, **room: Any) -> KV:
+    """A cache in which a text costs what it must: of a state the newest alone, of keys no empty places."""
+    own = {"rewind": 0} if config.state_layers else {}
+    return make_kv(kind_of(config), config, block_size=1, **room, **own)
+
+
+def predicted_crossover(config: ModelConfig, twin: ModelConfig, element_bytes: int = 4) -> float:
+    """Tokens at which the twin's keys and values are as large as the states, and the keys that stand beside them."""
+    a_token = (twin.kv_values_per_token() - config.kv_values_per_token()) * element_bytes
+    return config.state_bytes() / a_token
+
+
+def counted_crossover(config: ModelConfig, twin: ModelConfig, most: int) -> int | None:
+    """The shortest text for which the twin's cache holds more bytes; None where that is none of up to `most`
+    tokens."""
+    for tokens in range(1, most + 1):
+        used = []
+        for one in (config, twin):
+            kv = made(one, max_tokens=tokens)
+            kv.begin(Batch.of([[0] * tokens]))
+            used.append(kv.bytes_in_use)
+        if used[1] > used[0]:
+            return tokens
+    return None
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the line through (x, y) with the least squares."""
+    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points))
+    above = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    return above / (sum((x - mean_x) ** 2 for x, _ in points) or 1.0)
+
+
+def run_memory(bench: Bench, *, model: str, longest: int, repeats: int) -> Iterator[Measurement]:
+    """Bytes, seconds of a step and of the whole prompt by context, of the model and its twin with attention; then the
+    contexts at which their bytes cross, and the slopes."""
+    slopes = {}
+    shapes = [dataclasses.replace(STATE_VARIANTS[name], context_length=longest + 1) for name in (model, TWIN)]
+    for name, config in zip((model, TWIN), shapes):
+        steps: list[tuple[float, float]] = []
+        for kind, tokens, samples, in_use in _timed(bench, config, longest, repeats):
+            settings = {"model": name, "kind": kind, "context": tokens}
+            if kind == "step":
+                steps.append((tokens, median(samples)))
+                expected = kv_bytes(config, tokens, 4, kv=kind_of(config))
+                yield bench.measurement(
+                    name="states.memory",
+                    settings=settings | {"kind": "bytes"},
+                    samples=[float(in_use)],
+                    unit="bytes",
+                    counts={"tokens": tokens, "states": config.state_bytes(), "keys": in_use - config.state_bytes()},
+                    predicted=expected,
+                    check="states, and 2·L·H_kv·D·S·b for the layers that attend",
+                )
+            yield bench.measurement(
+                name="states.memory", settings=settings, samples=samples, unit="s", counts={"tokens": tokens}
+            )
+        slopes[name] = slope(steps)
+    crossover = predicted_crossover(*shapes)
+    yield bench.measurement(
+        name="states.memory",
+        settings={"model": model, "kind": "crossover", "context": longest},
+        samples=[float(counted_crossover(*shapes, min(longest, int(crossover) + 2)) or longest)],
+        unit="tokens",
+        predicted=crossover,
+        check="the shortest text whose keys and values in the twin are more bytes than the states",
+    )
+    yield bench.measurement(
+        name="states.memory",
+        settings={"model": model, "kind": "slope", "context": longest},
+        samples=[slopes[model] / slopes[TWIN]],
+        unit="of the twin's",
+        counts={"ns_per_token": 1e9 * slopes[model], "twin_ns_per_token": 1e9 * slopes[TWIN]},
+        check="seconds that a step takes longer for each token of context",
+    )
+
+
+def _timed(
+    bench: Bench, config: ModelConfig, longest: int, repeats: int
+) -> Iterator[tuple[str, int, list[float], int]]:
+    """(what, context, seconds, bytes in use) of the prompt until there, and of steps from there."""
+    decoder = Decoder(config, name="random")
+    initialize(decoder, 0)
+    decoder = decoder.eval().requires_grad_(False).to(bench.device)
+    own = {"rewind": 0} if config.state_layers else {}
+    kv: Any = kv_for(kind_of(config), decoder, max_tokens=longest + 1, **own)
+    known, prompt_s = 0, 0.0
+    with torch.inference_mode():
+        decoder(Batch.of([[0] * min(CHUNK, longest)], device=bench.device), kv)  # the first of all is slower
+        kv.release(0)
+        for context in contexts(longest):
+            while known < context:
+                bench.check_stop()
+                bench.report(f"prompt, {known:,} of {longest:,} tokens")
+                count = min(CHUNK, context - known)
+                batch = Batch.of([[1] * count], first_positions=[known], device=bench.device)
+                prompt_s += bench.measure(lambda: decoder(batch, kv), repeats=1, warmup=0)[0]  # noqa: B023
+                known += count
+            in_use, samples = kv.bytes_in_use - _older(kv, known), []
+            yield "prompt", context, [prompt_s], in_use
+            for run in range(repeats + 1):
+                step = Batch.of([[2]], first_positions=[known], device=bench.device)
+                seconds = bench.measure(lambda: decoder(step, kv), repeats=1, warmup=0)  # noqa: B023
+                samples += seconds if run else []
+                kv.truncate(0, known)
+            yield "step", context, samples, in_use
+
+
+def _older(kv: Any, known: int) -> int:
+    """Bytes of states that are kept beside the newest, to undo a batch."""
+    if not hasattr(kv, "cells"):
+        return 0
+    older = [length for length in kv.cells.lengths_kept(0) if 0 < length < known]
+    return len(older) * kv.bytes_per_state
+
+
+EXPERIMENT = Experiment(
+    name="states.memory",
+    lab=14,
+    question="What does the memory of a text cost, when it is a state and when it is a cache?",
+    how=(
+        "a model with states and its twin with attention, random weights; the prompt in chunks of 512 tokens, and at"
+        " each context steps of one token; bytes are asked of the caches"
+    ),
+    settings=(
+        Setting(
+            "model",
+            "stdlib-3m-mamba2",
+            "choice",
+            choices=tuple(name for name, config in STATE_VARIANTS.items() if config.state_layers),
+            help="which mixers",
+        ),
+        Setting("longest", 16384, "int", 64, 65536, unit="tokens", brief=256, help="the longest context"),
+        Setting("repeats", 9, "int", 1, 100, brief=2, help="steps at each context"),
+    ),
+    run=run_memory,
+    predict=no_times,
+)
