@@ -118,6 +118,48 @@ CASES: dict[str, Callable] = {
     ),
 }
 
+# every size different, so that nothing fits in another's place
+PURE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": None, "eos_token_id": None}
+MAMBA2 = {**PURE, "num_heads": 6, "head_dim": 16, "expand": 3, "n_groups": 3, "state_size": 10, "chunk_size": 7}
+JAMBA = {
+    **SHAPE,
+    "num_hidden_layers": 5,
+    "num_experts": 1,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 6,
+    "mamba_dt_rank": 5,
+    "mamba_d_conv": 3,
+    "use_mamba_kernels": False,
+}
+QWEN35 = {
+    **SHAPE,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+}
+CASES |= {
+    "mamba": lambda: transformers.MambaConfig(**PURE, state_size=6, time_step_rank=5, expand=3),
+    "mamba untied": lambda: transformers.MambaConfig(
+        **PURE, tie_word_embeddings=False, use_bias=True, use_conv_bias=False
+    ),
+    "mamba2": lambda: transformers.Mamba2Config(**MAMBA2),
+    "mamba2 with biases": lambda: transformers.Mamba2Config(**MAMBA2, use_bias=True, tie_word_embeddings=True),
+    "jamba": lambda: transformers.JambaConfig(**JAMBA),
+    "jamba one attention": lambda: transformers.JambaConfig(
+        **{**JAMBA, "attn_layer_period": 8, "attn_layer_offset": 4}, mamba_proj_bias=True
+    ),
+    "qwen3.5": lambda: transformers.Qwen3_5TextConfig(**QWEN35),
+    "qwen3.5 with biases": lambda: transformers.Qwen3_5TextConfig(
+        **QWEN35, attention_bias=True, layer_types=["full_attention", "linear_attention"] * 2
+    ),
+}
+
 SEEDS = {"deepseek v3 query rank": 1, "deepseek v3 yarn": 1}  # where 0 gives a model that repeats itself
 
 
@@ -130,7 +172,8 @@ def their_model(case: str) -> transformers.PreTrainedModel:
             is_norm = parameter.dim() == 1 and name.endswith("weight")
             small = gemma and "embed_tokens" in name  # it is scaled up again, by √d
             parameter.copy_((0.05 if small else 0.25) * torch.randn(parameter.shape))
-            if is_norm and not gemma:
+            around_zero = gemma or ("qwen3.5" in case and "linear_attn" not in name)
+            if is_norm and not around_zero:
                 parameter.add_(1)
     return model
 
@@ -161,6 +204,8 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def kvs(model: Decoder) -> dict[str, KV]:
     """A kv of every kind that loses nothing of what this model sees, under a name for messages."""
+    if model.config.state_layers:
+        return {}
     found = {"contiguous": kv_for("contiguous", model)}
     if model.config.sliding_window is not None:
         found["window"] = kv_for("window", model)

@@ -24,7 +24,8 @@ from workbench.models.state_shape import (
     state_shapes,
 )
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "deepseek_v2", "deepseek_v3")
+STATE_FAMILIES = ("mamba", "mamba2", "jamba", "qwen3_5_text")  # with layers that keep a state
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "deepseek_v2", "deepseek_v3", *STATE_FAMILIES)
 ACTIVATIONS = ("silu", "gelu_tanh")
 _ABOVE = {"norm_eps": 0, "rope_theta": 1, "local_rope_theta": 1, "embedding_scale": 0, "query_pre_attn_scalar": 0}
 

@@ -22,6 +22,8 @@ from workbench.models.config import (
     Scaling,
     YarnScaling,
 )
+from workbench.models.layout_values import divide, few, need, only
+from workbench.models.state_layout import STATE_ARCHITECTURES, STATE_READERS, STATE_WRITERS
 
 WORKBENCH = "workbench"  # our own model_type, whose config.json has
 SHAPE_KEY = "model_config"  # ModelConfig.to_dict() under this key
@@ -34,6 +36,7 @@ ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    **STATE_ARCHITECTURES,
 }
 # What transformers takes for a key that config.json leaves out.
 _CONTEXT = {
@@ -70,7 +73,7 @@ def config_from_hf(values: dict[str, Any], generation: dict[str, Any] | None = N
     sizes = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     for name, size in sizes.items():
         if isinstance(size, int) and size > (_MAX_LAYERS if name == "num_layers" else _MAX_SIZE):
-            raise WorkbenchError(f"config.json: no model has a {name} of {_few(size)}")
+            raise WorkbenchError(f"config.json: no model has a {name} of {few(size)}")
     if config.num_parameters() > _MAX_PARAMETERS:
         raise WorkbenchError(f"config.json: no model has {config.num_parameters():,} parameters")
     return _with_own_end_tokens(config)
@@ -84,7 +87,7 @@ def _with_own_end_tokens(config: ModelConfig) -> ModelConfig:
     inside = tuple(token for token in config.eos_token_ids if 0 <= token < config.vocab_size)
     if inside == config.eos_token_ids:
         return config
-    outside = ", ".join(_few(token) for token in config.eos_token_ids if token not in inside)
+    outside = ", ".join(few(token) for token in config.eos_token_ids if token not in inside)
     warnings.warn(
         f"eos_token_id {outside} is outside 0 … {config.vocab_size - 1} and is left out; where the model has a token"
         " that ends a text, name it in stop_token_ids",
@@ -103,7 +106,7 @@ def _hf_config(family: object, values: dict[str, Any], eos: Any) -> ModelConfig:
     if family in _DENSE_LAYERS:
         _refuse_experts(family, values)
     for key in ("quantization_config", "auto_map"):
-        _only(values, key, (None,), "quantized weights" if key[0] == "q" else "the checkpoint's own code")
+        only(values, key, (None,), "quantized weights" if key[0] == "q" else "the checkpoint's own code")
     read = _READERS.get(family, _llama_values)
     return ModelConfig(
         family=family,
@@ -135,21 +138,21 @@ def _refuse_experts(family: str, values: dict[str, Any]) -> None:
 
 
 def _gpt2_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
-    _only(values, "activation_function", _GELU_TANH, "another activation", default="gelu_new")
-    _only(values, "scale_attn_weights", (True,), "unscaled attention", default=True)
+    only(values, "activation_function", _GELU_TANH, "another activation", default="gelu_new")
+    only(values, "scale_attn_weights", (True,), "unscaled attention", default=True)
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
-        _only(values, key, (False, None), "another attention")
-    hidden, heads = _need(values, "n_embd"), _need(values, "n_head")
+        only(values, key, (False, None), "another attention")
+    hidden, heads = need(values, "n_embd"), need(values, "n_head")
     return {
-        "vocab_size": _need(values, "vocab_size"),
+        "vocab_size": need(values, "vocab_size"),
         "hidden_size": hidden,
-        "num_layers": _need(values, "n_layer"),
+        "num_layers": need(values, "n_layer"),
         "num_heads": heads,
         "num_kv_heads": heads,
-        "head_dim": _divide(hidden, heads),
+        "head_dim": divide(hidden, heads),
         "intermediate_size": values.get("n_inner") or 4 * hidden,
         "context_length": values.get("n_positions", 1024),
-        "norm_eps": float(_need({"layer_norm_epsilon": 1e-5, **values}, "layer_norm_epsilon")),
+        "norm_eps": float(need({"layer_norm_epsilon": 1e-5, **values}, "layer_norm_epsilon")),
         "qkv_bias": True,
         "attention_output_bias": True,
         "mlp_bias": True,
@@ -158,11 +161,11 @@ def _gpt2_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _llama_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
-    _only(values, "hidden_act", ("silu",), "another activation", default="silu")
+    only(values, "hidden_act", ("silu",), "another activation", default="silu")
     if family in ("mistral", "qwen2"):  # transformers ignores the key there: the file means something else
-        _only(values, "attention_bias", (False, None), f"biases that {family} does not have")
+        only(values, "attention_bias", (False, None), f"biases that {family} does not have")
     if family != "llama":
-        _only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
+        only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
     kv_heads = values.get("num_key_value_heads", 8 if family == "mistral" else None)
     head_dim = values.get("head_dim", 128 if family == "qwen3" else None)
     bias = bool(values.get("attention_bias", False))
@@ -170,7 +173,7 @@ def _llama_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
     window, global_layers = _windows(family, values)
     return block | {
         "num_kv_heads": block["num_heads"] if kv_heads is None else kv_heads,
-        "head_dim": _divide(block["hidden_size"], block["num_heads"]) if head_dim is None else head_dim,
+        "head_dim": divide(block["hidden_size"], block["num_heads"]) if head_dim is None else head_dim,
         **_rotary(values, block["context_length"]),
         "qkv_bias": bias or family == "qwen2",
         "attention_output_bias": bias,
@@ -183,18 +186,18 @@ def _llama_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gemma_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
-    _only(values, "hidden_activation", ("gelu_pytorch_tanh",), "another activation", default="gelu_pytorch_tanh")
+    only(values, "hidden_activation", ("gelu_pytorch_tanh",), "another activation", default="gelu_pytorch_tanh")
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
-        _only(values, key, (None,), "a soft cap")
-    _only(values, "use_bidirectional_attention", (False, None), "attention in both directions")
-    _only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
+        only(values, key, (None,), "a soft cap")
+    only(values, "use_bidirectional_attention", (False, None), "attention in both directions")
+    only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
     bias = bool(values.get("attention_bias", False))
     block = _block_values(family, values)
     window, global_layers = _windows(family, values)
-    head_dim = _need({"head_dim": 256, **values}, "head_dim")
-    scalar = _need({"query_pre_attn_scalar": 256, **values}, "query_pre_attn_scalar")
+    head_dim = need({"head_dim": 256, **values}, "head_dim")
+    scalar = need({"query_pre_attn_scalar": 256, **values}, "query_pre_attn_scalar")
     return block | {
-        "num_kv_heads": _need({"num_key_value_heads": 4, **values}, "num_key_value_heads"),
+        "num_kv_heads": need({"num_key_value_heads": 4, **values}, "num_key_value_heads"),
         "head_dim": head_dim,
         **_gemma_rotary(values, block["context_length"], windowed=window is not None),
         "qkv_bias": bias,
@@ -213,12 +216,12 @@ def _gemma_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _deepseek_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
     """Latent attention and a dense feed-forward in every layer (see `_refuse_experts`)."""
-    _only(values, "hidden_act", ("silu",), "another activation", default="silu")
-    _only(values, "attention_bias", (False, None), "biases in latent attention")
+    only(values, "hidden_act", ("silu",), "another activation", default="silu")
+    only(values, "attention_bias", (False, None), "biases in latent attention")
     if family == "deepseek_v3":
-        _only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
-        _only(values, "rope_interleave", (True,), "rotary pairs of halves", default=True)
-    _only(values, "sliding_window", (None,), f"a window, which transformers leaves out of {family}")
+        only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
+        only(values, "rope_interleave", (True,), "rotary pairs of halves", default=True)
+    only(values, "sliding_window", (None,), f"a window, which transformers leaves out of {family}")
     ranks = {
         "kv_rank": ("kv_lora_rank", 512),
         "rotary_head_dim": ("qk_rope_head_dim", 64),
@@ -227,8 +230,8 @@ def _deepseek_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
     }
     query_rank = values.get("q_lora_rank", 1536)
     latent = LatentAttentionShape(
-        query_rank=None if query_rank is None else _need({"q_lora_rank": query_rank}, "q_lora_rank"),
-        **{ours: _need({theirs: default, **values}, theirs) for ours, (theirs, default) in ranks.items()},
+        query_rank=None if query_rank is None else need({"q_lora_rank": query_rank}, "q_lora_rank"),
+        **{ours: need({theirs: default, **values}, theirs) for ours, (theirs, default) in ranks.items()},
     )
     block = _block_values(family, values)
     kv_heads = values.get("num_key_value_heads", 128 if family == "deepseek_v3" else None)
@@ -247,24 +250,25 @@ _READERS = {
     "gemma3_text": _gemma_values,
     "deepseek_v2": _deepseek_values,
     "deepseek_v3": _deepseek_values,
+    **STATE_READERS,
 }
 
 
 def _block_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
     """What every family but GPT-2 calls the same."""
     return {
-        "vocab_size": _need(values, "vocab_size"),
-        "hidden_size": _need(values, "hidden_size"),
+        "vocab_size": need(values, "vocab_size"),
+        "hidden_size": need(values, "hidden_size"),
         "num_layers": _num_layers(values),
-        "num_heads": _need(values, "num_attention_heads"),
-        "intermediate_size": _need(values, "intermediate_size"),
+        "num_heads": need(values, "num_attention_heads"),
+        "intermediate_size": need(values, "intermediate_size"),
         "context_length": values.get("max_position_embeddings", _CONTEXT[family]),
-        "norm_eps": float(_need({"rms_norm_eps": 1e-6, **values}, "rms_norm_eps")),
+        "norm_eps": float(need({"rms_norm_eps": 1e-6, **values}, "rms_norm_eps")),
     }
 
 
 def _num_layers(values: dict[str, Any]) -> int:
-    layers = _need(values, "num_hidden_layers")
+    layers = need(values, "num_hidden_layers")
     if not isinstance(layers, int) or not 1 <= layers <= _MAX_LAYERS:
         raise WorkbenchError(
             f"config.json: num_hidden_layers must be a whole number from 1 to {_MAX_LAYERS:,}, got {layers!r}"
@@ -281,10 +285,10 @@ def _rotary(values: dict[str, Any], context: int) -> dict[str, Any]:
     rope = values.get(key) or {}
     if not isinstance(rope, dict) or any(isinstance(v, dict) for v in rope.values()):
         raise WorkbenchError(f"config.json: {key} differs from layer to layer, which is not computed here")
-    _only(values, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
+    only(values, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
     theta = rope.get("rope_theta") or values.get("rope_theta") or 10_000.0
     return {
-        "rope_theta": float(_need({"rope_theta": theta}, "rope_theta")),
+        "rope_theta": float(need({"rope_theta": theta}, "rope_theta")),
         "rope_scaling": _scaling(rope, key, values.get("original_max_position_embeddings"), context),
     }
 
@@ -303,24 +307,24 @@ def _gemma_rotary(values: dict[str, Any], context: int, *, windowed: bool) -> di
     if not isinstance(older, dict):
         raise WorkbenchError(f"config.json: rope_scaling must be an object, got {older!r}")
     if "rope_type" not in older:  # transformers would take its own default for the type
-        _only(older, "type", (None,), "a scaling under the older key, which gemma3_text does not read")
+        only(older, "type", (None,), "a scaling under the older key, which gemma3_text does not read")
     full, local = (kinds.get(_FULL) or {}) | older, kinds.get(_SLIDING) or {}
-    _only(local, "rope_type", ("default",), "a scaling of layers with a window", default="default")
+    only(local, "rope_type", ("default",), "a scaling of layers with a window", default="default")
     for rope in (values, local):
-        _only(rope, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
+        only(rope, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
     theta = full.get("rope_theta", values.get("rope_theta", 1_000_000.0))
     local_theta = local.get("rope_theta", values.get("rope_local_base_freq", 10_000.0))
     return {
-        "rope_theta": float(_need({"rope_theta": theta}, "rope_theta")),
+        "rope_theta": float(need({"rope_theta": theta}, "rope_theta")),
         "rope_scaling": _scaling(full, f"rope_parameters.{_FULL}", None, context),
-        "local_rope_theta": float(_need({"rope_theta": local_theta}, "rope_theta")) if windowed else None,
+        "local_rope_theta": float(need({"rope_theta": local_theta}, "rope_theta")) if windowed else None,
     }
 
 
 def _scaling(rope: dict[str, Any], key: str, original: Any, context: int) -> Scaling | None:
     """original: the length before the stretching where it stands outside of `rope`."""
-    _only(rope, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
-    _only(rope, "mrope_section", (None,), "rotary embedding in sections")
+    only(rope, "partial_rotary_factor", (None, 1, 1.0), "rotary embedding of a part of each head")
+    only(rope, "mrope_section", (None,), "rotary embedding in sections")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
@@ -329,27 +333,27 @@ def _scaling(rope: dict[str, Any], key: str, original: Any, context: int) -> Sca
             f"config.json: {key} asks for rope_type {kind!r}; computed here are 'default', 'linear', 'llama3' "
             "and 'yarn'"
         )
-    factor = float(_need(rope, "factor", key))
+    factor = float(need(rope, "factor", key))
     original = original or rope.get("original_max_position_embeddings") or context
     if kind == "yarn":
-        _only(rope, "truncate", (True,), "YaRN between pairs", default=True)
+        only(rope, "truncate", (True,), "YaRN between pairs", default=True)
         # transformers takes an mscale of 0 for none, and an attention_factor of 0 as it is
         given = {name: rope[name] for name in ("mscale", "mscale_all_dim") if rope.get(name)}
         given |= {name: rope[name] for name in ("attention_factor",) if rope.get(name) is not None}
         return YarnScaling(
             factor=factor,
             original_context_length=original,
-            beta_fast=float(_need({"beta_fast": rope.get("beta_fast") or 32}, "beta_fast", key)),
-            beta_slow=float(_need({"beta_slow": rope.get("beta_slow") or 1}, "beta_slow", key)),
-            **{name: float(_need(rope, name, key)) for name in given},
+            beta_fast=float(need({"beta_fast": rope.get("beta_fast") or 32}, "beta_fast", key)),
+            beta_slow=float(need({"beta_slow": rope.get("beta_slow") or 1}, "beta_slow", key)),
+            **{name: float(need(rope, name, key)) for name in given},
         )
-    _only(rope, "mscale_all_dim", (None, 0), "another scale of latent attention")
+    only(rope, "mscale_all_dim", (None, 0), "another scale of latent attention")
     if kind == "linear":
         return LinearScaling(factor)
     return RotaryScaling(
         factor=factor,
-        low_frequency_factor=float(_need(rope, "low_freq_factor", key)),
-        high_frequency_factor=float(_need(rope, "high_freq_factor", key)),
+        low_frequency_factor=float(need(rope, "low_freq_factor", key)),
+        high_frequency_factor=float(need(rope, "high_freq_factor", key)),
         original_context_length=original,
     )
 
@@ -368,27 +372,27 @@ def _windows(family: str, values: dict[str, Any]) -> tuple[int | None, tuple[int
         default = [_SLIDING if (i + 1) % every else _FULL for i in range(layers)]
     elif family in ("qwen2", "qwen3"):
         window = values.get("sliding_window", 4096) if values.get("use_sliding_window") else None
-        first = _need({"max_window_layers": 28, **values}, "max_window_layers")
+        first = need({"max_window_layers": 28, **values}, "max_window_layers")
         default = [_SLIDING if window is not None and i >= first else _FULL for i in range(layers)]
     else:  # transformers gives all layers the same and does not read layer_types
         if family == "mistral":
             window = values.get("sliding_window", 4096)
         else:
-            _only(values, "sliding_window", (None,), f"a window, which transformers leaves out of {family}")
+            only(values, "sliding_window", (None,), f"a window, which transformers leaves out of {family}")
             window = None
         default = [_FULL if window is None else _SLIDING] * layers
         if kinds not in (None, default):
             raise WorkbenchError(
-                f"config.json: layer_types asks for {_few(kinds)} beside a window of {window}; a {family} has the same "
+                f"config.json: layer_types asks for {few(kinds)} beside a window of {window}; a {family} has the same "
                 "attention in all layers"
             )
     kinds = default if kinds is None else kinds
     if not isinstance(kinds, list) or len(kinds) != layers:
-        raise WorkbenchError(f"config.json: layer_types must be a list of {layers}, got {_few(kinds)}")
+        raise WorkbenchError(f"config.json: layer_types must be a list of {layers}, got {few(kinds)}")
     for layer, kind in enumerate(kinds):
         if kind not in (_SLIDING, _FULL):
             raise WorkbenchError(
-                f"config.json: layer_types[{layer}] is {_few(kind)}; computed here are {_SLIDING!r} and {_FULL!r}"
+                f"config.json: layer_types[{layer}] is {few(kind)}; computed here are {_SLIDING!r} and {_FULL!r}"
             )
     global_layers = tuple(i for i, kind in enumerate(kinds) if kind == _FULL)
     if len(global_layers) == layers:
@@ -398,33 +402,6 @@ def _windows(family: str, values: dict[str, Any]) -> tuple[int | None, tuple[int
             f"config.json: layer_types asks for {_SLIDING}, and sliding_window / use_sliding_window for none"
         )
     return window, global_layers
-
-
-def _few(value: object) -> str:
-    words = repr(value)
-    return words if len(words) <= 80 else f"{words[:77]}..."
-
-
-def _only(values: dict[str, Any], key: str, allowed: tuple[Any, ...], what: str, default: object = None) -> None:
-    value = values.get(key, default)
-    if value not in allowed:
-        raise WorkbenchError(
-            f"config.json: {key} = {_few(value)} asks for {what}, which is not computed here; "
-            f"supported: {', '.join(map(repr, allowed))}"
-        )
-
-
-def _need(values: dict[str, Any], key: str, where: str = "") -> Any:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
-        raise WorkbenchError(f"config.json: {where + '.' if where else ''}{key} must be a number, got {_few(value)}")
-    return value
-
-
-def _divide(hidden: int, heads: int) -> int:
-    if heads < 1 or hidden % heads:
-        raise WorkbenchError(f"config.json: a width of {hidden} does not divide into {heads} heads")
-    return hidden // heads
 
 
 # -- ModelConfig -> config.json ---------------------------------------------------------------------------
@@ -458,6 +435,8 @@ def _in_family(config: ModelConfig, dtype: torch.dtype) -> tuple[dict[str, Any],
         block = _gpt2_to_hf(config)
     elif config.latent_attention is not None:
         block = _deepseek_to_hf(config)
+    elif config.family in STATE_WRITERS:
+        block = STATE_WRITERS[config.family](config)
     else:
         block = _gemma_to_hf(config) if config.family == "gemma3_text" else _llama_to_hf(config)
     values = {

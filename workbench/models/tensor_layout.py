@@ -5,6 +5,7 @@ GPT-2     c_attn, [inputs, outputs]                    attention.q, .k, .v
 DeepSeek  kv_b_proj: key and value of each head        attention.k_up: all keys; .v_up: all values
           rotary rows as neighbours, 0 1 2 3 …         as halves, 0 2 4 … 1 3 5 …
 Gemma 3   post_attention_layernorm                     attention_post_norm (elsewhere it is mlp_norm)
+Qwen3.5   q_proj: query and gate of each head          attention.q: all queries; .gate: all gates
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import partial
 import torch
 
 from workbench.models.config import ModelConfig
+from workbench.models.state_shape import ATTENTION
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,39 @@ _LATENT_ATTENTION = {
     "self_attn.kv_b_proj": ("attention.k_up", "attention.v_up"),
     "self_attn.o_proj": ("attention.o",),
 }
+_MAMBA = {
+    "in_proj": ("mixer.proj",),
+    "conv1d": ("mixer.conv",),
+    "x_proj": ("mixer.select",),
+    "dt_proj": ("mixer.step_up",),
+    "dt_layernorm": ("mixer.step_norm",),
+    "b_layernorm": ("mixer.b_norm",),
+    "c_layernorm": ("mixer.c_norm",),
+    "A_log": ("mixer.a_log",),
+    "D": ("mixer.skip",),
+    "out_proj": ("mixer.out",),
+}
+_MAMBA2 = {
+    "in_proj": ("mixer.proj",),
+    "conv1d": ("mixer.conv",),
+    "dt_bias": ("mixer.dt_bias",),
+    "A_log": ("mixer.a_log",),
+    "D": ("mixer.skip",),
+    "norm": ("mixer.norm",),
+    "out_proj": ("mixer.out",),
+}
+_GATED_DELTA = {
+    "in_proj_qkv": ("mixer.qkv",),
+    "in_proj_z": ("mixer.gate",),
+    "in_proj_b": ("mixer.beta",),
+    "in_proj_a": ("mixer.decay",),
+    "conv1d": ("mixer.conv",),
+    "dt_bias": ("mixer.dt_bias",),
+    "A_log": ("mixer.a_log",),
+    "norm": ("mixer.norm",),
+    "out_proj": ("mixer.out",),
+}
+_GATED_ATTENTION = {"self_attn.q_proj": ("attention.q", "attention.gate")}
 _MLP = {"mlp.gate_proj": ("mlp.gate",), "mlp.up_proj": ("mlp.up",), "mlp.down_proj": ("mlp.down",)}
 _NORMS = {"input_layernorm": ("attention_norm",), "post_attention_layernorm": ("mlp_norm",)}
 _FOUR_NORMS = {
@@ -83,33 +118,80 @@ _GPT2_LAYER = {
 
 def stored_tensors(config: ModelConfig, shapes: dict[str, tuple[int, ...]]) -> list[StoredTensor]:
     """Every tensor of a checkpoint. shapes: our parameter names -> shapes, a tied head left out."""
-    ends: dict[str, tuple[str, ...]]
-    layer: dict[str, tuple[str, ...]]
-    if config.is_gpt2:
-        ends = {"wte": ("embed",), "wpe": ("embed_positions",), "ln_f": ("norm",), "lm_head": ("head",)}
-        prefix, layer = "h", _GPT2_LAYER
-    else:
-        ends = {"embed_tokens": ("embed",), "norm": ("norm",), "lm_head": ("head",)}
-        attention = _ATTENTION if config.latent_attention is None else _LATENT_ATTENTION
-        prefix, layer = "layers", {**(_FOUR_NORMS if config.post_norms else _NORMS), **attention, **_MLP}
-    orders = {} if config.latent_attention is None else _LATENT_ORDERS
-    modules = {theirs: (theirs, ours) for theirs, ours in ends.items()}
+    modules = {theirs: (theirs, ours) for theirs, ours in _ends(config).items()}
     for index in range(config.num_layers):
-        for theirs, ours in layer.items():
-            modules[f"{prefix}.{index}.{theirs}"] = (theirs, tuple(f"layers.{index}.{o}" for o in ours))
+        prefix = f"{'h' if config.is_gpt2 else 'layers'}.{index}."
+        for theirs, ours in _layer(config, index, shapes).items():
+            modules[prefix + theirs] = (theirs, tuple(f"layers.{index}.{o}" for o in ours))
+    orders = {} if config.latent_attention is None else _LATENT_ORDERS
+    if config.family == "qwen3_5_text":
+        orders = {"self_attn.q_proj": _gated_query_order}
     stored = []
     for name, (theirs, ours) in modules.items():
-        for kind in ("weight", "bias"):
-            parts = tuple(f"{o}.{kind}" for o in ours if f"{o}.{kind}" in shapes)
+        for kind in (".weight", ".bias", ""):  # the last: a parameter that is no module's weight
+            parts = tuple(f"{o}{kind}" for o in ours if f"{o}{kind}" in shapes)
             if not parts:  # no bias, no norm, or keys that are another layer's
                 continue
             rows = tuple(shapes[part][0] for part in parts)
             shape = (sum(rows), *shapes[parts[0]][1:])
-            conv1d = config.is_gpt2 and kind == "weight" and ".c_" in theirs
+            conv1d = config.is_gpt2 and kind == ".weight" and ".c_" in theirs
             shape = shape[::-1] if conv1d else shape
             order = partial(orders[theirs], config) if theirs in orders else None
-            stored.append(StoredTensor(f"{name}.{kind}", parts, rows, shape, conv1d, order))
+            stored.append(StoredTensor(f"{name}{kind}", parts, rows, shape, conv1d, order))
     return stored
+
+
+def _ends(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Before and after the layers."""
+    if config.is_gpt2:
+        return {"wte": ("embed",), "wpe": ("embed_positions",), "ln_f": ("norm",), "lm_head": ("head",)}
+    if config.family in ("mamba", "mamba2"):
+        return {"embeddings": ("embed",), "norm_f": ("norm",), "lm_head": ("head",)}
+    norm = "final_layernorm" if config.family == "jamba" else "norm"
+    return {"embed_tokens": ("embed",), norm: ("norm",), "lm_head": ("head",)}
+
+
+def _layer(config: ModelConfig, index: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[str, ...]]:
+    """Names within one layer: theirs -> ours."""
+    if config.is_gpt2:
+        return _GPT2_LAYER
+    state = config.mixer_of(index) != ATTENTION
+    match config.family:
+        case "mamba" | "mamba2":
+            mixer = _MAMBA if config.family == "mamba" else _MAMBA2
+            return {"norm": ("mixer_norm",), **_under("mixer", mixer)}
+        case "jamba":
+            norms = {
+                "input_layernorm": ("mixer_norm" if state else "attention_norm",),
+                "pre_ff_layernorm": ("mlp_norm",),
+            }
+            feeds = {theirs.replace("mlp.", "feed_forward."): ours for theirs, ours in _MLP.items()}
+            return {**norms, **(_under("mamba", _MAMBA) if state else _ATTENTION), **feeds}
+        case "qwen3_5_text" if state:
+            return {**_NORMS, "input_layernorm": ("mixer_norm",), **_under("linear_attn", _GATED_DELTA), **_MLP}
+        case "qwen3_5_text":
+            return {**_NORMS, **_ATTENTION, **_GATED_ATTENTION, **_MLP}
+    if state:  # in no family of theirs: by our own names
+        prefix = f"layers.{index}."
+        own = dict.fromkeys(n.removeprefix(prefix) for n in shapes if n.startswith(f"{prefix}mixer"))
+        return {**{name: (name,) for name in own}, "post_attention_layernorm": ("mlp_norm",), **_MLP}
+    attention = _ATTENTION if config.latent_attention is None else _LATENT_ATTENTION
+    return {
+        **(_FOUR_NORMS if config.post_norms else _NORMS),
+        **attention,
+        "self_attn.gate": ("attention.gate",),
+        **_MLP,
+    }
+
+
+def _under(prefix: str, names: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    return {f"{prefix}.{theirs}": ours for theirs, ours in names.items()}
+
+
+def _gated_query_order(config: ModelConfig) -> torch.Tensor:
+    """Qwen3.5 keeps a head's query and its gate side by side; we have the queries of all heads first."""
+    rows = torch.arange(2 * config.num_heads * config.head_dim).view(config.num_heads, 2, config.head_dim)
+    return rows.transpose(0, 1).flatten()
 
 
 def _neighbours(size: int) -> torch.Tensor:
@@ -145,16 +227,19 @@ _LATENT_ORDERS = {
 }
 
 
+_PREFIXES = {"gpt2": "transformer.", "mamba": "backbone.", "mamba2": "backbone."}
+
+
 def bare_name(name: str) -> str:
     """A tensor's name without the base model's prefix."""
-    return name.removeprefix("model.").removeprefix("transformer.")
+    return name.removeprefix("model.").removeprefix("transformer.").removeprefix("backbone.")
 
 
 def full_name(config: ModelConfig, name: str) -> str:
     """A tensor's name as transformers writes it."""
     if name.startswith("lm_head"):
         return name
-    return ("transformer." if config.is_gpt2 else "model.") + name
+    return _PREFIXES.get(config.family, "model.") + name
 
 
 def is_derived(name: str) -> bool:
