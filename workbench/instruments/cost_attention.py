@@ -31,7 +31,7 @@ def attend_operations(
 
     by_kernel: over blocks through our kernel, one launch a layer, and nothing is put or converted around it.
     """
-    alike = Counter((memory.look(config, i), config.kv_source(i) == i) for i in range(config.num_layers))
+    alike = Counter((memory.look(config, i), config.kv_source(i) == i) for i in config.attention_layers)
     found: dict[str, list[OperationCosts]] = {}
     rectangle = 0
     for (look, owns), layers in alike.items():

@@ -27,6 +27,8 @@ ORDER = (
     "q_up",
     "qk norm",
     "rotary",
+    "mixer",
+    "scan",
     "absorb",
     "dequantize",
     "expand",
@@ -58,8 +60,10 @@ class LayerCounter:
         self.config, self.rows, self.weight, self.wide = config, rows, weight, wide
         self.linear = weight if linear is None else linear
         self.layers, self.narrow = config.num_layers, wide < 4
+        self.attending = len(config.attention_layers)
         self.owners = len(config.kv_layers)  # layers with keys of their own; the others project a query only
-        self.sharers = self.layers - self.owners
+        self.sharers = self.attending - self.owners
+        self.feeding = self.layers if config.intermediate_size else 0  # layers with a feed-forward
         self.q, self.kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.mixed = config.num_heads * config.value_head_dim  # what attention gives
 
@@ -114,6 +118,8 @@ class LayerCounter:
         if c.embedding_scale != 1:  # the factor, rounded as the weights are, and the product
             launches = 1 if arrangement == "fast" else 2 + self.narrow
             found.append(self.elementwise("embedding scale", 1, launches, values, values))
+        if not c.uses_rotary:
+            return found
         table = self.rows * c.rotary_head_dim
         tables = 1 if c.local_rope_theta is None else 2
         launches = tables * (1 if arrangement == "fast" else 4 + 2 * self.narrow)
@@ -124,7 +130,7 @@ class LayerCounter:
     def end(self, logit_rows: int, arrangement: str) -> list[OperationCosts]:
         """The norms of all layers and the last one, the choice of rows, the head."""
         c, d = self.config, self.config.hidden_size
-        norms = (4 if c.post_norms else 2) * self.layers + 1
+        norms = (4 if c.post_norms else 2 if self.feeding else 1) * self.layers + 1
         norm = self._norm("norm", norms, d, arrangement, zero_centered=c.zero_centered_norms)
         chosen = logit_rows if logit_rows != self.rows else 0
         found = [norm]
@@ -155,6 +161,8 @@ class LayerCounter:
 
     def around_attention(self, arrangement: str) -> list[OperationCosts]:
         """The projections to q, k and v (or the latents), what is done to them, and the projection back."""
+        if not self.attending:
+            return []
         if self.config.latent_attention is not None:
             return self._latent(arrangement)
         return self._fast_attention() if arrangement == "fast" else self._plain_attention()
@@ -162,12 +170,12 @@ class LayerCounter:
     def _plain_attention(self) -> list[OperationCosts]:
         c, d = self.config, self.config.hidden_size
         return [
-            self.product("q", "projections", d, self.q, bias=c.qkv_bias),
+            self.product("q", "projections", d, self.q, bias=c.qkv_bias, count=self.attending),
             self.product("k", "projections", d, self.kv, bias=c.qkv_bias, count=self.owners),
             self.product("v", "projections", d, self.kv, bias=c.qkv_bias, count=self.owners),
             *self._qk_norm(joined=False),
             *self._rotary(launches=7, read=5, written=4, apart=True),
-            self.product("o", "projections", self.mixed, d, bias=c.attention_output_bias),
+            self.product("o", "projections", self.mixed, d, bias=c.attention_output_bias, count=self.attending),
         ]
 
     def _fast_attention(self) -> list[OperationCosts]:
@@ -178,7 +186,7 @@ class LayerCounter:
             *(alone if self.sharers else []),
             *self._qk_norm(joined=True),
             *self._rotary(launches=3, read=5, written=3, apart=False),
-            self.product("o", "projections", self.mixed, d, bias=c.attention_output_bias),
+            self.product("o", "projections", self.mixed, d, bias=c.attention_output_bias, count=self.attending),
         ]
 
     def _latent(self, arrangement: str) -> list[OperationCosts]:
@@ -209,6 +217,8 @@ class LayerCounter:
     def feed_forward(self, arrangement: str) -> list[OperationCosts]:
         """The feed-forward of all layers, and the residual stream's sums."""
         c, d, wide = self.config, self.config.hidden_size, self.config.intermediate_size
+        if not self.feeding:
+            return [self._residual()]
         up = [("up", wide)] if c.is_gpt2 else [("gate", wide), ("up", wide)]
         if arrangement == "fast" and not c.is_gpt2:
             up = [("gate_up", 2 * wide)]
@@ -253,4 +263,6 @@ class LayerCounter:
 
     def _residual(self) -> OperationCosts:
         values = self.rows * self.config.hidden_size
+        if not self.feeding:  # a mixer alone
+            return self.elementwise("residual", self.layers, 1, 2 * values, values)
         return self.elementwise("residual", self.layers, 2, 4 * values, 2 * values)

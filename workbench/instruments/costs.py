@@ -36,6 +36,7 @@ from workbench.instruments.cost_memory import COUNTED_KVS, Memory
 from workbench.instruments.cost_operations import BYTE_PARTS, PARTS, OperationCosts, StepCosts, with_rectangle
 from workbench.instruments.cost_prediction import Prediction, predict
 from workbench.instruments.cost_quantized import quantized_bytes_per_element
+from workbench.instruments.cost_states import state_operations
 from workbench.instruments.device import Ceilings
 from workbench.models.config import ModelConfig
 
@@ -82,6 +83,11 @@ def step_costs(
     rows, wide = _check_step(new_tokens, contexts, weight_bytes_per_element, activation_bytes_per_element)
     if arrangement not in ARRANGEMENTS:
         raise unknown("arrangement", arrangement, ARRANGEMENTS)
+    if config.mixers and arrangement != "plain":
+        raise WorkbenchError(
+            f"a shape with layers of {', '.join(dict.fromkeys(config.mixers))} runs as it was loaded; count "
+            f"arrangement 'plain', not {arrangement!r}"
+        )
     if not 0 <= logit_rows <= rows:
         raise WorkbenchError(f"logit_rows must be from 0 to {rows}, the rows there are; got {logit_rows}")
     memory = _memory(config, contexts, wide, kv, kv_bytes_per_element, kv_settings, latent_form)
@@ -101,6 +107,7 @@ def step_costs(
         *count.start(arrangement),
         *count.around_attention(arrangement),
         *attend,
+        *state_operations(config, new_tokens, weight_bytes_per_element, wide, count.linear, kept=kv != "recompute"),
         *count.feed_forward(arrangement),
         *count.end(logit_rows, arrangement),
         *([recorded_operation(config, logit_rows, wide)] if recorded else []),
@@ -146,7 +153,9 @@ def _in_order(operations: list[OperationCosts], rectangle: int, rows: int) -> St
 
 def prepared_on(ceilings: Ceilings, config: ModelConfig) -> str:
     """The arrangement of a prepared model on a machine with these ceilings: "kernels" on a GPU, where the shape has
-    them, else "fast"."""
+    them, else "fast"; "plain" for a shape with state layers, which is not prepared."""
+    if config.mixers:
+        return "plain"
     return "kernels" if ceilings.of_gpu and not why_no_kernels(config) else "fast"
 
 
@@ -280,6 +289,8 @@ COUNTED_FIELDS = (
     "eos_token_ids",
     "latent_attention",
     "experts",
+    "mixers",
+    "state_shape",
 )
 
 

@@ -139,6 +139,9 @@ STATE_VARIANTS: dict[str, ModelConfig] = {  # values of state a sequence has, an
     "stdlib-3m-jamba4": _state_variant(200, _JAMBA4, **_MAMBA2),
 }
 
+# Recipes whose weights are not among the shipped ones: `workbench train NAME` makes them.
+NOT_SHIPPED = frozenset(STATE_VARIANTS)
+
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (

@@ -46,6 +46,8 @@ class _Kind:
     reads: tuple[str, ...]  # the sizes it has; all others must be left as they are
     parameters: Callable[[StateShape, int], int]  # of the sizes and d
     states: Callable[[StateShape, int, int], dict[str, tuple[int, ...]]]  # of the sizes, d and the context length
+    # FLOPs of the recurrence a token beside its matrices: products and sums over the state, 2 of a short convolution's
+    flops: Callable[[StateShape, int, int], int]
     why_not: Callable[[StateShape, int], str] = lambda shape, d: ""  # what of the sizes does not fit, in words
 
 
@@ -165,6 +167,38 @@ def _recurrent_memory_states(shape: StateShape, d: int, context: int) -> dict[st
     return {"memory": (shape.state_size, d), "segment": (shape.chunk_size, d), "filled": (1,)}
 
 
+# -- FLOPs of one token in the recurrent form, less exponentials, norms, gates and what is said once a token ----------
+
+
+def _conv_flops(shape: StateShape, channels: int) -> int:
+    return 2 * shape.conv_width * channels
+
+
+def _a_value(times: int, *, conv: Callable[[StateShape], int] | None = None) -> Callable[[StateShape, int, int], int]:
+    """So many FLOPs for each value of a state of E × N (a matrix a head, or N values a channel)."""
+
+    def count(shape: StateShape, d: int, context: int) -> int:
+        passed = 0 if conv is None else _conv_flops(shape, conv(shape))
+        return times * shape.inner_size * shape.state_size + passed
+
+    return count
+
+
+def _rwkv7_flops(shape: StateShape, d: int, context: int) -> int:
+    return 9 * shape.inner_size * shape.head_dim
+
+
+def _hyena_flops(shape: StateShape, d: int, context: int) -> int:
+    channels = (shape.order + 1) * shape.inner_size
+    return 2 * shape.order * context * shape.inner_size + _conv_flops(shape, channels)
+
+
+def _recurrent_memory_flops(shape: StateShape, d: int, context: int) -> int:
+    """Keys and values of all rows anew, and attention over them; the memory's own, once a segment, is left out."""
+    rows = shape.state_size + shape.chunk_size
+    return (rows - 1) * 4 * d * shape.inner_size + rows * 4 * shape.inner_size
+
+
 def _why_not_s4(shape: StateShape, d: int) -> str:
     if shape.inner_size != d:
         return f"inner_size {shape.inner_size} must be the model's width {d}: each of its channels has a system"
@@ -182,24 +216,30 @@ def _why_not_rwkv7(shape: StateShape, d: int) -> str:
 _HEADS = ("inner_size", "state_size", "num_heads", "conv_width", "conv_bias", "bias", "chunk_size")
 _GROUPS = ("inner_size", "state_size", "num_heads", "num_groups", "conv_width", "conv_bias", "chunk_size")
 _S4 = ("inner_size", "state_size", "chunk_size", "bias")
+_MAMBA = ("inner_size", "state_size", "rank", "conv_width", "conv_bias", "bias", "inner_norms", "chunk_size")
+_RWKV7 = ("inner_size", "num_heads", "rank", "chunk_size")
+_HYENA = ("inner_size", "conv_width", "conv_bias", "bias", "order", "rank")
+_MEMORY = ("inner_size", "state_size", "num_heads", "chunk_size")
 KINDS: dict[str, _Kind] = {
-    "linear_attention": _Kind(_HEADS, _linear_attention_parameters, _linear_attention_states),
-    "s4": _Kind(_S4, _s4_parameters, _s4_states, _why_not_s4),
-    "s4d": _Kind(_S4, _s4d_parameters, _s4_states, _why_not_s4),
-    "mamba": _Kind(
-        ("inner_size", "state_size", "rank", "conv_width", "conv_bias", "bias", "inner_norms", "chunk_size"),
-        _mamba_parameters,
-        _mamba_states,
+    "linear_attention": _Kind(
+        _HEADS,
+        _linear_attention_parameters,
+        _linear_attention_states,
+        _a_value(4, conv=_linear_attention_channels),  # outer product, sum, and 2 to read
     ),
-    "mamba2": _Kind((*_GROUPS, "bias"), _mamba2_parameters, _mamba2_states),
-    "gated_delta": _Kind(_GROUPS, _gated_delta_parameters, _gated_delta_states),
-    "rwkv7": _Kind(("inner_size", "num_heads", "rank", "chunk_size"), _rwkv7_parameters, _rwkv7_states, _why_not_rwkv7),
-    "hyena": _Kind(
-        ("inner_size", "conv_width", "conv_bias", "bias", "order", "rank"), _hyena_parameters, _hyena_states
-    ),
-    "recurrent_memory": _Kind(
-        ("inner_size", "state_size", "num_heads", "chunk_size"), _recurrent_memory_parameters, _recurrent_memory_states
-    ),
+    # complex numbers, two values each: decay 3 a value, input 2, reading 2; the low-rank part of S4 comes on top
+    "s4": _Kind(_S4, _s4_parameters, _s4_states, _a_value(22), _why_not_s4),
+    "s4d": _Kind(_S4, _s4d_parameters, _s4_states, _a_value(7), _why_not_s4),
+    # Δ A, Δ u B, decay, sum, and 2 to read
+    "mamba": _Kind(_MAMBA, _mamba_parameters, _mamba_states, _a_value(6, conv=lambda s: s.inner_size)),
+    # decay, outer product, sum, and 2 to read
+    "mamba2": _Kind((*_GROUPS, "bias"), _mamba2_parameters, _mamba2_states, _a_value(5, conv=_mamba2_channels)),
+    # the same, and 2 to read what stands under the key
+    "gated_delta": _Kind(_GROUPS, _gated_delta_parameters, _gated_delta_states, _a_value(7, conv=_mamba2_channels)),
+    # the same, and 2 for the removal beside the writing
+    "rwkv7": _Kind(_RWKV7, _rwkv7_parameters, _rwkv7_states, _rwkv7_flops, _why_not_rwkv7),
+    "hyena": _Kind(_HYENA, _hyena_parameters, _hyena_states, _hyena_flops),
+    "recurrent_memory": _Kind(_MEMORY, _recurrent_memory_parameters, _recurrent_memory_states, _recurrent_memory_flops),
 }
 MIXERS = (ATTENTION, *KINDS)
 
@@ -212,6 +252,36 @@ def mixer_parameters(kind: str, shape: StateShape, d: int) -> int:
 def state_shapes(kind: str, shape: StateShape, d: int, context: int) -> dict[str, tuple[int, ...]]:
     """What one sequence keeps in a layer of this kind: name -> shape, without the sequence."""
     return KINDS[kind].states(shape, d, context)
+
+
+def mixer_matrices(kind: str, shape: StateShape, d: int) -> list[tuple[int, int]]:
+    """Inputs and outputs of every matrix of a mixer, biases left out."""
+    inner, heads, keys = shape.inner_size, shape.num_heads, shape.num_groups * shape.state_size
+    out, small = (inner, d), [(d, shape.rank), (shape.rank, inner)]
+    match kind:
+        case "linear_attention":
+            return [(d, _linear_attention_channels(shape)), out]
+        case "s4" | "s4d":
+            return [(d, 2 * d)]
+        case "mamba":
+            select = inner, shape.rank + 2 * shape.state_size
+            return [(d, 2 * inner), select, (shape.rank, inner), out]
+        case "mamba2":
+            return [(d, 2 * inner + 2 * keys + heads), out]
+        case "gated_delta":
+            return [(d, 2 * keys + inner), (d, inner), (d, heads), (d, heads), out]
+        case "rwkv7":
+            return [*[(d, inner)] * 3, *small * 3, out]
+        case "hyena":  # the filter's own network, once a step, is no product over the rows
+            return [(d, (shape.order + 1) * inner), out]
+        case "recurrent_memory":
+            return [*[(d, inner)] * 3, out]
+    raise AssertionError(f"a kind that is not counted: {kind}")
+
+
+def scan_flops(kind: str, shape: StateShape, d: int, context: int) -> int:
+    """FLOPs of one token in the recurrent form of a mixer, beside those of its matrices."""
+    return KINDS[kind].flops(shape, d, context)
 
 
 def check_state_shape(shape: StateShape, kinds: tuple[str, ...], d: int) -> None:

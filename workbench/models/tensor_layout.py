@@ -65,7 +65,7 @@ _LATENT_ATTENTION = {
     "self_attn.kv_b_proj": ("attention.k_up", "attention.v_up"),
     "self_attn.o_proj": ("attention.o",),
 }
-_MAMBA = {
+_MAMBA: dict[str, tuple[str, ...]] = {
     "in_proj": ("mixer.proj",),
     "conv1d": ("mixer.conv",),
     "x_proj": ("mixer.select",),
@@ -77,7 +77,7 @@ _MAMBA = {
     "D": ("mixer.skip",),
     "out_proj": ("mixer.out",),
 }
-_MAMBA2 = {
+_MAMBA2: dict[str, tuple[str, ...]] = {
     "in_proj": ("mixer.proj",),
     "conv1d": ("mixer.conv",),
     "dt_bias": ("mixer.dt_bias",),
@@ -86,7 +86,7 @@ _MAMBA2 = {
     "norm": ("mixer.norm",),
     "out_proj": ("mixer.out",),
 }
-_GATED_DELTA = {
+_GATED_DELTA: dict[str, tuple[str, ...]] = {
     "in_proj_qkv": ("mixer.qkv",),
     "in_proj_z": ("mixer.gate",),
     "in_proj_b": ("mixer.beta",),

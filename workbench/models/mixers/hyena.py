@@ -43,15 +43,14 @@ class ImplicitFilter(nn.Module):
 
     def forward(self) -> torch.Tensor:
         weight = wide(self.last.weight)
-        kind = {"dtype": weight.dtype, "device": weight.device}
-        share = torch.arange(self.length, **kind) / self.length
-        turns = 2 * math.pi * share[:, None] * torch.arange(1, 3, **kind)
+        share = torch.arange(self.length, dtype=weight.dtype, device=weight.device) / self.length
+        turns = 2 * math.pi * share[:, None] * torch.arange(1, 3, dtype=weight.dtype, device=weight.device)
         hidden = torch.cat((share[:, None], turns.cos(), turns.sin()), dim=1)
         for layer in (self.first, self.second):
             hidden = torch.sin(SINE_FREQUENCY * (hidden @ wide(layer.weight).T + wide(layer.bias)))
         filters = (hidden @ weight.T).T.unflatten(0, (self.order, self.inner))
         # channels forget at rates from 1 to 20 over the context
-        rates = torch.linspace(1, 20, self.inner, **kind)
+        rates = torch.linspace(1, 20, self.inner, dtype=weight.dtype, device=weight.device)
         return filters * (-rates[:, None] * share).exp()
 
 

@@ -57,7 +57,8 @@ def chunked(
     if whole:
         parts = [x[:, :whole].unflatten(1, (-1, chunk_size)).flatten(0, 1) for x in (q, k, v, log_a)]
         since = parts[3].cumsum(1)
-        y, added = (x.unflatten(0, (len(q), -1)) for x in _within(*parts[:3], since))  # [B, chunks, …]
+        within = _within(parts[0], parts[1], parts[2], since)
+        y, added = (x.unflatten(0, (len(q), -1)) for x in within)  # [B, chunks, …]
         decay = since[:, -1].exp().unflatten(0, (len(q), -1))[..., None, None]
         before = []
         for c in range(added.shape[1]):

@@ -135,14 +135,34 @@ class RWKV7(SequenceMixer):
             log_w = -LARGEST_DECAY * torch.sigmoid(decay)
             removed = k * wide(self.removal)
             k = k * (1 + (rate - 1) * wide(self.replacement))
-            heads = [t.unflatten(-1, (s.num_heads, s.head_dim)) for t in (r, log_w, k, v, removed, rate)]
-            heads[4] = F.normalize(heads[4], dim=-1)
-            if x.shape[1] == 1:
-                y, wkv = recurrent(*heads, states["wkv"])
-            else:
-                y, wkv = chunked(*heads, states["wkv"], s.chunk_size)
+            size = s.num_heads, s.head_dim
+            values = v.unflatten(-1, size)
+            y, wkv = self._scanned(
+                r.unflatten(-1, size),
+                log_w.unflatten(-1, size),
+                k.unflatten(-1, size),
+                values,
+                removed.unflatten(-1, size),
+                rate.unflatten(-1, size),
+                states["wkv"],
+            )
             weight, bias = wide(self.norm.weight), wide(self.norm.bias)
             y = F.group_norm(y.flatten(0, 1).flatten(1), s.num_heads, weight, bias, NORM_EPS).unflatten(0, x.shape[:2])
             own = (r * k * wide(self.bonus)).unflatten(-1, (s.num_heads, s.head_dim)).sum(-1, keepdim=True)
-            y = (y + (own * heads[3]).flatten(-2)) * wide(gate)
+            y = (y + (own * values).flatten(-2)) * wide(gate)
         return self.out(y.to(x.dtype)), {"shift": wider[:, -1], "wkv": wkv}
+
+    def _scanned(
+        self,
+        r: torch.Tensor,
+        log_w: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        removed: torch.Tensor,
+        rate: torch.Tensor,
+        s: torch.Tensor,
+    ) -> Scanned:
+        removed = F.normalize(removed, dim=-1)
+        if r.shape[1] == 1:
+            return recurrent(r, log_w, k, v, removed, rate, s)
+        return chunked(r, log_w, k, v, removed, rate, s, self.shape.chunk_size)
