@@ -177,7 +177,7 @@ def chunked_scan(
         launch(_scan_tokens, grid, inputs, outputs, SHAPE=shape, VALUES=values, num_warps=4)
     else:
         launch(_scan_chunks, grid, inputs, outputs, SHAPE=shape, VALUES=values, CHUNK=TOKENS, num_warps=4, num_stages=2)
-    return tuple(outputs)
+    return outputs.y, outputs.after
 
 
 # -- the oracle and the work -----------------------------------------------------------------------------------------
@@ -216,13 +216,14 @@ def examples(make: alone.Make) -> list[alone.Example]:
     q, k = (make.normal(tokens, heads, size, scale=size**-0.5) for _ in range(2))
     v, log_a = make.normal(tokens, heads, value), -make.normal(tokens, heads).abs()
     states, starts = make.normal(1, heads, size, value, dtype=torch.float32), make.starts(1, tokens)
-    inputs = q, k, v, log_a, states
     return [
         alone.Example(
             f"chunked_scan of {tokens:,} tokens, {heads} heads of {size} × {value}",
             VERSIONS,
-            lambda version: chunked_scan(*inputs, starts, version)[0],
-            lambda: chunked_scan_reference(*(one.double() for one in inputs), starts)[0],
+            lambda version: chunked_scan(q, k, v, log_a, states, starts, version)[0],
+            lambda: chunked_scan_reference(q.double(), k.double(), v.double(), log_a.double(), states.double(), starts)[
+                0
+            ],
             chunked_scan_work(q, v, 1),
         )
     ]

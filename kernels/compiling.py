@@ -310,8 +310,8 @@ def _state_update(version: int, size: int, value: int, dtype: torch.dtype) -> No
     from workbench.kernels import state_update
 
     q, v = _empty(8, 80, size, dtype=dtype), _empty(8, 80, value, dtype=dtype)
-    cells = (_empty(8, dtype=torch.int64) for _ in range(2))
-    state_update.state_update(q, q, v, _floats(8, 80), _floats(20, 80, size, value), *cells, version)
+    cells = _empty(8, dtype=torch.int64)
+    state_update.state_update(q, q, v, _floats(8, 80), _floats(20, 80, size, value), cells, cells, version)
 
 
 def _chunked_scan(version: int, size: int, value: int, dtype: torch.dtype) -> None:
