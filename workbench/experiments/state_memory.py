@@ -1,4 +1,4 @@
-"""states.memory: what a state and a cache cost by context, in bytes and in time. Lab 14's; no lab has it yet.
+"""states.memory: what a state and a cache cost by context, in bytes and in time. No lab has it yet.
 
 Bytes are asked of real caches. Times are of models with random weights, whose context is made long enough: neither
 depends on the values. The prompt goes in chunks; at each context some steps of one token are timed, each cut again.

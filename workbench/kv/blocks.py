@@ -328,14 +328,9 @@ class BlockTables:
 
     def _forget(self, block: int) -> None:
         for lost in () if self.prefix is None else (block, *self.prefix.forget(block)):
-            self._lost(lost)
             if lost in self._idle:
                 del self._idle[lost]
                 self._free.append(lost)
-
-    def _lost(self, block: int) -> None:
-        """The prefix index does not know this block any more; for what is kept beside blocks."""
-        return None
 
     def _check_new(self, sequence: Hashable) -> None:
         if sequence in self._tables or sequence in self._swapped:

@@ -32,7 +32,7 @@ from workbench.kv.paged_attention import attends_in_place, choose_attention
 from workbench.kv.paged_step import Group, PagedStep, spread
 from workbench.kv.paged_store import Codes, KeysAndValues, Latents, Store, require_pool
 from workbench.kv.prefix import prefix_index
-from workbench.kv.slots import Places, Slots, check_size, misfit, stored_dtype
+from workbench.kv.slots import Places, Slots, check_size, misfit, places_in_use, stored_dtype
 from workbench.models.attention import eager_attention, sdpa_attention
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -121,18 +121,7 @@ class Paged(Slots):
     @property
     def bytes_in_use(self) -> int:
         """Bytes of the places that hold a token; a shared place counts once."""
-        return self.places_in_use * self.bytes_per_token
-
-    @property
-    def places_in_use(self) -> int:
-        """Places that hold a token of a live sequence; a shared place counts once."""
-        full, partly = set[int](), dict[int, int]()
-        for sequence, table in self.tables.tables.items():
-            blocks, rest = divmod(self._lengths[sequence], self.block_size)
-            full.update(table[:blocks])
-            if rest:
-                partly[table[blocks]] = max(rest, partly.get(table[blocks], 0))
-        return len(full) * self.block_size + sum(rest for block, rest in partly.items() if block not in full)
+        return places_in_use(self.tables.tables, self._lengths, self.block_size) * self.bytes_per_token
 
     @property
     def bytes_reserved(self) -> int:

@@ -360,6 +360,17 @@ def stored_dtype(dtype: torch.dtype, device: torch.device | str) -> torch.dtype:
     return torch.float32 if str(device).startswith("cpu") and dtype == torch.bfloat16 else dtype
 
 
+def places_in_use(tables: Mapping[Hashable, Sequence[int]], lengths: Mapping[Hashable, int], block_size: int) -> int:
+    """Places that hold a token of a live sequence; a shared place counts once."""
+    full, partly = set[int](), dict[int, int]()
+    for sequence, table in tables.items():
+        blocks, rest = divmod(lengths[sequence], block_size)
+        full.update(table[:blocks])
+        if rest:
+            partly[table[blocks]] = max(rest, partly.get(table[blocks], 0))
+    return len(full) * block_size + sum(rest for block, rest in partly.items() if block not in full)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -21,15 +21,17 @@ has one. Marconi (Pan et al., arXiv 2411.19379) looks at what such checkpoints c
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from workbench.errors import WorkbenchError
 from workbench.instruments.memory import require_bytes
-from workbench.kv.blocks import BlockTables
+from workbench.kv.blocks import BlockTables, PrefixIndex
 from workbench.kv.paged import Paged
+from workbench.kv.paged_static import StaticPaged
 from workbench.kv.prefix import prefix_index
 from workbench.kv.slots import Places, check_size, stored_dtype
 from workbench.kv.state_cells import EMPTY, Piece, StateCells
@@ -44,11 +46,32 @@ CHECKPOINTS = 16  # of the prefix cache, a sequence of room
 EDGE_BLOCKS = 8  # a prompt's state is kept after every so many blocks
 
 
+class _WithStates:
+    """A prefix index; a block that it forgets takes its state along."""
+
+    def __init__(self, index: PrefixIndex, cells: StateCells) -> None:
+        self._index, self._cells = index, cells
+        self.match, self.insert = index.match, index.insert
+
+    def forget(self, block: int) -> list[int]:
+        lost = self._index.forget(block)
+        for one in (block, *lost):
+            self._cells.forget(one)
+        return lost
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
 class StateTables(BlockTables):
     """Block tables whose prefix cache goes as far as there is a state to start from."""
 
     def __init__(self, cells: StateCells, num_blocks: int, block_size: int, prefix: str | None) -> None:
-        super().__init__(num_blocks, block_size, prefix_index(prefix, block_size))
+        index = prefix_index(prefix, block_size)
+        super().__init__(num_blocks, block_size, None if index is None else _WithStates(index, cells))
         self.cells = cells
 
     def find(self, token_ids: Sequence[int], tenant: str | bytes = "") -> list[int]:
@@ -56,9 +79,6 @@ class StateTables(BlockTables):
         while found and self.cells.of_block(found[-1]) is None:
             found.pop()
         return found
-
-    def _lost(self, block: int) -> None:
-        self.cells.forget(block)
 
 
 class State(Paged):
@@ -362,6 +382,14 @@ def _rounds(
             single = rows, read, written
         found.append(_Round(single, len(some) == batch.num_tokens, longer))
     return found
+
+
+def paged_kind(config: ModelConfig, *, recorded: bool, rewind: int) -> Callable[..., Paged]:
+    """The paged cache of an engine: with states where the model has some, and then with so many tokens of rewind; else
+    one whose steps can be recorded, or a plain one."""
+    if config.state_layers:
+        return partial(State, rewind=rewind)
+    return StaticPaged if recorded else Paged
 
 
 def _require_states(config: ModelConfig) -> None:

@@ -24,16 +24,14 @@ import time
 from collections import abc, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, wait
-from functools import partial
 
 from workbench.decoding import request_checks as checks
 from workbench.decoding.sampling import Sampler, draws_for
 from workbench.decoding.sequence import Finished, LogProb, NewToken, Request, Sequence
 from workbench.decoding.step import Chunk, Step, StepOutput
-from workbench.kv.paged import Paged
 from workbench.kv.paged_static import StaticPaged
-from workbench.kv.slots import check_size
-from workbench.kv.state import State
+from workbench.kv.slots import check_size, places_in_use
+from workbench.kv.state import paged_kind
 from workbench.models.fast import Model
 from workbench.models.graphs import GraphedSteps, why_no_graphs
 from workbench.serving.ahead import OneStepAhead
@@ -92,10 +90,7 @@ class Engine:
         self.model = model
         wanted = getattr(model, "graphs", "auto") if graphs is None else graphs
         self.why_no_graphs = why_no_graphs(wanted, model)
-        kind: Callable[..., Paged] = Paged if self.why_no_graphs else StaticPaged
-        if model.config.state_layers:
-            kind = partial(State, rewind=settings.draft_tokens)
-        self.kv: Paged = kind(
+        self.kv = paged_kind(model.config, recorded=not self.why_no_graphs, rewind=settings.draft_tokens)(
             model.config,
             max_sequences=2 * settings.max_running,  # in static batching padding beside each
             max_tokens=context,
@@ -416,7 +411,7 @@ class Engine:
             padding_rows=plan.padding_rows,
             blocks_used=tables.num_blocks - tables.num_available,
             blocks_idle=tables.num_available - tables.num_free,
-            useful_tokens=self.kv.places_in_use,
+            useful_tokens=places_in_use(tables.tables, self.kv.lengths, self.kv.block_size),
             schedule_s=schedule_s,
             planned_s=planned_s,
             drafted=drafted,
