@@ -306,6 +306,21 @@ def _sample(version: int, dtype: torch.dtype) -> None:
     sampling.sample(_empty(64, 128_256, dtype=dtype), _floats(64), _floats(64), _ints(64), _floats(64), version)
 
 
+def _state_update(version: int, size: int, value: int, dtype: torch.dtype) -> None:
+    from workbench.kernels import state_update
+
+    q, v = _empty(8, 80, size, dtype=dtype), _empty(8, 80, value, dtype=dtype)
+    cells = _empty(8, dtype=torch.int64)
+    state_update.state_update(q, q, v, _floats(8, 80), _floats(20, 80, size, value), cells, cells, version)
+
+
+def _chunked_scan(version: int, size: int, value: int, dtype: torch.dtype) -> None:
+    from workbench.kernels import chunked_scan
+
+    q, v = _empty(4096, 80, size, dtype=dtype), _empty(4096, 80, value, dtype=dtype)
+    chunked_scan.chunked_scan(q, q, v, _floats(4096, 80), _floats(2, 80, size, value), _ints(3), version)
+
+
 def _flash_attention(version: int, size: int, dtype: torch.dtype, **look) -> None:
     from workbench.kernels import flash_attention
 
@@ -457,6 +472,10 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
         yield "argmax", f"v{version}", True, partial(_argmax, version)
     for version in (1, 2):
         yield "sample", f"v{version}", True, partial(_sample, version)
+    for version, (size, value) in product((1, 2), ((64, 32), (128, 64), (64, 64))):
+        detail, brief = f"v{version} N={size} D={value}", size == 128
+        yield "state_update", detail, brief, partial(_state_update, version, size, value)
+        yield "chunked_scan", detail, brief, partial(_chunked_scan, version, size, value)
     window = {"window": 1024, "sinks": 4}
     for version, size in product((1, 2, 3), SIZES):
         brief = size == 128 or (version == 3 and size == 80)

@@ -138,6 +138,7 @@ REASONS = {
         "workbench/processes.py _event: ValueError",
         "workbench/records/__init__.py _is_date: ValueError",
         "workbench/serving/soak.py Run._abort: WorkbenchError",
+        "workbench/speculation/drafts/contract.py cut_back: WorkbenchError",
         "workbench/serving/soak.py Run._refused: WorkbenchError",
     ),
     "what is not there, or cannot be read, is 'not known' to the caller, as the docstring or the type says": (

@@ -76,8 +76,8 @@ def run_memory(bench: Bench, *, model: str, longest: int, repeats: int) -> Itera
     """Bytes, seconds of a step and of the whole prompt by context, of the model and its twin with attention; then the
     contexts at which their bytes cross, and the slopes."""
     slopes = {}
-    shapes = [dataclasses.replace(STATE_VARIANTS[name], context_length=longest + 1) for name in (model, TWIN)]
-    for name, config in zip((model, TWIN), shapes):
+    shape, twin = (dataclasses.replace(STATE_VARIANTS[name], context_length=longest + 1) for name in (model, TWIN))
+    for name, config in ((model, shape), (TWIN, twin)):
         steps: list[tuple[float, float]] = []
         for kind, tokens, samples, in_use in _timed(bench, config, longest, repeats):
             settings = {"model": name, "kind": kind, "context": tokens}
@@ -97,11 +97,11 @@ def run_memory(bench: Bench, *, model: str, longest: int, repeats: int) -> Itera
                 name="states.memory", settings=settings, samples=samples, unit="s", counts={"tokens": tokens}
             )
         slopes[name] = slope(steps)
-    crossover = predicted_crossover(*shapes)
+    crossover = predicted_crossover(shape, twin)
     yield bench.measurement(
         name="states.memory",
         settings={"model": model, "kind": "crossover", "context": longest},
-        samples=[float(counted_crossover(*shapes, min(longest, int(crossover) + 2)) or longest)],
+        samples=[float(counted_crossover(shape, twin, min(longest, int(crossover) + 2)) or longest)],
         unit="tokens",
         predicted=crossover,
         check="the shortest text whose keys and values in the twin are more bytes than the states",
