@@ -46,7 +46,7 @@ def test_two_steps_of_a_scan_in_a_row_are_one_step() -> None:
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 def test_linear_attention_as_recurrence_as_matrix_and_in_chunks(chunk_size: int) -> None:
-    q, k = (linear_attention.feature(heads(5, seed)) for seed in (1, 2))
+    q, k = (linear_attention.phi(heads(5, seed)) for seed in (1, 2))
     given = q, k, heads(4, 3), (random(2, 3, 5, 4), random(2, 3, 5).exp())
     expected = linear_attention.recurrent(*given)
     for got in (linear_attention.quadratic(*given), linear_attention.chunked(*given, chunk_size)):

@@ -12,11 +12,16 @@ from workbench.errors import WorkbenchError
 from workbench.kv import make_kv
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
+from workbench.models.conversion import mean_pool_heads
 from workbench.models.decoder import Decoder
+from workbench.models.fast import prepare
 from workbench.models.mixers import MIXER_CLASSES, make_mixer
 from workbench.models.mixers.contract import StateMixer
 from workbench.models.state_shape import KINDS, StateShape
 from workbench.models.training import TrainingAttention, initialize, rows_batch
+from workbench.quantization.methods import QuantizationRecipe
+from workbench.quantization.outliers import plant_outliers
+from workbench.quantization.pipeline import quantize
 
 SHAPES = {  # small and uneven, so that no two sizes can be confused
     "linear_attention": StateShape(
@@ -197,6 +202,22 @@ def test_a_kv_without_advance_is_refused_before_anything_begins() -> None:
     with pytest.raises(WorkbenchError, match="has no `advance`"):
         Decoder(config_of("linear_attention"))(Batch.of([[1, 2]]), mine)
     assert not mine.began
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        lambda model: prepare(model),
+        lambda model: quantize(model, QuantizationRecipe("rtn")),
+        lambda model: plant_outliers(model),
+        lambda model: mean_pool_heads(model, 1),
+    ],
+    ids=["prepare", "quantize", "plant_outliers", "mean_pool_heads"],
+)
+def test_what_knows_attention_alone_refuses_a_model_with_states_by_name(uses: Any) -> None:
+    model = Decoder(config_of("mamba2"), name="mixed")
+    with pytest.raises(WorkbenchError, match=r"mixed has layers of mamba2"):
+        uses(model)
 
 
 def test_recompute_refuses_a_tree_through_state_layers() -> None:

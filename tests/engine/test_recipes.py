@@ -16,7 +16,9 @@ from workbench.errors import WorkbenchError
 from workbench.kv import Recompute
 from workbench.models import Batch, corpus, load, recipes, training
 from workbench.models.corpus import HELD_OUT, SourceFile, held_out_files, token_stream, training_files
+from workbench.models.decoder import Decoder
 from workbench.models.recipes import RECIPES, Recipe
+from workbench.models.state_shape import StateShape
 from workbench.models.training import EpochSampler, TrainingAttention, train
 
 TINY = Recipe(
@@ -160,6 +162,34 @@ def test_the_cache_variants_differ_in_what_they_remember_and_hardly_in_size():
         for name, config in recipes.CACHE_VARIANTS.items()
     }
     assert remembered == {"mha": 384, "gqa": 128, "mqa": 64, "mla": 64, "hybrid": 384, "shared": 192}
+
+
+def test_the_state_variants_differ_in_how_they_mix_tokens_and_hardly_in_size():
+    """One attention in 8 and one in 4 are exact, so all have eight layers, their twin with attention alone too."""
+    variants = {name.removeprefix("stdlib-3m-"): config for name, config in recipes.STATE_VARIANTS.items()}
+    sizes = [config.num_parameters() for config in variants.values()]
+    assert max(sizes) < 1.02 * min(sizes)
+    assert {config.num_layers for config in variants.values()} == {8}
+    attending = {name: len(config.attention_layers) for name, config in variants.items()}
+    assert attending == dict.fromkeys(variants, 0) | {"attention8": 8, "jamba8": 1, "jamba4": 2}
+    states = {name: config.state_values() for name, config in variants.items()}
+    assert states["rwkv7"] < states["delta"] < states["jamba4"] < states["jamba8"] < states["mamba2"]
+
+
+def test_muon_trains_the_matrices_and_nothing_else_of_a_mixer():
+    """A decay is no matrix, though Mamba keeps one for each channel and state."""
+    config = recipes.STATE_VARIANTS["stdlib-3m-attention8"]
+    shape = StateShape(inner_size=32, state_size=4, rank=3)
+    config = dataclasses.replace(config, mixers=("mamba",) * 8, state_shape=shape)
+    model = Decoder(config)
+    muon, adam = training.make_optimizers(model, recipes.RECIPES["stdlib-3m-mamba2"])
+    by_muon = {id(p) for group in muon.param_groups for p in group["params"]}
+    names = {n.removeprefix("layers.0.") for n, p in model.named_parameters() if id(p) in by_muon and "layers.0" in n}
+    assert names == {f"mixer.{n}.weight" for n in ("proj", "select", "step_up", "out")} | {
+        f"mlp.{n}.weight" for n in ("gate", "up", "down")
+    }
+    every = by_muon | {id(p) for group in adam.param_groups for p in group["params"]}
+    assert every == {id(p) for p in model.parameters()}
 
 
 def test_another_seed_is_another_run(small_corpus, tmp_path):

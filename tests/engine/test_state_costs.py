@@ -48,7 +48,7 @@ def test_the_states_that_are_counted_are_those_that_a_step_takes_and_gives(kind:
 @every_kind
 def test_the_matrices_that_are_counted_are_those_of_the_module(kind: str) -> None:
     mixer = mixer_of(kind)
-    found = [
+    matrices = [
         (m.in_features, m.out_features)
         for n, m in mixer.named_modules()
         if isinstance(m, nn.Linear)
@@ -57,8 +57,8 @@ def test_the_matrices_that_are_counted_are_those_of_the_module(kind: str) -> Non
     if kind == "recurrent_memory":  # the memory's own, once a segment
         d, inner = 12, mixer.shape.inner_size
         for once in ((d, inner), (inner, d)):
-            found.remove(once)
-    assert sorted(found) == sorted(mixer_matrices(kind, mixer.shape, 12))
+            matrices.remove(once)
+    assert sorted(matrices) == sorted(mixer_matrices(kind, mixer.shape, 12))
 
 
 class Counting(TorchDispatchMode):

@@ -23,14 +23,14 @@ def state_operations(
     config: ModelConfig, new_tokens: Sequence[int], weight: float, wide: float, linear: float, *, kept: bool
 ) -> list[OperationCosts]:
     """The operations of `kv.advance` in all state layers. kept: False where the kv keeps no state between steps."""
-    found = []
+    operations = []
     for kind, layers in Counter(config.mixer_of(layer) for layer in config.state_layers).items():
-        found.append(_projections(config, kind, layers, sum(new_tokens), weight, wide, linear))
-        found.append(_scan(config, kind, layers, new_tokens, kept=kept))
-    if not found:
+        operations.append(_projections(config, kind, layers, sum(new_tokens), weight, wide, linear))
+        operations.append(_scan(config, kind, layers, new_tokens, kept=kept))
+    if not operations:
         return []
-    names = dict.fromkeys(one.name for one in found)
-    return [together(one for one in found if one.name == name) for name in names]
+    names = dict.fromkeys(one.name for one in operations)
+    return [together(one for one in operations if one.name == name) for name in names]
 
 
 def _projections(

@@ -209,7 +209,7 @@ class ModelConfig:
         for field in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
             self._positive(field)
         self._check_mixer_kinds()
-        if not self.mixers or self.intermediate_size != 0 or self.attention_layers:
+        if self.intermediate_size != 0 or self.has_attention:
             self._positive("intermediate_size")
         self._positive("context_length")
         if self.num_heads % self.num_kv_heads:
@@ -367,7 +367,7 @@ class ModelConfig:
 
     @property
     def uses_rotary(self) -> bool:
-        return not self.is_gpt2 and self.rotary_dim != 0 and bool(self.attention_layers)
+        return not self.is_gpt2 and self.rotary_dim != 0 and self.has_attention
 
     @property
     def runnable(self) -> bool:
@@ -425,6 +425,11 @@ class ModelConfig:
         return self.mixers[layer] if self.mixers else ATTENTION
 
     @property
+    def has_attention(self) -> bool:
+        """Whether any layer attends. Of no length: `num_layers` of a file may be any number until it is checked."""
+        return not self.mixers or ATTENTION in self.mixers
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that attend, ascending."""
         return tuple(i for i in range(self.num_layers) if self.mixer_of(i) == ATTENTION)
@@ -432,7 +437,7 @@ class ModelConfig:
     @property
     def state_layers(self) -> tuple[int, ...]:
         """The layers that keep a state of constant size instead, ascending."""
-        return tuple(i for i in range(self.num_layers) if self.mixer_of(i) != ATTENTION)
+        return tuple(i for i, kind in enumerate(self.mixers) if kind != ATTENTION)
 
     def state_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         """What one sequence keeps in this layer beside keys and values: name -> shape; empty where it attends."""

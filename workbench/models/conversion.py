@@ -23,7 +23,7 @@ from typing import cast
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.models.decoder import Attention, Decoder
+from workbench.models.decoder import Attention, Decoder, check_all_attend
 from workbench.models.recipes import Recipe
 from workbench.models.training import EpochSampler, TrainingAttention, make_optimizers, next_token_loss
 
@@ -67,6 +67,7 @@ def _check_poolable(model: Decoder, num_kv_heads: int) -> None:
             f"pooling heads takes a Decoder, got a {type(model).__name__}: what is arranged for inference has its "
             "q, k and v joined or packed; hand in the model that `load` gives and prepare the result"
         )
+    check_all_attend(model, "pooling heads")
     if not all(isinstance(layer.attention, Attention) for layer in model.layers):
         raise WorkbenchError(
             f"{model.name} has latent attention: all its heads share one latent, and there are no heads of keys and "

@@ -78,6 +78,16 @@ class CausalModel(Shaped, Protocol):
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
+def check_all_attend(model: Shaped, what: str) -> None:
+    """Raise WorkbenchError for a model with layers that keep a state, which `what` knows nothing of."""
+    kinds = ", ".join(dict.fromkeys(model.config.mixers))
+    if model.config.state_layers:
+        raise WorkbenchError(
+            f"{what} knows layers that attend and no others, and {model.name} has layers of {kinds}; take a model with "
+            "attention alone"
+        )
+
+
 def make_norm(config: ModelConfig) -> RMSNorm | ZeroCenteredRMSNorm | nn.LayerNorm:
     """The norm over a whole row."""
     if config.is_gpt2:

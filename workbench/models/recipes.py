@@ -127,16 +127,18 @@ _MAMBA2 = {"inner_size": 320, "state_size": 64, "num_heads": 10, "conv_bias": Tr
 _JAMBA8 = ("mamba2",) * 4 + ("attention",) + ("mamba2",) * 3  # the offset of Jamba, arXiv 2403.19887
 _JAMBA4 = (("mamba2",) * 2 + ("attention", "mamba2")) * 2
 STATE_VARIANTS: dict[str, ModelConfig] = {  # values of state a sequence has, and those a token adds:
-    "stdlib-3m-attention8": _state_variant(320),  # 0, 2,560
-    "stdlib-3m-s4d": _state_variant(400, ("s4d",) * 8, inner_size=160, state_size=32),
+    "stdlib-3m-attention8": _state_variant(320),  # 0 and 2,560
+    "stdlib-3m-s4d": _state_variant(400, ("s4d",) * 8, inner_size=160, state_size=32),  # 40,960 and 0
+    # 53,760 and 0
     "stdlib-3m-linear": _state_variant(320, ("linear_attention",) * 8, inner_size=160, state_size=32, num_heads=5),
-    "stdlib-3m-mamba2": _state_variant(160, ("mamba2",) * 8, **_MAMBA2),
-    "stdlib-3m-delta": _state_variant(
+    "stdlib-3m-mamba2": _state_variant(160, ("mamba2",) * 8, **_MAMBA2),  # 174,592 and 0
+    "stdlib-3m-delta": _state_variant(  # 101,120 and 0
         152, ("gated_delta",) * 8, inner_size=160, state_size=64, num_heads=5, num_groups=5
     ),
+    # 42,240 and 0
     "stdlib-3m-rwkv7": _state_variant(276, ("rwkv7",) * 8, inner_size=160, num_heads=5, rank=16, chunk_size=32),
-    "stdlib-3m-jamba8": _state_variant(176, _JAMBA8, **_MAMBA2),
-    "stdlib-3m-jamba4": _state_variant(200, _JAMBA4, **_MAMBA2),
+    "stdlib-3m-jamba8": _state_variant(176, _JAMBA8, **_MAMBA2),  # 152,768 and 320
+    "stdlib-3m-jamba4": _state_variant(200, _JAMBA4, **_MAMBA2),  # 130,944 and 640
 }
 
 # Recipes whose weights are not among the shipped ones: `workbench train NAME` makes them.

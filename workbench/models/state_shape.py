@@ -147,7 +147,7 @@ def _s4_states(shape: StateShape, d: int, context: int) -> dict[str, tuple[int, 
 
 def _hyena_parameters(shape: StateShape, d: int) -> int:
     channels = (shape.order + 1) * shape.inner_size
-    network = 5 * shape.rank + shape.rank + shape.rank**2 + shape.rank  # of a distance: 5 features, two layers
+    network = 5 * shape.rank + shape.rank + shape.rank**2 + shape.rank  # of a distance: 5 numbers, two layers
     filters = network + shape.rank * shape.order * shape.inner_size
     return _projected(shape, d, channels) + _conv_parameters(shape, channels) + filters + shape.order * shape.inner_size
 

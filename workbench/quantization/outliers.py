@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from workbench.errors import WorkbenchError, check_above, is_whole
-from workbench.models.decoder import Decoder, DecoderLayer
+from workbench.models.decoder import Decoder, DecoderLayer, check_all_attend
 from workbench.quantization.calibration import Calibration, Reading
 from workbench.quantization.folding import LayerParts
 from workbench.quantization.linear import QuantizedLinear
@@ -122,5 +122,6 @@ def _check_kept(where: str, old: torch.Tensor, new: torch.Tensor, at: list[int],
 def _check_model(model: Decoder) -> None:
     if not isinstance(model, Decoder):
         raise WorkbenchError(f"plant_outliers takes a Decoder as `load` gives it, got a {type(model).__name__}")
+    check_all_attend(model, "plant_outliers")
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise WorkbenchError(f"{model.name} is quantized; plant the outliers first, then quantize")

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.models.decoder import Decoder
+from workbench.models.decoder import Decoder, check_all_attend
 from workbench.quantization.calibration import Calibration, Inputs, Reading, squared_gradients
 from workbench.quantization.folding import LayerParts
 from workbench.quantization.linear import QuantizedLinear
@@ -166,6 +166,7 @@ def _check_model(model: Decoder) -> None:
             f"quantize takes a Decoder, got a {type(model).__name__}: quantize the model that `load` gives, then"
             " prepare it"
         )
+    check_all_attend(model, "quantization")
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise WorkbenchError(f"{model.name} is quantized already; start from the model that `load` gives")
     if not any(isinstance(module, nn.Linear) for module in model.get_submodule("layers").modules()):

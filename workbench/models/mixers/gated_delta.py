@@ -37,8 +37,8 @@ def recurrent(
     outputs = []
     for t in range(q.shape[1]):
         s = s * log_a[:, t].exp()[:, :, None, None]
-        found = torch.einsum("bhn,bhnd->bhd", k[:, t], s)
-        written = beta[:, t, :, None] * (v[:, t] - found)
+        held = torch.einsum("bhn,bhnd->bhd", k[:, t], s)
+        written = beta[:, t, :, None] * (v[:, t] - held)
         s = s + k[:, t, :, :, None] * written[:, :, None]
         outputs.append(torch.einsum("bhn,bhnd->bhd", q[:, t], s))
     return torch.stack(outputs, dim=1), s

@@ -26,7 +26,7 @@ from workbench.models.mixers.contract import SequenceMixer, State, in_full_preci
 from workbench.models.mixers.s4 import causal_convolution
 from workbench.models.mixers.short_conv import ShortConv, conv_initial_value
 
-FEATURES = 5  # of a distance: itself, and cosine and sine of one and of two turns over the context
+DISTANCE_INPUTS = 5  # of a distance: itself, and cosine and sine of one and of two turns over the context
 SINE_FREQUENCY = 8.0  # of the filter network's activation
 
 
@@ -38,7 +38,7 @@ class ImplicitFilter(nn.Module):
         assert config.state_shape is not None, "a Hyena mixer has a state shape"
         s = config.state_shape
         self.order, self.inner, self.length = s.order, s.inner_size, config.context_length
-        self.first, self.second = nn.Linear(FEATURES, s.rank), nn.Linear(s.rank, s.rank)
+        self.first, self.second = nn.Linear(DISTANCE_INPUTS, s.rank), nn.Linear(s.rank, s.rank)
         self.last = nn.Linear(s.rank, s.order * s.inner_size, bias=False)
 
     def forward(self) -> torch.Tensor:

@@ -25,7 +25,7 @@ from workbench.models.mixers.short_conv import ShortConv, conv_initial_value
 Memory = tuple[torch.Tensor, torch.Tensor]  # S [B, H, N, D], z [B, H, N]
 
 
-def feature(x: torch.Tensor) -> torch.Tensor:
+def phi(x: torch.Tensor) -> torch.Tensor:
     """φ(x) = elu(x) + 1, above 0 (equation 7)."""
     return F.elu(x) + 1
 
@@ -91,7 +91,7 @@ class LinearAttention(SequenceMixer):
             mixed, conv = self.conv(projected, states["conv"])
             keys = s.num_heads * s.state_size
             q, k, v = mixed.split((keys, keys, s.inner_size), dim=-1)
-            q, k = (feature(part).unflatten(-1, (s.num_heads, s.state_size)) for part in (q, k))
+            q, k = (phi(part).unflatten(-1, (s.num_heads, s.state_size)) for part in (q, k))
             v = F.silu(v).unflatten(-1, (s.num_heads, s.head_dim))
             memory = (states["kv"], states["keys"])
             if x.shape[1] == 1:

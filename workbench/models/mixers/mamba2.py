@@ -152,8 +152,10 @@ class Mamba2(SequenceMixer):
         return self.out(y.to(x.dtype)), {"conv": conv, "ssm": ssm}
 
 
-def step_bias(shape: torch.Size, generator: torch.Generator, least: float = 1e-3, most: float = 0.1) -> torch.Tensor:
-    """Biases whose softplus lies between `least` and `most`, evenly on a logarithmic scale (Mamba, §3.6)."""
+def step_bias(
+    shape: torch.Size, generator: torch.Generator, min_step: float = 1e-3, max_step: float = 0.1
+) -> torch.Tensor:
+    """Biases whose softplus lies between `min_step` and `max_step`, evenly on a logarithmic scale (Mamba, §3.6)."""
     share = torch.rand(shape, generator=generator, device=generator.device)
-    step = (share * (math.log(most) - math.log(least)) + math.log(least)).exp()
+    step = (share * (math.log(max_step) - math.log(min_step)) + math.log(min_step)).exp()
     return step + torch.log(-torch.expm1(-step))

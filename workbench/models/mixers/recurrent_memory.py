@@ -64,8 +64,8 @@ class RecurrentMemory(StateMixer):
         """The memory after a whole segment [B, S, d]."""
         rows = torch.cat((memory, segment), dim=1).to(dtype)
         everything = torch.ones(1, 1, rows.shape[1], dtype=torch.bool, device=rows.device)
-        found = self._attention(self.write(memory.to(dtype)), rows, everything)
-        return memory + wide(self.back(found))
+        news = self._attention(self.write(memory.to(dtype)), rows, everything)
+        return memory + wide(self.back(news))
 
     def _run(
         self, x: torch.Tensor, memory: torch.Tensor, before: torch.Tensor

@@ -243,13 +243,13 @@ class S4(S4D):
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor | None:
         if name in ("log_decay", "frequency", "p", "b"):
             diagonal, p, b = legs_low_rank(self.shape.state_size)
-            found = {
+            starts = {
                 "log_decay": (-diagonal.real).log(),
                 "frequency": diagonal.imag,
                 "p": torch.view_as_real(p),
                 "b": torch.view_as_real(b),
             }[name]
-            return found.float().to(generator.device).expand(shape)
+            return starts.float().to(generator.device).expand(shape)
         return super().initial_value(name, shape, generator)
 
     def _low_rank(self) -> tuple[torch.Tensor, torch.Tensor]:
