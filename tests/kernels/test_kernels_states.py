@@ -78,7 +78,7 @@ def test_they_are_what_mamba_2_and_linear_attention_compute(device):
     got = scan.chunked_scan(q, k, v, log_a, states, starts)
     assert_near(got[0], y.flatten(0, 1).double())
     assert_near(got[1], after.double())
-    keys = [linear_attention.feature(one) for one in batched[:2]]
+    keys = [linear_attention.phi(one) for one in batched[:2]]
     above, *left = linear_attention.recurrent(*keys, batched[2], (states, torch.ones(2, 3, 8, device=device)))
     below = torch.einsum("bthn,bthn->bth", keys[0], 1 + keys[1].cumsum(1))
     flat = (*(one.flatten(0, 1).contiguous() for one in keys), v, torch.zeros_like(log_a))
