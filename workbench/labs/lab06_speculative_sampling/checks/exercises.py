@@ -64,6 +64,7 @@ EXERCISES = ExerciseSet(
                 ),
                 claim("broken", probes.run_broken, proof.judge_broken, proof.broken_cases, points=2),
             ),
+            forbidden=(),  # asks for all that can happen under our rule
         ),
         Exercise(
             "spec-length",
