@@ -113,6 +113,27 @@ def claim(
     return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, speedup=speedup)
 
 
+def demands(probe: Callable, *parts: Check) -> Check:
+    """A visible case of everything else that a statement asks for, as one check worth a point.
+
+    probe: `run_demand` of the module that holds the probes of all parts, which calls one of them by its name.
+    """
+    by_name = {part.name: part for part in parts}
+
+    def cases(draw: random.Random) -> list[dict]:
+        return [
+            {"demand": part.name, "probe": part.probe.__name__, "given": case}
+            for part in parts
+            for case in part.cases(draw)
+        ]
+
+    def judge(case: dict, seen: Any) -> str | None:
+        message = by_name[case["demand"]].judge(case["given"], seen)
+        return None if message is None else f"{case['demand']}: {message}"
+
+    return claim("demands", probe, judge, cases)
+
+
 @dataclass(frozen=True)
 class Exercise:
     """`entry` is the name that the answer's cell must define; the checks are run in order, visible before hidden.

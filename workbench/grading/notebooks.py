@@ -183,7 +183,9 @@ def _runnable(answers: Answers, notebook: list[dict], exercises: ExerciseSet) ->
         at = place[name]
         whole = with_helpers(cleaned.source, code[:at], code[at + 1 :], exercises.prelude)
         if len(whole.source) > MAX_ANSWER_CHARS:
-            problems[name] = f"the cell {name!r} and what it uses of other cells hold more than {MAX_ANSWER_CHARS:,} characters"
+            problems[name] = (
+                f"the cell {name!r} and what it uses of other cells hold more than {MAX_ANSWER_CHARS:,} characters"
+            )
             continue
         sources[name] = whole.source
         if cleaned.notes or whole.notes:

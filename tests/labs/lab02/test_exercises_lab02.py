@@ -23,7 +23,7 @@ LAB = Lab("02_where_time_goes")
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 36
+    all_points = 42
 
     def printed(self, lines: list[str]) -> None:
         counted = next(line for line in lines if line.startswith("a prompt of 512"))

@@ -147,3 +147,8 @@ def run_count(answer: Any, prompt_tokens: int, new_tokens: int) -> dict:
     """Call `count_rows(prompt_tokens, new_tokens)`."""
     rows = answer(prompt_tokens, new_tokens)
     return {"rows": rows, "returned": type(rows).__name__}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

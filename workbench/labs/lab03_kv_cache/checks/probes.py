@@ -174,3 +174,8 @@ def run_work(answer: Any, prompt_tokens: int, new_tokens: int, cached: bool) -> 
     if not isinstance(made, tuple | list) or len(made) != 2:
         return {"returned": type(made).__name__}
     return {"rows": made[0], "pairs": made[1], "types": [type(number).__name__ for number in made]}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

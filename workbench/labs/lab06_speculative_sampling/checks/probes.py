@@ -257,3 +257,8 @@ def run_rollback(
         room = bool(following) and kv.lengths.get("text", 0) + len(following) <= CONFIG["context_length"]
         seen["logits"].append(shown_tensor(_send(model, kv, "text", following)[-1]) if room else None)
     return seen
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

@@ -270,3 +270,8 @@ def run_waste_refused(answer: Any, part: str, kind: str, block_size: int, **give
         return lacking
     first = (Request(*given["request"]),) if part == "slots_held" else _requests(**given)
     return refused_or_not(lambda: answer[part](*first, kind, block_size))
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)
