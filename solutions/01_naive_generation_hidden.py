@@ -45,7 +45,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         hidden("calls", probes.run_beam, edges.judge_calls, beam.length_cases),
     ),
     "count-rows": (
-        hidden("nothing-new", probes.run_count, loop.judge_count, loop.count_cases((10, 0), (1, 0))),
+        hidden("nothing-new", probes.run_count, loop.judge_count, loop.count_cases((10, 0), (1, 0), (1, 2))),
         hidden("exact", probes.run_count, edges.judge_exact, edges.exact_cases),
     ),
 }

@@ -113,8 +113,8 @@ def claim(
     return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, speedup=speedup)
 
 
-def demands(probe: Callable, *parts: Check) -> Check:
-    """A visible case of everything else that a statement asks for, as one check worth a point.
+def demands(probe: Callable, *parts: Check, name: str = "demands", points: int = 1) -> Check:
+    """One check of several parts; as a rule, a visible case of everything else that a statement asks for.
 
     probe: `run_demand` of the module that holds the probes of all parts, which calls one of them by its name.
     """
@@ -131,7 +131,7 @@ def demands(probe: Callable, *parts: Check) -> Check:
         message = by_name[case["demand"]].judge(case["given"], seen)
         return None if message is None else f"{case['demand']}: {message}"
 
-    return claim("demands", probe, judge, cases)
+    return claim(name, probe, judge, cases, points)
 
 
 @dataclass(frozen=True)

@@ -131,11 +131,13 @@ EXERCISES = ExerciseSet(
             "count_rows",
             (
                 claim("by-hand", probes.run_count, loop.judge_count, loop.count_cases((3, 2), (1, 1), (5, 4))),
-                claim("100-after-10", probes.run_count, loop.judge_count, loop.count_cases((10, 100))),
-                claim("1000-after-2000", probes.run_count, loop.judge_count, loop.count_cases((2000, 1000))),
+                claim("100-after-10", probes.run_count, loop.judge_count, loop.count_cases((10, 100), (11, 100))),
+                claim(
+                    "1000-after-2000", probes.run_count, loop.judge_count, loop.count_cases((2000, 1000), (1999, 1000))
+                ),
                 demands(
                     probes.run_demand,
-                    claim("nothing-new", probes.run_count, loop.judge_count, loop.count_cases((10, 0), (1, 0))),
+                    claim("nothing-new", probes.run_count, loop.judge_count, loop.count_cases((10, 0), (1, 0), (1, 2))),
                     claim("exact", probes.run_count, edges.judge_exact, edges.exact_cases),
                 ),
             ),
