@@ -265,7 +265,7 @@ def largest_batch(config, card_gb, tokens, weight_bytes_per_element=2, kv_bytes_
 
 kv_calculator = {
     "kv_bytes": kv_bytes,
-    "to_gib": lambda n: torch.tensor(n, dtype=torch.float64) / (1 << 30),
+    "to_gib": lambda number_of_bytes: torch.tensor(number_of_bytes, dtype=torch.float64) / (1 << 30),
     "largest_batch": largest_batch,
 }
 """,
@@ -275,7 +275,8 @@ class RewindableCache(Chunks):
         if not 0 <= length <= self.lengths.get(sequence, -1):
             raise WorkbenchError(f"no {length} tokens of {sequence!r} here")
         self.chunks[sequence] = [
-            [tuple(torch.cat(parts)[:length] for parts in zip(*layer))] if layer else [] for layer in self.chunks[sequence]
+            [tuple(torch.cat(parts)[:length] for parts in zip(*layer))] if layer else []
+            for layer in self.chunks[sequence]
         ]
         self.lengths |= {sequence: length}
 """,
@@ -326,7 +327,8 @@ class RollingBuffer(Ring):
         return out
 
     def truncate(self, length):
-        if length < 0 or length > self.length or (length and max(0, length - self.window + 1) < min(self.oldest, length)):
+        needs = max(0, length - self.window + 1)
+        if length < 0 or length > self.length or (length and needs < min(self.oldest, length)):
             raise WorkbenchError(f"cannot go back to {length}")
         self.length = length
         if self.oldest > length:
@@ -347,7 +349,7 @@ def quantize(x, dim):
 
 int8_kv = {
     "quantize": quantize,
-    "dequantize": lambda codes, scale, low: ((np.asarray(codes, dtype=np.float32) + 128) * scale + low),
+    "dequantize": lambda codes, scale, low: (np.asarray(codes, dtype="f4") + 128) * np.asarray(scale) + np.asarray(low),
     "quantize_kv": lambda k, v: [quantize(k, 0), quantize(v, 2)],
 }
 """,
@@ -456,9 +458,10 @@ def search(weights, inputs, format, group, grid):
     w = torch.vstack(tuple(weights))
     alphas = (i / grid for i in range(grid))
     return tuple(
-        [alpha, output_error(w, quantize_tensor(w * s, format, over=1, group=group).dequantize() / s, inputs.second_moments)]
+        [alpha, output_error(w, rounded.dequantize() / s, inputs.second_moments)]
         for alpha in alphas
         if (s := scale_for(inputs, alpha).float()) is not None
+        and (rounded := quantize_tensor(w * s, format, over=1, group=group))
     )
 
 
@@ -466,7 +469,10 @@ awq = {
     "output_error": output_error,
     "scale_for": scale_for,
     "search": search,
-    "fold": lambda gain, weights, scale: [gain.double() / scale, tuple(torch.einsum("oi,i->oi", w, scale) for w in weights)],
+    "fold": lambda gain, weights, scale: [
+        gain.double() / scale,
+        tuple(torch.einsum("oi,i->oi", w, scale) for w in weights),
+    ],
 }
 """,
     "quant-gptq": """
@@ -496,8 +502,10 @@ gptq = {"inverse_factor": inverse_factor, "quantize_columns": quantize_columns}
 """,
     "quant-codebook": """
 def assign(weight, levels):
-    nearest = [[min(range(len(r)), key=lambda c: abs(w - r[c])) for w in row] for row, r in zip(weight.tolist(), levels.tolist())]
-    return torch.tensor(nearest, dtype=torch.uint8)
+    def nearest(row, levels):
+        return [min(range(len(levels)), key=lambda code: abs(w - levels[code])) for w in row]
+
+    return torch.tensor(list(map(nearest, weight.tolist(), levels.tolist())), dtype=torch.uint8)
 
 
 def fit_levels(weight, sensitivity, levels, steps):
@@ -516,7 +524,8 @@ def fit_levels(weight, sensitivity, levels, steps):
 def take_outliers(weight, count):
     flat = [(abs(w), i, j, w) for i, row in enumerate(weight.tolist()) for j, w in enumerate(row)]
     _, rows, columns, values = zip(*sorted(flat)[-count:])
-    rest = weight.double().index_put((torch.tensor(rows), torch.tensor(columns)), torch.tensor(0.0, dtype=torch.float64))
+    places = torch.tensor(rows), torch.tensor(columns)
+    rest = weight.double().index_put(places, torch.zeros((), dtype=torch.float64))
     return [rest, torch.tensor(rows), torch.tensor(columns), torch.tensor(values)]
 
 
@@ -570,7 +579,9 @@ lengths = {
     "expected_tokens": expected_tokens,
     "expected_by_position": lambda rates: sum(itertools.accumulate(rates, operator.mul, initial=1.0)),
     "speedup": speedup,
-    "best_length": lambda alpha, c, verify, max_K: np.argmax([speedup(alpha, K, c, verify(K + 1)) for K in range(max_K + 1)]),
+    "best_length": lambda alpha, c, verify, max_K: np.argmax(
+        [speedup(alpha, K, c, verify(K + 1)) for K in range(max_K + 1)]
+    ),
 }
 """,
     "spec-rollback": """
@@ -582,7 +593,10 @@ def roll_back(sequence, text, drafted, verdict, target_kv, draft_kv):
     return after
 
 
-rollback = {"roll_back": roll_back, "next_tokens": lambda sequence, text, kv: tuple(text)[dict(kv.lengths).get(sequence, 0):]}
+rollback = {
+    "roll_back": roll_back,
+    "next_tokens": lambda sequence, text, kv: tuple(text)[dict(kv.lengths).get(sequence, 0) :],
+}
 """,
     # --- lab 07 ---
     "drafts-lookup": """
@@ -660,7 +674,10 @@ medusa = {
 """,
     "drafts-jump": """
 def allowed(grammar, state, vocabulary):
-    return {t for t, text in enumerate(vocabulary) if (grammar.after(state, text) is not None if text else state in grammar.ends)}
+    def may_follow(text):
+        return grammar.after(state, text) is not None if text else state in grammar.ends
+
+    return {token for token, text in enumerate(vocabulary) if may_follow(text)}
 
 
 def without_choice(grammar, state):
@@ -765,7 +782,10 @@ def postprocess(work, tokens):
         postprocess(rest, tokens)
 
 
-chunks = {"plan_step": lambda sequences, budget, chunk=None: tuple(plan(sequences, budget, chunk)), "postprocess": postprocess}
+chunks = {
+    "plan_step": lambda sequences, budget, chunk=None: tuple(plan(sequences, budget, chunk)),
+    "postprocess": postprocess,
+}
 """,
     "batching-deadline": """
 from functools import total_ordering
@@ -848,7 +868,9 @@ def paged_attention(q, keys, values, tables, lengths):
         at = torch.arange(int(length))
         k, v = (pool[table[at // size], at % size].double() for pool in (keys, values))
         return torch.nn.functional.scaled_dot_product_attention(
-            query.double()[:, None], k.transpose(0, 1).repeat_interleave(group, 0), v.transpose(0, 1).repeat_interleave(group, 0)
+            query.double()[:, None],
+            k.transpose(0, 1).repeat_interleave(group, 0),
+            v.transpose(0, 1).repeat_interleave(group, 0),
         )[:, 0]
 
     return torch.stack([*map(one, q, tables, lengths)])
@@ -880,6 +902,9 @@ def account(requests, gaps, waiting, kind, block_size):
     found["external" if kept_out else "free"] += sum(gaps)
     taken = sum(found.values()) - found["free"]
     return found | {"useful": torch.tensor(found["used"] / taken if taken else 0.0, dtype=torch.float64)}
+
+
+waste = dict(slots_held=slots_held, account=account)
 """,
     # --- lab 10 ---
     "kernels-norm": """
@@ -1001,7 +1026,9 @@ def rest_s(work, waiting, last, step_s, places, budget):
 
 admission = {
     "first_token_s": first_token_s,
-    "retry_after": lambda first_token_s, deadline_s: -int((deadline_s - first_token_s) // 1) if first_token_s > deadline_s else None,
+    "retry_after": lambda first_token_s, deadline_s: (
+        None if first_token_s <= deadline_s else -int((deadline_s - first_token_s) // 1)
+    ),
 }
 """,
     "server-goodput": """
@@ -1028,10 +1055,16 @@ counting = {
     "tpot_s": tpot_s,
     "is_good": lambda row, objectives: np.bool_(row.outcome == "ok" and good(row, objectives, row.due_s)),
     "goodput": lambda rows, objectives, start_s, end_s: share(
-        [row.outcome == "ok" and good(row, objectives, row.due_s) for row in rows if start_s <= row.due_s < end_s], end_s - start_s
+        [row.outcome == "ok" and good(row, objectives, row.due_s) for row in rows if start_s <= row.due_s < end_s],
+        end_s - start_s,
     ),
     "vllm_goodput": lambda rows, objectives, duration_s: share(
-        [good(row, objectives, row.send_s) for row in rows if row.outcome in {"ok", "error_event"} and row.first_s is not None], duration_s
+        [
+            good(row, objectives, row.send_s)
+            for row in rows
+            if row.outcome in {"ok", "error_event"} and row.first_s is not None
+        ],
+        duration_s,
     ),
 }
 """,

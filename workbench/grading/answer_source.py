@@ -20,6 +20,7 @@ MAX_MAGICS = 40
 PYTHON_BODY = {"%%time", "%%timeit", "%%capture", "%%prun"}  # cell magics whose cell is Python
 STATEMENT = {"%time", "%prun"}  # line magics that run what follows them, names included
 NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
+SHORT_CALLS = {"float", "int", "complex", "tuple", "list", "dict", "set", "frozenset", "range", "Fraction"}
 BUILTINS = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
 
 
@@ -223,13 +224,18 @@ def _names(target: ast.expr) -> list[str | None]:
 
 
 def _is_constant(value: ast.expr) -> bool:
-    """A literal, arithmetic with names and literals, a lambda: nothing that is called or computed at length."""
+    """A literal, arithmetic with names and literals, a lambda, float("inf"): nothing that is computed at length."""
     allowed = (
         ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp,
         ast.operator, ast.unaryop, ast.expr_context,
     )  # fmt: skip
     if isinstance(value, ast.Lambda):
         return True
+    if isinstance(value, ast.Call) and not value.keywords:
+        function = value.func
+        owner = getattr(function.value, "id", "") if isinstance(function, ast.Attribute) else ""
+        short = (isinstance(function, ast.Name) and function.id in SHORT_CALLS) or owner == "math"
+        return short and all(map(_is_constant, value.args))
     if not isinstance(value, allowed) or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Pow)):
         return False
     return all(_is_constant(child) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
