@@ -126,7 +126,7 @@ class Cost:
     def __add__(self, other):
         return Cost(self.flops + other.flops, self.moved + other.moved)
 
-    def told(self):
+    def shown(self):
         return [self.flops, self.moved, float(Fraction(self.flops, self.moved))]
 
 
@@ -135,14 +135,14 @@ def product(n, i, o, b):
 
 
 layer_costs = {
-    "linear": lambda rows, d_in, d_out, bytes_per_element: product(rows, d_in, d_out, bytes_per_element).told(),
+    "linear": lambda rows, d_in, d_out, bytes_per_element: product(rows, d_in, d_out, bytes_per_element).shown(),
     "mlp": lambda rows, d, f, bytes_per_element, matrices=3: sum(
         (product(rows, d, f, bytes_per_element) for _ in range(matrices - 1)), product(rows, f, d, bytes_per_element)
-    ).told(),
+    ).shown(),
     "attention": lambda sequences, new_tokens, keys, q_heads, kv_heads, head_dim, bytes_per_element: Cost(
         2 * sequences * q_heads * head_dim * new_tokens * (2 * keys - new_tokens + 1),
         2 * bytes_per_element * sequences * head_dim * (new_tokens * q_heads + keys * kv_heads),
-    ).told(),
+    ).shown(),
 }
 """,
     "roofline-tpot": """

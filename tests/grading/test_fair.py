@@ -1,5 +1,5 @@
 """Claims about fairness: what is left out of an answer's cell and what goes with it; `check` and `grade` say the same;
-a near miss is told why; a constant earns nothing."""
+the check of a near miss says why; a constant earns nothing."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_check_refuses_what_grade_refuses_in_every_lab():
     assert answers.sources == {"naive-loop": REFERENCE["naive-loop"]} and not answers.notes
 
 
-# --- A near miss is told why ---
+# --- A near miss ---
 
 
 @functools.cache
@@ -180,7 +180,7 @@ def defined(grade_id: str, source: str) -> Any:
 @pytest.mark.parametrize(
     ("grade_id", "right", "wrong", "words"), NEAR_MISSES, ids=[f"{m[0]}-{m[2][:24]}" for m in NEAR_MISSES]
 )
-def test_a_near_miss_is_told_why_by_a_visible_check(grade_id, right, wrong, words):
+def test_a_visible_check_says_why_a_near_miss_is_none(grade_id, right, wrong, words):
     assert REFERENCE[grade_id].count(right) == 1
     result = evaluate(EXERCISES[grade_id][1], defined(grade_id, REFERENCE[grade_id].replace(right, wrong)))
     assert words in result.message, result.message

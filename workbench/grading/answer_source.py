@@ -90,10 +90,10 @@ def _blank_checks(tree: ast.Module, lines: list[str]) -> Iterator[str]:
             end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
             head = lines[node.lineno - 1].encode()[: node.col_offset].decode()
             tail = lines[end_line - 1].encode()[end:].decode()
-            told = ast.unparse(node).split("\n")[0][:40]
+            shown = ast.unparse(node).split("\n")[0][:40]
             lines[node.lineno - 1 : end_line] = [head + "pass"] + [""] * (end_line - node.lineno)
             lines[end_line - 1] += tail
-            yield f"line {node.lineno}, {told!r}, checks the answer and is no part of it: it was left out"
+            yield f"line {node.lineno}, {shown!r}, checks the answer and is no part of it: it was left out"
 
 
 def _is_check(node: ast.stmt) -> bool:

@@ -244,7 +244,7 @@ def _jobs(submissions, known: Mapping[str, ExerciseSet], checks: tuple, settings
             continue
         missing = [e.grade_id for e in exercises.exercises if e.grade_id not in answers.found]
         notes = [f"no cell for {', '.join(missing)}"] if missing else []
-        said = [f"{name}: {note}" for name, told in answers.notes.items() for note in told]
+        said = [f"{name}: {note}" for name, notes_of in answers.notes.items() for note in notes_of]
         one = replace(one, notes=(*notes, *answers.problems.values(), *said))
         task = settings | {"assignment": exercises.name, "answers": answers.sources, "problems": answers.problems}
         if exercises.name not in common:
