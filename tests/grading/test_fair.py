@@ -117,21 +117,23 @@ def cell(name: str | None, source: str) -> dict:
 RIGHT, TOTAL = "def double(x):\n    return 2 * x", "def total(values):\n    return values.sum()"
 SUBMISSIONS = {
     "magic": [cell("toy-double", f"%%time\n{RIGHT}"), cell("toy-total", f"!ls\n{TOTAL}")],
-    "left": [cell("toy-double", f'"""workbench.kv"""\n{RIGHT}\nchecks.check("toy-double", double)')],
     "helped": [
         cell(None, "def twice(x):\n    return SCALE * x"),
         cell("toy-total", TOTAL + "\ndouble = lambda x: twice(x)"),
         cell("toy-double", "double = lambda x: twice(x)"),
     ],
-    "later": [cell("toy-double", "def double(x):\n    return two() * x"), cell(None, "def two():\n    return 2")],
-    "twice": [cell("toy-double", RIGHT), cell("toy-double", RIGHT), cell("toy-total", f"import workbench.kv\n{TOTAL}")],
-    "shell": [cell("toy-double", f"%%bash\n{RIGHT}"), cell("toy-total", "def total(values: return 1")],
+    "left": [
+        cell("toy-double", f'"""workbench.kv"""\n{RIGHT}\nchecks.check("toy-double", double)'),
+        cell("toy-total", "def total(values):\n    return two() * values.sum()"),
+        cell(None, "def two():\n    return 1"),
+    ],
+    "twice": [*[cell("toy-double", RIGHT)] * 2, cell("toy-total", f"%%bash\n{TOTAL}")],
     "wrong": [
         cell("toy-double", "def double(x):\n    return abs(2 * x)"),
-        cell("toy-total", "def total(v):\n    exit()"),
+        cell("toy-total", f"import workbench.kv\n{TOTAL}"),
     ],
 }
-POINTS = {"magic": (3, 2), "left": (3, 0), "helped": (3, 2), "wrong": (2, 0)}  # of the visible checks; all others 0
+POINTS = {"magic": [3, 2], "helped": [3, 2], "left": [3, 0], "twice": [0, 0], "wrong": [2, 0]}  # of visible checks
 
 
 def test_check_and_grade_give_the_same_verdict_for_every_visible_check(tmp_path):
@@ -148,12 +150,12 @@ def test_check_and_grade_give_the_same_verdict_for_every_visible_check(tmp_path)
             sum(t["score"] for t in graded if t["name"].startswith(f"{one}:")) for one in ("toy-double", "toy-total")
         ]
         checked = check_notebook(tmp_path / "in" / f"{name}.ipynb", toy.exercise_sets(), **more)
-        assert by_grade == [row["points"] for row in checked] == list(POINTS.get(name, (0, 0))), (name, checked)
+        assert by_grade == [row["points"] for row in checked] == POINTS[name], (name, checked)
         messages[name] = "\n".join(row["message"] for row in checked)
         assert all(t["output"] in messages[name] for t in graded if t["status"] == "failed"), (name, graded)
     assert "a notebook's command and was left out" in messages["magic"]
-    assert "which a cell after it defines" in messages["later"] and "begins with %%bash" in messages["shell"]
-    assert "the answer uses workbench" in messages["twice"]
+    assert "which a cell after it defines" in messages["left"] and "begins with %%bash" in messages["twice"]
+    assert "the answer uses workbench" in messages["wrong"]
     assert "command and was left out" in (tmp_path / "out" / "magic" / "feedback.html").read_text()
 
 
