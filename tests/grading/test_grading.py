@@ -437,10 +437,11 @@ def test_folders_pipes_and_huge_files_are_refused_unread(tmp_path):
             read_cells(path)
 
 
-def test_two_cells_with_one_grade_id_are_refused_by_check_and_cost_only_that_exercise_in_grade(tmp_path):
+def test_two_cells_with_one_grade_id_cost_only_that_exercise(tmp_path):
     twice = write(tmp_path / "n.ipynb", notebook(*[cell("toy-double", RIGHT)] * 2, cell("toy-total", RIGHT_TOTAL)))
-    with pytest.raises(WorkbenchError, match="2 cells carry the grade_id 'toy-double'"):
-        check_notebook(twice, toy.exercise_sets())
+    double, total = check_notebook(twice, toy.exercise_sets(), import_paths=[TESTS])
+    assert double["verdict"] == "failed" and double["message"].startswith("2 cells carry the grade_id 'toy-double'")
+    assert total["verdict"] == "passed"
     _, answers = set_of(twice, toy.exercise_sets())
     assert answers.sources.keys() == {"toy-total"} and answers.problems.keys() == {"toy-double"}
     turned = write(tmp_path / "m.ipynb", notebook(cell("toy-double", RIGHT, cell_type="markdown")))

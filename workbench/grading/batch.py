@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from workbench.errors import WorkbenchError, check_between, unknown
-from workbench.grading.check import ExerciseSet, Verdict, with_hint
+from workbench.grading.check import ExerciseSet, Verdict, conclude, unusable, with_hint
 from workbench.grading.collect import Submission, duplicates, find_submissions, parse_time
 from workbench.grading.confine import Limits
 from workbench.grading.desk import load_instructors, load_sets, result_of, write_whole
@@ -45,24 +45,27 @@ def check_notebook(
 ) -> list[dict]:
     """Run the visible checks on a notebook's answers, each answer in a child process that has seen no other.
 
-    Returns an object for each exercise, in order: grade_id, verdict, points, max_points, message. Raises WorkbenchError
-    for a file that is not a notebook of these labs, or whose grade_ids are not unique.
+    Returns an object for each exercise, in order: grade_id, verdict, points, max_points, message; the same as
+    `workbench grade` says of these checks. Raises WorkbenchError for a file that is not a notebook of these labs.
     """
     exercises, answers = set_of(path, sets)
-    for problem in answers.problems.values():
-        raise WorkbenchError(f"{Path(path).name}: {problem}")
     keys = ("grade_id", "verdict", "points", "max_points", "message")
     results, blocked = [], None
     with Runner(preload_of(exercises), import_paths, limits) as runner:
         for exercise in exercises.exercises:
-            source = answers.sources.get(exercise.grade_id)
+            name = exercise.grade_id
             try:
-                if blocked is None:
-                    result = runner.run(exercises, exercise, source).to_dict()
+                if blocked is None and name in answers.problems:
+                    seen = [one for one, _ in unusable(exercise, answers.problems[name])]
+                    result = conclude(exercise, seen).to_dict()
+                elif blocked is None:
+                    result = runner.run(exercises, exercise, answers.sources.get(name)).to_dict()
+                    lines = [result["message"], *answers.notes.get(name, ())]
+                    result["message"] = "\n".join(filter(None, lines))
             except WorkbenchError as error:
                 blocked = f"the checks cannot run on this machine: {error}"
             if blocked is not None:
-                values = (exercise.grade_id, str(Verdict.BLOCKED), 0, exercise.max_points, blocked)
+                values = (name, str(Verdict.BLOCKED), 0, exercise.max_points, blocked)
                 result = dict(zip(keys, values))
             results.append({key: result[key] for key in keys})
     return results
@@ -226,6 +229,7 @@ class _Job:
     exercises: ExerciseSet | None
     task: dict | None
     fingerprint: str
+    answer_notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def _jobs(submissions, known: Mapping[str, ExerciseSet], checks: tuple, settings: dict) -> list[_Job]:
@@ -240,12 +244,13 @@ def _jobs(submissions, known: Mapping[str, ExerciseSet], checks: tuple, settings
             continue
         missing = [e.grade_id for e in exercises.exercises if e.grade_id not in answers.found]
         notes = [f"no cell for {', '.join(missing)}"] if missing else []
-        one = replace(one, notes=(*notes, *answers.problems.values()))
+        said = [f"{name}: {note}" for name, notes_of in answers.notes.items() for note in notes_of]
+        one = replace(one, notes=(*notes, *answers.problems.values(), *said))
         task = settings | {"assignment": exercises.name, "answers": answers.sources, "problems": answers.problems}
         if exercises.name not in common:
             common[exercises.name] = _digest(_what_grades(exercises, settings))
         mark = _digest([common[exercises.name], answers.sources, answers.problems])
-        jobs.append(_Job(one, folder, exercises, task, mark))
+        jobs.append(_Job(one, folder, exercises, task, mark, answers.notes))
     return jobs
 
 
@@ -405,7 +410,10 @@ def _graded(job: _Job, outcome: dict) -> Graded:
         return replace(job.graded, error=why)
     assert job.exercises is not None, "only what has a task was run"
     results = tuple(
-        result_of(e, outcome["results"].get(e.grade_id), set(outcome["confirmed"].get(e.grade_id, ())))
+        replace(
+            result_of(e, outcome["results"].get(e.grade_id), set(outcome["confirmed"].get(e.grade_id, ()))),
+            notes=job.answer_notes.get(e.grade_id, ()),
+        )
         for e in job.exercises.exercises
     )
     marks = [f"{r.grade_id}, {c.name}: {c.mark}" for r in results for c in r.checks if c.mark]

@@ -113,18 +113,40 @@ def claim(
     return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, speedup=speedup)
 
 
+def demands(probe: Callable, *parts: Check, name: str = "demands", points: int = 1) -> Check:
+    """One check of several parts; as a rule, a visible case of everything else that a statement asks for.
+
+    probe: `run_demand` of the module that holds the probes of all parts, which calls one of them by its name.
+    """
+    by_name = {part.name: part for part in parts}
+
+    def cases(draw: random.Random) -> list[dict]:
+        return [
+            {"demand": part.name, "probe": part.probe.__name__, "given": case}
+            for part in parts
+            for case in part.cases(draw)
+        ]
+
+    def judge(case: dict, seen: Any) -> str | None:
+        message = by_name[case["demand"]].judge(case["given"], seen)
+        return None if message is None else f"{case['demand']}: {message}"
+
+    return claim(name, probe, judge, cases, points)
+
+
 @dataclass(frozen=True)
 class Exercise:
     """`entry` is the name that the answer's cell must define; the checks are run in order, visible before hidden.
 
-    forbidden: what of the workbench the answer may not use, in the words of `reference`.
+    forbidden: what of the workbench the answer may not use, in the words of `reference`; as a rule, whatever the setup
+    cell does not import.
     """
 
     grade_id: str
     title: str
     entry: str
     checks: tuple[Check, ...]
-    forbidden: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ("workbench",)
 
     def __post_init__(self) -> None:
         if not GRADE_ID.fullmatch(self.grade_id):
@@ -200,7 +222,10 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on one answer; `message` holds nothing of a hidden check but its name."""
+    """The verdict on one answer; `message` holds nothing of a hidden check but its name.
+
+    notes: what was left out of its cell before it was run, or what it lacks, in words for the student.
+    """
 
     grade_id: str
     verdict: Verdict
@@ -208,6 +233,7 @@ class Result:
     max_points: int
     message: str
     checks: tuple[CheckResult, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -220,7 +246,8 @@ class Result:
     @classmethod
     def from_dict(cls, data: dict) -> Result:
         checks = tuple(CheckResult(**check) for check in data["checks"])
-        return cls(**(data | {"verdict": Verdict(data["verdict"]), "checks": checks}))
+        notes = tuple(data.get("notes", ()))
+        return cls(**(data | {"verdict": Verdict(data["verdict"]), "checks": checks, "notes": notes}))
 
 
 # --- Across the boundary: only plain JSON ---
@@ -333,6 +360,13 @@ def not_refused(seen: dict) -> str:
     return f"no error was raised, a {seen['returned']} came back"
 
 
+# where an answer is run from a notebook's text, without the notebook
+ALONE = (
+    ": an answer is run after the setup cell and the definitions (def, class, import, constants) that it uses of cells"
+    " before it, and after nothing else of the notebook"
+)
+
+
 def describe_error(error: BaseException) -> str:
     """`TypeError: …` and, where it is known, the line of the answer that raised it."""
     if isinstance(error, SyntaxError):
@@ -342,12 +376,15 @@ def describe_error(error: BaseException) -> str:
         text = "MemoryError: the limit on memory was reached" if text == "MemoryError: " else text
     except Exception:
         text = f"{type(error).__name__} (its text cannot be shown)"
-    where, frame = "", error.__traceback__
+    where, frame, graded = "", error.__traceback__, False
     while frame:
         name = frame.tb_frame.f_code.co_filename
+        graded = graded or name.startswith("<answer")
         if name.startswith("<answer") or "ipykernel" in name or "ipython-input" in name:
             where = f" (line {frame.tb_lineno} of the answer's cell)"
         frame = frame.tb_next
+    if graded and type(error) is NameError:
+        where += ALONE
     return text[:MAX_MESSAGE_CHARS] + where
 
 
@@ -485,6 +522,11 @@ def conclude(exercise: Exercise, checks: list[CheckResult], untouched: bool = Fa
         shown = [next(check.message for check in failed if not check.hidden)]
     shown += [f"{check.name}: a hidden check failed" for check in failed if check.hidden]
     return Result(exercise.grade_id, Verdict.FAILED, points, max_points, "\n".join(shown) or "no checks", tuple(checks))
+
+
+def unusable(exercise: Exercise, problem: str) -> Iterator[tuple[CheckResult, bool]]:
+    """What `Runner.stream` would give for an answer whose cell cannot be used."""
+    return ((CheckResult(c.name, False, 0, c.points, problem, c.hidden), False) for c in exercise.checks)
 
 
 def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:

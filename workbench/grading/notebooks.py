@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.grading.answer_source import clean, with_helpers
 from workbench.grading.check import ExerciseSet
 
 MAX_NOTEBOOK_BYTES = 50_000_000
@@ -23,10 +24,14 @@ MAX_ANSWER_CHARS = 1_000_000
 
 @dataclass(frozen=True)
 class Answers:
-    """`sources`: grade_id -> source of its one answer cell. `problems`: grade_id -> why its cell cannot be used."""
+    """`sources`: grade_id -> source of its one answer cell. `problems`: grade_id -> why its cell cannot be used.
+
+    `notes`: grade_id -> what was left out of its cell, or what it lacks, in words for the student.
+    """
 
     sources: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def found(self) -> set[str]:
@@ -131,7 +136,8 @@ def set_of(
     cells: those of the notebook, where they were read already; `path` is its name then.
     """
     every = {e.grade_id for s in sets.values() for e in s.exercises}
-    answers = answers_in(read_cells(path) if cells is None else cells, every)
+    notebook = list(read_cells(path) if cells is None else cells)
+    answers = answers_in(notebook, every)
 
     def common(exercises: ExerciseSet) -> int:
         return len(answers.found & {e.grade_id for e in exercises.exercises})
@@ -146,10 +152,45 @@ def set_of(
             )
         best = named
     ids = {e.grade_id for e in best.exercises}
-    return best, Answers(
-        {name: source for name, source in answers.sources.items() if name in ids},
-        {name: problem for name, problem in answers.problems.items() if name in ids},
+    return best, _runnable(
+        Answers(
+            {name: source for name, source in answers.sources.items() if name in ids},
+            {name: problem for name, problem in answers.problems.items() if name in ids},
+        ),
+        notebook,
+        best,
     )
+
+
+def _runnable(answers: Answers, notebook: list[dict], exercises: ExerciseSet) -> Answers:
+    """The same answers without what is no part of them, and with the definitions of earlier cells that they use.
+
+    Whoever runs an answer, `workbench check` or `workbench grade`, runs this text of it.
+    """
+    sources: dict[str, str] = {}
+    problems, notes = dict(answers.problems), {}
+    place = {grade_id_of(cell): number for number, cell in enumerate(notebook)}
+    # the setup cell is ours; cells of checks define nothing
+    code = [
+        (_source(cell) or "") if cell.get("cell_type") == "code" and grade_id_of(cell) != "setup" else ""
+        for cell in notebook
+    ]
+    for name, source in answers.sources.items():
+        cleaned = clean(source)
+        if cleaned.problem:
+            problems[name] = cleaned.problem
+            continue
+        at = place[name]
+        whole = with_helpers(cleaned.source, code[:at], code[at + 1 :], exercises.prelude)
+        if len(whole.source) > MAX_ANSWER_CHARS:
+            problems[name] = (
+                f"the cell {name!r} and what it uses of other cells hold more than {MAX_ANSWER_CHARS:,} characters"
+            )
+            continue
+        sources[name] = whole.source
+        if cleaned.notes or whole.notes:
+            notes[name] = (*cleaned.notes, *whole.notes)
+    return Answers(sources, problems, notes)
 
 
 def set_named_like(path: str | Path, sets: Mapping[str, ExerciseSet]) -> ExerciseSet | None:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import types
 from collections.abc import Iterator, Sequence
 
 from workbench.errors import WorkbenchError
 
 OPEN = ("workbench.errors",)  # what every answer may import
+DOTTED = re.compile(r"\w+(\.\w+)*(:\w+(\.\w+)*)?")  # a name in a text, and not a sentence
 
 
 def resolve(name: str) -> object:
@@ -64,16 +66,20 @@ def uses(source: str, prelude: str, forbidden: Sequence[str]) -> list[str]:
 
     for dotted in own.values():
         note(dotted, dotted in given.values())
+    # a docstring, or a text that stands by itself, names nothing
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name):
             chain = _chain(node)
             if chain and chain[0] in names and (len(chain) > 1 or chain[0] not in whole_modules):
                 by_name = chain[0] in given and chain[0] not in own and chain[0] not in whole_modules
                 note(".".join((names[chain[0]], *chain[1:])), by_name)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and DOTTED.fullmatch(node.value):
             for name in (*objects, *packages):  # importlib, sys.modules, getattr
                 module = name.partition(":")[0]
-                if node.value == module or node.value.startswith((module + ".", module + ":")):
+                if id(node) not in prose and (
+                    node.value == module or node.value.startswith((module + ".", module + ":"))
+                ):
                     found.setdefault(name)
     return list(found)
 

@@ -268,7 +268,7 @@ def _section(result: Result, title: str) -> str:
     head = (
         f'<header><h2>{text_in_html(title)} <span class="dim">({text_in_html(result.grade_id)})</span></h2>'
         f'<span class="verdict {result.verdict}">{sign} {word}, {result.points} of {result.max_points}</span></header>'
-    )
+    ) + "".join(f'<p class="dim">{text_in_html(note)}</p>' for note in result.notes)
     if result.verdict == Verdict.NOT_ATTEMPTED:
         return f'<section>{head}<p class="dim">{text_in_html(result.message)}</p></section>'
     items, said = [], set()

@@ -39,7 +39,7 @@ IDS = ["smaller-gqa", "smaller-window", "smaller-latent", "smaller-int8", "small
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 45
+    all_points = 51
 
     @pytest.fixture
     def lab_cells(self, tiny_model, monkeypatch):

@@ -64,7 +64,7 @@ LAB = KernelLab("10_kernels")
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 45
+    all_points = 50
 
     def test_the_starter_holds_no_line_of_an_answer(self, grade_id):
         """The kernel's; the function below it, which launches it, is given."""

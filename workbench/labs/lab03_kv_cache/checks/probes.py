@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from workbench.checks.inputs import random_model
+from workbench.checks.tensors import as_tensor, kind_of
 from workbench.errors import WorkbenchError
 from workbench.grading.check import describe_error
 from workbench.kv import Contiguous
@@ -154,6 +155,7 @@ def run_prefill(
         "lengths": sorted([str(name), length] for name, length in kv.lengths.items()),
         "prompt_after": prompt,
     }
+    logits = as_tensor(logits)
     if not isinstance(logits, torch.Tensor):
         return seen | {"returned": type(logits).__name__}
     return seen | {"shape": list(logits.shape), "logits": logits}
@@ -165,7 +167,7 @@ def run_calculator(answer: Any, part: str, config: dict | None = None, **given: 
         return {"missing": part, "returned": type(answer).__name__}
     shape = [] if config is None else [ModelConfig.from_dict(config)]
     value = answer[part](*shape, **given)
-    return {"value": value, "returned": type(value).__name__}
+    return {"value": value, "returned": kind_of(value)}
 
 
 def run_work(answer: Any, prompt_tokens: int, new_tokens: int, cached: bool) -> dict:
@@ -173,4 +175,9 @@ def run_work(answer: Any, prompt_tokens: int, new_tokens: int, cached: bool) -> 
     made = answer(prompt_tokens, new_tokens, cached)
     if not isinstance(made, tuple | list) or len(made) != 2:
         return {"returned": type(made).__name__}
-    return {"rows": made[0], "pairs": made[1], "types": [type(number).__name__ for number in made]}
+    return {"rows": made[0], "pairs": made[1], "types": [kind_of(number) for number in made]}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.checks.inputs import drawn, random_model
+from workbench.checks.tensors import as_tensor, kind_of
 from workbench.errors import WorkbenchError
 from workbench.grading.check import describe_error, refused_or_not
 from workbench.kv import Recompute
@@ -106,6 +107,7 @@ def ring_inputs(seed: int, step: int, n: int, heads: int, kv_heads: int, size: i
 
 def _kept(out: Any) -> Any:
     """What came back, as numbers: it may be a view of what the next step changes."""
+    out = as_tensor(out)
     return out.tolist() if isinstance(out, torch.Tensor) else {"returned": type(out).__name__}
 
 
@@ -241,10 +243,11 @@ def run_int8(answer: Any, part: str, kind: str, seed: int, tokens: int, heads: i
 
 
 def _round_trip(answer: Any, parts: Any, x: torch.Tensor, as_given: torch.Tensor) -> dict:
+    parts = [as_tensor(part) for part in parts] if isinstance(parts, tuple | list) else parts
     if not isinstance(parts, tuple | list) or not all(isinstance(p, torch.Tensor) for p in parts) or len(parts) != 3:
         return {"returned": type(parts).__name__}
     codes, scale, low = parts
-    back = answer["dequantize"](codes, scale, low)
+    back = as_tensor(answer["dequantize"](codes, scale, low))
     if not isinstance(back, torch.Tensor):
         return {"returned": f"{type(back).__name__} from dequantize"}
     return {
@@ -284,6 +287,8 @@ def run_conversion(answer: Any, config: dict, seed: int, num_kv_heads: int, equa
         new = answer(weights, model.config, num_kv_heads)
     except WorkbenchError as error:
         return {"refused": str(error)}
+    if hasattr(new, "items"):
+        new = {name: as_tensor(tensor) for name, tensor in new.items()}
     if not hasattr(new, "items") or not all(isinstance(t, torch.Tensor) for t in new.values()):
         return {"returned": type(new).__name__}
     kept = weights.keys() == before.keys() and all(torch.equal(weights[n], before[n]) for n in before)
@@ -323,4 +328,9 @@ def run_budget(answer: Any, part: str, **given: Any) -> dict:
             Design(**(design | {"config": ModelConfig.from_dict(design["config"])})) for design in given["designs"]
         ]
     value = answer[part](**given)
-    return {"value": value, "returned": type(value).__name__}
+    return {"value": value, "returned": kind_of(value)}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

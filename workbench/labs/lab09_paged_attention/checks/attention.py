@@ -121,7 +121,7 @@ def judge_attention(case: dict, seen: dict) -> str | None:
     (query_heads, kv_heads), lengths, size = case["heads"], case["lengths"], case["block_size"]
     right = exact(case)
     legend = "[B, H_q, D_v]"
-    came = read(seen["out"], "what came back", right.shape, "float32", legend)
+    came = read(seen["out"], "what came back", right.shape, "", legend)
     where = (
         f"{len(lengths)} sequence{'s' * (len(lengths) > 1)}, blocks of {size}, H_q = {query_heads}, H_kv = {kv_heads}: "
     )

@@ -261,3 +261,8 @@ def run_norm(answer: Any, eps: float, **case: Any) -> dict:
     """answer(x, weight, eps), or answer(x, weight, eps, residual=residual)."""
     gave, seen = _watched(lambda x, weight, **residual: answer(x, weight, eps, **residual), norm_rows(**case))
     return {**(_both(gave, "out", "total") if case["with_residual"] else {"out": shown(gave)}), **seen}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.grading.check import Exercise, ExerciseSet, claim
+from workbench.grading.check import Exercise, ExerciseSet, claim, demands
 from workbench.labs.lab11_serving.checks import admission, events, goodput, policy, probes, stops
 
 PRELUDE = """\
@@ -32,6 +32,9 @@ EXERCISES = ExerciseSet(
                 claim("held-back", probes.run_stops, stops.judge_stops, stops.hold_cases, points=2),
                 claim("first", probes.run_stops, stops.judge_stops, stops.first_cases, points=2),
                 claim("any-pieces", probes.run_stops, stops.judge_stops, stops.chunk_cases, points=2),
+                demands(
+                    probes.run_demand, claim("nothing-lost", probes.run_stops, stops.judge_stops, stops.lost_cases)
+                ),
             ),
         ),
         Exercise(
@@ -42,6 +45,11 @@ EXERCISES = ExerciseSet(
                 claim("chunks", probes.run_events, events.judge_events, events.chunk_cases, points=2),
                 claim("one-line", probes.run_events, events.judge_events, events.line_cases, points=2),
                 claim("ends", probes.run_events, events.judge_events, events.end_cases, points=2),
+                demands(
+                    probes.run_demand,
+                    claim("several", probes.run_events, events.judge_events, events.several_cases),
+                    claim("silence", probes.run_events, events.judge_events, events.ping_cases),
+                ),
             ),
         ),
         Exercise(
@@ -53,6 +61,11 @@ EXERCISES = ExerciseSet(
                 claim("rows", probes.run_wait, admission.judge_wait, admission.budget_cases, points=2),
                 claim("costs", probes.run_wait, admission.judge_wait, admission.cost_cases),
                 claim("retry-after", probes.run_retry, admission.judge_retry, admission.retry_cases),
+                demands(
+                    probes.run_demand,
+                    claim("edges", probes.run_wait, admission.judge_wait, admission.edge_cases),
+                    claim("deadline", probes.run_retry, admission.judge_retry, admission.deadline_cases),
+                ),
             ),
         ),
         Exercise(
@@ -64,6 +77,7 @@ EXERCISES = ExerciseSet(
                 claim("limits", probes.run_goodput, goodput.judge_good, goodput.limit_cases, points=2),
                 claim("window", probes.run_goodput, goodput.judge_goodput, goodput.window_cases, points=2),
                 claim("vllm-bench", probes.run_goodput, goodput.judge_vllm, goodput.vllm_cases),
+                demands(probes.run_demand, claim("edges", probes.run_goodput, goodput.judge_all, goodput.edge_cases)),
             ),
         ),
         Exercise(
