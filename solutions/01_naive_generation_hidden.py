@@ -11,8 +11,8 @@ from workbench.labs.lab01_naive_generation.checks import beam, loop, probes, sam
 STAGES = {"temperature": 0.7, "top_k": 3, "top_p": 0.8, "min_p": 0.2}
 
 
-def hidden(name, probe, judge, cases, points=1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, hidden=True)
+def hidden(name, probe, judge, cases, points=1, constant_passes=False) -> Check:
+    return Check(name, points, cases, probe, judge, hidden=True, constant_passes=constant_passes)
 
 
 # --- naive-loop ---
@@ -232,7 +232,13 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
     "repetition-penalty": (
         hidden("once-per-token", probes.run_penalty, sampling.judge_penalty, repeated_cases),
         hidden("edges", probes.run_penalty, sampling.judge_penalty, penalty_edge_cases),
-        hidden("input-untouched", probes.run_penalty, sampling.judge_input_untouched, penalty_untouched_cases),
+        hidden(
+            "input-untouched",
+            probes.run_penalty,
+            sampling.judge_input_untouched,
+            penalty_untouched_cases,
+            constant_passes=True,
+        ),
     ),
     "beam-search": (
         hidden("finished-aside", probes.run_beam, beam.judge_beam, finished_cases, points=2),
@@ -242,7 +248,9 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         hidden("calls", probes.run_beam, judge_calls, beam.length_cases),
     ),
     "count-rows": (
-        hidden("nothing-new", probes.run_count, loop.judge_count, loop.count_cases((10, 0), (1, 0))),
+        hidden(
+            "nothing-new", probes.run_count, loop.judge_count, loop.count_cases((10, 0), (1, 0)), constant_passes=True
+        ),
         hidden("exact", probes.run_count, judge_exact, exact_cases),
     ),
 }

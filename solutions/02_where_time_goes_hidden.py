@@ -11,8 +11,8 @@ from workbench.labs.lab02_where_time_goes.checks import counts, graph, probes, r
 from workbench.models.config import ModelConfig
 
 
-def hidden(name, probe, judge, cases, points=1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, hidden=True)
+def hidden(name, probe, judge, cases, points=1, constant_passes=False) -> Check:
+    return Check(name, points, cases, probe, judge, hidden=True, constant_passes=constant_passes)
 
 
 def layer(name, cases) -> Check:
@@ -248,7 +248,13 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
     ),
     "roofline-reading": (
         hidden("borders", probes.run_reading, reading.judge_reading((0, 1, 2)), border_cases),
-        hidden("other-machine", probes.run_reading, reading.judge_reading((0, 1, 2)), other_machine_cases),
+        hidden(
+            "other-machine",
+            probes.run_reading,
+            reading.judge_reading((0, 1, 2)),
+            other_machine_cases,
+            constant_passes=True,
+        ),
     ),
     "workload-cost": (
         hidden("one-output-token", probes.run_price, reading.judge_price((0, 1, 2)), one_output_cases),

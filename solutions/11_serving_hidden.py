@@ -6,8 +6,8 @@ from workbench.grading.check import Check
 from workbench.labs.lab11_serving.checks import admission, events, goodput, policy, probes, stops
 
 
-def hidden(name, probe, judge, cases, points=1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, hidden=True)
+def hidden(name, probe, judge, cases, points=1, constant_passes=False) -> Check:
+    return Check(name, points, cases, probe, judge, hidden=True, constant_passes=constant_passes)
 
 
 HIDDEN: dict[str, tuple[Check, ...]] = {
@@ -29,7 +29,9 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         hidden("traces", probes.run_goodput, goodput.judge_all, goodput.trace_cases, points=2),
     ),
     "server-policy": (
-        hidden("nobody-starves", probes.run_policy, policy.judge_waits, policy.stream_cases, points=2),
+        hidden(
+            "nobody-starves", probes.run_policy, policy.judge_waits, policy.stream_cases, points=2, constant_passes=True
+        ),
         hidden("engine", probes.run_engine, policy.judge_engine, policy.engine_cases),
     ),
 }

@@ -6,7 +6,7 @@ from `workbench.decoding`, so that a mistake there could not make the same mista
 
 from __future__ import annotations
 
-from workbench.grading.check import Exercise, ExerciseSet, claim
+from workbench.grading.check import Check, Exercise, ExerciseSet, claim
 from workbench.labs.lab01_naive_generation.checks import beam, loop, probes, sampling
 
 PRELUDE = """\
@@ -14,6 +14,11 @@ import torch
 
 import workbench as wb
 from workbench import checks"""
+
+
+def _one_count(name: str, sizes: tuple[int, int]) -> Check:
+    """Of one prompt, whose count is the same for everybody."""
+    return claim(name, probes.run_count, loop.judge_count, loop.count_cases(sizes), constant_passes=True)
 
 
 EXERCISES = ExerciseSet(
@@ -90,8 +95,8 @@ EXERCISES = ExerciseSet(
             "count_rows",
             (
                 claim("by-hand", probes.run_count, loop.judge_count, loop.count_cases((3, 2), (1, 1), (5, 4))),
-                claim("100-after-10", probes.run_count, loop.judge_count, loop.count_cases((10, 100))),
-                claim("1000-after-2000", probes.run_count, loop.judge_count, loop.count_cases((2000, 1000))),
+                _one_count("100-after-10", (10, 100)),
+                _one_count("1000-after-2000", (2000, 1000)),
             ),
         ),
     ),

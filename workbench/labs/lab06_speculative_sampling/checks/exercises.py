@@ -47,7 +47,9 @@ EXERCISES = ExerciseSet(
                     "fractions", probes.run_left_over, residual.judge_left_over, residual.plain_cases(4, 6), points=2
                 ),
                 claim("tensors", probes.run_left_over, residual.judge_left_over, residual.tensor_cases(4, 30)),
-                claim("equal", probes.run_left_over, residual.judge_left_over, residual.equal_cases),
+                claim(
+                    "equal", probes.run_left_over, residual.judge_left_over, residual.equal_cases, constant_passes=True
+                ),
             ),
         ),
         Exercise(
