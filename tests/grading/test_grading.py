@@ -514,7 +514,7 @@ def test_students_are_told_apart_by_folder_and_by_file(tmp_path):
 
 def test_no_two_submissions_share_an_id_or_a_folder_and_none_leaves_the_output(tmp_path):
     names = ["a", "a", "A", "grades.csv", ".grading", "..", "x/y", "=1+1", "\u202eevil", "张伟", "n" * 300]
-    submissions = [Submission(name, tmp_path) for name in names]
+    submissions = [Submission(name, tmp_path, home=str(number)) for number, name in enumerate(names)]
     made = _names(submissions, [(SET, None, "e")] * len(names))
     ids, folders = [one.student_id for one, *_ in made], [folder for *_, folder in made]
     assert len(set(ids)) == len(names) and len({f.casefold() for f in folders}) == len(names)

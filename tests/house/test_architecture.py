@@ -28,7 +28,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"lectures"},
     {"labs", "notebook_source"},
     {"build"},
-    {"cli_serving"},
+    {"cli_serving", "cli_grading"},
     {"cli"},
     {"workbench"},  # the package itself: names that arrive when they are used
 )

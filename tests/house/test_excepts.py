@@ -123,7 +123,6 @@ REASONS = {
     "the error is the answer to the question that was asked: it is no number, no date, not free, not Python": (
         "workbench/cli_serving.py on_loopback: ValueError",
         "workbench/grading/collect.py _is_date: ValueError",
-        "workbench/grading/collect.py parse_time: ValueError",
         "workbench/grading/reference.py _object: ImportError, AttributeError",
         "workbench/grading/reference.py uses: SyntaxError, ValueError, RecursionError, MemoryError",
         "workbench/kv/allocators.py PagedBlocks._grow: NoRoom",
@@ -144,8 +143,6 @@ REASONS = {
         "workbench/files.py _mode: FileNotFoundError",
         "workbench/files.py home: RuntimeError",
         "workbench/grading/child.py _resident_bytes: OSError",
-        "workbench/grading/collect.py Submission.when: OSError, ValueError, OverflowError",
-        "workbench/grading/collect.py _stamp_beside: OSError",
         "workbench/grading/confine.py _memory_now: OSError, KeyError",
         "workbench/grading/gradescope.py _student: OSError, ValueError, KeyError, IndexError, TypeError",
         "workbench/instruments/device.py _nvidia_smi: OSError, subprocess.SubprocessError",
@@ -209,7 +206,7 @@ REASONS = {
     "what an answer did wrong: it stands in the message that its student reads, or in its exit code": (
         "workbench/decoding/guide_trial.py try_out: subprocess.TimeoutExpired",
         "workbench/grading/check.py describe_error: Exception",
-        "workbench/grading/check.py judge_check: Exception",
+        "workbench/grading/check.py _judged: Exception",
         "workbench/grading/session.py Session._hear: BrokenPipeError",
         "workbench/grading/session.py Session._heard_exit: OSError, EOFError",
         "workbench/grading/session.py Session._reply: ValueError, RecursionError",

@@ -81,6 +81,9 @@ class Check:
     further one is a pair, and what came back is judged every time.
 
     known: finds the words for a mistake that is listed; they follow the judge's.
+
+    constant_passes: an answer that ignores what it is given passes it, too (`grading.constants` finds out which do).
+    Its points count where a check of the exercise has passed that no such answer passes.
     """
 
     name: str
@@ -91,6 +94,7 @@ class Check:
     hidden: bool = False
     speedup: Speedup | None = None
     known: Known | None = None
+    constant_passes: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or type(self.points) is not int or self.points < 0:
@@ -107,10 +111,16 @@ class Check:
 
 
 def claim(
-    name: str, probe: Callable, judge: Callable, cases: Callable, points: int = 1, speedup: Speedup | None = None
+    name: str,
+    probe: Callable,
+    judge: Callable,
+    cases: Callable,
+    points: int = 1,
+    speedup: Speedup | None = None,
+    constant_passes: bool = False,
 ) -> Check:
     """A Check with its arguments in the order of reading."""
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, speedup=speedup)
+    return Check(name, points, cases, probe, judge, speedup=speedup, constant_passes=constant_passes)
 
 
 def demands(probe: Callable, *parts: Check, name: str = "demands", points: int = 1) -> Check:
@@ -292,13 +302,22 @@ def encode(value: Any) -> Any:
     return walk(value, 0)
 
 
+_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
 def decode(data: Any) -> Any:
-    """The inverse of `encode`, but for tuples, tensors and arrays, which stay lists."""
+    """The inverse of `encode`, but for tuples, tensors and arrays, which stay lists.
+
+    Raises NotEncodable for what `encode` does not make of a float.
+    """
     if isinstance(data, list):
         return [decode(item) for item in data]
     if isinstance(data, dict):
         if data.keys() == {"$float"}:
-            return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[data["$float"]]
+            name = data["$float"]
+            if not isinstance(name, str) or name not in _FLOATS:
+                raise NotEncodable(f"a float of the name {brief(name, 40)}; inf, -inf and nan have one")
+            return _FLOATS[name]
         return {key: decode(item) for key, item in data.items()}
     return data
 
@@ -325,7 +344,7 @@ def loads(text: str | bytes) -> Any:
         raise ValueError(f"more than {MAX_JSON_BYTES:,} bytes of JSON")
     try:
         return decode(json.loads(text))
-    except (RecursionError, TypeError, KeyError) as error:
+    except (RecursionError, TypeError) as error:
         raise ValueError(f"not an observation: {error}") from error
 
 
@@ -428,18 +447,25 @@ def judge_check(check: Check, cases: list[dict], observations: Sequence[dict]) -
         of = f"case {number + 1} of {len(cases)}: " if len(cases) > 1 else ""
         try:
             if "value" in observation:
-                message = check.judge(case, decode(observation["value"]))
+                message = _judged(check, case, decode(observation["value"]))
             elif reason := observation.get("not_attempted") or observation.get("reason"):  # about the whole answer
                 return str(reason)[:MAX_MESSAGE_CHARS]
             else:
                 message = (f"with {brief(case)}: " if case else "") + str(observation.get("error"))
-        except Exception:  # judges expect the probe's shape; an answer can make it anything
-            message = f"the answer gave {brief(decode(observation['value']))}, which is not of the expected form"
-        if message is not None and check.known:
-            message = with_hint(message, check.known.explain(check, cases, seen, number))
+            if message is not None and check.known:
+                message = with_hint(message, check.known.explain(check, cases, seen, number))
+        except (NotEncodable, RecursionError) as error:
+            message = f"what came from the answer is no observation: {brief(str(error), 80)}"
         if message is not None:
             return (of + str(message))[:MAX_MESSAGE_CHARS]
     return None
+
+
+def _judged(check: Check, case: dict, value: Any) -> str | None:
+    try:
+        return check.judge(case, value)
+    except Exception:  # judges expect the probe's shape; an answer can make it anything
+        return f"the answer gave {brief(value)}, which is not of the expected form"
 
 
 # --- Speed: counted first, then timed as paired ratios, by whoever judges ---
@@ -509,6 +535,7 @@ def _turn(grade_id: str, probe: Callable, answer: Any) -> Turn:
 
 def conclude(exercise: Exercise, checks: list[CheckResult], untouched: bool = False) -> Result:
     """The verdict from the checks. `untouched`: every check met the stub, or there was no answer to run."""
+    checks = _without_constant(exercise, checks)
     points = sum(check.points for check in checks)
     max_points = exercise.max_points
     failed = [check for check in checks if not check.passed]
@@ -527,6 +554,17 @@ def conclude(exercise: Exercise, checks: list[CheckResult], untouched: bool = Fa
 def unusable(exercise: Exercise, problem: str) -> Iterator[tuple[CheckResult, bool]]:
     """What `Runner.stream` would give for an answer whose cell cannot be used."""
     return ((CheckResult(c.name, False, 0, c.points, problem, c.hidden), False) for c in exercise.checks)
+
+
+CONSTANT = "no points yet: an answer that ignores what it is given passes this one, too"
+
+
+def _without_constant(exercise: Exercise, checks: list[CheckResult]) -> list[CheckResult]:
+    """The points of checks that a constant answer passes count only beside a check that it does not pass."""
+    weak = {check.name for check in exercise.checks if check.constant_passes}
+    if any(check.passed and check.name not in weak for check in checks):
+        return checks
+    return [replace(c, points=0, message=CONSTANT) if c.passed and c.name in weak else c for c in checks]
 
 
 def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:

@@ -40,6 +40,11 @@ class Answers:
 
 def read_cells(path: str | Path) -> list[dict]:
     """The cells of a format-4 notebook; WorkbenchError, which names the file, for anything else."""
+    return cells_of(read_notebook(path), Path(path).name)
+
+
+def read_notebook(path: str | Path) -> bytes:
+    """The file, at most 50 MB of it; WorkbenchError, which names it, for what is no file or larger."""
     path = Path(path)
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
@@ -51,12 +56,11 @@ def read_cells(path: str | Path) -> list[dict]:
                     f"{path.name} has {status.st_size / 1e6:.0f} MB; at most {MAX_NOTEBOOK_BYTES / 1e6:.0f} MB are"
                     " read. Clear its outputs and save it again"
                 )
-            data = file.read(MAX_NOTEBOOK_BYTES + 1)
+            return file.read(MAX_NOTEBOOK_BYTES + 1)
     except IsADirectoryError:
         raise WorkbenchError(f"{path.name} is a folder; a notebook (.ipynb) was expected") from None
     except OSError as error:
         raise WorkbenchError(f"{path} cannot be read: {error.strerror or error}") from None
-    return cells_of(data, path.name)
 
 
 def cells_of(data: bytes, name: str) -> list[dict]:

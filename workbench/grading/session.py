@@ -91,7 +91,7 @@ class Session:
 
     def load(self, until: float) -> dict | None:
         """Execute the answer's cell. None, or the observation that stands for every check of this exercise."""
-        seen = self._ask(json.dumps(self.source), child.LOADED, until)
+        seen = plain(self._ask(json.dumps(self.source), child.LOADED, until))
         self.loaded = "reason" not in seen and "not_attempted" not in seen
         return None if self.loaded else seen
 
