@@ -81,6 +81,8 @@ class Check:
     further one is a pair, and what came back is judged every time.
 
     known: finds the words for a mistake that is listed; they follow the judge's.
+
+    calls: other probes that this one calls by their names.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Check:
     hidden: bool = False
     speedup: Speedup | None = None
     known: Known | None = None
+    calls: tuple[Callable[..., Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or type(self.points) is not int or self.points < 0:
@@ -105,6 +108,11 @@ class Check:
         """`module:function`, by which the child imports the probe."""
         return f"{self.probe.__module__}:{self.probe.__qualname__}"
 
+    @property
+    def probe_names(self) -> tuple[str, ...]:
+        """That of its probe, and those of the probes that this one calls."""
+        return tuple(f"{probe.__module__}:{probe.__qualname__}" for probe in (self.probe, *self.calls))
+
 
 def claim(
     name: str, probe: Callable, judge: Callable, cases: Callable, points: int = 1, speedup: Speedup | None = None
@@ -118,6 +126,9 @@ class Exercise:
     """`entry` is the name that the answer's cell must define; the checks are run in order, visible before hidden.
 
     forbidden: what of the workbench the answer may not use, in the words of `reference`.
+    given: the names of ours in the setup cell that the answer may use, "module.name" of a module; None: all but
+    modules. Nothing else of ours is in its process (`workbench.grading.handed`).
+    withheld: `module:name` of what the probes would bring along and is no business of the answer.
     """
 
     grade_id: str
@@ -125,6 +136,8 @@ class Exercise:
     entry: str
     checks: tuple[Check, ...]
     forbidden: tuple[str, ...] = ()
+    given: tuple[str, ...] | None = None
+    withheld: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not GRADE_ID.fullmatch(self.grade_id):
@@ -410,11 +423,15 @@ def judge_check(check: Check, cases: list[dict], observations: Sequence[dict]) -
 MIN_PAIRS, HOPELESS_PAIRS = 5, 7
 COUNTS_FIRST = "not timed: the checks before this one have to pass first"
 
+# what `judge_check` does, here or elsewhere
+Judge = Callable[[Check, list[dict], Sequence[dict]], str | None]
 # a case -> what was seen, and the seconds of processor time that it took
 Turn = Callable[[dict], tuple[dict, float]]
 
 
-def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple[str | None, str]:
+def race(
+    check: Check, cases: list[dict], answer: Turn, baseline: Turn, judge: Judge = judge_check
+) -> tuple[str | None, str]:
     """(None when right and fast enough, else the message; a mark when it is faster than can be believed, else "").
 
     Each case but the first is a pair: the same fresh inputs for both, who is first alternates, and what the answer gave
@@ -430,7 +447,7 @@ def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple
         took = {}
         for turn in turns:
             seen, took[turn] = turn(case)
-            if turn is answer and (message := judge_check(check, [case], [seen])) is not None:
+            if turn is answer and (message := judge(check, [case], [seen])) is not None:
                 return message, ""
             if turn is baseline and "value" not in seen:
                 raise WorkbenchError(f"check {check.name!r}: what answers are timed against failed: {brief(seen)}")

@@ -40,6 +40,7 @@ EXERCISES = ExerciseSet(
                 ),
                 claim("stop-token", probes.run_loop, loop.judge_tokens, loop.stopping_cases),
             ),
+            given=(),
         ),
         Exercise(
             "sampling-filters",
@@ -56,6 +57,7 @@ EXERCISES = ExerciseSet(
                 claim("top-p", probes.run_filter, sampling.judge_filter, sampling.filter_cases("top_p", [0.8, 0.45])),
                 claim("min-p", probes.run_filter, sampling.judge_filter, sampling.filter_cases("min_p", [0.25, 0.06])),
             ),
+            given=(),
         ),
         Exercise(
             "repetition-penalty",
@@ -73,6 +75,7 @@ EXERCISES = ExerciseSet(
                 ),
                 claim("leaves-others", probes.run_penalty, sampling.judge_penalty, sampling.penalty_cases("others")),
             ),
+            given=(),
         ),
         Exercise(
             "beam-search",
@@ -83,6 +86,7 @@ EXERCISES = ExerciseSet(
                 claim("better-path", probes.run_beam, beam.judge_beam, beam.better_path_cases, points=2),
                 claim("length-penalty", probes.run_beam, beam.judge_beam, beam.length_cases),
             ),
+            given=(),
         ),
         Exercise(
             "count-rows",
@@ -93,6 +97,7 @@ EXERCISES = ExerciseSet(
                 claim("100-after-10", probes.run_count, loop.judge_count, loop.count_cases((10, 100))),
                 claim("1000-after-2000", probes.run_count, loop.judge_count, loop.count_cases((2000, 1000))),
             ),
+            given=(),
         ),
     ),
 )

@@ -40,6 +40,7 @@ EXERCISES = ExerciseSet(
                 _layer("attention-decode", counts.decode_cases),
                 _layer("attention-prompt", counts.prompt_cases),
             ),
+            given=(),
         ),
         Exercise(
             "roofline-tpot",
@@ -50,6 +51,7 @@ EXERCISES = ExerciseSet(
                 _tpot("batch", counts.batch_cases),
                 _tpot("limits", counts.limit_cases),
             ),
+            given=(),
         ),
         Exercise(
             "roofline-knee",
@@ -60,6 +62,7 @@ EXERCISES = ExerciseSet(
                 claim("never", probes.run_limits, counts.judge_knee, counts.never_cases),
                 claim("memory", probes.run_limits, counts.judge_largest, counts.memory_cases),
             ),
+            given=(),
         ),
         Exercise(
             "roofline-reading",
@@ -70,6 +73,7 @@ EXERCISES = ExerciseSet(
                 claim("fraction", probes.run_reading, reading.judge_reading((1,)), reading.reading_cases),
                 claim("what-helps", probes.run_reading, reading.judge_reading((2,)), reading.reading_cases),
             ),
+            given=(),
         ),
         Exercise(
             "workload-cost",
@@ -80,6 +84,7 @@ EXERCISES = ExerciseSet(
                 claim("output-tokens", probes.run_price, reading.judge_price((1,)), reading.price_cases),
                 claim("all-tokens", probes.run_price, reading.judge_price((2,)), reading.price_cases),
             ),
+            given=(),
         ),
         Exercise(
             "one-graph",
@@ -90,6 +95,7 @@ EXERCISES = ExerciseSet(
                 claim("one-graph", probes.run_compiled, graph.judge_compiled, graph.one_call_cases),
                 claim("any-length", probes.run_compiled, graph.judge_compiled, graph.length_cases),
             ),
+            given=(),
         ),
     ),
 )

@@ -47,6 +47,7 @@ EXERCISES = ExerciseSet(
                 _cache("chunks", cache.chunk_cases, points=2),
                 _cache("grouped-heads", cache.grouped_cases),
             ),
+            given=("Slots", "WorkbenchError"),
         ),
         Exercise(
             "kv-chunks",
@@ -57,6 +58,7 @@ EXERCISES = ExerciseSet(
                 _prefill("equals-one-shot", prefill.judge_prefill, prefill.prefill_cases((10, 4), (5, 2)), points=2),
                 _prefill("no-remainder", prefill.judge_calls, prefill.prefill_cases((8, 4), (3, 16), (1, 1))),
             ),
+            given=("Batch", "WorkbenchError"),
         ),
         Exercise(
             "kv-bytes",
@@ -68,6 +70,7 @@ EXERCISES = ExerciseSet(
                 _calculator("gib", counting.gib_cases),
                 _calculator("largest-batch", counting.card_cases),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "kv-truncate",
@@ -78,6 +81,7 @@ EXERCISES = ExerciseSet(
                 claim("goes-on", probes.run_cache, cache.judge_chunks, cache.go_on_cases, points=2),
                 claim("refused", probes.run_cache, cache.judge_chunks, cache.refused_cases),
             ),
+            given=("Chunks", "WorkbenchError"),
         ),
         Exercise(
             "kv-bug",
@@ -88,6 +92,7 @@ EXERCISES = ExerciseSet(
                 _cache("decode", cache.decode_cases, points=2),
                 _cache("chunks", cache.chunk_cases, points=2),
             ),
+            given=("Slots", "WorkbenchError"),
         ),
         Exercise(
             "kv-savings",
@@ -98,6 +103,7 @@ EXERCISES = ExerciseSet(
                 claim("rows", probes.run_work, counting.judge_rows, counting.work_cases((4096, 512))),
                 claim("pairs", probes.run_work, counting.judge_pairs, counting.work_cases((4096, 512))),
             ),
+            given=("WorkbenchError",),
         ),
     ),
 )

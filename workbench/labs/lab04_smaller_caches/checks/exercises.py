@@ -74,6 +74,7 @@ EXERCISES = ExerciseSet(
                     points=2,
                 ),
             ),
+            given=("causal_mask", "WorkbenchError"),
         ),
         Exercise(
             "smaller-window",
@@ -85,6 +86,7 @@ EXERCISES = ExerciseSet(
                 _ring("chunks", window.chunk_cases),
                 _ring("refused", window.refused_cases),
             ),
+            given=("Ring", "eager_attention", "causal_mask", "WorkbenchError"),
         ),
         Exercise(
             "smaller-latent",
@@ -115,6 +117,7 @@ EXERCISES = ExerciseSet(
                     speedup=latent.OVER_EXPANDED,
                 ),
             ),
+            given=("causal_mask", "eager_attention", "WorkbenchError"),
         ),
         Exercise(
             "smaller-int8",
@@ -125,6 +128,7 @@ EXERCISES = ExerciseSet(
                 _int8("constant-rows", int8.tensor_cases("constant channel", "constant token")),
                 _int8("keys-and-values", int8.kv_cases("normal", "outlier channel"), points=2),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "smaller-convert",
@@ -135,6 +139,7 @@ EXERCISES = ExerciseSet(
                 _conversion("biases", convert.conversion_cases((6, 6, 3), qkv_bias=True, attention_output_bias=True)),
                 _conversion("equal-heads", convert.equal_cases),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "smaller-budget",
@@ -147,6 +152,7 @@ EXERCISES = ExerciseSet(
                 _budget("gb-and-gib", budget.memory_cases),
                 _budget("choice", budget.choice_cases),
             ),
+            given=("Design", "WorkbenchError"),
         ),
     ),
 )

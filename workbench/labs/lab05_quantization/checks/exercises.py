@@ -47,6 +47,7 @@ EXERCISES = ExerciseSet(
                 ),
                 claim("two-a-byte", probes.run_packing, pack.judge_packing, pack.packing_cases((4, 6), (3, 32))),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "quant-llm-int8",
@@ -70,6 +71,7 @@ EXERCISES = ExerciseSet(
                     points=2,
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "quant-awq",
@@ -94,6 +96,7 @@ EXERCISES = ExerciseSet(
                 ),
                 claim("fold", probes.run_fold, awq.judge_fold, awq.fold_cases),
             ),
+            given=("quantize_tensor", "IntegerFormat", "WorkbenchError"),
         ),
         Exercise(
             "quant-gptq",
@@ -115,6 +118,7 @@ EXERCISES = ExerciseSet(
                     points=3,
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "quant-codebook",
@@ -141,6 +145,7 @@ EXERCISES = ExerciseSet(
                     codebook.outlier_cases((4, 6, 3), (3, 20, 5)),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "quant-recipe",
@@ -152,6 +157,7 @@ EXERCISES = ExerciseSet(
                 claim("step-time", probes.run_recipe, recipe.judge_recipe, recipe.time_cases),
                 claim("choice", probes.run_recipe, recipe.judge_recipe, recipe.choice_cases, points=2),
             ),
+            given=("Machine", "Stored", "WorkbenchError"),
         ),
     ),
 )

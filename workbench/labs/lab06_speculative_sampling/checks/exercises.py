@@ -37,6 +37,8 @@ EXERCISES = ExerciseSet(
                     "chains", probes.run_rule, rule.judge_rule, rule.contested_cases((1, 4), (2, 3), (3, 4)), points=3
                 ),
             ),
+            given=("Proposal", "Verdict", "residual", "WorkbenchError"),
+            withheld=("workbench.speculation.rule:verify",),
         ),
         Exercise(
             "spec-residual",
@@ -49,6 +51,7 @@ EXERCISES = ExerciseSet(
                 claim("tensors", probes.run_left_over, residual.judge_left_over, residual.tensor_cases(4, 30)),
                 claim("equal", probes.run_left_over, residual.judge_left_over, residual.equal_cases),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "spec-proof",
@@ -64,6 +67,20 @@ EXERCISES = ExerciseSet(
                 ),
                 claim("broken", probes.run_broken, proof.judge_broken, proof.broken_cases, points=2),
             ),
+            given=(
+                "Proposal",
+                "Verdict",
+                "residual",
+                "table",
+                "theory.distribution_of_target",
+                "theory.distribution_of_texts",
+                "theory.enumerate_outcomes",
+                "theory.write_round",
+                "theory.table",
+                "theory.total_variation",
+                "wb.speculation.verify",
+                "WorkbenchError",
+            ),
         ),
         Exercise(
             "spec-length",
@@ -75,6 +92,7 @@ EXERCISES = ExerciseSet(
                 claim("speed-up", probes.run_length, length.judge_length, length.speed_cases, points=2),
                 claim("best", probes.run_length, length.judge_length, length.best_cases, points=2),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "spec-rollback",
@@ -84,6 +102,7 @@ EXERCISES = ExerciseSet(
                 claim("some-accepted", probes.run_rollback, rollback.judge_rollback, rollback.some_cases, points=2),
                 claim("all-accepted", probes.run_rollback, rollback.judge_rollback, rollback.all_cases, points=3),
             ),
+            given=("Verdict", "WorkbenchError"),
         ),
     ),
 )

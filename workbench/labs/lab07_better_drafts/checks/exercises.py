@@ -28,6 +28,7 @@ EXERCISES = ExerciseSet(
                 claim("longest-latest", probes.run_lookup, lookup.judge_lookup, lookup.copy_cases, points=3),
                 claim("lengths", probes.run_lookup, lookup.judge_lookup, lookup.length_cases, points=2),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "drafts-threshold",
@@ -37,6 +38,7 @@ EXERCISES = ExerciseSet(
                 claim("when-to-stop", probes.run_rounds, threshold.judge_rounds, threshold.stop_cases, points=3),
                 claim("moves", probes.run_rounds, threshold.judge_rounds, threshold.move_cases, points=3),
             ),
+            given=("Controller", "WorkbenchError"),
         ),
         Exercise(
             "drafts-tree-mask",
@@ -46,6 +48,7 @@ EXERCISES = ExerciseSet(
                 claim("fork", probes.run_tree, tree.judge_tree, tree.fork_cases, points=3),
                 claim("other-trees", probes.run_tree, tree.judge_tree, tree.other_cases, points=2),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "drafts-medusa",
@@ -56,6 +59,7 @@ EXERCISES = ExerciseSet(
                 claim("candidates", probes.run_candidates, medusa.judge_candidates, medusa.candidate_cases, points=2),
                 claim("accept", probes.run_acceptance, medusa.judge_acceptance, medusa.accept_cases, points=3),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "drafts-jump",
@@ -66,6 +70,7 @@ EXERCISES = ExerciseSet(
                 claim("forced", probes.run_jump, jump.judge_jump, jump.forced_cases, points=2),
                 claim("write", probes.run_jump, jump.judge_jump, jump.write_cases, points=2),
             ),
+            given=("Grammar", "WorkbenchError"),
         ),
     ),
 )

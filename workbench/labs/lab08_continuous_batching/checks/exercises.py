@@ -31,6 +31,7 @@ EXERCISES = ExerciseSet(
                 claim("share", probes.run_counts, waste.judge_share, waste.share_cases),
                 claim("continuous", probes.run_counts, waste.judge_counts, waste.continuous_cases, points=2),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "batching-turn",
@@ -41,6 +42,7 @@ EXERCISES = ExerciseSet(
                 claim("slots", probes.run_turn, turn.judge_turn, turn.order_cases, points=2),
                 claim("blocks", probes.run_turn, turn.judge_turn, turn.room_cases, points=2),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "batching-chunks",
@@ -53,6 +55,7 @@ EXERCISES = ExerciseSet(
                     "postprocess", probes.run_postprocess, chunks.judge_postprocess, chunks.postprocess_cases, points=2
                 ),
             ),
+            given=("Work", "WorkbenchError"),
         ),
         Exercise(
             "batching-deadline",
@@ -63,6 +66,7 @@ EXERCISES = ExerciseSet(
                 claim("ties", probes.run_order, deadline.judge_order, deadline.tie_cases),
                 claim("patience", probes.run_order, deadline.judge_order, deadline.patience_cases, points=2),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "batching-scheduler",
@@ -73,6 +77,7 @@ EXERCISES = ExerciseSet(
                 claim("admission", probes.run_scheduler, scheduler.judge_run, scheduler.admission_cases, points=2),
                 claim("preemption", probes.run_scheduler, scheduler.judge_run, scheduler.preemption_cases, points=2),
             ),
+            given=("NoRoom", "SchedulerState", "Work", "WorkbenchError"),
         ),
     ),
 )

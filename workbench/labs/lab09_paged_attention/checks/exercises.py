@@ -32,6 +32,7 @@ EXERCISES = ExerciseSet(
                 claim("shared", probes.run_pool, pool.judge_pool, pool.shared_cases, points=3),
                 claim("large", probes.run_large_pool, pool.judge_large, pool.large_cases, speedup=pool.OVER_SEARCHING),
             ),
+            given=("Blocks", "NoRoom", "WorkbenchError"),
         ),
         Exercise(
             "paged-cow",
@@ -42,6 +43,7 @@ EXERCISES = ExerciseSet(
                 claim("full-blocks", probes.run_tables, cow.judge_tables, cow.full_cases, points=2),
                 claim("together", probes.run_tables, cow.judge_tables, cow.together_cases),
             ),
+            given=("NoRoom", "Tables", "WorkbenchError"),
         ),
         Exercise(
             "paged-attention",
@@ -63,6 +65,7 @@ EXERCISES = ExerciseSet(
                     speedup=attention.OVER_TOKENS,
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "paged-prefix",
@@ -73,6 +76,7 @@ EXERCISES = ExerciseSet(
                 claim("what-stands-before", probes.run_prefix, prefix.judge_prefix, prefix.before_cases, points=2),
                 claim("evict", probes.run_prefix, prefix.judge_prefix, prefix.evict_cases, points=2),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "paged-waste",
@@ -82,6 +86,7 @@ EXERCISES = ExerciseSet(
                 claim("held", probes.run_slots, waste.judge_slots, waste.held_cases),
                 claim("published", probes.run_account, waste.judge_account, waste.published_cases, points=2),
             ),
+            given=("Request", "WorkbenchError"),
         ),
     ),
 )

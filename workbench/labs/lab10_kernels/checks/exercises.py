@@ -32,6 +32,7 @@ EXERCISES = ExerciseSet(
                 claim("tiles", probes.run_softmax, softmax.judge_softmax, softmax.tile_cases, points=3),
                 claim("two-passes", probes.run_softmax, softmax.judge_reads, softmax.read_cases),
             ),
+            given=("launch", "DEVICE"),
         ),
         Exercise(
             "kernels-merge",
@@ -42,6 +43,7 @@ EXERCISES = ExerciseSet(
                 claim("far-from-zero", probes.run_merge, merge.judge_merge, merge.large_cases),
                 claim("empty", probes.run_merge, merge.judge_merge, merge.empty_cases, points=2),
             ),
+            given=("launch", "DEVICE"),
         ),
         Exercise(
             "kernels-paged",
@@ -52,6 +54,7 @@ EXERCISES = ExerciseSet(
                 claim("grouped-heads", probes.run_paged, paged.judge_paged, paged.grouped_cases, points=2),
                 claim("ends", probes.run_paged, paged.judge_paged, paged.end_cases, points=2),
             ),
+            given=("launch", "DEVICE"),
         ),
         Exercise(
             "kernels-int4",
@@ -62,6 +65,7 @@ EXERCISES = ExerciseSet(
                 claim("groups", probes.run_int4, int4.judge_int4, int4.group_cases, points=2),
                 claim("rows", probes.run_int4, int4.judge_int4, int4.row_cases),
             ),
+            given=("launch", "DEVICE"),
         ),
         Exercise(
             "kernels-norm",
@@ -72,6 +76,7 @@ EXERCISES = ExerciseSet(
                 claim("residual", probes.run_norm, norm.judge_norm, norm.residual_cases, points=2),
                 claim("odd-widths", probes.run_norm, norm.judge_norm, norm.odd_cases, points=2),
             ),
+            given=("launch", "DEVICE"),
         ),
     ),
 )

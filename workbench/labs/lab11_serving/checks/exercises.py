@@ -33,6 +33,8 @@ EXERCISES = ExerciseSet(
                 claim("first", probes.run_stops, stops.judge_stops, stops.first_cases, points=2),
                 claim("any-pieces", probes.run_stops, stops.judge_stops, stops.chunk_cases, points=2),
             ),
+            given=(),
+            withheld=("workbench.decoding.text:StopStrings",),
         ),
         Exercise(
             "server-events",
@@ -43,6 +45,7 @@ EXERCISES = ExerciseSet(
                 claim("one-line", probes.run_events, events.judge_events, events.line_cases, points=2),
                 claim("ends", probes.run_events, events.judge_events, events.end_cases, points=2),
             ),
+            given=("Piece",),
         ),
         Exercise(
             "server-admission",
@@ -54,6 +57,7 @@ EXERCISES = ExerciseSet(
                 claim("costs", probes.run_wait, admission.judge_wait, admission.cost_cases),
                 claim("retry-after", probes.run_retry, admission.judge_retry, admission.retry_cases),
             ),
+            given=(),
         ),
         Exercise(
             "server-goodput",
@@ -65,6 +69,7 @@ EXERCISES = ExerciseSet(
                 claim("window", probes.run_goodput, goodput.judge_goodput, goodput.window_cases, points=2),
                 claim("vllm-bench", probes.run_goodput, goodput.judge_vllm, goodput.vllm_cases),
             ),
+            given=("Objectives", "Timed"),
         ),
         Exercise(
             "server-policy",
@@ -74,6 +79,18 @@ EXERCISES = ExerciseSet(
                 claim("cached", probes.run_order, policy.judge_order, policy.cached_cases, points=2),
                 claim("patience", probes.run_order, policy.judge_order, policy.patience_cases, points=2),
                 claim("hits", probes.run_policy, policy.judge_hits, policy.hit_cases, points=2),
+            ),
+            given=("Request",),
+            # of the engine that runs with the answer's policy, what it needs no draft and no GPU for
+            withheld=(
+                "workbench.speculation.drafts:draft_for",
+                "workbench.speculation.engine:Speculator",
+                "workbench.models.graphs:GraphedSteps",
+                "workbench.kv.paged_static:StaticPaged",
+                "workbench.kv.paged_triton:Kernels",
+                "workbench.decoding.device_sampling:drawn",
+                "workbench.serving.ahead:OneStepAhead",
+                "workbench.decoding.guide:check_guide",
             ),
         ),
     ),
