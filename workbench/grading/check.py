@@ -29,6 +29,8 @@ MAX_ITEMS = 250_000
 MAX_DEPTH = 32
 MAX_MESSAGE_CHARS = 2_000
 _to_text = json.dumps  # bound here, before an answer can patch the module
+# Begins what a judge says of counts that no right answer has; the instructor is told, too.
+EVADED = "the count was evaded: "
 GRADE_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -129,6 +131,7 @@ class Exercise:
     given: the names of ours in the setup cell that the answer may use, "module.name" of a module; None: all but
     modules. Nothing else of ours is in its process (`workbench.grading.handed`).
     withheld: `module:name` of what the probes would bring along and is no business of the answer.
+    counted: what the answer costs is counted in its process, so it can start no thread and no process there.
     """
 
     grade_id: str
@@ -138,6 +141,7 @@ class Exercise:
     forbidden: tuple[str, ...] = ()
     given: tuple[str, ...] | None = None
     withheld: tuple[str, ...] = ()
+    counted: bool = False
 
     def __post_init__(self) -> None:
         if not GRADE_ID.fullmatch(self.grade_id):
@@ -198,8 +202,8 @@ class ExerciseSet:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what to look
-    at."""
+    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what to look at,
+    whether it passed or not."""
 
     name: str
     passed: bool
@@ -323,6 +327,11 @@ def brief(value: Any, limit: int = 160) -> str:
 
 
 # --- Probe and judge ---
+
+
+def evaded(why: str) -> str:
+    """What a judge says of a count that no right answer has."""
+    return EVADED + why
 
 
 def refused_or_not(call: Callable[[], Any]) -> dict:

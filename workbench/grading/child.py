@@ -221,9 +221,11 @@ def session() -> None:
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     commands, me = os.fdopen(COMMAND_FD, "rb"), os.getpid()
     setup = json.loads(commands.readline())
-    _Given(setup.pop("modules")).load()
+    given = setup.pop("modules")
+    _Given(given).load()
     from workbench.grading.cell import fresh_main, load_answer
     from workbench.grading.check import decode, describe_error, observe
+    from workbench.grading.watching import Watch
 
     # before anybody patches them
     nonce, answer, to_text, from_text = (setup["nonce"], None, json.dumps, json.loads)
@@ -247,14 +249,19 @@ def session() -> None:
     except BaseException as error:
         send(READY, {"broken": describe_error(error)})
         return
+    watch = Watch(tuple({name.partition(".")[0] for name, _, _ in given}))
     send(READY, {})
     source = from_text(commands.readline())
+
+    def noted() -> dict:
+        return {"suspect": "the answer " + ", ".join(watch.notes)} if watch.notes else {}
+
     try:
         answer = load_answer(module, source, setup["entry"])
-        send(LOADED, {})
+        send(LOADED, noted())
     except BaseException as error:
         stub = isinstance(error, NotImplementedError) and str(error).startswith(setup["grade_id"])
-        send(LOADED, {"not_attempted" if stub else "reason": describe_error(error)})
+        send(LOADED, {"not_attempted" if stub else "reason": describe_error(error)} | noted())
         return
     for text in commands:
         command = from_text(text)
@@ -265,7 +272,10 @@ def session() -> None:
             seen = observe(setup["grade_id"], probe, answer, decode(command["case"]))
         except BaseException as error:  # KeyboardInterrupt and the like, raised by the answer
             seen = {"error": describe_error(error)}
-        send(command["number"], seen)
+        if name := watch.replaced():
+            said = f"the answer replaced {name}; what a check sees by it is not believed"
+            seen = {"error": said, "suspect": said}
+        send(command["number"], noted() | seen)
 
 
 def _seed() -> None:

@@ -38,6 +38,7 @@ SESSION = (
     ("workbench.grading.check", "observe"),
     ("workbench.grading.cell", "fresh_main"),
     ("workbench.grading.cell", "load_answer"),
+    ("workbench.grading.watching", "Watch"),
 )
 OPEN = ("WorkbenchError",)  # of workbench.errors: what every answer may import
 _ROOT = """

@@ -85,6 +85,31 @@ def uses(source: str, prelude: str, forbidden: Sequence[str], allowed: Sequence[
     return list(found)
 
 
+# Ways out of an answer's own cell, into the code that calls it.
+INSIDES = frozenset(
+    "f_back f_locals f_globals f_builtins f_code tb_frame gi_frame cr_frame ag_frame cell_contents __closure__ __globals__"
+    " __code__ __kwdefaults__ __defaults__ __subclasses__ __func__ __loader__ _getframe _current_frames get_objects"
+    " get_referrers get_referents currentframe stack _disable_current_modes _DisableTorchDispatch DisableTorchFunction"
+    " DisableTorchFunctionSubclass".split()
+)
+
+
+def looks_inside(source: str) -> list[str]:
+    """The names in an answer's text by which it gets at frames, closures, code or all objects; [] for text that is not
+    Python. No right answer needs them; `torch.stack` is another thing."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in INSIDES:
+            of = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr != "stack" or of == "inspect":
+                found.setdefault(node.attr)
+    return list(found)
+
+
 def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Local name -> dotted name, of the imports of something of ours."""
     for node in ast.walk(tree):

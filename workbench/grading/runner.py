@@ -18,6 +18,8 @@ from dataclasses import replace
 from workbench.errors import WorkbenchError
 from workbench.grading.check import (
     COUNTS_FIRST,
+    EVADED,
+    MAX_MESSAGE_CHARS,
     Check,
     CheckResult,
     Exercise,
@@ -30,11 +32,12 @@ from workbench.grading.check import (
 )
 from workbench.grading.handed import hand_over
 from workbench.grading.judging import JudgeProcess
-from workbench.grading.reference import uses
+from workbench.grading.reference import looks_inside, uses
 from workbench.grading.server import START_SECONDS, Server
 from workbench.grading.session import Session, SessionEnded
 
 MISSING = "the answer's cell is missing from the notebook"
+UNBELIEVED = "what is counted in its process is not believed"
 UNTOUCHED = "the answer's cell is as it was handed out"
 
 
@@ -93,8 +96,13 @@ class Runner(Server):
         elif starter is not None and source.strip() == starter.strip():
             load_error = {"not_attempted": UNTOUCHED}
         elif used := uses(source, exercises.prelude, exercise.forbidden, exercise.given):
-            load_error = {"reason": f"the answer uses {', '.join(used)}; this exercise is to write it"}
-        passed, only_stubs = True, True
+            said = f"the answer uses {', '.join(used)}; this exercise is to write it"
+            load_error = {"reason": said, "suspect": said}
+        inside = looks_inside(source or "")
+        note = f"the answer's text looks into other code ({', '.join(inside)})" * bool(inside)
+        if load_error is None and note and exercise.counted:
+            load_error = {"reason": f"{note}; {UNBELIEVED}"}
+        passed, only_stubs, marks = True, True, set[str]()
         try:
             for check in exercise.checks:
                 cases, observations, output, mark = cases_of(exercise, check, seed), [], "", None
@@ -110,7 +118,7 @@ class Runner(Server):
                     if session is None:
                         assert source is not None, "a missing cell is not attempted"
                         self.start()
-                        session = Session(self, exercises, exercise, source, single=raced)
+                        session = Session(self, exercises, exercise, source, single=raced or exercise.counted)
                         session.prepare()
                     until = min(time.monotonic() + self.limits.check_seconds, deadline or float("inf"))
                     if not raced:
@@ -123,7 +131,14 @@ class Runner(Server):
                         session = None
                 if load_error:
                     observations = [load_error]
+                if exercise.counted and (seen := next(filter(None, (o.get("suspect") for o in observations)), "")):
+                    observations = [{"reason": f"{seen}; {UNBELIEVED}", "suspect": seen}]
                 result, stub = _result(check, cases, observations, output, mark, self._judge(exercises, exercise))
+                if note:  # said once, as all marks
+                    result, note = replace(result, mark="; ".join(filter(None, (note, result.mark)))), ""
+                if result.mark in marks:
+                    result = replace(result, mark="")
+                marks.add(result.mark)
                 passed, only_stubs = passed and result.passed, only_stubs and stub
                 yield result, stub
         finally:
@@ -198,6 +213,10 @@ def _result(
     """mark: not None where a race has judged already, and the answer has won it."""
     message = None if mark is not None else judge(check, cases, observations)
     passed = message is None
+    if message is not None and EVADED in message:
+        mark = message
+    told = {text for text in (mark, *(seen.get("suspect") for seen in observations)) if text}
+    mark = "; ".join(sorted(map(str, told)))[:MAX_MESSAGE_CHARS]
     stub = bool(observations) and "not_attempted" in observations[0]
     result = CheckResult(
         check.name, passed, check.points * passed, check.points, message or "", check.hidden, output, mark or ""

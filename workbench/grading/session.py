@@ -16,7 +16,17 @@ from dataclasses import asdict
 
 from workbench.errors import WorkbenchError
 from workbench.grading import child
-from workbench.grading.check import MAX_JSON_BYTES, Check, Exercise, ExerciseSet, NotEncodable, decode, encode, pack
+from workbench.grading.check import (
+    MAX_JSON_BYTES,
+    MAX_MESSAGE_CHARS,
+    Check,
+    Exercise,
+    ExerciseSet,
+    NotEncodable,
+    decode,
+    encode,
+    pack,
+)
 from workbench.grading.handed import hand_over
 from workbench.grading.server import START_SECONDS, Server, remove_tree
 
@@ -40,7 +50,7 @@ class Session:
         self.limits, self.server = server.limits, server
         self.exercises, self.exercise, self.source = exercises, exercise, source
         self.nonce = secrets.token_hex(16)
-        self.loaded, self.over = False, False
+        self.loaded, self.over, self.suspect = False, False, ""
         self.exit_code: int | None = None
         self._results, self._output, self._output_bytes = b"", b"", 0
         self._watched, self._mapped, self._asked, self.wall_seconds = 0.0, 0.0, 0, 0.0
@@ -96,6 +106,8 @@ class Session:
         """Execute the answer's cell. None, or the observation that stands for every check of this exercise."""
         seen = self._ask(json.dumps(self.source), child.LOADED, until)
         self.loaded = "reason" not in seen and "not_attempted" not in seen
+        if isinstance(seen.get("suspect"), str):
+            self.suspect = seen["suspect"]
         return None if self.loaded else seen
 
     def observe(self, check: Check, case: dict, until: float) -> dict:
@@ -315,7 +327,8 @@ def plain(reply: dict) -> dict:
     if "value" not in reply:
         return {name: text for name, text in reply.items() if isinstance(text, str)}
     try:
-        return {"value": encode(decode(reply["value"]))}
+        told = {"suspect": reply["suspect"][:MAX_MESSAGE_CHARS]} if isinstance(reply.get("suspect"), str) else {}
+        return {"value": encode(decode(reply["value"]))} | told
     except (NotEncodable, RecursionError, TypeError, KeyError):
         return {"error": "the answer's process sent what is no observation"}
 

@@ -75,6 +75,7 @@ EXERCISES = ExerciseSet(
                 ),
             ),
             given=("causal_mask", "WorkbenchError"),
+            counted=True,
         ),
         Exercise(
             "smaller-window",
@@ -118,6 +119,7 @@ EXERCISES = ExerciseSet(
                 ),
             ),
             given=("causal_mask", "eager_attention", "WorkbenchError"),
+            counted=True,
         ),
         Exercise(
             "smaller-int8",

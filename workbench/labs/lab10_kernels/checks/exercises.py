@@ -33,6 +33,7 @@ EXERCISES = ExerciseSet(
                 claim("two-passes", probes.run_softmax, softmax.judge_reads, softmax.read_cases),
             ),
             given=("launch", "DEVICE"),
+            counted=True,
         ),
         Exercise(
             "kernels-merge",
@@ -44,6 +45,7 @@ EXERCISES = ExerciseSet(
                 claim("empty", probes.run_merge, merge.judge_merge, merge.empty_cases, points=2),
             ),
             given=("launch", "DEVICE"),
+            counted=True,
         ),
         Exercise(
             "kernels-paged",
@@ -55,6 +57,7 @@ EXERCISES = ExerciseSet(
                 claim("ends", probes.run_paged, paged.judge_paged, paged.end_cases, points=2),
             ),
             given=("launch", "DEVICE"),
+            counted=True,
         ),
         Exercise(
             "kernels-int4",
@@ -66,6 +69,7 @@ EXERCISES = ExerciseSet(
                 claim("rows", probes.run_int4, int4.judge_int4, int4.row_cases),
             ),
             given=("launch", "DEVICE"),
+            counted=True,
         ),
         Exercise(
             "kernels-norm",
@@ -77,6 +81,7 @@ EXERCISES = ExerciseSet(
                 claim("odd-widths", probes.run_norm, norm.judge_norm, norm.odd_cases, points=2),
             ),
             given=("launch", "DEVICE"),
+            counted=True,
         ),
     ),
 )
