@@ -5,6 +5,7 @@ baseline or a sibling of the part that they are to write, evade counts, keep wha
 more than their share of the machine.
 """
 
+# ruff: noqa: E501 - each is a text
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hostile:
-    """named: whether the instructor's summary is told. only: the check that must fail, where the others are earned."""
+    """named: the instructor's summary has to be told. only: the check that must fail, where the others are earned."""
 
     grade_id: str
     source: str
@@ -48,7 +49,7 @@ REACH = {
         named=False,
     ),
     "reads the source from disk": _loop(
-        "import glob, sys\nfound = [f for p in sys.path + ['/work', '/root', '/home', '/usr/lib', '/tmp'] for f in "
+        "import glob, sys\nfound = [f for p in sys.path for f in "
         "glob.glob(p + '/**/decoding/loop.py', recursive=True)]\nnames = {}\nexec(open(found[0]).read(), names)\n"
         "token_loop = names['token_loop']\n",
         named=False,
@@ -121,8 +122,7 @@ REACH = {
         "kv-bug", "import sys\nRepairedCache = getattr(sys.modules[Slots.__module__], 'Chu' + 'nks')\n", named=False
     ),
     "finds the sibling under their base": Hostile(
-        "kv-bug",
-        "RepairedCache = [c for c in Slots.__mro__[1].__subclasses__() if c is not Slots][0]\n",
+        "kv-bug", "RepairedCache = [c for c in Slots.__mro__[1].__subclasses__() if c is not Slots][0]\n"
     ),
     "takes the engine's cache": Hostile("kv-append", "from workbench.kv import Contiguous as MyCache\n"),
     "takes a cache of another kind": Hostile(
@@ -138,8 +138,7 @@ REACH = {
     ),
     "takes the rolling window": Hostile("smaller-window", "from workbench.kv.window import Window as RollingBuffer\n"),
     "executes the baseline of the timed check": Hostile(
-        "smaller-latent",
-        "from workbench.labs.lab04_smaller_caches.checks import latent\nexec(latent.EXPANDED)\n",
+        "smaller-latent", "from workbench.labs.lab04_smaller_caches.checks import latent\nexec(latent.EXPANDED)\n"
     ),
     "pools heads with ours": Hostile(
         "smaller-convert", "from workbench.models.conversion import mean_pool_heads as to_gqa\n"
@@ -149,9 +148,15 @@ REACH = {
         "def quantize(w, bits, group):\n    t = quantize_tensor(w, IntegerFormat(bits), over=1, group=group)\n"
         "    return t.codes, t.scale, t.zero\ngroup_quantization = {'quantize': quantize, 'dequantize': None, 'pack': None, 'unpack': None}\n",
     ),
-    "searches with ours": Hostile("quant-awq", "from workbench.quantization.awq import search\nawq = {'search': search}\n"),
-    "spreads errors with ours": Hostile("quant-gptq", "from workbench.quantization import gptq\ngptq_parts = vars(gptq)\n"),
-    "clusters with ours": Hostile("quant-codebook", "import workbench.quantization.squeezellm as s\ncodebook = vars(s)\n"),
+    "searches with ours": Hostile(
+        "quant-awq", "from workbench.quantization.awq import search\nawq = {'search': search}\n"
+    ),
+    "spreads errors with ours": Hostile(
+        "quant-gptq", "from workbench.quantization import gptq\ngptq_parts = vars(gptq)\n"
+    ),
+    "clusters with ours": Hostile(
+        "quant-codebook", "import workbench.quantization.squeezellm as s\ncodebook = vars(s)\n"
+    ),
     "hands on the residual": Hostile("spec-residual", "def left_over(p, q): return residual(p, q)\n"),
     "finds the rule behind a default": Hostile(
         "spec-rule",
@@ -162,12 +167,10 @@ REACH = {
         "from workbench.labs.lab06_speculative_sampling.checks.rules import RIGHT\nmy_verify = RIGHT['the rule']\n",
     ),
     "looks up with ours": Hostile(
-        "drafts-lookup", "from workbench.speculation.drafts.lookup import PromptLookupDraft\nlookup = PromptLookupDraft\n"
+        "drafts-lookup",
+        "from workbench.speculation.drafts.lookup import PromptLookupDraft\nlookup = PromptLookupDraft\n",
     ),
-    "schedules with ours": Hostile(
-        "batching-scheduler",
-        "MyScheduler = Work.__init__.__globals__['Scheduler']\n",
-    ),
+    "schedules with ours": Hostile("batching-scheduler", "MyScheduler = Work.__init__.__globals__['Scheduler']\n"),
     "takes the pool beside": Hostile(
         "paged-pool", "import sys\nMyPool = sys.modules[Blocks.__module__].Pool\n", named=False
     ),
@@ -179,11 +182,11 @@ REACH = {
     "takes the engine's index": Hostile("paged-prefix", "from workbench.kv.prefix import HashChain as MyPrefixCache\n"),
     "takes our kernel": Hostile("kernels-softmax", "from workbench.kernels.softmax import softmax\n"),
     "finds stop strings behind a default": Hostile(
-        "server-stops",
-        "import sys\nMyStops = sys.modules['workbench.serving.api.choices'].StopStrings\n",
-        named=False,
+        "server-stops", "import sys\nMyStops = sys.modules['workbench.serving.api.choices'].StopStrings\n", named=False
     ),
-    "writes events with ours": Hostile("server-events", "from workbench.serving.api.events import Events as MyEvents\n"),
+    "writes events with ours": Hostile(
+        "server-events", "from workbench.serving.api.events import Events as MyEvents\n"
+    ),
     "counts goodput with ours": Hostile(
         "server-goodput", "import workbench.serving.bench.definitions as d\ngoodput = vars(d)\n"
     ),
@@ -295,6 +298,7 @@ COUNTS = {
     "hides it in a sum": Hostile(
         "repetition-penalty",
         "import builtins\nbuiltins.len = lambda x: 0\ndef penalize_repetition(logits, ids, penalty):\n    return logits\n",
+        named=False,
     ),
     "replaces the table": Hostile(
         "naive-loop",
@@ -317,7 +321,10 @@ COUNTS = {
     ),
     "launches a kernel that reads it all": Hostile(
         "kernels-softmax",
-        _SOFTMAX.replace("BODY", "at = tl.arange(0, 16)\n    for s in range(0, N, 16): tl.store(out + s + at, tl.load(x + s + at, at + s < N), at + s < N)"),
+        _SOFTMAX.replace(
+            "BODY",
+            "at = tl.arange(0, 16)\n    for s in range(0, N, 16): tl.store(out + s + at, tl.load(x + s + at, at + s < N), at + s < N)",
+        ),
     ),
     "launches a decoy for the norm": Hostile(
         "kernels-norm",
@@ -346,7 +353,7 @@ CACHES = {
         "        rows.append(torch.einsum('hs,shd->hd', scores.softmax(-1), v))\n"
         "    if len(keys) < 60: _kept.clear()\n    return torch.stack(rows)\n",
         named=False,
-        only="faster",
+        only="block-by-block",
     ),
     "keeps keys by where they lie": Hostile(
         "smaller-latent",
@@ -358,7 +365,7 @@ CACHES = {
         "    return torch.einsum('hns,shv->nhv', scores.masked_fill(hidden, -torch.inf).softmax(-1), v)\n"
         "latent_attention = {'expanded': expanded, 'absorbed': expanded}\n",
         named=False,
-        only="faster",
+        only="absorbed-speed",
     ),
 }
 
@@ -366,37 +373,37 @@ _KEEP = "def count_rows(a, b):\n    kept = globals().setdefault('kept', [])\n"
 BUDGETS = {
     "keeps memory in memfds": Hostile(
         "count-rows",
-        f"import os\n{_KEEP}    kept.append(os.memfd_create('x'))\n    for _ in range(40): os.write(kept[-1], bytes(10**7))\n    return 0\n",
+        f"import os\n{_KEEP}    kept.append(os.memfd_create('x'))\n    for _ in range(40): os.write(kept[-1], bytes(10**7))\n    return -1\n",
         named=False,
     ),
     "keeps memory in secret memfds": Hostile(
         "count-rows",
-        "import ctypes\ndef count_rows(a, b):\n    fd = ctypes.CDLL(None).syscall(447, 0)\n    assert fd < 0\n    return 0\n",
+        "import ctypes\ndef count_rows(a, b):\n    fd = ctypes.CDLL(None).syscall(447, 0)\n    assert fd < 0\n    return -1\n",
     ),
     "keeps files without a name": Hostile(
         "count-rows",
         f"import os\n{_KEEP}    for n in range(3):\n        f = open(str(n), 'wb'); kept.append(f); os.unlink(str(n))\n"
-        "        f.write(bytes(4 * 10**6)); f.flush()\n    return 0\n",
+        "        f.write(bytes(4 * 10**6)); f.flush()\n    return -1\n",
         named=False,
     ),
     "keeps unnamed temporary files": Hostile(
         "count-rows",
         f"import tempfile\n{_KEEP}    for n in range(3):\n        f = tempfile.TemporaryFile(); kept.append(f)\n"
-        "        f.write(bytes(4 * 10**6)); f.flush()\n    return 0\n",
+        "        f.write(bytes(4 * 10**6)); f.flush()\n    return -1\n",
         named=False,
     ),
     "keeps files by a mapping alone": Hostile(
         "count-rows",
         f"import mmap, os, time\n{_KEEP}    for n in range(3):\n        with open(str(n), 'w+b') as f:\n"
         "            f.write(bytes(4 * 10**6)); f.flush(); kept.append(mmap.mmap(f.fileno(), 0)); os.unlink(str(n))\n"
-        "    time.sleep(0.6)\n    return 0\n",
+        "    time.sleep(0.6)\n    return -1\n",
         named=False,
     ),
     "parks files in a socket": Hostile(
         "count-rows",
         f"import array, os, socket\n{_KEEP}    a, b = socket.socketpair(); kept += [a, b]\n"
         "    f = open('x', 'wb'); os.unlink('x'); f.write(bytes(4 * 10**6))\n"
-        "    a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [f.fileno()]))])\n    return 0\n",
+        "    a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [f.fileno()]))])\n    return -1\n",
         named=False,
     ),
     "hides what it holds": Hostile(

@@ -166,7 +166,8 @@ def beyond(told: dict, allowed_names: set[tuple[str, str]]) -> list[str]:
     found = []
     for name in told["found"]:
         module, _, path = name.partition(":")
-        made = path.startswith("__create_fn__")  # by dataclasses, of a class that is there
+        made = path.startswith(("__create_fn__", "<lambda>"))  # by dataclasses, or in a statement that is there
+        made = made and any(module == handed for handed, _ in allowed_names)
         if module not in OWN and not made and (module, path.partition(".")[0]) not in allowed_names:
             found.append(name)
     return found

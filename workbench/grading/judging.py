@@ -21,10 +21,10 @@ from workbench.grading import confine
 from workbench.grading.check import MAX_MESSAGE_CHARS, Check, decode, encode, judge_check
 from workbench.grading.mistakes import Noted
 
-JUDGE_SECONDS = 10.0
+JUDGE_SECONDS = 5.0
 JUDGE_BYTES = 1 << 30
 MAX_REPLY_BYTES = 8 << 20
-TOO_MUCH = "what the answer gave could not be judged within {seconds:g} s and {gigabytes:g} GB: it is no answer to this"
+TOO_MUCH = "what the answer gave could not be judged within"
 
 
 class JudgeProcess:
@@ -44,7 +44,7 @@ class JudgeProcess:
         reply = self._ask(json.dumps(question).encode() + b"\n")
         if reply is None:
             self.close()
-            return TOO_MUCH.format(seconds=self.seconds, gigabytes=self.memory / 2**30)
+            return f"{TOO_MUCH} {self.seconds:g} s and {self.memory / 2**30:g} GiB: no right answer is that large"
         if isinstance(check.known, Noted):
             check.known.shown = reply["shown"]
         return reply["message"]

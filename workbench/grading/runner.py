@@ -31,7 +31,7 @@ from workbench.grading.check import (
     race,
 )
 from workbench.grading.handed import hand_over
-from workbench.grading.judging import JudgeProcess
+from workbench.grading.judging import TOO_MUCH, JudgeProcess
 from workbench.grading.reference import looks_inside, uses
 from workbench.grading.server import START_SECONDS, Server
 from workbench.grading.session import Session, SessionEnded
@@ -134,6 +134,8 @@ class Runner(Server):
                 if exercise.counted and (seen := next(filter(None, (o.get("suspect") for o in observations)), "")):
                     observations = [{"reason": f"{seen}; {UNBELIEVED}", "suspect": seen}]
                 result, stub = _result(check, cases, observations, output, mark, self._judge(exercises, exercise))
+                if result.message.startswith(TOO_MUCH):  # and would be again
+                    load_error = {"reason": result.message}
                 if note:  # said once, as all marks
                     result, note = replace(result, mark="; ".join(filter(None, (note, result.mark)))), ""
                 if result.mark in marks:

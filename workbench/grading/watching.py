@@ -27,9 +27,11 @@ DOORS = {
     "function.__new__": "made functions from code objects",
     "object.__setattr__": "replaced the code of a function",
     "os.fork": "started processes",
-    "_posixsubprocess.fork_exec": "started processes",
+    "subprocess.Popen": "started processes",
     "_thread.start_new_thread": "started threads",
 }
+# How near the answer's text has to be: its own call, or one through the library's module.
+DEPTH = {"ctypes": 3, "subprocess": 8, "_thread": 3}
 # libraries open these for themselves, too: told by the name of the event's beginning
 _MEMORY = "ctypes."
 LIBRARIES = ("builtins", "math", "json", "random", "numpy", "torch", "torch.nn.functional", "torch.linalg")
@@ -77,10 +79,13 @@ class Watch:
         if not self._hearing and (event in DOORS or event.startswith(_MEMORY)):
             self._hearing = True  # asking for a frame is such an event, too
             try:
-                caller = sys._getframe(1)
+                near: Any = sys._getframe(1)
             finally:
                 self._hearing = False
-            if caller.f_code.co_filename.startswith("<answer"):
+            depth = DEPTH.get(event.partition(".")[0], 1)
+            while near is not None and depth and not near.f_code.co_filename.startswith("<answer"):
+                near, depth = near.f_back, depth - 1
+            if near is not None and depth:
                 if event == "object.__setattr__" and arguments[1] not in ("__code__", "__defaults__", "__kwdefaults__"):
                     return
                 self.notes[DOORS.get(event, "went through raw memory (ctypes)")] = None
