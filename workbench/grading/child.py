@@ -21,6 +21,7 @@ import importlib.abc
 import importlib.util
 import io
 import json
+import linecache
 import marshal
 import os
 import random
@@ -221,6 +222,7 @@ def session() -> None:
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     commands, me = os.fdopen(COMMAND_FD, "rb"), os.getpid()
     setup = json.loads(commands.readline())
+    linecache.clearcache()
     given = setup.pop("modules")
     _Given(given).load()
     from workbench.grading.cell import fresh_main, load_answer

@@ -86,12 +86,13 @@ def uses(source: str, prelude: str, forbidden: Sequence[str], allowed: Sequence[
 
 
 # Ways out of an answer's own cell, into the code that calls it.
-INSIDES = frozenset(
-    "f_back f_locals f_globals f_builtins f_code tb_frame gi_frame cr_frame ag_frame cell_contents __closure__ __globals__"
-    " __code__ __kwdefaults__ __defaults__ __subclasses__ __func__ __loader__ _getframe _current_frames get_objects"
-    " get_referrers get_referents currentframe stack _disable_current_modes _DisableTorchDispatch DisableTorchFunction"
-    " DisableTorchFunctionSubclass".split()
+_FRAMES = "f_back f_locals f_globals f_builtins f_code tb_frame gi_frame cr_frame ag_frame _getframe _current_frames"
+_CODE = (
+    "cell_contents __closure__ __globals__ __code__ __kwdefaults__ __defaults__ __func__ __loader__ currentframe stack"
 )
+_OBJECTS = "__subclasses__ get_objects get_referrers get_referents"
+_COUNTERS = "_disable_current_modes _DisableTorchDispatch DisableTorchFunction DisableTorchFunctionSubclass"
+INSIDES = frozenset(f"{_FRAMES} {_CODE} {_OBJECTS} {_COUNTERS}".split())
 
 
 def looks_inside(source: str) -> list[str]:
