@@ -528,9 +528,9 @@ def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:
             message = COUNTS_FIRST
         else:
             slow = _defined(check.speedup.baseline, exercise.entry)
-            turns = [_turn(exercise.grade_id, check.probe, one) for one in (answer, slow)]
+            own, other = (_turn(exercise.grade_id, check.probe, one) for one in (answer, slow))
             with _one_thread():
-                message, mark = race(check, cases, *turns)
+                message, mark = race(check, cases, own, other)
         points = check.points * (message is None)
         results.append(
             CheckResult(check.name, message is None, points, check.points, message or "", check.hidden, mark=mark)

@@ -58,7 +58,7 @@ class Watch:
             now = namespace.get(name)
             if (where, name) in REPLACED_BY_TORCH and _lies_beside(now, sys.modules["torch"]):
                 continue
-            if now is not function or (code is not None and function.__code__ is not code):
+            if now is not function or (code is not None and now.__code__ is not code):
                 return f"{where}.{name}"
         if self._tensor is not None:
             tensor, names = self._tensor
