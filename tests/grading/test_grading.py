@@ -286,7 +286,7 @@ import os
 def double(x):
     return "seen" if "canary" in repr(dict(os.environ)) else "clean"
 """
-    with Runner(("grading_toy",), [TESTS]) as fresh:
+    with Runner(("torch",), [TESTS]) as fresh:
         result = fresh.run(replace(SET, prelude=""), DOUBLE, source)
     assert fails(result, "gave clean, expected")
 

@@ -29,6 +29,8 @@ MAX_ITEMS = 250_000
 MAX_DEPTH = 32
 MAX_MESSAGE_CHARS = 2_000
 _to_text = json.dumps  # bound here, before an answer can patch the module
+# Begins what a judge says of counts that no right answer has; the instructor is told, too.
+EVADED = "the count was evaded: "
 GRADE_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -84,6 +86,8 @@ class Check:
 
     constant_passes: an answer that ignores what it is given passes it, too (`grading.constants` finds out which do).
     Its points count where a check of the exercise has passed that no such answer passes.
+
+    calls: other probes that this one calls by their names.
     """
 
     name: str
@@ -95,6 +99,7 @@ class Check:
     speedup: Speedup | None = None
     known: Known | None = None
     constant_passes: bool = False
+    calls: tuple[Callable[..., Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or type(self.points) is not int or self.points < 0:
@@ -108,6 +113,11 @@ class Check:
     def probe_name(self) -> str:
         """`module:function`, by which the child imports the probe."""
         return f"{self.probe.__module__}:{self.probe.__qualname__}"
+
+    @property
+    def probe_names(self) -> tuple[str, ...]:
+        """That of its probe, and those of the probes that this one calls."""
+        return tuple(f"{probe.__module__}:{probe.__qualname__}" for probe in (self.probe, *self.calls))
 
 
 def claim(
@@ -141,7 +151,8 @@ def demands(probe: Callable, *parts: Check, name: str = "demands", points: int =
         message = by_name[case["demand"]].judge(case["given"], seen)
         return None if message is None else f"{case['demand']}: {message}"
 
-    return claim(name, probe, judge, cases, points)
+    calls = tuple(dict.fromkeys(part.probe for part in parts))
+    return replace(claim(name, probe, judge, cases, points), calls=calls)
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,10 @@ class Exercise:
 
     forbidden: what of the workbench the answer may not use, in the words of `reference`; as a rule, whatever the setup
     cell does not import.
+    given: the names of ours in the setup cell that the answer may use, "module.name" of a module; None: all but
+    modules. Nothing else of ours is in its process (`workbench.grading.handed`).
+    withheld: `module:name` of what the probes would bring along and is no business of the answer.
+    counted: what the answer costs is counted in its process, so it can start no thread and no process there.
     """
 
     grade_id: str
@@ -157,6 +172,9 @@ class Exercise:
     entry: str
     checks: tuple[Check, ...]
     forbidden: tuple[str, ...] = ("workbench",)
+    given: tuple[str, ...] | None = None
+    withheld: tuple[str, ...] = ()
+    counted: bool = False
 
     def __post_init__(self) -> None:
         if not GRADE_ID.fullmatch(self.grade_id):
@@ -217,8 +235,8 @@ class ExerciseSet:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what to look
-    at."""
+    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what to look at,
+    whether it passed or not."""
 
     name: str
     passed: bool
@@ -358,6 +376,11 @@ def brief(value: Any, limit: int = 160) -> str:
 # --- Probe and judge ---
 
 
+def evaded(why: str) -> str:
+    """What a judge says of a count that no right answer has."""
+    return EVADED + why
+
+
 def refused_or_not(call: Callable[[], Any]) -> dict:
     """The outcome of a call that must be refused: {"refused": message} of a WorkbenchError, {"error"} of another
     exception, {"returned": type} of neither. For probes; an answer that is not written yet says so itself."""
@@ -473,11 +496,15 @@ def _judged(check: Check, case: dict, value: Any) -> str | None:
 MIN_PAIRS, HOPELESS_PAIRS = 5, 7
 COUNTS_FIRST = "not timed: the checks before this one have to pass first"
 
+# what `judge_check` does, here or elsewhere
+Judge = Callable[[Check, list[dict], Sequence[dict]], str | None]
 # a case -> what was seen, and the seconds of processor time that it took
 Turn = Callable[[dict], tuple[dict, float]]
 
 
-def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple[str | None, str]:
+def race(
+    check: Check, cases: list[dict], answer: Turn, baseline: Turn, judge: Judge = judge_check
+) -> tuple[str | None, str]:
     """(None when right and fast enough, else the message; a mark when it is faster than can be believed, else "").
 
     Each case but the first is a pair: the same fresh inputs for both, who is first alternates, and what the answer gave
@@ -493,7 +520,7 @@ def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple
         took = {}
         for turn in turns:
             seen, took[turn] = turn(case)
-            if turn is answer and (message := judge_check(check, [case], [seen])) is not None:
+            if turn is answer and (message := judge(check, [case], [seen])) is not None:
                 return message, ""
             if turn is baseline and "value" not in seen:
                 raise WorkbenchError(f"check {check.name!r}: what answers are timed against failed: {brief(seen)}")
@@ -582,9 +609,9 @@ def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:
             message = COUNTS_FIRST
         else:
             slow = _defined(check.speedup.baseline, exercise.entry)
-            turns = [_turn(exercise.grade_id, check.probe, one) for one in (answer, slow)]
+            own, other = (_turn(exercise.grade_id, check.probe, one) for one in (answer, slow))
             with _one_thread():
-                message, mark = race(check, cases, *turns)
+                message, mark = race(check, cases, own, other)
         points = check.points * (message is None)
         results.append(
             CheckResult(check.name, message is None, points, check.points, message or "", check.hidden, mark=mark)

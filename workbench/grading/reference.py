@@ -1,13 +1,12 @@
-"""An answer that calls the workbench's own part instead of writing it: seen in its text, and refused when it runs.
+"""An answer that calls the workbench's own part instead of writing it: seen in its text, and told so by name.
 
 An exercise may forbid names, and FORBIDDEN of the instructor's files (grade_id -> names) adds to them:
 
     "workbench.decoding.loop:token_loop"   this function, or every method of this class, under whatever name
     "workbench"                            all of a package, but for what the setup cell imports by name
 
-In the text (`uses`), imports and attributes are followed to the object they mean. At run time (`disarm`) a forbidden
-function's code is replaced before the answer is loaded, so that finding it in another way, by `sys.modules` or among
-all objects, finds nothing that works. An answer that reads our source files and runs a copy of them is not seen.
+Imports and attributes are followed to the object they mean. This is for a clear word to the student and the instructor;
+what keeps an answer from our part is that its process does not have it (`handed`).
 """
 
 from __future__ import annotations
@@ -39,8 +38,11 @@ def resolve(name: str) -> object:
 # --- In the text of the answer ---
 
 
-def uses(source: str, prelude: str, forbidden: Sequence[str]) -> list[str]:
-    """The forbidden names that this answer's text leads to, each once; [] for text that is not Python."""
+def uses(source: str, prelude: str, forbidden: Sequence[str], allowed: Sequence[str] | None = None) -> list[str]:
+    """The forbidden names that this answer's text leads to, each once; [] for text that is not Python.
+
+    allowed: of the names that the setup cell imports those that this answer may use; None: all.
+    """
     try:
         tree, setup = ast.parse(source), ast.parse(prelude)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -52,6 +54,9 @@ def uses(source: str, prelude: str, forbidden: Sequence[str]) -> list[str]:
     own = dict(_imported(tree))
     names = given | own
     found: dict[str, None] = {}
+    written = {name for node in ast.walk(tree) for name in _binds(node)}
+    handed = {one.partition(".")[0] for one in allowed or ()}
+    kept_back = set() if allowed is None else given.keys() - handed - whole_modules - written - own.keys()
 
     def note(dotted: str, through_setup: bool) -> None:
         meant = _object(dotted)
@@ -71,6 +76,8 @@ def uses(source: str, prelude: str, forbidden: Sequence[str]) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name):
             chain = _chain(node)
+            if chain and chain[0] in kept_back and not any(_lies_in(given[chain[0]], one) for one in OPEN):
+                found.setdefault(given[chain[0]])
             if chain and chain[0] in names and (len(chain) > 1 or chain[0] not in whole_modules):
                 by_name = chain[0] in given and chain[0] not in own and chain[0] not in whole_modules
                 note(".".join((names[chain[0]], *chain[1:])), by_name)
@@ -81,6 +88,32 @@ def uses(source: str, prelude: str, forbidden: Sequence[str]) -> list[str]:
                     node.value == module or node.value.startswith((module + ".", module + ":"))
                 ):
                     found.setdefault(name)
+    return list(found)
+
+
+# Ways out of an answer's own cell, into the code that calls it.
+_FRAMES = "f_back f_locals f_globals f_builtins f_code tb_frame gi_frame cr_frame ag_frame _getframe _current_frames"
+_CODE = (
+    "cell_contents __closure__ __globals__ __code__ __kwdefaults__ __defaults__ __func__ __loader__ currentframe stack"
+)
+_OBJECTS = "__subclasses__ get_objects get_referrers get_referents"
+_COUNTERS = "_disable_current_modes _DisableTorchDispatch DisableTorchFunction DisableTorchFunctionSubclass"
+INSIDES = frozenset(f"{_FRAMES} {_CODE} {_OBJECTS} {_COUNTERS}".split())
+
+
+def looks_inside(source: str) -> list[str]:
+    """The names in an answer's text by which it gets at frames, closures, code or all objects; [] for text that is not
+    Python. No right answer needs them; `torch.stack` is another thing."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in INSIDES:
+            of = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr != "stack" or of == "inspect":
+                found.setdefault(node.attr)
     return list(found)
 
 
@@ -95,6 +128,15 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
         elif isinstance(node, ast.ImportFrom) and _lies_in(node.module or "", "workbench"):
             for alias in node.names:
                 yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def _binds(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
 
 
 def _lies_in(dotted: str, package: str) -> bool:
@@ -126,46 +168,3 @@ def _object(dotted: str) -> object:
         except (ImportError, AttributeError):
             continue
     return dotted
-
-
-# --- In the process that runs the answer ---
-
-
-def _refuse(*args, _forbidden, **settings):
-    raise RuntimeError(_forbidden)
-
-
-def _refuse_with_cell():
-    cell = None
-
-    def refuse(*args, _forbidden, **settings):
-        raise RuntimeError(_forbidden, cell)
-
-    return refuse
-
-
-def disarm(forbidden: Sequence[str]) -> None:
-    """Have every forbidden function, and every method of a forbidden class, raise RuntimeError when it is called."""
-    for name in forbidden:
-        if ":" not in name:
-            continue
-        thing = resolve(name)
-        for function in _functions(thing):
-            size = len(function.__code__.co_freevars)
-            if size > 1:
-                raise WorkbenchError(f"{name} cannot be forbidden: {function.__qualname__} holds {size} cells")
-            said = f"{name.replace(':', '.')} is the workbench's own; this exercise is to write it"
-            function.__code__ = (_refuse_with_cell() if size else _refuse).__code__
-            function.__defaults__, function.__kwdefaults__ = None, {"_forbidden": said}
-
-
-def _functions(thing: object) -> Iterator[types.FunctionType]:
-    if isinstance(thing, types.FunctionType):
-        yield thing
-    elif isinstance(thing, type):
-        for member in vars(thing).values():
-            inner = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-            if isinstance(inner, types.FunctionType):
-                yield inner
-    else:
-        raise WorkbenchError(f"{thing!r} cannot be forbidden; name a function or a class")

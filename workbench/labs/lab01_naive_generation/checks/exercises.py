@@ -57,6 +57,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "sampling-filters",
@@ -80,6 +81,7 @@ EXERCISES = ExerciseSet(
                     claim("already-removed", probes.run_filter, sampling.judge_filter, edges.removed_cases),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "repetition-penalty",
@@ -108,6 +110,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "beam-search",
@@ -124,6 +127,7 @@ EXERCISES = ExerciseSet(
                     claim("short-wins", probes.run_beam, beam.judge_beam, edges.reward_cases),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "count-rows",
@@ -141,6 +145,7 @@ EXERCISES = ExerciseSet(
                     claim("exact", probes.run_count, edges.judge_exact, edges.exact_cases),
                 ),
             ),
+            given=(),
         ),
     ),
 )

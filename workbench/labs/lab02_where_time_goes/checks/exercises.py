@@ -46,6 +46,7 @@ EXERCISES = ExerciseSet(
                     claim("exact", probes.run_layer, counts.judge_layer, edges.exact_cases),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "roofline-tpot",
@@ -61,6 +62,7 @@ EXERCISES = ExerciseSet(
                     claim("gpt2", probes.run_tpot, counts.judge_tpot, edges.gpt2_tpot_cases),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "roofline-knee",
@@ -78,6 +80,7 @@ EXERCISES = ExerciseSet(
                     claim("gpt2", probes.run_limits, counts.judge_both, edges.gpt2_limits_cases),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "roofline-reading",
@@ -95,6 +98,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "workload-cost",
@@ -110,6 +114,7 @@ EXERCISES = ExerciseSet(
                     claim("other-weights", probes.run_price, reading.judge_price((0, 1, 2)), edges.other_weights_cases),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "one-graph",
@@ -125,6 +130,7 @@ EXERCISES = ExerciseSet(
                     claim("edges", probes.run_eager, graph.judge_eager, edges.edge_cases),
                 ),
             ),
+            given=(),
         ),
     ),
 )

@@ -63,6 +63,7 @@ EXERCISES = ExerciseSet(
                     claim("real-model", probes.run_model, cache.judge_model, cache.model_cases),
                 ),
             ),
+            given=("Slots", "WorkbenchError"),
         ),
         Exercise(
             "kv-chunks",
@@ -83,6 +84,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=("Batch", "WorkbenchError"),
         ),
         Exercise(
             "kv-bytes",
@@ -105,6 +107,7 @@ EXERCISES = ExerciseSet(
                     claim("nothing-fits", probes.run_calculator, counting.judge_calculator, counting.too_large_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "kv-truncate",
@@ -121,6 +124,7 @@ EXERCISES = ExerciseSet(
                     claim("several-sequences", probes.run_cache, cache.judge_chunks, cache.several_cases),
                 ),
             ),
+            given=("Chunks", "WorkbenchError"),
         ),
         Exercise(
             "kv-bug",
@@ -136,6 +140,7 @@ EXERCISES = ExerciseSet(
                     claim("grouped-and-ragged", probes.run_cache, cache.judge_cache, edges.grouped_and_ragged_cases),
                 ),
             ),
+            given=("Slots", "WorkbenchError"),
         ),
         Exercise(
             "kv-savings",
@@ -155,6 +160,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
     ),
 )

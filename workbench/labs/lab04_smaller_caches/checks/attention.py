@@ -7,6 +7,7 @@ import random
 import torch
 
 from workbench.checks.arithmetic import shown
+from workbench.grading.check import evaded
 from workbench.labs.lab03_kv_cache.checks.attention import attention
 from workbench.labs.lab04_smaller_caches.checks.probes import attention_inputs
 
@@ -80,6 +81,14 @@ def judge_attention(case: dict, seen: dict) -> str | None:
     )
 
 
+def told_evaded(seen: dict, scores: int, where: str) -> str | None:
+    """Operations of torch made at least half as many numbers as there are scores: of those a causal mask leaves."""
+    if seen["made"] < scores // 2:
+        made = f"torch's operations made {seen['made']:,} numbers, where {scores:,} scores are to be made"
+        return f"{where}: {evaded(made)}: compute with torch, in this thread"
+    return None
+
+
 def judge_no_repeats(case: dict, seen: dict) -> str | None:
     """No tensor as large as the keys repeated; then the output, too."""
     wanted = [case["n"], case["heads"], case["value_size"]]
@@ -88,6 +97,8 @@ def judge_no_repeats(case: dict, seen: dict) -> str | None:
         return f"{described(case)}: {came}"
     if "scaled_dot_product_attention" in seen["called"]:
         return "scaled_dot_product_attention was called; this exercise is what it does inside: products and a softmax"
+    if message := told_evaded(seen, case["heads"] * case["n"] * case["tokens"], described(case)):
+        return message
     keys = case["tokens"] * case["kv_heads"] * case["size"]
     most = max(keys, case["heads"] * case["n"] * case["tokens"])
     largest = seen["largest"]

@@ -83,6 +83,8 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=("causal_mask", "WorkbenchError"),
+            counted=True,
         ),
         Exercise(
             "smaller-window",
@@ -99,6 +101,7 @@ EXERCISES = ExerciseSet(
                     claim("widths", probes.run_ring, window.judge_ring, window.narrow_cases),
                 ),
             ),
+            given=("Ring", "eager_attention", "causal_mask", "WorkbenchError"),
         ),
         Exercise(
             "smaller-latent",
@@ -152,6 +155,8 @@ EXERCISES = ExerciseSet(
                     speedup=latent.OVER_EXPANDED,
                 ),
             ),
+            given=("causal_mask", "eager_attention", "WorkbenchError"),
+            counted=True,
         ),
         Exercise(
             "smaller-int8",
@@ -171,6 +176,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "smaller-convert",
@@ -191,6 +197,7 @@ EXERCISES = ExerciseSet(
                     claim("refused", probes.run_refused_conversion, convert.judge_refused, convert.refused_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "smaller-budget",
@@ -209,6 +216,7 @@ EXERCISES = ExerciseSet(
                     claim("nothing-fits", probes.run_budget, budget.judge_budget, budget.nothing_fits_cases),
                 ),
             ),
+            given=("Design", "WorkbenchError"),
         ),
     ),
 )

@@ -41,17 +41,20 @@ class _Names(TorchFunctionMode):
 
 
 class _Allocations(TorchDispatchMode):
-    """The largest tensor that takes memory of its own: a view of one that was there takes none."""
+    """The largest tensor that takes memory of its own: a view of one that was there takes none. And the elements of all
+    that operations made: who computes elsewhere makes few."""
 
     def __init__(self, names: _Names, given: list[torch.Tensor]) -> None:
         super().__init__()
         self._names, self._known = names, {t.untyped_storage().data_ptr() for t in given}
         self.largest: dict = {"elements": 0, "shape": [], "by": ""}
+        self.made = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         for made in out if isinstance(out, tuple | list) else [out]:
             if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in self._known:
+                self.made += made.numel()
                 elements = made.untyped_storage().nbytes() // made.itemsize
                 if elements > self.largest["elements"]:
                     by = self._names.now or str(function)
@@ -67,6 +70,7 @@ def watched(function: Any, *given: torch.Tensor, **named: Any) -> dict:
     with FlopCounterMode(display=False) as flops, allocations, names:
         out = function(*given, **named)
     seen: dict = {"flops": int(flops.get_total_flops()), "largest": allocations.largest}
+    seen["made"] = allocations.made
     seen["called"] = sorted(names.called)
     seen["changed"] = [i for i, (now, was) in enumerate(zip(given, before)) if not torch.equal(now, was)]
     if not isinstance(out, torch.Tensor):
@@ -187,12 +191,18 @@ def run_latent(answer: Any, forms: list[str], **sizes: int) -> dict:
     return {form: watched(answer[form], *latent_inputs(**sizes)) for form in forms}
 
 
+def step_inputs(step: int, *memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of a step of the race: all numbers have moved on since the last, so nothing that was kept is of use."""
+    return tuple(torch.roll(one, step, dims=-1) for one in memory)
+
+
 def run_latent_steps(answer: Any, steps: int, **sizes: int) -> dict:
-    """Absorbed, so many steps of decode over the same latents, a query each; of step i head i mod H: [steps, value]."""
+    """Absorbed, so many steps of decode, each a query over latents and weights of its own; of step i head i mod H:
+    [steps, value]."""
     if not hasattr(answer, "keys") or "absorbed" not in answer:
         return {"missing": "absorbed", "returned": type(answer).__name__}
     q, *remembered = latent_inputs(**(sizes | {"n": steps}))
-    outputs = [answer["absorbed"](one[None], *remembered) for one in q]
+    outputs = [answer["absorbed"](one[None], *step_inputs(step, *remembered)) for step, one in enumerate(q)]
     if not all(isinstance(out, torch.Tensor) and out.dim() == 3 and out.numel() for out in outputs):
         return {"returned": type(outputs[0]).__name__}
     return {"out": torch.stack([out[0, step % out.shape[1]] for step, out in enumerate(outputs)])}

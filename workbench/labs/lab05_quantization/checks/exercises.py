@@ -65,6 +65,7 @@ EXERCISES = ExerciseSet(
                     claim("refused", probes.run_refused, pack.judge_refused, pack.refused_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "quant-llm-int8",
@@ -104,6 +105,7 @@ EXERCISES = ExerciseSet(
                     claim("zeros", probes.run_product, int8.judge_product, int8.product_cases((3, 4, 16, 1, "zeros"))),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "quant-awq",
@@ -144,6 +146,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=("quantize_tensor", "IntegerFormat", "WorkbenchError"),
         ),
         Exercise(
             "quant-gptq",
@@ -186,6 +189,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "quant-codebook",
@@ -227,6 +231,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "quant-recipe",
@@ -249,6 +254,7 @@ EXERCISES = ExerciseSet(
                     ),
                 ),
             ),
+            given=("Machine", "Stored", "WorkbenchError"),
         ),
     ),
 )

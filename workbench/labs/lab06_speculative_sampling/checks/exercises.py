@@ -43,6 +43,8 @@ EXERCISES = ExerciseSet(
                     claim("picked", probes.run_rule, rule.judge_rule, rule.picked_cases),
                 ),
             ),
+            given=("Proposal", "Verdict", "residual", "WorkbenchError"),
+            withheld=("workbench.speculation.rule:verify",),
         ),
         Exercise(
             "spec-residual",
@@ -59,6 +61,7 @@ EXERCISES = ExerciseSet(
                     claim("one-token", probes.run_left_over, residual.judge_left_over, residual.one_token_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "spec-proof",
@@ -81,6 +84,20 @@ EXERCISES = ExerciseSet(
                 ),
             ),
             forbidden=(),  # asks for all that can happen under our rule
+            given=(
+                "Proposal",
+                "Verdict",
+                "residual",
+                "table",
+                "theory.distribution_of_target",
+                "theory.distribution_of_texts",
+                "theory.enumerate_outcomes",
+                "theory.write_round",
+                "theory.table",
+                "theory.total_variation",
+                "wb.speculation.verify",
+                "WorkbenchError",
+            ),
         ),
         Exercise(
             "spec-length",
@@ -98,6 +115,7 @@ EXERCISES = ExerciseSet(
                     claim("refused", probes.run_length_refused, length.judge_refused, length.refused_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "spec-rollback",
@@ -112,6 +130,7 @@ EXERCISES = ExerciseSet(
                     claim("beside", probes.run_rollback, rollback.judge_rollback, rollback.beside_cases),
                 ),
             ),
+            given=("Verdict", "WorkbenchError"),
         ),
     ),
 )

@@ -33,6 +33,7 @@ EXERCISES = ExerciseSet(
                     claim("nothing", probes.run_lookup, lookup.judge_lookup, lookup.nothing_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "drafts-threshold",
@@ -47,6 +48,7 @@ EXERCISES = ExerciseSet(
                     claim("plain-rounds", probes.run_rounds, threshold.judge_rounds, threshold.plain_cases),
                 ),
             ),
+            given=("Controller", "WorkbenchError"),
         ),
         Exercise(
             "drafts-tree-mask",
@@ -61,6 +63,7 @@ EXERCISES = ExerciseSet(
                     claim("refused", probes.run_tree_refused, tree.judge_refused, tree.refused_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "drafts-medusa",
@@ -76,6 +79,7 @@ EXERCISES = ExerciseSet(
                     claim("dead-ends", probes.run_acceptance, medusa.judge_acceptance, medusa.dead_end_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "drafts-jump",
@@ -87,6 +91,7 @@ EXERCISES = ExerciseSet(
                 claim("write", probes.run_jump, jump.judge_jump, jump.write_cases, points=2),
                 demands(probes.run_demand, claim("ends", probes.run_jump, jump.judge_jump, jump.end_cases)),
             ),
+            given=("Grammar", "WorkbenchError"),
         ),
     ),
 )

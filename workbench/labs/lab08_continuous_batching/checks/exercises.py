@@ -37,6 +37,7 @@ EXERCISES = ExerciseSet(
                     claim("refused", probes.run_counts_refused, waste.judge_refused, waste.refused_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "batching-turn",
@@ -48,6 +49,7 @@ EXERCISES = ExerciseSet(
                 claim("blocks", probes.run_turn, turn.judge_turn, turn.room_cases, points=2),
                 demands(probes.run_demand, claim("edges", probes.run_turn, turn.judge_turn, turn.edge_cases)),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "batching-chunks",
@@ -61,6 +63,7 @@ EXERCISES = ExerciseSet(
                 ),
                 demands(probes.run_demand, claim("tight", probes.run_plan, chunks.judge_plan, chunks.tight_cases)),
             ),
+            given=("Work", "WorkbenchError"),
         ),
         Exercise(
             "batching-deadline",
@@ -74,6 +77,7 @@ EXERCISES = ExerciseSet(
                     probes.run_demand, claim("later", probes.run_order, deadline.judge_order, deadline.later_cases)
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "batching-scheduler",
@@ -87,6 +91,7 @@ EXERCISES = ExerciseSet(
                     probes.run_demand, claim("door", probes.run_scheduler, scheduler.judge_run, scheduler.door_cases)
                 ),
             ),
+            given=("NoRoom", "SchedulerState", "Work", "WorkbenchError"),
         ),
     ),
 )

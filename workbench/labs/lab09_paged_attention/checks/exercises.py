@@ -37,6 +37,7 @@ EXERCISES = ExerciseSet(
                 ),
                 claim("large", probes.run_large_pool, pool.judge_large, pool.large_cases, speedup=pool.OVER_SEARCHING),
             ),
+            given=("Blocks", "NoRoom", "WorkbenchError"),
         ),
         Exercise(
             "paged-cow",
@@ -52,6 +53,7 @@ EXERCISES = ExerciseSet(
                     claim("refused", probes.run_tables, cow.judge_tables, cow.refused_cases),
                 ),
             ),
+            given=("NoRoom", "Tables", "WorkbenchError"),
         ),
         Exercise(
             "paged-attention",
@@ -78,6 +80,7 @@ EXERCISES = ExerciseSet(
                     speedup=attention.OVER_TOKENS,
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "paged-prefix",
@@ -93,6 +96,7 @@ EXERCISES = ExerciseSet(
                     claim("used", probes.run_prefix, prefix.judge_prefix, prefix.use_cases),
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "paged-waste",
@@ -108,6 +112,7 @@ EXERCISES = ExerciseSet(
                     claim("refused", probes.run_waste_refused, waste.judge_refused, waste.refused_cases),
                 ),
             ),
+            given=("Request", "WorkbenchError"),
         ),
     ),
 )

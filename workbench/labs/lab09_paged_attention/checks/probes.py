@@ -191,10 +191,19 @@ def run_attention(answer: Any, **case: Any) -> dict:
     return {"out": shown(out), "changed": not same}
 
 
+def step_memory(
+    step: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The same of a step of the race: all numbers have moved on, and so have the blocks, so nothing that was kept is of
+    use."""
+    moved = (torch.roll(keys, (step, 2 * step), dims=(0, -1)), torch.roll(values, (step, step), dims=(0, -1)))
+    return torch.roll(q, step, dims=-1), *moved, torch.where(tables < 0, tables, (tables + step) % len(keys))
+
+
 def run_attention_steps(answer: Any, steps: int, **case: Any) -> dict:
-    """So many steps over the same pool, with other queries in each; of step i sequence i mod B: [steps, H_q, D_v]."""
-    q, *memory = paged_memory(**case)
-    outputs = [as_tensor(answer(torch.roll(q, step, dims=-1), *memory)) for step in range(steps)]
+    """So many steps, each over a pool of its own; of step i sequence i mod B: [steps, H_q, D_v]."""
+    *memory, lengths = paged_memory(**case)
+    outputs = [as_tensor(answer(*step_memory(step, *memory), lengths.clone())) for step in range(steps)]
     if not all(isinstance(out, torch.Tensor) and out.dim() == 3 and out.numel() for out in outputs):
         return {"returned": type(outputs[0]).__name__}
     return {"out": torch.stack([out[step % len(out)] for step, out in enumerate(outputs)])}

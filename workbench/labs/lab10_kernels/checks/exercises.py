@@ -37,6 +37,8 @@ EXERCISES = ExerciseSet(
                     claim("edges", probes.run_softmax, softmax.judge_softmax, softmax.edge_cases),
                 ),
             ),
+            given=("launch", "DEVICE"),
+            counted=True,
         ),
         Exercise(
             "kernels-merge",
@@ -52,6 +54,8 @@ EXERCISES = ExerciseSet(
                     claim("sizes", probes.run_merge, merge.judge_sizes, merge.size_cases),
                 ),
             ),
+            given=("launch", "DEVICE"),
+            counted=True,
         ),
         Exercise(
             "kernels-paged",
@@ -68,6 +72,8 @@ EXERCISES = ExerciseSet(
                     claim("read-once", probes.run_paged, paged.judge_reads, paged.read_cases),
                 ),
             ),
+            given=("launch", "DEVICE"),
+            counted=True,
         ),
         Exercise(
             "kernels-int4",
@@ -84,6 +90,8 @@ EXERCISES = ExerciseSet(
                     claim("read-once", probes.run_int4, int4.judge_reads, int4.read_cases),
                 ),
             ),
+            given=("launch", "DEVICE"),
+            counted=True,
         ),
         Exercise(
             "kernels-norm",
@@ -100,6 +108,8 @@ EXERCISES = ExerciseSet(
                     claim("one-pass", probes.run_norm, norm.judge_reads, norm.read_cases),
                 ),
             ),
+            given=("launch", "DEVICE"),
+            counted=True,
         ),
     ),
 )

@@ -46,21 +46,26 @@ class OutOfBounds(IndexError):
 class Traffic:
     """What kernels loaded and stored, in elements, by the address where a tensor begins. Of masked elements: none.
 
-    largest: elements of the largest block that was loaded at once, masked ones too.
+    largest: elements of the largest block that was loaded at once, masked ones too. idle: kernels are launched and do
+    nothing.
     """
 
     loaded: Counter[int] = field(default_factory=Counter)
     stored: Counter[int] = field(default_factory=Counter)
     largest: int = 0
+    idle: bool = False
 
 
 _TRAFFIC: ContextVar[Traffic | None] = ContextVar("traffic", default=None)
 
 
 @contextmanager
-def traffic() -> Iterator[Traffic]:
-    """Count loads and stores inside. In the interpreter only: of compiled kernels nothing is seen, and all stays 0."""
-    seen = Traffic()
+def traffic(*, idle: bool = False) -> Iterator[Traffic]:
+    """Count loads and stores inside. In the interpreter only: of compiled kernels nothing is seen, and all stays 0.
+
+    idle: no kernel runs, so that what does not come out of one shows.
+    """
+    seen = Traffic(idle=idle)
     token = _TRAFFIC.set(seen)
     try:
         yield seen
@@ -80,6 +85,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         return
     from triton.runtime.errors import InterpreterError
 
+    seen = _TRAFFIC.get()
+    if seen is not None and seen.idle:
+        return
     named = dict(zip(kernel.arg_names, arguments)) | options
     tensors = {name: given for name, given in named.items() if isinstance(given, torch.Tensor)}
     try:

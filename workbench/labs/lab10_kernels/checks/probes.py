@@ -35,7 +35,10 @@ class PoisonedMemory(TorchFunctionMode):
 
 
 def _watched(call: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> tuple[Any, dict]:
-    """(what call(**inputs on the device) gave, {"changed", "launches", "loaded", "largest"})."""
+    """(what call(**inputs on the device) gave, {"changed", "launches", "loaded", "largest", "without_kernel"}).
+
+    without_kernel: it gives the same where the kernel is launched and does nothing (in the interpreter).
+    """
     from workbench.kernels.launch import launches
     from workbench.labs.lab10_kernels.checks import parts
 
@@ -44,11 +47,31 @@ def _watched(call: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> tuple
     with PoisonedMemory(), launches() as counted, parts.traffic() as traffic:
         gave = call(**given)
     changed = [name for name in given if not _same_bits(given[name], fresh[name])]
-    seen = {"changed": changed, "launches": counted.total(), "loaded": None, "largest": None}
+    seen = {"changed": changed, "launches": counted.total(), "loaded": None, "largest": None, "without_kernel": False}
     if parts.INTERPRETED:
+        seen["without_kernel"] = not changed and _same(gave, _idle(call, fresh))
         seen["loaded"] = {name: traffic.loaded[tensor.data_ptr()] for name, tensor in given.items()}
         seen["largest"] = traffic.largest
     return gave, seen
+
+
+def _idle(call: Callable[..., Any], given: dict[str, torch.Tensor]) -> Any:
+    """What comes back where kernels do nothing; None where that ends in an error."""
+    from workbench.labs.lab10_kernels.checks import parts
+
+    try:
+        with PoisonedMemory(), parts.traffic(idle=True):
+            return call(**given)
+    except Exception:
+        return None
+
+
+def _same(gave: Any, other: Any) -> bool:
+    """Whether a tensor, or all tensors of a pair, are the same numbers; NaN is what nobody wrote."""
+    if isinstance(gave, torch.Tensor) and isinstance(other, torch.Tensor):
+        return gave.shape == other.shape and gave.dtype == other.dtype and torch.equal(gave, other)
+    pairs = isinstance(gave, tuple | list) and isinstance(other, tuple | list) and len(gave) == len(other) > 0
+    return pairs and all(map(_same, gave, other))
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -36,6 +36,8 @@ EXERCISES = ExerciseSet(
                     probes.run_demand, claim("nothing-lost", probes.run_stops, stops.judge_stops, stops.lost_cases)
                 ),
             ),
+            given=(),
+            withheld=("workbench.decoding.text:StopStrings",),
         ),
         Exercise(
             "server-events",
@@ -51,6 +53,7 @@ EXERCISES = ExerciseSet(
                     claim("silence", probes.run_events, events.judge_events, events.ping_cases),
                 ),
             ),
+            given=("Piece",),
         ),
         Exercise(
             "server-admission",
@@ -67,6 +70,7 @@ EXERCISES = ExerciseSet(
                     claim("deadline", probes.run_retry, admission.judge_retry, admission.deadline_cases),
                 ),
             ),
+            given=(),
         ),
         Exercise(
             "server-goodput",
@@ -79,6 +83,7 @@ EXERCISES = ExerciseSet(
                 claim("vllm-bench", probes.run_goodput, goodput.judge_vllm, goodput.vllm_cases),
                 demands(probes.run_demand, claim("edges", probes.run_goodput, goodput.judge_all, goodput.edge_cases)),
             ),
+            given=("Objectives", "Timed"),
         ),
         Exercise(
             "server-policy",
@@ -88,6 +93,18 @@ EXERCISES = ExerciseSet(
                 claim("cached", probes.run_order, policy.judge_order, policy.cached_cases, points=2),
                 claim("patience", probes.run_order, policy.judge_order, policy.patience_cases, points=2),
                 claim("hits", probes.run_policy, policy.judge_hits, policy.hit_cases, points=2),
+            ),
+            given=("Request",),
+            # of the engine that runs with the answer's policy, what it needs no draft and no GPU for
+            withheld=(
+                "workbench.speculation.drafts:draft_for",
+                "workbench.speculation.engine:Speculator",
+                "workbench.models.graphs:GraphedSteps",
+                "workbench.kv.paged_static:StaticPaged",
+                "workbench.kv.paged_triton:Kernels",
+                "workbench.decoding.device_sampling:drawn",
+                "workbench.serving.ahead:OneStepAhead",
+                "workbench.decoding.guide:check_guide",
             ),
         ),
     ),
