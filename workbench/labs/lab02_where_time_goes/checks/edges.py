@@ -97,7 +97,7 @@ def any_step_cases(draw: random.Random) -> list[dict]:
 
 def tie_cases(draw: random.Random) -> list[dict]:
     """At the knee, FLOPs and bytes take exactly as long: with powers of two for ceilings, floats know it, too."""
-    found = []
+    found: list[dict] = []
     while len(found) < 3:
         ceilings = {"read_bytes_per_s": 2.0**30, "flop_per_s": {"bfloat16": 2.0 ** draw.randrange(32, 37)}}
         sizes = {"hidden_size": 4 * draw.randrange(1, 9), "intermediate_size": 4 * draw.randrange(1, 17)}
