@@ -136,11 +136,9 @@ class Runner(Server):
                 result, stub = _result(check, cases, observations, output, mark, self._judge(exercises, exercise))
                 if result.message.startswith(TOO_MUCH):  # and would be again
                     load_error = {"reason": result.message}
-                if note:  # said once, as all marks
-                    result, note = replace(result, mark="; ".join(filter(None, (note, result.mark)))), ""
-                if result.mark in marks:
-                    result = replace(result, mark="")
-                marks.add(result.mark)
+                own = result.mark if result.mark not in marks else ""  # each is said once
+                marks.add(own)
+                result, note = replace(result, mark="; ".join(filter(None, (note, own)))), ""
                 passed, only_stubs = passed and result.passed, only_stubs and stub
                 yield result, stub
         finally:
