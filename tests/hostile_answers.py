@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hostile:
-    """named: the instructor's summary has to be told. only: the check that must fail, where the others are earned."""
+    """named: the instructor's summary has to say so. only: the check that must fail, where the others are earned."""
 
     grade_id: str
     source: str

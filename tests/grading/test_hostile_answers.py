@@ -1,4 +1,4 @@
-"""Claims about answers to the labs' own exercises that solve nothing: no point, and the instructor is told."""
+"""Claims about answers to the labs' own exercises that solve nothing: no point, and a mark for the instructor."""
 
 from __future__ import annotations
 

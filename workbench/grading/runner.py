@@ -215,8 +215,8 @@ def _result(
     passed = message is None
     if message is not None and EVADED in message:
         mark = message
-    told = {text for text in (mark, *(seen.get("suspect") for seen in observations)) if text}
-    mark = "; ".join(sorted(map(str, told)))[:MAX_MESSAGE_CHARS]
+    noted = {text for text in (mark, *(seen.get("suspect") for seen in observations)) if text}
+    mark = "; ".join(sorted(map(str, noted)))[:MAX_MESSAGE_CHARS]
     stub = bool(observations) and "not_attempted" in observations[0]
     result = CheckResult(
         check.name, passed, check.points * passed, check.points, message or "", check.hidden, output, mark or ""

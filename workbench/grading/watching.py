@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-# Python's own events, told only when the answer's text itself is the caller.
+# Python's own events, noted only when the answer's text itself is the caller.
 DOORS = {
     "sys._getframe": "looked at frames (sys._getframe)",
     "sys._current_frames": "looked at frames (sys._current_frames)",
@@ -33,7 +33,7 @@ DOORS = {
 }
 # How near the answer's text has to be: its own call, or one through the library's module.
 DEPTH = {"ctypes": 3, "subprocess": 8, "_thread": 3}
-# libraries open these for themselves, too: told by the name of the event's beginning
+# libraries open these for themselves, too: known by how the event's name begins
 _MEMORY = "ctypes."
 LIBRARIES = ("builtins", "math", "json", "random", "numpy", "torch", "torch.nn.functional", "torch.linalg")
 REPLACED_BY_TORCH = (("torch", "manual_seed"),)  # when its compiler is imported
