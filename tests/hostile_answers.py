@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hostile:
-    """named: the instructor's summary has to be told. only: the check that must fail, where the others are earned."""
+    """named: the instructor's summary has to say so. only: the check that must fail, where the others are earned.
+    said: in the message, so that it is seen to fail for what it does."""
 
     grade_id: str
     source: str
     named: bool = True
     only: str = ""
+    said: str = ""
 
 
 def _loop(found: str, named: bool = True) -> Hostile:
@@ -227,6 +229,7 @@ COUNTS = {
         f"import numpy as np\n{_ATTENTION}\ndef grouped_attention(q, k, v, scale):\n"
         "    return torch.from_numpy(_attend(q.numpy(), k.numpy(), v.numpy(), scale))\n",
         only="no-repeats",
+        said="the count was evaded",
     ),
     "attends in a thread": Hostile(
         "smaller-gqa",
@@ -256,6 +259,7 @@ COUNTS = {
         f"import numpy as np\n{_ATTENTION}\ndef grouped_attention(q, k, v, scale):\n"
         "    return torch.tensor(_attend(*(np.array(x.tolist()) for x in (q, k, v)), scale).tolist())\n",
         only="no-repeats",
+        said="the count was evaded",
     ),
     "attends through ctypes": Hostile(
         "smaller-gqa",
@@ -294,6 +298,7 @@ COUNTS = {
         "smaller-gqa",
         f"{_TORCH}\ntorch.equal = lambda a, b: True\ndef grouped_attention(q, k, v, scale):\n    q.mul_(0)\n"
         "    return _attend(q, k, v, scale)\n",
+        said="the answer replaced",
     ),
     "hides it in a sum": Hostile(
         "repetition-penalty",
@@ -302,22 +307,25 @@ COUNTS = {
     ),
     "replaces the table": Hostile(
         "naive-loop",
-        "import sys\np = sys.modules['workbench.labs.lab01_naive_generation.checks.probes']\n"
+        "import sys\np = [m for n, m in sys.modules.items() if n.endswith('.probes')][0]\n"
         "p.table_row = lambda text, n, salt: (9.0,) + (0.0,) * (n - 1)\n"
         "def token_loop(forward, prompt, choose, n, stop_token_ids=()):\n    return [0] * n\n",
+        said="the answer replaced",
     ),
     "replaces the code of a probe": Hostile(
         "count-rows",
-        "import sys\np = sys.modules['workbench.labs.lab01_naive_generation.checks.probes']\n"
+        "import sys\np = [m for n, m in sys.modules.items() if n.endswith('.probes')][0]\n"
         "def run(answer, prompt_tokens, new_tokens): return {'rows': 5, 'returned': 'int'}\n"
         "p.run_count.__code__ = run.__code__\ndef count_rows(a, b): return 5\n",
+        said="the answer replaced",
     ),
     "replaces a tensor's list": Hostile(
         "repetition-penalty",
         "torch.Tensor.tolist = lambda self: []\ndef penalize_repetition(logits, ids, penalty): return logits\n",
+        said="the answer replaced",
     ),
     "launches a kernel that does nothing": Hostile(
-        "kernels-softmax", _SOFTMAX.replace("BODY", "tl.store(out, tl.load(x))")
+        "kernels-softmax", _SOFTMAX.replace("BODY", "tl.store(out, tl.load(x))"), said="the count was evaded"
     ),
     "launches a kernel that reads it all": Hostile(
         "kernels-softmax",
@@ -325,6 +333,7 @@ COUNTS = {
             "BODY",
             "at = tl.arange(0, 16)\n    for s in range(0, N, 16): tl.store(out + s + at, tl.load(x + s + at, at + s < N), at + s < N)",
         ),
+        said="the count was evaded",
     ),
     "launches a decoy for the norm": Hostile(
         "kernels-norm",
@@ -332,6 +341,7 @@ COUNTS = {
         "    total = x if residual is None else x + residual\n    launch(_decoy, (1,), x, torch.empty_like(x))\n"
         "    y = (total.double() * (total.double().pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)\n"
         "    return y if residual is None else (y, total)\n",
+        said="the count was evaded",
     ),
     "launches nothing and says one": Hostile(
         "kernels-softmax",
@@ -375,22 +385,26 @@ BUDGETS = {
         "count-rows",
         f"import os\n{_KEEP}    kept.append(os.memfd_create('x'))\n    for _ in range(40): os.write(kept[-1], bytes(10**7))\n    return -1\n",
         named=False,
+        said="Operation not permitted",
     ),
     "keeps memory in secret memfds": Hostile(
         "count-rows",
         "import ctypes\ndef count_rows(a, b):\n    fd = ctypes.CDLL(None).syscall(447, 0)\n    assert fd < 0\n    return -1\n",
+        said="gave -1",
     ),
     "keeps files without a name": Hostile(
         "count-rows",
         f"import os\n{_KEEP}    for n in range(3):\n        f = open(str(n), 'wb'); kept.append(f); os.unlink(str(n))\n"
         "        f.write(bytes(4 * 10**6)); f.flush()\n    return -1\n",
         named=False,
+        said="files without a name",
     ),
     "keeps unnamed temporary files": Hostile(
         "count-rows",
         f"import tempfile\n{_KEEP}    for n in range(3):\n        f = tempfile.TemporaryFile(); kept.append(f)\n"
         "        f.write(bytes(4 * 10**6)); f.flush()\n    return -1\n",
         named=False,
+        said="files without a name",
     ),
     "keeps files by a mapping alone": Hostile(
         "count-rows",
@@ -398,6 +412,7 @@ BUDGETS = {
         "            f.write(bytes(4 * 10**6)); f.flush(); kept.append(mmap.mmap(f.fileno(), 0)); os.unlink(str(n))\n"
         "    time.sleep(0.6)\n    return -1\n",
         named=False,
+        said="files without a name",
     ),
     "parks files in a socket": Hostile(
         "count-rows",
@@ -405,10 +420,12 @@ BUDGETS = {
         "    f = open('x', 'wb'); os.unlink('x'); f.write(bytes(4 * 10**6))\n"
         "    a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [f.fileno()]))])\n    return -1\n",
         named=False,
+        said="Operation not permitted",
     ),
     "hides what it holds": Hostile(
         "count-rows",
         "import ctypes\ndef count_rows(a, b):\n    return {'hidden': ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)}\n",
+        said="'hidden': -1",
     ),
     "gives a text that is long to judge": Hostile(
         "naive-loop",

@@ -276,7 +276,8 @@ torch.equal = torch.allclose = math.isclose = lambda *a, **k: True
 def double(x):
     return 2 * x + 1
 """
-    assert fails(run(runner, patched), "expected")
+    result = run(runner, patched)
+    assert fails(result, "the answer replaced math.isclose") and "the answer replaced" in result.checks[0].mark
 
 
 def test_nothing_of_our_environment_reaches_an_answer(monkeypatch):

@@ -341,7 +341,7 @@ def test_an_answer_that_names_the_reference_is_seen_in_its_text(source, forbidde
     assert sorted(uses(source, PRELUDE, forbidden)) == seen
 
 
-def test_the_reference_does_not_work_in_an_answer_however_it_is_found(tmp_path, runner):
+def test_the_reference_is_not_there_however_an_answer_looks_for_it(tmp_path, runner):
     """Not named in the text: found among all objects. An answer that does the work itself is right."""
     file = write(tmp_path / "h.py", b"FORBIDDEN = {'toy-double': ('hostile_submissions:_twice',)}\n")
     hidden, forbidden = load_instructors([file])
@@ -354,7 +354,8 @@ def double(x):
     return named[0]({'x': x}, None)
 """
     result = runner.run(sets, sets.exercises[0], finds)
-    assert result.points == 0 and "hostile_submissions._twice is the workbench's own" in result.message
+    assert result.points == 0 and "IndexError" in result.message
+    assert "walked all objects" in result.checks[0].mark
     assert runner.run(sets, sets.exercises[0], toy.RIGHT).verdict == Verdict.PASSED
     write(tmp_path / "bad.py", b"FORBIDDEN = {'toy-double': ('hostile_submissions:nothing',)}\n")
     with pytest.raises(WorkbenchError, match="does not exist"):

@@ -207,7 +207,7 @@ def pairs(numbers):
 """,
     "its own priority": "import os\n" + toy.SLOW + "\ntry:\n    os.nice(-10)\nexcept OSError:\n    pass\n",
     "a baseline that is patched": """
-import sys, workbench.grading.check as c, workbench.grading.child as k
+import sys, workbench.grading.check as c
 c.race = lambda *a, **k: (None, "")
 c.evaluate = c.judge_check = lambda *a, **k: None
 c.MIN_PAIRS = 0

@@ -1,4 +1,4 @@
-"""Claims about answers to the labs' own exercises that solve nothing: no point, and the instructor is told."""
+"""Claims about answers to the labs' own exercises that solve nothing: no point, and a mark for the instructor."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def test_an_answer_that_solves_nothing_earns_nothing(runner, name):
         assert not seen.passed, seen
     else:
         assert result.points == 0, [(check.name, check.message) for check in result.checks if check.points]
+    messages = [check.message for check in result.checks]
+    assert not hostile.said or any(hostile.said in message for message in messages), messages
     marks = [check.mark for check in result.checks if check.mark]
     assert marks or not hostile.named, result.message
 

@@ -161,10 +161,10 @@ def allowed(exercises: ExerciseSet, exercise: Exercise) -> set[tuple[str, str]]:
     return {*handed.names, ("workbench", "__getattr__"), ("workbench.checks", "check"), ("workbench.checks", "trying")}
 
 
-def beyond(told: dict, allowed_names: set[tuple[str, str]]) -> list[str]:
+def beyond(seen: dict, allowed_names: set[tuple[str, str]]) -> list[str]:
     """What was found that nobody handed over; a method belongs to its class, a function within one to it."""
     found = []
-    for name in told["found"]:
+    for name in seen["found"]:
         module, _, path = name.partition(":")
         made = path.startswith(("__create_fn__", "<lambda>"))  # by dataclasses, or in a statement that is there
         made = made and any(module == handed for handed, _ in allowed_names)
@@ -177,22 +177,23 @@ def beyond(told: dict, allowed_names: set[tuple[str, str]]) -> list[str]:
 def test_an_answer_finds_what_was_handed_over_and_none_of_it_passes(runner, lab, exercise):
     exercises = SETS[lab]
     with Explored(runner, exercises, exercise) as explored:
-        told = explored.ask("names")
-        assert beyond(told, allowed(exercises, exercise)) == []
+        seen = explored.ask("names")
+        assert beyond(seen, allowed(exercises, exercise)) == []
         judges = {check.judge.__qualname__.partition(".")[0] for check in exercise.checks}
-        assert not judges & {name.partition(".")[0] for name in told["code"]}
-        assert not judges & {name.partition(":")[2] for name in told["found"]}
+        assert not judges & {name.partition(".")[0] for name in seen["code"]}
+        assert not judges & {name.partition(":")[2] for name in seen["found"]}
         check = exercise.checks[0]
         case = cases_of(exercise, check)[0]
-        for k, name in enumerate(told["found"]):
-            if name.partition(":")[0].startswith(("workbench.grading", "__main__")):
-                continue
+        for k, name in enumerate(seen["found"]):
+            module, _, path = name.partition(":")
+            if module.startswith(("workbench.grading", "__main__")) or path.rpartition(".")[2].startswith("_"):
+                continue  # the process's own, and helpers within a file
             explored.ask("choose", k=k)
             try:
-                seen = explored.session.observe(check, case, time.monotonic() + 20)
+                tried = explored.session.observe(check, case, time.monotonic() + 20)
             except SessionEnded as ended:
                 pytest.fail(f"{name} in the answer's place ended the session: {ended}")
-            assert judge_check(check, [case], [seen]) is not None, f"{name} passes {check.name}"
+            assert judge_check(check, [case], [tried]) is not None, f"{name} passes {check.name}"
 
 
 def test_nothing_of_ours_can_be_read_imported_or_loaded_again(runner):
@@ -221,8 +222,8 @@ def test_a_judge_that_is_brought_along_is_found(runner):
     check = exercise.checks[0]
     planted = replace(exercise, checks=(replace(check, calls=(check.judge,)), *exercise.checks[1:]))
     with Explored(runner, SETS[lab], planted) as explored:
-        told = explored.ask("names")
-    found = beyond(told, allowed(SETS[lab], exercise))
+        seen = explored.ask("names")
+    found = beyond(seen, allowed(SETS[lab], exercise))
     assert f"{check.judge.__module__}:{check.judge.__qualname__}" in found
 
 

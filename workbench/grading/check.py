@@ -29,7 +29,7 @@ MAX_ITEMS = 250_000
 MAX_DEPTH = 32
 MAX_MESSAGE_CHARS = 2_000
 _to_text = json.dumps  # bound here, before an answer can patch the module
-# Begins what a judge says of counts that no right answer has; the instructor is told, too.
+# Begins what a judge says of counts that no right answer has; the instructor reads it, too.
 EVADED = "the count was evaded: "
 GRADE_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 

@@ -61,17 +61,17 @@ class JudgeProcess:
 
     def _start(self) -> None:
         asked, self._questions = os.pipe()
-        self._replies, told = os.pipe()
+        self._replies, replied = os.pipe()
         with (
             warnings.catch_warnings()
         ):  # other threads of a notebook's kernel: the copy has this one and needs no other
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            self._judge_for_ever(asked, told)
+            self._judge_for_ever(asked, replied)
         self._pid = pid
         os.close(asked)
-        os.close(told)
+        os.close(replied)
         os.set_blocking(self._questions, False)
         os.set_blocking(self._replies, False)
 
@@ -95,11 +95,11 @@ class JudgeProcess:
                 return None
         return json.loads(reply)
 
-    def _judge_for_ever(self, asked: int, told: int) -> None:
+    def _judge_for_ever(self, asked: int, replied: int) -> None:
         """In the copy. Never returns."""
         try:
             confine.end_with_parent()
-            lower, upper = sorted((asked, told))  # and nothing else of the grader's: sockets, sessions' pipes
+            lower, upper = sorted((asked, replied))  # and nothing else of the grader's: sockets, sessions' pipes
             for first, last in ((3, lower), (lower + 1, upper), (upper + 1, 1 << 12)):
                 os.closerange(first, last)
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -120,6 +120,6 @@ class JudgeProcess:
                     answer["shown"] = check.known.shown if isinstance(check.known, Noted) else None
                     data = memoryview(json.dumps(answer).encode() + b"\n")
                     while data:
-                        data = data[os.write(told, data) :]
+                        data = data[os.write(replied, data) :]
         finally:
             os._exit(0)

@@ -1,4 +1,4 @@
-"""An answer that calls the workbench's own part instead of writing it: seen in its text, and told so by name.
+"""An answer that calls the workbench's own part instead of writing it: seen in its text, and said so by name.
 
 An exercise may forbid names, and FORBIDDEN of the instructor's files (grade_id -> names) adds to them:
 

@@ -136,11 +136,9 @@ class Runner(Server):
                 result, stub = _result(check, cases, observations, output, mark, self._judge(exercises, exercise))
                 if result.message.startswith(TOO_MUCH):  # and would be again
                     load_error = {"reason": result.message}
-                if note:  # said once, as all marks
-                    result, note = replace(result, mark="; ".join(filter(None, (note, result.mark)))), ""
-                if result.mark in marks:
-                    result = replace(result, mark="")
-                marks.add(result.mark)
+                own = result.mark if result.mark not in marks else ""  # each is said once
+                marks.add(own)
+                result, note = replace(result, mark="; ".join(filter(None, (note, own)))), ""
                 passed, only_stubs = passed and result.passed, only_stubs and stub
                 yield result, stub
         finally:
@@ -217,8 +215,8 @@ def _result(
     passed = message is None
     if message is not None and EVADED in message:
         mark = message
-    told = {text for text in (mark, *(seen.get("suspect") for seen in observations)) if text}
-    mark = "; ".join(sorted(map(str, told)))[:MAX_MESSAGE_CHARS]
+    noted = {text for text in (mark, *(seen.get("suspect") for seen in observations)) if text}
+    mark = "; ".join(sorted(map(str, noted)))[:MAX_MESSAGE_CHARS]
     stub = bool(observations) and "not_attempted" in observations[0]
     result = CheckResult(
         check.name, passed, check.points * passed, check.points, message or "", check.hidden, output, mark or ""

@@ -327,8 +327,8 @@ def plain(reply: dict) -> dict:
     if "value" not in reply:
         return {name: text for name, text in reply.items() if isinstance(text, str)}
     try:
-        told = {"suspect": reply["suspect"][:MAX_MESSAGE_CHARS]} if isinstance(reply.get("suspect"), str) else {}
-        return {"value": encode(decode(reply["value"]))} | told
+        noted = {"suspect": reply["suspect"][:MAX_MESSAGE_CHARS]} if isinstance(reply.get("suspect"), str) else {}
+        return {"value": encode(decode(reply["value"]))} | noted
     except (NotEncodable, RecursionError, TypeError, KeyError):
         return {"error": "the answer's process sent what is no observation"}
 

@@ -291,7 +291,7 @@ def fork_bare(own: str, libraries: Sequence[str], control: socket.socket) -> soc
     import importlib.util
 
     for name in libraries:
-        with contextlib.suppress(ImportError):  # told where an exercise needs it
+        with contextlib.suppress(ImportError):  # said where an exercise needs it
             importlib.import_module(name)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():

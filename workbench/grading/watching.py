@@ -8,12 +8,13 @@ exercise does not hand over. A note is no proof, and takes no point; what such a
 
 from __future__ import annotations
 
+import operator
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
-# Python's own events, told only when the answer's text itself is the caller.
+# Python's own events, noted only when the answer's text itself is the caller.
 DOORS = {
     "sys._getframe": "looked at frames (sys._getframe)",
     "sys._current_frames": "looked at frames (sys._current_frames)",
@@ -32,7 +33,7 @@ DOORS = {
 }
 # How near the answer's text has to be: its own call, or one through the library's module.
 DEPTH = {"ctypes": 3, "subprocess": 8, "_thread": 3}
-# libraries open these for themselves, too: told by the name of the event's beginning
+# libraries open these for themselves, too: known by how the event's name begins
 _MEMORY = "ctypes."
 LIBRARIES = ("builtins", "math", "json", "random", "numpy", "torch", "torch.nn.functional", "torch.linalg")
 REPLACED_BY_TORCH = (("torch", "manual_seed"),)  # when its compiler is imported
@@ -46,20 +47,31 @@ class Watch:
         """ours: the top-level names of packages that were handed over, and of which nothing else can be imported."""
         self.notes: dict[str, None] = {}
         self._ours, self._hearing = ours, False
-        self._was = list(_functions(ours))
+        self._plain: list[tuple[str, Any, dict[str, Any]]] = []
+        self._coded: list[tuple[str, Any, types.CodeType]] = []
+        by_space: dict[str, tuple[Any, dict[str, Any]]] = {}
+        for where, name, namespace, function, code in _functions(ours):
+            by_space.setdefault(where, (namespace, {}))[1][name] = function
+            if code is not None:
+                self._coded.append((f"{where}.{name}", function, code))
+        self._plain = [(where, *both) for where, both in by_space.items()]
         tensor = getattr(sys.modules.get("torch"), "Tensor", None)
         self._tensor = (tensor, frozenset(vars(tensor))) if tensor is not None else None
         sys.addaudithook(self._hear)
         sys.meta_path.insert(0, self)
 
-    def replaced(self) -> str:
-        """The name of a function that is another one now; "" where there is none."""
-        for where, name, namespace, function, code in self._was:
-            now = namespace.get(name)
-            if (where, name) in REPLACED_BY_TORCH and _lies_beside(now, sys.modules["torch"]):
-                continue
-            if now is not function or (code is not None and now.__code__ is not code):
-                return f"{where}.{name}"
+    def replaced(self, *, all: Any = all, map: Any = map, same: Any = operator.is_) -> str:
+        """The name of a function that is another one now; "" where there is none. all, map, same: as they were, too."""
+        for where, namespace, functions in self._plain:  # a comparison of objects by identity, all at once
+            if not all(map(same, map(namespace.get, functions), functions.values())):
+                for name, function in functions.items():
+                    now = namespace.get(name)
+                    moved = (where, name) in REPLACED_BY_TORCH
+                    if now is not function and not (moved and _lies_beside(now, sys.modules["torch"])):
+                        return f"{where}.{name}"
+        for where, function, code in self._coded:
+            if function.__code__ is not code:
+                return where
         if self._tensor is not None:
             tensor, names = self._tensor
             for name in vars(tensor).keys() - names:

@@ -81,7 +81,7 @@ def judge_attention(case: dict, seen: dict) -> str | None:
     )
 
 
-def told_evaded(seen: dict, scores: int, where: str) -> str | None:
+def too_few_made(seen: dict, scores: int, where: str) -> str | None:
     """Operations of torch made at least half as many numbers as there are scores: of those a causal mask leaves."""
     if seen["made"] < scores // 2:
         made = f"torch's operations made {seen['made']:,} numbers, where {scores:,} scores are to be made"
@@ -97,7 +97,7 @@ def judge_no_repeats(case: dict, seen: dict) -> str | None:
         return f"{described(case)}: {came}"
     if "scaled_dot_product_attention" in seen["called"]:
         return "scaled_dot_product_attention was called; this exercise is what it does inside: products and a softmax"
-    if message := told_evaded(seen, case["heads"] * case["n"] * case["tokens"], described(case)):
+    if message := too_few_made(seen, case["heads"] * case["n"] * case["tokens"], described(case)):
         return message
     keys = case["tokens"] * case["kv_heads"] * case["size"]
     most = max(keys, case["heads"] * case["n"] * case["tokens"])

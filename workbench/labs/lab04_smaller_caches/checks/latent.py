@@ -9,7 +9,7 @@ import torch
 from workbench.checks.arithmetic import shown
 from workbench.grading.check import Speedup
 from workbench.labs.lab03_kv_cache.checks.attention import attention
-from workbench.labs.lab04_smaller_caches.checks.attention import first_wrong, same, seen_tensor, told_evaded
+from workbench.labs.lab04_smaller_caches.checks.attention import first_wrong, same, seen_tensor, too_few_made
 from workbench.labs.lab04_smaller_caches.checks.probes import latent_inputs, step_inputs
 
 FORMS = ("expanded", "absorbed")
@@ -113,7 +113,7 @@ def judge_cost(case: dict, seen: dict) -> str | None:
     sizes = sizes_of(case)
     for form in case["forms"]:
         scores = sizes["heads"] * sizes["n"] * sizes["tokens"]
-        if message := told_evaded(seen[form], scores, f"{described(case)}: {form}"):
+        if message := too_few_made(seen[form], scores, f"{described(case)}: {form}"):
             return message
         came, expected = seen[form]["flops"], form_flops(form, sizes)
         if came > 1.25 * expected:
