@@ -121,6 +121,10 @@ REASONS = {
         "workbench/quantization/calibration.py Reading.inputs: _Enough",
     ),
     "the error is the answer to the question that was asked: it is no number, no date, not free, not Python": (
+        "workbench/grading/answer_source.py clean: NOT_PYTHON",
+        "workbench/grading/answer_source.py with_helpers: NOT_PYTHON",
+        "workbench/grading/answer_source.py Cells.__post_init__: NOT_PYTHON",
+        "workbench/checks/tensors.py kind_of: TypeError, ValueError, RuntimeError",
         "workbench/cli_serving.py on_loopback: ValueError",
         "workbench/grading/collect.py _is_date: ValueError",
         "workbench/grading/reference.py _object: ImportError, AttributeError",
