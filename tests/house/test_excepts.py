@@ -112,7 +112,6 @@ REASONS = {
     ),
     "our own signal that ends a loop, and no error": (
         "workbench/decoding/beam.py generate_beam: _Cancelled",
-        "workbench/serving/api/completing.py Answering.pieces: TimeoutError",
         "workbench/serving/api/front.py Front.drain: TimeoutError",
         "workbench/grading/session.py Session._read_output: BlockingIOError",
         "workbench/grading/session.py Session._read_results: BlockingIOError",

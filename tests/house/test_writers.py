@@ -89,6 +89,7 @@ REASONS = {
         "workbench/labs/lab02_where_time_goes/trace.py silent: open",
         "workbench/labs/lab03_kv_cache/peer_llama_cpp.py main: fdopen",
         "workbench/labs/lab08_continuous_batching/peer_llama_cpp_slots.py main: fdopen",
+        "workbench/labs/lab08_continuous_batching/peer_vllm.py main: fdopen",
     ),
     "a lock, empty for ever": ("workbench/grading/batch.py _alone_in: open",),
     "made only where there is none, so that two runs have one seed; deleted when it cannot be written": (
