@@ -1,7 +1,7 @@
 """Lab 08, continuous batching: schedules, policies, load and goodput.
 
-Beside them: `inputs`, requests and recorded frames; `contenders`, other engines; `peer_llama_cpp_slots` and `peer_vllm`,
-two of them, each in a process of its own.
+Beside them: `inputs`, requests and recorded frames; `contenders`, other engines; `peer_llama_cpp_slots` and
+`peer_vllm`, two of them, each in a process of its own.
 """
 
 PREFIX = "serving"  # an experiment's name is PREFIX.stem
