@@ -69,7 +69,7 @@ def _everything():
             except ValueError:
                 pass
 
-FOUND, CODE, MODULES = {}, set(), []
+REACHED, CODE, MODULES = {}, set(), []
 for _one in _everything():
     if type(_one) is types.CodeType:
         if _one.co_filename.startswith("<workbench>") or "/workbench/" in _one.co_filename.replace("site-packages", ""):
@@ -79,18 +79,18 @@ for _one in _everything():
             MODULES.append(_one.__name__)
     elif type(_one) is not types.CellType and isinstance(_one, (type, *KINDS)):
         if _ours(getattr(_one, "__module__", None)):
-            FOUND[f"{_one.__module__}:{_one.__qualname__}"] = _one
-NAMES = sorted(FOUND)
+            REACHED[f"{_one.__module__}:{_one.__qualname__}"] = _one
+NAMES = sorted(REACHED)
 
 class Stand(dict):
-    """In the answer's place, or in that of each function of a dict: the k-th of what was found."""
+    """In the answer's place, or in that of each function of a dict: the k-th of what was reached."""
     k = 0
-    def __call__(self, *given, **named): return FOUND[NAMES[self.k]](*given, **named)
+    def __call__(self, *given, **named): return REACHED[NAMES[self.k]](*given, **named)
     def __contains__(self, name): return True
-    def __getitem__(self, name): return FOUND[NAMES[self.k]]
+    def __getitem__(self, name): return REACHED[NAMES[self.k]]
     def keys(self): return ["any"]
 
-def names(answer): return {"found": NAMES, "code": sorted(CODE), "modules": sorted(set(MODULES))}
+def names(answer): return {"reached": NAMES, "code": sorted(CODE), "modules": sorted(set(MODULES))}
 def choose(answer, k): answer.k = k
 def tries(answer, paths, modules):
     """What can be read and imported; of both nothing."""
@@ -108,7 +108,7 @@ def tries(answer, paths, modules):
             got.append(module)
         except ImportError:
             pass
-    for one in FOUND.values():
+    for one in REACHED.values():
         try:
             if "<answer" not in (inspect.getsourcefile(one) or "<answer"):
                 got.append(inspect.getsource(one))
@@ -162,15 +162,15 @@ def allowed(exercises: ExerciseSet, exercise: Exercise) -> set[tuple[str, str]]:
 
 
 def beyond(seen: dict, allowed_names: set[tuple[str, str]]) -> list[str]:
-    """What was found that nobody handed over; a method belongs to its class, a function within one to it."""
-    found = []
-    for name in seen["found"]:
+    """What was reached that nobody handed over; a method belongs to its class, a function within one to it."""
+    reached = []
+    for name in seen["reached"]:
         module, _, path = name.partition(":")
         made = path.startswith(("__create_fn__", "<lambda>"))  # by dataclasses, or in a statement that is there
         made = made and any(module == handed for handed, _ in allowed_names)
         if module not in OWN and not made and (module, path.partition(".")[0]) not in allowed_names:
-            found.append(name)
-    return found
+            reached.append(name)
+    return reached
 
 
 @pytest.mark.parametrize(("lab", "exercise"), EXERCISES, ids=[e.grade_id for _, e in EXERCISES])
@@ -181,10 +181,10 @@ def test_an_answer_finds_what_was_handed_over_and_none_of_it_passes(runner, lab,
         assert beyond(seen, allowed(exercises, exercise)) == []
         judges = {check.judge.__qualname__.partition(".")[0] for check in exercise.checks}
         assert not judges & {name.partition(".")[0] for name in seen["code"]}
-        assert not judges & {name.partition(":")[2] for name in seen["found"]}
+        assert not judges & {name.partition(":")[2] for name in seen["reached"]}
         check = exercise.checks[0]
         case = cases_of(exercise, check)[0]
-        for k, name in enumerate(seen["found"]):
+        for k, name in enumerate(seen["reached"]):
             module, _, path = name.partition(":")
             if module.startswith(("workbench.grading", "__main__")) or path.rpartition(".")[2].startswith("_"):
                 continue  # the process's own, and helpers within a file
@@ -223,8 +223,8 @@ def test_a_judge_that_is_brought_along_is_found(runner):
     planted = replace(exercise, checks=(replace(check, calls=(check.judge,)), *exercise.checks[1:]))
     with Explored(runner, SETS[lab], planted) as explored:
         seen = explored.ask("names")
-    found = beyond(seen, allowed(SETS[lab], exercise))
-    assert f"{check.judge.__module__}:{check.judge.__qualname__}" in found
+    reached = beyond(seen, allowed(SETS[lab], exercise))
+    assert f"{check.judge.__module__}:{check.judge.__qualname__}" in reached
 
 
 def test_the_part_to_write_stands_in_no_process_of_its_exercise():
