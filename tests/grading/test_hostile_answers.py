@@ -7,10 +7,12 @@ from pathlib import Path
 
 import hostile_answers
 import pytest
+import torch
 
 from workbench import checks
 from workbench.grading import Limits
 from workbench.grading.desk import load_instructors
+from workbench.grading.judging import JudgeProcess
 from workbench.grading.runner import Runner, preload_of
 
 SOLUTIONS = Path(__file__).parents[2] / "solutions"
@@ -70,3 +72,24 @@ def test_what_takes_long_to_judge_costs_its_check_and_no_more(runner):
     assert not seen[0].passed and "could not be judged within 1 s" in seen[1].message
     assert not any(check.passed for check in seen[2:])
     assert runner.run(exercises, exercise, right).verdict == "passed"
+
+
+def test_a_judge_may_use_all_of_torch_whatever_threads_its_grader_has_run():
+    """The threads of a pool are not in a forked copy, which would wait for them for ever."""
+
+    def multiplies(case, seen):
+        square = torch.ones(1500, 1500)
+        return None if (square @ square)[0, 0] == 1500 else "wrong"
+
+    check = replace(OF["count-rows"][1].checks[0], judge=multiplies)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert multiplies({}, None) is None
+        judges = JudgeProcess([check])
+        try:
+            assert judges.judge(check, [{}], [{"value": 1}]) is None
+        finally:
+            judges.close()
+    finally:
+        torch.set_num_threads(before)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import struct
@@ -156,6 +157,15 @@ def limit_resources(limits: Limits, cpu_seconds: float) -> None:
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value + (name == "RLIMIT_CPU" and hard == resource.RLIM_INFINITY)))
+
+
+def limit_processor(seconds: float) -> None:
+    """So many seconds of the processor more than this process has had, rounded up; then SIGXCPU ends it."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    value = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def limit_memory(memory_bytes: int) -> None:

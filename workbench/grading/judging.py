@@ -1,7 +1,8 @@
 """Judges in a process of their own: what an answer gave is data from outside, and judging it costs time and memory.
 
 A `JudgeProcess` is a copy of this process, forked when the first check is judged. It has limits of its own, so that
-what was made to be expensive to judge fails its check, with a sentence, and costs the grader no more than that.
+what was made to be expensive to judge fails its check, with a sentence, and costs the grader no more than that. Its time
+is that of the processor: a machine with much else to do takes no points from anybody.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from workbench.grading import confine
 from workbench.grading.check import MAX_MESSAGE_CHARS, Check, decode, encode, judge_check
 from workbench.grading.mistakes import Noted
 
-JUDGE_SECONDS = 5.0
+JUDGE_SECONDS = 5.0  # of the processor
+WAITS = 20  # times as long by the clock, in case the copy stands still
 JUDGE_BYTES = 1 << 30
 MAX_REPLY_BYTES = 8 << 20
 TOO_MUCH = "what the answer gave could not be judged within"
@@ -41,10 +43,11 @@ class JudgeProcess:
         if self._pid is None:
             self._start()
         question = {"check": self.checks.index(check), "cases": encode(cases), "seen": list(observations)}
+        question["seconds"] = self.seconds
         reply = self._ask(json.dumps(question).encode() + b"\n")
         if reply is None:
             self.close()
-            return f"{TOO_MUCH} {self.seconds:g} s and {self.memory / 2**30:g} GiB: no right answer is that large"
+            return f"{TOO_MUCH} {self.seconds:g} s of the processor and {self.memory / 2**30:g} GiB: no right answer is that large"
         if isinstance(check.known, Noted):
             check.known.shown = reply["shown"]
         return reply["message"]
@@ -62,10 +65,8 @@ class JudgeProcess:
     def _start(self) -> None:
         asked, self._questions = os.pipe()
         self._replies, replied = os.pipe()
-        with (
-            warnings.catch_warnings()
-        ):  # other threads of a notebook's kernel: the copy has this one and needs no other
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of other threads: the copy needs none of them
             pid = os.fork()
         if pid == 0:
             self._judge_for_ever(asked, replied)
@@ -77,7 +78,7 @@ class JudgeProcess:
 
     def _ask(self, question: bytes) -> dict | None:
         """None when the process ended, or its time is up."""
-        until, unsent, reply = time.monotonic() + self.seconds, memoryview(question), b""
+        until, unsent, reply = time.monotonic() + WAITS * self.seconds, memoryview(question), b""
         while not reply.endswith(b"\n"):
             left = until - time.monotonic()
             if left <= 0 or len(reply) > MAX_REPLY_BYTES:
@@ -109,9 +110,12 @@ class JudgeProcess:
                 os.dup2(null, standard)
             sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, m) for n, m in ((0, "r"), (1, "w"), (2, "w")))
             confine.limit_memory(self.memory)
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.set_num_threads(1)  # its other threads are not in the copy, and would be waited for
             with os.fdopen(asked, "rb") as questions:
                 for line in questions:
                     question = json.loads(line)
+                    confine.limit_processor(question["seconds"])
                     check = self.checks[question["check"]]
                     if isinstance(check.known, Noted):
                         check.known.shown = None
