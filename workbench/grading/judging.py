@@ -1,8 +1,8 @@
 """Judges in a process of their own: what an answer gave is data from outside, and judging it costs time and memory.
 
 A `JudgeProcess` is a copy of this process, forked when the first check is judged. It has limits of its own, so that
-what was made to be expensive to judge fails its check, with a sentence, and costs the grader no more than that. Its time
-is that of the processor: a machine with much else to do takes no points from anybody.
+what was made to be expensive to judge fails its check, with a sentence, and costs the grader no more than that. Its
+time is that of the processor: a machine with much else to do takes no points from anybody.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class JudgeProcess:
         reply = self._ask(json.dumps(question).encode() + b"\n")
         if reply is None:
             self.close()
-            return f"{TOO_MUCH} {self.seconds:g} s of the processor and {self.memory / 2**30:g} GiB: no right answer is that large"
+            limits = f"{self.seconds:g} s of the processor and {self.memory / 2**30:g} GiB"
+            return f"{TOO_MUCH} {limits}: no right answer is that large"
         if isinstance(check.known, Noted):
             check.known.shown = reply["shown"]
         return reply["message"]
