@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import itertools
 import keyword
 import runpy
 import textwrap
@@ -163,11 +164,10 @@ def pairs_of(grade_id: str, texts: Sequence[Text]) -> Iterator[Pair]:
     common = {h for h, of in holders.items() if sum(texts[n].of_class for n in of) > limit}
     shared: dict[tuple[int, int], list[int]] = defaultdict(list)
     for print_, of in holders.items():
-        for n in of:
-            for m in of:
-                if not texts[n].of_class or n == m or (texts[m].of_class and (m < n or print_ in common)):
-                    continue
-                shared[n, m].append(print_)
+        theirs, ours = [n for n in of if texts[n].of_class], [n for n in of if not texts[n].of_class]
+        pairs = [] if print_ in common else itertools.combinations(theirs, 2)
+        for pair in itertools.chain(pairs, itertools.product(theirs, ours)):
+            shared[pair].append(print_)
     for (n, m), prints in shared.items():
         one, other = texts[n], texts[m]
         if one.who == other.who:
