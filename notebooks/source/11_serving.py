@@ -590,7 +590,7 @@ table(
 # | the longest match first | SGLang's `lpm` policy; routers send a request to the server that has its prefix |
 # | names of metrics | ours at `/metrics` are vLLM's, so its dashboards work |
 # | a choice by simulation | Vidur, and DistServe's own simulator |
-# | four servers on one load, each asked what it does: `workbench experiment run server.engines` | in that run transformers' server gave one text for n = 2 and ignored logprobs, without a word |
+# | four servers on one load, each asked what it does: `workbench experiment run server.engines` | as measured for docs/results.md, transformers' server gave one text for n = 2 and ignored logprobs, without a word |
 # | one engine | several behind a router; prefill and decode on different cards where tail latency is worth it |
 
 # %% [markdown]

@@ -111,6 +111,7 @@ REASONS = {
         "workbench/lab_server.py serve: KeyboardInterrupt",
     ),
     "our own signal that ends a loop, and no error": (
+        "workbench/serving/api/http.py _let_send: TimeoutError",
         "workbench/decoding/beam.py generate_beam: _Cancelled",
         "workbench/serving/api/front.py Front.drain: TimeoutError",
         "workbench/grading/session.py Session._read_output: BlockingIOError",

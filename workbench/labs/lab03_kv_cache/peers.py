@@ -246,36 +246,30 @@ def _llama_cpp(
             yield Engine(f"llama.cpp, {label}, {_name(dtype)}", dtype, process.run, exact=exact)
 
 
-class LlamaCpp:
-    """llama.cpp in a process that is stopped (SIGSTOP) whenever it is not asked."""
+class PeerProcess:
+    """An engine of others in a process that is stopped (SIGSTOP) whenever it is not asked. It takes and gives lines of
+    JSON, the first when it is ready. name: whose engine, for errors. environment: beside ours."""
 
-    name = "llama.cpp"
-
-    def __init__(self, file: Path, length: int, *, exact: bool) -> None:
-        settings = {"threads": torch.get_num_threads(), "context": max(256, length + 8), "exact": exact}
-        command = [
-            sys.executable,
-            "-m",
-            "workbench.labs.lab03_kv_cache.peer_llama_cpp",
-            str(file),
-            json.dumps(settings),
-        ]
+    def __init__(self, name: str, command: Sequence[str], **environment: str) -> None:
+        self.name = name
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **environment},
         )
-        self.seconds = 0.0
         self._answer()
         self._process.send_signal(signal.SIGSTOP)
 
-    def run(self, prompt: Tokens, new_tokens: int) -> Tokens:
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         self._process.send_signal(signal.SIGCONT)
         try:
-            print(json.dumps({"prompt": prompt, "new_tokens": new_tokens}), file=self._process.stdin, flush=True)
-            answer = self._answer()
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            return self._answer()
         finally:
             self._process.send_signal(signal.SIGSTOP)
-        self.seconds = answer["seconds"]
-        return answer["tokens"]
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -293,6 +287,19 @@ class LlamaCpp:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+
+
+class LlamaCpp(PeerProcess):
+    def __init__(self, file: Path, length: int, *, exact: bool) -> None:
+        settings = {"threads": torch.get_num_threads(), "context": max(256, length + 8), "exact": exact}
+        module = "workbench.labs.lab03_kv_cache.peer_llama_cpp"
+        super().__init__("llama.cpp", [sys.executable, "-m", module, str(file), json.dumps(settings)])
+        self.seconds = 0.0
+
+    def run(self, prompt: Tokens, new_tokens: int) -> Tokens:
+        answer = self.ask({"prompt": prompt, "new_tokens": new_tokens})
+        self.seconds = answer["seconds"]
+        return answer["tokens"]
 
 
 # -- the clock ---------------------------------------------------------------------------------------------

@@ -13,8 +13,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,7 +27,7 @@ import torch
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.labs.lab03_kv_cache.gguf_file import INSTALL, write_gguf
-from workbench.labs.lab03_kv_cache.peers import LlamaCpp
+from workbench.labs.lab03_kv_cache.peers import PeerProcess
 from workbench.models.checkpoints import save_checkpoint
 from workbench.serving.engine import Engine
 from workbench.serving.load import Arrival, requests_of
@@ -227,31 +225,12 @@ def lone_thread() -> Iterator[None]:
 # -- llama.cpp and vLLM ----------------------------------------------------------------------------------------
 
 
-class Slots(LlamaCpp):
-    """An engine of others in a process that is stopped (SIGSTOP) whenever it is not asked."""
-
-    def __init__(self, name: str, command: Sequence[str], **environment: str) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            command,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **environment},
-        )
-        self._answer()
-        self._process.send_signal(signal.SIGSTOP)
+class Slots(PeerProcess):
+    """An engine that runs several requests at a time."""
 
     def serve(self, asked: Asked) -> tuple[float, list[Tokens]]:
         """It times itself, without the way there and back."""
-        request = {"prompts": asked.prompts, "new_tokens": asked.new_tokens}
-        self._process.send_signal(signal.SIGCONT)
-        try:
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            answer = self._answer()
-        finally:
-            self._process.send_signal(signal.SIGSTOP)
+        answer = self.ask({"prompts": asked.prompts, "new_tokens": asked.new_tokens})
         return answer["seconds"], answer["texts"]
 
 

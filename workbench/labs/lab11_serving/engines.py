@@ -2,8 +2,7 @@
 
 Every server runs in a process of its own and is stopped (SIGSTOP) while another is measured. All requests are sent at
 once and streamed; the clock runs from the first byte sent to the last one read, and a ratio is of two runs of one turn.
-No prompt comes twice.
-Outputs are compared with ours, text by text. Then each is asked what it can do (`probes`).
+No prompt comes twice. Outputs are compared with ours, text by text. Then each is asked what it can do (`probes`).
 """
 
 from __future__ import annotations

@@ -270,20 +270,20 @@ class Complete:
         settings = front.settings
         try:
             async with StreamWatch(settings.ping_seconds, settings.send_seconds, stream.nudge) as watch:
-                async for pieces in answering.pieces():
-                    echoed = [answering.echo(one.index) for one in pieces if one.index not in begun]
-                    begun.update(one.index for one in pieces)
-                    shown = functools.partial(events.pieces, pieces)
-                    if data := await beside_loop(_are_many([*pieces, *echoed]), shown):
-                        await write(data)
-                await write(events.end(answering.usage()), more=False)
+                try:
+                    async for pieces in answering.pieces():
+                        echoed = [answering.echo(one.index) for one in pieces if one.index not in begun]
+                        begun.update(one.index for one in pieces)
+                        shown = functools.partial(events.pieces, pieces)
+                        if data := await beside_loop(_are_many([*pieces, *echoed]), shown):
+                            await write(data)
+                    await write(events.end(answering.usage()), more=False)
+                except ApiError as error:
+                    if not started:
+                        raise
+                    await write(events.error(error.body()), more=False)
         except TimeoutError:
             cut = scope.get("extensions", {}).get("workbench.cut")
             if cut is not None:
                 cut()  # what it has not read is dropped
             raise ClientGone from None
-        except ApiError as error:
-            if not started:
-                raise
-            async with asyncio.timeout(settings.send_seconds):
-                await write(events.error(error.body()), more=False)

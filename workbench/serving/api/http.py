@@ -6,6 +6,7 @@ Pure ASGI on purpose: Starlette's BaseHTTPMiddleware puts itself between an endp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import hmac
 import json
@@ -26,6 +27,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 T = TypeVar("T")
 LONG_BODY = 32 * 1024  # bytes that are parsed in less than a millisecond, whatever they are
+LET_SEND_S = 1.0  # what a body that is too long is read on, before its refusal
 CLOSE = {"connection": "close"}  # what is left of the body is not read
 OPEN_PATHS = ("/health", "/ready")
 CLIENT_GONE = 499  # counted among the statuses, as nginx does
@@ -79,6 +81,8 @@ async def read_body(scope: Scope, receive: Receive, settings: ServerSettings) ->
         f"the body is longer than {limit:,} bytes, the server's limit", status=413, code="body_too_large", headers=CLOSE
     )
     if announced.isdigit() and int(announced[:20]) > limit:
+        if header(scope, b"expect") is None:  # who asks first sends nothing
+            await _let_send(receive)
         raise too_long
     try:
         async with asyncio.timeout(settings.body_seconds):
@@ -88,6 +92,7 @@ async def read_body(scope: Scope, receive: Receive, settings: ServerSettings) ->
                     raise ConnectionError("the client left before its request was complete")
                 body += message.get("body", b"")
                 if len(body) > limit:
+                    await _let_send(receive)
                     raise too_long
                 if not message.get("more_body", False):
                     return bytes(body)
@@ -95,6 +100,15 @@ async def read_body(scope: Scope, receive: Receive, settings: ServerSettings) ->
         raise ApiError(
             f"the body was not complete after {settings.body_seconds:g} s", status=408, headers=CLOSE
         ) from error
+
+
+async def _let_send(receive: Receive) -> None:
+    """Read on for a moment and keep nothing: a connection that is closed with bytes unread is reset, and the client may
+    never see why."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LET_SEND_S):
+            while (await receive()).get("more_body", False):
+                pass
 
 
 def _no_constant(name: str) -> float:

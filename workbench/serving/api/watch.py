@@ -36,6 +36,7 @@ class StreamWatch:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
+        """Around each sending."""
         self._since_s, self._sends = self._loop.time(), True
         try:
             yield
