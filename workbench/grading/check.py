@@ -134,7 +134,8 @@ def claim(
 
 
 def demands(probe: Callable, *parts: Check, name: str = "demands", points: int = 1) -> Check:
-    """One check of several parts; as a rule, a visible case of everything else that a statement asks for.
+    """One check of several parts; as a rule, a visible case of everything else that a statement asks for. It is hidden
+    if its parts are.
 
     probe: `run_demand` of the module that holds the probes of all parts, which calls one of them by its name.
     """
@@ -152,7 +153,8 @@ def demands(probe: Callable, *parts: Check, name: str = "demands", points: int =
         return None if message is None else f"{case['demand']}: {message}"
 
     calls = tuple(dict.fromkeys(part.probe for part in parts))
-    return replace(claim(name, probe, judge, cases, points), calls=calls)
+    hidden = any(part.hidden for part in parts)
+    return replace(claim(name, probe, judge, cases, points), calls=calls, hidden=hidden)
 
 
 @dataclass(frozen=True)
