@@ -220,9 +220,10 @@ c.MIN_PAIRS = 0
 def test_no_trick_makes_a_slow_answer_fast(runner, trick):
     result = runner.run(SET, SET.exercises[0], TRICKS[trick])
     assert not passed(result)["fast"], trick
-    assert passed(result)["small"]
+    not_believed = "the answer replaced workbench.grading.check." in said(result)
+    assert passed(result)["small"] is not not_believed
     expected = ("times as fast", "pairs, expected", "can't start new thread")
-    assert any(words in said(result) for words in expected), said(result)
+    assert not_believed or any(words in said(result) for words in expected), said(result)
 
 
 def test_an_answer_that_is_timed_can_start_no_process_and_no_thread(runner):
