@@ -220,10 +220,13 @@ c.MIN_PAIRS = 0
 def test_no_trick_makes_a_slow_answer_fast(runner, trick):
     result = runner.run(SET, SET.exercises[0], TRICKS[trick])
     assert not passed(result)["fast"], trick
-    not_believed = "the answer replaced workbench.grading.check." in said(result)
-    assert passed(result)["small"] is not not_believed
+    if "workbench" in TRICKS[trick]:  # of ours it could reach nothing, or replaced it and is not believed
+        message = result.checks[0].message
+        assert not result.points and ("the answer replaced workbench." in message or "workbench.grading" in message)
+        return
+    assert passed(result)["small"]
     expected = ("times as fast", "pairs, expected", "can't start new thread")
-    assert not_believed or any(words in said(result) for words in expected), said(result)
+    assert any(words in said(result) for words in expected), said(result)
 
 
 def test_an_answer_that_is_timed_can_start_no_process_and_no_thread(runner):
