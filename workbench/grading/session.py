@@ -289,12 +289,13 @@ class Session:
 
     def _look(self) -> None:
         self._watched = time.monotonic()
-        grown = grown_bytes(self.pid, self.server.server_resident_bytes)
+        family = family_of(self.pid)
+        grown = grown_bytes(family, self.server.server_resident_bytes)
         if grown > self.limits.memory_bytes:
             raise self._stop(f"stopped: more than {self.limits.memory_bytes / 2**30:.3g} GiB of memory")
         folder = self.folder if self._watched - self._mapped >= 0.25 else None
         try:
-            held = held_bytes(self.pid, folder)
+            held = held_bytes(family, folder)
         except PermissionError:
             raise self._stop("stopped: hides the files that it holds open") from None
         self._mapped = self._watched if folder else self._mapped
@@ -344,27 +345,27 @@ def _reason(exit_code: int | None) -> str:
     return f"the process was ended by {name}{hint}"
 
 
-def grown_bytes(pid: int, resident_at_fork: int) -> int:
-    """Resident memory of a process and its descendants beyond what each shared with the server when it was forked."""
+def grown_bytes(family: list, resident_at_fork: int) -> int:
+    """Resident memory of these processes beyond what each shared with the server when it was forked."""
     import psutil
 
     total = 0
-    for member in family_of(pid):
+    for member in family:
         with contextlib.suppress(psutil.Error):
             total += max(0, member.memory_info().rss - resident_at_fork)
     return total
 
 
-def held_bytes(pid: int, folder: str | None) -> int:
-    """Bytes of files that have no name any more but are held open by a process or its descendants, in memory (memfd) or
-    on disk; Linux. folder: where it may write; then files that it holds by a mapping alone count, too.
+def held_bytes(family: list, folder: str | None) -> int:
+    """Bytes of files that have no name any more but are held open by these processes, in memory (memfd) or on disk;
+    Linux. folder: where it may write; then files that it holds by a mapping alone count, too.
 
     PermissionError where that cannot be looked at though the process is there.
     """
     if sys.platform != "linux":
         return 0
     found: dict[tuple[int, int], int] = {}
-    for member in family_of(pid):
+    for member in family:
         process = f"/proc/{member.pid}"
         try:
             names = os.listdir(f"{process}/fd")
