@@ -89,7 +89,7 @@ def test_what_was_changed_by_hand_survives_grading_again_and_requests_stay_open(
     marks = {name: row["score"] for name, row in rows(tmp_path / "out").items()}
     assert marks == {"ann": "2", "bob": "2"}
     assert "cem: stands in the adjustments, and handed nothing in" in str(summary)
-    assert "1 requests to grade again are open" in str(summary)
+    assert "to be graded again: 1 request;" in str(summary)
     page = (tmp_path / "out" / "summary.html").read_text("utf-8")
     assert "Changed by hand" in page and "you are right" in page and "Open requests" in page and "and this" in page
     file.unlink()

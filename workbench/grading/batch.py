@@ -109,7 +109,8 @@ class Summary:
                 " counted as late: give --times FILE, such as the receipts of `workbench collect`"
             )
         if waiting := sum(change.open for one in self.graded for change in one.adjustments):
-            lines.append(f"{waiting} requests to grade again are open; summary.html says whose")
+            requests = "1 request" if waiting == 1 else f"{waiting} requests"
+            lines.append(f"to be graded again: {requests}; summary.html says whose")
         names = {
             "network": "network off",
             "processes": "own processes",
