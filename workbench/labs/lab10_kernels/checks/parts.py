@@ -121,10 +121,10 @@ def _anew(kernel: Any) -> Any:
     """The same kernel in the interpreter, from its function: without what was hung on it since it was decorated."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    if type(kernel) is not InterpretedFunction:
+    if type(kernel) is not InterpretedFunction or _TRAFFIC.get() is None:
         return kernel
     InterpretedFunction.rewritten_fn.pop(kernel.fn, None)
-    return InterpretedFunction(kernel.fn)
+    return InterpretedFunction(kernel.fn, **kernel.kwargs)
 
 
 def _refuse_what_is_no_argument(arguments: Iterable[Any]) -> None:

@@ -85,8 +85,9 @@ def _watched(call: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> tuple
         gave = _plain(call(**given))
     changed = [name for name in given if not _same_bits(given[name], fresh[name])]
     seen = {"changed": changed, "launches": counted.total(), "loaded": None, "largest": None, "without_kernel": False}
-    seen |= {"beside": list(torchs.computed)[:5], "made_elsewhere": False}
+    seen |= {"beside": [], "made_elsewhere": False}
     if parts.INTERPRETED:
+        seen["beside"] = list(torchs.computed)[:5]
         seen["made_elsewhere"] = not _all_stored(gave, traffic.left)
         seen["without_kernel"] = not changed and _same(gave, _idle(call, fresh))
         seen["loaded"] = {name: traffic.loaded[tensor.data_ptr()] for name, tensor in given.items()}
