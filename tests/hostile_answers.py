@@ -522,14 +522,15 @@ AROUND = {
     ),
     "has a kernel copy what torch made": Hostile(
         "kernels-softmax",
-        _COPIES.replace("_copy, (1,), x", "_copy, (1,), torch.softmax(x, -1)")
-        + "    return out\n",
+        _COPIES.replace("_copy, (1,), x", "_copy, (1,), torch.softmax(x, -1)") + "    return out\n",
         said="torch computed outside of the kernel",
     ),
     "calls Python in a kernel": Hostile(
         "kernels-softmax",
         "kept = []\ndef work(): kept[1].copy_(torch.softmax(kept[0], -1))\n"
-        + _COPIES.replace("    for s", "    work()\n    for s").replace("    launch", "    kept[:] = x, out\n    launch")
+        + _COPIES.replace("    for s", "    work()\n    for s").replace(
+            "    launch", "    kept[:] = x, out\n    launch"
+        )
         + "    return out\n",
         named=False,
         said="_copy uses work",

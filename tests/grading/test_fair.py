@@ -70,6 +70,7 @@ def helped(answer: str, after: tuple = (), given: str = "import torch") -> tuple
     whole = with_helpers(answer, BEFORE, after, given)
     return whole.source.split("\n# ----")[0] if whole.source != answer else "", whole.notes
 
+
 @pytest.mark.parametrize("line", ["WIDTH = 2**16 - 1", "WIDTH = 1 << 8"])
 def test_a_short_power_is_a_constant_and_a_long_one_is_computed(line):
     assert with_helpers("def f(): return WIDTH\n", [line], [], "").source.startswith("WIDTH = ")
