@@ -223,11 +223,22 @@ def softmax(x, tile):
     launch(_decoy, (1,), x, junk, N=x.numel())
     return torch.softmax(x.double(), -1).to(x.dtype)
 """
+_COPIES = """
+@triton.jit
+def _copy(x, out, N: tl.constexpr):
+    for s in range(0, N, 16):
+        at = s + tl.arange(0, 16)
+        tl.store(out + at, tl.load(x + at, at < N), at < N)
+
+def softmax(x, tile):
+    out = torch.empty_like(x)
+    launch(_copy, (1,), x, out, N=x.numel())
+"""
 COUNTS = {
     "attends in numpy": Hostile(
         "smaller-gqa",
         f"import numpy as np\n{_ATTENTION}\ndef grouped_attention(q, k, v, scale):\n"
-        "    return torch.from_numpy(_attend(q.numpy(), k.numpy(), v.numpy(), scale))\n",
+        "    return torch.tensor(_attend(q.numpy(), k.numpy(), v.numpy(), scale))\n",
         only="no-repeats",
         said="the count was evaded",
     ),
@@ -454,4 +465,102 @@ BUDGETS = {
         named=False,
     ),
 }
-ALL = REACH | COUNTS | CACHES | BUDGETS
+# What led around the counts, each in another way: by names that are put together, by what torch keeps of its modes, by
+# code that torch runs elsewhere, by a result that is computed when it is read.
+_FORGED = "m.largest = {'elements': 1, 'shape': [], 'by': ''}"
+AROUND = {
+    "edits the counters on torch's stack": Hostile(
+        "smaller-gqa",
+        f"from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as stack\n{_TORCH}\n"
+        "def grouped_attention(q, k, v, scale):\n    out = _attend(q, k, v, scale)\n    for m in stack():\n"
+        f"        if hasattr(m, 'largest'): {_FORGED}\n    return out\n",
+        said="could lead around a count",
+    ),
+    "edits them through a traceback by composed names": Hostile(
+        "smaller-gqa",
+        f"{_TORCH}\ndef grouped_attention(q, k, v, scale):\n    out = _attend(q, k, v, scale)\n    try: 1 / 0\n"
+        "    except ZeroDivisionError as e: f = getattr(e.__traceback__, 'tb_' + 'frame')\n    while f is not None:\n"
+        "        m = getattr(f, 'f_lo' + 'cals').get('allocations')\n"
+        f"        if m is not None: {_FORGED}\n        f = getattr(f, 'f_' + 'back')\n    return out\n",
+        said="could lead around a count",
+    ),
+    "attends in an operation of its own": Hostile(
+        "smaller-gqa",
+        f"{_TORCH}\n@torch.library.custom_op('student::attend', mutates_args=())\n"
+        "def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:\n"
+        "    return _attend(q, k, v, scale)\ndef grouped_attention(q, k, v, scale): return attend(q, k, v, scale)\n",
+        said="could lead around a count",
+    ),
+    "calls the fused kernel below its name": Hostile(
+        "smaller-gqa",
+        "def grouped_attention(q, k, v, scale):\n    group = q.shape[1] // k.shape[1]\n"
+        "    f = torch.ops.aten._scaled_dot_product_attention_math\n    return torch.stack([f(q[:, h][None, None], "
+        "k[:, h // group][None, None], v[:, h // group][None, None], scale=scale)[0][0, 0] for h in range(q.shape[1])], 1)\n",
+        said="could lead around a count",
+    ),
+    "attends when its result is read": Hostile(
+        "smaller-gqa",
+        f"{_TORCH}\nclass Late(torch.Tensor):\n    def tolist(self): return _attend(*self.given).tolist()\n"
+        "def grouped_attention(q, k, v, scale):\n    out = torch.zeros(len(q), q.shape[1], v.shape[-1]).as_subclass(Late)\n"
+        "    out.given = q.clone(), k.clone(), v.clone(), scale\n    return out\n",
+        named=False,
+    ),
+    "reads a pattern's attribute": Hostile(
+        "smaller-gqa",
+        f"{_TORCH}\nmatch torch:\n    case object(_C=inside): pass\ngrouped_attention = _attend\n",
+        said="could lead around a count (_C)",
+    ),
+    "copies by a kernel and computes beside it": Hostile(
+        "kernels-softmax",
+        _COPIES + "    return out if out.isnan().any() else torch.softmax(x, -1)\n",
+        said="torch computed outside of the kernel",
+    ),
+    "overwrites what a kernel copied": Hostile(
+        "kernels-softmax",
+        _COPIES + "    if not out.isnan().any(): out.copy_(torch.softmax(x, -1))\n    return out\n",
+        said="torch computed outside of the kernel",
+    ),
+    "has a kernel copy what torch made": Hostile(
+        "kernels-softmax",
+        _COPIES.replace("_copy, (1,), x", "_copy, (1,), torch.softmax(x, -1)") + "    return out\n",
+        said="torch computed outside of the kernel",
+    ),
+    "calls Python in a kernel": Hostile(
+        "kernels-softmax",
+        "kept = []\ndef work(): kept[1].copy_(torch.softmax(kept[0], -1))\n"
+        + _COPIES.replace("    for s", "    work()\n    for s").replace(
+            "    launch", "    kept[:] = x, out\n    launch"
+        )
+        + "    return out\n",
+        named=False,
+        said="_copy uses work",
+    ),
+    "hands Python to a kernel": Hostile(
+        "kernels-softmax",
+        _COPIES.replace("N=x.numel()", "N=lambda: out.copy_(torch.softmax(x, -1))") + "    return out\n",
+        named=False,
+        said="a kernel is given tensors",
+    ),
+    "computes in the grid": Hostile(
+        "kernels-softmax",
+        "class Grid(tuple):\n    def __contains__(self, one): self.work()\n"
+        + _COPIES.replace("(1,), x", "grid, x").replace(
+            "    launch", "    grid = Grid((1,)); grid.work = lambda: out.copy_(torch.softmax(x, -1))\n    launch"
+        )
+        + "    return out\n",
+        said="could lead around a count (__contains__)",
+    ),
+    "replaces what compiles it": Hostile(
+        "one-graph",
+        "import torch._dynamo as compiler\ncompiler.optimize = lambda **k: lambda f: f\n"
+        "def cap_logits(logits, limit): return logits\n",
+        said="could lead around a count",
+    ),
+    "writes the model's calls itself": Hostile(
+        "kv-chunks",
+        "def prefill(model, kv, prompt_ids, chunk_size, sequence=0):\n"
+        "    out = model._model(Batch.of([prompt_ids], sequences=[sequence]), kv)\n    model.calls.append({})\n    return out\n",
+        said="could lead around a count (_model)",
+    ),
+}
+ALL = REACH | COUNTS | CACHES | BUDGETS | AROUND

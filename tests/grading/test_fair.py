@@ -21,7 +21,7 @@ from workbench.grading.answer_source import clean, with_helpers
 from workbench.grading.cell import run_cell
 from workbench.grading.check import Check, cases_of, judge_check, observe
 from workbench.grading.notebooks import set_of
-from workbench.grading.reference import uses
+from workbench.grading.reference import reaches_around, uses
 
 TESTS, ROOT = Path(__file__).parents[1], Path(__file__).parents[2]
 SETS = checks.exercise_sets()
@@ -69,6 +69,31 @@ BEFORE = [
 def helped(answer: str, after: tuple = (), given: str = "import torch") -> tuple[str, tuple[str, ...]]:
     whole = with_helpers(answer, BEFORE, after, given)
     return whole.source.split("\n# ----")[0] if whole.source != answer else "", whole.notes
+
+
+@pytest.mark.parametrize("line", ["WIDTH = 2**16 - 1", "WIDTH = 1 << 8"])
+def test_a_short_power_is_a_constant_and_a_long_one_is_computed(line):
+    assert with_helpers("def f(): return WIDTH\n", [line], [], "").source.startswith("WIDTH = ")
+    assert with_helpers("def f(): return WIDTH\n", ["WIDTH = 9**9**9"], [], "").notes
+
+
+def test_what_a_student_adds_to_the_setup_cell_goes_with_an_answer():
+    exercises, _ = EXERCISES["count-rows"]
+    setup = {"cell_type": "code", "metadata": {"nbgrader": {"grade_id": "setup"}}}
+    setup["source"] = exercises.prelude + "\nimport numpy as np\n"
+    answer = {"cell_type": "code", "metadata": {"nbgrader": {"grade_id": "count-rows"}}}
+    answer["source"] = "def count_rows(prompt_tokens, new_tokens):\n    return int(np.arange(new_tokens).sum())\n"
+    _, answers = set_of("01_naive_generation.ipynb", SETS, [setup, answer])
+    assert answers.sources["count-rows"].startswith("import numpy as np\n")
+
+
+def test_plain_names_lead_nowhere_and_right_answers_have_no_others():
+    counted = [e.grade_id for _, e in EXERCISES.values() if e.counted]
+    assert {"smaller-gqa", "kernels-norm", "one-graph", "kv-chunks"} <= set(counted)
+    assert {name: found for name in counted if (found := reaches_around(REFERENCE[name]))} == {}
+    assert reaches_around("import numpy as np\nfrom torch.nn import functional as F\ny = F.relu(x) * np.pi\n") == []
+    for text in ("import os", "x._C", "getattr(x, n)", "t = type", "import numpy as tl", "y = torch.sys", "'__code__'"):
+        assert reaches_around(text), text
 
 
 def test_definitions_that_an_answer_uses_go_with_it_and_no_others():

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from workbench.grading import Check, Exercise, Limits, Verdict, check_notebook, 
 from workbench.grading.batch import Submission, _names, find_submissions
 from workbench.grading.check import MAX_DEPTH, NotEncodable, cases_of, dumps, judge_check, loads
 from workbench.grading.desk import _read_outcome, load_hidden, result_of
-from workbench.grading.notebooks import read_answers, read_cells, set_of
+from workbench.grading.notebooks import read_answers, read_cells, read_notebook, set_of
 from workbench.grading.reports import CSV_COLUMNS, Graded, csv_text, feedback_html, gradescope, inert
 from workbench.grading.runner import Runner, preload_of
 from workbench.grading.server import remove_tree
@@ -497,6 +498,23 @@ def test_skipped_xfailed_and_missing_cells_are_not_confirmed(tmp_path):
 
 
 # --- Submissions and reports ---
+
+
+def test_links_lead_to_nobody_elses_work(tmp_path):
+    """A link beside the students, a folder that is one, and a file that becomes one after it was looked at."""
+    ann = write(tmp_path / "in" / "ann" / "90_toy.ipynb", notebook())
+    with zipfile.ZipFile(tmp_path / "in" / "ann" / "work.zip", "w") as archive:
+        archive.writestr("90_toy.ipynb", "{}")
+    (tmp_path / "in" / "bob").mkdir()
+    (tmp_path / "in" / "bob" / "more").symlink_to(ann.parent)
+    (tmp_path / "in" / "cem.ipynb").symlink_to(ann)
+    found = [one for one in find_submissions([tmp_path / "in"]) if one.student_id != "ann"]
+    assert {one.student_id for one in found} == {"bob", "cem"}
+    for one in found:
+        with pytest.raises(WorkbenchError):
+            one.data()
+    with pytest.raises(WorkbenchError, match="leads out"):
+        read_notebook(tmp_path / "in" / "cem.ipynb", within=tmp_path / "in" / "bob")
 
 
 def test_students_are_told_apart_by_folder_and_by_file(tmp_path):

@@ -236,9 +236,17 @@ def _is_constant(value: ast.expr) -> bool:
         owner = getattr(function.value, "id", "") if isinstance(function, ast.Attribute) else ""
         short = (isinstance(function, ast.Name) and function.id in SHORT_CALLS) or owner == "math"
         return short and all(map(_is_constant, value.args))
-    if not isinstance(value, allowed) or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Pow)):
+    if not isinstance(value, allowed) or (isinstance(value, ast.BinOp) and not _is_short(value)):
         return False
     return all(_is_constant(child) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
+
+
+def _is_short(sum_or_product: ast.BinOp) -> bool:
+    """Of two numbers, none of them a power that takes long."""
+    if not isinstance(sum_or_product.op, ast.Pow | ast.LShift):
+        return True
+    base, exponent = (getattr(side, "value", None) for side in (sum_or_product.left, sum_or_product.right))
+    return isinstance(base, int | float) and isinstance(exponent, int | float) and abs(base) <= 1024 and exponent <= 64
 
 
 def _uses(source: str) -> set[str]:

@@ -18,9 +18,15 @@ def fresh_main(prelude: str) -> types.ModuleType:
     """A new `__main__`, which is what a notebook's cells run in, after our setup cell."""
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
+    module.__dict__["display"] = _display
     sys.modules["__main__"] = module
     exec(compile(prelude, "<prelude>", "exec"), module.__dict__)
     return module
+
+
+def _display(*objects: object, **_: object) -> None:
+    """What a notebook has under this name."""
+    print(*objects)
 
 
 def run_cell(source: str, names: dict[str, object]) -> None:

@@ -151,6 +151,7 @@ def _become_session(control: socket.socket, fds: list[int], request: dict, hidde
     """In the forked child: move the pipes to their places, give up every right, run the session, end. Never returns."""
     from workbench.grading import confine
 
+    begun = False
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -172,9 +173,11 @@ def _become_session(control: socket.socket, fds: list[int], request: dict, hidde
         confine.confine_files(readable, [request["folder"], "/dev/null"], listed)
         confine.become_nobody(request["user"], [*readable, *listed, os.path.dirname(request["folder"])])
         confine.refuse_calls(alone=request["alone"])
+        begun = True
         session()
     except BaseException as error:
-        os.write(2, f"the session could not start: {type(error).__name__}: {error}\n".encode())
+        told = "the answer's process lost its way to the grader" if begun else "the session could not start"
+        os.write(2, f"{told}: {type(error).__name__}: {error}\n".encode())
         os._exit(70)
     os._exit(0)
 

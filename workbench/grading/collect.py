@@ -97,7 +97,7 @@ class Submission:
             )
         if root is not None and not resolved(path).is_relative_to(resolved(root)):
             raise WorkbenchError(f"{path.name} is a link that leads out of the student's folder")
-        return read_notebook(path)
+        return read_notebook(path, within=root)
 
 
 def find_submissions(
@@ -158,11 +158,11 @@ def _in_folder(folder: Path, zone: tzinfo | None) -> tuple[list[Submission], lis
             found += [replace(one, **people.get(entry.name, {}), notes=(*one.notes, *note)) for one in of_student]
         elif entry.suffix == ".zip" and not entry.is_symlink():
             found += _in_zip(entry, entry.stem, one_student=True)
-        elif entry.is_symlink() and entry.suffix != ".ipynb":
+        elif entry.is_symlink():
             found.append(_unread(entry, entry.stem, "is a link; hand in the files themselves"))
         elif entry.suffix.lower() in OTHER_ARCHIVES:
             found.append(_unread(entry, entry.stem, "is an archive of another kind; hand in a zip"))
-    loose = [entry for entry in entries if entry.suffix == ".ipynb" and not entry.is_dir()]
+    loose = [entry for entry in entries if entry.suffix == ".ipynb" and not entry.is_dir() and not entry.is_symlink()]
     return [replace(one, home=home) for one in found], loose
 
 
@@ -182,7 +182,7 @@ def _of_student(folder: Path) -> list[Submission]:
         of = hidden if any(part.startswith(".") for part in parts) else shown
         if file.suffix == ".ipynb":
             of.append(Submission(folder.name, file, folder, claims=(*_stamp_beside(file), *_file_time(file))))
-        elif file.suffix == ".zip" and file.is_file() and not file.is_symlink():
+        elif file.suffix == ".zip" and file.is_file() and resolved(file) == resolved(folder) / file.relative_to(folder):
             of += _in_zip(file, folder.name, one_student=True)
         elif file.suffix.lower() in OTHER_ARCHIVES and file.is_file():
             of.append(_unread(file, folder.name, "is an archive of another kind; hand in a zip"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import resolved
 from workbench.grading.answer_source import clean, with_helpers
 from workbench.grading.check import ExerciseSet
 
@@ -43,11 +44,16 @@ def read_cells(path: str | Path) -> list[dict]:
     return cells_of(read_notebook(path), Path(path).name)
 
 
-def read_notebook(path: str | Path) -> bytes:
-    """The file, at most 50 MB of it; WorkbenchError, which names it, for what is no file or larger."""
+def read_notebook(path: str | Path, within: Path | None = None) -> bytes:
+    """The file, at most 50 MB of it; WorkbenchError, which names it, for what is no file or larger.
+
+    within: a folder that it lies in, wherever links lead, also those that are changed meanwhile.
+    """
     path = Path(path)
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            if within is not None and not _place_of(file.fileno(), path).is_relative_to(resolved(within)):
+                raise WorkbenchError(f"{path.name} is a link that leads out of the student's folder")
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise WorkbenchError(f"{path.name} is not a file")
@@ -61,6 +67,14 @@ def read_notebook(path: str | Path) -> bytes:
         raise WorkbenchError(f"{path.name} is a folder; a notebook (.ipynb) was expected") from None
     except OSError as error:
         raise WorkbenchError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _place_of(descriptor: int, path: Path) -> Path:
+    """Where an open file lies; what its path leads to now, where the system does not tell."""
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    except OSError:
+        return resolved(path)
 
 
 def cells_of(data: bytes, name: str) -> list[dict]:
@@ -174,11 +188,8 @@ def _runnable(answers: Answers, notebook: list[dict], exercises: ExerciseSet) ->
     sources: dict[str, str] = {}
     problems, notes = dict(answers.problems), {}
     place = {grade_id_of(cell): number for number, cell in enumerate(notebook)}
-    # the setup cell is ours; cells of checks define nothing
-    code = [
-        (_source(cell) or "") if cell.get("cell_type") == "code" and grade_id_of(cell) != "setup" else ""
-        for cell in notebook
-    ]
+    # of the setup cell what a student has added: the names that it was handed out with are there
+    code = [(_source(cell) or "") if cell.get("cell_type") == "code" else "" for cell in notebook]
     for name, source in answers.sources.items():
         cleaned = clean(source)
         if cleaned.problem:

@@ -117,6 +117,77 @@ def looks_inside(source: str) -> list[str]:
     return list(found)
 
 
+# What an answer whose cost is counted may import, and names that could lead it around the count: to other modules, to
+# code that torch runs elsewhere, to memory that two libraries share, to names that are put together.
+_IMPORTS = (
+    "__future__ collections contextlib dataclasses enum fractions functools itertools math numbers numpy torch triton"
+    " typing workbench"
+)
+_MODULES = "sys os gc ctypes ctypeslib inspect importlib builtins modules overrides utils multiprocessing threading"
+_TORCH = "ops library jit fx compile serialization save load set_printoptions export futures allow_in_graph"
+_COMPILER = "nonstrict_trace substitute_in_graph assume_constant_result set_stance"
+_SHARED = "from_numpy frombuffer from_dlpack from_file memmap asarray as_tensor data_ptr untyped_storage storage handle"
+_COMPOSED = (
+    "stride_tricks DummyArray attrgetter methodcaller get_type_hints make_dataclass rewritten_fn add_pre_run_hook"
+)
+_BUILTINS = "eval exec compile getattr setattr delattr globals locals vars open breakpoint"
+COUNTED_IMPORTS = frozenset(_IMPORTS.split())
+AROUND = INSIDES - {"stack"} | frozenset(f"{_MODULES} {_TORCH} {_COMPILER} {_SHARED} {_COMPOSED}".split())
+BUILT_IN = frozenset(_BUILTINS.split())
+_DUNDERS = "__init__ __call__ __name__ __len__ __iter__ __getitem__ __post_init__ __main__"
+PLAIN_DUNDERS = frozenset(_DUNDERS.split())
+OF_TRITON = frozenset(("jit", "load"))  # of these two names, which stay what the setup cell has made them
+TRITON = frozenset(("triton", "tl"))
+
+
+def reaches_around(source: str) -> list[str]:
+    """What in the text of an answer whose cost is counted could lead around the count; [] for text that is not Python.
+
+    Its text is all that such an answer has: every name in it is plain, so that what it reaches can be read there.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    found = dict[str, None]()
+    asks = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call) and len(n.args) == 1 and not n.keywords}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "type" and id(node) not in asks:
+            found.setdefault("type(…)")  # of three arguments: a class that is put together
+        for name in _around(node):
+            found.setdefault(name)
+    return list(found)
+
+
+def _around(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.alias):
+        if node.asname in TRITON and not node.name.startswith(("triton", "language")):
+            yield f"{node.name} as {node.asname}"
+    elif isinstance(node, ast.Import):
+        yield from (f"import {alias.name}" for alias in node.names if not _is_plain(alias.name))
+    elif isinstance(node, ast.ImportFrom):
+        names = (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from (f"import {name}" for name in names if node.level or not _is_plain(name))
+    elif isinstance(node, ast.Attribute | ast.MatchClass):
+        names = [node.attr] if isinstance(node, ast.Attribute) else node.kwd_attrs
+        of = getattr(getattr(node, "value", None), "id", "")
+        names = [n for n in names if not (n in OF_TRITON and of in TRITON)]
+        yield from (n for n in names if n in AROUND or (n.startswith("_") and n not in PLAIN_DUNDERS))
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str) and re.fullmatch(r"__\w+__", node.value) and node.value not in PLAIN_DUNDERS:
+            yield node.value
+    else:
+        bound = set(_binds(node))
+        names = {node.id} if isinstance(node, ast.Name) else bound
+        hidden = {name for name in names if name.startswith("__")} - PLAIN_DUNDERS
+        yield from sorted(hidden | (names - bound) & BUILT_IN | bound & TRITON)
+
+
+def _is_plain(dotted: str) -> bool:
+    first, *rest = dotted.split(".")
+    return first in COUNTED_IMPORTS and not any(one in AROUND or one.startswith(("_", "*")) for one in rest)
+
+
 def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Local name -> dotted name, of the imports of something of ours."""
     for node in ast.walk(tree):

@@ -33,6 +33,7 @@ CSV_COLUMNS = (
     "max_score",
 )
 
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # how a cell begins that a spreadsheet computes
 HIDDEN_TEXT = "A hidden check: what it runs is not shown."
 _ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 _UNSEEN = re.compile(
@@ -138,7 +139,7 @@ def csv_text(graded: Sequence[Graded]) -> str:
 
 def _csv_cell(text: str) -> str:
     text = inert(text).replace("\n", " ").replace("\t", " ")
-    return "'" + text if text.lstrip()[:1] in ("=", "+", "-", "@") and text.strip() else text
+    return "'" + text if text.lstrip()[:1] in FORMULA and text.strip() else text
 
 
 # --- results.json ---

@@ -32,7 +32,7 @@ from workbench.grading.check import (
 )
 from workbench.grading.handed import hand_over
 from workbench.grading.judging import TOO_MUCH, JudgeProcess
-from workbench.grading.reference import looks_inside, uses
+from workbench.grading.reference import looks_inside, reaches_around, uses
 from workbench.grading.server import START_SECONDS, Server
 from workbench.grading.session import Session, SessionEnded
 
@@ -100,8 +100,10 @@ class Runner(Server):
             load_error = {"reason": said, "suspect": said}
         inside = looks_inside(source or "")
         note = f"the answer's text looks into other code ({', '.join(inside)})" * bool(inside)
-        if load_error is None and note and exercise.counted:
-            load_error = {"reason": f"{note}; {UNBELIEVED}"}
+        around = reaches_around(source or "") if exercise.counted and load_error is None else []
+        if around:
+            said = note or f"the answer's text holds what could lead around a count ({', '.join(around[:5])})"
+            note, load_error = said, {"reason": f"{said}; {UNBELIEVED}, so do without"}
         passed, only_stubs, marks = True, True, set[str]()
         try:
             for check in exercise.checks:

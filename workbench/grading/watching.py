@@ -27,6 +27,7 @@ DOORS = {
     "code.__new__": "made code objects",
     "function.__new__": "made functions from code objects",
     "object.__setattr__": "replaced the code of a function",
+    "object.__getattr__": "looked at frames (of tracebacks or generators)",
     "os.fork": "started processes",
     "subprocess.Popen": "started processes",
     "_thread.start_new_thread": "started threads",
@@ -36,6 +37,11 @@ DEPTH = {"ctypes": 3, "subprocess": 8, "_thread": 3}
 # libraries open these for themselves, too: known by how the event's name begins
 _MEMORY = "ctypes."
 LIBRARIES = ("builtins", "math", "json", "random", "numpy", "torch", "torch.nn.functional", "torch.linalg")
+# Of these events those that are about one of these names.
+NAMES = {
+    "object.__getattr__": ("tb_frame", "gi_frame", "cr_frame", "ag_frame"),
+    "object.__setattr__": ("__code__", "__defaults__", "__kwdefaults__"),
+}
 REPLACED_BY_TORCH = (("torch", "manual_seed"),)  # when its compiler is imported
 MAX_NOTES = 5
 
@@ -86,21 +92,20 @@ class Watch:
             self.notes[f"tried to load {name} again" if again else f"asked for {name}, which is not there"] = None
 
     def _hear(self, event: str, arguments: tuple) -> None:
-        if len(self.notes) >= MAX_NOTES:
+        if self._hearing or len(self.notes) >= MAX_NOTES or not (event in DOORS or event.startswith(_MEMORY)):
             return
-        if not self._hearing and (event in DOORS or event.startswith(_MEMORY)):
-            self._hearing = True  # asking for a frame is such an event, too
-            try:
-                near: Any = sys._getframe(1)
-            finally:
-                self._hearing = False
+        if event in NAMES and arguments[1] not in NAMES[event]:
+            return
+        self._hearing = True  # asking for a frame, or for its code, is such an event, too
+        try:
+            near: Any = sys._getframe(1)
             depth = DEPTH.get(event.partition(".")[0], 1)
             while near is not None and depth and not near.f_code.co_filename.startswith("<answer"):
                 near, depth = near.f_back, depth - 1
-            if near is not None and depth:
-                if event == "object.__setattr__" and arguments[1] not in ("__code__", "__defaults__", "__kwdefaults__"):
-                    return
-                self.notes[DOORS.get(event, "went through raw memory (ctypes)")] = None
+        finally:
+            self._hearing = False
+        if near is not None and depth:
+            self.notes[DOORS.get(event, "went through raw memory (ctypes)")] = None
 
 
 def _lies_beside(function: Any, library: types.ModuleType) -> bool:

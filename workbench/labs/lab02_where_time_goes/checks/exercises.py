@@ -131,6 +131,7 @@ EXERCISES = ExerciseSet(
                 ),
             ),
             given=(),
+            counted=True,
         ),
     ),
 )

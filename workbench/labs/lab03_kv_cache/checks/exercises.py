@@ -85,6 +85,7 @@ EXERCISES = ExerciseSet(
                 ),
             ),
             given=("Batch", "WorkbenchError"),
+            counted=True,
         ),
         Exercise(
             "kv-bytes",

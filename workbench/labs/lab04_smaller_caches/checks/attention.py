@@ -81,8 +81,12 @@ def judge_attention(case: dict, seen: dict) -> str | None:
     )
 
 
-def too_few_made(seen: dict, scores: int, where: str) -> str | None:
-    """Operations of torch made at least half as many numbers as there are scores: of those a causal mask leaves."""
+def computed_elsewhere(seen: dict, scores: int, where: str) -> str | None:
+    """Operations of torch made at least half as many numbers as there are scores: of those a causal mask leaves; and no
+    tensor's numbers were taken out of torch."""
+    if seen["taken_out"]:
+        taken = f"numbers were taken out of torch ({', '.join(seen['taken_out']).replace('_', '')})"
+        return f"{where}: {evaded(taken)}: compute with torch, in this thread"
     if seen["made"] < scores // 2:
         made = f"torch's operations made {seen['made']:,} numbers, where {scores:,} scores are to be made"
         return f"{where}: {evaded(made)}: compute with torch, in this thread"
@@ -95,9 +99,9 @@ def judge_no_repeats(case: dict, seen: dict) -> str | None:
     came = seen_tensor(seen, wanted, "[n, H_q, D_v]", "grouped_attention")
     if isinstance(came, str):
         return f"{described(case)}: {came}"
-    if "scaled_dot_product_attention" in seen["called"]:
-        return "scaled_dot_product_attention was called; this exercise is what it does inside: products and a softmax"
-    if message := too_few_made(seen, case["heads"] * case["n"] * case["tokens"], described(case)):
+    if fused := [name for name in seen["called"] if "attention" in name]:
+        return f"{fused[0]} was called; this exercise is what it does inside: products and a softmax"
+    if message := computed_elsewhere(seen, case["heads"] * case["n"] * case["tokens"], described(case)):
         return message
     keys = case["tokens"] * case["kv_heads"] * case["size"]
     most = max(keys, case["heads"] * case["n"] * case["tokens"])

@@ -7,9 +7,9 @@ import random
 import torch
 
 from workbench.checks.arithmetic import shown
-from workbench.grading.check import Speedup
+from workbench.grading.check import Speedup, evaded
 from workbench.labs.lab03_kv_cache.checks.attention import attention
-from workbench.labs.lab04_smaller_caches.checks.attention import first_wrong, same, seen_tensor, too_few_made
+from workbench.labs.lab04_smaller_caches.checks.attention import computed_elsewhere, first_wrong, same, seen_tensor
 from workbench.labs.lab04_smaller_caches.checks.probes import latent_inputs, step_inputs
 
 FORMS = ("expanded", "absorbed")
@@ -113,11 +113,14 @@ def judge_cost(case: dict, seen: dict) -> str | None:
     sizes = sizes_of(case)
     for form in case["forms"]:
         scores = sizes["heads"] * sizes["n"] * sizes["tokens"]
-        if message := too_few_made(seen[form], scores, f"{described(case)}: {form}"):
+        if message := computed_elsewhere(seen[form], scores, f"{described(case)}: {form}"):
             return message
         came, expected = seen[form]["flops"], form_flops(form, sizes)
         if came > 1.25 * expected:
             return f"{described(case)}: {form} took {came:,} FLOPs, expected {expected:,}: every product once"
+        if seen[form]["made"] > expected:  # element by element, which FLOPs of matrix products do not count
+            made = f"{form} made {seen[form]['made']:,} numbers, where the products take {expected:,} FLOPs in all"
+            return f"{described(case)}: {evaded(made)}: compute with products of matrices"
         if message := _judge_largest(case, form, seen[form]["largest"]):
             return message
     return None

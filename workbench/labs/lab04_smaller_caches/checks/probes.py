@@ -25,6 +25,9 @@ from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 
+# Functions of torch by which all numbers of a tensor leave torch, where nothing is counted.
+TAKE_OUT = frozenset(("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__"))
+
 
 class _Names(TorchFunctionMode):
     """Which torch functions are called, as they are written in Python."""
@@ -52,6 +55,8 @@ class _Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
+        if "attention" in str(function):  # one of torch's own, by whatever name it was called
+            self._names.called.add(str(function))
         for made in out if isinstance(out, tuple | list) else [out]:
             if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in self._known:
                 self.made += made.numel()
@@ -72,8 +77,9 @@ def watched(function: Any, *given: torch.Tensor, **named: Any) -> dict:
     seen: dict = {"flops": int(flops.get_total_flops()), "largest": allocations.largest}
     seen["made"] = allocations.made
     seen["called"] = sorted(names.called)
+    seen["taken_out"] = sorted(TAKE_OUT & names.called)
     seen["changed"] = [i for i, (now, was) in enumerate(zip(given, before)) if not torch.equal(now, was)]
-    if not isinstance(out, torch.Tensor):
+    if type(out) is not torch.Tensor:  # a class of its own could compute when it is read
         return seen | {"returned": type(out).__name__}
     return seen | {"shape": list(out.shape), "out": out}
 

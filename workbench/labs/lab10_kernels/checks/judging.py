@@ -57,6 +57,11 @@ def told_inputs(seen: dict, where: str) -> str | None:
     """The inputs are whole, there was one launch, and what came back came out of it."""
     if seen["without_kernel"]:
         return where + evaded("the same came back where the kernel was launched and did nothing; it is to do the work")
+    if seen["beside"]:
+        names = ", ".join(seen["beside"])
+        return where + evaded(f"torch computed outside of the kernel, which is to do the work ({names})")
+    if seen["made_elsewhere"]:
+        return where + evaded("numbers came back that no kernel had stored; what it stores is the result")
     if seen["changed"]:
         return f"{where}{seen['changed'][0]} was changed; inputs belong to the caller"
     if seen["launches"] != 1:
