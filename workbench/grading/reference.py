@@ -149,14 +149,14 @@ def reaches_around(source: str) -> list[str]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    found = dict[str, None]()
+    names = dict[str, None]()
     asks = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call) and len(n.args) == 1 and not n.keywords}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "type" and id(node) not in asks:
-            found.setdefault("type(…)")  # of three arguments: a class that is put together
+            names.setdefault("type(…)")  # of three arguments: a class that is put together
         for name in _around(node):
-            found.setdefault(name)
-    return list(found)
+            names.setdefault(name)
+    return list(names)
 
 
 def _around(node: ast.AST) -> Iterator[str]:
