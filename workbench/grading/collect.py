@@ -149,21 +149,21 @@ def _in_folder(folder: Path, zone: tzinfo | None) -> tuple[list[Submission], lis
     entries = sorted(entry for entry in folder.iterdir() if not _made_by_programs(entry.name))
     people, note = _gradescope_people(folder, zone)
     home = str(resolved(folder))
-    found: list[Submission] = []
+    submissions: list[Submission] = []
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink():
             of_student = _of_student(entry)
             if entry.name.startswith(".") and of_student[0].path == entry:
                 continue  # without a notebook it is a program's
-            found += [replace(one, **people.get(entry.name, {}), notes=(*one.notes, *note)) for one in of_student]
+            submissions += [replace(one, **people.get(entry.name, {}), notes=(*one.notes, *note)) for one in of_student]
         elif entry.suffix == ".zip" and not entry.is_symlink():
-            found += _in_zip(entry, entry.stem, one_student=True)
+            submissions += _in_zip(entry, entry.stem, one_student=True)
         elif entry.is_symlink():
-            found.append(_unread(entry, entry.stem, "is a link; hand in the files themselves"))
+            submissions.append(_unread(entry, entry.stem, "is a link; hand in the files themselves"))
         elif entry.suffix.lower() in OTHER_ARCHIVES:
-            found.append(_unread(entry, entry.stem, "is an archive of another kind; hand in a zip"))
+            submissions.append(_unread(entry, entry.stem, "is an archive of another kind; hand in a zip"))
     loose = [entry for entry in entries if entry.suffix == ".ipynb" and not entry.is_dir() and not entry.is_symlink()]
-    return [replace(one, home=home) for one in found], loose
+    return [replace(one, home=home) for one in submissions], loose
 
 
 def _unread(path: Path, student: str, why: str) -> Submission:
