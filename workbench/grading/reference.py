@@ -166,13 +166,13 @@ def _around(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Import):
         yield from (f"import {alias.name}" for alias in node.names if not _is_plain(alias.name))
     elif isinstance(node, ast.ImportFrom):
-        names = (f"{node.module}.{alias.name}" for alias in node.names)
-        yield from (f"import {name}" for name in names if node.level or not _is_plain(name))
+        imported = (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from (f"import {name}" for name in imported if node.level or not _is_plain(name))
     elif isinstance(node, ast.Attribute | ast.MatchClass):
-        names = [node.attr] if isinstance(node, ast.Attribute) else node.kwd_attrs
+        attributes = [node.attr] if isinstance(node, ast.Attribute) else node.kwd_attrs
         of = getattr(getattr(node, "value", None), "id", "")
-        names = [n for n in names if not (n in OF_TRITON and of in TRITON)]
-        yield from (n for n in names if n in AROUND or (n.startswith("_") and n not in PLAIN_DUNDERS))
+        attributes = [a for a in attributes if not (a in OF_TRITON and of in TRITON)]
+        yield from (a for a in attributes if a in AROUND or (a.startswith("_") and a not in PLAIN_DUNDERS))
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, str) and re.fullmatch(r"__\w+__", node.value) and node.value not in PLAIN_DUNDERS:
             yield node.value
