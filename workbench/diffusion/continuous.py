@@ -14,7 +14,9 @@ early and keeps later steps from averaging two of them. At the end the nearest w
 
 A discrete token has no "slightly noisy" state: the embedding space is there to make one, and rounding is the price.
 Masked diffusion (`objective`) does without either, and predicts better at equal size; this file is here to see how the
-older way works. Its language is that of balanced brackets, of which a string by chance is a word in 1 of 18.
+older way works. Its language is balanced brackets: by chance 1 string of 18 is a word, of what it writes about 7 in
+10 are (5 to 6 in 10 without the clamping trick), every word among them. The denoiser is what limits that: with the true mean
+of x₀ given x_t in its place, all are.
 """
 
 from __future__ import annotations
@@ -129,6 +131,7 @@ class DiffusionLM(nn.Module):
         for number in range(shape.steps, 0, -1):
             start = self.guess(x, torch.full((count,), number))
             if clamp:
+                # the nearest word's embedding
                 start = self.embed(self.round(start))
             if watch is not None:
                 watch(number, self.read(start))

@@ -17,11 +17,11 @@ def pass_costs(
     weight_bytes_per_element: float = 2,
     arrangement: str = "plain",
 ) -> StepCosts:
-    """One pass over `rows` rows of each of `batch` canvases, behind `cached` finished ones; logits of `logit_rows` each.
+    """One pass over `rows` rows of each of `batch` canvases behind `cached` finished ones, logits of `logit_rows` each.
 
-    A step like any other, but that its rows see each other both ways: attention is the whole rectangle of rows × (cached
-    + rows) pairs, where a causal step visits about half of the new ones. Where a pass also sends a block that was just
-    finished, that block does not see the next one; the rectangle is computed there too, and masked.
+    A step like any other, but that its rows see each other both ways: attention is the whole rectangle of
+    rows × (cached + rows) pairs, where a causal step visits about half of the new ones. Where a pass also sends a block
+    that was just finished, that block does not see the next one; the rectangle is computed there too, and masked.
     logit_rows: default all rows.
     """
     logit_rows = rows if logit_rows is None else logit_rows

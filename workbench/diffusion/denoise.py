@@ -1,17 +1,17 @@
 """`diffuse`: a prompt, a canvas of masks behind it, and passes that fill the masks in.
 
-A pass is one forward over the rows of the block at hand, with the sequence of finished tokens before it: the model gives
-a distribution for every masked position, the sampler chooses positions, a token is drawn at each of them. When a block
-has no mask left the next one is begun. With one block as long as the canvas that is masked diffusion (LLaDA), with
-shorter ones block diffusion (BD3-LM).
+A pass is one forward over the rows of the block at hand, behind the finished tokens: the model gives a distribution for
+every masked position, the sampler chooses positions, a token is drawn at each of them. When a block has no mask left
+the next one is begun. With one block as long as the canvas that is masked diffusion (LLaDA), with shorter ones block
+diffusion (BD3-LM).
 
     position    0 1 2 3 │ 4 5 6 7 │ 8 9          prompt of 6 tokens, blocks of 4
     canvas      p p p p │ p p ▒ ▒ │ ▒ ▒          the first block to write has two tokens already
     cached      ✓ ✓ ✓ ✓ │                        after the first pass: blocks before the one at hand
 
-**The cache.** What a finished block leaves, keys and values that see no later block, does not change any more. It is sent
-once more after its last token came, in front of the first pass over the next block (so it costs rows, and no pass), and
-its keys stay. `cached=False` sends everything in every pass, with the same results: the oracle.
+**The cache.** What a finished block leaves, keys and values that see no later block, does not change any more. It is
+sent once more after its last token came, in front of the first pass over the next block (so it costs rows, and no
+pass), and its keys stay. `cached=False` sends everything in every pass, with the same results: the oracle.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ def diffuse(
             finish_reason = "stop"
             break
     new = canvas.new_tokens()
-    flops = sum(
-        pass_costs(model.config, rows=s.rows, cached=s.cached, logit_rows=s.logit_rows).flops for s in history
-    )
+    flops = sum(pass_costs(model.config, rows=s.rows, cached=s.cached, logit_rows=s.logit_rows).flops for s in history)
     return Diffusion(
         text="" if model.tokenizer is None else model.tokenizer.decode(new),
         token_ids=tuple(new),

@@ -1,8 +1,8 @@
 """A trained diffusion model: a Decoder, the token that stands for a masked one, and the blocks that it was trained on.
 
-In a folder: diffusion.json and model.safetensors. There is no config.json on purpose: the weights are those of a Decoder,
-but what they predict is the token under a mask and not the next one, so `workbench.load` must not take them for a model
-to `generate` with.
+In a folder: diffusion.json and model.safetensors. There is no config.json on purpose: the weights are those of a
+Decoder, but what they predict is the token under a mask and not the next one, so `workbench.load` must not take them
+for a model to `generate` with.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def new_diffusion(
     mask_token: int | None = None,
     name: str = "random",
 ) -> DiffusionModel:
-    """An untrained one, for tests and for counting. mask_token: default the tokenizer's, or the last of the vocabulary."""
+    """An untrained one, for tests and counting. mask_token: default the tokenizer's, or the last of the vocabulary."""
     from workbench.models.training import initialize
 
     decoder = Decoder(config, tokenizer=tokenizer, name=name)

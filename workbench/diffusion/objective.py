@@ -15,7 +15,7 @@ uniform in 1 … L, and then which, and weighs with L/k (LLaDA, equation 6). Giv
 
     ∫ t^k (1−t)^(L−k) / t dt = (k−1)! (L−k)! / L! = 1/k / C(L, k),
 
-so both have the same mean; counts never draw k = 0, and the mean over them varies less. Training and the bound use them.
+so both have the same mean; counts never draw k = 0, and their mean varies less. Training and the bound use them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The shipped diffusion models as data. `training` runs a recipe: `workbench train stdlib-3m-block-diffusion`.
 
-Both go on from `stdlib-3m-mha`, their autoregressive twin, over the text that it would have seen next, in its order: what a transformer knows of the text serves any order of writing it (DiffuLLaMA, Gong et al.,
-arXiv 2410.17891; SDAR, arXiv 2510.06303). One model has all block sizes: a step of blocks costs 2·S rows whatever their
-size, so three models would cost three times the training, and what differs between sizes is one mask of attention.
+Both go on from `stdlib-3m-mha`, their autoregressive twin, over the text that it would have seen next, in its order:
+what a transformer knows of the text serves any order of writing it (DiffuLLaMA, Gong et al., arXiv 2410.17891; SDAR,
+arXiv 2510.06303). One model has all block sizes: a step of blocks costs 2·S rows whatever their size, so three models
+would cost three times the training, and what differs between sizes is one mask of attention.
 """
 
 from __future__ import annotations

@@ -190,7 +190,9 @@ def check_choice(sampler: Sampler, view: View, revealed: torch.Tensor, remasked:
     if bool((revealed & ~view.masked).any()):
         raise WorkbenchError(f"{type(sampler).__name__}.reveal chose a position that is not masked")
     if bool((remasked & (view.written > 1)).any()):
-        raise WorkbenchError(f"{type(sampler).__name__}.remask chose a position that was not written in an earlier pass")
+        raise WorkbenchError(
+            f"{type(sampler).__name__}.remask chose a position that was not written in an earlier pass"
+        )
     net = revealed.sum(dim=1) - remasked.sum(dim=1)
     if bool(((net < 1) & view.masked.any(dim=1)).any()):
         raise WorkbenchError(

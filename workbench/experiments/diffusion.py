@@ -1,5 +1,5 @@
-"""What text by diffusion does and costs, as generators of Measurements: quality by tokens a pass, the canvas step by step,
-the time of a pass by its rows, and how many fewer passes are worth on a machine."""
+"""What text by diffusion does and costs, as generators of Measurements: quality by tokens a pass, the canvas step by
+step, the time of a pass by its rows, and what few passes are worth on a machine."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def run_nats(
     context: int = 512,
     passages: int = 16,
 ) -> Iterator[Measurement]:
-    """Nats per token of held-out text under each sampler, and the tokens a pass that it took: see `diffusion.scoring`."""
+    """Nats per token of held-out text under each sampler, and the tokens a pass it took: see `diffusion.scoring`."""
     found = diffusion_model(bench, model)
     rows = held_out_passages(found.tokenizer, context, passages)
     size = context if found.kind == "masked" else block_size
@@ -164,7 +164,7 @@ def run_parsing(
     max_tokens: int = 64,
     temperature: float = 1.0,
 ) -> Iterator[Measurement]:
-    """Share of continuations of held-out function headers that parse, by sampler: the same headers and seeds for all."""
+    """Share of continuations of held-out function headers that parse, by sampler: same headers and seeds for all."""
     found = diffusion_model(bench, model)
     headers = held_out_headers(samples)
     size = None if found.kind == "masked" else block_size
