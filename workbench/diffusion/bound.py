@@ -14,7 +14,7 @@ from workbench.diffusion.attention import TrainingCanvas
 from workbench.diffusion.model import DiffusionModel
 from workbench.diffusion.objective import by_count, masked_nats
 from workbench.errors import WorkbenchError, check_whole
-from workbench.models.evaluation import held_out_passages
+from workbench.models.evaluation import held_out_passages, held_out_stream
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def bound_of(
 
     Every draw masks all of the text once. The standard error is that of the mean over all blocks and draws, as if the
     k of the blocks had been drawn each by itself; spread evenly as they are, it is an upper estimate.
-    Position 0 is scored too, unlike in a next-token loss, which has nothing to predict it from: see `first_excluded`.
+    Position 0 is scored too: under a mask alone there is a prediction for it, unlike in a next-token loss.
     """
     check_whole("draws", draws, 1)
     count, length = rows.shape
@@ -83,6 +83,10 @@ def held_out_bound(
     seed: int = 0,
     check_stop: Callable[[], None] | None = None,
 ) -> Bound:
-    """The bound on the held-out modules, cut into passages of `context` tokens as for the other models."""
-    rows = held_out_passages(model.tokenizer, context or model.config.context_length, passages)
+    """The bound on the held-out modules, cut into passages of `context` tokens as for the other models; `passages`
+    of them, spread evenly, or as many as there are."""
+    context = context or model.config.context_length
+    if passages is not None:
+        passages = min(passages, len(held_out_stream(model.tokenizer)) // context)
+    rows = held_out_passages(model.tokenizer, context, passages)
     return bound_of(model, rows, block_size, draws=draws, seed=seed, check_stop=check_stop)

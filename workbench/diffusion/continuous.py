@@ -15,7 +15,7 @@ early and keeps later steps from averaging two of them. At the end the nearest w
 A discrete token has no "slightly noisy" state: the embedding space is there to make one, and rounding is the price.
 Masked diffusion (`objective`) does without either, and predicts better at equal size; this file is here to see how the
 older way works. Its language is balanced brackets: by chance 1 string of 18 is a word, of what it writes about 7 in
-10 are (5 to 6 in 10 without the clamping trick), every word among them. The denoiser is what limits that: with the true mean
+10 are (5 to 6 in 10 without the clamping trick), every word among them. The denoiser limits that: with the true mean
 of x₀ given x_t in its place, all are.
 """
 
