@@ -88,14 +88,14 @@ def mean_over_orders(model: DiffusionModel, text: torch.Tensor) -> float:
 
 def subset_weights(draw, size: int) -> dict[tuple[int, ...], float]:
     """Mean weight of each set of masked places, exactly: probability × weight, from the formulas of the two draws."""
-    found = {}
+    weights = {}
     for n in range(1, size + 1):
         for chosen in itertools.combinations(range(size), n):
             if draw is by_count:
-                found[chosen] = 1 / size / math.comb(size, n) * (size / n)
+                weights[chosen] = 1 / size / math.comb(size, n) * (size / n)
             else:  # ∫ t^n (1−t)^(L−n) / t dt
-                found[chosen] = math.gamma(n) * math.gamma(size - n + 1) / math.gamma(size + 1)
-    return found
+                weights[chosen] = math.gamma(n) * math.gamma(size - n + 1) / math.gamma(size + 1)
+    return weights
 
 
 @pytest.mark.parametrize("draw", [by_count, by_rate])
@@ -114,8 +114,8 @@ def test_what_is_drawn_has_the_weights_of_the_formula(draw):
     for chosen, expected in subset_weights(draw, 3).items():
         wanted = torch.zeros(3, dtype=torch.bool)
         wanted[list(chosen)] = True
-        found = float(weight[(masked == wanted).all(dim=1)].sum()) / blocks
-        assert found == pytest.approx(expected, rel=0.08), chosen
+        mean = float(weight[(masked == wanted).all(dim=1)].sum()) / blocks
+        assert mean == pytest.approx(expected, rel=0.08), chosen
 
 
 def test_the_bound_is_above_the_nats_of_the_model_and_those_sum_to_one():
@@ -132,9 +132,9 @@ def test_the_bound_is_above_the_nats_of_the_model_and_those_sum_to_one():
 def test_a_bound_by_monte_carlo_lies_within_its_own_error():
     rows = TEXTS[[5, 27, 40, 62]]
     exact = sum(mean_over_orders(MODEL, text) for text in rows) / rows.numel()
-    found = bound_of(MODEL, rows, 3, draws=200)
-    assert abs(found.nats_per_token - exact) < 4 * found.standard_error < 0.3
-    assert (found.tokens, found.draws) == (12, 200)
+    bound = bound_of(MODEL, rows, 3, draws=200)
+    assert abs(bound.nats_per_token - exact) < 4 * bound.standard_error < 0.3
+    assert (bound.tokens, bound.draws) == (12, 200)
 
 
 def test_in_blocks_of_one_the_bound_is_the_autoregressive_loss_exactly():
@@ -145,9 +145,9 @@ def test_in_blocks_of_one_the_bound_is_the_autoregressive_loss_exactly():
             tokens = [*text[:at].tolist(), MASK]
             logits = without_mask(MODEL.decoder(Batch.of([tokens]), kv), MASK)
             total -= float(logits.log_softmax(dim=-1)[0, text[at]])
-    found = bound_of(MODEL, ROWS, 1, draws=1)
-    assert found.nats_per_token == pytest.approx(total / ROWS.numel(), abs=1e-5)
-    assert bound_of(MODEL, ROWS, 1, draws=1, seed=9).nats_per_token == pytest.approx(found.nats_per_token, abs=1e-6)
+    bound = bound_of(MODEL, ROWS, 1, draws=1)
+    assert bound.nats_per_token == pytest.approx(total / ROWS.numel(), abs=1e-5)
+    assert bound_of(MODEL, ROWS, 1, draws=1, seed=9).nats_per_token == pytest.approx(bound.nats_per_token, abs=1e-6)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
@@ -205,10 +205,10 @@ def test_what_a_sampler_writes_has_the_probability_of_its_score():
 
 
 def test_a_pass_for_each_token_by_chance_scores_the_bound():
-    found = score(MODEL, TEXTS[[5, 27, 40]].repeat(300, 1), 3, Uniform(3), side_by_side=900)
+    scored = score(MODEL, TEXTS[[5, 27, 40]].repeat(300, 1), 3, Uniform(3), side_by_side=900)
     exact = sum(mean_over_orders(MODEL, TEXTS[i]) for i in (5, 27, 40)) / 9
-    assert abs(found.nats_per_token - exact) < 4 * found.standard_error
-    assert found.tokens_per_pass == 1
+    assert abs(scored.nats_per_token - exact) < 4 * scored.standard_error
+    assert scored.tokens_per_pass == 1
 
 
 @pytest.mark.parametrize(
@@ -217,27 +217,27 @@ def test_a_pass_for_each_token_by_chance_scores_the_bound():
 @pytest.mark.parametrize("kind", ["block", "masked"])
 def test_every_position_is_written_and_what_was_done_adds_up(kind, sampler):
     model = tiny(kind)
-    found = diffuse(model, [1, 2, 3], max_tokens=11, block_size=8 if kind == "block" else None, sampler=sampler)
-    assert len(found.token_ids) == found.tokens == 11 and MASK not in found.token_ids
-    revealed = sum(len(step.revealed) for step in found.history)
-    assert revealed - sum(len(step.remasked) for step in found.history) == 11
-    assert [step.number for step in found.history] == list(range(found.passes))
-    assert found.tokens_per_pass == 11 / found.passes
+    result = diffuse(model, [1, 2, 3], max_tokens=11, block_size=8 if kind == "block" else None, sampler=sampler)
+    assert len(result.token_ids) == result.tokens == 11 and MASK not in result.token_ids
+    revealed = sum(len(step.revealed) for step in result.history)
+    assert revealed - sum(len(step.remasked) for step in result.history) == 11
+    assert [step.number for step in result.history] == list(range(result.passes))
+    assert result.tokens_per_pass == 11 / result.passes
     masked = 11
-    for step in found.history:
+    for step in result.history:
         masked -= len(step.revealed) - len(step.remasked)
         assert step.token_ids.count(MASK) == masked and step.token_ids[:3] == (1, 2, 3)
         assert not set(step.revealed) & set(step.remasked)
     if not isinstance(sampler, EntropyBound):
-        assert found.passes == (3 if kind == "masked" else 6)  # blocks of 5 and 6 positions to write
+        assert result.passes == (3 if kind == "masked" else 6)  # blocks of 5 and 6 positions to write
 
 
 def test_remasking_masks_again_what_was_least_likely_when_it_was_drawn():
-    found = diffuse(tiny("masked"), [1], max_tokens=16, sampler=Remasking(4, 0.25), seed=2)
-    again = [step.remasked for step in found.history]
+    result = diffuse(tiny("masked"), [1], max_tokens=16, sampler=Remasking(4, 0.25), seed=2)
+    again = [step.remasked for step in result.history]
     assert any(again) and not again[0] and not again[-1]
     sure = {}
-    for step in found.history:
+    for step in result.history:
         if step.remasked:
             kept = [p for at, p in sure.items() if at not in step.remasked]
             assert max(sure[at] for at in step.remasked) <= min(kept)
@@ -256,8 +256,8 @@ def test_an_entropy_bound_takes_the_longest_run_of_low_entropies_that_loses_no_m
     entropy, masked = [0.5, 3.0, 0.2, 0.9, 0.1], [True, True, False, True, True]
     # ascending 0.1, 0.5, 0.9, 3.0: what is lost by taking 1, 2, 3, 4 of them is 0, 0.1, 0.6, 1.5 nats
     for bound, expected in ((0, [4]), (0.1001, [0, 4]), (0.59, [0, 4]), (0.6001, [0, 3, 4]), (1.5001, [0, 1, 3, 4])):
-        found = EntropyBound(bound).reveal(view_of(entropy, masked))
-        assert found[0].nonzero()[:, 0].tolist() == expected, bound
+        chosen = EntropyBound(bound).reveal(view_of(entropy, masked))
+        assert chosen[0].nonzero()[:, 0].tolist() == expected, bound
 
 
 def test_confidence_takes_the_surest_and_by_chance_does_not():
@@ -300,9 +300,9 @@ def test_a_cache_of_finished_blocks_changes_no_token(prompt, sampler):
 
 
 def test_a_finished_block_is_sent_once_more_in_front_of_the_next():
-    found = diffuse(MODEL, [1] * 9, max_tokens=11, block_size=4, sampler=Confidence(2))
+    result = diffuse(MODEL, [1] * 9, max_tokens=11, block_size=4, sampler=Confidence(2))
     # prompt 0 … 8; blocks end at 12, 16 and 20, with 3, 4 and 4 positions to write
-    assert [(s.cached, s.rows, s.logit_rows) for s in found.history] == [
+    assert [(s.cached, s.rows, s.logit_rows) for s in result.history] == [
         (0, 12, 3),
         (8, 4, 2),
         (8, 8, 4),
@@ -310,7 +310,7 @@ def test_a_finished_block_is_sent_once_more_in_front_of_the_next():
         (12, 8, 4),
         (16, 4, 2),
     ]
-    assert found.rows == 40
+    assert result.rows == 40
 
 
 def test_flops_are_those_that_torch_counts():
@@ -318,19 +318,19 @@ def test_flops_are_those_that_torch_counts():
 
     model = tiny("masked", context_length=64)
     with FlopCounterMode(display=False) as counter:
-        found = diffuse(model, [1, 2], max_tokens=10, sampler=Confidence(3))
+        result = diffuse(model, [1, 2], max_tokens=10, sampler=Confidence(3))
     # torch counts no fused attention on a CPU: 2 products of 12 × 12 pairs, 2 layers, 2 heads of 8, 3 passes
     attention = 3 * 2 * 2 * (2 * 2 * 8 * 12 * 12)
-    assert found.flops == counter.get_total_flops() + attention
-    assert found.flops == sum(pass_costs(model.config, rows=12, logit_rows=s.logit_rows).flops for s in found.history)
+    assert result.flops == counter.get_total_flops() + attention
+    assert result.flops == sum(pass_costs(model.config, rows=12, logit_rows=s.logit_rows).flops for s in result.history)
 
 
 def test_a_text_ends_with_the_block_that_has_the_token_for_it():
     model = tiny(eos_token_ids=(2,))
-    found = [diffuse(model, [1], max_tokens=15, block_size=4, sampler=Confidence(4), seed=s) for s in range(20)]
-    stopped = [f for f in found if f.finish_reason == "stop"]
+    results = [diffuse(model, [1], max_tokens=15, block_size=4, sampler=Confidence(4), seed=s) for s in range(20)]
+    stopped = [f for f in results if f.finish_reason == "stop"]
     assert stopped and any(f.passes < 15 for f in stopped)
-    for f in found:
+    for f in results:
         assert 2 not in f.token_ids
         assert f.finish_reason == "stop" or len(f.token_ids) == 15
 

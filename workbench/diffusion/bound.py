@@ -56,7 +56,7 @@ def bound_of(
     canvas = TrainingCanvas(model.config, block_size, length)
     blocks = length // block_size
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    parts = []
     for _ in range(draws):
         masked, weight = by_count(count * blocks, block_size, generator)
         masked, weight = masked.view(count, length), weight.view(count, blocks)
@@ -67,8 +67,8 @@ def bound_of(
             nats = torch.zeros(some.shape, device=model.device)
             nats[hidden] = masked_nats(model.decoder, some, hidden, canvas, model.mask_token)
             per_block = nats.view(len(some), blocks, block_size).sum(dim=-1).cpu().double()
-            found.append((per_block * weight[first : first + 4]).flatten() / block_size)
-    all_blocks = torch.cat(found)
+            parts.append((per_block * weight[first : first + 4]).flatten() / block_size)
+    all_blocks = torch.cat(parts)
     error = float(all_blocks.std()) / math.sqrt(len(all_blocks)) if len(all_blocks) > 1 else math.inf
     return Bound(float(all_blocks.mean()), error, rows.numel(), draws, block_size)
 

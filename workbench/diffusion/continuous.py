@@ -1,7 +1,7 @@
 """Diffusion-LM in small (Li et al., arXiv 2205.14217): Gaussian noise on embeddings instead of masks on tokens.
 
     words w → embed → x₀ → noise → x_t            training: guess x₀ from x_t and t
-    words w ← round ← x₀ ← denoise ← x_T          writing: from pure noise, T passes over all positions
+    words w ← round ← x₀ ← denoise ← x_T          sampling: from pure noise, T passes over all positions
 
 **Embed** (§4.1): x₀ ~ N(EMB(w), σ₀² I). The embeddings are learned together with the denoiser; what keeps them from
 falling together, so that guessing x₀ would be easy and useless, is that words must be read back: the loss has

@@ -164,13 +164,13 @@ def _tensors(folder: Path, wanted: dict[str, tuple[int, ...]], stored: torch.dty
             raise WorkbenchError(f"tensor {name!r} is missing; expected shape {list(wanted[name])}")
         if name not in wanted:
             raise WorkbenchError(f"tensor {name!r} has no place in a model of this shape")
-        found = tensors[name]
-        if tuple(found.shape) != wanted[name] or found.dtype != stored:
+        tensor = tensors[name]
+        if tuple(tensor.shape) != wanted[name] or tensor.dtype != stored:
             raise WorkbenchError(
-                f"tensor {name!r} is {found.dtype} {list(found.shape)}, {DESCRIPTION} makes it {stored} "
+                f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)}, {DESCRIPTION} makes it {stored} "
                 f"{list(wanted[name])}"
             )
-        if not found.isfinite().all():
+        if not tensor.isfinite().all():
             raise WorkbenchError(f"tensor {name!r} holds numbers that are not finite")
     return tensors
 

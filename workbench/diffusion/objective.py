@@ -40,12 +40,12 @@ def mask_token_of(tokenizer: Tokenizer) -> int:
 
     The vocabulary and the shape of the model stay as they are. Raises WorkbenchError where there is no such token.
     """
-    found = tokenizer.backend.token_to_id(UNUSED_BYTE)
-    if found is None:
+    token = tokenizer.backend.token_to_id(UNUSED_BYTE)
+    if token is None:
         raise WorkbenchError(
             "this tokenizer has no token for byte 0xFF, which stands for a masked token; use a byte-level BPE"
         )
-    return found
+    return token
 
 
 # -- drawing masks -------------------------------------------------------------------------------------------

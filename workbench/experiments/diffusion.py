@@ -65,17 +65,17 @@ def run_bound(
 ) -> Iterator[Measurement]:
     """The bound of a model for each block size, in nats per token, beside the loss of its autoregressive twin on the
     same passages."""
-    found, loaded = diffusion_model(bench, model), bench.model(twin)
-    baseline = twin_nats(loaded, held_out_passages(found.tokenizer, context, passages))
+    diffusion, loaded = diffusion_model(bench, model), bench.model(twin)
+    baseline = twin_nats(loaded, held_out_passages(diffusion.tokenizer, context, passages))
     for size in block_sizes:
         bench.check_stop()
         bench.report(f"blocks of {size}")
         of_size = held_out_bound(
-            found, size, context=context, passages=passages, draws=draws, check_stop=bench.check_stop
+            diffusion, size, context=context, passages=passages, draws=draws, check_stop=bench.check_stop
         )
         yield bench.measurement(
             name="diffusion.bound",
-            settings={"model": found.name, "twin": loaded.name, "block_size": size, "context": context},
+            settings={"model": diffusion.name, "twin": loaded.name, "block_size": size, "context": context},
             samples=[of_size.nats_per_token],
             unit="nats/token",
             counts={
@@ -104,16 +104,16 @@ def run_nats(
     passages: int = 16,
 ) -> Iterator[Measurement]:
     """Nats per token of held-out text under each sampler, and the tokens a pass it took: see `diffusion.scoring`."""
-    found = diffusion_model(bench, model)
-    rows = held_out_passages(found.tokenizer, context, passages)
-    size = context if found.kind == "masked" else block_size
+    diffusion = diffusion_model(bench, model)
+    rows = held_out_passages(diffusion.tokenizer, context, passages)
+    size = context if diffusion.kind == "masked" else block_size
     for name, settings in samplers:
         sampler = make_sampler(name, **settings)
         bench.report(sampler.words)
-        one = score(found, rows, size, sampler, check_stop=bench.check_stop)
+        one = score(diffusion, rows, size, sampler, check_stop=bench.check_stop)
         yield bench.measurement(
             name="diffusion.nats",
-            settings={"model": found.name, "sampler": name, **settings, "block_size": size, "context": context},
+            settings={"model": diffusion.name, "sampler": name, **settings, "block_size": size, "context": context},
             samples=[one.nats_per_token],
             unit="nats/token",
             counts={
@@ -138,7 +138,7 @@ def written(
     check_stop: Any = None,
 ) -> list[tuple[Diffusion, bool]]:
     """For every header what was written, and whether header and text parse."""
-    found = []
+    outcomes = []
     for number, header in enumerate(headers):
         one = diffuse(
             model,
@@ -150,8 +150,8 @@ def written(
             seed=seed + number,
             check_stop=check_stop,
         )
-        found.append((one, parses(header + one.text)))
-    return found
+        outcomes.append((one, parses(header + one.text)))
+    return outcomes
 
 
 def run_parsing(
@@ -165,14 +165,14 @@ def run_parsing(
     temperature: float = 1.0,
 ) -> Iterator[Measurement]:
     """Share of continuations of held-out function headers that parse, by sampler: same headers and seeds for all."""
-    found = diffusion_model(bench, model)
+    diffusion = diffusion_model(bench, model)
     headers = held_out_headers(samples)
-    size = None if found.kind == "masked" else block_size
+    size = None if diffusion.kind == "masked" else block_size
     for name, settings in samplers:
         sampler = make_sampler(name, **settings)
         bench.report(sampler.words)
         outcomes = written(
-            found,
+            diffusion,
             headers,
             sampler=sampler,
             max_tokens=max_tokens,
@@ -184,7 +184,7 @@ def run_parsing(
         yield bench.measurement(
             name="diffusion.parsing",
             settings={
-                "model": found.name,
+                "model": diffusion.name,
                 "sampler": name,
                 **settings,
                 "block_size": size or 0,
@@ -228,10 +228,10 @@ def run_canvas(
     seed: int = 0,
 ) -> Iterator[Measurement]:
     """One Measurement a pass, in seconds: which positions got a token, how sure the model was, and the canvas then."""
-    found = diffusion_model(bench, model)
-    size = None if found.kind == "masked" else block_size
+    diffusion = diffusion_model(bench, model)
+    size = None if diffusion.kind == "masked" else block_size
     one = diffuse(
-        found,
+        diffusion,
         prompt,
         max_tokens=max_tokens,
         block_size=size,
@@ -244,11 +244,11 @@ def run_canvas(
         yield bench.measurement(
             name="diffusion.canvas",
             settings={
-                "model": found.name,
+                "model": diffusion.name,
                 "sampler": one.sampler,
                 "step": step.number,
                 "block": list(step.block),
-                "canvas": canvas_texts(found, step),
+                "canvas": canvas_texts(diffusion, step),
                 "revealed": list(step.revealed),
                 "probability": [round(p, 4) for p in step.probability],
                 "remasked": list(step.remasked),
@@ -278,29 +278,29 @@ def run_pass_time(
     """Seconds of a pass by its rows, beside what the cost model predicts from this machine's ceilings."""
     from workbench.diffusion.attention import CanvasKV
 
-    found = diffusion_model(bench, model)
-    ceilings, dtype = bench.ceilings(), found.decoder.dtype
+    diffusion = diffusion_model(bench, model)
+    ceilings, dtype = bench.ceilings(), diffusion.decoder.dtype
     for count in rows:
         bench.check_stop()
-        if cached + count > found.config.context_length:
-            raise WorkbenchError(f"{cached + count} positions are more than {found.config.context_length:,}")
-        costs = pass_costs(found.config, rows=count, cached=cached, weight_bytes_per_element=dtype.itemsize)
+        if cached + count > diffusion.config.context_length:
+            raise WorkbenchError(f"{cached + count} positions are more than {diffusion.config.context_length:,}")
+        costs = pass_costs(diffusion.config, rows=count, cached=cached, weight_bytes_per_element=dtype.itemsize)
         expected = predict(costs, ceilings, dtype)
-        kv = CanvasKV(found.config, cached + count, cached + count, device=bench.device, dtype=dtype)
+        kv = CanvasKV(diffusion.config, cached + count, cached + count, device=bench.device, dtype=dtype)
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, found.config.vocab_size, (cached + count,), generator=generator).tolist()
+        ids = torch.randint(0, diffusion.config.vocab_size, (cached + count,), generator=generator).tolist()
         if cached:
-            found.decoder.hidden(Batch.of([ids[:cached]], device=bench.device), kv)
+            diffusion.decoder.hidden(Batch.of([ids[:cached]], device=bench.device), kv)
         batch = Batch.of([ids[cached:]], first_positions=[cached], logits="all", device=bench.device)
 
         def one_pass(kv=kv, batch=batch) -> None:
             with torch.inference_mode():
-                found.decoder(batch, kv)
+                diffusion.decoder(batch, kv)
             kv.truncate(0, cached)
 
         yield bench.measurement(
             name="diffusion.pass_time",
-            settings={"model": found.name, "rows": count, "cached": cached},
+            settings={"model": diffusion.name, "rows": count, "cached": cached},
             samples=bench.measure(one_pass, repeats=repeats, warmup=2),
             unit="s",
             counts={"rows": count, "flops": costs.flops, "bytes": costs.bytes},
@@ -349,7 +349,7 @@ def few_passes(
 
 
 def few_passes_by_roofline(ceilings: Ceilings, *, tokens: int = 1000, passes: int = 20, batch: int = 1) -> float:
-    """The speedup where only the weights count: W bytes read and W FLOPs a row (2 bytes and 2 FLOPs a weight).
+    """The speedup where only the weights count: W bytes read and W FLOPs per row (2 bytes and 2 FLOPs per weight).
 
     A pass takes max(1 / bandwidth, rows / FLOP rate), so that no size of a model is left in the ratio. At batch 1 on a
     card whose FLOP rate is R times its bandwidth, n steps take n reads, and a pass over n > R rows takes n/R reads: the
