@@ -335,7 +335,7 @@ def test_a_text_ends_with_the_block_that_has_the_token_for_it():
         assert f.finish_reason == "stop" or len(f.token_ids) == 15
 
 
-def test_temperature_0_takes_the_most_likely_whatever_the_seed():
+def test_temperature_0_takes_the_likeliest_whatever_the_seed():
     texts = {diffuse(MODEL, [1], max_tokens=8, temperature=0, seed=s).token_ids for s in range(4)}
     assert len(texts) == 1
     assert len({diffuse(MODEL, [1], max_tokens=8, seed=s).token_ids for s in range(8)}) > 1
