@@ -67,6 +67,8 @@ class ToyShape:
 class DiffusionLM(nn.Module):
     """Embeddings, and a denoiser that is two hidden layers over all positions at once."""
 
+    kept: torch.Tensor  # [T+1] ᾱ_t, the share of the signal that is left
+
     def __init__(self, shape: ToyShape) -> None:
         super().__init__()
         self.shape = shape
@@ -80,7 +82,7 @@ class DiffusionLM(nn.Module):
             nn.Linear(shape.hidden_size, wide),
         )
         at = torch.arange(shape.steps + 1) / shape.steps
-        self.register_buffer("kept", (1 - (at + FIRST_NOISE).sqrt()).clamp(min=0))  # [T+1] ᾱ_t
+        self.register_buffer("kept", (1 - (at + FIRST_NOISE).sqrt()).clamp(min=0))
 
     def guess(self, x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
         """f(x_t, t): [B, L, d] noisy, [B] steps -> [B, L, d], the x₀ that it came from."""
