@@ -227,10 +227,9 @@ class _Canvas:
             masked = torch.tensor([[token == mask for token in self.tokens[first:end]]])
             logits, rows, cached = self._forward(first, end, masked[0])
             log_p = logits.log_softmax(dim=-1)
-            stats = [torch.zeros(masked.shape) for _ in range(2)]
-            for stat, values in zip(stats, confidence_and_entropy(log_p)):
-                stat[masked] = values
-            view = View(within, masked, *stats, to_write, written, self.generator)
+            confidence, entropy = torch.zeros(masked.shape), torch.zeros(masked.shape)
+            confidence[masked], entropy[masked] = confidence_and_entropy(log_p)
+            view = View(within, masked, confidence, entropy, to_write, written, self.generator)
             revealed, remasked = self.sampler.reveal(view), self.sampler.remask(view)
             check_choice(self.sampler, view, revealed, remasked)
             chosen = revealed[masked]

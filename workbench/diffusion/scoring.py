@@ -85,12 +85,11 @@ def _score(
             check_stop()
         batch = paired_batch(rows, masked.view(rows.shape), model.mask_token, canvas.paired)
         log_p = without_mask(model.decoder(batch, canvas).float(), model.mask_token).log_softmax(dim=-1)
-        stats = [torch.zeros(targets.shape) for _ in range(2)]
-        for stat, values in zip(stats, confidence_and_entropy(log_p)):
-            stat[masked.cpu()] = values.cpu()
-        truth = torch.zeros(targets.shape)
-        truth[masked.cpu()] = -log_p.gather(1, targets[masked][:, None])[:, 0].cpu()
-        view = View(number, masked.cpu(), *stats, to_write, written, generator)
+        hidden, there = masked.cpu(), log_p.gather(1, targets[masked][:, None])[:, 0]
+        confidence, entropy, truth = (torch.zeros(targets.shape) for _ in range(3))
+        confidence[hidden], entropy[hidden] = (values.cpu() for values in confidence_and_entropy(log_p))
+        truth[hidden] = -there.cpu()
+        view = View(number, hidden, confidence, entropy, to_write, written, generator)
         revealed = sampler.reveal(view)
         check_choice(sampler, view, revealed, torch.zeros_like(revealed))
         nats[revealed] = truth[revealed]
