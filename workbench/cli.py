@@ -360,12 +360,14 @@ def _weights(row: dict) -> str:
 
 
 def run_train(args: argparse.Namespace) -> int:
+    from workbench.diffusion.recipes import DIFFUSION_RECIPES
+    from workbench.diffusion.training import train_diffusion
     from workbench.errors import unknown
     from workbench.instruments.device import check_device
     from workbench.models import head_recipes, head_training, recipes, training
 
     check_device(args.device)
-    known = [*recipes.RECIPES, *head_recipes.HEAD_RECIPES, recipes.TOKENIZER_NAME]
+    known = [*recipes.RECIPES, *head_recipes.HEAD_RECIPES, *DIFFUSION_RECIPES, recipes.TOKENIZER_NAME]
     if args.name not in known:
         raise unknown("recipe", args.name, known)
     run = args.name if args.seed is None else f"{args.name}-seed{args.seed}"
@@ -374,10 +376,11 @@ def run_train(args: argparse.Namespace) -> int:
     if args.name == recipes.TOKENIZER_NAME:
         training.train_stdlib_tokenizer(out)
         print(f"{args.name}: written to {out}")
-    elif args.name in head_recipes.HEAD_RECIPES:
+    elif args.name in head_recipes.HEAD_RECIPES or args.name in DIFFUSION_RECIPES:
         if args.compile:
             raise WorkbenchError(f"{args.name} is trained without torch.compile; leave out --compile")
-        head_training.train_heads(args.name, out, device=args.device, seed=args.seed)
+        run_recipe = train_diffusion if args.name in DIFFUSION_RECIPES else head_training.train_heads
+        run_recipe(args.name, out, device=args.device, seed=args.seed)
     else:
         training.train(args.name, out, device=args.device, compile_model=args.compile, seed=args.seed)
     return 0

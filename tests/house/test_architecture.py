@@ -20,7 +20,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"instruments", "quantization"},
     {"kv"},
     {"decoding"},
-    {"speculation"},
+    {"speculation", "diffusion"},
     {"generation"},
     {"serving"},
     {"experiments", "records"},
