@@ -59,7 +59,7 @@ with checks.trying("naive-loop"):
     print(prompt + yours.text)
     print("\nthe same tokens as the workbench's own loop:", yours.tokens == ours.tokens)
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "naive-loop-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "naive-loop-check", "points": 8}
 checks.check("naive-loop", token_loop)
 
 # %% [markdown]
@@ -128,7 +128,7 @@ with checks.trying("sampling-filters"):
     how = {"temperature": 0.8, "top_p": 0.95, "seed": 0, "max_new_tokens": 24}
     print(prompt + wb.generate(model, prompt, filters=sampling_filters, **how).text)
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "sampling-filters-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "sampling-filters-check", "points": 9}
 checks.check("sampling-filters", sampling_filters)
 
 # %% [markdown]
@@ -166,7 +166,7 @@ with checks.trying("repetition-penalty"):
         print(f"\n--- {name}: {len(set(made.tokens))} different tokens of {len(made.tokens)}")
         print(prompt + made.text)
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "repetition-penalty-check", "points": 6}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "repetition-penalty-check", "points": 7}
 checks.check("repetition-penalty", penalize_repetition)
 
 # %% [markdown]
@@ -235,7 +235,7 @@ with checks.trying("beam-search"):
         print(f"\n{beams} beams: score {best.score:.3f}, {best.rows_processed} rows")
         print(prompt + best.text)
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "beam-search-check", "points": 10}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "beam-search-check", "points": 11}
 checks.check("beam-search", beam_search)
 
 # %% [markdown]
@@ -266,7 +266,7 @@ with checks.trying("count-rows"):
     print(f"100 tokens after 10: {count_rows(10, 100):,}")
     print(f"1,000 tokens after 2,000: {count_rows(2000, 1000):,}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "count-rows-check", "points": 5}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "count-rows-check", "points": 6}
 checks.check("count-rows", count_rows)
 
 # %% [markdown]

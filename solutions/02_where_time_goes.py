@@ -97,7 +97,7 @@ with checks.trying("roofline-intensity"):
     ours = prefill_costs(llama_3_8b, batch=4, prompt=512, weight_bytes_per_element=2).operation("attention")
     print(f"\na prompt of 512, 4 sequences: {yours:,} FLOPs in attention; the workbench counts {ours.flops:,}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-intensity-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-intensity-check", "points": 9}
 checks.check("roofline-intensity", layer_costs)
 
 # %% [markdown]
@@ -160,7 +160,7 @@ with checks.trying("roofline-tpot"):
             f"{ours.seconds * 1e3:6.2f} ms ({ours.limit}), {batch / seconds:>7,.0f} tokens/s in all"
         )
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-tpot-check", "points": 6}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-tpot-check", "points": 7}
 checks.check("roofline-tpot", predict_tpot)
 
 # %% [markdown]
@@ -213,7 +213,7 @@ with checks.trying("roofline-knee"):
             )
             print(f"{name}, context {context:>5,}: knee {knee or 'never':>6}, largest {largest:>9,}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-knee-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-knee-check", "points": 8}
 checks.check("roofline-knee", batch_limits)
 
 # %% [markdown]
@@ -263,7 +263,7 @@ with checks.trying("roofline-reading"):
     for name, reading in zip(measured, read_roofline(list(measured.values()), h100, "bfloat16")):
         print(f"{name:<26} {reading[1]:>5.0%} of the {reading[0]:<9} roof: {reading[2]}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-reading-check", "points": 5}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "roofline-reading-check", "points": 6}
 checks.check("roofline-reading", read_roofline)
 
 # %% [markdown]
@@ -341,7 +341,7 @@ with checks.trying("workload-cost"):
         )
     print(f"with FLOPs as 2 × the weights' bytes, a million prompt tokens would seem to cost ${2 * prices[0]:.4f}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "workload-cost-check", "points": 5}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "workload-cost-check", "points": 6}
 checks.check("workload-cost", workload_price)
 
 # %% [markdown]
@@ -399,7 +399,7 @@ with checks.trying("one-graph"):
         compiled(torch.randn(rows, 100), limit)
     print(f"{len(graphs)} graph, of {len(graphs[0])} operations")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "one-graph-check", "points": 5}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "one-graph-check", "points": 6}
 checks.check("one-graph", cap_logits)
 
 # %% [markdown]

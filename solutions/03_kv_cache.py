@@ -84,7 +84,7 @@ with checks.trying("kv-append"):
     print("\nthe same tokens as without a cache:", yours.tokens == naive.tokens)
     print(f"rows: {naive.rows_processed:,} without, {yours.rows_processed:,} with your cache")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-append-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-append-check", "points": 10}
 checks.check("kv-append", MyCache)
 
 # %% [markdown]
@@ -135,7 +135,7 @@ with checks.trying("kv-chunks"):
         far = (chunked - one_shot).abs().max() / one_shot.abs().max()
         print(f"chunks of {chunk_size:>3}: logits differ by {far:.0e} of the largest, {dict(kv.lengths)} remembered")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-chunks-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-chunks-check", "points": 8}
 checks.check("kv-chunks", prefill)
 
 # %% [markdown]
@@ -193,7 +193,7 @@ with checks.trying("kv-bytes"):
     users = kv_bytes(public_shape("llama-2-70b"), 4096, batch=64)
     print(f"64 users × 4,096 tokens on a 70B: {to_gib(users):.1f} GiB = {users / 10**9:.1f} GB")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-bytes-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-bytes-check", "points": 8}
 checks.check("kv-bytes", kv_calculator)
 
 # %% [markdown]
@@ -261,7 +261,7 @@ with checks.trying("kv-truncate"):
     never = model(Batch.of([[*prompt_ids, *second_try]]), wb.make_kv("recompute", model.config))
     print("as if the first try had never been:", torch.allclose(went_on, never, atol=1e-4))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-truncate-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-truncate-check", "points": 8}
 checks.check("kv-truncate", RewindableCache)
 
 # %% [markdown]
@@ -334,7 +334,7 @@ with checks.trying("kv-bug"):
     print("RepairedCache:  ", repaired.tokens)
     print("the same tokens as without a cache:", repaired.tokens == right.tokens)
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-bug-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-bug-check", "points": 8}
 checks.check("kv-bug", RepairedCache)
 
 # %% [markdown]
@@ -383,7 +383,7 @@ with checks.trying("kv-savings"):
     print(f"512 after 4,096: {without[0]:,} rows against {cached[0]:,}, {without[0] / cached[0]:.0f} times as many;")
     print(f"{without[1]:,} pairs against {cached[1]:,}, {without[1] / cached[1]:.0f} times as many")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-savings-check", "points": 5}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kv-savings-check", "points": 6}
 checks.check("kv-savings", count_work)
 
 # %% [markdown]

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import random
-
 from workbench.grading.check import Check
-from workbench.labs.lab03_kv_cache.checks import cache, counting, prefill, probes
+from workbench.labs.lab03_kv_cache.checks import cache, counting, edges, prefill, probes
 
 
 def hidden(name, probe, judge, cases, points=1) -> Check:
     return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, hidden=True)
 
 
-def both(*makers):
-    """The cases of several makers, one after the other."""
-    return lambda draw: [case for maker in makers for case in maker(draw)]
-
-
-def second_turn_cases(draw: random.Random) -> list[dict]:
-    """Some tokens are remembered already: the positions go on behind them."""
-    return [
-        prefill.prefill_case(draw, 7, 3, remembered=5),
-        prefill.prefill_case(draw, 4, 8, remembered=1, sequence="chat"),
-    ]
-
-
-def grouped_and_ragged_cases(draw: random.Random) -> list[dict]:
-    return [cache.ragged_script(draw, heads=4, kv_heads=2).case(), *cache.multi_query_cases(draw)]
-
-
 HIDDEN: dict[str, tuple[Check, ...]] = {
     "kv-append": (
-        hidden("layers", probes.run_cache, cache.judge_cache, both(cache.layer_cases, cache.multi_query_cases)),
-        hidden("sequences", probes.run_cache, cache.judge_cache, both(cache.ragged_cases, cache.rewound_cases)),
+        hidden("layers", probes.run_cache, cache.judge_cache, edges.both(cache.layer_cases, cache.multi_query_cases)),
+        hidden("sequences", probes.run_cache, cache.judge_cache, edges.both(cache.ragged_cases, cache.rewound_cases)),
         hidden("real-model", probes.run_model, cache.judge_model, cache.model_cases),
     ),
     "kv-chunks": (
-        hidden("second-turn", probes.run_prefill, prefill.judge_prefill, second_turn_cases),
+        hidden("second-turn", probes.run_prefill, prefill.judge_prefill, edges.second_turn_cases),
         hidden(
             "named-sequence",
             probes.run_prefill,
@@ -50,7 +31,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
             "batch-and-precision",
             probes.run_calculator,
             counting.judge_calculator,
-            both(counting.batch_cases, counting.precision_cases),
+            edges.both(counting.batch_cases, counting.precision_cases),
         ),
         hidden("nothing-fits", probes.run_calculator, counting.judge_calculator, counting.too_large_cases),
     ),
@@ -61,7 +42,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
     ),
     "kv-bug": (
         hidden("drafts", probes.run_cache, cache.judge_cache, cache.draft_cases),
-        hidden("grouped-and-ragged", probes.run_cache, cache.judge_cache, grouped_and_ragged_cases),
+        hidden("grouped-and-ragged", probes.run_cache, cache.judge_cache, edges.grouped_and_ragged_cases),
     ),
     "kv-savings": (
         hidden("edges", probes.run_work, counting.judge_work, counting.work_cases((10, 0), (10, 1), (1, 1), (1, 7))),

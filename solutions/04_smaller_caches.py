@@ -87,7 +87,7 @@ with checks.trying("smaller-gqa"):
             f"{yours['largest']['elements']:>7,}, by the definition {defined['largest']['elements']:>7,}; equal: {same}"
         )
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-gqa-check", "points": 6}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-gqa-check", "points": 7}
 checks.check("smaller-gqa", grouped_attention)
 
 # %% [markdown]
@@ -178,7 +178,7 @@ with checks.trying("smaller-window"):
     everything = 240 * model.config.kv_values_per_token() * 4
     print(f"{rolling.bytes_in_use:,} bytes are held; every key and value would be {everything:,}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-window-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-window-check", "points": 10}
 checks.check("smaller-window", RollingBuffer)
 
 # %% [markdown]
@@ -254,7 +254,7 @@ with checks.trying("smaller-latent"):
         counted = ", ".join(f"{name} {seen['flops'] / 1e6:>6.1f} MFLOPs" for name, seen in forms.items())
         print(f"{n:>3} new tokens over 1,024: {counted}; they agree: {agree}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-latent-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-latent-check", "points": 9}
 checks.check("smaller-latent", latent_attention)
 
 # %% [markdown]
@@ -327,7 +327,7 @@ with checks.trying("smaller-int8"):
         far /= len(kv.stores[0])
         print(f"{name:>6}: off by {far[0]:.2%} with a scale a channel, by {far[1]:.2%} with one a token")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-int8-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-int8-check", "points": 8}
 checks.check("smaller-int8", int8_kv)
 
 # %% [markdown]
@@ -387,7 +387,7 @@ with checks.trying("smaller-convert"):
         loss = torch.nn.functional.cross_entropy(logits[:-1], held_out)
         print(f"{name:>17}: {one.config.kv_values_per_token():,} values a token, loss {loss:.2f} on the prompt")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-convert-check", "points": 6}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-convert-check", "points": 7}
 checks.check("smaller-convert", to_gqa)
 
 # %% [markdown]
@@ -487,7 +487,7 @@ with checks.trying("smaller-budget"):
     for memory in ("0.25 GB", "0.1 GB", "0.03 GB", "0.02 GB"):
         print(f"60 users of 1,000 tokens in {memory}: {choose(designs, memory, 60, 1000)}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-budget-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "smaller-budget-check", "points": 10}
 checks.check("smaller-budget", cache_planner)
 
 # %% [markdown]

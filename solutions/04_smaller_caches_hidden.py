@@ -6,8 +6,8 @@ from workbench.grading.check import Check
 from workbench.labs.lab04_smaller_caches.checks import attention, budget, convert, int8, latent, probes, window
 
 
-def hidden(name, probe, judge, cases, points=1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, hidden=True)
+def hidden(name, probe, judge, cases, points=1, constant_passes=False) -> Check:
+    return Check(name, points, cases, probe, judge, hidden=True, constant_passes=constant_passes)
 
 
 HIDDEN: dict[str, tuple[Check, ...]] = {
@@ -69,7 +69,9 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
             convert.judge_conversion,
             convert.conversion_cases((4, 4, 2), qk_norm=True),
         ),
-        hidden("refused", probes.run_refused_conversion, convert.judge_refused, convert.refused_cases),
+        hidden(
+            "refused", probes.run_refused_conversion, convert.judge_refused, convert.refused_cases, constant_passes=True
+        ),
     ),
     "smaller-budget": (
         hidden("sharing", probes.run_budget, budget.judge_budget, budget.sharing_cases),

@@ -121,7 +121,7 @@ with checks.trying("quant-pack"):
     same = torch.equal(unpack(pack(codes)), codes)
     print(f"{codes.numel():,} codes of 4 bits in {pack(codes).nbytes:,} bytes, and back: {same}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-pack-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-pack-check", "points": 8}
 checks.check("quant-pack", groups)
 
 # %% [markdown]
@@ -207,7 +207,7 @@ with checks.trying("quant-llm-int8"):
                 f"channel 7 times {factor:>3}, threshold {threshold:>3}: {len(columns)} columns apart, off by {off:.1%}"
             )
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-llm-int8-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-llm-int8-check", "points": 8}
 checks.check("quant-llm-int8", int8_product)
 
 # %% [markdown]
@@ -304,7 +304,7 @@ with checks.trying("quant-awq"):
                 f"α = {best[0]:.2f}, {found[-1][1]:.3%} at α = {found[-1][0]:.2f}"
             )
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-awq-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-awq-check", "points": 9}
 checks.check("quant-awq", awq)
 
 # %% [markdown]
@@ -379,7 +379,7 @@ with checks.trying("quant-gptq"):
             moved = (codes != alone).double().mean()
             print(f"{bits} bits, {name:>22}: output error {off:.3%}, {moved:.0%} of the codes are not the nearest")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-gptq-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-gptq-check", "points": 9}
 checks.check("quant-gptq", gptq)
 
 # %% [markdown]
@@ -460,7 +460,7 @@ with checks.trying("quant-codebook"):
         off = inputs["mlp.up"].output_error(up, back)
         print(f"8 levels a row, {name:>21}: output error {off:.3%}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-codebook-check", "points": 6}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-codebook-check", "points": 7}
 checks.check("quant-codebook", codebook)
 
 # %% [markdown]
@@ -591,7 +591,7 @@ with checks.trying("quant-recipe"):
         told = ", ".join(f"{name} {time:.1f}" for name, time in times.items())
         print(f"{tokens:>5,} tokens: {told}; chosen: {best}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-recipe-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "quant-recipe-check", "points": 10}
 checks.check("quant-recipe", recipe_planner)
 
 # %% [markdown]

@@ -399,10 +399,6 @@ H twice: that is Σ (δH)²; it is Σ (δH)·δ
 -    return float(((lost @ h) * lost).sum() / ((whole @ h) * whole).sum())
 +    return float((lost @ h).square().sum() / (whole @ h).square().sum())
 
-a tensor: float(…) makes one of a tensor
--    return float(((lost @ h) * lost).sum() / ((whole @ h) * whole).sum())
-+    return (((lost @ h) * lost).sum() / ((whole @ h) * whole).sum())
-
 mean of the outputs' shares: the mean over the outputs of each one's share is not the share of all together
 -    return float(((lost @ h) * lost).sum() / ((whole @ h) * whole).sum())
 +    return float((((lost @ h) * lost).sum(1) / ((whole @ h) * whole).sum(1)).mean())

@@ -84,7 +84,7 @@ with checks.trying("spec-rule"):
         kept = " ".join(words[worked.tokens[node]] for node in verdict.path)
         print(f"{kept} + {words[verdict.token]:<5} ({'bonus' if verdict.bonus else 'correction'}): {probability}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-rule-check", "points": 10}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-rule-check", "points": 11}
 checks.check("spec-rule", my_verify)
 
 # %% [markdown]
@@ -132,7 +132,7 @@ with checks.trying("spec-residual"):
     p, q = torch.tensor([[0.7, 0.1, 0.2], [0.6, 0.2, 0.2]], dtype=torch.float64)
     print(left_over(p, q))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-residual-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-residual-check", "points": 8}
 checks.check("spec-residual", left_over)
 
 # %% [markdown]
@@ -229,7 +229,7 @@ with checks.trying("spec-proof"):
         print(f"first token {first}: a round writes it with {written}, the target with {share}")
     print("broken:", broken({"ours": wb.speculation.verify}, by_last("p"), by_last("q"), 2))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-proof-check", "points": 10}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-proof-check", "points": 11}
 checks.check("spec-proof", proof)
 
 # %% [markdown]
@@ -326,7 +326,7 @@ with checks.trying("spec-length"):
             best = [best_length(alpha, c, pass_time(slope), 16) for alpha in alphas]
             print(f"c = {c:<4}" + "".join(f"{K:>7}" for K in best))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-length-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-length-check", "points": 10}
 checks.check("spec-length", lengths)
 
 # %% [markdown]
@@ -406,7 +406,7 @@ with checks.trying("spec-rollback"):
     print(f"{len(greedy.accepted)} rounds for {len(greedy.tokens)} tokens; token for token as without a draft: {same}")
     print("accepted in each round:", *greedy.accepted)
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-rollback-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "spec-rollback-check", "points": 10}
 checks.check("spec-rollback", rollback)
 
 # %% [markdown]

@@ -6,8 +6,8 @@ from workbench.grading.check import Check
 from workbench.labs.lab06_speculative_sampling.checks import length, probes, proof, residual, rollback, rule
 
 
-def hidden(name, probe, judge, cases, points=1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, hidden=True)
+def hidden(name, probe, judge, cases, points=1, constant_passes=False) -> Check:
+    return Check(name, points, cases, probe, judge, hidden=True, constant_passes=constant_passes)
 
 
 HIDDEN: dict[str, tuple[Check, ...]] = {
@@ -18,7 +18,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         hidden("whole-texts", probes.run_texts, rule.judge_texts, rule.text_cases((2, 3, 4), (3, 1, 3)), points=2),
     ),
     "spec-residual": (
-        hidden("apart", probes.run_left_over, residual.judge_left_over, residual.apart_cases),
+        hidden("apart", probes.run_left_over, residual.judge_left_over, residual.apart_cases, constant_passes=True),
         hidden("one-token", probes.run_left_over, residual.judge_left_over, residual.one_token_cases, points=2),
     ),
     "spec-proof": (

@@ -70,7 +70,7 @@ with checks.trying("drafts-lookup"):
     ids = model.tokenizer.encode_prompt(prompt)
     print(repr(model.tokenizer.decode(lookup(ids, 6, 1, 8))))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-lookup-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-lookup-check", "points": 10}
 checks.check("drafts-lookup", lookup)
 
 # %% [markdown]
@@ -148,7 +148,7 @@ with checks.trying("drafts-threshold"):
         policy.learn(Outcome(len(drafted), accepted, tuple(drafted), 0.0, 0.0, 0, False))
         print(f"threshold {before:.3f}: {len(drafted)} drafted, {accepted} kept, now {policy.threshold:.3f}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-threshold-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-threshold-check", "points": 10}
 checks.check("drafts-threshold", MyThreshold)
 
 # %% [markdown]
@@ -206,7 +206,7 @@ with checks.trying("drafts-tree-mask"):
     batch = wb.models.batch.Batch.of([[5] * 6], first_positions=[3], parents=[parents])
     print("the engine's positions:", batch.positions.tolist())
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-tree-mask-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-tree-mask-check", "points": 9}
 checks.check("drafts-tree-mask", tree_batch)
 
 # %% [markdown]
@@ -287,7 +287,7 @@ with checks.trying("drafts-medusa"):
     path, token = accept(tokens, parents, best)
     print("accepted:", *(words[tokens[node]] for node in path), "and then", words[token])
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-medusa-check", "points": 10}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-medusa-check", "points": 11}
 checks.check("drafts-medusa", medusa)
 
 # %% [markdown]
@@ -392,7 +392,7 @@ with checks.trying("drafts-jump"):
         text = "".join(vocabulary[token] for token in tokens)
         print(f"{text}: {len(tokens)} tokens, the model was asked {calls} times")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-jump-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "drafts-jump-check", "points": 10}
 checks.check("drafts-jump", jump)
 
 # %% [markdown]

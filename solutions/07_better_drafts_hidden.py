@@ -6,8 +6,8 @@ from workbench.grading.check import Check
 from workbench.labs.lab07_better_drafts.checks import jump, lookup, medusa, probes, threshold, tree
 
 
-def hidden(name, probe, judge, cases, points=1) -> Check:
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, hidden=True)
+def hidden(name, probe, judge, cases, points=1, constant_passes=False) -> Check:
+    return Check(name, points, cases, probe, judge, hidden=True, constant_passes=constant_passes)
 
 
 HIDDEN: dict[str, tuple[Check, ...]] = {
@@ -22,7 +22,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
     ),
     "drafts-tree-mask": (
         hidden("bare", probes.run_tree, tree.judge_tree, tree.bare_cases, points=2),
-        hidden("refused", probes.run_tree_refused, tree.judge_refused, tree.refused_cases),
+        hidden("refused", probes.run_tree_refused, tree.judge_refused, tree.refused_cases, constant_passes=True),
     ),
     "drafts-medusa": (
         hidden("sparse", probes.run_candidates, medusa.judge_candidates, medusa.sparse_cases, points=2),

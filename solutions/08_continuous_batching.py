@@ -113,7 +113,7 @@ with checks.trying("batching-waste"):
         (_, _, wasted, slow), (_, _, _, quick) = static(lengths, B), continuous(lengths, B)
         print(f"B = {B:>2}: {wasted:.0%} of the rows wasted by padding; steps: {slow:,} static, {quick:,} continuous")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-waste-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-waste-check", "points": 10}
 checks.check("batching-waste", waste)
 
 # %% [markdown]
@@ -194,7 +194,7 @@ with checks.trying("batching-turn"):
         for sequence in running:
             sequence.token_ids.append(7)  # a step of a very dull model
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-turn-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-turn-check", "points": 10}
 checks.check("batching-turn", turn)
 
 # %% [markdown]
@@ -275,7 +275,7 @@ with checks.trying("batching-chunks"):
         postprocess(work, {sequence.id: 7 for sequence in sequences})
         sequences = [sequence for sequence in sequences if sequence.remaining]
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-chunks-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-chunks-check", "points": 10}
 checks.check("batching-chunks", chunks)
 
 # %% [markdown]
@@ -333,7 +333,7 @@ with checks.trying("batching-deadline"):
     ordered = sorted([*sequences, late], key=lambda sequence: by_slack(sequence, 21, **rates))
     print("at 21 s:", *(sequence.request.id for sequence in ordered))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-deadline-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-deadline-check", "points": 10}
 checks.check("batching-deadline", by_slack)
 
 # %% [markdown]
@@ -499,7 +499,7 @@ with checks.trying("batching-scheduler"):
         for sequence in scheduler.step(dull):
             print(f"{sequence.request.id} is done ({sequence.finish_reason}): {sequence.written} tokens")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-scheduler-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "batching-scheduler-check", "points": 10}
 checks.check("batching-scheduler", MyScheduler)
 
 # %% [markdown]

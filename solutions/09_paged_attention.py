@@ -111,7 +111,7 @@ with checks.trying("paged-pool"):
             print("refused:", error)
     print("references", pool.references, "free", sorted(pool.free))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-pool-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-pool-check", "points": 9}
 checks.check("paged-pool", MyPool)
 
 # %% [markdown]
@@ -208,7 +208,7 @@ with checks.trying("paged-cow"):
     books.release("A")
     print("A is released: free", books.num_free, "of", books.num_blocks)
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-cow-check", "points": 10}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-cow-check", "points": 11}
 checks.check("paged-cow", MyTables)
 
 # %% [markdown]
@@ -267,7 +267,7 @@ with checks.trying("paged-attention"):
     )[0].transpose(0, 1)
     print("as in one piece:", torch.allclose(found, in_one_piece, atol=1e-6))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-attention-check", "points": 10}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-attention-check", "points": 11}
 checks.check("paged-attention", paged_attention)
 
 # %% [markdown]
@@ -374,7 +374,7 @@ with checks.trying("paged-prefix"):
         print(text, tenant, "found", cache.lookup(text, tenant))
     print("given up:", cache.evict({7}), cache.evict({7}), cache.evict(set()))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-prefix-check", "points": 10}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-prefix-check", "points": 11}
 checks.check("paged-prefix", MyPrefixCache)
 
 # %% [markdown]
@@ -470,7 +470,7 @@ with checks.trying("paged-waste"):
             + f"; useful {found['useful']:.1%}"
         )
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-waste-check", "points": 7}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "paged-waste-check", "points": 8}
 checks.check("paged-waste", waste)
 
 # %% [markdown]

@@ -368,10 +368,6 @@ values as keys: the values were used as keys
 -        k = keys[blocks].flatten(0, 1)[:length].repeat_interleave(group, dim=1)  # [S, H_q, D]
 +        k = values[blocks].flatten(0, 1)[:length].repeat_interleave(group, dim=1)
 
-in float64
--    return torch.stack(rows)
-+    return torch.stack(rows).double()
-
 # other-sizes
 scale of D_v: q·k was divided by √D_v; it has D terms, so it is √D
 -        scores = torch.einsum("hd,shd->hs", query, k) / q.shape[2] ** 0.5

@@ -118,7 +118,7 @@ with checks.trying("kernels-softmax"):
     print(softmax(x, tile=2))
     print(x.softmax(dim=1))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-softmax-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-softmax-check", "points": 9}
 checks.check("kernels-softmax", softmax)
 
 # %% [markdown]
@@ -204,7 +204,7 @@ with checks.trying("kernels-merge"):
         torch.allclose(log[0, 0].cpu(), scores.logsumexp(0)),
     )
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-merge-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-merge-check", "points": 9}
 checks.check("kernels-merge", merge)
 
 # %% [markdown]
@@ -337,7 +337,7 @@ with checks.trying("kernels-paged"):
     )[:, 0]
     print("as in one piece:", torch.allclose(found, in_one_piece, atol=1e-5))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-paged-check", "points": 12}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-paged-check", "points": 13}
 checks.check("kernels-paged", paged_decode)
 
 # %% [markdown]
@@ -426,7 +426,7 @@ with checks.trying("kernels-int4"):
     found = matvec_int4(*(one.to(DEVICE) for one in (x, codes, scale, zero)), group=8)
     print(found[:, 0].tolist())
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-int4-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-int4-check", "points": 10}
 checks.check("kernels-int4", matvec_int4)
 
 # %% [markdown]
@@ -496,7 +496,7 @@ with checks.trying("kernels-norm"):
     print(rms_norm(x, torch.ones(3, device=DEVICE), 0.0, residual=residual))
     print("by hand:", [round(n / (25 / 3) ** 0.5, 4) for n in (3, 4, 0)])
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-norm-check", "points": 8}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "kernels-norm-check", "points": 9}
 checks.check("kernels-norm", rms_norm)
 
 # %% [markdown]

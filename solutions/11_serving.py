@@ -97,7 +97,7 @@ with checks.trying("server-stops"):
                 break
         print(list(pieces), "→", shown, "and no more" if stops.found else f"and at the end {stops.finish()!r}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "server-stops-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "server-stops-check", "points": 10}
 checks.check("server-stops", MyStops)
 
 # %% [markdown]
@@ -199,7 +199,7 @@ with checks.trying("server-events"):
     ):
         print(data.decode(), end="")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "server-events-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "server-events-check", "points": 10}
 checks.check("server-events", MyEvents)
 
 # %% [markdown]
@@ -294,7 +294,7 @@ with checks.trying("server-admission"):
     for deadline_s in (1.0, 0.9375, 0.5):
         print(f"due in {deadline_s:g} s: Retry-After {retry_after(expected_s, deadline_s)}")
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "server-admission-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "server-admission-check", "points": 10}
 checks.check("server-admission", admission)
 
 # %% [markdown]
@@ -393,7 +393,7 @@ with checks.trying("server-goodput"):
     print("ours        {:.3g} a second, {:.0%}".format(*goodput(rows.values(), objectives, 0, 10)))
     print("vllm bench  {:.3g} a second, {:.0%}".format(*vllm_goodput(rows.values(), objectives, 12)))
 
-# %% nbgrader={"grade": true, "solution": false, "grade_id": "server-goodput-check", "points": 9}
+# %% nbgrader={"grade": true, "solution": false, "grade_id": "server-goodput-check", "points": 10}
 checks.check("server-goodput", counting)
 
 # %% [markdown]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.grading.check import Check
+from workbench.grading.check import Check, demands
 from workbench.labs.lab11_serving.checks import admission, events, goodput, policy, probes, stops
 
 
@@ -29,7 +29,13 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         hidden("traces", probes.run_goodput, goodput.judge_all, goodput.trace_cases, points=2),
     ),
     "server-policy": (
-        hidden("nobody-starves", probes.run_policy, policy.judge_waits, policy.stream_cases, points=2),
+        demands(
+            probes.run_demand,
+            hidden("waits", probes.run_policy, policy.judge_waits, policy.stream_cases),
+            hidden("hits", probes.run_policy, policy.judge_hits, policy.hit_cases),
+            name="nobody-starves",
+            points=2,
+        ),
         hidden("engine", probes.run_engine, policy.judge_engine, policy.engine_cases),
     ),
 }

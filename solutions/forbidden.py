@@ -1,15 +1,12 @@
-"""What an answer may not use of the workbench: the part that it is to write. Read by the grader, never handed out.
+"""The part of the workbench that an answer is to write, and may not use. Read by the grader, never handed out.
 
-"workbench" stands for everything that the setup cell does not import by name; with a colon, a function or class that is
-also taken out of order while the answer runs (`workbench.grading.reference`).
+What the setup cell does not import is forbidden anyway (`Exercise.forbidden`). These functions and classes are also
+taken out of order while the answer runs (`workbench.grading.reference`).
 """
 
 from __future__ import annotations
 
-from workbench.checks import exercise_sets
-
-FREE = ("spec-proof",)  # asks for all that can happen under our rule
-REFERENCES = {
+FORBIDDEN = {
     "naive-loop": ("workbench.decoding.loop:token_loop",),
     "sampling-filters": tuple(
         f"workbench.decoding.filters:{name}" for name in ("apply_temperature", "keep_top_k", "keep_top_p", "keep_min_p")
@@ -41,10 +38,4 @@ REFERENCES = {
     "paged-pool": ("workbench.kv.blocks:BlockTables",),
     "paged-cow": ("workbench.kv.blocks:BlockTables",),
     "paged-prefix": ("workbench.kv.prefix:HashChain", "workbench.kv.prefix:RadixTree"),
-}
-FORBIDDEN = {
-    exercise.grade_id: ("workbench", *REFERENCES.get(exercise.grade_id, ()))
-    for exercises in exercise_sets().values()
-    for exercise in exercises.exercises
-    if exercise.grade_id not in FREE
 }

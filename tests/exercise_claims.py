@@ -172,6 +172,8 @@ class ExerciseClaims:
         assert result.verdict == Verdict.FAILED
         assert wrong.caught_by in failed, f"{wrong.name}: failed only {list(failed)}"
         assert failed[wrong.caught_by].message
+        # every demand of a statement has a visible case
+        assert any(not check.hidden for check in failed.values()), f"{wrong.name} passes all visible checks"
 
     def test_the_check_meant_for_a_mistake_says_its_words(self, grade_id, wrong):
         result = self.lab.judged_at(grade_id, wrong.name, 0)

@@ -179,6 +179,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--autograder", type=Path, metavar="ZIP", help="also the grader to upload to Gradescope, for one --lab"
     )
     release.add_argument("--seed-file", type=Path, metavar="FILE", help="as of grade; for --autograder")
+    release.add_argument("--solutions", type=Path, metavar="DIR", help="likewise; default: the clone's")
+    release.add_argument("--seed-per", choices=("class", "student", "submission"), default="class", help="likewise")
+    release.add_argument(
+        "--package", action="store_true", help="with the package that students install, without solutions/"
+    )
 
     grade = command("grade", run_grade, "grade notebooks, zips, or a folder of one folder a student")
     grade.add_argument("paths", metavar="PATH", nargs="+", type=Path)
@@ -193,13 +198,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     grade.add_argument("--scheduler", metavar="ADDRESS", help="of dask, such as tcp://10.0.0.1:8786")
     grade.add_argument("--again", action="store_true", help="also what was graded before and has not changed")
-    grade.add_argument("--due", metavar="TIME", help="such as 2026-11-30T23:59+01:00; UTC without a zone")
+    grade.add_argument("--due", metavar="TIME", help="such as 2026-11-30T23:59+01:00")
     grade.add_argument(
         "--late-percent", type=float, default=0.0, metavar="P", help="of the points, for each day begun after --due"
     )
 
+    from workbench.cli_grading import add_collect_options, add_grade_options, add_likeness_options
+
+    add_grade_options(grade)
+    add_collect_options(command("collect", run_collect, "take what was handed in, with a receipt for each notebook"))
+    add_likeness_options(command("likeness", run_likeness, "show passages that answers share, side by side"))
+
     exercises = command("exercises", run_exercises, "list the exercises, time their checks, and prove them")
     exercises.add_argument("--lab", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
+    exercises.add_argument("--solutions", type=Path, metavar="DIR", help="where the answers are (default: the clone's)")
     exercises.add_argument("--time", action="store_true", help="run two right answers of each, as graded")
     exercises.add_argument(
         "--prove", action="store_true", help="and every wrong answer: is it caught by the check meant for it?"
@@ -760,6 +772,7 @@ def run_check(args: argparse.Namespace) -> int:
     """1 unless every exercise passed, and for a file that is not a notebook of ours."""
     from workbench.checks import exercise_sets
     from workbench.grading import check_notebook
+    from workbench.grading.reports import inert
 
     if not args.notebook.is_file():
         raise WorkbenchError(f"there is no notebook {args.notebook}")
@@ -775,7 +788,7 @@ def run_check(args: argparse.Namespace) -> int:
             verdict = row["verdict"].replace("_", " ")
             print(f"{row['grade_id']}: {verdict}, {row['points']:g} of {row['max_points']:g} points")
             for line in row["message"].splitlines():
-                print(f"    {line}")
+                print(f"    {inert(line)}")
         points, out_of = (sum(row[key] for row in rows) for key in ("points", "max_points"))
         print(f"{points:g} of {out_of:g} points from the visible checks")
     return 0 if rows and all(row["verdict"] == "passed" for row in rows) else 1
@@ -790,35 +803,41 @@ def run_release(args: argparse.Namespace) -> int:
     from workbench.grading.release import autograder, release
     from workbench.instruments.doctor import package_folder
 
-    clone = package_folder().parent
+    clone, solutions = package_folder().parent, _solutions(args)
     hidden: list[Path] = []
     if args.autograder:
         if len(args.lab) != 1:
             raise WorkbenchError("--autograder grades one lab: name it, --lab NAME")
         if not args.seed_file:
             raise WorkbenchError("--autograder draws from a secret seed: say where it is kept, --seed-file FILE")
-        hidden, missing = _instructors_files(args.lab)
+        hidden, missing = _instructors_files(solutions, args.lab)
         if missing:
-            raise WorkbenchError(f"{clone / 'solutions'} lacks {', '.join(missing)}; make the grader from a clone")
+            raise WorkbenchError(f"{solutions} lacks {', '.join(missing)}; make the grader from a clone")
         _writable(args.autograder)
         seed = seed_in(args.seed_file)
-    files = release(_course(), args.folder, args.lab)
+    files = release(clone if args.package else _course(), args.folder, args.lab, package=args.package)
     print(f"released {len(files)} files to {args.folder}")
     if args.autograder:
         exercises = exercise_sets()[args.lab[0]].with_hidden(*load_instructors(hidden))
-        mistakes = MistakesIn(clone / "solutions").table(exercises, seed)
-        autograder(clone, args.autograder, args.lab[0], hidden, seed, mistakes)
+        mistakes = MistakesIn(solutions).table(exercises, seed) if args.seed_per == "class" else None
+        autograder(clone, args.autograder, args.lab[0], hidden, seed, mistakes, args.seed_per)
         print(
             f"the grader for Gradescope is {args.autograder}; it holds hidden checks and the seed: do not hand it out"
         )
     return 0
 
 
-def _instructors_files(labs: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Hidden checks and forbidden names in the clone's solutions/, and the names of those that are not there."""
+def _solutions(args: argparse.Namespace) -> Path:
+    """The folder of answers and hidden checks: the one that was named, or the clone's, be it there or not."""
     from workbench.instruments.doctor import package_folder
 
-    folder = package_folder().parent / "solutions"
+    if args.solutions is not None and not args.solutions.is_dir():
+        raise WorkbenchError(f"--solutions {args.solutions}: there is no such folder")
+    return args.solutions or package_folder().parent / "solutions"
+
+
+def _instructors_files(folder: Path, labs: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Hidden checks and forbidden names in such a folder, and the names of those that are not there."""
     files = [folder / f"{name}_hidden.py" for name in labs] + [folder / "forbidden.py"]
     there = [file for file in files if file.is_file()]
     return there, [file.name for file in files[:-1] if file not in there]
@@ -829,30 +848,43 @@ def run_grade(args: argparse.Namespace) -> int:
     from workbench.checks import exercise_sets
     from workbench.checks.mistakes import MistakesIn
     from workbench.grading import grade
-    from workbench.instruments.doctor import package_folder
+    from workbench.grading.reports import inert
 
     for path in args.paths:
         if not path.exists():
             raise WorkbenchError(f"there is nothing at {path}")
     if (args.executor == "dask") != (args.scheduler is not None):
         raise WorkbenchError("--executor dask and --scheduler ADDRESS go together")
-    hidden, missing = _instructors_files(list(exercise_sets()))
+    solutions = _solutions(args)
+    hidden, missing = _instructors_files(solutions, list(exercise_sets()))
     if missing:
         print("workbench: solutions/ is not here, so only the visible checks count", file=sys.stderr)
 
     def progress(graded) -> None:
         of = f" ({graded.assignment})" if graded.assignment and not args.lab else ""
         outcome = graded.error or f"{graded.score:g} of {graded.max_score:g}"
-        print(f"{graded.student_id}{of}: {outcome}", file=sys.stderr)
+        print(inert(f"{graded.student_id}{of}: {outcome}"), file=sys.stderr)
 
     sets = "workbench.checks:exercise_sets"
-    known_for = None if missing else MistakesIn(package_folder().parent / "solutions")
+    known_for = None if missing else MistakesIn(solutions)
     with _grade_options(args) as options:
         summary = grade(
             args.paths, args.out, sets=sets, hidden=hidden, known_for=known_for, progress=progress, **options
         )
     print(summary)
     return 0
+
+
+def run_collect(args: argparse.Namespace) -> int:
+    from workbench.cli_grading import collect
+
+    return collect(args)
+
+
+def run_likeness(args: argparse.Namespace) -> int:
+    from workbench.cli_grading import likeness
+
+    return likeness(args, _solutions(args))
 
 
 def run_exercises(args: argparse.Namespace) -> int:
@@ -865,17 +897,17 @@ def run_exercises(args: argparse.Namespace) -> int:
     from workbench.grading.desk import load_instructors
     from workbench.grading.notebooks import read_answers
     from workbench.grading.prove import prove
-    from workbench.instruments.doctor import package_folder
 
     known = exercise_sets()
     for name in args.lab:
         if name not in known:
             raise unknown("lab", name, known)
     names, rows = args.lab or list(known), []
-    files, missing = _instructors_files(names)
+    folder = _solutions(args)
+    files, missing = _instructors_files(folder, names)
     if missing:
-        raise WorkbenchError(f"solutions/ lacks {', '.join(missing)}; run this in a clone")
-    instructors, folder = load_instructors(files), package_folder().parent / "solutions"
+        raise WorkbenchError(f"{folder} lacks {', '.join(missing)}; run this in a clone")
+    instructors = load_instructors(files)
     for name in names:
         exercises = known[name].with_hidden(*instructors)
         listed = runpy.run_path(str(folder / f"{name}_wrong.py"))
@@ -909,9 +941,10 @@ def _print_proof(rows: list[dict], args: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _grade_options(args: argparse.Namespace) -> Iterator[dict]:
     """What was asked for beyond the defaults; the executor is closed in the end."""
+    from workbench.cli_grading import grade_options
     from workbench.grading.batch import late_after, seed_in
 
-    options: dict = {}
+    options: dict = grade_options(args)
     if args.lab:
         options["assignment"] = args.lab
     if args.seed_file:
@@ -921,7 +954,7 @@ def _grade_options(args: argparse.Namespace) -> Iterator[dict]:
     if args.again:
         options["again"] = True
     if args.due:
-        options["late"] = late_after(args.due, args.late_percent)
+        options["late"] = late_after(args.due, args.late_percent, options["zone"])
     elif args.late_percent:
         raise WorkbenchError("--late-percent needs --due TIME")
     if args.executor == "dask":

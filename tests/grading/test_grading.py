@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from workbench.grading import Check, Exercise, Limits, Verdict, check_notebook, 
 from workbench.grading.batch import Submission, _names, find_submissions
 from workbench.grading.check import MAX_DEPTH, NotEncodable, cases_of, dumps, judge_check, loads
 from workbench.grading.desk import _read_outcome, load_hidden, result_of
-from workbench.grading.notebooks import read_answers, read_cells, set_of
+from workbench.grading.notebooks import read_answers, read_cells, read_notebook, set_of
 from workbench.grading.reports import CSV_COLUMNS, Graded, csv_text, feedback_html, gradescope, inert
 from workbench.grading.runner import Runner, preload_of
 from workbench.grading.server import remove_tree
@@ -276,7 +277,8 @@ torch.equal = torch.allclose = math.isclose = lambda *a, **k: True
 def double(x):
     return 2 * x + 1
 """
-    assert fails(run(runner, patched), "expected")
+    result = run(runner, patched)
+    assert fails(result, "the answer replaced math.isclose") and "the answer replaced" in result.checks[0].mark
 
 
 def test_nothing_of_our_environment_reaches_an_answer(monkeypatch):
@@ -286,7 +288,7 @@ import os
 def double(x):
     return "seen" if "canary" in repr(dict(os.environ)) else "clean"
 """
-    with Runner(("grading_toy",), [TESTS]) as fresh:
+    with Runner(("torch",), [TESTS]) as fresh:
         result = fresh.run(replace(SET, prelude=""), DOUBLE, source)
     assert fails(result, "gave clean, expected")
 
@@ -437,10 +439,11 @@ def test_folders_pipes_and_huge_files_are_refused_unread(tmp_path):
             read_cells(path)
 
 
-def test_two_cells_with_one_grade_id_are_refused_by_check_and_cost_only_that_exercise_in_grade(tmp_path):
+def test_two_cells_with_one_grade_id_cost_only_that_exercise(tmp_path):
     twice = write(tmp_path / "n.ipynb", notebook(*[cell("toy-double", RIGHT)] * 2, cell("toy-total", RIGHT_TOTAL)))
-    with pytest.raises(WorkbenchError, match="2 cells carry the grade_id 'toy-double'"):
-        check_notebook(twice, toy.exercise_sets())
+    double, total = check_notebook(twice, toy.exercise_sets(), import_paths=[TESTS])
+    assert double["verdict"] == "failed" and double["message"].startswith("2 cells carry the grade_id 'toy-double'")
+    assert total["verdict"] == "passed"
     _, answers = set_of(twice, toy.exercise_sets())
     assert answers.sources.keys() == {"toy-total"} and answers.problems.keys() == {"toy-double"}
     turned = write(tmp_path / "m.ipynb", notebook(cell("toy-double", RIGHT, cell_type="markdown")))
@@ -497,6 +500,23 @@ def test_skipped_xfailed_and_missing_cells_are_not_confirmed(tmp_path):
 # --- Submissions and reports ---
 
 
+def test_links_lead_to_nobody_elses_work(tmp_path):
+    """A link beside the students, a folder that is one, and a file that becomes one after it was looked at."""
+    ann = write(tmp_path / "in" / "ann" / "90_toy.ipynb", notebook())
+    with zipfile.ZipFile(tmp_path / "in" / "ann" / "work.zip", "w") as archive:
+        archive.writestr("90_toy.ipynb", "{}")
+    (tmp_path / "in" / "bob").mkdir()
+    (tmp_path / "in" / "bob" / "more").symlink_to(ann.parent)
+    (tmp_path / "in" / "cem.ipynb").symlink_to(ann)
+    found = [one for one in find_submissions([tmp_path / "in"]) if one.student_id != "ann"]
+    assert {one.student_id for one in found} == {"bob", "cem"}
+    for one in found:
+        with pytest.raises(WorkbenchError):
+            one.data()
+    with pytest.raises(WorkbenchError, match="leads out"):
+        read_notebook(tmp_path / "in" / "cem.ipynb", within=tmp_path / "in" / "bob")
+
+
 def test_students_are_told_apart_by_folder_and_by_file(tmp_path):
     for name in ("submitted/ann/x.ipynb", "submitted/bob/90_toy/x.ipynb", "submitted/ann/.ipynb_checkpoints/x.ipynb"):
         write(tmp_path / name, "{}")
@@ -513,7 +533,7 @@ def test_students_are_told_apart_by_folder_and_by_file(tmp_path):
 
 def test_no_two_submissions_share_an_id_or_a_folder_and_none_leaves_the_output(tmp_path):
     names = ["a", "a", "A", "grades.csv", ".grading", "..", "x/y", "=1+1", "\u202eevil", "张伟", "n" * 300]
-    submissions = [Submission(name, tmp_path) for name in names]
+    submissions = [Submission(name, tmp_path, home=str(number)) for number, name in enumerate(names)]
     made = _names(submissions, [(SET, None, "e")] * len(names))
     ids, folders = [one.student_id for one, *_ in made], [folder for *_, folder in made]
     assert len(set(ids)) == len(names) and len({f.casefold() for f in folders}) == len(names)

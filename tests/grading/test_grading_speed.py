@@ -207,7 +207,7 @@ def pairs(numbers):
 """,
     "its own priority": "import os\n" + toy.SLOW + "\ntry:\n    os.nice(-10)\nexcept OSError:\n    pass\n",
     "a baseline that is patched": """
-import sys, workbench.grading.check as c, workbench.grading.child as k
+import sys, workbench.grading.check as c
 c.race = lambda *a, **k: (None, "")
 c.evaluate = c.judge_check = lambda *a, **k: None
 c.MIN_PAIRS = 0
@@ -220,6 +220,10 @@ c.MIN_PAIRS = 0
 def test_no_trick_makes_a_slow_answer_fast(runner, trick):
     result = runner.run(SET, SET.exercises[0], TRICKS[trick])
     assert not passed(result)["fast"], trick
+    if "workbench" in TRICKS[trick]:  # of ours it could reach nothing, or replaced it and is not believed
+        message = result.checks[0].message
+        assert not result.points and ("the answer replaced workbench." in message or "workbench.grading" in message)
+        return
     assert passed(result)["small"]
     expected = ("times as fast", "pairs, expected", "can't start new thread")
     assert any(words in said(result) for words in expected), said(result)

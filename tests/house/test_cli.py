@@ -450,7 +450,7 @@ def test_a_file_that_is_no_notebook_of_ours_fails_the_check_with_its_reason(comm
 def test_grade_hands_over_paths_and_hidden_checks_and_succeeds_whatever_the_marks(command, monkeypatch, tmp_path):
     asked = {}
 
-    def grade(paths, out, *, sets, hidden, known_for, progress):
+    def grade(paths, out, *, sets, hidden, known_for, progress, **others):
         asked.update(paths=paths, out=out, sets=sets, hidden=[f.name for f in hidden], known_for=known_for)
         progress(SimpleNamespace(student_id="ada", assignment="", error="", score=0, max_score=9))
         progress(SimpleNamespace(student_id="bob", assignment="", error="not JSON", score=0, max_score=9))

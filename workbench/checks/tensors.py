@@ -3,14 +3,44 @@ complained of."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 
+def as_tensor(value: Any) -> Any:
+    """In the child: the tensor of a numpy array of numbers; anything else as it is."""
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value))
+    return value
+
+
+def as_list(value: Any) -> list | None:
+    """In the child: the items of a list, tuple, tensor or array; None of anything else."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        value = value.tolist()
+    return list(value) if isinstance(value, list | tuple) else None
+
+
+def kind_of(value: Any) -> str:
+    """In the child: "int" or "float" of every number of that kind, numpy's and torch's among them; else the type."""
+    if isinstance(value, bool | np.bool_):
+        return "bool"
+    try:
+        operator.index(value)
+        return "int"
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    single = isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point()
+    return "float" if single or isinstance(value, float | np.floating) else type(value).__name__
+
+
 def shown(value: Any) -> dict:
-    """In the child: a tensor as plain data, or what else it was."""
+    """In the child: a tensor, or a numpy array, as plain data; or what else it was."""
+    value = as_tensor(value)
     if not isinstance(value, torch.Tensor):
         return {"returned": type(value).__name__}
     return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "data": value}

@@ -5,35 +5,39 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import json
 import math
 import os
-import re
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from workbench.errors import WorkbenchError, check_between, unknown
-from workbench.grading.check import ExerciseSet, Verdict, with_hint
-from workbench.grading.collect import Submission, duplicates, find_submissions, parse_time
+from workbench.grading.adjustments import Row, adjusted, read_adjustments
+from workbench.grading.check import ExerciseSet, Verdict, conclude, unusable, with_hint
+from workbench.grading.collect import Submission, find_submissions
 from workbench.grading.confine import Limits
 from workbench.grading.desk import load_instructors, load_sets, result_of, write_whole
+from workbench.grading.handed_in import Times, moment_of, utc_text
 from workbench.grading.mistakes import KnownFor
 from workbench.grading.notebooks import Answers, set_named_like, set_of
-from workbench.grading.reports import Graded, csv_text, feedback_html, gradescope, inert, junit_xml
+from workbench.grading.reports import Graded, csv_text, feedback_html, folder_name, gradescope, inert, junit_xml
 from workbench.grading.runner import Runner, preload_of
 from workbench.grading.summary import summary_html
 from workbench.grading.unit import WarmKeeper, grade_anywhere, grade_unit
 
 WORK_FOLDER = ".grading"  # for the instructor: the seed, grading notebooks, and what hidden checks said
-OURS = ("grades.csv", "junit.xml", "summary.html")
+OURS = ("grades.csv", "junit.xml", "summary.html", "likeness.html")
+ADJUSTMENTS = "adjustments.csv"  # in the work folder: the rows that were given last
+SEED_PER = ("class", "student", "submission")
 
 
 def check_notebook(
@@ -45,24 +49,27 @@ def check_notebook(
 ) -> list[dict]:
     """Run the visible checks on a notebook's answers, each answer in a child process that has seen no other.
 
-    Returns an object for each exercise, in order: grade_id, verdict, points, max_points, message. Raises WorkbenchError
-    for a file that is not a notebook of these labs, or whose grade_ids are not unique.
+    Returns an object for each exercise, in order: grade_id, verdict, points, max_points, message; the same as
+    `workbench grade` says of these checks. Raises WorkbenchError for a file that is not a notebook of these labs.
     """
     exercises, answers = set_of(path, sets)
-    for problem in answers.problems.values():
-        raise WorkbenchError(f"{Path(path).name}: {problem}")
     keys = ("grade_id", "verdict", "points", "max_points", "message")
     results, blocked = [], None
     with Runner(preload_of(exercises), import_paths, limits) as runner:
         for exercise in exercises.exercises:
-            source = answers.sources.get(exercise.grade_id)
+            name = exercise.grade_id
             try:
-                if blocked is None:
-                    result = runner.run(exercises, exercise, source).to_dict()
+                if blocked is None and name in answers.problems:
+                    seen = [one for one, _ in unusable(exercise, answers.problems[name])]
+                    result = conclude(exercise, seen).to_dict()
+                elif blocked is None:
+                    result = runner.run(exercises, exercise, answers.sources.get(name)).to_dict()
+                    lines = [result["message"], *answers.notes.get(name, ())]
+                    result["message"] = "\n".join(filter(None, lines))
             except WorkbenchError as error:
                 blocked = f"the checks cannot run on this machine: {error}"
             if blocked is not None:
-                values = (exercise.grade_id, str(Verdict.BLOCKED), 0, exercise.max_points, blocked)
+                values = (name, str(Verdict.BLOCKED), 0, exercise.max_points, blocked)
                 result = dict(zip(keys, values))
             results.append({key: result[key] for key in keys})
     return results
@@ -96,6 +103,14 @@ class Summary:
         ]
         if late := [one for one in scores if one.days_late]:
             lines.append(f"{len(late)} handed in late; grades.csv says what that costs, summary.html who")
+        if unknown_times := [one for one in scores if one.duedate and not one.timestamp]:
+            lines.append(
+                f"{len(unknown_times)} have no hand-in time from a source that students cannot write, and are not"
+                " counted as late: give --times FILE, such as the receipts of `workbench collect`"
+            )
+        if waiting := sum(change.open for one in self.graded for change in one.adjustments):
+            requests = "1 request" if waiting == 1 else f"{waiting} requests"
+            lines.append(f"to be graded again: {requests}; summary.html says whose")
         names = {
             "network": "network off",
             "processes": "own processes",
@@ -110,17 +125,21 @@ class Summary:
 
 @dataclass(frozen=True)
 class Late:
-    """The penalty for lateness: `percent_per_day` of the points earned for every day begun after `due` (UTC)."""
+    """The penalty for lateness: `percent_per_day` of the points earned for every day begun after `due`.
+
+    It counts where the time is known from a source that students cannot write, and nowhere else.
+    """
 
     due: datetime
     percent_per_day: float = 0.0
 
     def applied(self, graded: Graded) -> Graded:
-        handed_in = parse_time(graded.timestamp) if graded.timestamp else None
-        days = math.ceil((handed_in - self.due).total_seconds() / 86_400) if handed_in else 0
+        days = 0
+        if graded.timestamp:
+            handed_in = datetime.fromisoformat(graded.timestamp).replace(tzinfo=UTC)
+            days = math.ceil((handed_in - self.due).total_seconds() / 86_400)
         penalty = min(graded.raw_score, graded.raw_score * self.percent_per_day / 100 * max(0, days))
-        due = self.due.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-        return replace(graded, duedate=due, penalty=round(penalty, 2), days_late=max(0, days))
+        return replace(graded, duedate=utc_text(self.due), penalty=round(penalty, 2), days_late=max(0, days))
 
 
 def grade(
@@ -140,6 +159,10 @@ def grade(
     late: Late | None = None,
     only_student: str | None = None,
     known_for: KnownFor | None = None,
+    times: Times | None = None,
+    zone: tzinfo | None = None,
+    adjustments: str | Path | None = None,
+    seed_per: str = "class",
 ) -> Summary:
     """Grade every submission under `paths` into the folder `out`, several at a time.
 
@@ -148,6 +171,12 @@ def grade(
     files that do not tell. seed: what the checks' inputs are drawn from; without one, a secret one that `out` keeps.
     progress(Graded) is called after each. only_student: everything found is this one's. known_for: the mistakes that a
     failing check has words for, asked for once a check and here, where no answer is; without it there are no hints.
+
+    times: when things were handed in, before what Gradescope says. zone: of times that name none. adjustments: a CSV of
+    what is changed by hand (`adjustments`), kept in `out` for later runs that name none.
+
+    seed_per: "class": all get the same inputs. "student": each gets others, the same whenever it is graded.
+    "submission": others for every change of the answers, so that what one report shows does not help the next.
 
     workers: how many at a time on this machine (default: one a core). executor: any concurrent.futures.Executor
     instead, whose workers have this package; it is not shut down here.
@@ -164,9 +193,12 @@ def grade(
         raise unknown("assignment", assignment, known)
     known = {name: s for name, s in known.items() if assignment in (None, name)}
     checks = load_instructors(hidden)
-    submissions = find_submissions(paths, list(known))
+    if seed_per not in SEED_PER:
+        raise unknown("seed_per", seed_per, SEED_PER)
+    rows = None if adjustments is None else _read_adjustments(Path(adjustments), known)
+    submissions = find_submissions(paths, list(known), zone)
     if only_student is not None:
-        submissions = [replace(one, student_id=only_student) for one in submissions]
+        submissions = [replace(one, student_id=only_student, home="") for one in submissions]
     if not submissions:
         raise WorkbenchError("no notebooks found; give notebooks, zips, or a folder with one folder for each student")
     out = Path(out)
@@ -182,9 +214,14 @@ def grade(
             "seed": seed_in(out / WORK_FOLDER / "seed") if seed is None else seed,
             "limits": asdict(limits),
         }
-        jobs = _jobs(submissions, known, checks, settings)
-        notes = duplicates((one.student_id, lab, one.name) for one, lab in _told_labs(submissions, jobs))
-        book = _Gradebook(out, [job.graded for job in jobs], late, progress)
+        if adjustments is not None:
+            write_whole(out / WORK_FOLDER / ADJUSTMENTS, Path(adjustments).read_text(encoding="utf-8-sig"))
+        elif (kept_rows := out / WORK_FOLDER / ADJUSTMENTS).is_file():
+            rows = _read_adjustments(kept_rows, known)
+        submissions = [_timed(one, times) for one in submissions]
+        jobs = _jobs(submissions, known, checks, settings, seed_per)
+        notes = _unused_rows(jobs, times, rows or ())
+        book = _Gradebook(out, [job.graded for job in jobs], late, rows or (), progress)
         confinement: dict[str, bool] = {}
         waiting, kept = [], 0
         for number, job in enumerate(jobs):
@@ -202,7 +239,8 @@ def grade(
             for number, outcome in arriving:
                 job = jobs[number]
                 assert job.exercises is not None, "only what has a task was run"
-                _add_hints(job.exercises, outcome, known_for, settings["seed"])
+                assert job.task is not None, "only what has a task was run"
+                _add_hints(job.exercises, outcome, known_for, job.task["seed"])
                 confinement = outcome["confinement"] or confinement
                 if not outcome["broken"]:
                     _keep(out, job, outcome)
@@ -226,32 +264,70 @@ class _Job:
     exercises: ExerciseSet | None
     task: dict | None
     fingerprint: str
+    answer_notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def _jobs(submissions, known: Mapping[str, ExerciseSet], checks: tuple, settings: dict) -> list[_Job]:
+def _read_adjustments(path: Path, known: Mapping[str, ExerciseSet]) -> tuple[Row, ...]:
+    return read_adjustments(path, (e.grade_id for s in known.values() for e in s.exercises), known)
+
+
+def _timed(one: Submission, times: Times | None) -> Submission:
+    """With the time that the CSV has for it, if one was given; else with that of Gradescope, if it has one."""
+    if times is None:
+        return one
+    digest = ""
+    if times.needs_digest:
+        try:
+            digest = hashlib.sha256(one.data()).hexdigest()
+        except WorkbenchError as error:
+            return replace(one, claims=(*one.claims, f"no receipt is looked for: {error}"))
+    moment, why = times.of((one.student_id, one.email), one.name, digest)
+    if moment is None:
+        return one if one.timestamp else replace(one, claims=(*one.claims, why))
+    return replace(one, timestamp=utc_text(moment), source=times.name)
+
+
+def _unused_rows(jobs: Sequence[_Job], times: Times | None, rows: Sequence[Row]) -> list[str]:
+    """A line for each student of a CSV who has handed nothing in: a name may be misspelt."""
+    names = {name for job in jobs for name in (job.graded.student_id, job.graded.email)}
+    lines = (
+        [f"{name}: has a time in {times.name}, and handed nothing in" for name in times.unused(names)] if times else []
+    )
+    missing = dict.fromkeys(row.student for row in rows if row.student not in names)
+    return [*lines, *(f"{name}: stands in the adjustments, and handed nothing in" for name in missing)]
+
+
+def _jobs(submissions, known: Mapping[str, ExerciseSet], checks: tuple, settings: dict, seed_per: str) -> list[_Job]:
     jobs, common = [], {}
     for one, exercises, answers, folder in _names(submissions, [_read(s, known) for s in submissions]):
         if exercises is not None:
             exercises = exercises.with_hidden(*checks)
             titles = tuple((e.grade_id, e.title) for e in exercises.exercises)
-            one = replace(one, max_score=_max_score(exercises), titles=titles)
+            worth = tuple((e.grade_id, e.max_points) for e in exercises.exercises)
+            one = replace(one, max_score=_max_score(exercises), titles=titles, worth=worth)
         if answers is None:
             jobs.append(_Job(one, folder, exercises, None, ""))
             continue
         missing = [e.grade_id for e in exercises.exercises if e.grade_id not in answers.found]
         notes = [f"no cell for {', '.join(missing)}"] if missing else []
-        one = replace(one, notes=(*notes, *answers.problems.values()))
+        said = [f"{name}: {note}" for name, notes_of in answers.notes.items() for note in notes_of]
+        one = replace(one, notes=(*one.notes, *notes, *answers.problems.values(), *said))
+        seed = _seed_for(settings["seed"], seed_per, one.student_id, answers.sources)
         task = settings | {"assignment": exercises.name, "answers": answers.sources, "problems": answers.problems}
+        task["seed"] = seed
         if exercises.name not in common:
             common[exercises.name] = _digest(_what_grades(exercises, settings))
-        mark = _digest([common[exercises.name], answers.sources, answers.problems])
-        jobs.append(_Job(one, folder, exercises, task, mark))
+        mark = _digest([common[exercises.name], answers.sources, answers.problems, seed])
+        jobs.append(_Job(one, folder, exercises, task, mark, answers.notes))
     return jobs
 
 
-def _told_labs(submissions: Sequence[Submission], jobs: Sequence[_Job]) -> Iterator[tuple[Submission, str]]:
-    for submission, job in zip(submissions, jobs):
-        yield submission, job.graded.assignment
+def _seed_for(secret: int | str, seed_per: str, student: str, answers: Mapping[str, str]) -> int | str:
+    """What the inputs of one submission are drawn from; nobody who lacks the secret can tell."""
+    if seed_per == "class":
+        return secret
+    about = [student] if seed_per == "student" else [student, sorted(answers.items())]
+    return hmac.new(str(secret).encode(), json.dumps(about).encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def _max_score(exercises: ExerciseSet) -> int:
@@ -305,11 +381,10 @@ def seed_in(file: Path) -> str:
     return kept
 
 
-def late_after(due: str, percent_per_day: float = 0.0) -> Late:
-    """A `Late` from an instructor's input; WorkbenchError for anything that is no time or no percentage."""
-    moment = parse_time(due)
-    if moment is None:
-        raise WorkbenchError(f"{due!r} is not a time; write it like 2026-11-30T23:59+01:00")
+def late_after(due: str, percent_per_day: float = 0.0, zone: tzinfo | None = None) -> Late:
+    """A `Late` from an instructor's input; WorkbenchError for anything that is no time, has no zone (`zone` is for such
+    times), or is no percentage."""
+    moment = moment_of(due, zone, "--due")
     return Late(moment, check_between("the percentage for being late", percent_per_day, 0, 100))
 
 
@@ -405,7 +480,10 @@ def _graded(job: _Job, outcome: dict) -> Graded:
         return replace(job.graded, error=why)
     assert job.exercises is not None, "only what has a task was run"
     results = tuple(
-        result_of(e, outcome["results"].get(e.grade_id), set(outcome["confirmed"].get(e.grade_id, ())))
+        replace(
+            result_of(e, outcome["results"].get(e.grade_id), set(outcome["confirmed"].get(e.grade_id, ()))),
+            notes=job.answer_notes.get(e.grade_id, ()),
+        )
         for e in job.exercises.exercises
     )
     marks = [f"{r.grade_id}, {c.name}: {c.mark}" for r in results for c in r.checks if c.mark]
@@ -447,12 +525,13 @@ def _kept(out: Path, job: _Job) -> dict | None:
 class _Gradebook:
     """Rows in the order of the submissions, whichever is graded first."""
 
-    def __init__(self, out: Path, expected: Sequence[Graded], late: Late | None, progress) -> None:
-        self.out, self.late, self.progress = out, late, progress
+    def __init__(self, out: Path, expected: Sequence[Graded], late: Late | None, rows: Sequence[Row], progress) -> None:
+        self.out, self.late, self.adjustments, self.progress = out, late, rows, progress
         self.rows: list[Graded | None] = [None] * len(expected)
 
     def put(self, number: int, graded: Graded, folder: str) -> None:
         """Write one student's files and note the row."""
+        graded = adjusted(replace(graded, folder=folder), self.adjustments)
         if self.late is not None:
             graded = self.late.applied(graded)
         place = self.out / folder
@@ -487,22 +566,55 @@ def _read(
 
 
 def _names(submissions: Sequence[Submission], read: Sequence[tuple]) -> list[tuple]:
-    """Each submission as (Graded so far, set, answers, folder): no two with one student_id and lab, or one folder."""
+    """Each submission that counts as (Graded so far, set, answers, folder): no two with one student_id and lab, or one
+    folder."""
     result, ids, folders = [], set(), {WORK_FOLDER, *OURS}
+    chosen = _one_of_each_lab(submissions, read)
     labs: dict[str, set[str]] = {}
-    for submission, (exercises, _, _) in zip(submissions, read):
+    for submission, (exercises, _, _), _ in chosen:
         labs.setdefault(submission.student_id, set()).add(exercises.name if exercises else "")
-    for submission, (exercises, answers, error) in zip(submissions, read):
+    for submission, (exercises, answers, error), others in chosen:
         lab = exercises.name if exercises else ""
         student = _unused(submission.student_id, lambda name, lab=lab: (name, lab) in ids)
         ids.add((student, lab))
+        notes = list(submission.notes)
+        if student != submission.student_id:
+            notes.append(f"another {submission.student_id} has handed in {lab}: this one is {submission.path}")
+        if others:
+            names = ", ".join(others)
+            notes.append(
+                f"{len(others) + 1} notebooks of {lab or 'no known lab'}: {submission.name} counts, not {names}"
+            )
         several = len(labs[submission.student_id]) > 1
-        wanted = _folder_name(student) + (f"/{_folder_name(lab or 'unknown')}" if several else "")
+        wanted = folder_name(student) + (f"/{folder_name(lab or 'unknown')}" if several else "")
         folder = _unused(wanted, lambda name: name.casefold() in folders)
         folders.add(folder.casefold())
-        about = {key: getattr(submission, key) for key in ("first_name", "last_name", "email")}
-        one = Graded(student, lab, submission.name, submission.when(), error=error, **about)
+        kept = ("first_name", "last_name", "email", "timestamp", "source", "claims")
+        about = {key: getattr(submission, key) for key in kept}
+        about |= {"notes": tuple(notes), "not_graded": others, "folder": folder}
+        one = Graded(student, lab, submission.name, error=error, **about)
         result.append((one, exercises, answers, folder))
+    return result
+
+
+def _one_of_each_lab(
+    submissions: Sequence[Submission], read: Sequence[tuple]
+) -> list[tuple[Submission, tuple, tuple[str, ...]]]:
+    """Each student's one submission of each lab, what was read of it, and the names of those that do not count.
+
+    Of several, the one counts that can be read, that is named as it was handed out, that was handed in last, and that
+    is first by name: whichever of these tells them apart first.
+    """
+    of: dict[tuple, list[tuple[Submission, tuple]]] = {}
+    for submission, outcome in zip(submissions, read):
+        lab = outcome[0].name if outcome[0] else ""
+        of.setdefault((submission.student_id, submission.home, lab), []).append((submission, outcome))
+    result = []
+    for (_, _, lab), those in of.items():
+        those = sorted(those, key=lambda one: one[0].name)
+        those = sorted(those, key=lambda one: one[0].timestamp, reverse=True)
+        those = sorted(those, key=lambda one: (one[1][1] is None, not one[0].name.startswith(lab)))
+        result.append((*those[0], tuple(other.name for other, _ in those[1:])))
     return result
 
 
@@ -512,9 +624,3 @@ def _unused(name: str, used) -> str:
         number += 1
         candidate = f"{name}-{number}"
     return candidate
-
-
-def _folder_name(name: str) -> str:
-    """A student's name as the name of a folder: no separators, nothing hidden, nothing unprintable."""
-    name = re.sub(r'[/\\:*?"<>|\s]', "_", inert(name))[:80].strip()
-    return "_" + name if not name or name.startswith(".") or name.endswith((".csv", ".xml", ".html", ".")) else name

@@ -29,6 +29,8 @@ MAX_ITEMS = 250_000
 MAX_DEPTH = 32
 MAX_MESSAGE_CHARS = 2_000
 _to_text = json.dumps  # bound here, before an answer can patch the module
+# Begins what a judge says of counts that no right answer has; the instructor reads it, too.
+EVADED = "the count was evaded: "
 GRADE_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -81,6 +83,11 @@ class Check:
     further one is a pair, and what came back is judged every time.
 
     known: finds the words for a mistake that is listed; they follow the judge's.
+
+    constant_passes: an answer that ignores what it is given passes it, too (`grading.constants` finds out which do).
+    Its points count where a check of the exercise has passed that no such answer passes.
+
+    calls: other probes that this one calls by their names.
     """
 
     name: str
@@ -91,6 +98,8 @@ class Check:
     hidden: bool = False
     speedup: Speedup | None = None
     known: Known | None = None
+    constant_passes: bool = False
+    calls: tuple[Callable[..., Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or type(self.points) is not int or self.points < 0:
@@ -105,26 +114,69 @@ class Check:
         """`module:function`, by which the child imports the probe."""
         return f"{self.probe.__module__}:{self.probe.__qualname__}"
 
+    @property
+    def probe_names(self) -> tuple[str, ...]:
+        """That of its probe, and those of the probes that this one calls."""
+        return tuple(f"{probe.__module__}:{probe.__qualname__}" for probe in (self.probe, *self.calls))
+
 
 def claim(
-    name: str, probe: Callable, judge: Callable, cases: Callable, points: int = 1, speedup: Speedup | None = None
+    name: str,
+    probe: Callable,
+    judge: Callable,
+    cases: Callable,
+    points: int = 1,
+    speedup: Speedup | None = None,
+    constant_passes: bool = False,
 ) -> Check:
     """A Check with its arguments in the order of reading."""
-    return Check(name=name, points=points, cases=cases, probe=probe, judge=judge, speedup=speedup)
+    return Check(name, points, cases, probe, judge, speedup=speedup, constant_passes=constant_passes)
+
+
+def demands(probe: Callable, *parts: Check, name: str = "demands", points: int = 1) -> Check:
+    """One check of several parts; as a rule, a visible case of everything else that a statement asks for. It is hidden
+    if its parts are.
+
+    probe: `run_demand` of the module that holds the probes of all parts, which calls one of them by its name.
+    """
+    by_name = {part.name: part for part in parts}
+
+    def cases(draw: random.Random) -> list[dict]:
+        return [
+            {"demand": part.name, "probe": part.probe.__name__, "given": case}
+            for part in parts
+            for case in part.cases(draw)
+        ]
+
+    def judge(case: dict, seen: Any) -> str | None:
+        message = by_name[case["demand"]].judge(case["given"], seen)
+        return None if message is None else f"{case['demand']}: {message}"
+
+    calls = tuple(dict.fromkeys(part.probe for part in parts))
+    hidden = any(part.hidden for part in parts)
+    return replace(claim(name, probe, judge, cases, points), calls=calls, hidden=hidden)
 
 
 @dataclass(frozen=True)
 class Exercise:
     """`entry` is the name that the answer's cell must define; the checks are run in order, visible before hidden.
 
-    forbidden: what of the workbench the answer may not use, in the words of `reference`.
+    forbidden: what of the workbench the answer may not use, in the words of `reference`; as a rule, whatever the setup
+    cell does not import.
+    given: the names of ours in the setup cell that the answer may use, "module.name" of a module; None: all but
+    modules. Nothing else of ours is in its process (`workbench.grading.handed`).
+    withheld: `module:name` of what the probes would bring along and is no business of the answer.
+    counted: what the answer costs is counted in its process, so it can start no thread and no process there.
     """
 
     grade_id: str
     title: str
     entry: str
     checks: tuple[Check, ...]
-    forbidden: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ("workbench",)
+    given: tuple[str, ...] | None = None
+    withheld: tuple[str, ...] = ()
+    counted: bool = False
 
     def __post_init__(self) -> None:
         if not GRADE_ID.fullmatch(self.grade_id):
@@ -185,8 +237,8 @@ class ExerciseSet:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what to look
-    at."""
+    """`message` of a hidden check may quote its inputs: it is for the instructor only, as is `mark`, what to look at,
+    whether it passed or not."""
 
     name: str
     passed: bool
@@ -200,7 +252,10 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on one answer; `message` holds nothing of a hidden check but its name."""
+    """The verdict on one answer; `message` holds nothing of a hidden check but its name.
+
+    notes: what was left out of its cell before it was run, or what it lacks, in words for the student.
+    """
 
     grade_id: str
     verdict: Verdict
@@ -208,6 +263,7 @@ class Result:
     max_points: int
     message: str
     checks: tuple[CheckResult, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -220,7 +276,8 @@ class Result:
     @classmethod
     def from_dict(cls, data: dict) -> Result:
         checks = tuple(CheckResult(**check) for check in data["checks"])
-        return cls(**(data | {"verdict": Verdict(data["verdict"]), "checks": checks}))
+        notes = tuple(data.get("notes", ()))
+        return cls(**(data | {"verdict": Verdict(data["verdict"]), "checks": checks, "notes": notes}))
 
 
 # --- Across the boundary: only plain JSON ---
@@ -265,13 +322,22 @@ def encode(value: Any) -> Any:
     return walk(value, 0)
 
 
+_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
 def decode(data: Any) -> Any:
-    """The inverse of `encode`, but for tuples, tensors and arrays, which stay lists."""
+    """The inverse of `encode`, but for tuples, tensors and arrays, which stay lists.
+
+    Raises NotEncodable for what `encode` does not make of a float.
+    """
     if isinstance(data, list):
         return [decode(item) for item in data]
     if isinstance(data, dict):
         if data.keys() == {"$float"}:
-            return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[data["$float"]]
+            name = data["$float"]
+            if not isinstance(name, str) or name not in _FLOATS:
+                raise NotEncodable(f"a float of the name {brief(name, 40)}; inf, -inf and nan have one")
+            return _FLOATS[name]
         return {key: decode(item) for key, item in data.items()}
     return data
 
@@ -298,7 +364,7 @@ def loads(text: str | bytes) -> Any:
         raise ValueError(f"more than {MAX_JSON_BYTES:,} bytes of JSON")
     try:
         return decode(json.loads(text))
-    except (RecursionError, TypeError, KeyError) as error:
+    except (RecursionError, TypeError) as error:
         raise ValueError(f"not an observation: {error}") from error
 
 
@@ -310,6 +376,11 @@ def brief(value: Any, limit: int = 160) -> str:
 
 
 # --- Probe and judge ---
+
+
+def evaded(why: str) -> str:
+    """What a judge says of a count that no right answer has."""
+    return EVADED + why
 
 
 def refused_or_not(call: Callable[[], Any]) -> dict:
@@ -333,6 +404,13 @@ def not_refused(seen: dict) -> str:
     return f"no error was raised, a {seen['returned']} came back"
 
 
+# where an answer is run from a notebook's text, without the notebook
+ALONE = (
+    ": an answer is run after the setup cell and the definitions (def, class, import, constants) that it uses of cells"
+    " before it, and after nothing else of the notebook"
+)
+
+
 def describe_error(error: BaseException) -> str:
     """`TypeError: …` and, where it is known, the line of the answer that raised it."""
     if isinstance(error, SyntaxError):
@@ -342,12 +420,15 @@ def describe_error(error: BaseException) -> str:
         text = "MemoryError: the limit on memory was reached" if text == "MemoryError: " else text
     except Exception:
         text = f"{type(error).__name__} (its text cannot be shown)"
-    where, frame = "", error.__traceback__
+    where, frame, graded = "", error.__traceback__, False
     while frame:
         name = frame.tb_frame.f_code.co_filename
+        graded = graded or name.startswith("<answer")
         if name.startswith("<answer") or "ipykernel" in name or "ipython-input" in name:
             where = f" (line {frame.tb_lineno} of the answer's cell)"
         frame = frame.tb_next
+    if graded and type(error) is NameError:
+        where += ALONE
     return text[:MAX_MESSAGE_CHARS] + where
 
 
@@ -391,18 +472,25 @@ def judge_check(check: Check, cases: list[dict], observations: Sequence[dict]) -
         of = f"case {number + 1} of {len(cases)}: " if len(cases) > 1 else ""
         try:
             if "value" in observation:
-                message = check.judge(case, decode(observation["value"]))
+                message = _judged(check, case, decode(observation["value"]))
             elif reason := observation.get("not_attempted") or observation.get("reason"):  # about the whole answer
                 return str(reason)[:MAX_MESSAGE_CHARS]
             else:
                 message = (f"with {brief(case)}: " if case else "") + str(observation.get("error"))
-        except Exception:  # judges expect the probe's shape; an answer can make it anything
-            message = f"the answer gave {brief(decode(observation['value']))}, which is not of the expected form"
-        if message is not None and check.known:
-            message = with_hint(message, check.known.explain(check, cases, seen, number))
+            if message is not None and check.known:
+                message = with_hint(message, check.known.explain(check, cases, seen, number))
+        except (NotEncodable, RecursionError) as error:
+            message = f"what came from the answer is no observation: {brief(str(error), 80)}"
         if message is not None:
             return (of + str(message))[:MAX_MESSAGE_CHARS]
     return None
+
+
+def _judged(check: Check, case: dict, value: Any) -> str | None:
+    try:
+        return check.judge(case, value)
+    except Exception:  # judges expect the probe's shape; an answer can make it anything
+        return f"the answer gave {brief(value)}, which is not of the expected form"
 
 
 # --- Speed: counted first, then timed as paired ratios, by whoever judges ---
@@ -410,11 +498,15 @@ def judge_check(check: Check, cases: list[dict], observations: Sequence[dict]) -
 MIN_PAIRS, HOPELESS_PAIRS = 5, 7
 COUNTS_FIRST = "not timed: the checks before this one have to pass first"
 
+# what `judge_check` does, here or elsewhere
+Judge = Callable[[Check, list[dict], Sequence[dict]], str | None]
 # a case -> what was seen, and the seconds of processor time that it took
 Turn = Callable[[dict], tuple[dict, float]]
 
 
-def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple[str | None, str]:
+def race(
+    check: Check, cases: list[dict], answer: Turn, baseline: Turn, judge: Judge = judge_check
+) -> tuple[str | None, str]:
     """(None when right and fast enough, else the message; a mark when it is faster than can be believed, else "").
 
     Each case but the first is a pair: the same fresh inputs for both, who is first alternates, and what the answer gave
@@ -430,7 +522,7 @@ def race(check: Check, cases: list[dict], answer: Turn, baseline: Turn) -> tuple
         took = {}
         for turn in turns:
             seen, took[turn] = turn(case)
-            if turn is answer and (message := judge_check(check, [case], [seen])) is not None:
+            if turn is answer and (message := judge(check, [case], [seen])) is not None:
                 return message, ""
             if turn is baseline and "value" not in seen:
                 raise WorkbenchError(f"check {check.name!r}: what answers are timed against failed: {brief(seen)}")
@@ -472,6 +564,7 @@ def _turn(grade_id: str, probe: Callable, answer: Any) -> Turn:
 
 def conclude(exercise: Exercise, checks: list[CheckResult], untouched: bool = False) -> Result:
     """The verdict from the checks. `untouched`: every check met the stub, or there was no answer to run."""
+    checks = _without_constant(exercise, checks)
     points = sum(check.points for check in checks)
     max_points = exercise.max_points
     failed = [check for check in checks if not check.passed]
@@ -485,6 +578,22 @@ def conclude(exercise: Exercise, checks: list[CheckResult], untouched: bool = Fa
         shown = [next(check.message for check in failed if not check.hidden)]
     shown += [f"{check.name}: a hidden check failed" for check in failed if check.hidden]
     return Result(exercise.grade_id, Verdict.FAILED, points, max_points, "\n".join(shown) or "no checks", tuple(checks))
+
+
+def unusable(exercise: Exercise, problem: str) -> Iterator[tuple[CheckResult, bool]]:
+    """What `Runner.stream` would give for an answer whose cell cannot be used."""
+    return ((CheckResult(c.name, False, 0, c.points, problem, c.hidden), False) for c in exercise.checks)
+
+
+CONSTANT = "no points yet: an answer that ignores what it is given passes this one, too"
+
+
+def _without_constant(exercise: Exercise, checks: list[CheckResult]) -> list[CheckResult]:
+    """The points of checks that a constant answer passes count only beside a check that it does not pass."""
+    weak = {check.name for check in exercise.checks if check.constant_passes}
+    if any(check.passed and check.name not in weak for check in checks):
+        return checks
+    return [replace(c, points=0, message=CONSTANT) if c.passed and c.name in weak else c for c in checks]
 
 
 def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:
@@ -502,9 +611,9 @@ def evaluate(exercise: Exercise, answer: Any, *, seed: int = 0) -> Result:
             message = COUNTS_FIRST
         else:
             slow = _defined(check.speedup.baseline, exercise.entry)
-            turns = [_turn(exercise.grade_id, check.probe, one) for one in (answer, slow)]
+            own, other = (_turn(exercise.grade_id, check.probe, one) for one in (answer, slow))
             with _one_thread():
-                message, mark = race(check, cases, *turns)
+                message, mark = race(check, cases, own, other)
         points = check.points * (message is None)
         results.append(
             CheckResult(check.name, message is None, points, check.points, message or "", check.hidden, mark=mark)

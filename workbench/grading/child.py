@@ -1,9 +1,10 @@
-"""The process in which students' code runs: a small server that has imported torch and the probes, and forks.
+"""The process in which students' code runs: a small server that has imported libraries and nothing of ours, and forks.
 
 Started as a script by `runner`, with a socket to it as file descriptor argv[1]. For every session it forks one child,
-which gives up its rights (`confine`), then executes the prelude and one answer and answers questions: one line of JSON
-in (which probe, which case), one line out (what was seen). The server itself never runs a student's code, and no
-process here ever holds an expected value or a judge's verdict.
+which loads what of ours its exercise hands over (`handed`), gives up its rights (`confine`), then executes the prelude
+and one answer and answers questions: one line of JSON in (which probe, which case), one line out (what was seen). The
+server itself never runs a student's code, and no process here ever holds an expected value, a judge, what answers are
+timed against, or the part that is to be written: this file and `confine.py` are all of the workbench that it has read.
 
 What this guards and what it does not: a line printed to stdout is output, not a result. Code in the same process could
 find the result pipe and its nonce by walking stack frames and write an observation of its own; to profit it would have
@@ -12,16 +13,24 @@ to write the right one, which is what a right answer does anyway.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import gc
 import importlib
+import importlib.abc
+import importlib.util
 import io
 import json
+import linecache
+import marshal
 import os
 import random
 import select
 import signal
 import socket
 import sys
+import types
+from collections.abc import Sequence
 from typing import Any
 
 RESULT_FD, COMMAND_FD = 3, 4
@@ -29,9 +38,9 @@ WITHIN = "WORKBENCH_GRADING_WITHIN"  # in the environment: what this process was
 HELLO, READY, LOADED = -2, -1, 0  # numbers of the first lines; cases count from 1
 
 
-def serve(control: socket.socket, preload: list[str], import_paths: list[str]) -> None:
-    """Import everything, report that we are ready, then fork one session after the other until the runner closes the
-    socket."""
+def serve(control: socket.socket, preload: list[str], hidden: list[str]) -> None:
+    """Import the libraries, report that we are ready, then fork one session after the other until the runner closes the
+    socket. hidden: folders that no session may read, wherever they lie."""
     from workbench.grading import confine
 
     apart = confine.leave_network()
@@ -60,7 +69,7 @@ def serve(control: socket.socket, preload: list[str], import_paths: list[str]) -
                 request["user"] = 0
         pid, waited_for, report = _fork(apart["processes"])
         if pid == 0:
-            _become_session(control, fds, request | {"alone": apart["processes"]}, import_paths)
+            _become_session(control, fds, request | {"alone": apart["processes"]}, hidden)
         for fd in fds:
             os.close(fd)
         tell(control, {"pid": pid})
@@ -138,10 +147,11 @@ def _resident_bytes() -> int:
         return 0
 
 
-def _become_session(control: socket.socket, fds: list[int], request: dict, import_paths: list[str]) -> None:
+def _become_session(control: socket.socket, fds: list[int], request: dict, hidden: list[str]) -> None:
     """In the forked child: move the pipes to their places, give up every right, run the session, end. Never returns."""
     from workbench.grading import confine
 
+    begun = False
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -158,14 +168,16 @@ def _become_session(control: socket.socket, fds: list[int], request: dict, impor
         os.chdir(request["folder"])
         os.environ |= {"HOME": request["folder"], "TMPDIR": request["folder"]}
         limits = confine.Limits(**request["limits"])
-        readable = confine.readable_paths(import_paths)
+        readable, listed = confine.without(confine.readable_paths(), hidden)
         confine.limit_resources(limits, request["cpu_seconds"])
-        confine.confine_files(readable, [request["folder"], "/dev/null"])
-        confine.become_nobody(request["user"], [*readable, os.path.dirname(request["folder"])])
+        confine.confine_files(readable, [request["folder"], "/dev/null"], listed)
+        confine.become_nobody(request["user"], [*readable, *listed, os.path.dirname(request["folder"])])
         confine.refuse_calls(alone=request["alone"])
+        begun = True
         session()
     except BaseException as error:
-        os.write(2, f"the session could not start: {type(error).__name__}: {error}\n".encode())
+        told = "the answer's process lost its way to the grader" if begun else "the session could not start"
+        os.write(2, f"{told}: {type(error).__name__}: {error}\n".encode())
         os._exit(70)
     os._exit(0)
 
@@ -177,17 +189,49 @@ def _above(fd: int, lowest: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD, lowest)
 
 
-def session() -> None:
-    """Execute prelude and answer, then run one probe on one case a line, until there are no more lines."""
-    from workbench.grading.cell import fresh_main, load_answer
-    from workbench.grading.check import decode, describe_error, observe
-    from workbench.grading.reference import disarm
+class _Given(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports what was handed over, from code that crossed as text; then it is empty."""
 
+    def __init__(self, modules: Sequence[tuple[str, bool, str]]) -> None:
+        self._modules = {name: (package, code) for name, package, code in modules}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self._modules:
+            return None
+        return importlib.util.spec_from_loader(name, self, is_package=self._modules[name][0])
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__file__ = "<workbench>"  # some of ours look for data beside them, which are not there either
+        exec(marshal.loads(base64.b64decode(self._modules[module.__name__][1])), module.__dict__)
+
+    def load(self) -> None:
+        """Load all, and leave no way to load one of them again, or anything else of ours."""
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("workbench", "_workbench")]:
+            del sys.modules[name]  # what this process was started with
+        sys.meta_path.insert(0, self)
+        try:
+            for name in self._modules:
+                importlib.import_module(name)
+        finally:
+            sys.meta_path.remove(self)
+            self._modules = {}
+
+
+def session() -> None:
+    """Load what is handed over, execute prelude and answer, then run one probe on one case a line, until there are no
+    more lines."""
     sys.stdin = os.fdopen(0, "r", closefd=False)
     sys.stdout = os.fdopen(1, "w", errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     commands, me = os.fdopen(COMMAND_FD, "rb"), os.getpid()
     setup = json.loads(commands.readline())
+    linecache.clearcache()
+    given = setup.pop("modules")
+    _Given(given).load()
+    from workbench.grading.cell import fresh_main, load_answer
+    from workbench.grading.check import decode, describe_error, observe
+    from workbench.grading.watching import Watch
+
     # before anybody patches them
     nonce, answer, to_text, from_text = (setup["nonce"], None, json.dumps, json.loads)
 
@@ -207,18 +251,22 @@ def session() -> None:
     _seed()
     try:
         module = fresh_main(setup["prelude"])
-        disarm(setup["forbidden"])
     except BaseException as error:
         send(READY, {"broken": describe_error(error)})
         return
+    watch = Watch(tuple({name.partition(".")[0] for name, _, _ in given}))
     send(READY, {})
     source = from_text(commands.readline())
+
+    def noted() -> dict:
+        return {"suspect": "the answer " + ", ".join(watch.notes)} if watch.notes else {}
+
     try:
         answer = load_answer(module, source, setup["entry"])
-        send(LOADED, {})
+        send(LOADED, noted())
     except BaseException as error:
         stub = isinstance(error, NotImplementedError) and str(error).startswith(setup["grade_id"])
-        send(LOADED, {"not_attempted" if stub else "reason": describe_error(error)})
+        send(LOADED, {"not_attempted" if stub else "reason": describe_error(error)} | noted())
         return
     for text in commands:
         command = from_text(text)
@@ -229,7 +277,10 @@ def session() -> None:
             seen = observe(setup["grade_id"], probe, answer, decode(command["case"]))
         except BaseException as error:  # KeyboardInterrupt and the like, raised by the answer
             seen = {"error": describe_error(error)}
-        send(command["number"], seen)
+        if name := watch.replaced():
+            said = f"the answer replaced {name}; what a check sees by it is not believed"
+            seen = {"error": said, "suspect": said}
+        send(command["number"], noted() | seen)
 
 
 def _seed() -> None:
@@ -243,11 +294,70 @@ def _seed() -> None:
             function(0)
 
 
+def serve_orders(orders: socket.socket) -> None:
+    """In the bare process of `warm`: fork a server for every order, until nobody orders any more.
+
+    An order has three files: a pipe that hears the server's id, and then its end; the socket to its runner.
+    """
+    from workbench.grading import confine
+
+    confine.end_with_parent()
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a server; its runner sees its socket close
+    while True:
+        text, fds, _, _ = socket.recv_fds(orders, 1 << 16, 8)
+        if not text:
+            return
+        if os.fork() == 0:
+            try:
+                orders.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setsid()
+                confine.end_with_parent()
+                os.write(fds[0], f"{os.getpid()}\n".encode())
+                null = os.open(os.devnull, os.O_RDWR)
+                for target in (0, 1, 2):
+                    os.dup2(null, target)
+                order = json.loads(text)
+                serve(socket.socket(fileno=fds[1]), order["preload"], order["hidden"])
+            finally:
+                os._exit(0)
+        for fd in fds:
+            os.close(fd)
+
+
+def stand_alone(own: str) -> types.ModuleType:
+    """This file as `workbench.grading.child`, with `confine` beside it and nothing else of ours: no package around it
+    is run, none of its other modules can be imported."""
+    folder = os.path.dirname(own)
+    parent = None
+    for name in ("workbench", "workbench.grading"):
+        module = types.ModuleType(name)
+        module.__path__ = []
+        sys.modules[name] = module
+        if parent is not None:
+            parent.grading = module  # type: ignore[attr-defined]
+        parent = module
+    for name in ("confine", "child"):
+        spec = importlib.util.spec_from_file_location(f"workbench.grading.{name}", os.path.join(folder, f"{name}.py"))
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        setattr(parent, name, module)
+    # an editable installation's way to our source, which no session may read
+    for finder in [one for one in sys.meta_path if getattr(one, "__module__", "").startswith("__editable__")]:
+        if any("workbench" in name for name in vars(sys.modules[finder.__module__]).get("MAPPING", ())):
+            sys.meta_path.remove(finder)
+            del sys.modules[finder.__module__]
+    return sys.modules["workbench.grading.child"]
+
+
 if __name__ == "__main__":
     settings = json.loads(sys.argv[2])
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path += [path for path in (*settings["import_paths"], own) if path not in sys.path]
     # a confined process reaches no GPU: kernels are graded in the interpreter
     os.environ["TRITON_INTERPRET"] = "1"
-    serve(socket.socket(fileno=int(sys.argv[1])), settings["preload"], settings["import_paths"])
+    server: Any = stand_alone(os.path.abspath(__file__))
+    server.serve(socket.socket(fileno=int(sys.argv[1])), settings["preload"], settings["hidden"])
     os._exit(0)  # without torch's slow good-byes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import struct
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 8, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 8, 36, 38
 _CAP_DAC_READ_SEARCH = 1 << 2
 _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform != "win32" else None
 
@@ -158,6 +159,28 @@ def limit_resources(limits: Limits, cpu_seconds: float) -> None:
         resource.setrlimit(kind, (value, value + (name == "RLIMIT_CPU" and hard == resource.RLIM_INFINITY)))
 
 
+def limit_processor(seconds: float) -> None:
+    """So many seconds of the processor more than this process has had, rounded up; then SIGXCPU ends it."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    value = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def limit_memory(memory_bytes: int) -> None:
+    """So many bytes more than this process maps already."""
+    import resource
+
+    mapped, data = _memory_now()
+    if not mapped:  # a system that does not tell: macOS
+        return
+    for name, value in (("RLIMIT_DATA", data + memory_bytes), ("RLIMIT_AS", mapped + 2 * memory_bytes)):
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
 def _memory_now() -> tuple[int, int]:
     """Bytes of address space and of private data that this process maps already."""
     try:
@@ -201,9 +224,9 @@ def landlock_version() -> int:
     return max(0, _libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
-def confine_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
+def confine_files(readable: Sequence[str], writable: Sequence[str], listed: Sequence[str] = ()) -> bool:
     """Let this process open nothing but what lies under these paths; also no TCP and no signals out. False: no
-    Landlock.
+    Landlock. listed: folders whose names may be listed.
 
     So solutions, hidden checks, other submissions and the memory of other processes cannot be read. Paths that do not
     exist are passed over. Cannot be undone.
@@ -216,7 +239,7 @@ def confine_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
     size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = _call(_libc.syscall(444, ctypes.byref(attr), ctypes.c_size_t(size), ctypes.c_uint32(0)))
     read = _EXECUTE | _READ | _READ_DIR
-    for paths, allowed in ((readable, read), (writable, every & ~_IOCTL)):
+    for paths, allowed in ((readable, read), (listed, _READ_DIR), (writable, every & ~_IOCTL)):
         for path in paths:
             if not os.path.exists(path):
                 continue
@@ -272,6 +295,10 @@ _REFUSED_CALLS = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
+    "memfd_create": (319, 279),  # memory that no limit on files or on resident pages sees
+    "memfd_secret": (447, 447),
+    "sendmsg": (46, 211),  # by which an open file can be parked in a socket
+    "sendmmsg": (307, 269),
     "socket": (41, 198),
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -317,6 +344,7 @@ _ON_ITSELF_ONLY = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 2
 _OWNERS = {"fcntl": ((72, 25), (8, 10, 15)), "ioctl": ((16, 29), (0x8901, 0x8902))}
 _OPENS = (((257, 56), 32), ((2, None), 24))  # openat, open, and where their flags stand
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_PRCTL = (157, 167)
 _CLONE, _ABSENT = (56, 220), ((435, 435), (437, 437))  # clone3 and openat2, without which libc makes do
 _NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW… of clone's first argument
 _ACCESS, _TRUNCATING = 0o1003, 0o1000  # O_TRUNC with or without O_ACCMODE's bits
@@ -372,6 +400,8 @@ def refuse_calls(*, alone: bool = True) -> bool:
         for numbers, wanted in _OWNERS.values():
             tests = [(_EQUAL, len(wanted) - 1 - i, i == len(wanted) - 1, one) for i, one in enumerate(wanted)]
             program += looked_into(numbers, [(_LOAD, 0, 0, _SECOND), *tests])
+    # prctl(PR_SET_DUMPABLE): what it holds open stays in sight
+    program += looked_into(_PRCTL, [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, _PR_SET_DUMPABLE)])
     program.append((_RETURN, 0, 0, _ALLOW))
     install_filter(program)
     return True
@@ -384,16 +414,36 @@ def install_filter(program: Sequence[tuple[int, int, int, int]]) -> None:
     _call(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(_Filter(len(program), packed)), 0, 0))
 
 
-def readable_paths(import_paths: Sequence[str]) -> list[str]:
-    """What Python, torch and the probes need to read: the interpreter, the packages, system libraries; no home, no
-    /etc."""
-    package = Path(__file__).resolve().parent.parent
+def readable_paths() -> list[str]:
+    """What Python and libraries need to read: the interpreter, the packages, system libraries; no home, no /etc, and
+    with `without` nothing of ours."""
     python = [sys.prefix, sys.base_prefix, sys.executable, os.path.realpath(sys.executable)]
     packages = [path for path in sys.path if path and os.path.basename(path) in ("site-packages", "dist-packages")]
     system = ["/usr", "/lib", "/lib64", "/bin", "/opt", "/sys/devices", "/sys/fs/cgroup", "/proc/self"]
     system += ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/etc/ld.so.cache", "/etc/localtime"]
     system += ["/etc/passwd", "/etc/nsswitch.conf", "/dev/urandom", "/dev/random", "/dev/zero"]
-    return [*python, *packages, str(package), str(package.parent / "kernels"), *system, *import_paths]
+    return [*python, *packages, *system]
+
+
+def without(paths: Sequence[str], hidden: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(paths under which everything may be read, folders of which the names alone), so that nothing under a hidden
+    folder is among the first: a folder that holds one, such as site-packages with our package in it, is taken apart."""
+    hidden = [os.path.realpath(path) for path in hidden]
+    readable: list[str] = []
+    listed: list[str] = []
+    left = list(paths)
+    while left:
+        path = left.pop()
+        real = os.path.realpath(path)
+        if real in hidden:
+            continue
+        if not any(other.startswith(real.rstrip("/") + "/") for other in hidden):
+            readable.append(path)
+        elif os.path.isdir(real):
+            listed.append(path)
+            with contextlib.suppress(OSError):
+                left += [entry.path for entry in os.scandir(real) if not entry.is_symlink()]
+    return readable, listed
 
 
 def become_nobody(uid: int, needed: Sequence[str]) -> None:
@@ -415,6 +465,7 @@ def become_nobody(uid: int, needed: Sequence[str]) -> None:
     capabilities = (ctypes.c_uint32 * 6)(keep, keep, 0, 0, 0, 0)
     _call(_libc.capset(header, capabilities))
     _call(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _call(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))  # so that a grader who is not root sees what it holds open
     end_with_parent()
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import resolved
+from workbench.grading.answer_source import clean, with_helpers
 from workbench.grading.check import ExerciseSet
 
 MAX_NOTEBOOK_BYTES = 50_000_000
@@ -23,10 +25,14 @@ MAX_ANSWER_CHARS = 1_000_000
 
 @dataclass(frozen=True)
 class Answers:
-    """`sources`: grade_id -> source of its one answer cell. `problems`: grade_id -> why its cell cannot be used."""
+    """`sources`: grade_id -> source of its one answer cell. `problems`: grade_id -> why its cell cannot be used.
+
+    `notes`: grade_id -> what was left out of its cell, or what it lacks, in words for the student.
+    """
 
     sources: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def found(self) -> set[str]:
@@ -35,9 +41,19 @@ class Answers:
 
 def read_cells(path: str | Path) -> list[dict]:
     """The cells of a format-4 notebook; WorkbenchError, which names the file, for anything else."""
+    return cells_of(read_notebook(path), Path(path).name)
+
+
+def read_notebook(path: str | Path, within: Path | None = None) -> bytes:
+    """The file, at most 50 MB of it; WorkbenchError, which names it, for what is no file or larger.
+
+    within: a folder that it lies in, wherever links lead, also those that are changed meanwhile.
+    """
     path = Path(path)
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            if within is not None and not _place_of(file.fileno(), path).is_relative_to(resolved(within)):
+                raise WorkbenchError(f"{path.name} is a link that leads out of the student's folder")
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise WorkbenchError(f"{path.name} is not a file")
@@ -46,12 +62,19 @@ def read_cells(path: str | Path) -> list[dict]:
                     f"{path.name} has {status.st_size / 1e6:.0f} MB; at most {MAX_NOTEBOOK_BYTES / 1e6:.0f} MB are"
                     " read. Clear its outputs and save it again"
                 )
-            data = file.read(MAX_NOTEBOOK_BYTES + 1)
+            return file.read(MAX_NOTEBOOK_BYTES + 1)
     except IsADirectoryError:
         raise WorkbenchError(f"{path.name} is a folder; a notebook (.ipynb) was expected") from None
     except OSError as error:
         raise WorkbenchError(f"{path} cannot be read: {error.strerror or error}") from None
-    return cells_of(data, path.name)
+
+
+def _place_of(descriptor: int, path: Path) -> Path:
+    """Where an open file lies; what its path leads to now, where the system does not tell."""
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    except OSError:
+        return resolved(path)
 
 
 def cells_of(data: bytes, name: str) -> list[dict]:
@@ -131,7 +154,8 @@ def set_of(
     cells: those of the notebook, where they were read already; `path` is its name then.
     """
     every = {e.grade_id for s in sets.values() for e in s.exercises}
-    answers = answers_in(read_cells(path) if cells is None else cells, every)
+    notebook = list(read_cells(path) if cells is None else cells)
+    answers = answers_in(notebook, every)
 
     def common(exercises: ExerciseSet) -> int:
         return len(answers.found & {e.grade_id for e in exercises.exercises})
@@ -146,10 +170,42 @@ def set_of(
             )
         best = named
     ids = {e.grade_id for e in best.exercises}
-    return best, Answers(
-        {name: source for name, source in answers.sources.items() if name in ids},
-        {name: problem for name, problem in answers.problems.items() if name in ids},
+    return best, _runnable(
+        Answers(
+            {name: source for name, source in answers.sources.items() if name in ids},
+            {name: problem for name, problem in answers.problems.items() if name in ids},
+        ),
+        notebook,
+        best,
     )
+
+
+def _runnable(answers: Answers, notebook: list[dict], exercises: ExerciseSet) -> Answers:
+    """The same answers without what is no part of them, and with the definitions of earlier cells that they use.
+
+    Whoever runs an answer, `workbench check` or `workbench grade`, runs this text of it.
+    """
+    sources: dict[str, str] = {}
+    problems, notes = dict(answers.problems), {}
+    place = {grade_id_of(cell): number for number, cell in enumerate(notebook)}
+    # of the setup cell what a student has added: the names that it was handed out with are there
+    code = [(_source(cell) or "") if cell.get("cell_type") == "code" else "" for cell in notebook]
+    for name, source in answers.sources.items():
+        cleaned = clean(source)
+        if cleaned.problem:
+            problems[name] = cleaned.problem
+            continue
+        at = place[name]
+        whole = with_helpers(cleaned.source, code[:at], code[at + 1 :], exercises.prelude)
+        if len(whole.source) > MAX_ANSWER_CHARS:
+            problems[name] = (
+                f"the cell {name!r} and what it uses of other cells hold more than {MAX_ANSWER_CHARS:,} characters"
+            )
+            continue
+        sources[name] = whole.source
+        if cleaned.notes or whole.notes:
+            notes[name] = (*cleaned.notes, *whole.notes)
+    return Answers(sources, problems, notes)
 
 
 def set_named_like(path: str | Path, sets: Mapping[str, ExerciseSet]) -> ExerciseSet | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from workbench.grading.check import ExerciseSet, Verdict
 from workbench.grading.confine import Limits
+from workbench.grading.constants import passed_by_constants
 from workbench.grading.mistakes import Mistake
 from workbench.grading.runner import Runner, preload_of
 
@@ -63,6 +64,10 @@ def prove(
                 if mistake.caught_by not in failed:
                     got = f"only by {', '.join(failed)}" if failed else "by no check"
                     faults.append(f"wrong answer {mistake.name!r}: caught {got}, expected {mistake.caught_by}")
+            if wrong and right:
+                passed = passed_by_constants(runner, exercises, name, right[0][name], seed)
+                marked = {check.name for check in exercise.checks if check.constant_passes}
+                faults += [f"a constant answer passes {one!r}: mark it constant_passes" for one in passed - marked]
             hidden = sum(check.hidden for check in exercise.checks)
             visible = len(exercise.checks) - hidden
             listed = len(wrong.get(name, ()))

@@ -3,17 +3,21 @@ made.
 
 `release` is the course without what would give answers away. Each exercise notebook is looked at before anything is
 written: no marker of an answer or a hidden test, nbgrader's v3 metadata valid and with its checksums, every answer a
-stub. `autograder` is the opposite, for the instructor's upload alone: hidden checks and seed are in it.
+stub. On request the package goes with it, for students to install: the engine, the labs and the visible checks, without
+`solutions/` (answers, hidden checks, wrong answers) and without what of the checks only the hidden ones use.
+`autograder` is the opposite, for the instructor's upload alone: hidden checks and seed are in it.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,11 @@ Don't:
 If asked for a solution, say that you may not give it in this course, and offer the next hint instead.
 """
 
+PACKAGED = """- Install the package that the notebooks need, with the Python in which you work: `pip install -c
+  package/constraints.txt ./package` (Linux and macOS, Python 3.11 or newer; torch is the largest part of it). Then
+  `workbench doctor` says what is missing.
+"""
+
 README = """# Your course
 
 Open it with `workbench lab` in this folder; start with `notebooks/00_start_here.ipynb`.
@@ -64,14 +73,18 @@ Open it with `workbench lab` in this folder; start with `notebooks/00_start_here
 """
 
 
-def release(course: Path, target: Path, labs: Sequence[str] = ()) -> list[str]:
+def release(course: Path, target: Path, labs: Sequence[str] = (), *, package: bool = False) -> list[str]:
     """Write the student's course into the new or empty folder `target`: whole or not at all. Returns its files.
 
-    labs: names of notebooks, such as 03_kv_cache; all by default. Raises WorkbenchError when `course` has no exercises,
-    when one of them would give something away, and when there is something at `target`.
+    labs: names of notebooks, such as 03_kv_cache; all by default. package: with the students' edition of the package,
+    in target/package; `course` is a clone then. Raises WorkbenchError when `course` has no exercises, when one of them
+    would give something away, and when there is something at `target`.
     """
     target = from_home(target)
     files = dict(_course_files(course, labs))
+    if package:
+        files |= {f"package/{name}": data for name, data in student_package(course, files).items()}
+        files["README.md"] += PACKAGED.encode()
     if any(resolved(target).is_relative_to(resolved(course / part)) for part in ("notebooks", "exercises")):
         raise WorkbenchError(f"{target} lies inside what is released; name a folder outside {course}")
     with new_folder(target) as fresh:
@@ -158,6 +171,74 @@ def checksum(cell_type: str, source: str, about: dict) -> str:
     return digest.hexdigest()
 
 
+# --- The students' edition of the package ---
+
+EDITION = "+student"  # after its version
+
+
+def student_package(clone: Path, released_files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files of the package as students install it: path below its folder -> content. Raises WorkbenchError for a
+    folder that is no clone."""
+    files = _package_files(clone, models=True)
+    project = files["pyproject.toml"].decode()
+    project, replaced = re.subn(r'(?m)^(version = "[^"+]+)"$', rf'\1{EDITION}"', project)
+    if replaced != 1:
+        raise WorkbenchError(f'{clone / "pyproject.toml"} has no line such as version = "0.1.0"')
+    files["pyproject.toml"] = project.encode()
+    texts = {name: data.decode() for name, data in files.items() if name.endswith(".py")}
+    notebooks = [json.loads(data) for name, data in released_files.items() if name.endswith(".ipynb")]
+    beside = ["".join(cell["source"]) for notebook in notebooks for cell in notebook["cells"]]
+    for name, text in without_unused(texts, beside).items():
+        files[name] = text.encode()
+    return files
+
+
+def without_unused(texts: Mapping[str, str], beside: Iterable[str]) -> dict[str, str]:
+    """Those files of the labs' checks that change when what nobody uses is taken out: it is there for hidden checks.
+
+    Used is what any other line of these texts or of those `beside` them names, as a word: too much stays, and never too
+    little.
+    """
+    kept = dict(texts)
+    counts = Counter(word for text in (*kept.values(), *beside) for word in _WORD.findall(text))
+    looked_at = [name for name in kept if _CHECKS.search(name)]
+    changed = True
+    while changed:
+        changed = False
+        for name in looked_at:
+            for part in ast.parse(kept[name]).body:
+                if not isinstance(part, ast.FunctionDef | ast.ClassDef) or part.name == "main":
+                    continue
+                first = min([part.lineno, *(one.lineno for one in part.decorator_list)])
+                lines = kept[name].splitlines(keepends=True)
+                own = Counter(_WORD.findall("".join(lines[first - 1 : part.end_lineno])))
+                if counts[part.name] == own[part.name]:
+                    kept[name] = "".join([*lines[: first - 1], *lines[part.end_lineno :]])
+                    counts -= own
+                    changed = True
+                    break
+    return {name: text for name, text in kept.items() if text != texts[name]}
+
+
+_WORD = re.compile(r"\w+")
+_CHECKS = re.compile(r"workbench/labs/\w+/checks/\w+\.py$")
+
+
+def _package_files(clone: Path, *, models: bool) -> dict[str, bytes]:
+    """What an installable copy of the package consists of; WorkbenchError where the clone lacks some of it."""
+    parts = [clone / name for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE")]
+    parts += [
+        path
+        for top in ("workbench", "kernels")
+        for path in sorted((clone / top).rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and (models or "zoo" not in path.relative_to(clone).parts)
+    ]
+    missing = [path.name for path in parts if not path.is_file()]
+    if missing or len(parts) < 5:
+        raise WorkbenchError(f"{clone} is not a clone of the course: {', '.join(missing) or 'workbench'} is missing")
+    return {path.relative_to(clone).as_posix(): path.read_bytes() for path in parts}
+
+
 # --- The grader for Gradescope ---
 
 SETUP = """#!/usr/bin/env bash
@@ -181,29 +262,26 @@ cd /
 
 
 def autograder(
-    clone: Path, target: Path, assignment: str, hidden: Sequence[Path], seed: str, mistakes: dict | None = None
+    clone: Path,
+    target: Path,
+    assignment: str,
+    hidden: Sequence[Path],
+    seed: str,
+    mistakes: dict | None = None,
+    seed_per: str = "class",
 ) -> None:
     """Write the zip that Gradescope takes: this package without models, the hidden checks of one lab, its seed, and the
-    table of the mistakes that its failing checks have words for.
+    table of the mistakes that its failing checks have words for. seed_per: as of `batch.grade`.
 
     Raises WorkbenchError when the clone lacks a part, or `target` exists.
     """
     if target.exists():
         raise WorkbenchError(f"{target} is there already; nothing is overwritten")
-    parts = [clone / name for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE")]
-    parts += [
-        path
-        for top in ("workbench", "kernels")
-        for path in sorted((clone / top).rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts and "zoo" not in path.relative_to(clone).parts
-    ]
-    missing = [path.name for path in parts if not path.is_file()]
-    if missing or len(parts) < 5:
-        raise WorkbenchError(f"{clone} is not a clone of the course: {', '.join(missing) or 'workbench'} is missing")
-    files = {f"package/{path.relative_to(clone).as_posix()}": path.read_bytes() for path in parts}
+    files = {f"package/{name}": data for name, data in _package_files(clone, models=False).items()}
     files |= {f"hidden/{path.name}": path.read_bytes() for path in hidden}
     settings: dict[str, Any] = {"assignment": assignment, "seed": seed, "sets": "workbench.checks:exercise_sets"}
     settings |= {"mistakes": mistakes} if mistakes else {}
+    settings |= {"seed_per": seed_per} if seed_per != "class" else {}
     files["settings.json"] = (json.dumps(settings, indent=1) + "\n").encode()
     files |= {"setup.sh": SETUP.encode(), "run_autograder": RUN.encode()}
     with (

@@ -12,8 +12,9 @@ import csv
 import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 from workbench.grading.check import CheckResult, Result, Verdict
@@ -32,6 +33,7 @@ CSV_COLUMNS = (
     "max_score",
 )
 
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # how a cell begins that a spreadsheet computes
 HIDDEN_TEXT = "A hidden check: what it runs is not shown."
 _ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 _UNSEEN = re.compile(
@@ -40,13 +42,27 @@ _UNSEEN = re.compile(
 
 
 @dataclass(frozen=True)
+class Adjustment:
+    """What an instructor changed by hand. exercise: "" for the whole notebook; change: in points; request: what the
+    student has asked for, open: nobody has answered yet."""
+
+    exercise: str
+    change: float
+    comment: str = ""
+    request: str = ""
+    open: bool = False
+
+
+@dataclass(frozen=True)
 class Graded:
     """One submission after grading. `error`: why it could not be read or graded; then there are no results.
 
-    notes: what its teacher should know, such as missing exercises. penalty: points taken off for being late, by
-    `days_late` days, of which one that has begun counts. seconds: how
-    long grading took, checks_seconds: how long of it answers ran; in no student's report, so that these are the same
-    whenever they are made.
+    timestamp: when it was handed in, "" where nothing that students cannot write says so; source: what does. claims:
+    other times, to be shown and not used. notes: what its teacher should know, such as missing exercises. not_graded:
+    names of further notebooks of this student and lab. worth: grade_id -> points of each exercise. penalty: points
+    taken off for being late, by `days_late` days, of which one that has begun counts. adjustments: by hand. folder: of
+    its files, in the gradebook's. seconds: how long grading took, checks_seconds: how long of it answers ran; in no
+    student's report, so that these are the same whenever they are made.
     """
 
     student_id: str
@@ -66,10 +82,26 @@ class Graded:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     checks_seconds: float = 0.0
+    source: str = ""
+    claims: tuple[str, ...] = ()
+    not_graded: tuple[str, ...] = ()
+    worth: tuple[tuple[str, int], ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
+    folder: str = ""
 
     @property
-    def raw_score(self) -> int:
+    def from_checks(self) -> int:
         return sum(result.points for result in self.results)
+
+    @property
+    def by_hand(self) -> float:
+        """Points that came by hand, or went."""
+        return sum(adjustment.change for adjustment in self.adjustments)
+
+    @property
+    def raw_score(self) -> int | float:
+        """Before what is taken off for being late; never below 0."""
+        return max(0, self.from_checks + self.by_hand) if self.by_hand else self.from_checks
 
     @property
     def score(self) -> int | float:
@@ -80,6 +112,12 @@ def inert(text: str) -> str:
     """`text` as plain characters that all show: no terminal codes, no control, zero-width or bidirectional
     characters."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", _ANSI.sub("", str(text)))
+
+
+def folder_name(name: str) -> str:
+    """A student's name as the name of a folder: no separators, nothing hidden, nothing unprintable."""
+    name = re.sub(r'[/\\:*?"<>|\s]', "_", inert(name))[:80].strip()
+    return "_" + name if not name or name.startswith(".") or name.endswith((".csv", ".xml", ".html", ".")) else name
 
 
 # --- grades.csv ---
@@ -93,13 +131,15 @@ def csv_text(graded: Sequence[Graded]) -> str:
     for one in graded:
         texts = [one.assignment, one.duedate, one.timestamp, one.student_id]
         texts += [one.last_name, one.first_name, one.email]
-        writer.writerow([*map(_csv_cell, texts), one.raw_score, f"{one.penalty:g}", f"{one.score:g}", one.max_score])
+        writer.writerow(
+            [*map(_csv_cell, texts), f"{one.raw_score:g}", f"{one.penalty:g}", f"{one.score:g}", one.max_score]
+        )
     return out.getvalue()
 
 
 def _csv_cell(text: str) -> str:
     text = inert(text).replace("\n", " ").replace("\t", " ")
-    return "'" + text if text.lstrip()[:1] in ("=", "+", "-", "@") and text.strip() else text
+    return "'" + text if text.lstrip()[:1] in FORMULA and text.strip() else text
 
 
 # --- results.json ---
@@ -125,7 +165,7 @@ def gradescope(graded: Graded) -> dict:
             )
     return {
         "score": graded.score,
-        "output": inert(graded.error or ""),
+        "output": inert("\n".join(filter(None, (graded.error, *about_submission(graded))))),
         "output_format": "text",
         "visibility": "visible",
         "stdout_visibility": "hidden",
@@ -133,12 +173,30 @@ def gradescope(graded: Graded) -> dict:
     }
 
 
+def about_submission(graded: Graded) -> list[str]:
+    """Lines for the student about the notebook as a whole: what counted, what was taken off, what was changed by
+    hand."""
+    lines = []
+    if graded.not_graded:
+        others = ", ".join(graded.not_graded)
+        lines.append(f"{len(graded.not_graded) + 1} notebooks were handed in; {graded.file} counts, not {others}")
+    if graded.by_hand:
+        lines.append(f"{graded.from_checks} points from the checks, {graded.by_hand:+g} by hand")
+    if graded.penalty:
+        lines.append(f"{graded.penalty:g} points less: handed in {graded.timestamp}, due {graded.duedate} (UTC)")
+    for one in graded.adjustments:
+        change = f"{one.change:+g} by hand" if one.change else ""
+        said = ": ".join(filter(None, (one.exercise or "The whole notebook", change, one.comment)))
+        lines.append("; ".join(filter(None, (said, f"your request is open: {one.request}" if one.open else ""))))
+    return lines
+
+
 def shown_message(result: Result, check: CheckResult) -> str:
     """What the student may read about a check."""
     if check.hidden:
-        return HIDDEN_TEXT
+        return f"{HIDDEN_TEXT} It passed, but has {check.message}." if check.passed and check.message else HIDDEN_TEXT
     if check.passed:
-        return "passed"
+        return f"passed, but {check.message}" if check.message else "passed"
     printed = f"\nIt printed:\n{check.output}" if check.output.strip() else ""
     return inert(check.message + printed)
 
@@ -205,6 +263,10 @@ pre { background: var(--card); border-radius: .35rem; padding: .6rem .8rem; marg
   white-space: pre-wrap;
   overflow-wrap: anywhere; font: .875rem/1.45 ui-monospace, monospace; unicode-bidi: plaintext; }
 bdi { unicode-bidi: isolate; overflow-wrap: anywhere; }
+td bdi { overflow-wrap: break-word; } td { max-width: 40rem; }
+th.n:not(:last-child), td.n:not(:last-child) { padding-right: 1.25rem; }
+.wide { max-width: 90rem; } .beside { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
+.beside > div { min-width: 0; } mark { background: #ffe08a; color: #1d2430; } sup { font-size: .7em; }
 @media print { body { padding: 0; max-width: none; font-size: 10.5pt; } }
 """
 
@@ -217,6 +279,9 @@ def text_in_html(text: str) -> str:
 def feedback_html(graded: Graded) -> str:
     """One self-contained page: every exercise with its verdict, points, checks, and what to look at."""
     titles = dict(graded.titles)
+    by_hand: dict[str, float] = {}
+    for one in graded.adjustments:
+        by_hand[one.exercise] = by_hand.get(one.exercise, 0) + one.change
     share = f'<meter min="0" max="{max(graded.max_score, 1)}" value="{graded.score}">{graded.score}</meter>'
     body = [
         f"<h1>{text_in_html(graded.assignment or 'Unknown assignment')}</h1>",
@@ -226,11 +291,8 @@ def feedback_html(graded: Graded) -> str:
         ),
         f'<p class="score"><strong>{graded.score:g}</strong> of {graded.max_score} points</p>{share}',
     ]
-    if graded.penalty:
-        body.append(
-            f"<p>{graded.raw_score} points, less {graded.penalty:g}: handed in {text_in_html(graded.timestamp)}, due "
-            f"{text_in_html(graded.duedate)} (UTC).</p>"
-        )
+    if lines := about_submission(graded):
+        body.append("<ul>" + "".join(f"<li>{text_in_html(line)}</li>" for line in lines) + "</ul>")
     if graded.error:
         body.append(
             '<section><h2 class="failed">This submission could not be'
@@ -240,7 +302,7 @@ def feedback_html(graded: Graded) -> str:
         rows = "".join(
             f"<tr><td>{text_in_html(titles.get(r.grade_id, r.grade_id))}</td><td"
             f' class="{r.verdict}">{" ".join(_WORDS[r.verdict])}</td><td class="n">{r.points} /'
-            f" {r.max_points}</td></tr>"
+            f" {r.max_points}{_by_hand(by_hand.get(r.grade_id, 0))}</td></tr>"
             for r in graded.results
         )
         body.append(
@@ -251,13 +313,43 @@ def feedback_html(graded: Graded) -> str:
     return page(f"{graded.assignment}: {graded.student_id}", body)
 
 
-def page(title: str, body: Sequence[str]) -> str:
+def _by_hand(change: float) -> str:
+    return f", {change:+g} by hand" if change else ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell that leads to a file of the gradebook."""
+
+    text: str
+    file: str
+
+    def html(self) -> str:
+        return f'<a href="{quote(self.file)}">{text_in_html(self.text)}</a>' if self.file else text_in_html(self.text)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence], numbers: Iterable[int]) -> str:
+    numbers = set(numbers)
+
+    def line(cells: Sequence, tag: str) -> str:
+        made = []
+        for i, cell in enumerate(cells):
+            shown = cell.html() if isinstance(cell, Link) else text_in_html(str(cell))
+            made.append(f'<{tag} class="n">{shown}</{tag}>' if i in numbers else f"<{tag}><bdi>{shown}</bdi></{tag}>")
+        return f"<tr>{''.join(made)}</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def page(title: str, body: Sequence[str], *, wide: bool = False) -> str:
     """A page that loads nothing and runs nothing. `body` is HTML; `title` is text."""
+    kind = ' class="wide"' if wide else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{text_in_html(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        f"<title>{text_in_html(title)}</title><style>{_STYLE}</style></head>\n<body{kind}>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )
@@ -268,13 +360,13 @@ def _section(result: Result, title: str) -> str:
     head = (
         f'<header><h2>{text_in_html(title)} <span class="dim">({text_in_html(result.grade_id)})</span></h2>'
         f'<span class="verdict {result.verdict}">{sign} {word}, {result.points} of {result.max_points}</span></header>'
-    )
+    ) + "".join(f'<p class="dim">{text_in_html(note)}</p>' for note in result.notes)
     if result.verdict == Verdict.NOT_ATTEMPTED:
         return f'<section>{head}<p class="dim">{text_in_html(result.message)}</p></section>'
     items, said = [], set()
     for check in result.checks:
         mark, kind = ("✓", "passed") if check.passed else ("✗", "failed")
-        text = "" if check.passed and not check.hidden else shown_message(result, check)
+        text = "" if check.passed and not (check.hidden or check.message) else shown_message(result, check)
         note = "" if not text or text in said else f"<pre>{text_in_html(text)}</pre>"
         note = f' <span class="dim">{text_in_html(text)}</span>' if check.hidden else note
         said.add(text)

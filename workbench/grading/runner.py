@@ -3,7 +3,7 @@
     with Runner(preload=preload_of(exercises)) as runner:
         result = runner.run(exercises, exercise, source)
 
-A `Runner` is one process (`server`, `child`), which imports torch and the probes once and forks a session for every
+A `Runner` is one process (`server`, `child`), which imports torch and other libraries once and forks a session for each
 answer. A session runs the checks of one exercise in order; when the answer kills it or runs out of time, that check
 fails with the reason and the next check gets a fresh session. Cases, judges and expected values stay in this process; a
 case crosses when its turn comes.
@@ -18,36 +18,45 @@ from dataclasses import replace
 from workbench.errors import WorkbenchError
 from workbench.grading.check import (
     COUNTS_FIRST,
+    EVADED,
+    MAX_MESSAGE_CHARS,
     Check,
     CheckResult,
     Exercise,
     ExerciseSet,
+    Judge,
     Result,
     cases_of,
     conclude,
-    judge_check,
     race,
 )
-from workbench.grading.reference import uses
+from workbench.grading.handed import hand_over
+from workbench.grading.judging import TOO_MUCH, JudgeProcess
+from workbench.grading.reference import looks_inside, reaches_around, uses
 from workbench.grading.server import START_SECONDS, Server
 from workbench.grading.session import Session, SessionEnded
 
 MISSING = "the answer's cell is missing from the notebook"
+UNBELIEVED = "what is counted in its process is not believed"
 UNTOUCHED = "the answer's cell is as it was handed out"
 
 
 def preload_of(*sets: ExerciseSet) -> tuple[str, ...]:
-    """The modules that hold the probes of these sets, after torch: what the server imports once."""
-    modules = {c.probe.__module__: None for s in sets for e in s.exercises for c in e.checks}
-    return ("torch", *modules)
+    """The libraries that answers and probes of these sets import: what the server imports once."""
+    libraries = {library: None for s in sets for e in s.exercises for library in hand_over(s, e).libraries}
+    return ("torch", *libraries)
 
 
 class Runner(Server):
     """A server, and the judge of what its sessions see."""
 
     _beside: Server | None = None  # runs what answers are timed against
+    _judges: JudgeProcess | None = None
 
     def close(self) -> None:
+        if self._judges is not None:
+            self._judges.close()
+            self._judges = None
         if self._beside is not None:
             self._beside.close()
             self._beside = None
@@ -86,9 +95,16 @@ class Runner(Server):
             load_error = {"not_attempted": MISSING}
         elif starter is not None and source.strip() == starter.strip():
             load_error = {"not_attempted": UNTOUCHED}
-        elif used := uses(source, exercises.prelude, exercise.forbidden):
-            load_error = {"reason": f"the answer uses {', '.join(used)}; this exercise is to write it"}
-        passed, only_stubs = True, True
+        elif used := uses(source, exercises.prelude, exercise.forbidden, exercise.given):
+            said = f"the answer uses {', '.join(used)}; this exercise is to write it"
+            load_error = {"reason": said, "suspect": said}
+        inside = looks_inside(source or "")
+        note = f"the answer's text looks into other code ({', '.join(inside)})" * bool(inside)
+        around = reaches_around(source or "") if exercise.counted and load_error is None else []
+        if around:
+            said = note or f"the answer's text holds what could lead around a count ({', '.join(around[:5])})"
+            note, load_error = said, {"reason": f"{said}; {UNBELIEVED}, so do without"}
+        passed, only_stubs, marks = True, True, set[str]()
         try:
             for check in exercise.checks:
                 cases, observations, output, mark = cases_of(exercise, check, seed), [], "", None
@@ -104,7 +120,7 @@ class Runner(Server):
                     if session is None:
                         assert source is not None, "a missing cell is not attempted"
                         self.start()
-                        session = Session(self, exercises, exercise, source, single=raced)
+                        session = Session(self, exercises, exercise, source, single=raced or exercise.counted)
                         session.prepare()
                     until = min(time.monotonic() + self.limits.check_seconds, deadline or float("inf"))
                     if not raced:
@@ -117,12 +133,28 @@ class Runner(Server):
                         session = None
                 if load_error:
                     observations = [load_error]
-                result, stub = _result(check, cases, observations, output, mark)
+                if exercise.counted and (seen := next(filter(None, (o.get("suspect") for o in observations)), "")):
+                    observations = [{"reason": f"{seen}; {UNBELIEVED}", "suspect": seen}]
+                result, stub = _result(check, cases, observations, output, mark, self._judge(exercises, exercise))
+                if result.message.startswith(TOO_MUCH):  # and would be again
+                    load_error = {"reason": result.message}
+                own = result.mark if result.mark not in marks else ""  # each is said once
+                marks.add(own)
+                result, note = replace(result, mark="; ".join(filter(None, (note, own)))), ""
                 passed, only_stubs = passed and result.passed, only_stubs and stub
                 yield result, stub
         finally:
             if session is not None:
                 session.end()
+
+    def _judge(self, exercises: ExerciseSet, exercise: Exercise) -> Judge:
+        """A function that judges these checks, in a process apart."""
+        if self._judges is None or not set(exercise.checks) <= set(self._judges.checks):
+            if self._judges is not None:
+                self._judges.close()
+            checks = [check for one in (*exercises.exercises, exercise) for check in one.checks]
+            self._judges = JudgeProcess(checks)
+        return self._judges.judge
 
     def _race(
         self, session: Session, check: Check, cases: list[dict], until: float
@@ -132,8 +164,8 @@ class Runner(Server):
         What it is timed against runs in a process of ours that no answer shares, and in which the answer cannot reach.
         """
         if self._beside is None:
-            paths = self._settings["import_paths"]
-            self._beside = Server(self._settings["preload"], paths, self.limits, cores=self.cores)
+            settings = self._settings
+            self._beside = Server(settings["preload"], settings["hidden"], self.limits, cores=self.cores)
         assert check.speedup is not None, "a check that asks for a speed"
         exercise = replace(session.exercise, forbidden=())
         self._beside.start()
@@ -149,6 +181,7 @@ class Runner(Server):
                 cases,
                 lambda case: session.timed(check, case, until),
                 lambda case: beside.timed(check, case, time.monotonic() + self.limits.check_seconds),
+                self._judge(session.exercises, session.exercise),
             )
         except SessionEnded as ended:
             if beside.over:
@@ -177,11 +210,15 @@ def _observe_all(session: Session, check: Check, cases: list[dict], until: float
 
 
 def _result(
-    check: Check, cases: list[dict], observations: list[dict], output: str, mark: str | None
+    check: Check, cases: list[dict], observations: list[dict], output: str, mark: str | None, judge: Judge
 ) -> tuple[CheckResult, bool]:
     """mark: not None where a race has judged already, and the answer has won it."""
-    message = None if mark is not None else judge_check(check, cases, observations)
+    message = None if mark is not None else judge(check, cases, observations)
     passed = message is None
+    if message is not None and EVADED in message:
+        mark = message
+    noted = {text for text in (mark, *(seen.get("suspect") for seen in observations)) if text}
+    mark = "; ".join(sorted(map(str, noted)))[:MAX_MESSAGE_CHARS]
     stub = bool(observations) and "not_attempted" in observations[0]
     result = CheckResult(
         check.name, passed, check.points * passed, check.points, message or "", check.hidden, output, mark or ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -50,7 +51,7 @@ class Server:
         self.cores = list(cores)
         self.folder: str | None = None  # where sessions work, if not where all temporary files are
         self.answer_seconds = 0.0  # spent in answers and probes so far, on the wall
-        self._settings = {"preload": list(preload), "import_paths": [*map(str, import_paths)]}
+        self._settings = {"preload": list(preload), "hidden": [*hidden_folders(), *map(str, import_paths)]}
         self._server: subprocess.Popen | warm.Forked | None = None
 
     def __enter__(self) -> Self:
@@ -131,7 +132,9 @@ class Server:
             self.folder = tempfile.mkdtemp(prefix="sessions-")
             os.chmod(self.folder, 0o711)
         binds: list[str] = []
-        for path in sorted(confine.readable_paths(self._settings["import_paths"])):
+        readable, _ = confine.without(confine.readable_paths(), self._settings["hidden"])
+        own = [str(Path(module.__file__ or "").resolve()) for module in (child, confine)]
+        for path in sorted([*readable, *own]):
             inside = any(Path(path).is_relative_to(other) for other in ("/proc", "/dev", *binds[1::3]))
             binds += [] if inside else ["--ro-bind-try", path, path]
         command = [program, "--die-with-parent", *binds, "--ro-bind", "/proc", "/proc", "--dev", "/dev"]
@@ -181,6 +184,19 @@ class Server:
                 if attempt == 2:
                     raise WorkbenchError(f"the process that runs answers stopped: {error}") from error
         raise AssertionError
+
+
+def hidden_folders() -> list[str]:
+    """Ours, which no answer may read, wherever the package is installed: its source, its kernels, and in a clone all
+    that lies beside them."""
+    package = Path(__file__).resolve().parents[1]
+    ours = [package]
+    kernels = importlib.util.find_spec("workbench.kernels")
+    if kernels is not None and kernels.origin:
+        ours.append(Path(kernels.origin).resolve().parent)
+    if (package.parent / "pyproject.toml").is_file():
+        ours += [package.parent / name for name in ("solutions", "exercises", "notebooks", "tests", "docs", "build")]
+    return [str(folder) for folder in ours]
 
 
 def scrubbed_environment() -> dict[str, str]:

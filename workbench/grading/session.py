@@ -8,6 +8,7 @@ import os
 import secrets
 import selectors
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -15,7 +16,18 @@ from dataclasses import asdict
 
 from workbench.errors import WorkbenchError
 from workbench.grading import child
-from workbench.grading.check import MAX_JSON_BYTES, Check, Exercise, ExerciseSet, NotEncodable, decode, encode, pack
+from workbench.grading.check import (
+    MAX_JSON_BYTES,
+    MAX_MESSAGE_CHARS,
+    Check,
+    Exercise,
+    ExerciseSet,
+    NotEncodable,
+    decode,
+    encode,
+    pack,
+)
+from workbench.grading.handed import hand_over
 from workbench.grading.server import START_SECONDS, Server, remove_tree
 
 SHOWN_OUTPUT_CHARS = 4_000
@@ -38,10 +50,10 @@ class Session:
         self.limits, self.server = server.limits, server
         self.exercises, self.exercise, self.source = exercises, exercise, source
         self.nonce = secrets.token_hex(16)
-        self.loaded, self.over = False, False
+        self.loaded, self.over, self.suspect = False, False, ""
         self.exit_code: int | None = None
         self._results, self._output, self._output_bytes = b"", b"", 0
-        self._watched, self._asked, self.wall_seconds = 0.0, 0, 0.0
+        self._watched, self._mapped, self._asked, self.wall_seconds = 0.0, 0.0, 0, 0.0
         self.folder: str | None = tempfile.mkdtemp(prefix="answer-", dir=server.folder)
         command_read, self._commands = os.pipe()
         self._result_read, result_write = os.pipe()
@@ -68,12 +80,13 @@ class Session:
     def prepare(self) -> None:
         """Wait until the prelude, which is ours, has run. WorkbenchError when our side fails: nothing that is seen up
         to here can be the answer's doing, which the process has not got yet."""
+        handed = hand_over(self.exercises, self.exercise)
         setup = {
             "nonce": self.nonce,
             "grade_id": self.exercise.grade_id,
-            "prelude": self.exercises.prelude,
+            "prelude": handed.prelude,
+            "modules": handed.modules,
             "entry": self.exercise.entry,
-            "forbidden": self.exercise.forbidden,
         }
         try:
             self._ask(json.dumps(setup), child.HELLO, time.monotonic() + START_SECONDS)
@@ -91,8 +104,10 @@ class Session:
 
     def load(self, until: float) -> dict | None:
         """Execute the answer's cell. None, or the observation that stands for every check of this exercise."""
-        seen = self._ask(json.dumps(self.source), child.LOADED, until)
+        seen = plain(self._ask(json.dumps(self.source), child.LOADED, until))
         self.loaded = "reason" not in seen and "not_attempted" not in seen
+        if isinstance(seen.get("suspect"), str):
+            self.suspect = seen["suspect"]
         return None if self.loaded else seen
 
     def observe(self, check: Check, case: dict, until: float) -> dict:
@@ -274,10 +289,19 @@ class Session:
 
     def _look(self) -> None:
         self._watched = time.monotonic()
-        grown = grown_bytes(self.pid, self.server.server_resident_bytes)
+        family = family_of(self.pid)
+        grown = grown_bytes(family, self.server.server_resident_bytes)
         if grown > self.limits.memory_bytes:
             raise self._stop(f"stopped: more than {self.limits.memory_bytes / 2**30:.3g} GiB of memory")
-        written, files = 0, 0
+        folder = self.folder if self._watched - self._mapped >= 0.25 else None
+        try:
+            held = held_bytes(family, folder)
+        except PermissionError:
+            raise self._stop("stopped: hides the files that it holds open") from None
+        self._mapped = self._watched if folder else self._mapped
+        written, files = held, 0
+        if written > self.limits.file_bytes:
+            raise self._stop(f"stopped: holds more than {self.limits.file_bytes / 1e6:g} MB of files without a name")
         folders = [(self.folder, 0)]
         while folders:
             folder, depth = folders.pop()
@@ -304,7 +328,8 @@ def plain(reply: dict) -> dict:
     if "value" not in reply:
         return {name: text for name, text in reply.items() if isinstance(text, str)}
     try:
-        return {"value": encode(decode(reply["value"]))}
+        noted = {"suspect": reply["suspect"][:MAX_MESSAGE_CHARS]} if isinstance(reply.get("suspect"), str) else {}
+        return {"value": encode(decode(reply["value"]))} | noted
     except (NotEncodable, RecursionError, TypeError, KeyError):
         return {"error": "the answer's process sent what is no observation"}
 
@@ -320,15 +345,46 @@ def _reason(exit_code: int | None) -> str:
     return f"the process was ended by {name}{hint}"
 
 
-def grown_bytes(pid: int, resident_at_fork: int) -> int:
-    """Resident memory of a process and its descendants beyond what each shared with the server when it was forked."""
+def grown_bytes(family: list, resident_at_fork: int) -> int:
+    """Resident memory of these processes beyond what each shared with the server when it was forked."""
     import psutil
 
     total = 0
-    for member in family_of(pid):
+    for member in family:
         with contextlib.suppress(psutil.Error):
             total += max(0, member.memory_info().rss - resident_at_fork)
     return total
+
+
+def held_bytes(family: list, folder: str | None) -> int:
+    """Bytes of files that have no name any more but are held open by these processes, in memory (memfd) or on disk;
+    Linux. folder: where it may write; then files that it holds by a mapping alone count, too.
+
+    PermissionError where that cannot be looked at though the process is there.
+    """
+    if sys.platform != "linux":
+        return 0
+    found: dict[tuple[int, int], int] = {}
+    for member in family:
+        process = f"/proc/{member.pid}"
+        try:
+            names = os.listdir(f"{process}/fd")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for name in names:
+            with contextlib.suppress(OSError):
+                status = os.stat(f"{process}/fd/{name}")
+                if stat.S_ISREG(status.st_mode) and not status.st_nlink:
+                    found[status.st_dev, status.st_ino] = status.st_blocks * 512
+        if folder is not None:
+            with contextlib.suppress(OSError), open(f"{process}/maps") as maps:
+                for line in maps:
+                    fields = line.split(maxsplit=5)
+                    if len(fields) == 6 and fields[5].startswith(folder) and fields[5].endswith(" (deleted)\n"):
+                        first, end = (int(one, 16) for one in fields[0].split("-"))
+                        file = os.makedev(*(int(one, 16) for one in fields[3].split(":"))), int(fields[4])
+                        found[file] = max(end - first, found.get(file, 0))
+    return sum(found.values())
 
 
 def family_of(pid: int) -> list:

@@ -1,4 +1,5 @@
-"""The class at a glance: one page of plots for the instructor. It names students; it is not to be handed out.
+"""The class at a glance: one page for the instructor, of plots, all students and every failing check. It names
+students; it is not to be handed out.
 
 The plots are SVG that is written here, bars with their numbers beside them in a table: no script, nothing loaded, the
 same bytes for the same marks (but for the times, which are measured).
@@ -10,25 +11,55 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from workbench.grading.check import COUNTS_FIRST, Verdict
-from workbench.grading.reports import Graded, page, text_in_html
+from workbench.grading.reports import Graded, Link, page, table, text_in_html
 
 BAR_WIDTH, ROW_HEIGHT, SCORE_BINS, TIME_BINS, MOST = 320, 18, 10, 8, 10
 
 
+def _student(one: Graded) -> Link:
+    return Link(one.student_id, f"{one.folder}/feedback.html" if one.folder else "")
+
+
 def summary_html(graded: Sequence[Graded]) -> str:
-    """Scores, points by exercise, the checks that fail most, time taken, and what has to be looked at."""
+    """Scores, points by exercise, what has to be looked at, every student, every failing check, hand-in times and
+    adjustments."""
     body = ["<h1>Class summary</h1>"]
+    wrong = [(_student(one), one.error) for one in graded if one.error]
+    wrong += [(_student(one), note) for one in graded for note in one.notes]
+    if wrong:
+        body.append("<h2>To be looked at</h2>" + table(("Student", "What"), wrong, numbers=()))
+    if asked := [(_student(one), c.exercise, c.request) for one in graded for c in one.adjustments if c.open]:
+        body.append("<h2>Open requests</h2>" + table(("Student", "Exercise", "Request"), asked, numbers=()))
     for lab in sorted({one.assignment for one in graded}):
         body += _lab(lab, [one for one in graded if one.assignment == lab])
-    wrong = [(one.student_id, one.error) for one in graded if one.error]
-    wrong += [(one.student_id, note) for one in graded for note in one.notes]
-    if wrong:
-        body.append("<h2>To be looked at</h2>" + _table(("Student", "What"), wrong, numbers=()))
+    body.append("<h2>Students</h2>" + _students(graded))
+    if changes := [(one, c) for one in graded for c in one.adjustments if not c.open]:
+        rows = [(_student(one), c.exercise or "(whole)", f"{c.change:+g}", c.comment, c.request) for one, c in changes]
+        head = ("Student", "Exercise", "Points", "Comment", "Request")
+        body.append("<h2>Changed by hand</h2>" + table(head, rows, numbers=(2,)))
     if late := [one for one in graded if one.days_late and not one.error]:
-        rows = [(one.student_id, one.assignment, one.days_late, f"{one.penalty:g}") for one in late]
-        head = ("Student", "Lab", "Days begun", "Points taken off")
-        body.append("<h2>Handed in late</h2>" + _table(head, rows, numbers=(2, 3)))
-    return page("Class summary", body)
+        days = [(_student(one), one.assignment, one.days_late, f"{one.penalty:g}") for one in late]
+        columns = ("Student", "Lab", "Days begun", "Points taken off")
+        body.append("<h2>Handed in late</h2>" + table(columns, days, numbers=(2, 3)))
+    if claims := [(_student(one), "; ".join(one.claims)) for one in graded if one.claims]:
+        words = "<p>Students can write these themselves. They are shown, and were not used.</p>"
+        body.append(
+            "<h2>Times that do not count</h2>" + words + table(("Student", "What they say"), claims, numbers=())
+        )
+    return page("Class summary", body, wide=True)
+
+
+def _students(graded: Sequence[Graded]) -> str:
+    """Every submission with its points and where they come from. by hand, late: points that came, or were taken."""
+    rows = []
+    for one in sorted(graded, key=lambda one: (one.student_id, one.assignment)):
+        failed = sum(not check.passed for result in one.results for check in result.checks)
+        handed_in = f"{one.timestamp} ({one.source})" if one.timestamp else "not known"
+        by_hand, penalty = f"{one.by_hand:+g}" if one.by_hand else "", f"-{one.penalty:g}" if one.penalty else ""
+        score = "could not be graded" if one.error and not one.by_hand else f"{one.score:g} of {one.max_score}"
+        rows.append((_student(one), one.assignment, handed_in, one.from_checks, by_hand, penalty, score, failed or ""))
+    head = ("Student", "Lab", "Handed in (UTC)", "From checks", "By hand", "Late", "Points", "Failing checks")
+    return table(head, rows, numbers=range(3, 8))
 
 
 def _lab(lab: str, graded: Sequence[Graded]) -> list[str]:
@@ -47,10 +78,13 @@ def _lab(lab: str, graded: Sequence[Graded]) -> list[str]:
         "<h3>Points by exercise, mean share of what it is worth</h3>",
         _bars(list(_shares(marked)), "% of its points"),
         "<h3>Verdicts</h3>",
-        _table(("Exercise", *(v.replace("_", " ") for v in Verdict)), list(_verdicts(marked)), numbers=range(1, 5)),
+        table(("Exercise", *(v.replace("_", " ") for v in Verdict)), list(_verdicts(marked)), numbers=range(1, 5)),
     ]
     if failing := _failing(marked):
-        parts += ["<h3>Checks that fail most, where the exercise was attempted</h3>", _bars(failing, "submissions")]
+        bars = [(name, len(who)) for name, who in failing[:MOST]]
+        rows = [(name, len(who), ", ".join(who)) for name, who in failing]
+        parts += ["<h3>Checks that fail most, where the exercise was attempted</h3>", _bars(bars, "submissions")]
+        parts += ["<h3>Every failing check</h3>", table(("Check", "Submissions", "Whose"), rows, numbers=(1,))]
     if seconds:
         answers = sum(one.checks_seconds for one in marked) / max(1e-9, sum(seconds))
         parts += [
@@ -81,14 +115,16 @@ def _verdicts(marked: Sequence[Graded]) -> Iterable[tuple]:
         yield (title, *(counts[verdict] for verdict in Verdict))
 
 
-def _failing(marked: Sequence[Graded]) -> list[tuple[str, int]]:
-    failed: Counter[str] = Counter()
+def _failing(marked: Sequence[Graded]) -> list[tuple[str, list[str]]]:
+    """Every check that somebody failed who attempted its exercise, and who did; what most fail comes first."""
+    failed: dict[str, list[str]] = {}
     for one in marked:
         for result in one.results:
             if result.verdict != Verdict.NOT_ATTEMPTED:
-                missed = [c for c in result.checks if not c.passed and c.message != COUNTS_FIRST]
-                failed.update(f"{result.grade_id}: {c.name}" for c in missed)
-    return sorted(failed.items(), key=lambda item: (-item[1], item[0]))[:MOST]
+                for check in result.checks:
+                    if not check.passed and check.message != COUNTS_FIRST:
+                        failed.setdefault(f"{result.grade_id}: {check.name}", []).append(one.student_id)
+    return sorted(failed.items(), key=lambda item: (-len(item[1]), item[0]))
 
 
 def _bars(rows: Sequence[tuple[str, float]], unit: str) -> str:
@@ -108,17 +144,3 @@ def _bars(rows: Sequence[tuple[str, float]], unit: str) -> str:
             f' fill="currentColor">{value:.3g}</text>'
         )
     return "".join(parts) + "</svg>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence], numbers: Iterable[int]) -> str:
-    numbers = set(numbers)
-
-    def line(cells: Sequence, tag: str) -> str:
-        made = [
-            f'<{tag} class="n">{text_in_html(cell)}</{tag}>' if i in numbers else f"<{tag}>{text_in_html(cell)}</{tag}>"
-            for i, cell in enumerate(cells)
-        ]
-        return f"<tr>{''.join(made)}</tr>"
-
-    body = "".join(line(row, "td") for row in rows)
-    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"

@@ -17,6 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.grading.check import ExerciseSet
 from workbench.grading.confine import Limits
 from workbench.grading.desk import load_instructors, load_sets, run_task, write_task, write_whole
+from workbench.grading.handed import asked
 from workbench.grading.runner import preload_of
 from workbench.grading.server import scrubbed_environment
 from workbench.grading.warm import Warm
@@ -29,8 +30,9 @@ class WarmKeeper:
         self._lock, self._closed = threading.Lock(), False
         self._warm: Warm | None = None
 
-    def get(self, sets: str, import_paths: tuple[str, ...]) -> Warm | None:
-        """None where there can be none, and after `close`."""
+    def get(self, task: dict) -> Warm | None:
+        """That for the sets of this task and its instructor's files. None where there can be none, and after
+        `close`."""
         with self._lock:
             if self._closed:
                 return None
@@ -38,8 +40,11 @@ class WarmKeeper:
                 self._warm.close()
                 self._warm = None
             if self._warm is None:
-                known = load_sets(sets, import_paths).values()
-                self._warm = Warm.start(preload_of(*known), import_paths, scrubbed_environment())
+                with tempfile.TemporaryDirectory(prefix="grading-") as folder:
+                    known = _sets(task, _written(task, Path(folder))).values()
+                all_asked = [asked(one, e) for one in known for e in one.exercises]
+                paths, environment = task["import_paths"], scrubbed_environment()
+                self._warm = Warm.start(task["sets"], preload_of(*known), all_asked, paths, environment)
             return self._warm
 
     @property
@@ -73,7 +78,7 @@ def grade_unit(unit: dict, keeper: WarmKeeper, folder: Path) -> dict:
     results, confirmed: as `run_task` has them. broken: why there is no grading it here, or None.
     """
     task, broken = unit["task"], None
-    warm = keeper.get(task["sets"], tuple(task["import_paths"]))
+    warm = keeper.get(task)
     started = time.monotonic()
     for attempt in (1, 2):
         try:
@@ -91,20 +96,26 @@ def grade_unit(unit: dict, keeper: WarmKeeper, folder: Path) -> dict:
 
 def _run(task: dict, warm: Warm | None, folder: Path) -> dict:
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    hidden = _written(task, folder)
+    exercises = _sets(task, hidden)[task["assignment"]]
+    write_task(folder, exercises, task | {"hidden": hidden})
+    return run_task(folder, Limits(**task["limits"]), warm)
+
+
+def _written(task: dict, folder: Path) -> list[str]:
+    """The instructor's files of a task, in a folder."""
     files = []
     for number, (name, text) in enumerate(task["hidden"]):
         files.append(folder / f"hidden-{number}-{Path(name).name}")
         write_whole(files[-1], text)
-    hidden = [str(file.resolve()) for file in files]
-    exercises = _exercises(task, hidden)
-    write_task(folder, exercises, task | {"hidden": hidden})
-    return run_task(folder, Limits(**task["limits"]), warm)
+    return [str(file.resolve()) for file in files]
 
 
 _loading = threading.Lock()  # importing is not for several threads at once
 
 
-def _exercises(task: dict, hidden: list[str]) -> ExerciseSet:
+def _sets(task: dict, hidden: list[str]) -> dict[str, ExerciseSet]:
     with _loading:
         known = load_sets(task["sets"], task["import_paths"])
-        return known[task["assignment"]].with_hidden(*load_instructors(hidden))
+        instructors = load_instructors(hidden)
+        return {name: one.with_hidden(*instructors) for name, one in known.items()}

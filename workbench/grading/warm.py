@@ -4,12 +4,14 @@ kernel, the server of the answers).
 Importing pytest, Jupyter, torch and the probes takes seconds, three times a submission; a copy of a process that has
 them takes milliseconds. So each process that grades keeps one of these:
 
-    grader ── Warm ── pytest with nbval ── the notebook's kernel ── the server (`child`) ── sessions with answers
+    grader ── Warm ── pytest with nbval ── the notebook's kernel
+                └──── Bare ── the server (`child`) ── sessions with answers
 
-All but the sessions are forked by Warm itself, each on request of the process to its left, over a socket that this
-process received when it was started. Warm knows no submission, no hidden check and no seed, so no session inherits any.
-When a process ends, Warm sees its socket close and kills what was forked for it; when Warm ends, the operating system
-kills them.
+All but the sessions are forked by Warm, each on request of the process to its left, over a socket that this process
+received when it was started. The server of the answers is forked by Bare, a process that Warm forked when it had
+imported libraries and nothing of ours: neither a server nor a session inherits a check, a judge or any other part of
+the workbench. Warm knows no submission, no hidden check and no seed. When a process ends, Warm sees its socket close
+and kills what was forked for it; when Warm ends, the operating system kills them, and a server ends with its socket.
 
 Where this is not possible (no SEQPACKET sockets: macOS), `Warm.start` gives None and every process is started from
 nothing.
@@ -101,19 +103,24 @@ class Warm:
         self.process, self.control = process, control
 
     @classmethod
-    def start(cls, preload: Sequence[str], import_paths: Sequence[str], environment: dict) -> Warm | None:
-        """A warm process that has imported `preload`; None where there can be none."""
+    def start(
+        cls, sets: str, libraries: Sequence[str], all_asked: list, import_paths: Sequence[str], environment: dict
+    ) -> Warm | None:
+        """A warm process that has all for the exercises of `sets` (`module:function`); None where there can be none.
+
+        libraries: that answers and probes import. all_asked: of `handed.asked`, made ready for every session.
+        """
         if sys.platform != "linux":
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = {"preload": [*JUPYTER, *preload], "import_paths": list(import_paths)}
+        settings = {"sets": sets, "import_paths": list(import_paths), "libraries": list(libraries), "asked": all_asked}
         command = [sys.executable, "-s", "-P", str(Path(__file__).resolve()), str(theirs.fileno())]
         try:
             process = subprocess.Popen(
-                [*command, json.dumps(settings)],
+                command,
                 env=environment,
                 cwd=tempfile.gettempdir(),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -126,6 +133,9 @@ class Warm:
             theirs.close()
         ours.settimeout(120.0)
         try:
+            assert process.stdin is not None
+            with process.stdin:
+                process.stdin.write(json.dumps(settings).encode())
             ready = ours.recv(64) == b"ready"
         except OSError:
             ready = False
@@ -149,8 +159,9 @@ class Warm:
 # --- In the warm process ---
 
 
-def serve(control: socket.socket) -> None:
-    """Fork what is ordered, kill what was ordered by one that is gone, end with the grader."""
+def serve(control: socket.socket, bare: socket.socket) -> None:
+    """Fork what is ordered, kill what was ordered by one that is gone, end with the grader. bare: orders of servers go
+    there."""
     gc.collect()
     gc.freeze()  # no collection in a forked process looks at, and so copies, what was imported here
     control.send(b"ready")
@@ -171,6 +182,10 @@ def serve(control: socket.socket) -> None:
                 del sockets[one]
                 continue
             try:
+                if json.loads(text)["job"] == "server":
+                    with contextlib.suppress(OSError):  # Bare is gone: the pipe to who ordered it closes
+                        socket.send_fds(bare, [text], fds)
+                    continue
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 pid = os.fork()
                 if pid == 0:
@@ -256,19 +271,7 @@ def run_kernel(warm: socket.socket, *, arguments: list[str], cwd: str, env: dict
     return 0
 
 
-def run_server(warm: socket.socket, control: int, *, preload: list[str], import_paths: list[str]) -> int:
-    """The server of `child`; nothing of ours stays open in it."""
-    from workbench.grading import child
-
-    warm.close()
-    null = os.open(os.devnull, os.O_RDWR)
-    for target in (0, 1, 2):
-        os.dup2(null, target)
-    child.serve(socket.socket(fileno=control), preload, import_paths)
-    return 0
-
-
-JOBS: dict[str, Callable[..., int]] = {"pytest": run_pytest, "kernel": run_kernel, "server": run_server}
+JOBS: dict[str, Callable[..., int]] = {"pytest": run_pytest, "kernel": run_kernel}
 ORDERS = "WORKBENCH_GRADING_ORDERS"
 
 
@@ -278,15 +281,48 @@ def orders() -> socket.socket | None:
     return socket.socket(fileno=os.dup(int(number))) if number.isdigit() else None
 
 
-if __name__ == "__main__":
-    import importlib
+# --- In the bare process, and before there is one ---
 
-    settings = json.loads(sys.argv[2])
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path += [path for path in (*settings["import_paths"], own) if path not in sys.path]
+
+def fork_bare(own: str, libraries: Sequence[str], control: socket.socket) -> socket.socket:
+    """Import libraries and fork the process that forks servers; the socket that takes the orders. Called when nothing
+    of ours is imported yet, by this file alone as a script."""
+    import importlib
+    import importlib.util
+
+    for name in libraries:
+        with contextlib.suppress(ImportError):  # said where an exercise needs it
+            importlib.import_module(name)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        return ours
+    try:
+        ours.close()
+        control.close()
+        spec = importlib.util.spec_from_file_location("_workbench_child", own)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.stand_alone(own).serve_orders(theirs)
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    settings = json.loads(sys.stdin.read())
+    folder = os.path.dirname(os.path.abspath(__file__))
     os.environ["TRITON_INTERPRET"] = "1"  # as in `child`
     own_control = socket.socket(fileno=int(sys.argv[1]))
-    for module_name in settings["preload"]:
+    bare_control = fork_bare(os.path.join(folder, "child.py"), settings["libraries"], own_control)
+    sys.path += [
+        path for path in (*settings["import_paths"], os.path.dirname(os.path.dirname(folder))) if path not in sys.path
+    ]
+    import importlib
+
+    for module_name in JUPYTER:
         importlib.import_module(module_name)
-    importlib.import_module("workbench.grading.warm").serve(own_control)
+    importlib.import_module(settings["sets"].partition(":")[0])
+    importlib.import_module("workbench.grading.handed").prepare(settings["asked"])
+    importlib.import_module("workbench.grading.warm").serve(own_control, bare_control)
     os._exit(0)

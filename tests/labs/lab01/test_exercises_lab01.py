@@ -17,7 +17,7 @@ LAB = Lab("01_naive_generation")
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 36
+    all_points = 41
 
     @pytest.fixture
     def lab_cells(self, tiny_model, monkeypatch):
@@ -88,7 +88,7 @@ def test_a_failed_check_renders_as_its_message_without_a_traceback(capsys):
     shell = InteractiveShell()
     shell.run_cell("from workbench import checks\nchecks.check('count-rows', lambda p, n: p * n)")
     shown = capsys.readouterr().out
-    assert "count-rows: failed 0/3" in shown and "gave 6, expected 7" in shown
+    assert "count-rows: failed 0/4" in shown and "gave 6, expected 7" in shown
     assert "Traceback" not in shown and "lab01" not in shown and len(shown.splitlines()) <= 5
 
 

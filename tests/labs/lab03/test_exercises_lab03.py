@@ -31,7 +31,7 @@ IDS = ["kv-append", "kv-chunks", "kv-bytes", "kv-truncate", "kv-bug", "kv-saving
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 42
+    all_points = 48
 
     @pytest.fixture
     def lab_cells(self, tiny_model, monkeypatch):

@@ -33,7 +33,7 @@ IDS = ["quant-pack", "quant-llm-int8", "quant-awq", "quant-gptq", "quant-codeboo
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 45
+    all_points = 51
 
     @pytest.fixture
     def lab_cells(self, monkeypatch):

@@ -23,7 +23,7 @@ IDS = ["spec-rule", "spec-residual", "spec-proof", "spec-length", "spec-rollback
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 45
+    all_points = 50
 
     @pytest.fixture
     def lab_cells(self, monkeypatch):

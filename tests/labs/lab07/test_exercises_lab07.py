@@ -28,7 +28,7 @@ IDS = ["drafts-lookup", "drafts-threshold", "drafts-tree-mask", "drafts-medusa",
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 45
+    all_points = 50
 
     def test_the_starter_holds_no_line_of_an_answer(self, grade_id):
         """Answers here are methods of a class, too."""

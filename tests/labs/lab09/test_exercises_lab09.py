@@ -32,7 +32,7 @@ IDS = ["paged-pool", "paged-cow", "paged-attention", "paged-prefix", "paged-wast
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 45
+    all_points = 50
 
     def test_the_starter_holds_no_line_of_an_answer(self, grade_id):
         """Answers here are methods of a class, too."""

@@ -36,7 +36,7 @@ IDS = ["server-stops", "server-events", "server-admission", "server-goodput", "s
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 45
+    all_points = 49
 
     def test_the_starter_holds_no_line_of_an_answer(self, grade_id):
         """Answers here are methods of a class, too."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from workbench.checks.tensors import as_tensor, kind_of
+
 
 def table_row(text: tuple[int, ...] | list[int], vocabulary: int, salt: str) -> tuple[float, ...]:
     """The `vocabulary` logits, between -3 and 3, which the made-up model of that salt predicts after `text`."""
@@ -78,6 +80,7 @@ def run_loop(
 
 
 def _tensor_seen(given: torch.Tensor, came: Any) -> dict:
+    came = as_tensor(came)
     if not isinstance(came, torch.Tensor):
         return {"returned": type(came).__name__}
     return {
@@ -146,4 +149,9 @@ def _hypothesis(item: Any) -> dict:
 def run_count(answer: Any, prompt_tokens: int, new_tokens: int) -> dict:
     """Call `count_rows(prompt_tokens, new_tokens)`."""
     rows = answer(prompt_tokens, new_tokens)
-    return {"rows": rows, "returned": type(rows).__name__}
+    return {"rows": rows, "returned": kind_of(rows)}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

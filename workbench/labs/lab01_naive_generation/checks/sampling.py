@@ -151,7 +151,7 @@ def tensor_refused(seen: dict, what: str) -> str | None:
 
 
 def judge_input_untouched(case: dict, seen: dict) -> str | None:
-    """The input holds what it held, and shape and dtype came back as they went in."""
+    """The input holds what it held, and what came back is right, of the shape and dtype that went in."""
     what = case.get("stage", "penalize_repetition")
     if refused := tensor_refused(seen, what):
         return refused
@@ -161,12 +161,13 @@ def judge_input_untouched(case: dict, seen: dict) -> str | None:
             f"{what} changed its input, from {shown(before[0])} to {shown(after[0])}: work on a copy "
             "(torch.where, masked_fill and clone make one; logits[mask] = … does not)"
         )
-    if seen["dtype"] != case["dtype"] or seen["shape"] != shape_of(case["logits"]):
+    same_dtype = seen["dtype"] == case["dtype"] or "stage" not in case
+    if not same_dtype or seen["shape"] != shape_of(case["logits"]):
         return (
             f"{what}: {case['dtype']} logits of shape {shape_of(case['logits'])} went in, {seen['dtype']} of shape "
             f"{seen['shape']} came back; both must stay"
         )
-    return None
+    return judge_filter(case, seen) if "stage" in case else judge_penalty(case, seen)
 
 
 # --- Repetition penalty ---

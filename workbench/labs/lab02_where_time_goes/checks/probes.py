@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from workbench.checks.tensors import as_tensor, kind_of
 from workbench.instruments.device import Ceilings
 from workbench.models.config import ModelConfig
 
@@ -29,7 +30,7 @@ def _returned(value: Any, apart: bool = True) -> dict:
     if not isinstance(value, list | tuple):
         return {"returned": type(value).__name__}
     items = {f"value {i}": item for i, item in enumerate(value)} if apart else {"values": list(value)}
-    return {"types": [type(item).__name__ for item in value]} | items
+    return {"types": [kind_of(item) for item in value]} | items
 
 
 def _ceilings(read_bytes_per_s: float, flop_per_s: dict[str, float], launch_s: float = 1e-6) -> Ceilings:
@@ -117,7 +118,7 @@ def run_price(answer: Any, workload: dict, ceilings: dict, dtype: str) -> dict:
 def run_eager(answer: Any, logits: list, limit: float, dtype: str = "float32") -> dict:
     """Call `cap_logits(logits [N, V], limit)` without a compiler."""
     given = torch.tensor(logits, dtype=getattr(torch, dtype))
-    came = answer(given, limit)
+    came = as_tensor(answer(given, limit))
     if not isinstance(came, torch.Tensor):
         return {"returned": type(came).__name__}
     return {"logits": came, "shape": list(came.shape), "dtype": str(came.dtype), "input_after": given}
@@ -163,3 +164,8 @@ def _copy(answer: Any) -> Any:
     )
     copy.__kwdefaults__ = answer.__kwdefaults__
     return copy
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

@@ -104,8 +104,9 @@ def precision_cases(draw: random.Random) -> list[dict]:
 
 
 def too_large_cases(draw: random.Random) -> list[dict]:
-    """Not even the weights fit, or not one cache beside them."""
+    """Not even the weights fit, or not one cache beside them; and where some do."""
     return [
+        card_case(public_shape("llama-3.1-8b"), 24, draw.randrange(100, 1000)),
         card_case(public_shape("llama-2-70b"), 80, 4096),
         card_case(public_shape("llama-3.1-8b"), 16, draw.randrange(100, 1000)),
         card_case(public_shape("llama-3.1-8b"), 24, 131_072),

@@ -14,6 +14,7 @@ from collections.abc import Hashable
 
 import torch
 
+from workbench.checks.tensors import as_tensor
 from workbench.errors import WorkbenchError
 from workbench.models.attention import eager_attention
 from workbench.models.batch import Batch
@@ -55,14 +56,14 @@ class _Books:
         for name, a, b in zip(batch.sequences, starts, starts[1:]):
             if not self._holds(name):
                 self._open(name, k)
-            part = self.append_and_attend(layer, name, q[a:b], k[a:b], v[a:b])
+            part = as_tensor(self.append_and_attend(layer, name, q[a:b], k[a:b], v[a:b]))
             if getattr(part, "shape", None) != q[a:b].shape:
                 came = list(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
                 raise WorkbenchError(
                     f"append_and_attend was given q {list(q[a:b].shape)} [new tokens, H_q, D] and returned {came}; "
                     "it returns a tensor of the shape of q"
                 )
-            parts.append(part)
+            parts.append(part.to(q.dtype))
         return torch.cat(parts)
 
     def append_and_attend(

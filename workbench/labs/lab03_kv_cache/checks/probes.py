@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from workbench.checks.inputs import random_model
+from workbench.checks.tensors import as_tensor, kind_of
 from workbench.errors import WorkbenchError
 from workbench.grading.check import describe_error
 from workbench.kv import Contiguous
@@ -101,28 +102,32 @@ def run_model(answer: Any, config: dict, seed: int, steps: list[list[int]]) -> d
     return {"logits": torch.cat(logits)}
 
 
-class Watched:
-    """A decoder that notes the batch of every call."""
+def watched(model: Decoder, max_calls: int) -> tuple[Any, list[dict]]:
+    """(a decoder that notes the batch of every call, what it has noted): the notes are not among its attributes."""
+    calls: list[dict] = []
 
-    def __init__(self, model: Decoder, max_calls: int) -> None:
-        self._model, self._max_calls = model, max_calls
-        self.calls: list[dict] = []
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return getattr(model, name)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        def __call__(self, batch: Batch, kv: Any) -> torch.Tensor:
+            if len(calls) >= max_calls:
+                raise Runaway(f"the model was called more than {max_calls} times")
+            calls.append(
+                {
+                    "tokens": batch.token_ids,
+                    "positions": batch.positions,
+                    "sequences": [str(name) for name in batch.sequences],
+                    "logit_rows": batch.num_tokens if batch.logit_rows is None else len(batch.logit_rows),
+                }
+            )
+            return model(batch, kv)
 
-    def __call__(self, batch: Batch, kv: Any) -> torch.Tensor:
-        if len(self.calls) >= self._max_calls:
-            raise Runaway(f"the model was called more than {self._max_calls} times")
-        self.calls.append(
-            {
-                "tokens": batch.token_ids,
-                "positions": batch.positions,
-                "sequences": [str(name) for name in batch.sequences],
-                "logit_rows": batch.num_tokens if batch.logit_rows is None else len(batch.logit_rows),
-            }
-        )
-        return self._model(batch, kv)
+        forward = __call__
+
+    return Watched(), calls
 
 
 def run_prefill(
@@ -142,18 +147,19 @@ def run_prefill(
     kv, prompt = Contiguous(model.config, max_sequences=2), list(prompt_ids)
     if remembered:
         model(Batch.of([remembered], sequences=[sequence]), kv)
-    watched = Watched(model, len(prompt_ids) + 4)
+    seen_model, calls = watched(model, len(prompt_ids) + 4)
     try:
-        logits = answer(watched, kv, prompt, chunk_size, sequence)
+        logits = answer(seen_model, kv, prompt, chunk_size, sequence)
     except NotImplementedError:
         raise
     except Exception as error:
-        return {"error": describe_error(error), "calls": watched.calls}
+        return {"error": describe_error(error), "calls": calls}
     seen = {
-        "calls": watched.calls,
+        "calls": calls,
         "lengths": sorted([str(name), length] for name, length in kv.lengths.items()),
         "prompt_after": prompt,
     }
+    logits = as_tensor(logits)
     if not isinstance(logits, torch.Tensor):
         return seen | {"returned": type(logits).__name__}
     return seen | {"shape": list(logits.shape), "logits": logits}
@@ -165,7 +171,7 @@ def run_calculator(answer: Any, part: str, config: dict | None = None, **given: 
         return {"missing": part, "returned": type(answer).__name__}
     shape = [] if config is None else [ModelConfig.from_dict(config)]
     value = answer[part](*shape, **given)
-    return {"value": value, "returned": type(value).__name__}
+    return {"value": value, "returned": kind_of(value)}
 
 
 def run_work(answer: Any, prompt_tokens: int, new_tokens: int, cached: bool) -> dict:
@@ -173,4 +179,9 @@ def run_work(answer: Any, prompt_tokens: int, new_tokens: int, cached: bool) -> 
     made = answer(prompt_tokens, new_tokens, cached)
     if not isinstance(made, tuple | list) or len(made) != 2:
         return {"returned": type(made).__name__}
-    return {"rows": made[0], "pairs": made[1], "types": [type(number).__name__ for number in made]}
+    return {"rows": made[0], "pairs": made[1], "types": [kind_of(number) for number in made]}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

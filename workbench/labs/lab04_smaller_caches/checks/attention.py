@@ -7,6 +7,7 @@ import random
 import torch
 
 from workbench.checks.arithmetic import shown
+from workbench.grading.check import evaded
 from workbench.labs.lab03_kv_cache.checks.attention import attention
 from workbench.labs.lab04_smaller_caches.checks.probes import attention_inputs
 
@@ -80,14 +81,28 @@ def judge_attention(case: dict, seen: dict) -> str | None:
     )
 
 
+def computed_elsewhere(seen: dict, scores: int, where: str) -> str | None:
+    """Operations of torch made at least half as many numbers as there are scores: of those a causal mask leaves; and no
+    tensor's numbers were taken out of torch."""
+    if seen["taken_out"]:
+        taken = f"numbers were taken out of torch ({', '.join(seen['taken_out']).replace('_', '')})"
+        return f"{where}: {evaded(taken)}: compute with torch, in this thread"
+    if seen["made"] < scores // 2:
+        made = f"torch's operations made {seen['made']:,} numbers, where {scores:,} scores are to be made"
+        return f"{where}: {evaded(made)}: compute with torch, in this thread"
+    return None
+
+
 def judge_no_repeats(case: dict, seen: dict) -> str | None:
     """No tensor as large as the keys repeated; then the output, too."""
     wanted = [case["n"], case["heads"], case["value_size"]]
     came = seen_tensor(seen, wanted, "[n, H_q, D_v]", "grouped_attention")
     if isinstance(came, str):
         return f"{described(case)}: {came}"
-    if "scaled_dot_product_attention" in seen["called"]:
-        return "scaled_dot_product_attention was called; this exercise is what it does inside: products and a softmax"
+    if fused := [name for name in seen["called"] if "attention" in name]:
+        return f"{fused[0]} was called; this exercise is what it does inside: products and a softmax"
+    if message := computed_elsewhere(seen, case["heads"] * case["n"] * case["tokens"], described(case)):
+        return message
     keys = case["tokens"] * case["kv_heads"] * case["size"]
     most = max(keys, case["heads"] * case["n"] * case["tokens"])
     largest = seen["largest"]

@@ -6,7 +6,7 @@ What a right answer gives is worked out from definitions, in float64 or whole nu
 
 from __future__ import annotations
 
-from workbench.grading.check import Check, Exercise, ExerciseSet, claim
+from workbench.grading.check import Check, Exercise, ExerciseSet, claim, demands
 from workbench.labs.lab04_smaller_caches.checks import attention, budget, convert, int8, latent, probes, window
 
 PRELUDE = """\
@@ -73,7 +73,18 @@ EXERCISES = ExerciseSet(
                     attention.attention_cases((1, 400, 16, 2), (4, 300, 32, 2, 32)),
                     points=2,
                 ),
+                demands(
+                    probes.run_demand,
+                    claim(
+                        "size-of-values",
+                        probes.run_attention,
+                        attention.judge_no_repeats,
+                        attention.attention_cases((2, 9, 4, 2, 8, 5), (1, 200, 16, 1, 8, 12)),
+                    ),
+                ),
             ),
+            given=("causal_mask", "WorkbenchError"),
+            counted=True,
         ),
         Exercise(
             "smaller-window",
@@ -84,7 +95,13 @@ EXERCISES = ExerciseSet(
                 _ring("around-the-ring", window.wrap_cases),
                 _ring("chunks", window.chunk_cases),
                 _ring("refused", window.refused_cases),
+                demands(
+                    probes.run_demand,
+                    claim("to-nothing", probes.run_ring, window.judge_ring, window.to_nothing_cases),
+                    claim("widths", probes.run_ring, window.judge_ring, window.narrow_cases),
+                ),
             ),
+            given=("Ring", "eager_attention", "causal_mask", "WorkbenchError"),
         ),
         Exercise(
             "smaller-latent",
@@ -107,6 +124,29 @@ EXERCISES = ExerciseSet(
                     latent.latent_cases(("absorbed",), (1, 300, 8, 24, 8, 24, 32)),
                     points=2,
                 ),
+                demands(
+                    probes.run_demand,
+                    claim(
+                        "chunks",
+                        probes.run_latent,
+                        latent.judge_latent,
+                        latent.latent_cases(
+                            latent.FORMS, (3, 8, 2, 4, 2, 6, 5), (5, 5, 4, 4, 8, 6, 3), (1, 1, 1, 2, 2, 2, 9)
+                        ),
+                    ),
+                    claim(
+                        "each-at-its-cost",
+                        probes.run_latent,
+                        latent.judge_cost,
+                        latent.latent_cases(("expanded",), (160, 160, 4, 8, 8, 8, 64)),
+                    ),
+                    claim(
+                        "absorbed-chunk-cost",
+                        probes.run_latent,
+                        latent.judge_cost,
+                        latent.latent_cases(("absorbed",), (4, 300, 8, 24, 8, 24, 32)),
+                    ),
+                ),
                 claim(
                     "absorbed-speed",
                     probes.run_latent_steps,
@@ -115,6 +155,8 @@ EXERCISES = ExerciseSet(
                     speedup=latent.OVER_EXPANDED,
                 ),
             ),
+            given=("causal_mask", "eager_attention", "WorkbenchError"),
+            counted=True,
         ),
         Exercise(
             "smaller-int8",
@@ -124,7 +166,17 @@ EXERCISES = ExerciseSet(
                 _int8("half-a-step", int8.tensor_cases("normal", "positive only"), points=2),
                 _int8("constant-rows", int8.tensor_cases("constant channel", "constant token")),
                 _int8("keys-and-values", int8.kv_cases("normal", "outlier channel"), points=2),
+                demands(
+                    probes.run_demand,
+                    claim(
+                        "tiny-and-negative",
+                        probes.run_int8,
+                        int8.judge_int8,
+                        int8.tensor_cases("tiny range", "negative only"),
+                    ),
+                ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "smaller-convert",
@@ -134,7 +186,18 @@ EXERCISES = ExerciseSet(
                 _conversion("mean-of-a-group", convert.conversion_cases((4, 4, 2), (6, 6, 2))),
                 _conversion("biases", convert.conversion_cases((6, 6, 3), qkv_bias=True, attention_output_bias=True)),
                 _conversion("equal-heads", convert.equal_cases),
+                demands(
+                    probes.run_demand,
+                    claim(
+                        "from-grouped",
+                        probes.run_conversion,
+                        convert.judge_conversion,
+                        convert.conversion_cases((8, 4, 2), (6, 2, 1), (4, 4, 4), qkv_bias=True),
+                    ),
+                    claim("refused", probes.run_refused_conversion, convert.judge_refused, convert.refused_cases),
+                ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "smaller-budget",
@@ -146,7 +209,14 @@ EXERCISES = ExerciseSet(
                 _budget("latents", budget.latent_cases),
                 _budget("gb-and-gib", budget.memory_cases),
                 _budget("choice", budget.choice_cases),
+                demands(
+                    probes.run_demand,
+                    claim("sharing", probes.run_budget, budget.judge_budget, budget.sharing_cases),
+                    claim("precision", probes.run_budget, budget.judge_budget, budget.precision_cases),
+                    claim("nothing-fits", probes.run_budget, budget.judge_budget, budget.nothing_fits_cases),
+                ),
             ),
+            given=("Design", "WorkbenchError"),
         ),
     ),
 )

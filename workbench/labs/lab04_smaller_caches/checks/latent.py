@@ -7,10 +7,10 @@ import random
 import torch
 
 from workbench.checks.arithmetic import shown
-from workbench.grading.check import Speedup
+from workbench.grading.check import Speedup, evaded
 from workbench.labs.lab03_kv_cache.checks.attention import attention
-from workbench.labs.lab04_smaller_caches.checks.attention import first_wrong, same, seen_tensor
-from workbench.labs.lab04_smaller_caches.checks.probes import latent_inputs
+from workbench.labs.lab04_smaller_caches.checks.attention import computed_elsewhere, first_wrong, same, seen_tensor
+from workbench.labs.lab04_smaller_caches.checks.probes import latent_inputs, step_inputs
 
 FORMS = ("expanded", "absorbed")
 
@@ -112,9 +112,15 @@ def judge_cost(case: dict, seen: dict) -> str | None:
         return message
     sizes = sizes_of(case)
     for form in case["forms"]:
+        scores = sizes["heads"] * sizes["n"] * sizes["tokens"]
+        if message := computed_elsewhere(seen[form], scores, f"{described(case)}: {form}"):
+            return message
         came, expected = seen[form]["flops"], form_flops(form, sizes)
         if came > 1.25 * expected:
             return f"{described(case)}: {form} took {came:,} FLOPs, expected {expected:,}: every product once"
+        if seen[form]["made"] > expected:  # element by element, which FLOPs of matrix products do not count
+            made = f"{form} made {seen[form]['made']:,} numbers, where the products take {expected:,} FLOPs in all"
+            return f"{described(case)}: {evaded(made)}: compute with products of matrices"
         if message := _judge_largest(case, form, seen[form]["largest"]):
             return message
     return None
@@ -180,12 +186,17 @@ def judge_steps(case: dict, seen: dict) -> str | None:
     if "returned" in seen:
         return f"absorbed gave {seen['returned']}, expected a tensor [n, H, value]"
     came = torch.tensor(seen["out"])
-    q, latents, k_up, v_up = (x.double() for x in latent_inputs(seed=case["seed"], **sizes))
-    c, r = latents.split((case["rank"], case["rotary"]), dim=-1)
-    content = torch.einsum("nhc,hcs->nhs", q[..., : case["content"]], k_up @ c.T)
-    scores = (content + q[..., case["content"] :] @ r.T) / q.shape[-1] ** 0.5
-    right = torch.einsum("nhs,shv->nhv", scores.softmax(dim=-1), torch.einsum("sr,hvr->shv", c, v_up))
-    right = torch.stack([out[step % case["heads"]] for step, out in enumerate(right)])
+    q, *memory = latent_inputs(seed=case["seed"], **sizes)
+    right = torch.stack([_step(case, step, one, *memory) for step, one in enumerate(q)])
     if came.shape != right.shape or not same(came, right):
         return f"decode over {case['tokens']} latents, timed: not what the definition gives, though it was right before"
     return None
+
+
+def _step(case: dict, step: int, q: torch.Tensor, *memory: torch.Tensor) -> torch.Tensor:
+    """[value] of head step mod H: that head's scores over the latents, then its values, absorbed and in float64."""
+    latents, k_up, v_up = (one.double() for one in step_inputs(step, *memory))
+    head, (c, r) = step % case["heads"], latents.split((case["rank"], case["rotary"]), dim=-1)
+    content, rotary = q[head].double().split((case["content"], case["rotary"]))
+    scores = (c @ (content @ k_up[head]) + r @ rotary) / q.shape[-1] ** 0.5
+    return v_up[head] @ (scores.softmax(dim=-1) @ c)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from workbench.checks.tensors import as_tensor
 from workbench.errors import WorkbenchError
 from workbench.models.attention import eager_attention
 from workbench.models.batch import Batch
@@ -65,7 +66,7 @@ class Layered:
             if layer not in stores:
                 stores[layer] = self._make_store(self.config, layer, k, v)
             given = (q[a:b], k[a:b], up) if v is None else (q[a:b], k[a:b], v[a:b])
-            part = stores[layer].append_and_attend(*given)
+            part = as_tensor(stores[layer].append_and_attend(*given))
             wanted = [b - a, q.shape[1], self.config.value_head_dim]
             came = list(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
             if came != wanted:
@@ -73,7 +74,7 @@ class Layered:
                     f"attention over q {list(q[a:b].shape)} [new tokens, H_q, D] returned {came}; "
                     f"expected {wanted} [new tokens, H_q, size of a value]"
                 )
-            parts.append(part)
+            parts.append(part.to(q.dtype))
         return torch.cat(parts)
 
     def truncate(self, sequence: Hashable, length: int) -> None:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.checks.inputs import drawn, random_model
+from workbench.checks.tensors import as_tensor, kind_of
 from workbench.errors import WorkbenchError
 from workbench.grading.check import describe_error, refused_or_not
 from workbench.kv import Recompute
@@ -23,6 +24,9 @@ from workbench.labs.lab04_smaller_caches.checks.parts import Design, rolling_cac
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
+
+# Functions of torch by which all numbers of a tensor leave torch, where nothing is counted.
+TAKE_OUT = frozenset(("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__"))
 
 
 class _Names(TorchFunctionMode):
@@ -40,17 +44,22 @@ class _Names(TorchFunctionMode):
 
 
 class _Allocations(TorchDispatchMode):
-    """The largest tensor that takes memory of its own: a view of one that was there takes none."""
+    """The largest tensor that takes memory of its own: a view of one that was there takes none. And the elements of all
+    that operations made: who computes elsewhere makes few."""
 
     def __init__(self, names: _Names, given: list[torch.Tensor]) -> None:
         super().__init__()
         self._names, self._known = names, {t.untyped_storage().data_ptr() for t in given}
         self.largest: dict = {"elements": 0, "shape": [], "by": ""}
+        self.made = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
+        if "attention" in str(function):  # one of torch's own, by whatever name it was called
+            self._names.called.add(str(function))
         for made in out if isinstance(out, tuple | list) else [out]:
             if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in self._known:
+                self.made += made.numel()
                 elements = made.untyped_storage().nbytes() // made.itemsize
                 if elements > self.largest["elements"]:
                     by = self._names.now or str(function)
@@ -66,9 +75,11 @@ def watched(function: Any, *given: torch.Tensor, **named: Any) -> dict:
     with FlopCounterMode(display=False) as flops, allocations, names:
         out = function(*given, **named)
     seen: dict = {"flops": int(flops.get_total_flops()), "largest": allocations.largest}
+    seen["made"] = allocations.made
     seen["called"] = sorted(names.called)
+    seen["taken_out"] = sorted(TAKE_OUT & names.called)
     seen["changed"] = [i for i, (now, was) in enumerate(zip(given, before)) if not torch.equal(now, was)]
-    if not isinstance(out, torch.Tensor):
+    if type(out) is not torch.Tensor:  # a class of its own could compute when it is read
         return seen | {"returned": type(out).__name__}
     return seen | {"shape": list(out.shape), "out": out}
 
@@ -106,6 +117,7 @@ def ring_inputs(seed: int, step: int, n: int, heads: int, kv_heads: int, size: i
 
 def _kept(out: Any) -> Any:
     """What came back, as numbers: it may be a view of what the next step changes."""
+    out = as_tensor(out)
     return out.tolist() if isinstance(out, torch.Tensor) else {"returned": type(out).__name__}
 
 
@@ -185,12 +197,18 @@ def run_latent(answer: Any, forms: list[str], **sizes: int) -> dict:
     return {form: watched(answer[form], *latent_inputs(**sizes)) for form in forms}
 
 
+def step_inputs(step: int, *memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of a step of the race: all numbers have moved on since the last, so nothing that was kept is of use."""
+    return tuple(torch.roll(one, step, dims=-1) for one in memory)
+
+
 def run_latent_steps(answer: Any, steps: int, **sizes: int) -> dict:
-    """Absorbed, so many steps of decode over the same latents, a query each; of step i head i mod H: [steps, value]."""
+    """Absorbed, so many steps of decode, each a query over latents and weights of its own; of step i head i mod H:
+    [steps, value]."""
     if not hasattr(answer, "keys") or "absorbed" not in answer:
         return {"missing": "absorbed", "returned": type(answer).__name__}
     q, *remembered = latent_inputs(**(sizes | {"n": steps}))
-    outputs = [answer["absorbed"](one[None], *remembered) for one in q]
+    outputs = [answer["absorbed"](one[None], *step_inputs(step, *remembered)) for step, one in enumerate(q)]
     if not all(isinstance(out, torch.Tensor) and out.dim() == 3 and out.numel() for out in outputs):
         return {"returned": type(outputs[0]).__name__}
     return {"out": torch.stack([out[0, step % out.shape[1]] for step, out in enumerate(outputs)])}
@@ -241,10 +259,11 @@ def run_int8(answer: Any, part: str, kind: str, seed: int, tokens: int, heads: i
 
 
 def _round_trip(answer: Any, parts: Any, x: torch.Tensor, as_given: torch.Tensor) -> dict:
+    parts = [as_tensor(part) for part in parts] if isinstance(parts, tuple | list) else parts
     if not isinstance(parts, tuple | list) or not all(isinstance(p, torch.Tensor) for p in parts) or len(parts) != 3:
         return {"returned": type(parts).__name__}
     codes, scale, low = parts
-    back = answer["dequantize"](codes, scale, low)
+    back = as_tensor(answer["dequantize"](codes, scale, low))
     if not isinstance(back, torch.Tensor):
         return {"returned": f"{type(back).__name__} from dequantize"}
     return {
@@ -284,6 +303,8 @@ def run_conversion(answer: Any, config: dict, seed: int, num_kv_heads: int, equa
         new = answer(weights, model.config, num_kv_heads)
     except WorkbenchError as error:
         return {"refused": str(error)}
+    if hasattr(new, "items"):
+        new = {name: as_tensor(tensor) for name, tensor in new.items()}
     if not hasattr(new, "items") or not all(isinstance(t, torch.Tensor) for t in new.values()):
         return {"returned": type(new).__name__}
     kept = weights.keys() == before.keys() and all(torch.equal(weights[n], before[n]) for n in before)
@@ -323,4 +344,9 @@ def run_budget(answer: Any, part: str, **given: Any) -> dict:
             Design(**(design | {"config": ModelConfig.from_dict(design["config"])})) for design in given["designs"]
         ]
     value = answer[part](**given)
-    return {"value": value, "returned": type(value).__name__}
+    return {"value": value, "returned": kind_of(value)}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

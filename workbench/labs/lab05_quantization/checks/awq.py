@@ -155,13 +155,13 @@ def judge_fold(case: dict, seen: dict) -> str | None:
     scale = 2.0 ** (2 * drawn(case["seed"], "scale", wide)).round().double()
     if len(seen["weights"]) != len(weights):
         return f"{where}{len(seen['weights'])} weights came back, expected {len(weights)}"
-    came = read(seen["gain"], "gain", (wide,), "float32", "[in]")
+    came = read(seen["gain"], "gain", (wide,), "", "[in]")
     if isinstance(came, str):
         return where + came
     if not torch.equal(came, gain / scale):
         return f"{where}the gain is {numbers(came)}, expected gain / s = {numbers(gain / scale)}"
     for i, (w, given) in enumerate(zip(weights, seen["weights"])):
-        came = read(given, f"weight {i}", w.shape, "float32", "[out, in]")
+        came = read(given, f"weight {i}", w.shape, "", "[out, in]")
         if isinstance(came, str):
             return where + came
         right = w.double() * scale

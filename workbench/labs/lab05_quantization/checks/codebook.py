@@ -85,7 +85,7 @@ def judge_levels(case: dict, seen: dict) -> str | None:
     where = f"fit_levels of W {list(given[0].shape)}, {case['count']} levels a row, {steps} round{'s' * (steps != 1)}: "
     if seen["changed"]:
         return f"{where}what was given was changed; make new tensors"
-    came = read(seen["levels"], "levels", given[2].shape, "float32", "[out, K]")
+    came = read(seen["levels"], "levels", given[2].shape, "", "[out, K]")
     if isinstance(came, str):
         return where + came
     right = levels_by(*given, steps)
@@ -123,8 +123,8 @@ def judge_outliers(case: dict, seen: dict) -> str | None:
     for name, shape, dtype in (
         ("rows", (count,), "int64"),
         ("columns", (count,), "int64"),
-        ("values", (count,), "float32"),
-        ("rest", weight.shape, "float32"),
+        ("values", (count,), ""),
+        ("rest", weight.shape, ""),
     ):
         part = read(seen[name], name, shape, dtype)
         if isinstance(part, str):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from workbench.checks.inputs import drawn
-from workbench.checks.tensors import missing, shown
+from workbench.checks.tensors import as_tensor, kind_of, missing, shown
 from workbench.grading.check import refused_or_not
 from workbench.labs.lab05_quantization.checks.parts import Machine, Stored, Weights
 from workbench.quantization import Inputs, IntegerFormat
@@ -83,6 +83,7 @@ def run_packing(answer: Any, seed: int, sizes: list[int]) -> dict:
         return lacking
     codes = codes_of(seed, *sizes)
     packed, changed = _called(answer["pack"], codes)
+    packed = as_tensor(packed)
     seen = {"packed": shown(packed), "changed": changed}
     return seen | ({"back": shown(answer["unpack"](packed))} if isinstance(packed, torch.Tensor) else {})
 
@@ -190,7 +191,7 @@ def run_output_error(answer: Any, seed: int, rows: int, out: int, wide: int, kin
     (weight,) = awq_weights(seed, [out], wide)
     stands_in = weight + 0.1 * drawn(seed, "lost", out, wide)
     value = answer["output_error"](weight, stands_in, inputs.second_moments)
-    return {"value": value, "returned": type(value).__name__}
+    return {"value": value, "returned": kind_of(value)}
 
 
 def run_search(
@@ -325,4 +326,9 @@ def run_recipe(answer: Any, part: str, **given: Any) -> dict:
     if "recipes" in given:
         given["recipes"] = [Stored(**one) for one in given["recipes"]]
     value = answer[part](**given)
-    return {"value": value, "returned": type(value).__name__}
+    return {"value": value, "returned": kind_of(value)}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

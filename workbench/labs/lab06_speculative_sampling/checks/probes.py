@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from workbench.checks.inputs import random_model
-from workbench.checks.tensors import missing
+from workbench.checks.tensors import kind_of, missing
 from workbench.checks.tensors import shown as shown_tensor
 from workbench.decoding.draws import Draws
 from workbench.errors import WorkbenchError
@@ -164,7 +164,8 @@ def run_length(answer: Any, part: str, **given: Any) -> dict:
     if lacking := missing(answer, part):
         return lacking
     value = answer[part](**_with_time(given))
-    return {"value": value} if type(value) in (int, float) else {"value": value, "returned": type(value).__name__}
+    kind = kind_of(value)
+    return {"value": value} if kind == "float" or type(value) is int else {"value": value, "returned": kind}
 
 
 def _with_time(given: dict) -> dict:
@@ -257,3 +258,8 @@ def run_rollback(
         room = bool(following) and kv.lengths.get("text", 0) + len(following) <= CONFIG["context_length"]
         seen["logits"].append(shown_tensor(_send(model, kv, "text", following)[-1]) if room else None)
     return seen
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

@@ -75,10 +75,10 @@ def shy_cases(draw: random.Random) -> list[dict]:
 
 
 def alike_cases(draw: random.Random) -> list[dict]:
-    """A draft that is the target: nothing is ever rejected, and most mistakes cannot be seen."""
+    """A draft that is the target: nothing is ever rejected, and most mistakes cannot be seen. And another draft."""
     given = proof_tables(draw, 3, 1)
-    given["draft"] = given["target"]
-    return [broken_case(draw, list(rules.ALL), given)]
+    alike = given | {"draft": given["target"]}
+    return [broken_case(draw, list(rules.ALL), alike), broken_case(draw, list(rules.ALL), given)]
 
 
 # --- Judging ---

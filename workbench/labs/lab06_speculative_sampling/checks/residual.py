@@ -35,15 +35,17 @@ def tensor_cases(*sizes: int):
 
 
 def equal_cases(draw: random.Random) -> list[dict]:
-    """p = q, exactly and but for the last bit: nothing is left, and nothing may be divided by 0."""
+    """p = q, exactly and but for the last bit: nothing is left, nothing may be divided by 0. And one where some is."""
     row, other = weights(draw, 4), weights(draw, 6)
-    return [left_case(row, row, "fractions"), left_case(row, row, "tensors"), left_case(other, other, "nearly")]
+    equal = [left_case(row, row, "fractions"), left_case(row, row, "tensors"), left_case(other, other, "nearly")]
+    return [*equal, left_case(*overlapping(draw, 4), "tensors")]
 
 
 def apart_cases(draw: random.Random) -> list[dict]:
-    """No token in common: all of p is left."""
+    """No token in common: all of p is left. And one where some of it is."""
     p, q = [*weights(draw, 3), 0, 0, 0], [0, 0, 0, *weights(draw, 3)]
-    return [left_case(*both, kind) for kind in ("fractions", "tensors") for both in ((p, q), (q, p))]
+    apart = [left_case(*both, kind) for kind in ("fractions", "tensors") for both in ((p, q), (q, p))]
+    return [*apart, left_case(*overlapping(draw, 6), "fractions")]
 
 
 def one_token_cases(draw: random.Random) -> list[dict]:

@@ -8,17 +8,10 @@ from typing import Any
 
 import torch
 
-from workbench.checks.tensors import missing, shown
+from workbench.checks.tensors import as_list, kind_of, missing, shown
 from workbench.grading.check import refused_or_not
 from workbench.labs.lab07_better_drafts.checks.parts import Grammar
 from workbench.speculation import Outcome
-
-
-def _list(value: Any) -> list | None:
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return list(value) if isinstance(value, list | tuple) else None
-
 
 # --- drafts-lookup ---
 
@@ -27,7 +20,7 @@ def run_lookup(answer: Any, text: list[int], K: int, min_ngram: int, max_ngram: 
     """answer(token_ids, K, min_ngram, max_ngram)."""
     given = list(text)
     found = answer(given, K, min_ngram, max_ngram)
-    copied = _list(found)
+    copied = as_list(found)
     if copied is None:
         return {"returned": type(found).__name__}
     return {"copied": copied, "changed": given != text}
@@ -45,8 +38,9 @@ def run_rounds(answer: Any, settings: dict, rounds: list[dict]) -> dict:
     policy, seen = answer(**settings), []
     for told in rounds:
         limit = policy.limit()
-        if isinstance(limit, bool) or not isinstance(limit, int):
+        if kind_of(limit) != "int":
             return {"limit": type(limit).__name__}
+        limit = int(limit)
         drafted: list[float] = []
         for confidence in [] if "plain" in told else told["confidences"][:limit]:
             drafted.append(confidence)
@@ -90,7 +84,7 @@ def run_cross(answer: Any, widths: list[int]) -> dict:
     if lacking := missing(answer, "all_paths"):
         return lacking
     found = answer["all_paths"](list(widths))
-    paths = None if _list(found) is None else [_list(path) for path in found]
+    paths = None if as_list(found) is None else [as_list(path) for path in found]
     return {"returned": type(found).__name__} if paths is None or None in paths else {"paths": paths}
 
 
@@ -100,10 +94,10 @@ def run_candidates(answer: Any, seed: int, heads: int, vocab: int, paths: list[l
         return lacking
     logits = head_logits(seed, heads, vocab)
     found = answer["candidates"](logits, [tuple(path) for path in paths])
-    if not isinstance(found, tuple | list) or len(found) != 2 or None in map(_list, found):
+    if not isinstance(found, tuple | list) or len(found) != 2 or None in map(as_list, found):
         return {"returned": type(found).__name__}
     changed = not torch.equal(logits, head_logits(seed, heads, vocab))
-    return {"tokens": _list(found[0]), "parents": _list(found[1]), "changed": changed}
+    return {"tokens": as_list(found[0]), "parents": as_list(found[1]), "changed": changed}
 
 
 def run_acceptance(answer: Any, tokens: list[int], parents: list[int], best: list[int]) -> dict:
@@ -111,9 +105,9 @@ def run_acceptance(answer: Any, tokens: list[int], parents: list[int], best: lis
     if lacking := missing(answer, "accept"):
         return lacking
     found = answer["accept"](list(tokens), list(parents), list(best))
-    if not isinstance(found, tuple | list) or len(found) != 2 or _list(found[0]) is None:
+    if not isinstance(found, tuple | list) or len(found) != 2 or as_list(found[0]) is None:
         return {"returned": type(found).__name__}
-    return {"path": _list(found[0]), "token": int(found[1])}
+    return {"path": as_list(found[0]), "token": int(found[1])}
 
 
 # --- drafts-jump ---
@@ -132,7 +126,7 @@ def run_jump(answer: Any, part: str, pieces: list, vocabulary: list[str], before
         text = answer[part](grammar, state)
         return {"text": text} if isinstance(text, str) else {"returned": type(text).__name__}
     found = answer[part](grammar, state, list(vocabulary))
-    tokens = sorted(found) if part == "allowed" and isinstance(found, set) else _list(found)
+    tokens = sorted(found) if part == "allowed" and isinstance(found, set) else as_list(found)
     return {"returned": type(found).__name__} if tokens is None else {"tokens": [int(t) for t in tokens]}
 
 
@@ -151,7 +145,12 @@ def _write(write: Any, grammar: Grammar, vocabulary: list[str], salt: int) -> di
         return chosen(list(tokens), allowed, salt)
 
     found = write(grammar, list(vocabulary), choose)
-    tokens = _list(found[0]) if isinstance(found, tuple | list) and len(found) == 2 else None
+    tokens = as_list(found[0]) if isinstance(found, tuple | list) and len(found) == 2 else None
     if tokens is None:
         return {"returned": type(found).__name__}
     return {"tokens": [int(t) for t in tokens], "calls": found[1], "asked": asked}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

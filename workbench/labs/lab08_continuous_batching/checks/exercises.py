@@ -3,7 +3,7 @@ judges."""
 
 from __future__ import annotations
 
-from workbench.grading.check import Exercise, ExerciseSet, claim
+from workbench.grading.check import Exercise, ExerciseSet, claim, demands
 from workbench.labs.lab08_continuous_batching.checks import chunks, deadline, probes, scheduler, turn, waste
 
 PRELUDE = """\
@@ -30,7 +30,14 @@ EXERCISES = ExerciseSet(
                 claim("static", probes.run_counts, waste.judge_counts, waste.static_cases, points=3),
                 claim("share", probes.run_counts, waste.judge_share, waste.share_cases),
                 claim("continuous", probes.run_counts, waste.judge_counts, waste.continuous_cases, points=2),
+                demands(
+                    probes.run_demand,
+                    claim("uneven", probes.run_counts, waste.judge_all, waste.uneven_cases),
+                    claim("nothing", probes.run_counts, waste.judge_all, waste.edge_cases),
+                    claim("refused", probes.run_counts_refused, waste.judge_refused, waste.refused_cases),
+                ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "batching-turn",
@@ -40,7 +47,9 @@ EXERCISES = ExerciseSet(
                 claim("finished", probes.run_turn, turn.judge_turn, turn.finish_cases, points=2),
                 claim("slots", probes.run_turn, turn.judge_turn, turn.order_cases, points=2),
                 claim("blocks", probes.run_turn, turn.judge_turn, turn.room_cases, points=2),
+                demands(probes.run_demand, claim("edges", probes.run_turn, turn.judge_turn, turn.edge_cases)),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "batching-chunks",
@@ -52,7 +61,9 @@ EXERCISES = ExerciseSet(
                 claim(
                     "postprocess", probes.run_postprocess, chunks.judge_postprocess, chunks.postprocess_cases, points=2
                 ),
+                demands(probes.run_demand, claim("tight", probes.run_plan, chunks.judge_plan, chunks.tight_cases)),
             ),
+            given=("Work", "WorkbenchError"),
         ),
         Exercise(
             "batching-deadline",
@@ -62,7 +73,11 @@ EXERCISES = ExerciseSet(
                 claim("slack", probes.run_order, deadline.judge_order, deadline.slack_cases, points=3),
                 claim("ties", probes.run_order, deadline.judge_order, deadline.tie_cases),
                 claim("patience", probes.run_order, deadline.judge_order, deadline.patience_cases, points=2),
+                demands(
+                    probes.run_demand, claim("later", probes.run_order, deadline.judge_order, deadline.later_cases)
+                ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "batching-scheduler",
@@ -72,7 +87,11 @@ EXERCISES = ExerciseSet(
                 claim("budget", probes.run_scheduler, scheduler.judge_run, scheduler.budget_cases, points=2),
                 claim("admission", probes.run_scheduler, scheduler.judge_run, scheduler.admission_cases, points=2),
                 claim("preemption", probes.run_scheduler, scheduler.judge_run, scheduler.preemption_cases, points=2),
+                demands(
+                    probes.run_demand, claim("door", probes.run_scheduler, scheduler.judge_run, scheduler.door_cases)
+                ),
             ),
+            given=("NoRoom", "SchedulerState", "Work", "WorkbenchError"),
         ),
     ),
 )

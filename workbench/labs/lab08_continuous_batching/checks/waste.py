@@ -62,9 +62,11 @@ def uneven_cases(draw: random.Random) -> list[dict]:
 
 
 def edge_cases(draw: random.Random) -> list[dict]:
-    """Nothing to do."""
+    """Nothing to do; and a request."""
     B = draw.randint(1, 9)
-    return [waste_case("static", [], B), waste_case("continuous", [], B)]
+    return [
+        waste_case(part, lengths, B) for lengths in ([], [[draw.randint(2, 9), 3]]) for part in ("static", "continuous")
+    ]
 
 
 def refused_cases(draw: random.Random) -> list[dict]:

@@ -121,7 +121,7 @@ def judge_attention(case: dict, seen: dict) -> str | None:
     (query_heads, kv_heads), lengths, size = case["heads"], case["lengths"], case["block_size"]
     right = exact(case)
     legend = "[B, H_q, D_v]"
-    came = read(seen["out"], "what came back", right.shape, "float32", legend)
+    came = read(seen["out"], "what came back", right.shape, "", legend)
     where = (
         f"{len(lengths)} sequence{'s' * (len(lengths) > 1)}, blocks of {size}, H_q = {query_heads}, H_kv = {kv_heads}: "
     )
@@ -191,9 +191,10 @@ def judge_steps(case: dict, seen: dict) -> str | None:
         at = places(table, length, case["block_size"])
         k = keys.flatten(0, 1)[at].repeat_interleave(group, dim=1)
         v = values.flatten(0, 1)[at].repeat_interleave(group, dim=1)
-        steps = range(i, case["steps"], len(q))
-        queries = torch.stack([torch.roll(q[i], step, dims=-1) for step in steps])
-        weights = (torch.einsum("nhd,shd->nhs", queries, k) * q.shape[-1] ** -0.5).softmax(dim=-1)
-        if not same(came[steps], torch.einsum("nhs,shd->nhd", weights, v), TOLERANCE):
-            return f"sequence {i} of {length} tokens, timed: not what the definition gives, though it was before"
+        for step in range(i, case["steps"], len(q)):  # as `step_memory` has them
+            query, moved = torch.roll(q[i], step, dims=-1), torch.roll(k, 2 * step, dims=-1)
+            weights = (torch.einsum("hd,shd->hs", query, moved) * q.shape[-1] ** -0.5).softmax(dim=-1)
+            right = torch.einsum("hs,shd->hd", weights, torch.roll(v, step, dims=-1))
+            if not same(came[step], right, TOLERANCE):
+                return f"sequence {i} of {length} tokens, timed: not what the definition gives, though it was before"
     return None

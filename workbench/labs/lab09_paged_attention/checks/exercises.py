@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.grading.check import Exercise, ExerciseSet, claim
+from workbench.grading.check import Exercise, ExerciseSet, claim, demands
 from workbench.labs.lab09_paged_attention.checks import attention, cow, pool, prefix, probes, waste
 
 PRELUDE = """\
@@ -30,8 +30,14 @@ EXERCISES = ExerciseSet(
             (
                 claim("one-holder", probes.run_pool, pool.judge_pool, pool.alone_cases),
                 claim("shared", probes.run_pool, pool.judge_pool, pool.shared_cases, points=3),
+                demands(
+                    probes.run_demand,
+                    claim("whole", probes.run_pool, pool.judge_pool, pool.refused_cases),
+                    claim("edges", probes.run_pool, pool.judge_pool, pool.edge_cases),
+                ),
                 claim("large", probes.run_large_pool, pool.judge_large, pool.large_cases, speedup=pool.OVER_SEARCHING),
             ),
+            given=("Blocks", "NoRoom", "WorkbenchError"),
         ),
         Exercise(
             "paged-cow",
@@ -41,7 +47,13 @@ EXERCISES = ExerciseSet(
                 claim("forks", probes.run_tables, cow.judge_tables, cow.fork_cases, points=3),
                 claim("full-blocks", probes.run_tables, cow.judge_tables, cow.full_cases, points=2),
                 claim("together", probes.run_tables, cow.judge_tables, cow.together_cases),
+                demands(
+                    probes.run_demand,
+                    claim("room", probes.run_tables, cow.judge_tables, cow.room_cases),
+                    claim("refused", probes.run_tables, cow.judge_tables, cow.refused_cases),
+                ),
             ),
+            given=("NoRoom", "Tables", "WorkbenchError"),
         ),
         Exercise(
             "paged-attention",
@@ -55,6 +67,11 @@ EXERCISES = ExerciseSet(
                 claim(
                     "half-full", probes.run_attention, attention.judge_attention, attention.half_full_cases, points=2
                 ),
+                demands(
+                    probes.run_demand,
+                    claim("several", probes.run_attention, attention.judge_attention, attention.several_cases),
+                    claim("other-sizes", probes.run_attention, attention.judge_attention, attention.size_cases),
+                ),
                 claim(
                     "block-by-block",
                     probes.run_attention_steps,
@@ -63,6 +80,7 @@ EXERCISES = ExerciseSet(
                     speedup=attention.OVER_TOKENS,
                 ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "paged-prefix",
@@ -72,7 +90,13 @@ EXERCISES = ExerciseSet(
                 claim("longest", probes.run_prefix, prefix.judge_prefix, prefix.chain_cases, points=3),
                 claim("what-stands-before", probes.run_prefix, prefix.judge_prefix, prefix.before_cases, points=2),
                 claim("evict", probes.run_prefix, prefix.judge_prefix, prefix.evict_cases, points=2),
+                demands(
+                    probes.run_demand,
+                    claim("keys", probes.run_prefix, prefix.judge_prefix, prefix.key_cases),
+                    claim("used", probes.run_prefix, prefix.judge_prefix, prefix.use_cases),
+                ),
             ),
+            given=("WorkbenchError",),
         ),
         Exercise(
             "paged-waste",
@@ -81,7 +105,14 @@ EXERCISES = ExerciseSet(
             (
                 claim("held", probes.run_slots, waste.judge_slots, waste.held_cases),
                 claim("published", probes.run_account, waste.judge_account, waste.published_cases, points=2),
+                demands(
+                    probes.run_demand,
+                    claim("gaps", probes.run_account, waste.judge_account, waste.gap_cases),
+                    claim("edges", probes.run_account, waste.judge_account, waste.edge_cases),
+                    claim("refused", probes.run_waste_refused, waste.judge_refused, waste.refused_cases),
+                ),
             ),
+            given=("Request", "WorkbenchError"),
         ),
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from workbench.checks.tensors import missing, shown
+from workbench.checks.tensors import as_list, as_tensor, kind_of, missing, shown
 from workbench.errors import WorkbenchError
 from workbench.grading.check import describe_error, refused_or_not
 from workbench.labs.lab09_paged_attention.checks.parts import Request
@@ -16,11 +16,8 @@ from workbench.labs.lab09_paged_attention.checks.parts import Request
 
 def _numbers(value: Any) -> list[int] | None:
     """A list of whole numbers, or None for anything else."""
-    if isinstance(value, torch.Tensor):
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
-        return None
-    return [int(one) for one in value]
+    items = as_list(value)
+    return None if items is None else [int(one) for one in items]
 
 
 # --- paged-pool ---
@@ -194,10 +191,19 @@ def run_attention(answer: Any, **case: Any) -> dict:
     return {"out": shown(out), "changed": not same}
 
 
+def step_memory(
+    step: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The same of a step of the race: all numbers have moved on, and so have the blocks, so nothing that was kept is of
+    use."""
+    moved = (torch.roll(keys, (step, 2 * step), dims=(0, -1)), torch.roll(values, (step, step), dims=(0, -1)))
+    return torch.roll(q, step, dims=-1), *moved, torch.where(tables < 0, tables, (tables + step) % len(keys))
+
+
 def run_attention_steps(answer: Any, steps: int, **case: Any) -> dict:
-    """So many steps over the same pool, with other queries in each; of step i sequence i mod B: [steps, H_q, D_v]."""
-    q, *memory = paged_memory(**case)
-    outputs = [answer(torch.roll(q, step, dims=-1), *memory) for step in range(steps)]
+    """So many steps, each over a pool of its own; of step i sequence i mod B: [steps, H_q, D_v]."""
+    *memory, lengths = paged_memory(**case)
+    outputs = [as_tensor(answer(*step_memory(step, *memory), lengths.clone())) for step in range(steps)]
     if not all(isinstance(out, torch.Tensor) and out.dim() == 3 and out.numel() for out in outputs):
         return {"returned": type(outputs[0]).__name__}
     return {"out": torch.stack([out[step % len(out)] for step, out in enumerate(outputs)])}
@@ -219,7 +225,7 @@ def run_prefix(answer: Any, block_size: int, steps: list[list]) -> dict:
             if verb == "evict":
                 copies = [set(copies[0])]
                 gave = cache.evict(*copies)
-                whole = gave is None or (isinstance(gave, int) and not isinstance(gave, bool))
+                whole = gave is None or kind_of(gave) == "int"
                 now: dict[str, Any] = {"block": gave} if whole else {"returned": type(gave).__name__}
             elif verb == "lookup":
                 gave = cache.lookup(*copies)
@@ -270,3 +276,8 @@ def run_waste_refused(answer: Any, part: str, kind: str, block_size: int, **give
         return lacking
     first = (Request(*given["request"]),) if part == "slots_held" else _requests(**given)
     return refused_or_not(lambda: answer[part](*first, kind, block_size))
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from workbench.checks.tensors import numbers, read
+from workbench.grading.check import evaded
 
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3}  # of sums in float32, and of their rounding to float16
 
@@ -53,7 +54,14 @@ def told_pair(seen: dict, wanted: str) -> str | None:
 
 
 def told_inputs(seen: dict, where: str) -> str | None:
-    """The inputs are whole, and there was one launch."""
+    """The inputs are whole, there was one launch, and what came back came out of it."""
+    if seen["without_kernel"]:
+        return where + evaded("the same came back where the kernel was launched and did nothing; it is to do the work")
+    if seen["beside"]:
+        names = ", ".join(seen["beside"])
+        return where + evaded(f"torch computed outside of the kernel, which is to do the work ({names})")
+    if seen["made_elsewhere"]:
+        return where + evaded("numbers came back that no kernel had stored; what it stores is the result")
     if seen["changed"]:
         return f"{where}{seen['changed'][0]} was changed; inputs belong to the caller"
     if seen["launches"] != 1:
@@ -65,13 +73,15 @@ def told_inputs(seen: dict, where: str) -> str | None:
 
 
 def told_loads(seen: dict, name: str, expected: int, where: str) -> str | None:
-    """At most `expected` elements of that input were loaded; None too where loads are not counted (compiled
-    kernels)."""
+    """At most `expected` elements of that input were loaded, and no fewer than half of them, which is what it has or
+    less; None too where loads are not counted (compiled kernels)."""
     if seen["loaded"] is None:
         return None
     loaded = seen["loaded"][name]
-    if 0 < loaded <= expected:
+    if 0 < expected // 2 <= loaded <= expected:
         return None
+    if 0 < loaded < expected // 2:
+        return where + evaded(f"{loaded:,} elements of {name} were loaded, fewer than it takes to see all of it")
     if not loaded:
         return f"{where}no element of {name} was loaded by the kernel: hand {name} itself to launch"
     return f"{where}{loaded:,} elements of {name} were loaded, expected {expected:,} at most"

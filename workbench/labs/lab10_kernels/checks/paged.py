@@ -81,7 +81,7 @@ def view_cases(draw: random.Random) -> list[dict]:
     float16."""
     return [
         paged_case(draw, 10, heads=(4, 2), side_by_side=True, garbage="nan"),
-        paged_case(draw, 7, heads=(3, 1), size=12, block_size=1),
+        paged_case(draw, 7, heads=(3, 1), size=12, block_size=1, garbage="nan"),
         paged_case(draw, 11, block_size=32, size=6),
         paged_case(draw, 12, 5, heads=(2, 1), dtype="float16", side_by_side=True),
     ]

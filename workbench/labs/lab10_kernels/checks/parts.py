@@ -8,10 +8,13 @@ element, where a GPU would read what lies there. Compiled kernels are launched a
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
+import operator
 import textwrap
+import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -46,21 +49,28 @@ class OutOfBounds(IndexError):
 class Traffic:
     """What kernels loaded and stored, in elements, by the address where a tensor begins. Of masked elements: none.
 
-    largest: elements of the largest block that was loaded at once, masked ones too.
+    largest: elements of the largest block that was loaded at once, masked ones too. idle: kernels are launched and do
+    nothing. launching: a kernel is running. left: the tensors that kernels stored to, as these were left.
     """
 
     loaded: Counter[int] = field(default_factory=Counter)
     stored: Counter[int] = field(default_factory=Counter)
     largest: int = 0
+    idle: bool = False
+    launching: bool = False
+    left: list[torch.Tensor] = field(default_factory=list)
 
 
 _TRAFFIC: ContextVar[Traffic | None] = ContextVar("traffic", default=None)
 
 
 @contextmanager
-def traffic() -> Iterator[Traffic]:
-    """Count loads and stores inside. In the interpreter only: of compiled kernels nothing is seen, and all stays 0."""
-    seen = Traffic()
+def traffic(*, idle: bool = False) -> Iterator[Traffic]:
+    """Count loads and stores inside. In the interpreter only: of compiled kernels nothing is seen, and all stays 0.
+
+    idle: no kernel runs, so that what does not come out of one shows.
+    """
+    seen = Traffic(idle=idle)
     token = _TRAFFIC.set(seen)
     try:
         yield seen
@@ -72,25 +82,87 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     """`kernel[grid](*arguments, **options)`.
 
     Raises what the kernel raised, in the interpreter; OutOfBounds there for an address outside of all its tensors;
-    NotImplementedError for a kernel that is still to be written.
+    NotImplementedError for a kernel that is still to be written; WorkbenchError for what no compiled kernel could be
+    given or call, which the interpreter would let pass.
     """
     _refuse_what_is_no_kernel(kernel)
+    _refuse_what_is_no_argument((*arguments, *options.values()))
+    try:
+        grid = tuple(operator.index(programs) for programs in grid)
+    except TypeError:
+        raise WorkbenchError(f"a grid is a tuple of whole numbers, such as (rows,); got {grid!r:.100}") from None
     if not _kernels().INTERPRETED:
         _kernels().launch(kernel, grid, *arguments, **options)
         return
     from triton.runtime.errors import InterpreterError
 
+    seen = _TRAFFIC.get() or Traffic()
+    if seen.idle:
+        return
     named = dict(zip(kernel.arg_names, arguments)) | options
     tensors = {name: given for name, given in named.items() if isinstance(given, torch.Tensor)}
+    seen.launching = True
     try:
         # a GPU says nothing of overflow either: it comes back as inf or nan
-        with np.errstate(all="ignore"), _watched(kernel.__name__, tensors):
-            _kernels().launch(kernel, grid, *arguments, **options)
+        with np.errstate(all="ignore"), _watched(kernel.__name__, tensors, seen):
+            _kernels().launch(_anew(kernel), grid, *arguments, **options)
     except InterpreterError as error:
         cause = error
         while isinstance(cause, InterpreterError) and cause.__cause__ is not None:
             cause = cause.__cause__
         raise cause from None
+    else:
+        seen.left += [tensor.clone() for tensor in tensors.values() if seen.stored[tensor.data_ptr()]]
+    finally:
+        seen.launching = False
+
+
+def _anew(kernel: Any) -> Any:
+    """The same kernel in the interpreter, from its function: without what was hung on it since it was decorated."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if type(kernel) is not InterpretedFunction or _TRAFFIC.get() is None:
+        return kernel
+    InterpretedFunction.rewritten_fn.pop(kernel.fn, None)
+    return InterpretedFunction(kernel.fn, **kernel.kwargs)
+
+
+def _refuse_what_is_no_argument(arguments: Iterable[Any]) -> None:
+    """Raises WorkbenchError for anything but tensors, numbers, texts, types of numbers, and functions of Triton's."""
+    for given in arguments:
+        plain = given is None or isinstance(given, torch.Tensor | torch.dtype | int | float | str)
+        if not plain and not type(given).__module__.startswith("triton."):
+            kind = type(given).__name__
+            raise WorkbenchError(f"a kernel is given tensors, numbers and functions under @triton.jit; got a {kind}")
+
+
+_OF_PYTHON = frozenset(("range", "min", "max", "abs", "float", "int", "bool", "len", "print", "NotImplementedError"))
+
+
+def _refuse_other_code(name: str, function: types.FunctionType) -> None:
+    """Raises WorkbenchError for a kernel that uses what is neither Triton's nor a number."""
+    codes, used = [function.__code__], set[str]()
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        used |= {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        if "handle" in code.co_names:
+            raise WorkbenchError(f"{name} uses .handle, which the interpreter has and no compiled kernel")
+    around = dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ())))
+    for one in sorted(used | around.keys()):
+        meant = around.get(one, function.__globals__.get(one, function))
+        if meant is function:  # not of this file
+            known = one in _OF_PYTHON or one == function.__name__
+        else:
+            of = meant.__name__ if isinstance(meant, types.ModuleType) else type(meant).__module__
+            plain = isinstance(meant, int | float | str | torch.dtype | None)
+            known = plain or of == "math" or of.partition(".")[0] == "triton"
+            known = known or str(getattr(meant, "__module__", "")).startswith("triton.language")
+        if not known:
+            raise WorkbenchError(
+                f"{name} uses {one}, which the interpreter calls and no compiled kernel could: in a kernel stand tl.…,"
+                " numbers, and functions under @triton.jit"
+            )
 
 
 def _refuse_what_is_no_kernel(kernel: Any) -> None:
@@ -98,10 +170,12 @@ def _refuse_what_is_no_kernel(kernel: Any) -> None:
     function = kernel
     while hasattr(function, "fn"):
         function = function.fn
-    if function is kernel or not hasattr(kernel, "arg_names"):
+    made_by_triton = type(kernel).__module__.startswith("triton.") and isinstance(function, types.FunctionType)
+    if function is kernel or not made_by_triton or not hasattr(kernel, "arg_names"):
         raise WorkbenchError(
             f"launch takes a function under @triton.jit, got a {type(kernel).__name__}: is the decorator still there?"
         )
+    _refuse_other_code(function.__name__, function)
     try:
         definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except OSError:  # made without a text; the interpreter runs it all the same
@@ -134,13 +208,12 @@ class _Span:
 
 
 @contextmanager
-def _watched(kernel: str, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+def _watched(kernel: str, tensors: dict[str, torch.Tensor], seen: Traffic) -> Iterator[None]:
     """While it lasts every load and store of the interpreter is looked at first."""
     import triton.language as tl
     from triton.runtime.interpreter import interpreter_builder as builder
 
     spans = [_Span.of(name, tensor) for name, tensor in tensors.items()]
-    seen = _TRAFFIC.get() or Traffic()
     plain = {
         name: getattr(builder, name)
         for name in ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_splat")

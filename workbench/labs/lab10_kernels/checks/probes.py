@@ -21,34 +21,116 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+# Functions of torch that the way to a kernel may need: none of them computes. FREE has those of any tensor.
+_EMPTY = "empty empty_like empty_strided new_empty new_empty_strided"
+_MADE = (
+    "zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full new_tensor tensor arange scalar_tensor"
+    " fill_ zero_"
+)
+_SHAPES = (
+    "__get__ __set__ __len__ __getitem__ size stride dim ndimension numel nelement element_size storage_offset"
+    " is_contiguous is_floating_point is_complex view view_as reshape reshape_as flatten unflatten ravel squeeze"
+    " unsqueeze t transpose permute movedim swapaxes narrow select split chunk unbind expand expand_as contiguous"
+    " clone detach to type type_as float half double bfloat16 int long cpu cuda get_device stack cat concat"
+)
+EMPTY = frozenset(_EMPTY.split())
+FREE = frozenset((*_MADE.split(), *_SHAPES.split()))
+OF_WHOLE_NUMBERS = frozenset(("max", "min", "amax", "amin", "item", "__int__", "__index__", "__bool__", "tolist"))
+INTERPRETER = frozenset(("data_ptr", "untyped_storage", "set_", "copy_"))  # by which it moves tensors
+
+
 class PoisonedMemory(TorchFunctionMode):
     """While it lasts torch.empty and its kin give NaN: what a kernel leaves out shows, and never holds by chance what
-    an earlier one wrote."""
+    an earlier one wrote.
 
-    EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+    computed: which functions of torch were called that the way to a kernel does not need: those that compute, and those
+    by which numbers leave torch. traffic: says whether a kernel is running, in the interpreter, which moves tensors.
+    """
+
+    def __init__(self, traffic: Any = None) -> None:
+        super().__init__()
+        self._traffic = traffic
+        self.computed: dict[str, None] = {}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
-        if getattr(function, "__name__", "") in self.EMPTY and made.is_floating_point():
-            made.fill_(torch.nan)
+        name = getattr(function, "__name__", str(function))
+        if name in EMPTY:
+            if made.is_floating_point():
+                made.fill_(torch.nan)
+        elif not self._is_free(name, args):
+            self.computed[name.strip("_")] = None
         return made
+
+    def _is_free(self, name: str, args: Sequence[Any]) -> bool:
+        if self._traffic is not None and self._traffic.launching and name in INTERPRETER:
+            return True
+        of = args[0] if args else None
+        whole = isinstance(of, torch.Tensor) and of.dtype in (torch.int32, torch.int64, torch.bool)
+        return name in FREE or (whole and name in OF_WHOLE_NUMBERS)
 
 
 def _watched(call: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> tuple[Any, dict]:
-    """(what call(**inputs on the device) gave, {"changed", "launches", "loaded", "largest"})."""
+    """(what call(**inputs on the device) gave, {"changed", "launches", "loaded", "largest", …}).
+
+    without_kernel: it gives the same where the kernel is launched and does nothing (in the interpreter). beside: which
+    functions of torch it called that compute. made_elsewhere: numbers came back that no kernel had stored.
+    """
     from workbench.kernels.launch import launches
     from workbench.labs.lab10_kernels.checks import parts
 
     given = {name: tensor.to(parts.DEVICE) for name, tensor in inputs.items()}
     fresh = {name: tensor.clone() for name, tensor in given.items()}
-    with PoisonedMemory(), launches() as counted, parts.traffic() as traffic:
-        gave = call(**given)
+    with launches() as counted, parts.traffic() as traffic, PoisonedMemory(traffic) as torchs:
+        gave = _plain(call(**given))
     changed = [name for name in given if not _same_bits(given[name], fresh[name])]
-    seen = {"changed": changed, "launches": counted.total(), "loaded": None, "largest": None}
+    seen = {"changed": changed, "launches": counted.total(), "loaded": None, "largest": None, "without_kernel": False}
+    seen |= {"beside": [], "made_elsewhere": False}
     if parts.INTERPRETED:
+        seen["beside"] = list(torchs.computed)[:5]
+        seen["made_elsewhere"] = not _all_stored(gave, traffic.left)
+        seen["without_kernel"] = not changed and _same(gave, _idle(call, fresh))
         seen["loaded"] = {name: traffic.loaded[tensor.data_ptr()] for name, tensor in given.items()}
         seen["largest"] = traffic.largest
     return gave, seen
+
+
+def _plain(gave: Any) -> Any:
+    """A tensor, or the tensors of a pair, as they are now: not of a class that says later what it holds."""
+    if isinstance(gave, torch.Tensor) and type(gave) is not torch.Tensor:
+        return type(gave).__name__
+    return type(gave)(map(_plain, gave)) if type(gave) in (tuple, list) else gave
+
+
+def _all_stored(gave: Any, left: list[torch.Tensor]) -> bool:
+    """Whether each number of a tensor, or of the tensors of a pair, is one that a kernel stored. NaN is what nobody
+    wrote."""
+    if type(gave) in (tuple, list):
+        return all(_all_stored(one, left) for one in gave)
+    if not isinstance(gave, torch.Tensor) or gave.is_meta or gave.layout is not torch.strided:
+        return True  # the judge says what it is
+    stored = [tensor.to(gave.dtype).flatten() for tensor in left]
+    numbers = gave.flatten()
+    return bool((torch.isin(numbers, torch.cat(stored or [numbers[:0]])) | (numbers != numbers)).all())
+
+
+def _idle(call: Callable[..., Any], given: dict[str, torch.Tensor]) -> Any:
+    """What comes back where kernels do nothing; None where that ends in an error."""
+    from workbench.labs.lab10_kernels.checks import parts
+
+    try:
+        with PoisonedMemory(), parts.traffic(idle=True):
+            return _plain(call(**given))
+    except Exception:
+        return None
+
+
+def _same(gave: Any, other: Any) -> bool:
+    """Whether a tensor, or all tensors of a pair, are the same numbers; NaN is what nobody wrote."""
+    if isinstance(gave, torch.Tensor) and isinstance(other, torch.Tensor):
+        return gave.shape == other.shape and gave.dtype == other.dtype and torch.equal(gave, other)
+    pairs = isinstance(gave, tuple | list) and isinstance(other, tuple | list) and len(gave) == len(other) > 0
+    return pairs and all(map(_same, gave, other))
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -261,3 +343,8 @@ def run_norm(answer: Any, eps: float, **case: Any) -> dict:
     """answer(x, weight, eps), or answer(x, weight, eps, residual=residual)."""
     gave, seen = _watched(lambda x, weight, **residual: answer(x, weight, eps, **residual), norm_rows(**case))
     return {**(_both(gave, "out", "total") if case["with_residual"] else {"out": shown(gave)}), **seen}
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)

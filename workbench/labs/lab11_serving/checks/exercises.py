@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.grading.check import Exercise, ExerciseSet, claim
+from workbench.grading.check import Exercise, ExerciseSet, claim, demands
 from workbench.labs.lab11_serving.checks import admission, events, goodput, policy, probes, stops
 
 PRELUDE = """\
@@ -32,7 +32,12 @@ EXERCISES = ExerciseSet(
                 claim("held-back", probes.run_stops, stops.judge_stops, stops.hold_cases, points=2),
                 claim("first", probes.run_stops, stops.judge_stops, stops.first_cases, points=2),
                 claim("any-pieces", probes.run_stops, stops.judge_stops, stops.chunk_cases, points=2),
+                demands(
+                    probes.run_demand, claim("nothing-lost", probes.run_stops, stops.judge_stops, stops.lost_cases)
+                ),
             ),
+            given=(),
+            withheld=("workbench.decoding.text:StopStrings",),
         ),
         Exercise(
             "server-events",
@@ -42,7 +47,13 @@ EXERCISES = ExerciseSet(
                 claim("chunks", probes.run_events, events.judge_events, events.chunk_cases, points=2),
                 claim("one-line", probes.run_events, events.judge_events, events.line_cases, points=2),
                 claim("ends", probes.run_events, events.judge_events, events.end_cases, points=2),
+                demands(
+                    probes.run_demand,
+                    claim("several", probes.run_events, events.judge_events, events.several_cases),
+                    claim("silence", probes.run_events, events.judge_events, events.ping_cases),
+                ),
             ),
+            given=("Piece",),
         ),
         Exercise(
             "server-admission",
@@ -53,7 +64,13 @@ EXERCISES = ExerciseSet(
                 claim("rows", probes.run_wait, admission.judge_wait, admission.budget_cases, points=2),
                 claim("costs", probes.run_wait, admission.judge_wait, admission.cost_cases),
                 claim("retry-after", probes.run_retry, admission.judge_retry, admission.retry_cases),
+                demands(
+                    probes.run_demand,
+                    claim("edges", probes.run_wait, admission.judge_wait, admission.edge_cases),
+                    claim("deadline", probes.run_retry, admission.judge_retry, admission.deadline_cases),
+                ),
             ),
+            given=(),
         ),
         Exercise(
             "server-goodput",
@@ -64,7 +81,9 @@ EXERCISES = ExerciseSet(
                 claim("limits", probes.run_goodput, goodput.judge_good, goodput.limit_cases, points=2),
                 claim("window", probes.run_goodput, goodput.judge_goodput, goodput.window_cases, points=2),
                 claim("vllm-bench", probes.run_goodput, goodput.judge_vllm, goodput.vllm_cases),
+                demands(probes.run_demand, claim("edges", probes.run_goodput, goodput.judge_all, goodput.edge_cases)),
             ),
+            given=("Objectives", "Timed"),
         ),
         Exercise(
             "server-policy",
@@ -74,6 +93,18 @@ EXERCISES = ExerciseSet(
                 claim("cached", probes.run_order, policy.judge_order, policy.cached_cases, points=2),
                 claim("patience", probes.run_order, policy.judge_order, policy.patience_cases, points=2),
                 claim("hits", probes.run_policy, policy.judge_hits, policy.hit_cases, points=2),
+            ),
+            given=("Request",),
+            # of the engine that runs with the answer's policy, what it needs no draft and no GPU for
+            withheld=(
+                "workbench.speculation.drafts:draft_for",
+                "workbench.speculation.engine:Speculator",
+                "workbench.models.graphs:GraphedSteps",
+                "workbench.kv.paged_static:StaticPaged",
+                "workbench.kv.paged_triton:Kernels",
+                "workbench.decoding.device_sampling:drawn",
+                "workbench.serving.ahead:OneStepAhead",
+                "workbench.decoding.guide:check_guide",
             ),
         ),
     ),

@@ -196,3 +196,8 @@ def run_engine(answer: Any, requests: list, patience: float, num_blocks: int, ma
         "errors": [f"{one.request_id}: {one.error}" for one in counted.ended if one.error is not None],
         "texts": {one.request_id: list(one.token_ids) for one in counted.ended},
     }
+
+
+def run_demand(answer: Any, probe: str, given: dict, demand: str) -> Any:
+    """Another probe of this module, by its name."""
+    return globals()[probe](answer, **given)
