@@ -37,10 +37,10 @@ def random(*shape: int, seed: int, dtype=torch.float32, device="cpu") -> torch.T
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
-def few_programs(device: str, most: int, *sizes: int) -> tuple[int, ...]:
-    """In the interpreter, where each program takes its time, sizes with as many left over and at most `most` whole
+def few_programs(device: str, max_programs: int, *sizes: int) -> tuple[int, ...]:
+    """In the interpreter, where each program takes its time, sizes with as many left over and at most so many whole
     programs of 4: what comes beyond them is computed by the same lines. On a GPU the sizes as they are."""
-    return tuple(size if device == "cuda" else min(size, 4 * most + size % 4) for size in sizes)
+    return tuple(size if device == "cuda" else min(size, 4 * max_programs + size % 4) for size in sizes)
 
 
 def tolerance(dtype: torch.dtype) -> float:
