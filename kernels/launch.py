@@ -65,6 +65,27 @@ def interpreter_misfit(triton_version: str, numpy_version: str) -> str:
     )
 
 
+def patch_once() -> None:
+    """Triton's interpreter replaces the functions of triton.language when a kernel begins, and again at each call of a
+    @triton.jit function inside, of `tl.zeros` too, though they are replaced already, which takes milliseconds. From now
+    on it does so only where some are still as they were. The results are the same. Of a Triton that patches in another
+    way nothing is changed."""
+    from triton.runtime import interpreter
+
+    if not (hasattr(interpreter, "_patch_lang") and hasattr(interpreter, "_LangPatchScope")):
+        return
+
+    def still_to_patch(fn) -> bool:
+        seen = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        return not seen or any(tl.core.is_builtin(one.load) or tl.core.is_builtin(one.tensor.__add__) for one in seen)
+
+    patch, nothing_to_restore = interpreter._patch_lang, interpreter._LangPatchScope
+    interpreter._patch_lang = lambda fn: patch(fn) if still_to_patch(fn) else nothing_to_restore()
+
+
+if INTERPRETED:
+    patch_once()
+
 _WRONG_KIND = "JITFunction" if INTERPRETED else "InterpretedFunction"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 MIN_CAPABILITY = (8, 0)  # Ampere: bfloat16, asynchronous copies

@@ -25,46 +25,68 @@ torch.set_num_threads(1)  # tiny models: a second thread only waits, 40 times sl
 LONGEST_FIRST = (  # a file runs in one process: one that takes half a minute must not be the last to begin
     "lab_05",
     "05_quantization",
-    "lab_04",
-    "04_smaller_caches",
-    "grading_hostile",
-    "grading_nonroot",
     "lab_07",
     "07_better_drafts",
-    "release",
-    "lab",
+    "lab_04",
+    "04_smaller_caches",
+    "lab_11",
+    "11_serving",
+    "grading_hostile",
     "lab_08",
     "08_continuous_batching",
+    "lab_02",
+    "02_where_time_goes",
     "lab_06",
     "06_speculative_sampling",
-    "grading_class",
-    "lab04",
-    "lab02",
-    "kernels_small",
-    "lab05",
-    "lab_02",
+    "lab",
     "lab_03",
-    "lab_09",
+    "03_kv_cache",
+    "reachability",
     "lab_10",
-    "kv_smaller",
-    "exercises_lab10",
-    "lab05_numbers",
-    "kernels_attention",
-    "lab10",
-    "quantization_fast",
-    "kernels_quantized_kv",
+    "10_kernels",
+    "grading_nonroot",
+    "release",
+    "lab_09",
+    "lab05",
+    "lab11",
+    "lab04",
     "exercises_lab04",
-    "panels",
-    "kv_quantized",
-    "lab03",
-    "quantization",
+    "engine",
+    "lab10",
+    "exercises_lab10",
+    "kv_smaller",
+    "soak",
     "kernels_matvec",
-    "graphs",
+    "lab03",
+    "grading_class",
+    "hostile_answers",
+    "hints",
     "exercises_lab02",
+    "lab02",
+    "kv_quantized",
     "grading",
     "grading_speed",
-    "engine",
+    "unusual",
+    "student_package",
+    "panels",
+    "kernels_quantized_kv",
+    "kernels_attention",
+    "graphs",
+    "fused",
+    "fast",
+    "quantization_fast",
+    "lecture_questions",
+    "engine_drafts",
+    "kernels_small",
     "paged_triton",
+    "exercises_lab06",
+    "lab06",
+    "lab05_numbers",
+    "quantization",
+    "exercises_lab03",
+    "recording",
+    "costs_smaller",
+    "bench_command",
 )
 
 
@@ -86,6 +108,26 @@ def pytest_runtest_protocol(item: pytest.Item):
         if item.path.suffix != ".ipynb" and item.get_closest_marker("browser") is None:
             environment.delenv("WORKBENCH_BRIEF", raising=False)
         return (yield)
+
+
+def cpu_s() -> float:
+    """Of this process, and of children that ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item):
+    """What a test takes of the processor goes into a junit file, for `tests/tools/slowest.py`."""
+    item.cpu_s_before = cpu_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item):
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu_s", f"{cpu_s() - item.cpu_s_before:.3f}"))
 
 
 @pytest.fixture(autouse=True)

@@ -212,18 +212,18 @@ def test_prompts_at_the_edge_of_a_block(beyond, found, draft):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_a_thousand_requests_three_in_ten_aborted(preemption):
+def test_many_requests_three_in_ten_aborted(preemption):
     """Half of them begin alike, the pool is tight; every text that ends is the one it would be alone."""
-    count, rng, shared = 1000, random.Random(7), [tokens(12, s) for s in range(5)]
+    count, rng, shared = 400, random.Random(7), [tokens(12, s) for s in range(5)]
     kinds = [
         (tuple((rng.choice(shared) if i % 2 else []) + tokens(rng.randint(1, 8), i)), rng.randint(1, 8))
-        for i in range(150)
+        for i in range(60)
     ]
     requests = [Request(i, *rng.choice(kinds), stop_token_ids=()) for i in range(count)]
     expected = {kind: alone(Request("x", *kind)) for kind in kinds}
     it = engine(num_blocks=14, block_size=3, max_running=8, token_budget=40, chunk=11, preemption=preemption)
     waiting, aborted, done = list(requests), 0, []
-    doomed = set(rng.sample(range(count), 330))
+    doomed = set(rng.sample(range(count), 132))
     while waiting or not it.idle:
         for _ in range(rng.randint(0, 3)):
             if waiting:
@@ -237,8 +237,8 @@ def test_a_thousand_requests_three_in_ten_aborted(preemption):
                 whole = expected[sequence.request.prompt_ids, sequence.request.max_new_tokens]
                 assert ended.finish_reason == "abort" and ended.token_ids == whole[: len(ended.token_ids)]
         it.kv.tables.check()
-    assert len(done) + aborted == count and aborted >= 300
-    assert it.scheduler.preemptions >= 100 and it.scheduler.hit_tokens > 500
+    assert len(done) + aborted == count and aborted >= 120
+    assert it.scheduler.preemptions >= 40 and it.scheduler.hit_tokens > 200
     for result in done:
         request = requests[result.request_id]
         assert result.token_ids == expected[request.prompt_ids, request.max_new_tokens]

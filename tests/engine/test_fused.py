@@ -3,6 +3,8 @@ number of launches, and a choice that says why."""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -14,6 +16,7 @@ from test_parity import relative_difference
 
 from workbench.errors import WorkbenchError
 from workbench.generation import generate
+from workbench.kernels import matvec
 from workbench.kernels.launch import launches
 from workbench.kv import Paged, Recompute, kv_for
 from workbench.models import Batch, prepare
@@ -144,41 +147,59 @@ def test_a_paged_cache_with_an_attend_of_its_own_sees_keys_and_values(device):
 
 
 @pytest.fixture(scope="module")
-def through_kernels(model):
+def few_programs(device):
+    """The interpreter takes a product's programs one by one, in the same time whatever their size: fewer and larger
+    ones. What a product is with each of its block sizes is claimed of the kernel (tests/kernels)."""
+    chosen = matvec.chosen
+
+    def larger(*asked):
+        config = chosen(*asked)
+        return replace(config, blocks=tuple((name, max(size, 32)) for name, size in config.blocks))
+
+    with mock.patch.object(matvec, "chosen", larger if device == "cpu" else chosen):
+        yield
+
+
+@pytest.fixture(scope="module")
+def through_kernels(model, few_programs):
     """Matrices go through our kernel, too."""
     return prepare(model, linear="triton", kernels="triton")
 
 
-def switched(through_kernels, model, device, **switches: bool):
-    """Logits of a step and its launches, with these switches of every layer as asked."""
-    batch = Batch.of([text(3)], logits="all", device=device)
-    try:
-        for layer in through_kernels._layers:
-            vars(layer).update(switches)
-        with launches() as counted:
-            return logits_of(through_kernels, Recompute(model.config), batch), counted
-    finally:
-        for layer in through_kernels._layers:
-            for name in switches:
-                delattr(layer, name)
+@pytest.fixture(scope="module")
+def switched(through_kernels, model, device):
+    """switched(gates=…, adds=…, norms=…): logits of a step and its launches, with these switches of every layer on or
+    off. Each such step is taken once for all tests of the model."""
+
+    @functools.cache
+    def step(*, gates: bool = True, adds: bool = True, norms: bool = True):
+        switches = {"gates_in_product": gates, "adds_in_product": adds, "norms_in_product": norms}
+        batch = Batch.of([text(3)], logits="all", device=device)
+        try:
+            for layer in through_kernels._layers:
+                assert all(getattr(layer, name) for name in switches), "by default all are on"
+                vars(layer).update(switches)
+            with launches() as counted:
+                return logits_of(through_kernels, Recompute(model.config), batch), counted
+        finally:
+            for layer in through_kernels._layers:
+                for name in switches:
+                    delattr(layer, name)
+
+    return step
 
 
-def test_a_gate_in_the_product_launches_once_less_a_layer(shape_name, model, through_kernels, device):
+def test_a_gate_in_the_product_launches_once_less_a_layer(model, switched):
     """In whole steps, products counted, with the switch off and on: the same logits."""
-    (separate, before), (fused, after) = (
-        switched(through_kernels, model, device, gates_in_product=asked, norms_in_product=False)
-        for asked in (False, True)
-    )
+    (separate, before), (fused, after) = switched(gates=False, norms=False), switched(norms=False)
     assert relative_difference(fused, separate) < TOLERANCE
     assert before["_gated"] == model.config.num_layers and after["_gated"] == 0
     assert before.total() - after.total() == model.config.num_layers
 
 
-def test_norms_are_part_of_the_products_that_read_them(shape_name, model, through_kernels, device):
+def test_norms_are_part_of_the_products_that_read_them(shape_name, model, switched):
     """In whole steps, with the switch off and on: the same logits, and only the last norm left of Llama's."""
-    (separate, before), (fused, after) = (
-        switched(through_kernels, model, device, norms_in_product=asked) for asked in (False, True)
-    )
+    (separate, before), (fused, after) = switched(norms=False), switched()
     config = model.config
     assert relative_difference(fused, separate) < TOLERANCE
     own = launches_per_layer(config, in_products=True)
@@ -206,12 +227,9 @@ def test_rows_and_types_that_a_product_does_not_norm_are_normed_before(device):
         assert got.dtype == torch.float16 and relative_difference(got.float(), expected.float()) < 1e-2
 
 
-def test_products_of_o_and_down_add_to_the_stream(model, through_kernels, device):
+def test_products_of_o_and_down_add_to_the_stream(model, through_kernels, switched, device):
     """Then no norm adds; with norms after attention and feed-forward everything stays as it was."""
-    (separate, before), (fused, after) = (
-        switched(through_kernels, model, device, adds_in_product=asked, norms_in_product=False)
-        for asked in (False, True)
-    )
+    (separate, before), (fused, after) = switched(adds=False, norms=False), switched(norms=False)
     assert relative_difference(fused, separate) < TOLERANCE
     assert before == after  # a norm that adds is one launch as well
     layer = through_kernels._layers[0]
@@ -226,7 +244,7 @@ def test_products_of_o_and_down_add_to_the_stream(model, through_kernels, device
 
 
 def test_greedy_tokens_with_norms_and_gates_in_products_are_those_of_the_decoder(model, through_kernels):
-    asked = {"max_new_tokens": 3, "temperature": 0.0, "stop_token_ids": ()}
+    asked = {"max_new_tokens": 2, "temperature": 0.0, "stop_token_ids": ()}
     expected = generate(model, text(4), **asked)
     assert generate(through_kernels, text(4), kv="contiguous", **asked).tokens == expected.tokens
 

@@ -141,25 +141,27 @@ def a_bias_of_a_step_ahead_is_left_out(monkeypatch):
     )
 
 
-PLANTS = [
-    a_bias_of_a_step_ahead_is_left_out,
-    accepted_tokens_have_the_rows_of_others,
-    forced_tokens_are_forgotten,
-    every_request_is_taken,
-    drafts_are_always_accepted,
-    aborted_blocks_are_kept,
-    top_k_keeps_one_more,
-    every_sample_draws_alike,
-    a_shared_block_is_not_copied,
-    tenants_share_their_blocks,
-    errors_of_a_draft_are_dropped,
-]
+# The seed a soak begins at: that of the first run in which the plant shows, where those before it take long. A change
+# of what a soak draws moves it, and the soak then looks for as long as it must.
+PLANTS = {
+    a_bias_of_a_step_ahead_is_left_out: 29,
+    accepted_tokens_have_the_rows_of_others: 10,
+    forced_tokens_are_forgotten: 0,
+    every_request_is_taken: 0,
+    drafts_are_always_accepted: 0,
+    aborted_blocks_are_kept: 0,
+    top_k_keeps_one_more: 29,
+    every_sample_draws_alike: 21,
+    a_shared_block_is_not_copied: 0,
+    tenants_share_their_blocks: 0,
+    errors_of_a_draft_are_dropped: 0,
+}
 
 
-@pytest.mark.parametrize("plant", PLANTS)
-def test_what_is_planted_is_seen(plant, monkeypatch):
+@pytest.mark.parametrize(("plant", "begin"), PLANTS.items(), ids=[plant.__name__ for plant in PLANTS])
+def test_what_is_planted_is_seen(plant, begin, monkeypatch):
     plant(monkeypatch)
-    soaked = soak(200)
+    soaked = soak(200, begin)
     assert soaked.failed_seed is not None
     # Threads of a run come when the machine lets them: what two of them must do in one order is seen in some replays.
     replays = (soak(1, soaked.failed_seed) for _ in range(REPLAYS))

@@ -288,6 +288,8 @@ def test_keys_and_values_side_by_side_are_read_where_they_lie(device):
 def test_the_last_program_merges_the_splits(device, texts, group, groups, value, splits, half):
     """One launch with the numbers of two, empty splits and empty texts too, and counters that are zeros again."""
     dtype = dtypes(device)[-1 if half else 0]
+    if device == "cpu" and splits > 5:  # in the interpreter, where each program takes its time, 70 are many
+        texts, groups = texts[:1], 1
     k, v, tables, lengths = in_blocks(texts, 4, groups, (16, value), dtype=dtype, device=device)
     q = numbers(len(texts), group * groups, 16, seed=1, dtype=dtype, device=device)
     count, call = counters(device), {"block_size": 4, "scale": 0.3, "splits": splits}

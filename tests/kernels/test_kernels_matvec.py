@@ -37,6 +37,12 @@ def random(*shape: int, seed: int, dtype=torch.float32, device="cpu") -> torch.T
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
+def few_programs(device: str, max_programs: int, *sizes: int) -> tuple[int, ...]:
+    """In the interpreter, where each program takes its time, sizes with as many left over and at most so many whole
+    programs of 4: what comes beyond them is computed by the same lines. On a GPU the sizes as they are."""
+    return tuple(size if device == "cuda" else min(size, 4 * max_programs + size % 4) for size in sizes)
+
+
 def tolerance(dtype: torch.dtype) -> float:
     return 2 * TOLERANCE[dtype]  # up to 260 terms, in another order
 
@@ -58,6 +64,8 @@ def tolerance(dtype: torch.dtype) -> float:
 )
 def test_every_version_gives_the_product(device, rows, out, inside, splits, biased, version, half, seed):
     dtype = dtypes(device)[-1 if half else 0]
+    if not matvec.on_tensor_cores(rows, dtype, version):
+        rows, out = few_programs(device, 2, rows, out)
     x, weight = random(rows, inside, seed=seed, dtype=dtype, device=device), None
     weight = random(out, inside, seed=seed + 1, dtype=dtype, device=device)
     bias = random(out, seed=seed + 2, dtype=dtype, device=device) if biased else None
@@ -81,6 +89,8 @@ def test_every_version_gives_the_product(device, rows, out, inside, splits, bias
 )
 def test_a_gate_is_part_of_the_product(device, rows, size, inside, splits, biased, version, activation, half):
     dtype = dtypes(device)[-1 if half else 0]
+    if not matvec.on_tensor_cores(rows, dtype, version):
+        rows, size = few_programs(device, 2, rows, size)
     x = random(rows, inside, seed=1, dtype=dtype, device=device)
     weight = random(2 * size, inside, seed=2, dtype=dtype, device=device) / inside**0.5
     bias = random(2 * size, seed=3, dtype=dtype, device=device) if biased else None
@@ -108,6 +118,8 @@ def test_a_gate_is_part_of_the_product(device, rows, size, inside, splits, biase
 )
 def test_a_product_is_added_to_a_residual_in_place(device, rows, out, inside, splits, biased, version, half, wide):
     dtype = dtypes(device)[-1 if half else 0]
+    if not matvec.on_tensor_cores(rows, dtype, version):
+        rows, out = few_programs(device, 2, rows, out)
     x = random(rows, inside, seed=1, dtype=dtype, device=device)
     weight = random(out, inside, seed=2, dtype=dtype, device=device)
     bias = random(out, seed=3, dtype=dtype, device=device) if biased else None
@@ -139,6 +151,8 @@ def test_a_product_is_added_to_a_residual_in_place(device, rows, out, inside, sp
 def test_a_norm_is_part_of_the_product(device, rows, out, inside, splits, besides, version, half, wide):
     """Whatever stands at its end; x far from 1, and in a type of its own."""
     dtype = dtypes(device)[-1 if half else 0]
+    if not matvec.on_tensor_cores(rows, dtype, version):
+        rows, out = few_programs(device, 2, rows, out)
     x = 30 * random(rows, inside, seed=1, dtype=torch.float32 if wide else dtype, device=device)
     weight = random(out, inside, seed=2, dtype=dtype, device=device) / inside**0.5
     of_norm = 1 + 0.5 * random(inside, seed=3, dtype=torch.float32 if wide else dtype, device=device)
@@ -177,6 +191,8 @@ def test_a_norm_is_part_of_the_product(device, rows, out, inside, splits, beside
 def test_the_last_program_adds_the_parts_up(device, rows, out, inside, splits, besides, normed, half):
     """In one launch, whatever is done besides, bit for bit as a launch of its own does; counters are zeros again."""
     dtype = dtypes(device)[-1 if half else 0]
+    if not matvec.on_tensor_cores(rows, dtype, 3):
+        rows, out = few_programs(device, 2, rows, out)
     x = random(rows, inside, seed=1, dtype=dtype, device=device)
     weight = random(out, inside, seed=2, dtype=dtype, device=device) / inside**0.5
     asked = {"bias": random(out, seed=3, dtype=dtype, device=device) if "bias" in besides else None}
@@ -349,6 +365,8 @@ def test_every_version_gives_the_product_with_the_numbers(
     inside, group = shape
     version, dtype = data.draw(st.sampled_from(versions)), dtypes(device)[-1 if half else 0]
     splits = data.draw(st.sampled_from([None, 1, 2, 5])) if version > 2 else None
+    if not matvec_codes.on_tensor_cores(rows, dtype, version):
+        (rows,) = few_programs(device, 2, rows)
     weight = Weight.random(bits, out, inside, group, has_zero=has_zero, device=device, seed=rows)
     weight = dataclasses.replace(weight, packs=has_zero and data.draw(st.booleans()))
     x = random(rows, inside, seed=out, dtype=dtype, device=device)
@@ -421,10 +439,10 @@ def test_the_twins_are_the_formula():
 @on_each_device
 def test_launches_are_counted_and_work_says_how_many(device, monkeypatch):
     monkeypatch.setattr(matvec, "multiprocessors", lambda _: 8)  # so small products are divided
-    x, weight = random(2, 8192, seed=1, device=device), random(5, 8192, seed=2, device=device)
-    int4 = Weight.random(4, 5, 8192, 128, has_zero=True, device=device)
+    x, weight = random(2, 4096, seed=1, device=device), random(5, 4096, seed=2, device=device)
+    int4 = Weight.random(4, 5, 4096, 128, has_zero=True, device=device)
     words = matvec_int4.interleaved(int4.codes)
-    int8 = Weight.random(8, 5, 8192, 128, has_zero=True, device=device)
+    int8 = Weight.random(8, 5, 4096, 128, has_zero=True, device=device)
     for splits, expected in ((None, 2), (1, 1), (3, 2)):
         with launch.launches() as counted:
             y = matvec.matvec(x, weight, None, splits)
@@ -472,7 +490,8 @@ def test_nothing_is_launched_for_nothing(device):
 def test_every_candidate_gives_the_product(device, rows):
     """What tuning may choose is right, so a table from another machine cannot make a product wrong."""
     dtype = dtypes(device)[-1]
-    x, weight = (random(n, 300, seed=n, dtype=dtype, device=device) for n in (rows, 70))
+    (out,) = (70,) if matvec.on_tensor_cores(rows, dtype, 3) else few_programs(device, 5, 70)
+    x, weight = (random(n, 300, seed=n, dtype=dtype, device=device) for n in (rows, out))
     for config in matvec.candidates(rows, 300, dtype):
         assert_near(matvec.matvec(x, weight, config=config), x.double() @ weight.double().T, tolerance(dtype))
     x = random(rows, 256, seed=1, dtype=dtype, device=device)

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -372,6 +373,33 @@ def test_shapes_and_versions_that_do_not_fit_are_refused():
 def _fill(out, value, size, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.zeros([BLOCK], tl.float32) + value, mask=at < size)
+
+
+@triton.jit
+def _three(out, n):
+    tl.store(out + tl.arange(0, 1), tl.zeros([1], tl.float32) + tl.cdiv(n, 3))
+
+
+@triton.jit
+def _three_called(out, n):
+    _three(out, n)
+    _three(out + 1, n)
+
+
+@pytest.mark.skipif(not launch.INTERPRETED, reason="compiled here: what it claims is of the interpreter")
+def test_the_interpreter_patches_the_language_once_a_launch_and_gives_it_back():
+    """Whatever the kernel calls, and however many programs there are; Triton's own functions each patch `tl.core`."""
+    from triton.runtime import interpreter
+
+    counts = []
+    for kernel, programs in ((_three, 1), (_three_called, 1), (_three_called, 6)):
+        out = torch.zeros(4)
+        with mock.patch.object(interpreter, "_patch_builtin", wraps=interpreter._patch_builtin) as patched:
+            launch.launch(kernel, (programs,), out, 7)
+        counts.append(patched.call_count)
+        assert out.tolist() == [3.0, 3.0 * (kernel is _three_called), 0.0, 0.0]
+    assert counts[1] == counts[2] <= counts[0]
+    assert tl.core.is_builtin(tl.load)
 
 
 @on_each_device
