@@ -88,8 +88,8 @@ def check_empty(it: Engine) -> None:
 )
 def test_every_text_is_what_it_would_be_alone_and_everything_is_given_back(layers, switch):
     it = engine(MODELS[layers], **SWITCHES[switch])
-    found = it.run(REQUESTS)
-    assert {f.request_id: f.token_ids for f in found} == ALONE[layers] and not it.draft_errors
+    came = it.run(REQUESTS)
+    assert {f.request_id: f.token_ids for f in came} == ALONE[layers] and not it.draft_errors
     if switch not in ("static", "blocks of 1"):
         assert it.scheduler.preemptions > 0, "the pool was too large for this claim"
     check_empty(it)
@@ -109,11 +109,11 @@ def test_drafts_are_accepted_so_that_states_go_back_and_on():
 def test_drawn_texts_and_samples_are_those_of_their_seeds(layers):
     requests = [dataclasses.replace(r, sampling=WARM, seed=i, n=1 + i % 3) for i, r in enumerate(REQUESTS[:6])]
     it = engine(MODELS[layers], preemption="swap", prefix="hash")
-    found = {(f.request_id, f.sample): f.token_ids for f in it.run(requests)}
+    came = {(f.request_id, f.sample): f.token_ids for f in it.run(requests)}
     for r in requests:
         for sample in range(r.n):
             again = dataclasses.replace(r, seed=r.seed + sample, n=1)
-            assert found[r.id, sample] == alone(again, MODELS[layers])
+            assert came[r.id, sample] == alone(again, MODELS[layers])
     check_empty(it)
 
 
@@ -204,8 +204,8 @@ def test_generate_with_a_draft_writes_what_it_writes_without(layers, length, who
     model = MODELS[layers]
     draft = ModelDraft(model if who == "itself" else SMALL[who])
     asked = {"max_new_tokens": 16, "temperature": 0.0, "stop_token_ids": ()}
-    found = generate(model, tokens(7, 3), **asked, draft=draft, draft_length=length)
-    assert found.tokens == generate(model, tokens(7, 3), **asked).tokens
+    came = generate(model, tokens(7, 3), **asked, draft=draft, draft_length=length)
+    assert came.tokens == generate(model, tokens(7, 3), **asked).tokens
     assert not draft._kv.lengths
 
 
@@ -214,16 +214,16 @@ def test_a_state_model_drafts_further_than_it_can_go_back():
     target, draft = MODELS["hybrid"], ModelDraft(SMALL["state"])
     kv = State(target.config, dtype=torch.float64, rewind=20)
     asked = {"max_new_tokens": 24, "temperature": 0.0, "stop_token_ids": ()}
-    found = generate(target, tokens(7, 3), **asked, draft=draft, draft_length=Fixed(20), kv=kv)
-    assert found.tokens == generate(target, tokens(7, 3), **asked).tokens
+    came = generate(target, tokens(7, 3), **asked, draft=draft, draft_length=Fixed(20), kv=kv)
+    assert came.tokens == generate(target, tokens(7, 3), **asked).tokens
 
 
 def test_beams_are_forks_of_states():
     model = MODELS["hybrid"]
     asked = {"num_beams": 3, "max_new_tokens": 8, "stop_token_ids": ()}
     kv = State(model.config, max_sequences=12, max_tokens=64, block_size=4, dtype=torch.float64, rewind=0)
-    found, plain = (generate_beam(model, tokens(9, 4), kv=one, **asked) for one in (kv, "recompute"))
-    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    came, plain = (generate_beam(model, tokens(9, 4), kv=one, **asked) for one in (kv, "recompute"))
+    assert [one.tokens for one in came] == [one.tokens for one in plain]
     kv.cells.check(kv.lengths)
     assert not kv.lengths
 

@@ -233,10 +233,10 @@ def test_equal_beginnings_are_found_up_to_the_last_edge_with_a_state(model, pref
     send(model, kv, a=start[14:])  # and at 16, 24 and 28
     kv.remember("a", start)
     kv.release("a")
-    for shared, found in ((29, 28), (27, 24), (23, 16), (15, 12), (11, 8), (7, 0), (12, 12)):
+    for shared, hit in ((29, 28), (27, 24), (23, 16), (15, 12), (11, 8), (7, 0), (12, 12)):
         prompt = [*start[:shared], 63, 63]
-        assert kv.open("b", prompt) == found == kv.lengths["b"]
-        assert exact(send(model, kv, b=prompt[found:]), model, prompt)
+        assert kv.open("b", prompt) == hit == kv.lengths["b"]
+        assert exact(send(model, kv, b=prompt[hit:]), model, prompt)
         kv.release("b")
     assert kv.open("c", start, "another tenant") == 0
     check(kv)
@@ -294,8 +294,8 @@ def test_a_block_that_is_written_again_takes_no_state_of_what_it_held(hybrid):
     send(hybrid, kv, a=other)
     kv.remember("a", other)
     kv.release("a")
-    for prompt, found in (([*other, 1], 8), ([*start, 1], 4)):
-        assert kv.open("b", prompt) == found
+    for prompt, hit in (([*other, 1], 8), ([*start, 1], 4)):
+        assert kv.open("b", prompt) == hit
         assert exact(send(hybrid, kv, b=prompt[kv.lengths["b"] :]), hybrid, prompt)
         kv.release("b")
     check(kv)
@@ -473,8 +473,8 @@ def test_after_any_calls_every_cell_says_what_was_written_to_it(rewind, max_chec
                 least = len(texts[n]) - (batch[n] - 1 if batch[n] <= rewind + 1 else 0)
                 assert set(range(least, len(texts[n]) + 1)) | {spans[n][0]} <= set(cells.lengths_kept(n))
         elif call == "open" and name not in texts:
-            found = [block for block in known if cells.of_block(block) is not None]
-            block = rng.choice(found) if found else None
+            hit = [block for block in known if cells.of_block(block) is not None]
+            block = rng.choice(hit) if hit else None
             texts[name] = known[block] if block is not None else ()
             cells.open(name, len(texts[name]), block)
         elif call == "forget" and known:

@@ -61,11 +61,11 @@ def test_prompts_of_any_length_side_by_side_are_the_recurrence(device, version, 
         before = states.clone()
         truth = scan.chunked_scan_reference(*(one.double() for one in inputs), states.double(), starts)
         with launch.launches() as counted:
-            found = scan.chunked_scan(*inputs, states, starts, version)
-        assert counted.total() == 1 and states.equal(before) and found[0].dtype == dtype
-        for got, right in zip(found, truth):
+            came = scan.chunked_scan(*inputs, states, starts, version)
+        assert counted.total() == 1 and states.equal(before) and came[0].dtype == dtype
+        for got, right in zip(came, truth):
             assert_near(got.to(dtype), right)
-        assert found[1][0].equal(before[0]), "a sequence without tokens"
+        assert came[1][0].equal(before[0]), "a sequence without tokens"
 
 
 @on_each_device

@@ -51,10 +51,10 @@ def predicted_crossover(config: ModelConfig, twin: ModelConfig, element_bytes: i
     return config.state_bytes() / a_token
 
 
-def counted_crossover(config: ModelConfig, twin: ModelConfig, most: int) -> int | None:
-    """The shortest text for which the twin's cache holds more bytes; None where that is none of up to `most`
+def counted_crossover(config: ModelConfig, twin: ModelConfig, max_tokens: int) -> int | None:
+    """The shortest text for which the twin's cache holds more bytes; None where that is none of up to `max_tokens`
     tokens."""
-    for tokens in range(1, most + 1):
+    for tokens in range(1, max_tokens + 1):
         used = []
         for one in (config, twin):
             kv = made(one, max_tokens=tokens)

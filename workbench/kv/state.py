@@ -75,10 +75,10 @@ class StateTables(BlockTables):
         self.cells = cells
 
     def find(self, token_ids: Sequence[int], tenant: str | bytes = "") -> list[int]:
-        found = super().find(token_ids, tenant)
-        while found and self.cells.of_block(found[-1]) is None:
-            found.pop()
-        return found
+        blocks = super().find(token_ids, tenant)
+        while blocks and self.cells.of_block(blocks[-1]) is None:
+            blocks.pop()
+        return blocks
 
 
 class State(Paged):
@@ -201,9 +201,9 @@ class State(Paged):
 
     def open(self, sequence: Hashable, token_ids: Sequence[int], tenant: str | bytes = "") -> int:
         """As `Paged`, up to the last block edge with a state."""
-        found = super().open(sequence, token_ids, tenant)
-        self.cells.open(sequence, found, self.tables.tables[sequence][-1] if found else None)
-        return found
+        hit = super().open(sequence, token_ids, tenant)
+        self.cells.open(sequence, hit, self.tables.tables[sequence][-1] if hit else None)
+        return hit
 
     def remember(self, sequence: Hashable, token_ids: Sequence[int], tenant: str | bytes = "") -> None:
         """As `Paged`; the states at the edges of these blocks go to the prefix cache."""

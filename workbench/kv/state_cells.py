@@ -91,7 +91,7 @@ class StateCells:
 
         edges: lengths of each between these that are to be kept as checkpoints, as many as there is room for.
         """
-        wanted = self._most_useful(edges)
+        wanted = self._edges_to_keep(edges)
         while wanted and len(self._unused) + len(wanted) > self.max_checkpoints:
             self._give_up(next(iter(self._unused)))
         for sequence, (first, after) in spans.items():
@@ -186,7 +186,7 @@ class StateCells:
 
     # -- one cell ------------------------------------------------------------------------------------------------------
 
-    def _most_useful(self, edges: Mapping[Hashable, Sequence[int]]) -> list[tuple[Hashable, int]]:
+    def _edges_to_keep(self, edges: Mapping[Hashable, Sequence[int]]) -> list[tuple[Hashable, int]]:
         """As many edges as may be kept: the last of each sequence, then those before."""
         by_depth = [(depth, name, length) for name, of in edges.items() for depth, length in enumerate(reversed(of))]
         by_depth.sort(key=lambda one: one[0])
