@@ -215,8 +215,8 @@ def test_the_zeros_that_fill_the_last_super_block_change_nothing(bits):
     assert torch.equal(kept[0], apart[0]) and lost[0] <= lost[1]
 
 
-@pytest.mark.parametrize("name", zoo_names())
-def test_on_every_linear_of_the_shipped_models_nothing_has_to_be_filled(name):
+@pytest.mark.parametrize("name", [name for name in zoo_names() if not zoo_config(name).state_layers])
+def test_on_every_linear_of_the_shipped_models_that_can_be_quantized_nothing_has_to_be_filled(name):
     model = hollow_decoder(zoo_config(name), name=name)
     linears = [m for m in model.layers.modules() if isinstance(m, torch.nn.Linear)]
     assert linears and all(m.weight.numel() % SUPER_BLOCK == 0 for m in linears)
