@@ -110,6 +110,11 @@ def zoo_names() -> list[str]:
     return sorted({*RECIPES, *found})
 
 
+def shipped_names() -> list[str]:
+    """Those of them whose weights are here."""
+    return [name for name in zoo_names() if (ZOO / name / "config.json").is_file()]
+
+
 def zoo_config(name: str) -> ModelConfig:
     """The shape of a zoo model, whether or not its weights are here."""
     if (ZOO / name / "config.json").is_file():

@@ -26,7 +26,7 @@ from workbench.labs.lab03_kv_cache import cache_batch as batches
 from workbench.labs.lab03_kv_cache import chunks as chunking
 from workbench.labs.lab03_kv_cache import memory, token_times
 from workbench.models import PUBLIC_SHAPES, prepare, public_shape
-from workbench.models.checkpoints import zoo_names
+from workbench.models.checkpoints import shipped_names
 
 PANELS = ["token_times", "growth", "memory", "chunks", "cache_batch"]
 SMALL = {
@@ -294,7 +294,7 @@ def test_the_run_allocates_the_shipped_caches_and_they_are_as_large_as_said(benc
     said, *tried = run_experiment("cache.memory", {"context": 512, "batch": 4, "cache": "float16"}, bench)
     assert said.settings["source"] == "formula" and said.median == 4 * 512 * 131_072
     shipped = [m for m in tried if m.settings["model"].startswith("stdlib")]
-    assert [m.settings["model"] for m in shipped] == zoo_names()
+    assert [m.settings["model"] for m in shipped] == shipped_names()
     for m in shipped:
         assert m.settings["source"] == "allocated" and m.median == m.predicted > 0
         assert "as the formula says" in m.check

@@ -32,7 +32,7 @@ from workbench.instruments.costs import (
     prepared_on,
 )
 from workbench.instruments.memory import available_bytes
-from workbench.models.checkpoints import zoo_names
+from workbench.models.checkpoints import shipped_names
 from workbench.models.shapes import PUBLIC_SHAPES
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # as the data sheets say, in GB of 10⁹
 CARD_MEMORY_BYTES = {"a100-80gb": 80e9, "h100-sxm": 80e9, "h200": 141e9}
-SHAPES = (*(name for name, shape in PUBLIC_SHAPES.items() if shape.runnable), *zoo_names())
+SHAPES = (*(name for name, shape in PUBLIC_SHAPES.items() if shape.runnable), *shipped_names())
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 

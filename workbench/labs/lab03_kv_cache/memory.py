@@ -15,7 +15,7 @@ from workbench.instruments.costs import kv_bytes, largest_batch
 from workbench.instruments.memory import available_bytes, readable_bytes
 from workbench.kv import make_kv
 from workbench.kv.slots import stored_dtype
-from workbench.models.checkpoints import zoo_names
+from workbench.models.checkpoints import shipped_names
 from workbench.models.config import ModelConfig
 from workbench.models.shapes import PUBLIC_SHAPES
 
@@ -116,7 +116,7 @@ def run_memory(
         check="computed from the shape alone",
     )
     dtype = stored_dtype(getattr(torch, cache) if PRECISIONS[cache] >= 2 else torch.float16, bench.device)
-    for name in (*zoo_names(), *([model] if model not in zoo_names() else [])):
+    for name in (*shipped_names(), *([model] if model not in shipped_names() else [])):
         bench.check_stop()
         bench.report(f"allocating a cache of {name}")
         few = batch if name == model else min(batch, MAX_SEQUENCES)
@@ -168,7 +168,7 @@ EXPERIMENT = Experiment(
     "is loaded. Run allocates a real cache for each shipped model, and for this shape where the machine can, and "
     "compares. Card sizes are read as 10^9 bytes; driver and engine keep some of it for themselves.",
     settings=(
-        Setting("model", "llama-3.1-8b", "choice", choices=(*PUBLIC_SHAPES, *zoo_names()), help="the shape"),
+        Setting("model", "llama-3.1-8b", "choice", choices=(*PUBLIC_SHAPES, *shipped_names()), help="the shape"),
         Setting("weights", "bfloat16", "choice", choices=tuple(PRECISIONS), help="precision of the weights"),
         Setting("cache", "bfloat16", "choice", choices=tuple(PRECISIONS), help="precision of keys and values"),
         Setting(
