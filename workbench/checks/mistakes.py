@@ -15,6 +15,7 @@ changes in two places. A mistake with `+` lines alone is an answer of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -28,6 +29,7 @@ from workbench.errors import WorkbenchError
 from workbench.files import write_text
 from workbench.grading.check import Check, Exercise, ExerciseSet
 from workbench.grading.mistakes import Known, Mistake, tabulate
+from workbench.models.config import ModelConfig
 
 _CELL = re.compile(r'^# %%.*"solution": true.*"grade_id": "([^"]+)".*$', re.MULTILINE)
 
@@ -131,9 +133,11 @@ def write_table(root: Path, exercises: ExerciseSet) -> None:
 
 
 def _made_from(root: Path, name: str) -> str:
-    """The digest of all that decides what is in the table: answers, mistakes, and the lab's checks."""
+    """The digest of all that decides what is in the table: answers, mistakes, the lab's checks, and what the shape of a
+    model consists of, since cases hold shapes."""
     sources = [root / "solutions" / f"{name}.py", root / "solutions" / f"{name}_wrong.py"]
     digest = hashlib.sha256()
     for source in [*sources, *sorted(table_file(root, name).parent.glob("*.py"))]:
         digest.update(source.read_text(encoding="utf-8").encode())
+    digest.update(" ".join(field.name for field in dataclasses.fields(ModelConfig)).encode())
     return digest.hexdigest()
