@@ -525,6 +525,20 @@ AROUND = {
         _COPIES.replace("_copy, (1,), x", "_copy, (1,), torch.softmax(x, -1)") + "    return out\n",
         said="torch computed outside of the kernel",
     ),
+    "reads bits as whole numbers and computes in Python": Hostile(
+        "kernels-softmax",
+        "import math\n"
+        + _COPIES
+        + "    wide = out.element_size() == 4\n    shift, bias, top = (23, 127, 255) if wide else (10, 15, 31)\n"
+        "    def number(bits):\n        size = (bits >> shift) & top\n        part = (bits & ((1 << shift) - 1)) / (1 << shift)\n"
+        "        if size == top: return math.nan if part else math.copysign(math.inf, -(bits < 0) or 1)\n"
+        "        return (-1 if bits < 0 else 1) * math.ldexp(1 + part if size else 2 * part, size - bias)\n"
+        "    rows = out.view(torch.int32 if wide else torch.int16).tolist()\n    made = []\n    for row in rows:\n"
+        "        row = [number(bits) for bits in row]\n        top_one = max(row)\n"
+        "        powers = [math.exp(one - top_one) if one != top_one else 1.0 for one in row]\n"
+        "        made.append([one / sum(powers) for one in powers])\n    return torch.tensor(made, dtype=x.dtype)\n",
+        said="no kernel had stored",
+    ),
     "calls Python in a kernel": Hostile(
         "kernels-softmax",
         "kept = []\ndef work(): kept[1].copy_(torch.softmax(kept[0], -1))\n"

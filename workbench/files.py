@@ -1,4 +1,5 @@
-"""Files, written whole or not at all: what the package writes is written beside its place, then renamed into it.
+"""Files, written whole or not at all, and read as what they should be. What the package writes is written beside its
+place, then renamed into it.
 
 A reader sees the old content or the new; a full disk or an interruption leaves the old, and nothing beside it. A
 process that is killed leaves the old, and a draft beside it (`.NAME.….new`). The next write to that place removes the
@@ -18,7 +19,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
 
@@ -288,3 +289,18 @@ def _move_in(folder: Path) -> None:
         (saved / REMOVED).unlink()
     if saved.is_dir():
         saved.rmdir()
+
+
+def read_json_object(file: Path, called: str | None = None) -> dict[str, Any]:
+    """The JSON object in a file that may come from anywhere. called: what errors call the file; default its path.
+
+    Raises WorkbenchError for a file that cannot be read, is no JSON, or holds something else than an object.
+    """
+    called = str(file) if called is None else called
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WorkbenchError(f"{called} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise WorkbenchError(f"{called} must hold a JSON object, got {type(values).__name__}")
+    return values

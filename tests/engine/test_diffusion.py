@@ -535,3 +535,55 @@ def test_twenty_passes_instead_of_a_thousand_are_worth_14_8_at_batch_1_and_nothi
         few_passes(shape, h100, tokens=10, passes=20)
     with pytest.raises(WorkbenchError, match="passes must be"):
         few_passes(shape, h100, passes=0)
+
+
+# -- what is measured of it --------------------------------------------------------------------------------------
+
+
+def test_a_pass_is_timed_beside_what_its_rows_cost():
+    from experiment_claims import DataSheetBench
+
+    from workbench.experiments.diffusion import run_pass_time
+
+    model = tiny("masked")
+    cases = ((0, 4), (0, 8), (6, 4))
+    for cached, rows in cases:
+        [one] = run_pass_time(DataSheetBench(), model=model, rows=(rows,), cached=cached, repeats=2)
+        costs = pass_costs(model.config, rows=rows, cached=cached, weight_bytes_per_element=4)
+        assert one.settings["rows"] == rows and one.settings["cached"] == cached and len(one.samples) == 2
+        assert one.counts["flops"] == costs.flops and one.counts["bytes"] == costs.bytes and one.predicted > 0
+    with pytest.raises(WorkbenchError, match="26 positions are more than 24"):
+        list(run_pass_time(DataSheetBench(), model=model, rows=(20,), cached=6))
+
+
+def test_text_under_fewer_passes_is_scored_beside_its_tokens_a_pass(monkeypatch):
+    from experiment_claims import DataSheetBench
+
+    from workbench.experiments import diffusion
+
+    model = tiny()
+    monkeypatch.setattr(diffusion, "held_out_passages", lambda tokenizer, context, count: ROWS[:count, :context])
+    samplers = (("confidence", {"passes": 1}), ("confidence", {"passes": 3}))
+    fewer, single = diffusion.run_nats(
+        DataSheetBench(), model=model, block_size=3, samplers=samplers, context=12, passages=2
+    )
+    assert (fewer.counts["tokens_per_pass"], single.counts["tokens_per_pass"]) == (3, 1)
+    for one, passes in ((fewer, 1), (single, 3)):
+        assert one.median == pytest.approx(score(model, ROWS, 3, Confidence(passes)).nats_per_token)
+
+
+def test_a_canvas_is_measured_pass_by_pass():
+    from experiment_claims import DataSheetBench
+
+    from workbench.experiments.diffusion import canvas_texts, run_canvas
+
+    model = tiny()
+    asked = {"prompt": [0, 1], "max_tokens": 6, "block_size": 4, "passes": 2}
+    steps = list(run_canvas(DataSheetBench(), model=model, **asked))
+    written = diffuse(model, [0, 1], max_tokens=6, block_size=4, sampler=Confidence(2), temperature=0.0)
+    assert [m.settings["revealed"] for m in steps] == [list(step.revealed) for step in written.history]
+    assert [m.counts["rows"] for m in steps] == [step.rows for step in written.history]
+    assert steps[-1].settings["canvas"] == canvas_texts(model, written.history[-1]) and "▒" not in canvas_texts(
+        model, written.history[-1]
+    )
+    assert steps[0].settings["canvas"].count("▒") == sum(m.counts["tokens"] for m in steps[1:])

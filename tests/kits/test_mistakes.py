@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ from workbench.checks.mistakes import Mistake, answers_in, read_mistakes, table_
 from workbench.errors import WorkbenchError
 from workbench.grading.check import Check, Exercise, ExerciseSet, Verdict, evaluate
 from workbench.grading.mistakes import Known, agree, fingerprint, parts_of, tabulate
+from workbench.models.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]
 TABLES = sorted(ROOT.glob("workbench/labs/*/checks/mistakes.json"))
@@ -228,6 +230,16 @@ def test_a_table_is_stale_when_an_answer_a_mistake_or_a_check_has_changed(tmp_pa
         assert table_is_stale(root, "90_toy") == "is made from other answers, mistakes or checks"
     stale = [problem for problem in build.check(root) if "mistakes.json" in problem]
     assert stale == ["workbench/labs/lab90_toy/checks/mistakes.json is made from other answers, mistakes or checks"]
+
+
+def test_a_table_is_stale_when_the_shape_of_a_model_has_another_field(tmp_path, monkeypatch):
+    """Cases hold shapes, and a mistake is known by its case."""
+    root = course(tmp_path)
+    (root / "workbench/labs/lab90_toy/checks/judge.py").touch()
+    write_table(root, SET)
+    wider = dataclasses.make_dataclass("ModelConfig", [f.name for f in dataclasses.fields(ModelConfig)] + ["more"])
+    monkeypatch.setattr("workbench.checks.mistakes.ModelConfig", wider)
+    assert table_is_stale(root, "90_toy") == "is made from other answers, mistakes or checks"
 
 
 @pytest.mark.parametrize("file", TABLES, ids=lambda file: file.parts[-3])

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from workbench.diffusion.attention import check_diffusion_config
 from workbench.diffusion.objective import mask_token_of
 from workbench.errors import WorkbenchError, check_path, check_settings, is_whole, unknown
-from workbench.files import finish_saving, replacing_files, write_tensors, write_text
+from workbench.files import finish_saving, read_json_object, replacing_files, write_tensors, write_text
 from workbench.models.assembly import check_fits, fill, hollow_decoder
 from workbench.models.checkpoints import ZOO, shipped_tokenizer
 from workbench.models.config import ModelConfig
@@ -176,12 +176,7 @@ def _tensors(folder: Path, wanted: dict[str, tuple[int, ...]], stored: torch.dty
 
 
 def _description(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WorkbenchError(f"{file.name} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise WorkbenchError(f"{file.name} must hold a JSON object, got {type(values).__name__}")
+    values = read_json_object(file, file.name)
     check_settings(file.name, values, ("version", "kind", "mask_token", "block_sizes", "dtype", "config"))
     if values.get("version") != VERSION:
         raise WorkbenchError(f"{file.name} is of version {values.get('version')!r}, this package reads {VERSION}")

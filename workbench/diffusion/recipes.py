@@ -1,4 +1,4 @@
-"""The shipped diffusion models as data. `training` runs a recipe: `workbench train stdlib-3m-block-diffusion`.
+"""The diffusion models of the course as data. `training` runs a recipe: `workbench train stdlib-3m-block-diffusion`.
 
 Both go on from `stdlib-3m-mha`, their autoregressive twin, over the text that it would have seen next, in its order:
 what a transformer knows of the text serves any order of writing it (DiffuLLaMA, Gong et al., arXiv 2410.17891; SDAR,

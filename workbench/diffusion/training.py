@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ from workbench.models.tokenizer import Tokenizer
 from workbench.models.training import (
     EpochSampler,
     begin_or_resume,
-    device_words,
     initialize,
     make_optimizers,
     remove_state,
+    run_facts,
     run_steps,
 )
 
@@ -103,30 +102,13 @@ def diffusion_card(
         bounds = {size: held_out_bound(model, size, passages=CARD_PASSAGES, draws=1) for size in recipe.block_sizes}
     else:  # a whole text is one draw of k, so the mean takes more of them
         bounds = {recipe.sequence_length: held_out_bound(model, recipe.sequence_length, draws=2)}
-    return {
-        "name": recipe.name,
-        "role": recipe.role,
+    return run_facts(recipe, sampler, progress, device) | {
         "kind": recipe.kind,
         "start": recipe.start,
         "parameters": model.decoder.num_parameters(),
-        "config": recipe.config.to_dict(),
         "block_sizes": list(recipe.block_sizes),
         "mask_token": model.mask_token,
-        "corpus": f"source of the Python {platform.python_version()} standard library, less the held-out modules",
-        "corpus_tokens": sampler.tokens_per_pass,
-        "tokens_seen": recipe.tokens,
-        "passes": round(recipe.tokens / sampler.tokens_per_pass, 2),
-        "steps": recipe.steps,
-        "tokens_per_step": recipe.sequences_per_step * recipe.sequence_length,
-        "optimizer": f"Muon (layer matrices) and AdamW (embeddings, norms), peak rate {recipe.peak_learning_rate}",
-        "schedule": f"{recipe.warmup_steps} steps up, hold, last {recipe.decay_share:.0%} linearly to 0",
-        "seed": recipe.seed,
-        "precision": "float32 weights, bfloat16 matrix products; shipped in bfloat16",
         "held_out": {str(size): bound.as_dict() for size, bound in bounds.items()},
-        "training_loss_by_step": [[step, round(loss, 4)] for step, loss in progress["losses"]],
-        "hardware": device_words(device),
-        "hours": round(progress["seconds"] / 3600, 3),
-        "torch": torch.__version__,
     }
 
 

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workbench.errors import WorkbenchError, check_path, is_whole, unknown
-from workbench.files import finish_saving, replacing_files, resolved, write_tensors, write_text
+from workbench.files import finish_saving, read_json_object, replacing_files, resolved, write_tensors, write_text
 from workbench.models.assembly import check_fits, fill, hollow_decoder, random_tensors
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -193,20 +193,10 @@ def read_config(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     try:
         return config_from_hf(
-            _read_json(folder / "config.json"), _read_json(generation) if generation.is_file() else None
+            read_json_object(folder / "config.json"), read_json_object(generation) if generation.is_file() else None
         )
     except (WorkbenchError, TypeError, ValueError) as error:
         raise WorkbenchError(f"{folder}: {error}") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WorkbenchError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise WorkbenchError(f"{file} must hold a JSON object, got {type(values).__name__}")
-    return values
 
 
 def _from_folder(
@@ -234,7 +224,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        names = _read_json(folder / INDEX).get("weight_map")
+        names = read_json_object(folder / INDEX).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
             raise WorkbenchError(f"{folder / INDEX} has no weight_map of tensor names to files")
         for tensor, name in names.items():
@@ -352,7 +342,7 @@ def save_checkpoint(model: Decoder, folder: str | os.PathLike[str], *, dtype: to
     values = config_to_hf(model.config, dtype)
     if folder.exists() and not folder.is_dir():
         raise WorkbenchError(f"{folder} is a file; give a folder to save into")
-    if (folder / "config.json").exists() and "model_type" not in _read_json(folder / "config.json"):
+    if (folder / "config.json").exists() and "model_type" not in read_json_object(folder / "config.json"):
         raise WorkbenchError(f"{folder} has a config.json that is not a model's; choose another folder")
     with replacing_files(folder, [INDEX, "model-*-of-*.safetensors", *_TOKENIZER_FILES]) as fresh:
         _write_files(model, values, fresh, dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +30,9 @@ from workbench.models.training import (
     EpochSampler,
     TrainingAttention,
     begin_or_resume,
-    device_words,
     remove_state,
     rows_batch,
+    run_facts,
     run_steps,
 )
 
@@ -169,29 +168,14 @@ def heads_card(
     """What was trained, on what, for how long, how good: as data."""
     depth = heads.config.num_heads if isinstance(heads, MedusaHeads) else 4
     rows = held_out_rows(target, min(512, recipe.sequence_length))
-    return {
-        "name": recipe.name,
-        "role": recipe.role,
+    return run_facts(recipe, sampler, progress, device) | {
         "kind": recipe.kind,
         "target": recipe.target,
         "parameters": heads.num_parameters(),
-        "config": recipe.config.to_dict(),
-        "corpus": f"source of the Python {platform.python_version()} standard library, less the held-out modules",
-        "corpus_tokens": sampler.tokens_per_pass,
-        "tokens_seen": recipe.tokens,
-        "passes": round(recipe.tokens / sampler.tokens_per_pass, 2),
-        "steps": recipe.steps,
-        "tokens_per_step": recipe.sequences_per_step * recipe.sequence_length,
         "optimizer": f"Muon (matrices) and AdamW (norms, biases), peak rate {recipe.peak_learning_rate}",
         "schedule": _schedule(recipe),
-        "seed": recipe.seed,
         "learned": _learned(recipe),
-        "precision": "float32 weights, bfloat16 matrix products; shipped in bfloat16",
         "held_out": acceptance_by_depth(heads, target, rows, depth),
-        "training_loss_by_step": [[step, round(loss, 4)] for step, loss in progress["losses"]],
-        "hardware": device_words(device),
-        "hours": round(progress["seconds"] / 3600, 3),
-        "torch": torch.__version__,
     }
 
 

@@ -36,7 +36,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from workbench.errors import WorkbenchError, check_settings, check_whole, is_number, is_whole, unknown
-from workbench.files import finish_saving, replacing_files, write_tensors, write_text
+from workbench.files import finish_saving, read_json_object, replacing_files, write_tensors, write_text
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import ZOO
 from workbench.models.config import ModelConfig
@@ -306,12 +306,7 @@ def _shares(values: Any, num_heads: int) -> list[list[float]]:
 
 
 def _description(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WorkbenchError(f"{file.name} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise WorkbenchError(f"{file.name} must hold a JSON object, got {type(values).__name__}")
+    values = read_json_object(file, file.name)
     check_settings(file.name, values, ("version", "kind", "target", "dtype", "config", "shares"))
     if values.get("version") != VERSION:
         raise WorkbenchError(f"{file.name} is of version {values.get('version')!r}, this package reads {VERSION}")

@@ -22,7 +22,7 @@ from workbench.models.config import (
     Scaling,
     YarnScaling,
 )
-from workbench.models.layout_values import divide, few, need, only
+from workbench.models.layout_values import block_to_hf, divide, few, need, only
 from workbench.models.state_layout import STATE_ARCHITECTURES, STATE_READERS, STATE_WRITERS
 
 WORKBENCH = "workbench"  # our own model_type, whose config.json has
@@ -481,7 +481,7 @@ def _gpt2_to_hf(config: ModelConfig) -> dict[str, Any]:
 
 def _llama_to_hf(config: ModelConfig) -> dict[str, Any]:
     values = {
-        **_block_to_hf(config),
+        **block_to_hf(config),
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rope_parameters": _rope_to_hf(config.rope_theta, config.rope_scaling),
@@ -507,7 +507,7 @@ def _gemma_to_hf(config: ModelConfig) -> dict[str, Any]:
     local = config.rope_theta if config.local_rope_theta is None else config.local_rope_theta
     scalar = config.head_dim if config.query_pre_attn_scalar is None else config.query_pre_attn_scalar
     return {
-        **_block_to_hf(config),
+        **block_to_hf(config),
         "head_dim": config.head_dim,
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": config.attention_output_bias,
@@ -524,7 +524,7 @@ def _gemma_to_hf(config: ModelConfig) -> dict[str, Any]:
 def _deepseek_to_hf(config: ModelConfig) -> dict[str, Any]:
     latent = config.latent_shape
     values = {
-        **_block_to_hf(config),
+        **block_to_hf(config),
         "q_lora_rank": latent.query_rank,
         "kv_lora_rank": latent.kv_rank,
         "qk_rope_head_dim": latent.rotary_head_dim,
@@ -540,18 +540,6 @@ def _deepseek_to_hf(config: ModelConfig) -> dict[str, Any]:
     if config.family == "deepseek_v3":
         values |= {"rope_interleave": True, "num_nextn_predict_layers": 0}
     return values
-
-
-def _block_to_hf(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.context_length,
-        "rms_norm_eps": config.norm_eps,
-    }
 
 
 def _layer_types(config: ModelConfig) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.models.config import ModelConfig
-from workbench.models.layout_values import divide, few, need, only
+from workbench.models.layout_values import block_to_hf, divide, few, need, only
 from workbench.models.state_shape import ATTENTION, StateShape
 
 STATE_ARCHITECTURES = {
@@ -232,25 +232,13 @@ def _pure_to_hf(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _attending_to_hf(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.context_length,
-        "rms_norm_eps": config.norm_eps,
-        "hidden_act": "silu",
-    }
-
-
 def _jamba_to_hf(config: ModelConfig) -> dict[str, Any]:
     shape, attend = _sizes(config), config.attention_layers
     period = attend[1] - attend[0] if len(attend) > 1 else config.num_layers
     offset = attend[0] if attend else period
     return {
-        **_attending_to_hf(config),
+        **block_to_hf(config),
+        "hidden_act": "silu",
         "num_experts": 1,
         "attn_layer_period": period if attend else period + 1,
         "attn_layer_offset": offset,
@@ -267,7 +255,8 @@ def _qwen_to_hf(config: ModelConfig) -> dict[str, Any]:
     shape = _sizes(config)
     turned = config.head_dim if config.rotary_dim is None else config.rotary_dim
     return {
-        **_attending_to_hf(config),
+        **block_to_hf(config),
+        "hidden_act": "silu",
         "head_dim": config.head_dim,
         "attention_bias": config.attention_output_bias,
         "layer_types": [_FULL if config.mixer_of(i) == ATTENTION else _STATE for i in range(config.num_layers)],

@@ -459,10 +459,15 @@ def model_card(
     compiled: bool,
 ) -> dict[str, Any]:
     """What was trained, on what, for how long, how good: as data."""
+    own = {"parameters": model.num_parameters(), "teacher": recipe.teacher, "held_out": held_out, "compiled": compiled}
+    return run_facts(recipe, sampler, progress, device) | own
+
+
+def run_facts(recipe: Recipe, sampler: EpochSampler, progress: dict[str, Any], device: str) -> dict[str, Any]:
+    """What the cards of all kinds of model say of the run."""
     return {
         "name": recipe.name,
         "role": recipe.role,
-        "parameters": model.num_parameters(),
         "config": recipe.config.to_dict(),
         "corpus": f"source of the Python {platform.python_version()} standard library, less the held-out modules",
         "corpus_tokens": sampler.tokens_per_pass,
@@ -473,12 +478,9 @@ def model_card(
         "optimizer": f"Muon (layer matrices) and AdamW (embeddings, norms), peak rate {recipe.peak_learning_rate}",
         "schedule": f"{recipe.warmup_steps} steps up, hold, last {recipe.decay_share:.0%} linearly to 0",
         "seed": recipe.seed,
-        "teacher": recipe.teacher,
         "precision": "float32 weights, bfloat16 matrix products; shipped in bfloat16",
-        "held_out": held_out,
         "training_loss_by_step": [[step, round(loss, 4)] for step, loss in progress["losses"]],
         "hardware": device_words(device),
-        "compiled": compiled,
         "hours": round(progress["seconds"] / 3600, 3),
         "torch": torch.__version__,
     }

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from workbench.errors import WorkbenchError, check_path, check_settings
-from workbench.files import new_folder, write_tensors, write_text
+from workbench.files import new_folder, read_json_object, write_tensors, write_text
 from workbench.models.assembly import hollow_decoder
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -92,12 +92,7 @@ def load_quantized(folder: Path | str, *, device: torch.device | str = "cpu") ->
 
 def _description(folder: Path) -> dict:
     file = folder / DESCRIPTION
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WorkbenchError(f"{file} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise WorkbenchError(f"{file} must hold a JSON object, got {type(values).__name__}")
+    values = read_json_object(file)
     check_settings(file.name, values, ("version", "name", "dtype", "config", "recipe", "linears"))
     if values.get("version") != VERSION:
         raise WorkbenchError(f"{file} is of version {values.get('version')!r}, this package reads {VERSION}")
