@@ -24,6 +24,7 @@ from workbench.generation import generate
 from workbench.instruments import memory
 from workbench.instruments.memory import peak_memory
 from workbench.kv import KINDS, KV, Contiguous, Latent, Recompute, SharedLayers, Window, kv_for, make_kv
+from workbench.kv.state import REWIND
 from workbench.models import Batch, Decoder, prepare, public_shape
 from workbench.models.attention import eager_attention
 from workbench.models.config import LatentAttentionShape, ModelConfig
@@ -861,6 +862,10 @@ def test_a_cache_too_large_for_memory_is_refused_before_it_is_allocated(kind, ch
 @pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("stdlib-3m")])
 def test_every_trained_variant_has_a_kind_that_keeps_no_more_than_it_must(name):
     config = RECIPES[name].config
+    if config.state_layers:  # states: the empty one, the current one, one to write and REWIND to go back to
+        keys_and_values = config.kv_values_per_token() * 1024
+        assert kv_bytes("state", config) == (keys_and_values + (REWIND + 3) * config.state_values()) * 4
+        return
     kind = next(
         kind
         for kind, has in (
