@@ -28,6 +28,7 @@ import torch.nn.functional as F
 
 from workbench.diffusion.attention import TrainingCanvas
 from workbench.errors import WorkbenchError
+from workbench.models.autocast import training_products
 from workbench.models.batch import Batch
 from workbench.models.tokenizer import Tokenizer
 
@@ -129,11 +130,11 @@ def diffusion_loss(
     masked = masked.reshape(count, length).to(rows.device)
     if not bool(masked.any()):
         return rows.new_zeros((), dtype=torch.float32)
-    with torch.autocast(rows.device.type, torch.bfloat16, enabled=model_in_training(model)):
+    with training_products(rows.device.type, enabled=model_in_training(model)):
         nats = masked_nats(model, rows, masked, canvas, mask_token)
     return (nats * weights[masked]).sum() / rows.numel()
 
 
 def model_in_training(model: Any) -> bool:
-    """Products are bfloat16 in training, as for the other models, and exact where a loss is measured."""
+    """Products are those of training, as for the other models, and float32 where a loss is measured."""
     return bool(getattr(model, "training", False)) and torch.is_grad_enabled()

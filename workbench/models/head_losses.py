@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from workbench.errors import WorkbenchError
+from workbench.models.autocast import training_products
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -90,7 +91,7 @@ def medusa_loss(
     The last hidden state is left out: the token after it is not in the row.
     """
     count, length = heads.config.num_heads, rows.shape[1]
-    with torch.autocast(rows.device.type, torch.bfloat16):
+    with training_products(rows.device.type):
         guesses = heads(hidden_states.flatten(0, 1)).unflatten(1, rows.shape)  # [K, B, T, d]
     # of hidden states count … T − 2
     aligned = [guesses[k, :, count - 1 - k : length - 2 - k] for k in range(count)]
@@ -175,7 +176,7 @@ def eagle_loss(
     More than one step from its own guesses: harmonized training, HASS, arXiv 2408.15766.
     """
     first, length = recipe.unrolled - 1, rows.shape[1]
-    with torch.autocast(rows.device.type, torch.bfloat16):
+    with training_products(rows.device.type):
         guesses = eagle_guesses(head, rows, hidden_states, target, recipe.unrolled, recipe.hidden_state_noise)
     # without the last: the token after it is not in the row
     guesses = guesses[:, :, first : length - 2].float().flatten(1, 2)

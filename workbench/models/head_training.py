@@ -20,12 +20,14 @@ from safetensors.torch import load_file
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.files import write_tensors, write_text
+from workbench.models.autocast import training_products
 from workbench.models.checkpoints import load
 from workbench.models.corpus import held_out_files, token_stream
 from workbench.models.decoder import Decoder
 from workbench.models.head_losses import LOSSES, acceptance_by_depth, rank_shares
 from workbench.models.head_recipes import HEAD_RECIPES, HeadRecipe
 from workbench.models.heads import KINDS, EagleHead, Heads, MedusaHeads, save_heads
+from workbench.models.muon import Muon
 from workbench.models.training import (
     EpochSampler,
     TrainingAttention,
@@ -56,7 +58,7 @@ class HiddenStateStore:
         stored = self._read(file, rows)
         if stored is None:
             kv = TrainingAttention(self._target.config)
-            with torch.no_grad(), torch.autocast(rows.device.type, torch.bfloat16):
+            with torch.no_grad(), training_products(rows.device.type):
                 stored = self._target.hidden(rows_batch(rows), kv).unflatten(0, rows.shape).bfloat16()
             write_tensors(file, {"features": stored.cpu(), "tokens": rows.short().cpu()})
         return rows, stored.to(rows.device).float()
@@ -79,7 +81,7 @@ def make_optimizers(heads: Heads) -> list[torch.optim.Optimizer]:
     matrices = [p for p in heads.parameters() if p.dim() == 2]
     rest = [p for p in heads.parameters() if p.dim() != 2]
     return [
-        torch.optim.Muon(matrices, lr=0.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw", momentum=0.95),
+        Muon(matrices, lr=0.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw", momentum=0.95),
         torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 

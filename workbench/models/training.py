@@ -27,6 +27,7 @@ from workbench.errors import WorkbenchError, unknown
 from workbench.files import write_tensors, write_text, writing
 from workbench.models.assembly import BACK, mixer_initial_value
 from workbench.models.attention import causal_mask
+from workbench.models.autocast import precision_words, training_products
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import load, save_checkpoint, shipped_tokenizer
 from workbench.models.config import ModelConfig
@@ -34,6 +35,7 @@ from workbench.models.corpus import held_out_files, token_stream, training_files
 from workbench.models.decoder import Decoder
 from workbench.models.latent import UpProjections
 from workbench.models.mixers.contract import StateMixer
+from workbench.models.muon import Muon
 from workbench.models.recipes import RECIPES, TOKENIZER_NAME, VOCAB_SIZE, Recipe
 from workbench.models.tokenizer import Tokenizer, train_tokenizer
 
@@ -147,7 +149,7 @@ def next_token_loss(
     is accepted as often as the two distributions overlap (DistillSpec, arXiv 2310.08461).
     """
     batch = rows_batch(rows)
-    with torch.autocast(rows.device.type, torch.bfloat16):
+    with training_products(rows.device.type):
         logits = model(batch, kv).view(*rows.shape, -1)[:, :-1].flatten(0, 1)  # [B·(T−1), V]
         if teacher is None:
             return F.cross_entropy(logits.float(), rows[:, 1:].flatten())
@@ -203,9 +205,7 @@ def make_optimizers(model: Decoder, recipe: Recipe) -> list[torch.optim.Optimize
     matrices = [p for p in model.parameters() if id(p) in linear]
     rest = [p for p in model.parameters() if id(p) not in linear]
     return [
-        torch.optim.Muon(
-            matrices, lr=0.0, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw", momentum=0.95
-        ),
+        Muon(matrices, lr=0.0, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw", momentum=0.95),
         torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -478,7 +478,7 @@ def run_facts(recipe: Recipe, sampler: EpochSampler, progress: dict[str, Any], d
         "optimizer": f"Muon (layer matrices) and AdamW (embeddings, norms), peak rate {recipe.peak_learning_rate}",
         "schedule": f"{recipe.warmup_steps} steps up, hold, last {recipe.decay_share:.0%} linearly to 0",
         "seed": recipe.seed,
-        "precision": "float32 weights, bfloat16 matrix products; shipped in bfloat16",
+        "precision": precision_words(torch.device(device).type),
         "training_loss_by_step": [[step, round(loss, 4)] for step, loss in progress["losses"]],
         "hardware": device_words(device),
         "hours": round(progress["seconds"] / 3600, 3),

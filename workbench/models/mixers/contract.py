@@ -89,5 +89,5 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_full_precision(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """Without autocast: training multiplies weights in bfloat16, and scans in float32."""
+    """Without autocast: training may multiply weights in bfloat16, and scans in float32."""
     return torch.autocast(x.device.type, enabled=False)
