@@ -37,6 +37,7 @@ LABS = (
     "lab09_paged_attention",
     "lab10_kernels",
     "lab11_serving",
+    "lab14_beyond_transformers",
 )
 FORMER_NAMES = {  # of experiments, in records that were made before they were renamed
     "time.compile": "time.compile_step",
