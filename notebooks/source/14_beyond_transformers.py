@@ -1,0 +1,440 @@
+# %% [markdown]
+# # Lab 14 · Beyond transformers
+#
+# **The question.** Every lab before this one came back to one sentence: to generate a token is to read bytes. The
+# weights are read once a step, and the keys and values of all earlier tokens once a token. Batches share the first,
+# smaller caches shrink the second. Are there models that escape the sentence itself?
+#
+# There are two ways out. One is to remember less: a **state** of constant size instead of a cache that grows. The other
+# is to write more: many tokens in one pass. Both are old ideas with new names, both are served in production today,
+# and both are sold with claims that do not survive a calculation.
+#
+# Two sittings of 40 minutes: **A state instead of a cache**, and **Many tokens in one pass**.
+
+# %% jupyter={"source_hidden": true}
+import torch
+
+import workbench as wb
+from workbench.diffusion.continuous import balanced, bracket_words, train_toy
+from workbench.kv import kv_for
+from workbench.lectures import ask, say, summary
+from workbench.models import Batch
+from workbench.models.corpus import held_out_files
+from workbench.models.mixers.linear_attention import phi
+from workbench.models.mixers.s4 import bilinear, zero_order_hold
+from workbench.models.recipes import STATE_VARIANTS
+from workbench.serving import Engine, Request, SchedulerSettings
+
+# %% [markdown]
+# # Sitting 1: A state instead of a cache
+#
+# Attention keeps every key and value because its softmax mixes all of them anew for every query. Leave the softmax
+# away, and put a function $\phi > 0$ of query and key in its place (Katharopoulos et al., 2020):
+#
+# $$y_t = \frac{\sum_{s \le t} \phi(q_t)^\top \phi(k_s)\, v_s^\top}{\sum_{s \le t} \phi(q_t)^\top \phi(k_s)}
+# = \frac{\phi(q_t)^\top S_t}{\phi(q_t)^\top z_t}, \qquad S_t = S_{t-1} + \phi(k_t)\, v_t^\top, \quad
+# z_t = z_{t-1} + \phi(k_t)$$
+#
+# The query can be pulled out of the sum. What is left, the matrix $S_t$, has the size of *one* key times one value,
+# whatever $t$ is. Nothing of the past is read any more but this.
+
+# %%
+torch.manual_seed(0)
+tokens, size = 6, 4
+q, k, v = (
+    phi(torch.randn(tokens, size).double()),
+    phi(torch.randn(tokens, size).double()),
+    torch.randn(tokens, size).double(),
+)
+
+scores = (q @ k.T).tril()  # attention's own order: all pairs, T² of them
+by_pairs = scores @ v / scores.sum(-1, keepdim=True)
+
+S, z, by_state = torch.zeros(size, size).double(), torch.zeros(size).double(), []
+for t in range(tokens):  # one token after the other; S is all that is remembered
+    S, z = S + torch.outer(k[t], v[t]), z + k[t]
+    by_state.append(q[t] @ S / (q[t] @ z))
+
+print(
+    f"largest difference {(by_pairs - torch.stack(by_state)).abs().max():.0e}; the state has {S.numel() + z.numel()} numbers"
+)
+
+# %% [markdown]
+# A layer like this is called a [**mixer**](../docs/glossary.md#models) here: it stands in attention's place, and what it keeps of a text is its
+# [**state**](../docs/glossary.md#models). All kinds of this lab are such layers:
+#
+# | kind | what happens to the state at each token | |
+# |---|---|---|
+# | linear attention | $S \leftarrow S + \phi(k) v^\top$ | adds, and forgets nothing |
+# | S4, S4D | $x \leftarrow \bar A x + \bar B u$ | the same decay for every token |
+# | Mamba, Mamba-2 | $x \leftarrow \bar A(u)\, x + \bar B(u)\, u$ | the token decides what stays |
+# | gated DeltaNet | $S \leftarrow \alpha S\,(1 - \beta k k^\top) + \beta\, v k^\top$ | first takes away what it had under this key |
+# | RWKV-7 | $S \leftarrow S\,(\mathrm{diag}(w) - \hat k (a \odot \hat k)^\top) + v k^\top$ | as DeltaNet, with a decay for each channel |
+# | Hyena | a convolution as long as the text | no state at all: it keeps its inputs |
+# | recurrent memory | some tokens of a segment are handed to the next | attention within, a state between |
+
+# %% jupyter={"source_hidden": true}
+crossover_guess = ask(
+    "where a cache outgrows a state",
+    "Mamba-2 and a transformer, 2.7 M parameters each. From how many tokens on is the cache larger than the state?",
+    unit="tokens",
+    example=1000,
+    low=1,
+)
+crossover_guess
+
+# %%
+crossover_guess.answer()
+memory = wb.panels.state_memory()
+memory
+
+# %%
+costs = memory.run()
+memory.snapshot()
+
+# %% jupyter={"source_hidden": true}
+[crossing] = [m for m in costs if m.settings["kind"] == "crossover"]
+crossover_guess.compare(crossing.median, predicted=crossing.predicted, how="counted")
+
+# %% [markdown]
+# **A state is not small.** It is as large as the cache of some seventy tokens. What it has is no slope. Until the crossover
+# a transformer reads less, and a chat of one line never gets there; at 16 K tokens it has long paid.
+#
+# The same arithmetic for models that people run. Published tables of this kind travel from page to page, in GB and GiB,
+# and somebody has to multiply:
+
+# %% jupyter={"source_hidden": true}
+jamba_guess = ask(
+    "Jamba's cache at 256 K",
+    "Jamba attends in 1 layer of 8. Its cache at 262,144 tokens in 16 bit, as a share of Mixtral's, in percent?",
+    unit="%",
+    example=20,
+    low=0,
+)
+jamba_guess
+
+# %%
+jamba_guess.answer()
+caches = wb.panels.cache_table()
+caches
+
+# %%
+rows = {m.settings["model"]: m for m in caches.run()}
+caches.snapshot()
+
+# %% [markdown]
+# ## From a continuous system to steps
+#
+# Where do the matrices of S4 come from? From a question about memory: a signal $f$ arrives, and $N$ numbers are to
+# hold its whole past as well as $N$ numbers can. The best polynomial of degree $N-1$ has $N$ coefficients. How they move
+# as the signal goes on is a linear differential equation, and its matrix is called **HiPPO** (Gu et al., 2020):
+#
+# $$x'(t) = A\,x(t) + B\,f(t), \qquad A_{nk} = -\begin{cases}\sqrt{(2n+1)(2k+1)} & n > k\\ n+1 & n = k\end{cases},
+# \qquad B_n = \sqrt{2n+1}$$
+
+# %% jupyter={"source_hidden": true}
+hippo_guess = ask(
+    "what N numbers remember",
+    "With twice the numbers, N = 64 instead of 32, by what factor does the error of the memory fall?",
+    unit="times",
+    example=2,
+    low=1,
+)
+hippo_guess
+
+# %%
+hippo_guess.answer()
+hippo = wb.panels.hippo()
+hippo
+
+# %%
+remembered = hippo.run()
+hippo.snapshot()
+
+# %% [markdown]
+# A computer has steps and not time. Two rules make a step of length $\Delta$ of the equation. **Zero-order hold** takes
+# the input as constant within a step and is then exact; the **bilinear** rule takes the mean of both ends:
+#
+# $$\bar A = e^{\Delta A},\; \bar B = A^{-1}(e^{\Delta A} - 1) B \qquad\text{or}\qquad
+# \bar A = \frac{1 + \Delta A/2}{1 - \Delta A/2},\; \bar B = \frac{\Delta B}{1 - \Delta A/2}$$
+#
+# Both keep a stable system stable ($|\bar A| < 1$ when $\mathrm{Re}\,A < 0$), which Euler's rule $1 + \Delta A$ does not:
+
+# %%
+a, b = torch.tensor(-4.0), torch.tensor(1.0)
+for step in (0.1, 0.4, 0.6):
+    hold, tustin = zero_order_hold(a, b, torch.tensor(step)), bilinear(a, b, torch.tensor(step))
+    print(f"Δ = {step}: hold {hold[0]:+.3f}, bilinear {tustin[0]:+.3f}, Euler {1 + step * a:+.3f}")
+
+# %% [markdown]
+# ## Three forms of one layer
+#
+# With steps, the layer is a **recurrence**: $T$ steps in a row, each cheap. Unrolled, it is a **convolution** with the
+# kernel $K_l = C \bar A^l \bar B$, all positions at once by FFT, as long as $\bar A$ does not depend on the input. And because
+# two steps in a row are again one step, $(a, b)$ then $(a', b')$ is $(a'a,\; a'b + b')$, it is a **scan**: a tree of depth
+# $\log_2 T$, or chunks that are computed side by side. Decoding uses the first, training and prefill the others.
+#
+# They must be the same function. How different are their costs?
+
+# %% jupyter={"source_hidden": true}
+forms_guess = ask(
+    "chunks against steps",
+    "Mamba-2 over 512 tokens on this machine: how many times as fast is the chunked form as the recurrence?",
+    unit="times",
+    example=10,
+    low=0,
+)
+forms_guess
+
+# %%
+forms_guess.answer()
+forms = wb.panels.forms()
+forms
+
+# %%
+ways = forms.run()
+forms.snapshot()
+
+# %% [markdown]
+# ## What the input may change
+#
+# S4 decays alike whatever it reads. **Mamba** lets the token choose its step $\Delta$, and with it what stays: a large
+# $\Delta$ overwrites the state, $\Delta \to 0$ leaves it as it is. That is selection, and it ends the convolution: a
+# kernel that depends on the input is none.
+#
+# A sum of outer products has another trouble. Written twice under one key, it holds both values on top of one another.
+# The **delta rule** reads first what the state has under this key, and writes the difference only (DeltaNet; with a
+# gate that forgets, *gated* DeltaNet). Here are both, with the same key twice:
+
+# %%
+key = torch.nn.functional.normalize(torch.randn(8).double(), dim=0)
+first, second = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()
+
+added = torch.outer(key, first) + torch.outer(key, second)
+written = torch.outer(key, first)
+written = written + torch.outer(key, second - key @ written)  # what stood under this key is taken away
+print("a sum of outer products reads", (key @ added).round(decimals=6).tolist())
+print("the delta rule reads         ", (key @ written).round(decimals=6).tolist())
+
+# %% [markdown]
+# ## What a state cannot recall
+#
+# A state of constant size cannot hold everything. What does it lose? Take the trained models of this lab: the same
+# number of parameters, the same text in the same order, and only the mixer differs. Code repeats names. A token whose
+# bigram stood earlier in the same context could be looked up rather than guessed, if the model can look up
+# (*Zoology*, Arora et al., 2023). So we slice the loss: those tokens, and the rest.
+
+# %% jupyter={"source_hidden": true}
+recall_guess = ask(
+    "where the gap lies",
+    "Of the loss that a state model has above its twin with attention, what share lies in tokens whose bigram occurred"
+    " before? (Published at 355 M parameters: 82 %.)",
+    unit="%",
+    kind="slider",
+    example=50,
+    low=0,
+    high=100,
+)
+recall_guess
+
+# %%
+recall_guess.answer()
+recall = wb.panels.recall()
+recall
+
+# %%
+slices = recall.run()
+recall.snapshot()
+
+# %% [markdown]
+# ⚠ *A claim to be careful with.* "S4 blurs, and Mamba solves associative recall." Both halves are too strong. The test behind
+# it, *multi-query associative recall*, is a toy: pairs of key and value, then keys again, and the value is asked for.
+# Whether a recurrent model learns it depends on the size of its state, and on the learning rate, which
+# for some of them works in a narrow window only (arXiv 2410.11135, 2508.19029). A sweep says more than a verdict:
+
+# %% jupyter={"source_hidden": true}
+associative_guess = ask(
+    "recall and the learning rate",
+    "Which of these depends most on the learning rate when it learns to recall?",
+    choices=("attention", "the models with a state", "all alike"),
+    example="all alike",
+)
+associative_guess
+
+# %%
+associative_guess.answer()
+associative = wb.panels.associative()
+associative
+
+# %%
+sweeps = associative.run()
+associative.snapshot()
+
+# %% [markdown]
+# ## Serving a state
+#
+# In an engine a state is a kind of cache, `kv="state"`, with the contract of all the others, and two things become
+# harder than with keys and values:
+#
+# - **Going back.** A rejected draft is cut from a KV cache by forgetting rows. A state cannot be un-mixed. So the states
+#   after the last few tokens are kept, each in a [*cell*](../docs/glossary.md#the-cache) that is written once and then only read. To cut is then a
+#   lookup; beyond the kept ones it is refused.
+# - **Shared prefixes.** Blocks of a prefix can be found by their hash at any block edge. A state holds *all* of the
+#   prefix, so it must have been kept at that very edge: a checkpoint. A fork shares a cell and copies nothing.
+#
+# A hybrid has both, states for seven layers and blocks for the eighth:
+
+# %%
+name = "stdlib-3m-jamba4"
+model = wb.load(name)
+tokenizer = model.tokenizer
+print(*STATE_VARIANTS[name].mixers)
+head = tokenizer.encode(next(f.text for f in held_out_files() if f.path == "textwrap.py"))[:200]
+ends = [tokenizer.encode(text) for text in ("    with open(", "    lines = []\n", "    try:\n")]
+engine = Engine(model, SchedulerSettings(max_running=2), num_blocks=128)
+for number, end in enumerate(ends):
+    [one] = engine.run([Request(number, head + end, 24, arrival_s=engine.now_s)])
+    alone = wb.generate(model, head + end, max_new_tokens=24).tokens
+    assert list(one.token_ids) == list(alone)
+    print(f"request {number}: {one.hit_tokens} of {len(head + end)} tokens of the prompt were not computed")
+
+# %%
+kv = kv_for("state", model, rewind=4)
+with torch.inference_mode():
+    model(Batch.of([head[:20]]), kv)
+    for n in range(20, 26):
+        model(Batch.of([head[n : n + 1]], first_positions=[n]), kv)
+    kv.truncate(0, 23)  # a lookup
+    try:
+        kv.truncate(0, 12)
+    except wb.WorkbenchError as error:
+        print(error)
+    assert kv.lengths[0] == 23  # and nothing has changed
+
+# %% [markdown]
+# # Sitting 2: Many tokens in one pass
+#
+# The other way out of "a token is a read" is to write several tokens for each read. Speculation did that with a
+# draft (labs 06 and 07) and kept the distribution. **Diffusion** gives it up: the model is trained to fill masks in, in any
+# order. A canvas of masks stands behind the prompt, a pass predicts all of them, some are written, and the next pass
+# sees those. Within a *block* positions see each other both ways; finished blocks are cached, as ever.
+#
+# $$\mathcal{L} \;=\; \mathbb{E}_{t \sim U(0,1]} \left[ \frac1t \sum_{i\,:\,\text{masked}} -\log p\left(x_i \mid
+# \text{what is not masked}\right) \right] \;\ge\; -\log p(x)$$
+#
+# It is a bound from above on the nats of the text, not the nats themselves: a number of a diffusion model and one of an
+# autoregressive model are compared with that in mind.
+
+# %% jupyter={"source_hidden": true}
+order_guess = ask(
+    "in which order it writes",
+    "By confidence, where does the model write first in a block of code?",
+    choices=("from left to right", "punctuation and names that stand already", "in no order at all"),
+    example="from left to right",
+)
+order_guess
+
+# %%
+order_guess.answer()
+canvas = wb.panels.canvas()
+canvas
+
+# %%
+passes = canvas.run()
+canvas.snapshot()
+
+# %% [markdown]
+# ## Which token first
+#
+# Tokens that are written in the same pass are drawn each by itself: none sees the others. Where two depend on each other,
+# that is an error no model can avoid, so a sampler should write together what is nearly independent. **Uniform**
+# takes positions by chance, as in training. **Confidence** takes those that the model is surest of. An **entropy bound**
+# takes as many as lose at most so many nats. What does each make of the same number of passes?
+
+# %% jupyter={"source_hidden": true}
+sampler_guess = ask(
+    "quality at two tokens per pass",
+    "At two tokens per pass, how many nats per token above its autoregressive twin is the confidence sampler?",
+    unit="nats",
+    example=0.3,
+    low=0,
+)
+sampler_guess
+
+# %%
+sampler_guess.answer()
+quality = wb.panels.tokens_per_pass()
+quality
+
+# %%
+points = quality.run()
+quality.snapshot()
+
+# %% [markdown]
+# ## What few passes are worth
+#
+# ⚠ *A claim to be careful with.* "Twenty steps write the whole text of 1,000 tokens, so it is fifty times as fast." A pass over
+# 1,000 rows is not a pass over one. At batch 1 a decode step reads the weights and computes almost nothing; a card that
+# computes 295 FLOPs in the time of reading a byte has room for some 295 rows until the arithmetic takes longer than the
+# read. With 1,000 rows it takes 3.4 times as long:
+#
+# $$\text{speedup} = \frac{T}{\text{passes} \cdot \max(1,\, T/R)} = \frac{1000}{20 \cdot 3.4} = 14.7$$
+#
+# And with many sequences in the batch the decode steps use that room themselves.
+
+# %% jupyter={"source_hidden": true}
+few_guess = ask(
+    "at batch 64",
+    "The same at batch 64: how many times as fast are 20 passes over 1,000 rows as 1,000 decode steps?",
+    unit="times",
+    example=5,
+    low=0,
+)
+few_guess
+
+# %%
+few_guess.answer()
+few = wb.panels.few_passes()
+few
+
+# %%
+speedups = few.run()
+few.snapshot()
+
+# %% [markdown]
+# ## Noise on embeddings
+#
+# Before masks there was noise. Images have pixels that can be a little wrong; tokens do not. **Diffusion-LM** (Li et al.,
+# 2022) *embeds* the tokens, adds Gaussian noise, learns to *denoise*, and *rounds* to the nearest embedding at the end.
+# A toy that trains in two seconds writes balanced brackets of eight letters, of which 14 of the 256 strings are some:
+
+# %%
+toy = train_toy(bracket_words(8), seed=1)
+seen = {}
+words = toy.write(200, seed=0, watch=lambda t, texts: seen.setdefault(t, texts[:3]))
+for t in (40, 30, 20, 10, 5, 1):
+    print(f"pass {41 - t:2}", *seen[t])
+
+# %% jupyter={"source_hidden": true}
+share = sum(map(balanced, words)) / len(words)
+unclamped = toy.write(200, seed=0, clamp=False)
+say(
+    f"{share:.0%} of what it writes is balanced (by chance {len(bracket_words(8)) / 2**8:.0%}), and"
+    f" {sum(map(balanced, unclamped)) / len(unclamped):.0%} without the *clamping trick*, which moves every guess to the"
+    " nearest embedding. A token has no slightly noisy form: the embedding space is there to make one, and rounding is the"
+    " price. Masked diffusion does without either."
+)
+
+# %% [markdown]
+# ## What to take along
+#
+# - A state has no slope, but it has a size: below the crossover it costs more than a cache.
+# - What it loses is recall, and a few layers of attention bring it back. That is why production models of
+#   this kind are hybrids.
+# - Many tokens in a pass are worth something while the batch is small. The batch is the other way to fill the same
+#   room, and it costs no quality.
+# - Both are served by the engine that the labs before have built: a state is a cache with another contract for going
+#   back, a canvas is a batch with another mask.
+
+# %%
+summary()
