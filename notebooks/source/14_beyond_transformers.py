@@ -307,7 +307,7 @@ with torch.inference_mode():
     kv.truncate(0, 23)  # a lookup
     try:
         kv.truncate(0, 12)
-    except wb.WorkbenchError as error:
+    except WorkbenchError as error:
         print(error)
     assert kv.lengths[0] == 23  # and nothing has changed
 

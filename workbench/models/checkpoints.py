@@ -110,9 +110,11 @@ def zoo_names() -> list[str]:
     return sorted({*RECIPES, *found})
 
 
-def shipped_names() -> list[str]:
-    """Those of them whose weights are here."""
-    return [name for name in zoo_names() if (ZOO / name / "config.json").is_file()]
+def shipped_names(*, states: bool = True) -> list[str]:
+    """Those of them whose weights are here. states=False: without those that have layers with a state, for what counts
+    keys and values alone."""
+    here = [name for name in zoo_names() if (ZOO / name / "config.json").is_file()]
+    return [name for name in here if states or not zoo_config(name).state_layers]
 
 
 def zoo_config(name: str) -> ModelConfig:

@@ -499,10 +499,10 @@ class Panel:
 
 
 def known_models() -> tuple[str, ...]:
-    """The models whose trained weights are on this machine."""
+    """The models whose trained weights are on this machine, and whose layers all attend: what any panel can run."""
     from workbench.models import list_models
 
-    return tuple(m["name"] for m in list_models() if m["trained"])
+    return tuple(m["name"] for m in list_models() if m["trained"] and not m["states"])
 
 
 def recorded_runs(e: Experiment, record: Record) -> list[tuple[str, list[Measurement]]]:

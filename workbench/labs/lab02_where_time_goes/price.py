@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # as the data sheets say, in GB of 10⁹
 CARD_MEMORY_BYTES = {"a100-80gb": 80e9, "h100-sxm": 80e9, "h200": 141e9}
-SHAPES = (*(name for name, shape in PUBLIC_SHAPES.items() if shape.runnable), *shipped_names())
+SHAPES = (*(name for name, shape in PUBLIC_SHAPES.items() if shape.runnable), *shipped_names(states=False))
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 

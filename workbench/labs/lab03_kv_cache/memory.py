@@ -116,7 +116,8 @@ def run_memory(
         check="computed from the shape alone",
     )
     dtype = stored_dtype(getattr(torch, cache) if PRECISIONS[cache] >= 2 else torch.float16, bench.device)
-    for name in (*shipped_names(), *([model] if model not in shipped_names() else [])):
+    shipped = shipped_names(states=False)
+    for name in (*shipped, *([model] if model not in shipped else [])):
         bench.check_stop()
         bench.report(f"allocating a cache of {name}")
         few = batch if name == model else min(batch, MAX_SEQUENCES)
@@ -168,7 +169,7 @@ EXPERIMENT = Experiment(
     "is loaded. Run allocates a real cache for each shipped model, and for this shape where the machine can, and "
     "compares. Card sizes are read as 10^9 bytes; driver and engine keep some of it for themselves.",
     settings=(
-        Setting("model", "llama-3.1-8b", "choice", choices=(*PUBLIC_SHAPES, *shipped_names()), help="the shape"),
+        Setting("model", "llama-3.1-8b", "choice", choices=(*PUBLIC_SHAPES, *shipped_names(states=False)), help="the shape"),
         Setting("weights", "bfloat16", "choice", choices=tuple(PRECISIONS), help="precision of the weights"),
         Setting("cache", "bfloat16", "choice", choices=tuple(PRECISIONS), help="precision of keys and values"),
         Setting(
