@@ -169,7 +169,9 @@ EXPERIMENT = Experiment(
     "is loaded. Run allocates a real cache for each shipped model, and for this shape where the machine can, and "
     "compares. Card sizes are read as 10^9 bytes; driver and engine keep some of it for themselves.",
     settings=(
-        Setting("model", "llama-3.1-8b", "choice", choices=(*PUBLIC_SHAPES, *shipped_names(states=False)), help="the shape"),
+        Setting(
+            "model", "llama-3.1-8b", "choice", choices=(*PUBLIC_SHAPES, *shipped_names(states=False)), help="the shape"
+        ),
         Setting("weights", "bfloat16", "choice", choices=tuple(PRECISIONS), help="precision of the weights"),
         Setting("cache", "bfloat16", "choice", choices=tuple(PRECISIONS), help="precision of keys and values"),
         Setting(
