@@ -16,6 +16,7 @@ import torch
 
 import workbench as wb
 from workbench.diffusion.continuous import balanced, bracket_words, train_toy
+from workbench.errors import WorkbenchError
 from workbench.kv import kv_for
 from workbench.lectures import ask, say, summary
 from workbench.models import Batch

@@ -18,7 +18,8 @@ def list_models() -> list[dict[str, Any]]:
 
     name, kind ("zoo", "public shape" or "timing shape"), family, parameters, bf16_bytes, kv_bytes_per_token,
     context_length, runnable, states (some layers keep a state), trained (weights are here), on_disk_bytes (None when
-    not here), and for the zoo what its card says: role, held_out_nats_per_token, tokens_seen (None when unknown); for public shapes hub_id.
+    not here), and for the zoo what its card says: role, held_out_nats_per_token, tokens_seen (None when unknown); for
+    public shapes hub_id.
     """
     zoo = [_zoo_row(name) for name in zoo_names()]
     public = [
