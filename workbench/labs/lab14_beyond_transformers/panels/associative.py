@@ -54,16 +54,17 @@ class AssociativePanel(Panel):
     experiment = EXPERIMENT
 
     def view(self, settings: dict[str, Any]) -> View:
-        shown = self.measurements or self.record
+        mixers = MIXERS if settings["mixers"] == "all" else (settings["mixers"],)
+        measured, record = (_of(mixers, taken) for taken in (self.measurements, self.record))
+        shown = measured or record
         pairs = shown[0].settings["pairs"] if shown else settings["pairs"]
-        mixers = MIXERS if settings["mixers"] == "all" and not shown else _mixers_of(shown) or (settings["mixers"],)
         charts = [self._chart(size, pairs, mixers, first=size == STATE_SIZES[0]) for size in STATE_SIZES]
         return view(
             *charts,
             height=4.4,
             table=_table(shown) if shown else _shapes(settings, mixers),
-            caption=self._caption(settings, pairs),
-            words=_words(self.measurements, self.record, pairs, mixers),
+            caption=self._caption(shown, settings, pairs),
+            words=_words(measured, record, pairs, mixers),
         )
 
     def _chart(self, size: int, pairs: int, mixers: Sequence[str], *, first: bool) -> Chart:
@@ -92,8 +93,7 @@ class AssociativePanel(Panel):
             empty="Run trains",
         )
 
-    def _caption(self, settings: dict[str, Any], pairs: int) -> str:
-        shown = self.measurements or self.record
+    def _caption(self, shown: Sequence[Measurement], settings: dict[str, Any], pairs: int) -> str:
         steps = shown[0].settings["steps"] if shown else settings["steps"]
         text = f"{pairs} pairs, then {pairs} queries; {steps:,} steps from nothing at each rate; attention has no N"
         if self.record:
@@ -101,8 +101,8 @@ class AssociativePanel(Panel):
         return text if shown else text + ". Run trains every model"
 
 
-def _mixers_of(shown: Sequence[Measurement]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(m.settings["mixer"] for m in shown))
+def _of(mixers: Sequence[str], taken: Sequence[Measurement]) -> list[Measurement]:
+    return [m for m in taken if m.settings["mixer"] in mixers]
 
 
 def _table(shown: Sequence[Measurement]) -> tuple[list[str], list[list[str]]]:
