@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 KEYS = VALUES = 16  # of the vocabulary; a value's token comes after all keys
 HYBRID = "hybrid"  # Mamba-2, and attention in the last layer
 MIXERS = (ATTENTION, HYBRID, "gated_delta", "mamba2", "linear_attention", "s4d")
+MATRICES = ("gated_delta", "mamba2", "linear_attention")  # whose state is a sum of k vᵀ
 STATE_SIZES = (4, 16)  # N
-RATES = (3e-3, 1e-2, 3e-2)
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 SOLVED = 0.9  # of the answers
 FRESH_SEED = 10_007  # sequences of another seed than those of training
 INITIAL_STD = 0.02  # of `training.initialize`
@@ -178,14 +179,17 @@ def accuracy(bench: Bench, model: Decoder, pairs: int, count: int, seed: int) ->
 
 
 def sizes_of(mixer: str) -> tuple[int, ...]:
-    """The state sizes that a mixer is trained with; (0,) for attention, which has no state."""
-    return (0,) if mixer == ATTENTION else STATE_SIZES
+    """The state sizes that a mixer is trained with; 0 for attention, which has no state. Those whose state is a matrix
+    of keys with both, the others with the larger one."""
+    if mixer == ATTENTION:
+        return (0,)
+    return STATE_SIZES if mixer in MATRICES else STATE_SIZES[-1:]
 
 
 def capacity(mixer: str, state_size: int, pairs: int) -> float | None:
     """The share of P pairs that a matrix of so many orthogonal keys returns without error; None where what is
     remembered is no such matrix."""
-    return min(1.0, state_size / pairs) if mixer in ("linear_attention", "mamba2", "gated_delta") else None
+    return min(1.0, state_size / pairs) if mixer in MATRICES else None
 
 
 def run_associative(
@@ -242,7 +246,7 @@ EXPERIMENT = Experiment(
         Setting("pairs", 8, "choice", choices=(2, 4, 8, 16), help="P, of a sequence of 4 P tokens"),
         Setting("layers", 2, "int", 1, 4, help="each with a feed-forward twice as wide as the model"),
         Setting("width", 32, "choice", choices=(16, 32, 64), help="channels of the model"),
-        Setting("steps", 300, "int", 1, 20_000, brief=2, step=50, help="of training, for each learning rate"),
+        Setting("steps", 600, "int", 1, 20_000, brief=2, step=50, help="of training, for each learning rate"),
         Setting("sequences", 32, "int", 1, 1024, brief=2, help="of a training step"),
         Setting("fresh", 256, "int", 8, 4096, unit="sequences", brief=8, help="on which the answers are counted"),
         Setting("seed", 0, "int", 0, 10_000, help="of weights and sequences"),

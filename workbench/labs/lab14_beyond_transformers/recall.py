@@ -88,7 +88,8 @@ def slices_of(since: torch.Tensor, frequency: torch.Tensor) -> list[Slice]:
             within = hit & (numbers >= first) & (numbers < (math.inf if end is None else end))
             made.append(Slice(kind, range_words(first, end), first, within))
     for kind, whole in (("hit", torch.ones_like(hit)), ("frequency", hit), ("distance", hit)):
-        assert torch.equal(sum(one.mask.long() for one in made if one.kind == kind), whole.long()), kind
+        times = torch.stack([one.mask for one in made if one.kind == kind]).sum(0)
+        assert torch.equal(times, whole.long()), f"a token of {kind} is in no slice, or in two"
     return [one for one in made if one.mask.any()]
 
 

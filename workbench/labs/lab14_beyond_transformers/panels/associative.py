@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from workbench.instruments.records import Measurement
 from workbench.labs.lab14_beyond_transformers.associative import (
     EXPERIMENT,
@@ -20,8 +22,8 @@ from workbench.labs.lab14_beyond_transformers.associative import (
 from workbench.models.state_shape import ATTENTION
 from workbench.panels import style
 from workbench.panels.base import Panel
-from workbench.panels.chart import VALUES, Axis, Chart, Series, table, view
-from workbench.panels.plots import flop_words, listed, matching, short
+from workbench.panels.chart import VALUES, Axis, Chart, Drawing, Series, predicted, table, view
+from workbench.panels.plots import empty, flop_words, listed, matching, short
 from workbench.panels.view import View
 from workbench.panels.words import recorded_label
 
@@ -44,6 +46,9 @@ NAMES = {
 }
 
 
+GUESS = "#B9BEC6"
+
+
 def percent(share: float) -> str:
     return f"{share:.0%}"
 
@@ -61,7 +66,9 @@ class AssociativePanel(Panel):
         charts = [self._chart(size, pairs, mixers, first=size == STATE_SIZES[0]) for size in STATE_SIZES]
         return view(
             *charts,
-            height=4.4,
+            Drawing(lambda axes: _key(axes, mixers)),
+            height=4.2,
+            width_ratios=[1, 1, 0.62],
             table=_table(shown) if shown else _shapes(settings, mixers),
             caption=self._caption(shown, settings, pairs),
             words=_words(measured, record, pairs, mixers),
@@ -77,20 +84,16 @@ class AssociativePanel(Panel):
                 spread = [(y - e, y + e) for (_, y), e in zip(points, errors)]
                 look = {"marker": MARKS[mixer]} | ({"markerfacecolor": "none"} if kind == "recorded" else {})
                 name = NAMES[mixer] + (", recorded" if kind == "recorded" else "")
-                legend = kind == "measured" or not self.measurements
-                series.append(Series(name, points, kind, COLOURS[mixer], spread, legend=legend and first, look=look))
-        levels = [(1 / pairs, "one of the values, by chance", style.IDLE)]
+                series.append(Series(name, points, kind, COLOURS[mixer], spread, legend=False, look=look))
         expected = capacity("linear_attention", size, pairs)
-        if expected is not None and expected < 1:
-            levels.append((expected, f"{size} orthogonal keys of {pairs}", style.INK))
+        if expected is not None:
+            series.append(predicted(f"{size} orthogonal keys", [(rate, expected) for rate in RATES], style.INK))
         return Chart(
             *series,
-            x=Axis("learning rate", lambda x: f"{x:g}", "log", VALUES if series else RATES, room=(1.6, 1.6)),
+            x=Axis("learning rate", lambda x: f"{x:g}", "log", VALUES, room=(1.6, 1.6)),
             y=Axis("right answers" if first else "", percent, limits=(0, 1.05), ticks=(0, 0.25, 0.5, 0.75, 1)),
             title=f"keys of N = {size} values",
-            levels=levels,
-            legend="best" if first else "",
-            empty="Run trains",
+            levels=[(1 / pairs, f"one of the {pairs} values at random", GUESS)],
         )
 
     def _caption(self, shown: Sequence[Measurement], settings: dict[str, Any], pairs: int) -> str:
@@ -98,7 +101,21 @@ class AssociativePanel(Panel):
         text = f"{pairs} pairs, then {pairs} queries; {steps:,} steps from nothing at each rate; attention has no N"
         if self.record:
             text += f"; hollow: {recorded_label(self.record)}"
-        return text if shown else text + ". Run trains every model"
+        return text if shown else text + ". Dashed: expected; Run trains every model"
+
+
+def _key(axes: Axes, mixers: Sequence[str]) -> None:
+    """Names of the lines of both plots."""
+    empty(axes)
+    axes.set(xlim=(0, 1), ylim=(9, -1))
+    for y, mixer in enumerate(mixers):
+        axes.plot([0, 0.1, 0.2], [y] * 3, color=COLOURS[mixer], linewidth=2)
+        axes.plot([0.1], [y], color=COLOURS[mixer], marker=MARKS[mixer], markersize=8)
+        style.write(axes, 0.26, y, NAMES[mixer], va="center", fontsize=10)
+    lines: list[dict[str, Any]] = [style.PREDICTED | {"color": style.INK}, {"color": GUESS, "linewidth": 2}]
+    for y, (look, name) in enumerate(zip(lines, ("N orthogonal keys", "a guess")), start=len(mixers)):
+        axes.plot([0, 0.2], [y] * 2, **look)
+        style.write(axes, 0.26, y, name, va="center", fontsize=10)
 
 
 def _of(mixers: Sequence[str], taken: Sequence[Measurement]) -> list[Measurement]:
@@ -132,7 +149,7 @@ def _shapes(settings: dict[str, Any], mixers: Sequence[str]) -> tuple[list[str],
             "mixer": lambda one: NAMES[one[0]],
             "N": lambda one: one[1] or "",
             "without error, by N orthogonal keys": lambda one: (
-                percent(share) if (share := capacity(*one[:2], pairs)) else ""
+                percent(share) if (share := capacity(one[0], one[1], pairs)) else ""
             ),
             "values of state": lambda one: f"{one[2].state_values():,}",
             "parameters": lambda one: f"{one[2].num_parameters():,}",

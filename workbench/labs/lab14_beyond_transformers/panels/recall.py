@@ -15,7 +15,7 @@ from workbench.labs.lab14_beyond_transformers.recall import (
     range_words,
 )
 from workbench.panels import style
-from workbench.panels.chart import VALUES, Axis, Bar, Bars, Chart, Series, table, view
+from workbench.panels.chart import Axis, Bar, Bars, Chart, Series, table, view
 from workbench.panels.knobs import KnobPanel
 from workbench.panels.plots import matching
 from workbench.panels.view import View
@@ -46,6 +46,8 @@ AXES = {
     "distance": "tokens since the bigram was last seen, from",
     "frequency": "occurrences of the bigram in training, from",
 }
+TICKS = {"distance": (1, 8, 32, 128, 512), "frequency": (0.1, 1, 10, 100)}
+REST = "#C3CBD6"
 NEVER = 0.1  # where 0 stands on an axis of logarithms
 
 
@@ -105,18 +107,20 @@ class RecallPanel(KnobPanel):
         for model in models_of(self.measurements) or models_of(self.record):
             for name in ("hits", "rest"):
                 live, old = (part(one, model, "hit", name) for one in (self.measurements, self.record))
+                value, error = _value(live, above), live.counts.get(_error(above), 0.0) if live else 0.0
                 bars.append(
                     Bar(
                         f"{title(model)}, {name}",
-                        _value(live, above),
-                        colour(model) if name == "hits" else style.IDLE,
+                        value,
+                        colour(model) if name == "hits" else REST,
+                        None if value is None else (value - error, value + error),
                         recorded=_value(old, above),
                     )
                 )
-        axis = Axis("nats per token above attention" if above else "loss, nats per token", scale="zero")
         if above:
-            axis = Axis(axis.name)
-        return Bars(bars, axis, title="where the answer was seen, and the rest")
+            bars = [bar for bar in bars if bar.values()]
+            return Bars(bars, Axis("nats above attention"), title="hits, and the rest (pale)")
+        return Bars(bars, Axis("loss, nats per token", scale="zero"), title="hits, and the rest (pale)")
 
     def _curves(self, slicing: str, above: bool) -> Chart:
         series = []
@@ -135,14 +139,14 @@ class RecallPanel(KnobPanel):
                         kind,
                         colour(model),
                         spread,
-                        legend=kind == "measured",
+                        legend=False,
                     )
                 )
         return Chart(
             *series,
-            x=Axis(AXES[slicing], lambda x: "0" if x == NEVER else f"{x:,.0f}", "log", VALUES),
+            x=Axis(AXES[slicing], lambda x: "0" if x == NEVER else f"{x:,.0f}", "log", TICKS[slicing]),
             y=Axis("nats above attention" if above else "loss on hits, nats per token"),
-            legend="best",
+            title=f"hits, by {slicing}",
         )
 
 
@@ -186,7 +190,7 @@ def _slice_words(m: Measurement) -> str:
 
 
 def _caption(measured: Sequence[Measurement], record: Sequence[Measurement], settings: dict[str, Any]) -> str:
-    text = f"{settings['passages']} held-out passages of {settings['context']:,} tokens; bars: standard errors"
+    text = f"{settings['passages']} held-out passages of {settings['context']:,} tokens; colours as in the bars; ends: standard errors"
     if record:
         text += f"; hollow: {recorded_label(record)}"
     return text if measured or record else text + ". Run measures"
