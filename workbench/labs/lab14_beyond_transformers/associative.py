@@ -76,7 +76,8 @@ def shape_of(mixer: str, state_size: int, width: int, layers: int, pairs: int) -
     `state_size` values."""
     kinds = ("mamba2",) * (layers - 1) + (ATTENTION,) if mixer == HYBRID else (mixer,) * layers
     states = sorted({*kinds} - {ATTENTION})
-    bias = {"conv_bias": True} if "mamba2" in states else {}
+    sizes: dict[str, Any] = {"inner_size": width, "state_size": state_size, "chunk_size": 4 * pairs}  # one chunk a row
+    sizes |= {"conv_bias": True} if "mamba2" in states else {}
     return ModelConfig(
         family="qwen3",
         vocab_size=KEYS + VALUES,
@@ -93,7 +94,7 @@ def shape_of(mixer: str, state_size: int, width: int, layers: int, pairs: int) -
         bos_token_id=None,
         eos_token_ids=(),
         mixers=kinds if states else (),
-        state_shape=StateShape(inner_size=width, state_size=state_size, **bias) if states else None,
+        state_shape=StateShape(**sizes) if states else None,
     )
 
 

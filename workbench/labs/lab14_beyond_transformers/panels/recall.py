@@ -190,7 +190,8 @@ def _slice_words(m: Measurement) -> str:
 
 
 def _caption(measured: Sequence[Measurement], record: Sequence[Measurement], settings: dict[str, Any]) -> str:
-    text = f"{settings['passages']} held-out passages of {settings['context']:,} tokens; colours as in the bars; ends: standard errors"
+    text = f"{settings['passages']} held-out passages of {settings['context']:,} tokens; one colour a model"
+    text += "; ends of a line: a standard error up and down"
     if record:
         text += f"; hollow: {recorded_label(record)}"
     return text if measured or record else text + ". Run measures"
