@@ -317,7 +317,7 @@ def test_every_mixer_size_and_rate_is_trained_and_what_it_took_is_counted(runs):
         assert m.counts["tokens_trained"] == 2 * 2 * 32 and m.counts["answers"] == 64
         config = associative.shape_of(m.settings["mixer"], m.settings["state_size"] or 4, 32, 2, 8)
         assert m.counts["parameters"] == config.num_parameters() and m.counts["state_values"] == config.state_values()
-        # 2 FLOPs a weight and token, three times; embeddings are looked up, and attention and scans come on top
+        # 2 FLOPs for each weight and token, three times; embeddings are looked up, and attention and scans come on top
         least = 3 * 2 * 128 * (config.num_parameters() - 2 * 32 * 32)
         assert 0.8 * least < m.counts["flops"] < 2 * least
 
