@@ -33,7 +33,7 @@ from workbench import checks
 #   the softmax over all tokens but `mask_token`.
 # - The token of a place is its most likely one. With `noise`, a float32 tensor `[S, V]`, it is that of the highest
 #   logit + noise: with Gumbel noise, −log(−log u), a draw from the distribution.
-# - The **confidence** of a place is the probability that the model's distribution, without any noise, gives to the
+# - The confidence of a place is the probability that the model's distribution, without any noise, gives to the
 #   chosen token. Of equally confident places the lower one comes first. Logits may be in the hundreds.
 # - `passes` are left, this one among them, and after the last of them no place is masked. Each writes as many as if
 #   all that are left would write the same number, rounded up: 10 places in 4 passes are 3, 3, 2, 2. So with more
@@ -67,7 +67,7 @@ with checks.trying("beyond-unmask"):
         places, ids = unmask(canvas, logits, passes_left, mask)
         for place, token in zip(places, ids):
             canvas[place] = token
-        print(f"{passes_left} passes left: places {places}; canvas", *("▒" if t == mask else t for t in canvas))
+        print(f"passes left: {passes_left}, places {places}, canvas", *("▒" if t == mask else t for t in canvas))
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "beyond-unmask-check", "points": 7}
 checks.check("beyond-unmask", unmask)

@@ -92,7 +92,7 @@ def totals_cases(draw: random.Random) -> list[dict]:
     several = draw.randint(4, 7)
     return [
         {"made": [[8, 8], [4, 8], [8, 12], [4, 12]], "tokens": 8, "weights": 1000, "pair_flops": 100},
-        {"made": made_of(draw, several), "tokens": several + draw.randint(2, 9)} | sizes,
+        {"made": made_of(draw, several), "tokens": 2 * several + 1} | sizes,
         {"made": made_of(draw, 1), "tokens": draw.randint(2, 20)} | sizes,
         {"made": [[1000, 1000]] * 20, "tokens": 1000, "weights": 7_504_658_432, "pair_flops": 524_288},
     ]
