@@ -38,4 +38,15 @@ FORBIDDEN = {
     "paged-pool": ("workbench.kv.blocks:BlockTables",),
     "paged-cow": ("workbench.kv.blocks:BlockTables",),
     "paged-prefix": ("workbench.kv.prefix:HashChain", "workbench.kv.prefix:RadixTree"),
+    "beyond-unmask": (
+        "workbench.diffusion.samplers:Confidence",
+        "workbench.diffusion.samplers:due",
+        "workbench.diffusion.samplers:highest",
+    ),
+    "beyond-passes": (
+        "workbench.diffusion.costs:pass_costs",
+        "workbench.diffusion.denoise:diffuse",
+        "workbench.experiments.diffusion:few_passes",
+        "workbench.experiments.diffusion:few_passes_by_roofline",
+    ),
 }
