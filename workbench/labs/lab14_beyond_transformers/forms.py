@@ -6,11 +6,11 @@
     chunked          side by side within a chunk, one after the other from chunk to chunk
     parallel scan    a tree of pairs (Blelloch)
 
-FLOPs of a form are a formula of the sizes: products, sums and quotients, 2 for a multiply and its add; a complex product
-is 6, a complex sum 2, a complex quotient 8, an FFT of n complex numbers 5 n log₂ n and of real ones half of that.
-Exponentials, and what is done once a token and not once a value of a state, are left out. A run counts what torch really
-computes, in the operations as they are dispatched. Hyena, whose past has no recurrence, and recurrent memory, whose forms
-are attention's, are left out.
+FLOPs of a form are a formula of the sizes: products, sums and quotients, 2 for a multiply and its add; a complex
+product is 6, a complex sum 2, a complex quotient 8, an FFT of n complex numbers 5 n log₂ n and of real ones half of
+that. Exponentials, and what is done once per token and not for each value of a state, are left out. A run counts what
+torch really computes, in the operations as they are dispatched. Left out are Hyena, whose past has no recurrence, and
+recurrent memory, whose forms are attention's.
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ def _pairs_flops(kind: str, shape: StateShape, length: int) -> int:
     state, too, where it goes from chunk to chunk."""
     keys, size = shape.state_size, shape.head_dim
     pairs = 2 * keys + 2 * size + (2 if kind == "mamba2" else 0)
-    return shape.num_heads * (length**2 * pairs + length * 4 * keys * size + (2 if kind == "mamba2" else 0) * keys * size)
+    return shape.num_heads * (
+        length**2 * pairs + length * 4 * keys * size + (2 if kind == "mamba2" else 0) * keys * size
+    )
 
 
 def _delta_flops(kind: str, keys: int, size: int, chunk: int) -> int:
@@ -180,8 +182,10 @@ def runs_of(kind: str, length: int, chunk: int, dtype: torch.dtype, device: str 
 def _scan_runs(kind: str, shape: StateShape, length: int, rand: Callable) -> dict[str, Callable]:
     chunk, heads, size = shape.chunk_size, shape.num_heads, shape.head_dim
     if kind == "mamba":
-        u, step, b, c = rand(1, length, shape.inner_size), rand(1, length, shape.inner_size), *(
-            rand(1, length, shape.state_size) for _ in range(2)
+        u, step, b, c = (
+            rand(1, length, shape.inner_size),
+            rand(1, length, shape.inner_size),
+            *(rand(1, length, shape.state_size) for _ in range(2)),
         )
         a, h = -rand(shape.inner_size, shape.state_size).exp(), rand(1, shape.inner_size, shape.state_size) * 0
 
@@ -224,10 +228,7 @@ def _scan_runs(kind: str, shape: StateShape, length: int, rand: Callable) -> dic
     log_w = -rwkv7.LARGEST_DECAY * rand(1, length, heads, keys).sigmoid()
     removed, rate = F.normalize(rand(1, length, heads, keys), dim=-1), rand(1, length, heads, keys).sigmoid()
     of_rwkv = q, log_w, k, v, removed, rate, s
-    return {
-        RECURRENT: lambda: rwkv7.recurrent(*of_rwkv)[0],
-        CHUNKED: lambda: rwkv7.chunked(*of_rwkv, chunk)[0],
-    }
+    return {RECURRENT: lambda: rwkv7.recurrent(*of_rwkv)[0], CHUNKED: lambda: rwkv7.chunked(*of_rwkv, chunk)[0]}
 
 
 def _s4_runs(kind: str, shape: StateShape, length: int, rand: Callable) -> dict[str, Callable]:
