@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import Any, cast
 
 import pytest
@@ -16,7 +14,6 @@ from workbench.errors import WorkbenchError
 from workbench.instruments.costs import step_costs, weights_read
 from workbench.models.decoder import Decoder, StateLayer
 from workbench.models.mixers import gated_delta, linear_attention, mamba2, rwkv7
-from workbench.models.recipes import STATE_VARIANTS
 from workbench.models.state_shape import mixer_matrices, scan_flops
 from workbench.models.training import initialize
 
@@ -124,35 +121,3 @@ def test_a_prepared_form_of_state_layers_is_not_counted_and_gates_are_refused_by
         step_costs(config_of("mamba2", attention_gate=True), **STEP, kv="state")
     with pytest.raises(WorkbenchError, match="kv 'state'"):
         step_costs(config, **STEP, kv="contiguous")
-
-
-def test_the_twins_cache_outgrows_the_states_where_the_bytes_say():
-    """Asked of real caches, one text after the other."""
-    from workbench.experiments.state_memory import counted_crossover, predicted_crossover
-
-    for name in ("stdlib-3m-mamba2", "stdlib-3m-jamba4"):
-        shape, twin = STATE_VARIANTS[name], STATE_VARIANTS["stdlib-3m-attention8"]
-        predicted = predicted_crossover(shape, twin)
-        assert counted_crossover(shape, twin, 200) == math.floor(predicted) + 1
-        assert counted_crossover(shape, twin, int(predicted)) is None
-
-
-def test_state_and_cache_are_measured_by_context(monkeypatch):
-    from experiment_claims import DataSheetBench
-
-    from workbench.experiments import state_memory
-
-    small = {
-        name: dataclasses.replace(STATE_VARIANTS[name], vocab_size=64)
-        for name in ("stdlib-3m-linear", state_memory.TWIN)
-    }
-    monkeypatch.setattr(state_memory, "STATE_VARIANTS", small)
-    seen = list(state_memory.run_memory(DataSheetBench(), model="stdlib-3m-linear", longest=512, repeats=1))
-    kinds = [m.settings["kind"] for m in seen]
-    assert kinds == ["prompt", "bytes", "step"] * 4 + ["crossover", "slope"]
-    sizes = [m for m in seen if m.settings["kind"] == "bytes"]
-    assert all(m.median == m.predicted for m in sizes)
-    assert [m.median for m in sizes[:2]] == [small["stdlib-3m-linear"].state_bytes()] * 2, "a state does not grow"
-    assert sizes[3].median == 2 * sizes[2].median, "a cache does"
-    short = list(state_memory.run_memory(DataSheetBench(), model="stdlib-3m-linear", longest=64, repeats=1))
-    assert [m.settings["kind"] for m in short][-1] == "crossover", "one context has no slope"

@@ -1,20 +1,20 @@
-"""states.memory: what a state and a cache cost by context, in bytes and in time. No lab has it yet.
+"""beyond.state_memory: what a state and a cache cost by context, in bytes and in time.
 
 Bytes are asked of real caches. Times are of models with random weights, whose context is made long enough: neither
 depends on the values. The prompt goes in chunks; at each context some steps of one token are timed, each cut again.
+Predicted times are the cost model's, of the operations that the engine counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from workbench.experiments.contract import Experiment, Setting, no_times
-from workbench.instruments.costs import kv_bytes
+from workbench.experiments.contract import Experiment, Setting
+from workbench.instruments.costs import kv_bytes, predict, step_costs
 from workbench.kv import KV, kv_for, make_kv
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
@@ -24,10 +24,14 @@ from workbench.models.training import initialize
 
 if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
+    from workbench.instruments.costs import Prediction
+    from workbench.instruments.device import Ceilings
     from workbench.instruments.records import Measurement
 
+NAME = "beyond.state_memory"
 TWIN = "stdlib-3m-attention8"
-SHORTEST, CHUNK = 256, 512  # tokens
+CHUNK = 512  # tokens of the prompt in a pass
+ELEMENT_BYTES = 4  # float32
 
 
 def contexts(longest: int) -> list[int]:
@@ -72,50 +76,122 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return above / (sum((x - mean_x) ** 2 for x, _ in points) or 1.0)
 
 
+def shape_of_variant(name: str, longest: int) -> ModelConfig:
+    """The variant's shape, whose context is made long enough for `longest` tokens and a step."""
+    return dataclasses.replace(STATE_VARIANTS[name], context_length=longest + 1)
+
+
+def bytes_by_formula(config: ModelConfig, tokens: int) -> float:
+    """States, and 2·H_kv·D·S·b of each layer that attends."""
+    return kv_bytes(config, tokens, ELEMENT_BYTES, kv=kind_of(config))
+
+
+def predicted_pass(ceilings: Ceilings, config: ModelConfig, new: int, context: int) -> Prediction:
+    """Of `new` tokens of one text that has `context` already, in float32."""
+    costs = step_costs(
+        config,
+        new_tokens=[new],
+        contexts=[context],
+        logit_rows=1,
+        weight_bytes_per_element=ELEMENT_BYTES,
+        kv=kind_of(config),
+    )
+    return predict(costs, ceilings, "float32")
+
+
+def predicted_times(ceilings: Ceilings, name: str, longest: int) -> dict[str, list[tuple[int, float, str]]]:
+    """{"step", "prompt": [(context, seconds, limit), …]}; the limit of a prompt is that of its last chunk."""
+    config, known, prompt_s = shape_of_variant(name, longest), 0, 0.0
+    steps, prompts, limit = [], [], ""
+    for context in contexts(longest):
+        while known < context:
+            count = min(CHUNK, context - known)
+            chunk = predicted_pass(ceilings, config, count, known)
+            prompt_s, limit, known = prompt_s + chunk.seconds, chunk.limit, known + count
+        step = predicted_pass(ceilings, config, 1, context)
+        steps.append((context, step.seconds, step.limit))
+        prompts.append((context, prompt_s, limit))
+    return {"step": steps, "prompt": prompts}
+
+
+def predict_steps(ceilings: Ceilings, *, model: str, longest: int, **_: Any) -> list[tuple[float, float, str]]:
+    """Steps of the model with states, by context."""
+    return [(context, seconds, limit) for context, seconds, limit in predicted_times(ceilings, model, longest)["step"]]
+
+
 def run_memory(bench: Bench, *, model: str, longest: int, repeats: int) -> Iterator[Measurement]:
-    """Bytes, seconds of a step and of the whole prompt by context, of the model and its twin with attention; then the
-    contexts at which their bytes cross, and the slopes."""
-    slopes = {}
-    shape, twin = (dataclasses.replace(STATE_VARIANTS[name], context_length=longest + 1) for name in (model, TWIN))
-    for name, config in ((model, shape), (TWIN, twin)):
-        steps: list[tuple[float, float]] = []
+    """Seconds of the whole prompt, bytes and seconds of a step by context, of the model and of its twin with attention;
+    then the context at which their bytes cross, where that is within `longest`, and the ratio of the slopes."""
+    steps: dict[str, list[tuple[float, float]]] = {model: [], TWIN: []}
+    ceilings = bench.ceilings()
+    for name, points in steps.items():
+        bench.check_stop()
+        config = shape_of_variant(name, longest)
+        expected = {
+            (what, context): (seconds, limit)
+            for what, rows in predicted_times(ceilings, name, longest).items()
+            for context, seconds, limit in rows
+        }
         for kind, tokens, samples, in_use in _timed(bench, config, longest, repeats):
-            settings = {"model": name, "kind": kind, "context": tokens}
+            settings = {"model": name, "measured": kind, "context": tokens, "longest": longest}
             if kind == "step":
-                steps.append((tokens, median(samples)))
-                expected = kv_bytes(config, tokens, 4, kv=kind_of(config))
-                yield bench.measurement(
-                    name="states.memory",
-                    settings=settings | {"kind": "bytes"},
-                    samples=[float(in_use)],
-                    unit="bytes",
-                    counts={"tokens": tokens, "states": config.state_bytes(), "keys": in_use - config.state_bytes()},
-                    predicted=expected,
-                    check="states, and 2·L·H_kv·D·S·b for the layers that attend",
-                )
-            yield bench.measurement(
-                name="states.memory", settings=settings, samples=samples, unit="s", counts={"tokens": tokens}
+                yield _bytes(bench, config, settings, tokens, in_use)
+            seconds, limit = expected[kind, tokens]
+            made_now = bench.measurement(
+                name=NAME,
+                settings=settings,
+                samples=samples,
+                unit="s",
+                counts={"tokens": tokens},
+                predicted=seconds,
+                limit=limit,
+                check=f"the cache holds {tokens:,} tokens",
             )
-        slopes[name] = slope(steps)
+            if kind == "step":
+                points.append((tokens, made_now.median))
+            yield made_now
+    yield from _compared(bench, model, longest, steps)
+
+
+def _bytes(bench: Bench, config: ModelConfig, settings: dict[str, Any], tokens: int, in_use: int) -> Measurement:
+    return bench.measurement(
+        name=NAME,
+        settings=settings | {"measured": "bytes"},
+        samples=[float(in_use)],
+        unit="bytes",
+        counts={"tokens": tokens, "states": config.state_bytes(), "keys": in_use - config.state_bytes()},
+        predicted=bytes_by_formula(config, tokens),
+        check="states, and 2·L·H_kv·D·S·b for the layers that attend",
+    )
+
+
+def _compared(
+    bench: Bench, model: str, longest: int, steps: dict[str, list[tuple[float, float]]]
+) -> Iterator[Measurement]:
+    """The crossover, where texts of up to `longest` tokens have it, and the ratio of the slopes."""
+    shape, twin = (shape_of_variant(name, longest) for name in (model, TWIN))
+    settings = {"model": model, "context": longest, "longest": longest}
     crossover = predicted_crossover(shape, twin)
-    yield bench.measurement(
-        name="states.memory",
-        settings={"model": model, "kind": "crossover", "context": longest},
-        samples=[float(counted_crossover(shape, twin, min(longest, int(crossover) + 2)) or longest)],
-        unit="tokens",
-        predicted=crossover,
-        check="the shortest text whose keys and values in the twin are more bytes than the states",
-    )
-    if len(contexts(longest)) == 1:
-        return  # one point has no slope
-    yield bench.measurement(
-        name="states.memory",
-        settings={"model": model, "kind": "slope", "context": longest},
-        samples=[slopes[model] / slopes[TWIN]],
-        unit="of the twin's",
-        counts={"ns_per_token": 1e9 * slopes[model], "twin_ns_per_token": 1e9 * slopes[TWIN]},
-        check="seconds that a step takes longer for each token of context",
-    )
+    counted = counted_crossover(shape, twin, min(longest, int(crossover) + 2))
+    if counted is not None:
+        yield bench.measurement(
+            name=NAME,
+            settings=settings | {"measured": "crossover"},
+            samples=[float(counted)],
+            unit="tokens",
+            predicted=crossover,
+            check="the shortest text whose keys and values in the twin are more bytes than the states",
+        )
+    if len(contexts(longest)) > 1:  # one point has no slope
+        slopes = {name: slope(points) for name, points in steps.items()}
+        yield bench.measurement(
+            name=NAME,
+            settings=settings | {"measured": "slope"},
+            samples=[slopes[model] / slopes[TWIN]],
+            unit="of the twin's",
+            counts={"ns_per_token": 1e9 * slopes[model], "twin_ns_per_token": 1e9 * slopes[TWIN]},
+            check="seconds that a step takes longer for each token of context",
+        )
 
 
 def _timed(
@@ -158,7 +234,7 @@ def _older(kv: Any, known: int) -> int:
 
 
 EXPERIMENT = Experiment(
-    name="states.memory",
+    name=NAME,
     lab=14,
     question="What does the memory of a text cost, when it is a state and when it is a cache?",
     how=(
@@ -177,5 +253,5 @@ EXPERIMENT = Experiment(
         Setting("repeats", 9, "int", 1, 100, brief=2, help="steps at each context"),
     ),
     run=run_memory,
-    predict=no_times,
+    predict=predict_steps,
 )

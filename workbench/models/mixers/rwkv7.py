@@ -45,7 +45,7 @@ def recurrent(
     outputs = []
     for t in range(r.shape[1]):
         u = -torch.einsum("bhn,bhnd->bhd", removed[:, t], s)
-        s = s * log_w[:, t].exp()[..., None] + (rate * removed)[:, t, :, :, None] * u[:, :, None]
+        s = s * log_w[:, t].exp()[..., None] + (rate[:, t] * removed[:, t])[..., None] * u[:, :, None]
         s = s + k[:, t, :, :, None] * v[:, t, :, None]
         outputs.append(torch.einsum("bhn,bhnd->bhd", r[:, t], s))
     return torch.stack(outputs, dim=1), s
