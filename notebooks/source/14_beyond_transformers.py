@@ -94,7 +94,7 @@ costs = memory.run()
 memory.snapshot()
 
 # %% jupyter={"source_hidden": true}
-[crossing] = [m for m in costs if m.settings["kind"] == "crossover"]
+[crossing] = [m for m in costs if m.settings["measured"] == "crossover"]
 crossover_guess.compare(crossing.median, predicted=crossing.predicted, how="counted")
 
 # %% [markdown]
@@ -120,8 +120,20 @@ caches = wb.panels.cache_table()
 caches
 
 # %%
-rows = {m.settings["model"]: m for m in caches.run()}
+kept = {m.settings["model"]: m for m in caches.run() if m.settings["measured"] == "cache"}
 caches.snapshot()
+
+# %% jupyter={"source_hidden": true}
+jamba, mixtral = kept["jamba-v0.1"], kept["mixtral-8x7b"]
+assert all(m.median == m.predicted for m in kept.values())
+jamba_guess.compare(100 * jamba.median / mixtral.median, how="counted")
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"Of {readable_bytes(jamba.median)} only {readable_bytes(jamba.counts['states'])} are states. Jamba's paper says 4,"
+    " 32 and 128 GB for Jamba, Mixtral and Llama-2-7B, and that is right in GiB. But Llama-2-7B has a key for every"
+    f" head; Llama-2-70B, ten times its size with grouped heads, needs {readable_bytes(kept['llama-2-70b'].median)}."
+)
 
 # %% [markdown]
 # ## From a continuous system to steps
@@ -149,8 +161,19 @@ hippo = wb.panels.hippo()
 hippo
 
 # %%
-remembered = hippo.run()
+errors = {m.counts["numbers"]: m for m in hippo.run() if m.settings["measured"] == "state"}
 hippo.snapshot()
+
+# %% jupyter={"source_hidden": true}
+hippo_guess.compare(errors[32].median / errors[64].median, predicted=errors[32].predicted / errors[64].predicted)
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"A smooth signal is remembered all at once, as soon as N numbers can bend as often as it does: at N = 16 the error is"
+    f" {errors[16].median:.2f} of the signal, at 64 it is {errors[64].median:.4f}. The state is not the best polynomial,"
+    f" which would have {errors[64].predicted:.1g}, because it is updated in steps. The last N samples, which cost as much,"
+    " know nothing of what came before them. And bytes of code are no smooth signal: choose `code`."
+)
 
 # %% [markdown]
 # A computer has steps and not time. Two rules make a step of length $\Delta$ of the equation. **Zero-order hold** takes
@@ -180,7 +203,7 @@ for step in (0.1, 0.4, 0.6):
 # %% jupyter={"source_hidden": true}
 forms_guess = ask(
     "chunks against steps",
-    "Mamba-2 over 512 tokens on this machine: how many times as fast is the chunked form as the recurrence?",
+    "Mamba-2 over 1,024 tokens on this machine: how many times as fast is the chunked form as the recurrence?",
     unit="times",
     example=10,
     low=0,
@@ -193,8 +216,21 @@ forms = wb.panels.forms()
 forms
 
 # %%
-ways = forms.run()
+ways = {(m.settings["measured"], m.settings["form"]): m for m in forms.run()}
 forms.snapshot()
+
+# %% jupyter={"source_hidden": true}
+recurrent, chunked = (ways["time", form] for form in ("recurrent", "chunked"))
+forms_guess.compare(recurrent.median / chunked.median)
+
+# %% jupyter={"source_hidden": true}
+assert all(m.counts["difference"] < 1e-9 for m in ways.values())
+flops = ways["flops", "chunked"].median / ways["flops", "recurrent"].median
+say(
+    f"The chunked form computes {flops:.1f} times the FLOPs of the recurrence, in {chunked.counts['steps']:,} steps"
+    f" instead of {recurrent.counts['steps']:,}. More work in fewer steps: matrices for the machine, not numbers. Which"
+    " form is best is decided by the hardware, which is why each kind of layer comes with several."
+)
 
 # %% [markdown]
 # ## What the input may change
@@ -244,8 +280,25 @@ recall = wb.panels.recall()
 recall
 
 # %%
-slices = recall.run()
+slices = {
+    (m.settings["model"], m.settings["slice"]): m for m in recall.run() if m.settings["slicing"] in ("all", "hit")
+}
 recall.snapshot()
+
+# %% jupyter={"source_hidden": true}
+hits, whole = (slices["stdlib-3m-mamba2", part].counts for part in ("hits", "all"))
+if "gap_share" in hits:
+    recall_guess.compare(100 * hits["gap_share"], how="counted")
+
+# %% jupyter={"source_hidden": true}
+if "gap_share" in hits:
+    hybrid = slices["stdlib-3m-jamba4", "all"].counts
+    say(
+        f"Mamba-2 is {whole['gap']:.3f} nats per token above its twin with attention. Hits are"
+        f" {hits['token_share']:.0%} of the tokens and have {hits['gap_share']:.0%} ±"
+        f" {hits['gap_share_standard_error']:.0%} of the gap. The hybrid, two layers of attention in eight, is"
+        f" {hybrid['gap']:+.3f} ± {hybrid['gap_standard_error']:.3f} from attention alone."
+    )
 
 # %% [markdown]
 # ⚠ *A claim to be careful with.* "S4 blurs, and Mamba solves associative recall." Both halves are too strong. The test behind
@@ -270,6 +323,18 @@ associative
 # %%
 sweeps = associative.run()
 associative.snapshot()
+
+# %% jupyter={"source_hidden": true}
+by_rate = {}
+for m in sweeps:
+    by_rate.setdefault((m.settings["mixer"], m.settings["state_size"]), []).append(m.median)
+spread = {key: max(shares) - min(shares) for key, shares in by_rate.items()}
+attention = spread["attention", 0]
+states = sorted(value for (mixer, size), value in spread.items() if size and mixer != "hybrid")
+middle = states[len(states) // 2]
+associative_guess.compare(
+    "the models with a state" if middle > attention + 0.1 else "attention" if attention > middle + 0.1 else "all alike"
+)
 
 # %% [markdown]
 # ## Serving a state
@@ -330,7 +395,7 @@ with torch.inference_mode():
 order_guess = ask(
     "in which order it writes",
     "By confidence, where does the model write first in a block of code?",
-    choices=("from left to right", "punctuation and names that stand already", "in no order at all"),
+    choices=("from left to right", "from right to left", "in no order at all"),
     example="from left to right",
 )
 order_guess
@@ -341,8 +406,28 @@ canvas = wb.panels.canvas()
 canvas
 
 # %%
-passes = canvas.run()
+written = [m for m in canvas.run() if m.settings["measured"] == "pass"]
 canvas.snapshot()
+
+# %% jupyter={"source_hidden": true}
+pairs, in_order = 0, 0  # of two positions of a block that are written in different passes: is the left one first?
+for n, early in enumerate(written):
+    for late in written[n + 1 :]:
+        if early.settings["block"] == late.settings["block"]:
+            for a in early.settings["revealed"]:
+                pairs += len(late.settings["revealed"])
+                in_order += sum(a < b for b in late.settings["revealed"])
+share = in_order / max(1, pairs)
+order_guess.compare(
+    "from left to right" if share > 0.75 else "in no order at all" if share > 0.25 else "from right to left"
+)
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"Of two positions in one block, the left one was written first in {share:.0%} of the pairs: half of them would be"
+    " chance, all of them an autoregressive model. Nobody told this model to go from left to right; what stands before a"
+    " token says most about it in code, so these are the places of which it is sure first."
+)
 
 # %% [markdown]
 # ## Which token first
@@ -370,6 +455,25 @@ quality
 # %%
 points = quality.run()
 quality.snapshot()
+
+# %% jupyter={"source_hidden": true}
+[twin] = [m for m in points if m.settings["measured"] == "twin"]
+confident = [
+    m
+    for m in points
+    if m.settings["measured"] == "nats" and m.settings["sampler"] == "confidence" and m.settings["block_size"] == 8
+]
+near = min(confident, key=lambda m: abs(m.counts["tokens_per_pass"] - 2))
+sampler_guess.compare(near.median - twin.median, how="counted")
+
+# %% jupyter={"source_hidden": true}
+[ahead] = [m for m in points if m.settings["measured"] == "difference"]
+say(
+    f"At {near.counts['tokens_per_pass']:.1f} tokens per pass it is {near.median - twin.median:.2f} nats per token above"
+    f" the twin. And of the texts that each sampler wrote in as many passes, {100 * ahead.median:+.0f} points more parse"
+    f" with confidence than with uniform (95 % interval {100 * ahead.counts['low']:+.0f} to"
+    f" {100 * ahead.counts['high']:+.0f})."
+)
 
 # %% [markdown]
 # ## What few passes are worth
@@ -401,6 +505,20 @@ few
 # %%
 speedups = few.run()
 few.snapshot()
+
+# %% jupyter={"source_hidden": true}
+on_card = {m.settings["batch"]: m for m in speedups if m.settings["measured"] == "card"}
+few_guess.compare(on_card[64].median, how="computed")
+
+# %% jupyter={"source_hidden": true}
+[here] = [m for m in speedups if m.settings["measured"] == "here"]
+say(
+    f"On the card: {on_card[1].counts['roofline']:.1f} times at batch 1 by the roofline, {on_card[1].median:.1f} with"
+    f" caches and launches counted, at {on_card[1].counts['flops_ratio']:.0f} times the FLOPs; {on_card[64].median:.2f}"
+    f" times at batch 64. On this machine, with our model and {here.settings['tokens']:,} tokens in"
+    f" {here.settings['passes']} passes: {here.median:.2f} times, predicted {here.predicted:.2f}. A CPU has little room"
+    " between reading and computing, so there is little to gain."
+)
 
 # %% [markdown]
 # ## Noise on embeddings
