@@ -17,6 +17,7 @@ import torch
 import workbench as wb
 from workbench.diffusion.continuous import balanced, bracket_words, train_toy
 from workbench.errors import WorkbenchError
+from workbench.instruments.memory import readable_bytes
 from workbench.kv import kv_for
 from workbench.lectures import ask, say, summary
 from workbench.models import Batch
@@ -425,7 +426,7 @@ order_guess.compare(
 # %% jupyter={"source_hidden": true}
 say(
     f"Of two positions in one block, the left one was written first in {share:.0%} of the pairs: half of them would be"
-    " chance, all of them an autoregressive model. Nobody told this model to go from left to right; what stands before a"
+    " chance, all of them an autoregressive model. This model was never trained to go from left to right; what stands before a"
     " token says most about it in code, so these are the places of which it is sure first."
 )
 
