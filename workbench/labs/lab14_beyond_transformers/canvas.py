@@ -135,7 +135,9 @@ def _compared(one: Diffusion, again: Diffusion) -> str:
     others = sum(a != b for a, b in pairs)
     if not others:
         return "without a cache, every position sent in every pass, the same tokens are written"
-    return f"without a cache {others} of {len(pairs)} tokens are others: rounding decided between two that are as likely"
+    return (
+        f"without a cache {others} of {len(pairs)} tokens are others: rounding decided between two that are as likely"
+    )
 
 
 def canvas_limits(

@@ -11,11 +11,11 @@ import torch
 from workbench.diffusion.bound import bound_of
 from workbench.diffusion.denoise import diffuse
 from workbench.diffusion.model import DiffusionModel
-from workbench.diffusion.samplers import EntropyBound, Sampler, make_sampler
+from workbench.diffusion.samplers import Sampler, make_sampler
 from workbench.diffusion.scoring import score
 from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Limits, Setting, no_times
-from workbench.experiments.inputs import plain, shape_of
+from workbench.experiments.inputs import plain
 from workbench.generation import generate
 from workbench.labs.lab14_beyond_transformers.diffusion_runs import (
     MODEL,
@@ -162,7 +162,8 @@ def _scored(
         one = score(model, rows, size, sampler, check_stop=bench.check_stop)
         yield bench.measurement(
             name=NAME,
-            settings=held_out | {"measured": "nats", "block_size": size, "sampler": name, "words": sampler.words, **how},
+            settings=held_out
+            | {"measured": "nats", "block_size": size, "sampler": name, "words": sampler.words, **how},
             samples=[one.nats_per_token],
             unit="nats/token",
             counts={
@@ -181,12 +182,7 @@ PARSED = "compiled, never run; a last line cut short and open blocks or brackets
 
 
 def _parsed(
-    bench: Bench,
-    model: DiffusionModel,
-    sampler: Sampler,
-    name: str,
-    written: dict[str, Any],
-    outcomes: list[bool],
+    bench: Bench, model: DiffusionModel, sampler: Sampler, name: str, written: dict[str, Any], outcomes: list[bool]
 ) -> Measurement:
     """The texts of a sampler; whether each parses goes into `outcomes`."""
     headers, passes, rows, tokens = headers_of(written["samples"]), 0, 0, 0
@@ -210,15 +206,15 @@ def _parsed(
 
 def _parsed_of_twin(bench: Bench, twin: Decoder, written: dict[str, Any]) -> Measurement:
     """The twin's texts behind the same headers: a pass for each token."""
-    headers, outcomes, tokens, rows = headers_of(written["samples"]), [], 0, 0
+    headers, outcomes, passes, rows, tokens = headers_of(written["samples"]), [], 0, 0, 0
     for seed, header in enumerate(headers):
         bench.check_stop()
         bench.report(f"{twin.name}: text {seed + 1} of {len(headers)}")
         how = {"max_new_tokens": written["max_tokens"], "temperature": written["temperature"], "seed": seed}
         one = generate(twin, header, kv="contiguous", **how)
         outcomes.append(parses(header + one.text))
-        tokens, rows = tokens + len(one.tokens), rows + len(one.tokens)
-    return _share(bench, written | {"sampler": "twin", "words": "token by token"}, outcomes, tokens, rows, tokens)
+        passes, rows, tokens = passes + one.model_calls, rows + one.rows_processed, tokens + len(one.tokens)
+    return _share(bench, written | {"sampler": "twin", "words": "token by token"}, outcomes, passes, rows, tokens)
 
 
 def _share(
@@ -238,7 +234,7 @@ def _share(
             "passes": passes,
             "rows": rows,
             "tokens": tokens,
-            "tokens_per_pass": tokens / passes if passes else 0.0,
+            "tokens_per_pass": tokens / passes,
         },
         check=PARSED,
     )
@@ -248,15 +244,10 @@ def tokens_per_pass_limits(*, model: str | DiffusionModel, block_size: int, max_
     shape = canvas_shape(model)
     return {
         "model": is_diffusion,
-        "twin": lambda twin: _fits(twin, shape.config.vocab_size),
         "context": lambda context: context <= shape.config.context_length,
         "block_size": lambda size: size <= shape.largest_block,
         "passes": min(max_tokens, shape.block_size(block_size, max_tokens)),
     }
-
-
-def _fits(twin: Any, vocabulary: int) -> bool:
-    return not isinstance(twin, DiffusionModel) and shape_of(twin).vocab_size == vocabulary
 
 
 EXPERIMENT = Experiment(
@@ -270,7 +261,13 @@ EXPERIMENT = Experiment(
     ),
     settings=(
         MODEL,
-        Setting("twin", TWIN, "model", help="the autoregressive model to compare with, of the same vocabulary"),
+        Setting(
+            "twin",
+            TWIN,
+            "model",
+            choices=(TWIN,),
+            help="the autoregressive model to compare with, of the same vocabulary",
+        ),
         Setting(
             "context", 512, "choice", choices=(64, 128, 256, 512, 1024), unit="tokens", brief=64, help="of a passage"
         ),
@@ -289,12 +286,3 @@ EXPERIMENT = Experiment(
     limits=tokens_per_pass_limits,
     record={"cpu": ({},), "cuda": ()},  # quality is the same everywhere
 )
-
-__all__ = [
-    "EXPERIMENT",
-    "EntropyBound",
-    "paired_difference",
-    "run_tokens_per_pass",
-    "samplers_of",
-    "twin_nats",
-]
