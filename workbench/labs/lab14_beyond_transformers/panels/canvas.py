@@ -23,7 +23,7 @@ KNOBS = ("prompt", "max_tokens", "block_size", "sampler", "passes", "bound", "sh
 IN_A_ROW = 8  # positions
 PROMPT_SHOWN = 16  # positions of it, at most, in front of the canvas
 LONGEST = 9  # letters of a token in its cell
-PROMPT, MASKED, WRITTEN, CACHED = "#FFFFFF", "#C3C7CE", "#CDE8DF", style.CACHE
+PROMPT, MASKED, WRITTEN, CACHED = "#FFFFFF", "#C3C7CE", "#D3E4F5", style.CACHE
 SURE, UNSURE = (0, 158, 115), (225, 242, 236)  # of a token just written: probability 1 and 0
 HEIGHT = 6.4
 
@@ -135,8 +135,13 @@ def _draw_canvas(axes: Axes, shown: Shown, title: str) -> None:
     _draw_legend(axes)
     for position in range(shown.first, len(shown.texts)):
         _draw_token(axes, shown, position)
-    block = shown.block
-    for position in range(max(block[0], shown.first), block[1]) if block else ():
+    if shown.block is not None:
+        _draw_frame(axes, shown, shown.block)
+
+
+def _draw_frame(axes: Axes, shown: Shown, block: tuple[int, int]) -> None:
+    """Around the block at hand, row by row."""
+    for position in range(max(block[0], shown.first), block[1]):
         x, y = _place(shown, position)
         for edge, there in (((x, x), position == block[0]), ((x + 1, x + 1), position == block[1] - 1)):
             if there:

@@ -24,16 +24,14 @@ from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 
 SHORT_CARD = {"h100-sxm": "H100", "h200": "H200", "a100-80gb": "A100"}
+LEFT_OUT = "what a canvas prepares once a pass (places, who sees whom), and whatever else the machine does"
 
 
 class FewPassesPanel(Panel):
     """Lab 14: few passes against a token a pass: the speedup by batch on a card, and times of passes here."""
 
     experiment = EXPERIMENT
-    left_out = {  # noqa: RUF012
-        kind: "what a canvas prepares once a pass (places, who sees whom), and whatever else the machine does"
-        for kind in ("pass", "step")
-    }
+    left_out = dict.fromkeys(("pass", "step"), LEFT_OUT)
 
     def view(self, settings: dict[str, Any]) -> View:
         card, asked = settings["card"], {name: settings[name] for name in ("tokens", "passes")}
@@ -90,7 +88,9 @@ def _table(
 ) -> tuple[list[str], list[list[str]]]:
     """By batch, then by rows."""
     times = {m.settings["rows"]: m for m in made}
-    rows = [("batch", one.batch, one, weight, None, None) for one, (_, weight) in zip(whole, weights)]
+    rows: list[tuple[Any, ...]] = [
+        ("batch", one.batch, one, weight, None, None) for one, (_, weight) in zip(whole, weights)
+    ]
     rows += [("rows here", int(rows), None, None, seconds, times.get(int(rows))) for rows, seconds, _ in expected]
     return table(
         rows,
@@ -138,10 +138,11 @@ def _words(
         )
     if here:
         c, s = here.counts, here.settings
+        times = milliseconds(c["few_passes_s"]), milliseconds(c["one_by_one_s"])
         lines.append(
-            f"Here {s['tokens']} tokens in {s['passes']} pass{'es' * (s['passes'] > 1)} take {milliseconds(c['few_passes_s'])}, token by token"
-            f" {milliseconds(c['one_by_one_s'])}: {here.median:.1f} x as fast (predicted {here.predicted:.1f} x), for"
-            f" {c['flops_ratio']:.1f} x the FLOPs."
+            f"Here {s['tokens']} tokens in {s['passes']} pass{'es' * (s['passes'] > 1)} take {times[0]}, token by token"
+            f" {times[1]}: {here.median:.1f} x as fast (predicted {here.predicted:.1f} x), for {c['flops_ratio']:.1f} x"
+            " the FLOPs."
         )
     if made:
         first = made[0]

@@ -20,7 +20,7 @@ from workbench.panels.plots import listed, matching
 from workbench.panels.view import View
 
 SCORED = {"uniform": style.IDLE, "confidence": style.TARGET, "entropy-bound": style.WEIGHTS}
-WRITES = {**SCORED, "remasking": style.COMPUTE, "twin": style.INK}
+WRITES = {**SCORED, "remasking": style.COMPUTE, "twin": style.DRAFT}
 
 
 class TokensPerPassPanel(Panel):
@@ -61,11 +61,11 @@ class TokensPerPassPanel(Panel):
             bars.append(Bar.of(name, m, WRITES[name], old, spread=spread))
         one = first_of(self.measurements, measured="parsing") or first_of(self.record, measured="parsing")
         passes = one.settings["passes"] if one else settings["passes"]
-        title = f"texts that parse, {passes} passes a block (twin: 1 a token)"
+        title = f"texts that parse, {passes} passes a block"
         return Bars(bars, Axis("share", "{:.0%}".format, limits=(0, 1), ticks=(0, 0.5, 1)), title)
 
 
-def first_of(measurements: Sequence[Measurement], **settings: object) -> Measurement | None:
+def first_of(measurements: Sequence[Measurement], **settings: Any) -> Measurement | None:
     return next(iter(matching(measurements, **settings)), None)
 
 
@@ -126,8 +126,8 @@ def _words(made: Sequence[Measurement], scored: Sequence[Measurement], twin: Mea
     lines = []
     if not made:
         lines.append(
-            "Tokens of one pass are drawn without seeing each other, so each line must rise; one token per pass in a"
-            " random order is what the bound (NELBO) is the mean of. Lower right is better. The goal:"
+            "Tokens of one pass are drawn without seeing each other, so lines rise with the tokens per pass; the bound"
+            " (NELBO) is the mean over all orders, one token per pass. Lower right is better. The goal:"
             f" {GOAL_TOKENS_PER_PASS} tokens per pass no more than {GOAL_NATS:g} nats above the autoregressive twin."
         )
     if twin and scored:
@@ -172,7 +172,8 @@ def _difference_words(m: Measurement | None) -> list[str]:
     else:
         verdict = f"the goal is +{GOAL_POINTS}"
     return [
-        f"At equal passes, confidence minus uniform: {points:+.1f} points of texts that parse"
-        f" (95 %: {100 * c['low']:+.1f} to {100 * c['high']:+.1f}, paired over {c['sampled']:.0f} texts: {c['only_confidence']:.0f} parse with"
-        f" confidence alone, {c['only_uniform']:.0f} with uniform alone); {verdict}."
+        f"At equal passes, confidence minus uniform: {points:+.1f} points of texts that parse (95 %:"
+        f" {100 * c['low']:+.1f} to {100 * c['high']:+.1f}, paired over {c['sampled']:.0f} texts:"
+        f" {c['only_confidence']:.0f} parse with confidence alone, {c['only_uniform']:.0f} with uniform alone);"
+        f" {verdict}."
     ]
