@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from workbench.experiments.inputs import plain
 from workbench.instruments.records import Measurement
 from workbench.labs.lab14_beyond_transformers.canvas import EXPERIMENT, HIDDEN, Planned, plan, planned_flops, sampler_of
 from workbench.labs.lab14_beyond_transformers.diffusion_runs import canvas_shape
@@ -99,7 +100,7 @@ class CanvasPanel(PlayPanel):
         sampler, end = sampler_of(settings), len(prompt) + settings["max_tokens"]
         size = shape.block_size(settings["block_size"], end)
         planned = plan(len(prompt), settings["max_tokens"], size, sampler)
-        made = self.made(settings, KNOBS)
+        made = matching(self.measurements, **plain({name: settings[name] for name in KNOBS}))
         passes = {m.settings["step"] + 1: m for m in matching(made, measured="pass")}
         whole = next(iter(matching(made, measured="whole")), None)
         number = max((n for n in passes if n <= settings["shown_pass"]), default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from workbench.experiments.inputs import plain
 from workbench.instruments.device import PUBLISHED
 from workbench.instruments.records import Measurement
 from workbench.labs.lab14_beyond_transformers.few_passes import (
@@ -38,7 +39,8 @@ class FewPassesPanel(Panel):
         config, ceilings = public_shape(settings["shape"]), PUBLISHED[card]
         whole = [few_passes(config, ceilings, batch=batch, **asked) for batch in BATCHES]
         weights = [(batch, few_passes_by_roofline(ceilings, batch=batch, **asked)) for batch in BATCHES]
-        made = matching(self.made(settings, ("longest",)), measured="pass")
+        run = matching(self.measurements, **plain({name: settings[name] for name in ("model", "longest")}))
+        made = matching(run, measured="pass")
         old = matching(self.record, measured="pass")
         expected = self.experiment.predict(self.ceilings(), **settings)
         speedups = Chart(
@@ -66,7 +68,7 @@ class FewPassesPanel(Panel):
             height=4.4,
             table=_table(whole, weights, made, expected),
             caption="By batch from a data sheet; by rows on this machine" + ("" if made else ": Run times it"),
-            words=_words(settings, whole, weights, self.measurements, made, expected),
+            words=_words(settings, whole, weights, run, made, expected),
         )
 
 
@@ -113,7 +115,7 @@ def _words(
     settings: dict[str, Any],
     whole: Sequence[Any],
     weights: Sequence[tuple[int, float]],
-    every: Sequence[Measurement],
+    run: Sequence[Measurement],
     made: Sequence[Measurement],
     expected: Sequence[tuple[float, float, str]],
 ) -> str:
@@ -128,7 +130,7 @@ def _words(
         ),
         _gone_words(whole),
     ]
-    here = next(iter(matching(every, measured="here")), None)
+    here = next(iter(matching(run, measured="here")), None)
     if made:
         errors = [abs(error_of(m)) for m in made]
         within = sum(error <= GOAL_ERROR for error in errors)
