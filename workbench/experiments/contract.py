@@ -29,7 +29,8 @@ class Setting:
     """One knob: a name, a default, and which values it takes.
 
     kind: "int" and "float" have bounds low … high, both allowed; "choice" is one of `choices`; "text" is any
-    text; "flag" is True or False; "model" is a model's name or a Decoder already loaded.
+    text; "flag" is True or False; "model" is a model's name or one already loaded, and `choices` are the names that
+    its control offers (none: those of all trained models).
     `step` is how far one key press moves a slider; nothing else depends on it.
     `brief` is the most that a number may be in brief mode, where the tests see that every cell of every lecture runs:
     it is for how often, how long and on how long a text a thing is measured, never for what is measured.

@@ -36,7 +36,7 @@ def control(setting: Setting, value: Any, models: tuple[str, ...] = ()) -> widge
         kind = widgets.SelectionSlider if _ordered(setting) else widgets.Dropdown
         return kind(options=choice_options(setting), value=value, **common)
     if setting.kind == "model":
-        return widgets.Dropdown(options=model_options(value, models), value=value, **common)
+        return widgets.Dropdown(options=model_options(value, setting.choices or models), value=value, **common)
     if setting.kind == "text":
         wide = widgets.Layout(width="98%", height="5.2em")
         return widgets.Textarea(value=value, layout=wide, continuous_update=True, **common)
@@ -70,7 +70,7 @@ def model_options(value: Any, models: tuple[str, ...]) -> list[tuple[str, Any]]:
 def put(widget: widgets.Widget, setting: Setting, value: Any, models: tuple[str, ...] = ()) -> None:
     """Let the control show a checked value."""
     if setting.kind == "model" and value not in [v for _, v in widget.options]:
-        widget.options = model_options(value, models)
+        widget.options = model_options(value, setting.choices or models)
     widget.value = value
 
 
@@ -91,7 +91,8 @@ def narrow(widget: widgets.Widget, setting: Setting, limit: Limit | None, models
         if widget.max != high:
             widget.max = high
         return
-    every = model_options(widget.value, models) if setting.kind == "model" else choice_options(setting)
+    is_model, models = setting.kind == "model", setting.choices or models
+    every = model_options(widget.value, models) if is_model else choice_options(setting)
     options = tuple(option for option in every if goes_with(limit, option[1])) or tuple(every)
     values, old = [value for _, value in options], widget.value
     if tuple(widget.options) != options:
