@@ -231,13 +231,13 @@ def _words(shown: Sequence[Measurement], *, recorded: bool) -> list[str]:
 
 
 def _model_words(model: str, whole: Measurement, hits: Measurement, shown: Sequence[Measurement]) -> str:
-    gap, error = whole.counts["gap"], whole.counts.get("gap_standard_error")
-    text = f"{title(model)}: {gap:+.3f}" + (f" ± {error:.3f}" if error is not None else "")
-    text += " nats per token against attention"
+    text = f"{title(model)}: {_gap(whole)} nats per token against attention, {_gap(hits)} on hits"
+    rest = part(shown, model, "hit", "rest")
+    text += f" and {_gap(rest)} on the rest" if rest is not None and "gap" in rest.counts else ""
     if "gap_share" not in hits.counts:
-        return text + ": no gap above its error, so there is nothing to divide."
+        return text + ": no gap above its error in all, so there is none to divide."
     share, share_error = hits.counts["gap_share"], hits.counts.get("gap_share_standard_error")
-    text += f", {share:.0%}" + (f" ± {share_error:.0%}" if share_error is not None else "") + " of it in hits"
+    text += f"; {share:.0%}" + (f" ± {share_error:.0%}" if share_error is not None else "") + " of the gap in hits"
     rare = [
         m.counts["gap_share"]
         for m in matching(shown, model=model, slicing="frequency")
@@ -246,3 +246,8 @@ def _model_words(model: str, whole: Measurement, hits: Measurement, shown: Seque
     if rare:
         text += f" ({sum(rare):.0%} in hits whose bigram training showed {range_words(0, RARE + 1)} times)"
     return text + "."
+
+
+def _gap(m: Measurement) -> str:
+    error = m.counts.get("gap_standard_error")
+    return f"{m.counts['gap']:+.3f}" + (f" ± {error:.3f}" if error is not None else "")
