@@ -12,12 +12,7 @@ def hidden(name, probe, judge, cases, points=1, constant_passes=False) -> Check:
 
 HIDDEN: dict[str, tuple[Check, ...]] = {
     "beyond-discretize": (
-        hidden(
-            "legs",
-            probes.run_discretize,
-            discretize.judge_discretize,
-            discretize.legs_cases,
-        ),
+        hidden("legs", probes.run_discretize, discretize.judge_discretize, discretize.legs_cases),
         hidden(
             "every-token",
             probes.run_discretize,
@@ -31,7 +26,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
             "long",
             probes.run_convolve,
             convolution.judge_convolve,
-            convolution.convolution_cases((2, 700, 3, 700), (1, 513, 2, 40)),
+            convolution.convolution_cases((2, 250, 3, 250), (1, 129, 2, 40)),
         ),
         hidden(
             "lengths",
@@ -43,7 +38,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
             "slow-recurrence",
             probes.run_layer,
             convolution.judge_layer,
-            convolution.layer_cases(("slow", 2, 120, 2, 3), ("matrix", 2, 33, 2, 4), ("complex", 2, 50, 3, 6)),
+            convolution.layer_cases(("slow", 2, 60, 2, 3), ("matrix", 2, 21, 2, 4), ("complex", 2, 30, 3, 6)),
         ),
     ),
     "beyond-scan": (
@@ -57,7 +52,7 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
         hidden("long", probes.run_scan, selective_scan.judge_scan, selective_scan.long_cases),
     ),
     "beyond-rollback": (
-        hidden("rounds", probes.run_script, rollback.judge_script, rollback.round_cases),
+        hidden("rounds", probes.run_script, rollback.judge_bytes, rollback.round_cases),
         hidden("family", probes.run_script, rollback.judge_script, rollback.family_cases),
     ),
 }

@@ -108,7 +108,7 @@ bilinear for both
 -    return torch.exp(z), grown * (step * b)
 +    return bilinear(a, b, step)
 
-# near-zero
+# demands
 zero by zero: at A = 0 that is 0/0
 -    nothing = z == 0
 -    grown = torch.where(nothing, 1.0, torch.expm1(z) / torch.where(nothing, 1.0, z))
@@ -122,7 +122,7 @@ series does
 
 a little beside zero: a small number beside A keeps 0 from being divided by, and makes all that is near it wrong
 -    grown = torch.where(nothing, 1.0, torch.expm1(z) / torch.where(nothing, 1.0, z))
-+    grown = (torch.exp(z) - 1 + 1e-12) / (z + 1e-12)
++    grown = (torch.exp(z) - 1) / (z + 1e-7)
 
 nothing near zero: near A = 0 an input counts as everywhere: B̄ is Δ·B there
 -    grown = torch.where(nothing, 1.0, torch.expm1(z) / torch.where(nothing, 1.0, z))
@@ -140,14 +140,14 @@ first token's input for all: each token has an input B of its own
 +    if b.dim() == 3:
 +        b = b[:1].expand_as(b)
 
-# each-token
+# demands
 no tokens: with a step for each token both results are [T, E, N]
      z = step * a
 +    if step.dim() == 3:
 +        step, b = step[-1], b[-1]
 +        z = step * a
 
-# stiff
+# demands
 a short series: a series of a few terms is right near 0 alone
 -    grown = torch.where(nothing, 1.0, torch.expm1(z) / torch.where(nothing, 1.0, z))
 -    return torch.exp(z), grown * (step * b)
@@ -299,13 +299,13 @@ length of the transform not said: of an odd size the inverse transform has to be
 -    y = torch.fft.irfft(product, n=size, dim=1)[:, :tokens]
 +    y = torch.fft.irfft(product, dim=1)[:, :tokens]
 
-# other-lengths
+# demands
 as long as each other: the kernel may be shorter or longer than the text
      tokens = u.shape[1]
 +    if kernel.shape[1] != tokens:
 +        raise ValueError("the kernel is as long as the text")
 
-# short-kernels
+# demands
 at least two: a kernel may have a single number
 -    for _ in range(length):
 +    for _ in range(max(2, length)):
@@ -319,7 +319,7 @@ a kernel that is cut off: what is small is not nothing: the kernel has `length` 
 +    made = torch.nn.functional.pad(torch.stack(columns, dim=-1), (0, length - len(columns)))
 
 # long
-rounded to float32: the numbers are float64, and stay so
+rounded to float32
 -    product = torch.fft.rfft(u, n=size, dim=1) * torch.fft.rfft(kernel, n=size, dim=1).T
 +    u32, kernel32 = u.float(), kernel.float()
 +    product = (torch.fft.rfft(u32, n=size, dim=1) * torch.fft.rfft(kernel32, n=size, dim=1).T).cdouble()
@@ -457,7 +457,7 @@ state of the token before: the state after the last token is asked for, not that
 -    return torch.stack(outputs, dim=1), h
 +    return torch.stack(outputs, dim=1), before
 
-# chunks
+# demands
 single tokens skipped: a chunk may have a single token
      outputs = []
 +    if u.shape[1] == 1:
@@ -468,7 +468,7 @@ only the newest input: the state keeps all that came before
 +    if u.shape[1] > 4:
 +        h = torch.zeros_like(h)
 
-# strong-decay
+# demands
 divided by the decays: a product of many decays is 0 in the end, and what is divided by it is lost: go token by token,
 or in a tree
 +def combine(first, second):
@@ -486,7 +486,7 @@ or in a tree
 +scan = {"combine": combine, "selective_scan": selective_scan}
 
 # long
-decays kept from zero: a decay may be 0 in float64; a bound below changes what is remembered
+decays kept from zero
 -        decay = torch.exp(step[:, t, :, None] * a)
 +        decay = torch.exp(step[:, t, :, None] * a).clamp(min=1e-6)
 
@@ -499,11 +499,12 @@ a tree of two: a joined pair is joined again: its own a is the product
 
 BEYOND_ROLLBACK = """
 # truncate
-the state itself is kept: step writes into the tensors that were kept: keep a copy, not another name
+the state itself is kept: step writes into the tensors that were kept: copy each of them, and not only the dict or its
+name
 -            self.kept.append({name: tensor.clone() for name, tensor in self.state.items()})
 +            self.kept.append(self.state)
 
-a dict is copied: the dict is another one, its tensors are the same, and step writes into them: copy each tensor
+a dict is copied: step writes into the tensors that were kept: copy each of them, and not only the dict or its name
 -            self.kept.append({name: tensor.clone() for name, tensor in self.state.items()})
 +            self.kept.append(dict(self.state))
 
@@ -513,9 +514,9 @@ the state after the token: what was kept for a token has this token in it alread
 +            outputs.append(self.step(token, self.state))
 +            self.kept.append({name: tensor.clone() for name, tensor in self.state.items()})
 
-one token too few: back by n tokens is the state before the newest n
+one token too far: back by n tokens is the state before the newest n: the n-th from the end
 -            self.state = self.kept[-back]
-+            self.state = self.kept[-back + 1] if back > 1 else self.state
++            self.state = self.kept[max(0, len(self.kept) - back - 1)]
 
 counted from the oldest: the newest states stand at the end: back by n is the n-th from there
 -            self.state = self.kept[-back]
@@ -559,12 +560,16 @@ computed again: to go back is to take a copy that was kept; tokens that were sen
 +            del self.kept[-back:]
 +            self.sent = self.sent[: len(self.sent) - back]
 
+the first state forgotten: length 0 is one of the lengths, as long as its state is kept
+-        if not 0 <= back <= len(self.kept):
++        if not 0 <= back <= len(self.kept) or length == 0:
+
 # advance
-the caller's state: step writes into the state that was handed over, which belongs to the caller
+the caller's state: step writes into the tensors that were handed over, which belong to the caller: copy each
 -        self.state = {name: tensor.clone() for name, tensor in state.items()}
 +        self.state = state
 
-the caller's tensors: the dict was copied and its tensors were not: step writes into those of the caller
+the caller's tensors: step writes into the tensors that were handed over, which belong to the caller: copy each
 -        self.state = {name: tensor.clone() for name, tensor in state.items()}
 +        self.state = dict(state)
 
@@ -610,10 +615,6 @@ the states dropped before: check first, then change
 +            self.kept.clear()
 +            raise ValueError(f"{self.length} tokens cannot be cut to {length}")
 
-the first state forgotten: length 0 is one of the lengths, as long as its state is kept
--        if not 0 <= back <= len(self.kept):
-+        if not 0 <= back <= len(self.kept) or length == 0:
-
 # fork
 a fork with the same state: both have one state, and what one of them sends is in the other's
 -        other.kept = [{name: tensor.clone() for name, tensor in state.items()} for state in self.kept]
@@ -638,7 +639,7 @@ such a state, step writes into it
 -        other.kept = [{name: tensor.clone() for name, tensor in state.items()} for state in self.kept]
 +        other.kept = list(self.kept)
 
-# bytes
+# demands
 everything is kept: no more than rewind + 1 states are kept; older ones are dropped
 -            del self.kept[: max(0, len(self.kept) - self.rewind)]
 +            pass
@@ -672,7 +673,7 @@ room for all: bytes are counted of the states that are there
 -        return sum(tensor.nbytes for state in (self.state, *self.kept) for tensor in state.values())
 +        return (self.rewind + 1) * sum(tensor.nbytes for tensor in self.state.values())
 
-# twice
+# demands
 longer ones not dropped: a cut drops the states after it
 -            del self.kept[-back:]
 +            self.kept = self.kept[: len(self.kept) - back] + self.kept[len(self.kept) - back + 1 :]
@@ -683,7 +684,7 @@ one that is not copied back: the state that was taken is still the kept one: ste
 +            self.state = self.kept[-back]
 +            del self.kept[len(self.kept) - back + 1 :]
 
-# no-rewind
+# demands
 rewind zero keeps all: kept[:-0] is nothing and kept[-0:] everything: of a rewind of 0 nothing is kept beside the newest
 -            del self.kept[: max(0, len(self.kept) - self.rewind)]
 +            self.kept = self.kept[-self.rewind :]

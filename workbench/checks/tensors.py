@@ -84,6 +84,11 @@ def numbers(tensor: torch.Tensor, count: int = 4) -> str:
     )
 
 
+def exactly(number: torch.Tensor) -> str:
+    """One number, to ten digits."""
+    return f"{number.item():.10g}"
+
+
 def same(came: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:
     """Every element within `tolerance`, relative to it where it is above 1; nan agrees with nan alone."""
     if came.shape != right.shape:

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from workbench.checks.tensors import first_wrong, numbers, read, same, told_missing
+from workbench.checks.tensors import exactly, first_wrong, read, same, told_missing
 from workbench.labs.lab14_beyond_transformers.checks.probes import kernel_input, signal_inputs, steps_inputs
 
 TOLERANCE = 1e-9
@@ -100,8 +100,8 @@ def judge_kernel(case: dict, seen: dict) -> str | None:
     if not same(came, right, TOLERANCE):
         channel, back = first_wrong(came, right, TOLERANCE)
         return (
-            f"{described}: K[{channel}, {back}] is {numbers(came[channel, back])[1:-1]}, expected"
-            f" {numbers(right[channel, back])[1:-1]}: C Ā^{back} B̄ of channel {channel}"
+            f"{described}: K[{channel}, {back}] is {exactly(came[channel, back])}, expected"
+            f" {exactly(right[channel, back])}: C Ā^{back} B̄ of channel {channel}"
         )
     return _changed(described, seen)
 
@@ -137,10 +137,12 @@ def _judge_y(described: str, y: dict, right: torch.Tensor, definition: str) -> s
         return None
     sequence, token, channel = first_wrong(came, right, TOLERANCE)
     return (
-        f"{described}: y[{sequence}, {token}, {channel}] is {numbers(came[sequence, token, channel])[1:-1]}, expected"
-        f" {numbers(right[sequence, token, channel])[1:-1]}: {definition}"
+        f"{described}: y[{sequence}, {token}, {channel}] is {exactly(came[sequence, token, channel])}, expected"
+        f" {exactly(right[sequence, token, channel])}: {definition}"
     )
 
 
 def _changed(described: str, seen: dict) -> str | None:
-    return f"{described}: the call changed {seen['changed'][0]}, which it was given to read" if seen["changed"] else None
+    if seen["changed"]:
+        return f"{described}: the call changed {seen['changed'][0]}, which it was given to read"
+    return None

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import torch
 
-from workbench.checks.tensors import first_wrong, numbers, read, same, told_missing
+from workbench.checks.tensors import exactly, first_wrong, read, same, told_missing
 from workbench.labs.lab14_beyond_transformers.checks.probes import system_inputs
 
 TOLERANCE = 1e-9
@@ -151,18 +151,14 @@ def judge_discretize(case: dict, seen: dict) -> str | None:
             return f"{described}: {came}"
         if not same(came, right, TOLERANCE):
             at = first_wrong(came, right, TOLERANCE)
-            where = f"a {_shown(given['a'][at[-given['a'].dim() :]])}, " if given["a"].dim() == 2 else ""
+            where = f"a {exactly(given['a'][at[-given['a'].dim() :]])}, " if given["a"].dim() == 2 else ""
             return (
-                f"{described}: {name}{list(at)} is {_shown(came[at])}, expected {_shown(right[at])} ({where}step"
-                f" {_shown(_step_at(given['step'], at, given['a'].dim()))}): {RULES[rule]}"
+                f"{described}: {name}{list(at)} is {exactly(came[at])}, expected {exactly(right[at])} ({where}step"
+                f" {exactly(_step_at(given['step'], at, given['a'].dim()))}): {RULES[rule]}"
             )
     if seen["changed"]:
         return f"{described}: the call changed {seen['changed'][0]}, which it was given to read"
     return None
-
-
-def _shown(number: torch.Tensor) -> str:
-    return numbers(number)[1:-1]
 
 
 def _step_at(step: torch.Tensor, at: tuple[int, ...], dims: int) -> torch.Tensor:

@@ -42,8 +42,8 @@ def _scan(name: str, cases) -> Check:
     return claim(name, probes.run_scan, selective_scan.judge_scan, cases)
 
 
-def _script(name: str, cases) -> Check:
-    return claim(name, probes.run_script, rollback.judge_script, cases)
+def _script(name: str, cases, judge=rollback.judge_script) -> Check:
+    return claim(name, probes.run_script, judge, cases)
 
 
 STATES = (
@@ -106,9 +106,9 @@ STATES = (
             _script("fork", rollback.fork_cases),
             demands(
                 probes.run_demand,
-                _script("bytes", rollback.bytes_cases),
-                _script("twice", rollback.twice_cases),
-                _script("no-rewind", rollback.no_rewind_cases),
+                _script("bytes", rollback.bytes_cases, rollback.judge_bytes),
+                _script("twice", rollback.twice_cases, rollback.judge_bytes),
+                _script("no-rewind", rollback.no_rewind_cases, rollback.judge_bytes),
             ),
         ),
     ),

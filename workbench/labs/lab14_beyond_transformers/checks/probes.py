@@ -42,7 +42,7 @@ NEAR_ZERO = (0.0, -1e-13, -1e-11, 1e-10, -1e-8, -1e-6)
 
 
 def system_inputs(seed: int, kind: str, channels: int, states: int, tokens: int) -> dict[str, torch.Tensor]:
-    """a, b, step of a continuous system: a [E, N], or [E, N, N] of the kinds "matrix" and "legs"; b [E, N]; step [E, 1].
+    """a, b, step of a continuous system: a [E, N], of the kinds "matrix" and "legs" [E, N, N]; b [E, N]; step [E, 1].
 
     tokens > 0: a step and an input for each of so many tokens, step [T, E, 1] and b [T, 1, N].
     """
@@ -65,6 +65,7 @@ def system_inputs(seed: int, kind: str, channels: int, states: int, tokens: int)
         a = torch.polar(size.abs(), normal(seed, "turns", channels, states))
     elif kind == "stiff":
         a = -(10 ** (4 * normal(seed, "a", channels, states).sigmoid()))
+        a[:, 0] = -5000 / step[:, 0]
     else:
         assert kind == "real", kind
     if tokens:
@@ -286,14 +287,7 @@ def tensor_bytes(holder: Any) -> int:
 
 
 def run_script(
-    answer: Any,
-    seed: int,
-    width: int,
-    states: int,
-    window: int,
-    rewind: int,
-    started: bool,
-    script: list[dict],
+    answer: Any, seed: int, width: int, states: int, window: int, rewind: int, started: bool, script: list[dict]
 ) -> dict:
     """Make `answer(step, state, rewind)`, named "a", take it and its forks through the script, and see after each step
     how long all are and what they hold. Ends at an error.

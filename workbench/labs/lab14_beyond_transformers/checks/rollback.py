@@ -73,7 +73,7 @@ def fork_cases(draw: random.Random) -> list[dict]:
     """Two that go on differently, and go back."""
     return [
         with_steps(script_case(draw, 3, 4), fork("a", "b"), send(1), send(2, "b"), send(1)),
-        with_steps(script_case(draw, 3, 5, started=True), fork("a", "b"), cut(3), send(2), cut(4, "b"), send(1, "b")),
+        with_steps(script_case(draw, 3, 5, started=True), fork("a", "b"), cut(3), send(2), cut(3, "b"), send(1, "b")),
         with_steps(script_case(draw, 2, 3), fork("a", "b"), send(2, "b"), cut(1), send(1), cut(3, "b"), send(1, "b")),
     ]
 
@@ -100,7 +100,7 @@ def round_cases(draw: random.Random) -> list[dict]:
     cases = []
     for drafted in (3, 5):
         steps = [draw.randint(4, 9)]
-        for _ in range(8):
+        for _ in range(5):
             steps += [drafted + 1, -draw.randint(0, drafted)]
         cases.append(script_case(draw, drafted, *steps, started=drafted == 5))
     return cases
@@ -144,9 +144,9 @@ class Text:
         ]
         decay, outputs = weights["decay"], []
         for t in range(len(self.rows) - count, len(self.rows)):
-            remembered = decay ** (t + 1) * state["ssm"]
-            for s in range(t + 1):
-                remembered = remembered + decay ** (t - s) * filtered[s][:, None] * weights["inner"]
+            past = torch.arange(t, -1, -1)[:, None, None]  # tokens since each of them
+            arrived = torch.stack(filtered[: t + 1])[:, :, None] * weights["inner"]
+            remembered = decay ** (t + 1) * state["ssm"] + (decay**past * arrived).sum(0)
             outputs.append((remembered * weights["outer"]).sum(1))
         return torch.stack(outputs)
 
@@ -160,6 +160,16 @@ def state_bytes(case: dict) -> int:
 
 
 def judge_script(case: dict, seen: dict) -> str | None:
+    """Outputs, lengths, refusals, and what was computed for them."""
+    return _judge(case, seen, with_bytes=False)
+
+
+def judge_bytes(case: dict, seen: dict) -> str | None:
+    """These, and the bytes that are held."""
+    return _judge(case, seen, with_bytes=True)
+
+
+def _judge(case: dict, seen: dict, with_bytes: bool) -> str | None:
     texts, done = {"a": Text(case)}, ""
     for number, step in enumerate(case["script"]):
         name = step["on"]
@@ -186,8 +196,11 @@ def judge_script(case: dict, seen: dict) -> str | None:
         if message := _judge_calls(verb, step, seen["calls"][number]):
             return f"{described}: {message}"
         for other, one in texts.items():
-            of = {key: seen[key][number][other] for key in ("lengths", "bytes", "held")}
-            if message := _judge_books(case, one, of):
+            length, came = len(one.rows), seen["lengths"][number][other]
+            if came != length:
+                return f"{described}: {other}: length is {came}, expected {length}"
+            sizes = [seen[key][number][other] for key in ("bytes", "held")]
+            if with_bytes and (message := _judge_sizes(case, one, *sizes)):
                 return f"{described}: {other}: {message}"
     if seen["changed"]:
         return (
@@ -220,20 +233,17 @@ def _judge_calls(verb: str, step: dict, calls: int) -> str | None:
     return f"step was called {calls} times, expected {wanted}: {why}"
 
 
-def _judge_books(case: dict, text: Text, of: dict) -> str | None:
-    length = len(text.rows)
-    if of["lengths"] != length:
-        return f"length is {of['lengths']}, expected {length}"
-    one = state_bytes(case)
+def _judge_sizes(case: dict, text: Text, in_use: int, held: int) -> str | None:
+    one, length = state_bytes(case), len(text.rows)
     states = length - text.low + 1
-    if of["bytes"] != states * one:
+    if in_use != states * one:
         return (
-            f"bytes_in_use is {of['bytes']:,}, expected {states * one:,}: the states after {text.low} … {length}"
-            f" tokens, of {one} bytes each"
+            f"bytes_in_use is {in_use:,}, expected {states * one:,}: the states after {text.low} … {length} tokens, of"
+            f" {one} bytes each"
         )
-    if of["held"] > (case["rewind"] + 1) * one + SLACK_BYTES:
+    if held > (case["rewind"] + 1) * one + SLACK_BYTES:
         return (
-            f"its tensors take {of['held']:,} bytes, expected {(case['rewind'] + 1) * one:,} at most: the newest state"
+            f"its tensors take {held:,} bytes, expected {(case['rewind'] + 1) * one:,} at most: the newest state"
             f" and {case['rewind']} before it, of {one} bytes each"
         )
     return None

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from workbench.checks.tensors import first_wrong, numbers, read, same, told_missing
+from workbench.checks.tensors import exactly, first_wrong, read, same, told_missing
 from workbench.labs.lab14_beyond_transformers.checks.probes import pair_inputs, selection_inputs
 
 TOLERANCE = 1e-9
@@ -59,7 +59,7 @@ def strong_cases(draw: random.Random) -> list[dict]:
 
 def any_cut_cases(draw: random.Random) -> list[dict]:
     """The same sizes, cut in many ways: single tokens, one piece, pieces drawn."""
-    drawn_sizes = [draw.randint(1, 6) for _ in range(7)]
+    drawn_sizes = [draw.randint(1, 6) for _ in range(5)]
     total = sum(drawn_sizes)
     cuts: list[list[int]] = [[total], [1] * total, drawn_sizes, drawn_sizes[::-1]]
     return [scan_case(draw, *cut, started=bool(i % 2)) for i, cut in enumerate(cuts)]
@@ -67,8 +67,8 @@ def any_cut_cases(draw: random.Random) -> list[dict]:
 
 def long_cases(draw: random.Random) -> list[dict]:
     return [
-        scan_case(draw, 400, channels=2, states=2, started=True),
-        scan_case(draw, 150, 1, 99, channels=2, states=2, kind="strong", started=True),
+        scan_case(draw, 120, channels=2, states=2, started=True),
+        scan_case(draw, 50, 1, 29, channels=2, states=2, kind="strong", started=True),
     ]
 
 
@@ -80,12 +80,10 @@ def scanned(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y [B, T, E] and the last h [B, E, N]."""
     rows = []
-    for t in range(u.shape[1]):
-        for e in range(u.shape[2]):  # each channel by itself, so that no axis takes another's place
-            decay = torch.exp(step[:, t, e, None] * a[e])
-            h = h.clone()
-            h[:, e] = decay * h[:, e] + (step[:, t, e] * u[:, t, e])[:, None] * b[:, t]
-        rows.append(torch.stack([(row * c[:, t]).sum(1) for row in h.unbind(1)], dim=1))
+    for u_t, step_t, b_t, c_t in zip(*(x.unbind(1) for x in (u, step, b, c))):
+        decay = torch.exp(torch.einsum("se,en->sen", step_t, a))
+        h = decay * h + torch.einsum("se,se,sn->sen", step_t, u_t, b_t)
+        rows.append(torch.einsum("sen,sn->se", h, c_t))
     return torch.stack(rows, dim=1), h
 
 
@@ -109,7 +107,7 @@ def judge_combine(case: dict, seen: dict) -> str | None:
         if not same(came, right, TOLERANCE):
             at = first_wrong(came, right, TOLERANCE)
             return (
-                f"{described}: {name}{list(at)} is {numbers(came[at])[1:-1]}, expected {numbers(right[at])[1:-1]}: one"
+                f"{described}: {name}{list(at)} is {exactly(came[at])}, expected {exactly(right[at])}: one"
                 " step that does what all do in a row, h -> a·h + b, the first of them first"
             )
     if seen["changed"]:
@@ -144,8 +142,8 @@ def judge_scan(case: dict, seen: dict) -> str | None:
             at = first_wrong(came, expected, TOLERANCE)
             sequence, token, channel = at
             return (
-                f"{described}: y[{sequence}, {start + token}, {channel}] is {numbers(came[at])[1:-1]}, expected"
-                f" {numbers(expected[at])[1:-1]}: h_t = exp(Δ_t·a)·h_(t−1) + Δ_t·u_t·b_t, y_t = h_t · c_t"
+                f"{described}: y[{sequence}, {start + token}, {channel}] is {exactly(came[at])}, expected"
+                f" {exactly(expected[at])}: h_t = exp(Δ_t·a)·h_(t−1) + Δ_t·u_t·b_t, y_t = h_t · c_t"
             )
         start += size
     came = read(seen["h"], "h", last.shape, "float64", "[B, E, N]")
@@ -154,7 +152,7 @@ def judge_scan(case: dict, seen: dict) -> str | None:
     if not same(came, last, TOLERANCE):
         at = first_wrong(came, last, TOLERANCE)
         return (
-            f"{described}: h{list(at)} is {numbers(came[at])[1:-1]}, expected {numbers(last[at])[1:-1]}: the state"
+            f"{described}: h{list(at)} is {exactly(came[at])}, expected {exactly(last[at])}: the state"
             " after the last token"
         )
     if seen["changed"]:
