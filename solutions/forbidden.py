@@ -38,4 +38,13 @@ FORBIDDEN = {
     "paged-pool": ("workbench.kv.blocks:BlockTables",),
     "paged-cow": ("workbench.kv.blocks:BlockTables",),
     "paged-prefix": ("workbench.kv.prefix:HashChain", "workbench.kv.prefix:RadixTree"),
+    "beyond-discretize": ("workbench.models.mixers.s4:bilinear", "workbench.models.mixers.s4:zero_order_hold"),
+    "beyond-convolution": tuple(
+        f"workbench.models.mixers.s4:{name}" for name in ("diagonal_kernel", "causal_convolution", "direct_convolution")
+    ),
+    "beyond-scan": tuple(
+        f"workbench.models.mixers.{name}"
+        for name in ("scan:sequential", "scan:blelloch", "scan:chunked", "mamba:selective")
+    ),
+    "beyond-rollback": ("workbench.kv.state:State", "workbench.kv.state_cells:StateCells"),
 }
