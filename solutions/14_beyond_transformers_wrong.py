@@ -295,7 +295,7 @@ twice the tokens: a kernel that is longer than the text still wraps around: T + 
 -    size = tokens + kernel.shape[1] - 1
 +    size = 2 * tokens
 
-length of the transform not said: of an odd size the inverse transform has to be told, or it gives one number fewer
+length of the transform not said: the inverse transform needs the size, or it takes an even one and gives one number fewer
 -    y = torch.fft.irfft(product, n=size, dim=1)[:, :tokens]
 +    y = torch.fft.irfft(product, dim=1)[:, :tokens]
 

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from workbench.checks.tensors import exactly, first_wrong, read, same, told_missing
+from workbench.checks.tensors import exactly, first_wrong, missing_message, read, same
 from workbench.labs.lab14_beyond_transformers.checks.probes import kernel_input, signal_inputs, steps_inputs
 
 TOLERANCE = 1e-9
@@ -88,7 +88,7 @@ def convolved(u: torch.Tensor, kernel: torch.Tensor, skip: torch.Tensor) -> torc
 
 
 def judge_kernel(case: dict, seen: dict) -> str | None:
-    if message := told_missing(seen):
+    if message := missing_message(seen):
         return message
     given = steps_inputs(**{name: value for name, value in case.items() if name != "length"})
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in given.items())
@@ -107,7 +107,7 @@ def judge_kernel(case: dict, seen: dict) -> str | None:
 
 
 def judge_convolve(case: dict, seen: dict) -> str | None:
-    if message := told_missing(seen):
+    if message := missing_message(seen):
         return message
     sizes = {name: case[name] for name in ("sequences", "tokens", "channels")}
     given = signal_inputs(case["seed"], **sizes)
@@ -120,7 +120,7 @@ def judge_convolve(case: dict, seen: dict) -> str | None:
 
 def judge_layer(case: dict, seen: dict) -> str | None:
     """The kernel and the convolution by it, against the recurrence."""
-    if message := told_missing(seen):
+    if message := missing_message(seen):
         return message
     given = signal_inputs(case["seed"], case["sequences"], case["tokens"], case["channels"])
     system = steps_inputs(case["seed"], case["kind"], case["channels"], case["states"])

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import torch
 
-from workbench.checks.tensors import exactly, first_wrong, read, same, told_missing
+from workbench.checks.tensors import exactly, first_wrong, missing_message, read, same
 from workbench.labs.lab14_beyond_transformers.checks.probes import system_inputs
 
 TOLERANCE = 1e-9
@@ -140,7 +140,7 @@ def judge_discretize(case: dict, seen: dict) -> str | None:
     rule = case["rule"]
     given = system_inputs(**{name: value for name, value in case.items() if name != "rule"})
     described = f"{rule}: " + ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in given.items())
-    if message := told_missing(seen):
+    if message := missing_message(seen):
         return message
     if "returned" in seen:
         return f"{described}: a pair (Ā, B̄) was expected, got {seen['returned']}"

@@ -1,6 +1,6 @@
 """Lab 14, serving a state: cases and judge of beyond-rollback.
 
-A right answer is told by its text: what a layer gives for a token is a sum over all tokens before it, so the judge
+A right answer is known by its text: what a layer gives for a token is a sum over all tokens before it, so the judge
 keeps tokens and no state.
 """
 
@@ -243,7 +243,7 @@ def _judge_sizes(case: dict, text: Text, in_use: int, held: int) -> str | None:
         )
     if held > (case["rewind"] + 1) * one + SLACK_BYTES:
         return (
-            f"its tensors take {held:,} bytes, expected {(case['rewind'] + 1) * one:,} at most: the newest state"
+            f"its tensors take {held:,} bytes, {(case['rewind'] + 1) * one:,} are allowed: the newest state"
             f" and {case['rewind']} before it, of {one} bytes each"
         )
     return None

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from workbench.checks.tensors import exactly, first_wrong, read, same, told_missing
+from workbench.checks.tensors import exactly, first_wrong, missing_message, read, same
 from workbench.labs.lab14_beyond_transformers.checks.probes import pair_inputs, selection_inputs
 
 TOLERANCE = 1e-9
@@ -92,7 +92,7 @@ def scanned(
 
 def judge_combine(case: dict, seen: dict) -> str | None:
     """All steps in a row as one: what becomes of h = 0 is b, and of a unit of h, a more."""
-    if message := told_missing(seen):
+    if message := missing_message(seen):
         return message
     described = f"combine: {case['count']} steps, joined in the order {case['tree']!r}"
     if "returned" in seen:
@@ -122,7 +122,7 @@ def through(pairs: list[tuple[torch.Tensor, torch.Tensor]], h: torch.Tensor) -> 
 
 
 def judge_scan(case: dict, seen: dict) -> str | None:
-    if message := told_missing(seen):
+    if message := missing_message(seen):
         return message
     sizes = {name: value for name, value in case.items() if name != "chunks"}
     given = selection_inputs(**sizes, tokens=sum(case["chunks"]))
