@@ -38,6 +38,15 @@ FORBIDDEN = {
     "paged-pool": ("workbench.kv.blocks:BlockTables",),
     "paged-cow": ("workbench.kv.blocks:BlockTables",),
     "paged-prefix": ("workbench.kv.prefix:HashChain", "workbench.kv.prefix:RadixTree"),
+    "beyond-discretize": ("workbench.models.mixers.s4:bilinear", "workbench.models.mixers.s4:zero_order_hold"),
+    "beyond-convolution": tuple(
+        f"workbench.models.mixers.s4:{name}" for name in ("diagonal_kernel", "causal_convolution", "direct_convolution")
+    ),
+    "beyond-scan": tuple(
+        f"workbench.models.mixers.{name}"
+        for name in ("scan:sequential", "scan:blelloch", "scan:chunked", "mamba:selective")
+    ),
+    "beyond-rollback": ("workbench.kv.state:State", "workbench.kv.state_cells:StateCells"),
     "beyond-unmask": (
         "workbench.diffusion.samplers:Confidence",
         "workbench.diffusion.samplers:due",
@@ -46,7 +55,7 @@ FORBIDDEN = {
     "beyond-passes": (
         "workbench.diffusion.costs:pass_costs",
         "workbench.diffusion.denoise:diffuse",
-        "workbench.experiments.diffusion:few_passes",
-        "workbench.experiments.diffusion:few_passes_by_roofline",
+        "workbench.labs.lab14_beyond_transformers.few_passes:few_passes",
+        "workbench.labs.lab14_beyond_transformers.few_passes:few_passes_by_roofline",
     ),
 }

@@ -13,7 +13,7 @@ import torch
 
 def as_tensor(value: Any) -> Any:
     """In the child: the tensor of a numpy array of numbers; anything else as it is."""
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         return torch.from_numpy(np.array(value))
     return value
 
@@ -39,11 +39,12 @@ def kind_of(value: Any) -> str:
 
 
 def shown(value: Any) -> dict:
-    """In the child: a tensor, or a numpy array, as plain data; or what else it was."""
+    """In the child: a tensor, or a numpy array, as plain data, a complex number as two; or what else it was."""
     value = as_tensor(value)
     if not isinstance(value, torch.Tensor):
         return {"returned": type(value).__name__}
-    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "data": value}
+    data = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "data": data}
 
 
 def missing(answer: Any, *names: str) -> dict | None:
@@ -52,14 +53,19 @@ def missing(answer: Any, *names: str) -> dict | None:
     return {"missing": lacking[0], "returned": type(answer).__name__} if lacking else None
 
 
-def told_missing(seen: dict) -> str | None:
+def missing_message(seen: dict) -> str | None:
+    """In the judge: that a dict of functions lacks one, or None."""
     if "missing" not in seen:
         return None
     return f"a dict with the key {seen['missing']!r} was expected; got {seen['returned']} without it"
 
 
+told_missing = missing_message  # as the earlier labs call it
+
+
 def read(seen: dict, name: str, shape: Iterable[int], dtype: str, legend: str = "") -> torch.Tensor | str:
-    """In the judge: the tensor, in float64 or int64, or what is wrong with its type and shape. dtype "": any."""
+    """In the judge: the tensor, in float64, complex128 or int64, or what is wrong with its type and shape. dtype "":
+    any."""
     shape = list(shape)
     if "returned" in seen:
         return f"{name} is a {seen['returned']}, where a tensor {shape} {legend} was expected".replace("  ", " ")
@@ -67,6 +73,8 @@ def read(seen: dict, name: str, shape: Iterable[int], dtype: str, legend: str = 
         return f"{name} has shape {seen['shape']}, expected {shape} {legend}".rstrip()
     if dtype and seen["dtype"] != dtype:
         return f"{name} has dtype {seen['dtype']}, expected {dtype}"
+    if seen["dtype"].startswith("complex"):
+        return torch.view_as_complex(torch.tensor(seen["data"], dtype=torch.float64).reshape(*shape, 2))
     wide = torch.float64 if seen["dtype"].startswith(("float", "bfloat")) else torch.int64
     return torch.tensor(seen["data"], dtype=wide).reshape(shape)
 
@@ -78,6 +86,11 @@ def numbers(tensor: torch.Tensor, count: int = 4) -> str:
         + ", ".join(f"{x:.5g}" for x in tensor.flatten()[:count].tolist())
         + (", …]" if tensor.numel() > count else "]")
     )
+
+
+def exactly(number: torch.Tensor) -> str:
+    """One number, to ten digits."""
+    return f"{number.item():.10g}"
 
 
 def same(came: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:

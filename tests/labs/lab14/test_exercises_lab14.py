@@ -1,122 +1,144 @@
-"""Lab 14's exercises prove themselves, and the answers agree with the parts of the engine that they stand for."""
+"""Lab 14's exercises prove themselves: right answers pass, the starter does not, and each wrong answer is caught as
+meant."""
 
 from __future__ import annotations
 
+import ast
 import random
 
 import pytest
 import torch
-from conftest import tiny_config
-from exercise_claims import ExerciseClaims, Lab
+from exercise_claims import ExerciseClaims, Lab, failures
 
-from workbench.diffusion.costs import pass_costs
-from workbench.diffusion.denoise import confidence_and_entropy, diffuse
-from workbench.diffusion.model import DiffusionModel, new_diffusion
-from workbench.diffusion.objective import without_mask
-from workbench.diffusion.samplers import Confidence, EntropyBound, highest
-from workbench.experiments.diffusion import few_passes_by_roofline
-from workbench.grading.check import evaluate
-from workbench.grading.constants import GIVEN, VALUES
-from workbench.instruments.device import PUBLISHED
-from workbench.labs.lab14_beyond_transformers.checks import passes as passes_module
-from workbench.labs.lab14_beyond_transformers.checks import unmask as unmask_module
-from workbench.labs.lab14_beyond_transformers.checks.probes import PARTS
+from workbench.grading.check import Verdict, evaluate
+from workbench.labs.lab14_beyond_transformers.checks import discretize, rollback, selective_scan
+from workbench.labs.lab14_beyond_transformers.checks.probes import run_script, steps_inputs, system_inputs
+from workbench.models.mixers import s4, scan
+from workbench.models.mixers.mamba import selective
 
 LAB = Lab("14_beyond_transformers")
+IDS = ["beyond-discretize", "beyond-convolution", "beyond-scan", "beyond-rollback", "beyond-unmask", "beyond-passes"]
 
 
 class TestExercises(ExerciseClaims):
     lab = LAB
-    all_points = 14
+    all_points = 42
+
+    def test_the_starter_holds_no_line_of_an_answer(self, grade_id):
+        """Answers here are methods of a class, too."""
+        whole, cut = self.lab.sources()[grade_id], self.lab.sources(starter=True)[grade_id]
+        assert "SOLUTION" not in cut
+        given = {ast.unparse(n) for n in ast.walk(ast.parse(cut)) if isinstance(n, ast.stmt)}
+        functions = [n for n in ast.walk(ast.parse(whole)) if isinstance(n, ast.FunctionDef)]
+        last_lines = {ast.unparse(function.body[-1]) for function in functions}
+        assert last_lines and not last_lines & given
 
     def printed(self, lines):
         text = "\n".join(lines)
+        assert text.count("furthest from the solution") == 3
+        assert text.count("from all at once") == 3 and "as a tree of 6 levels" in text
+        assert "as if nothing had been drafted: True" in text
+        assert "5 tokens, 336 bytes" in text and "3 tokens, 112 bytes" in text
         assert "passes left: 1" in text
         # 1,000 tokens in 20 passes on an H100
         assert "20.3 x the FLOPs; batch 1: 14.76 x" in text and "batch 64: 0.23 x" in text
 
 
+def test_the_exercises_are_those_of_the_lab():
+    assert (LAB.visible.lab, LAB.ids) == (14, IDS)
+
+
 # --- The real parts stand where the answers stand ---
 
 
-def blocks_model() -> DiffusionModel:
-    torch.manual_seed(0)
-    return new_diffusion(tiny_config(vocab_size=20, context_length=48), kind="block", block_sizes=(4, 5), mask_token=19)
+def real_kernel(a_bar, b_bar, c, length):
+    """The package's, for half of each pair of conjugates; a real state is a pair with half of itself."""
+    if a_bar.is_complex():
+        a_bar, b_bar, c = (x[:, : x.shape[1] // 2] for x in (a_bar, b_bar, c))
+        return s4.diagonal_kernel(a_bar, b_bar, c, length)
+    return s4.diagonal_kernel(a_bar.cdouble(), b_bar.cdouble() / 2, c.cdouble(), length)
 
 
-@pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize(("prompt", "tokens", "size"), [(6, 9, 4), (8, 8, 4), (3, 11, 5), (1, 2, 4)])
-def test_the_answer_counts_the_passes_that_a_canvas_is_written_in(prompt, tokens, size, cached):
-    """Rows and keys of every pass of a real model, and the FLOPs but for those of the logits."""
-    model, part = blocks_model(), LAB.solution("beyond-passes")
-    for sampler in (Confidence(3), EntropyBound(2.0)):
-        real = diffuse(
-            model, list(range(2, 2 + prompt)), max_tokens=tokens, block_size=size, sampler=sampler, cached=cached
-        )
-        assert real.tokens == tokens
-        if isinstance(sampler, Confidence):
-            asked = 3
-        else:  # as it decided
-            blocks = [step.block for step in real.history]
-            asked = [blocks.count(block) for block in dict.fromkeys(blocks)]
-        made = part["passes_of"](prompt, tokens, size, asked, cached)
-        assert made == [(step.rows, step.cached + step.rows) for step in real.history]
-        # per row: the matrices of the layers, which is what is left without keys and logits
-        one = pass_costs(model.config, rows=1, logit_rows=0)
-        pair = one.flops_by_part["attention"]
-        cost = part["totals"](made, tokens, (one.flops - pair) // 2, pair)
-        head = pass_costs(model.config, rows=1).flops - one.flops
-        assert cost["flops"] == real.flops - head * sum(step.logit_rows for step in real.history)
-        assert (cost["passes"], cost["rows"]) == (real.passes, real.rows)
-        assert cost["tokens_per_pass"] == real.tokens_per_pass
+@pytest.mark.parametrize("kind", ["real", "complex", "slow"])
+def test_the_answers_kernel_is_that_of_the_package(kind):
+    given = steps_inputs(5, kind, 3, 4)
+    mine = LAB.solution("beyond-convolution")["kernel"](**given, length=23)
+    torch.testing.assert_close(mine, real_kernel(**given, length=23))
 
 
-def test_the_answer_writes_where_the_engines_sampler_does():
-    """At temperature 0, where both compare the same probabilities, for the same number of places."""
-    answer, generator = LAB.solution("beyond-unmask"), torch.Generator().manual_seed(1)
-    for passes in (1, 2, 3, 5):
-        logits = 2 * torch.randn(9, 12, generator=generator)
-        tokens = [3, 7, 11, 11, 2, 11, 11, 11, 11]
-        places, ids = answer(tokens, logits, passes, 11)
-        masked = torch.tensor([[token == 11 for token in tokens]])
-        log_p = without_mask(logits, 11).log_softmax(dim=-1)
-        chosen = highest(confidence_and_entropy(log_p)[0][None], masked, torch.tensor([len(places)]))
-        assert sorted(places) == chosen[0].nonzero()[:, 0].tolist() and len(places) == -(-6 // passes)
-        assert ids == log_p[places].argmax(dim=-1).tolist()
+def test_the_answers_convolution_is_that_of_the_package():
+    u, kernel = torch.randn(2, 17, 3, dtype=torch.float64), torch.randn(3, 17, dtype=torch.float64)
+    mine = LAB.solution("beyond-convolution")["convolve"](u, kernel, torch.zeros(3, dtype=torch.float64))
+    torch.testing.assert_close(mine, s4.causal_convolution(u, kernel))
+    torch.testing.assert_close(mine, s4.direct_convolution(u, kernel))
 
 
-@pytest.mark.parametrize("card", ["a100-80gb", "h100-sxm", "h200"])
-def test_the_answers_speedup_is_that_of_the_roofline(card):
-    answer, ceilings = LAB.solution("beyond-passes")["speedup"], PUBLISHED[card]
-    rates = ceilings.flop_per_s["bfloat16"], ceilings.read_bytes_per_s
-    for batch in (1, 4, 64, 1000):
-        real = few_passes_by_roofline(ceilings, tokens=1000, passes=20, batch=batch)
-        assert answer([(1000, 1000)] * 20, 1000, batch, *rates) == pytest.approx(real, rel=1e-12)
+@pytest.mark.parametrize("kind", ["real", "complex"])
+@pytest.mark.parametrize("rule", ["bilinear", "zero_order_hold"])
+def test_the_judges_steps_are_those_of_the_package(rule, kind):
+    given = system_inputs(3, kind, 2, 4, 0)
+    for came, right in zip(getattr(s4, rule)(**given), discretize.right_steps(rule, **given)):
+        torch.testing.assert_close(came, right)
+
+
+def test_zero_order_hold_of_the_package_fails_only_near_zero():
+    """S4D's A is never there: its real part is −1/2 to begin with, and below 0 always."""
+    real = {"bilinear": LAB.solution("beyond-discretize")["bilinear"], "zero_order_hold": s4.zero_order_hold}
+    result = evaluate(LAB.whole["beyond-discretize"], real)
+    assert [check.name for check in result.checks if not check.passed] == ["demands"]
+    assert "near-zero" in failures(result)
+
+
+def test_the_packages_scan_passes_the_checks_of_the_scan():
+    def selective_scan(u, step, a, b, c, h):
+        decays, inputs = selective(u, step, a, b)
+        states = scan.chunked(decays, inputs, h, 4)
+        return torch.einsum("bten,btn->bte", states, c), states[:, -1]
+
+    answer = LAB.solution("beyond-scan") | {"selective_scan": selective_scan}
+    result = evaluate(LAB.whole["beyond-scan"], answer)
+    assert result.verdict == Verdict.PASSED, failures(result)
 
 
 # --- The judges' own references ---
 
 
-def test_ten_places_in_four_passes_are_dealt_out_as_the_statement_says():
-    assert unmask_module.exact_counts(10, 4) == [3, 3, 2, 2]
-    assert unmask_module.exact_counts(3, 5) == [1, 1, 1, 0, 0]
-    draw = random.Random(2)
-    for _ in range(50):
-        masked, passes = draw.randint(0, 40), draw.randint(1, 12)
-        counts = unmask_module.exact_counts(masked, passes)
-        assert sum(counts) == masked and max(counts) - min(counts) <= 1 and counts == sorted(counts, reverse=True)
+def test_elimination_over_fractions_solves_a_matrix_that_needs_a_pivot():
+    a = torch.tensor([[[2.0, 4.0], [3.0, -1.0]]]).double()  # 1 − Δ/2·A has a 0 in its corner
+    b, step = torch.tensor([[1.0, 2.0]]).double(), torch.tensor([[1.0]]).double()
+    a_bar, b_bar = discretize.full_bilinear(a, b, step)
+    below = torch.eye(2).double() - a[0] / 2
+    torch.testing.assert_close(below @ a_bar[0], torch.eye(2).double() + a[0] / 2)
+    torch.testing.assert_close(below @ b_bar[0], b[0])
 
 
-def test_the_passes_of_the_statements_drawing_are_counted_as_drawn():
-    case = passes_module.text_case(6, 4, 4, 2)
-    assert passes_module.exact_passes(case) == [[8, 8], [4, 8], [6, 10], [2, 10]]
-    assert passes_module.exact_passes(case | {"cached": False}) == [[8, 8], [8, 8], [10, 10], [10, 10]]
+def test_a_strong_decay_is_no_number_above_zero_any_more():
+    """Else the case could not tell who divides by it."""
+    [case] = selective_scan.strong_cases(random.Random(1))
+    given = selective_scan.selection_inputs(
+        **{name: value for name, value in case.items() if name != "chunks"}, tokens=sum(case["chunks"])
+    )
+    assert (given["step"][..., None] * given["a"]).cumsum(1).exp().min() == 0
 
 
-def test_no_functions_that_return_one_value_pass_a_check_of_the_three():
-    """The answer is a dict, so what `--prove` tries of functions is tried here."""
-    values = (*VALUES, *GIVEN, "[(8, 8), (4, 8), (8, 12), (4, 12)]", "{'passes': 4, 'rows': 24, 'flops': 9}", "14.76")
-    for value in values:
-        constant = eval(f"lambda *args, **kwargs: {value}")
-        result = evaluate(LAB.whole["beyond-passes"], dict.fromkeys(PARTS, constant))
-        assert result.points == 0, value
+def test_the_judges_text_gives_what_the_mixer_gives_step_by_step():
+    [_, case] = rollback.advance_cases(random.Random(2))
+    seen = run_script(LAB.solution("beyond-rollback"), **case)
+    text = rollback.Text(case)
+    for number, step in enumerate(case["script"]):
+        text.send(rollback.sent(case["seed"], number, step["send"], case["width"]))
+    came = torch.tensor(seen["y"][-1]["data"], dtype=torch.float64)
+    torch.testing.assert_close(came, text.outputs(len(came)))
+
+
+def test_bytes_that_are_hidden_in_an_attribute_are_counted():
+    case = rollback.bytes_cases(random.Random(3))[0]
+    right = LAB.solution("beyond-rollback")
+
+    class Hoarder(right):
+        def advance(self, x):
+            self.nested = {"all": [*getattr(self, "nested", {"all": []})["all"], ({"x": x.repeat(40, 1)},)]}
+            return super().advance(x)
+
+    assert rollback.judge_bytes(case, run_script(right, **case)) is None
+    assert "its tensors take" in rollback.judge_bytes(case, run_script(Hoarder, **case))
