@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from workbench.labs.lab14_beyond_transformers.recall import (
     REFERENCE,
     range_words,
 )
+from workbench.models.recipes import STATE_VARIANTS
 from workbench.panels import style
 from workbench.panels.chart import Axis, Bar, Bars, Chart, Series, table, view
 from workbench.panels.knobs import KnobPanel
@@ -223,9 +225,15 @@ def _words(shown: Sequence[Measurement], *, recorded: bool) -> list[str]:
     lines.append(published)
     if any("gap_share" in m.counts for m in hits.values()):
         lines.append(
-            "What remains is what a model of this size predicts from the text around: a share is no cause, since a"
-            " model that is worse everywhere is worse on hits, too. Compare the share of the gap with the share of the"
-            " tokens, and look at hits that are long ago and rare in training: there nothing but memory helps."
+            "A share is no cause: a model that is worse everywhere is worse on hits, too, so compare the share of the"
+            " gap with the share of the tokens. And a bigram that training showed often needs no memory of this text."
+        )
+    never = part(shown, REFERENCE, "frequency", range_words(0, 1))
+    if never is not None:
+        guess = math.log(STATE_VARIANTS[REFERENCE].vocab_size)
+        lines.append(
+            f"How well attention itself copies: {never.median:.2f} nats per token on hits whose bigram training never"
+            f" showed, {guess:.2f} for a guess among all tokens, 0 where every answer is copied."
         )
     return lines
 
@@ -245,6 +253,12 @@ def _model_words(model: str, whole: Measurement, hits: Measurement, shown: Seque
     ]
     if rare:
         text += f" ({sum(rare):.0%} in hits whose bigram training showed {range_words(0, RARE + 1)} times)"
+    by_distance = [m for m in matching(shown, model=model, slicing="distance") if "gap" in m.counts]
+    if len(by_distance) > 1:
+        near, far = by_distance[0], by_distance[-1]
+        text += (
+            f"; {_gap(near)} on hits {near.settings['slice']} tokens ago, {_gap(far)} on those {far.settings['slice']}"
+        )
     return text + "."
 
 
