@@ -20,7 +20,7 @@ class Muon(torch.optim.Muon):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         assert closure is None, "training computes its gradients first"
         if product_dtype(self.param_groups[0]["params"][0].device.type) is torch.bfloat16:
-            super().step()
+            super().step()  # type: ignore[no-untyped-call]
             return
         for group in self.param_groups:
             assert group["adjust_lr_fn"] == "match_rms_adamw" and group["nesterov"]
@@ -31,11 +31,12 @@ class Muon(torch.optim.Muon):
             for shape, parameters in alike.items():
                 updates = []
                 for p in parameters:
-                    state = self.state[p]
+                    state, gradient = self.state[p], p.grad
+                    assert gradient is not None
                     if not state:
-                        state["momentum_buffer"] = torch.zeros_like(p.grad)
-                    momentum = state["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
-                    updates.append(p.grad.lerp(momentum, group["momentum"]))
+                        state["momentum_buffer"] = torch.zeros_like(gradient)
+                    momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+                    updates.append(gradient.lerp(momentum, group["momentum"]))
                 steps = orthogonal(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
                 rate = 0.2 * math.sqrt(max(shape)) * group["lr"]
                 for p, update in zip(parameters, steps):
