@@ -851,7 +851,7 @@ def run_grade(args: argparse.Namespace) -> int:
     from workbench.checks import exercise_sets
     from workbench.checks.mistakes import MistakesIn
     from workbench.grading import grade
-    from workbench.grading.reports import inert
+    from workbench.grading.reports import for_terminal
 
     for path in args.paths:
         if not path.exists():
@@ -866,7 +866,7 @@ def run_grade(args: argparse.Namespace) -> int:
     def progress(graded) -> None:
         of = f" ({graded.assignment})" if graded.assignment and not args.lab else ""
         outcome = graded.error or f"{graded.score:g} of {graded.max_score:g}"
-        print(inert(f"{graded.student_id}{of}: {outcome}"), file=sys.stderr)
+        print(for_terminal(f"{graded.student_id}{of}: {outcome}"), file=sys.stderr)
 
     sets = "workbench.checks:exercise_sets"
     known_for = None if missing else MistakesIn(solutions)

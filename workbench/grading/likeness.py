@@ -33,7 +33,7 @@ from workbench.grading.collect import find_submissions
 from workbench.grading.desk import load_instructors
 from workbench.grading.notebooks import read_cells, set_of
 from workbench.grading.reference import resolve
-from workbench.grading.reports import inert, page, table, text_in_html
+from workbench.grading.reports import for_terminal, page, table, text_in_html
 
 RUN, WINDOW = 10, 6  # tokens: shorter runs are the language's, not an author's
 MIN_TOKENS, MIN_SHARE = 40, 0.5  # of an answer, for a pair to be shown
@@ -195,9 +195,9 @@ class Likeness:
             f"{len(self.pairs) - ours} pairs of the class are alike. Read them; likeness proves nothing."
         ]
         for one in self.pairs[:20]:
-            lines.append(inert(f"{one.first.who}, {one.grade_id}: {one.share:.0%} also in {one.second.who}"))
+            lines.append(for_terminal(f"{one.first.who}, {one.grade_id}: {one.share:.0%} also in {one.second.who}"))
         lines += [f"and {len(self.pairs) - 20} more, in the report"] if len(self.pairs) > 20 else []
-        return "\n".join([*lines, *map(inert, self.notes)])
+        return "\n".join([*lines, *map(for_terminal, self.notes)])
 
     def write(self, file: Path) -> None:
         """The report, with passages side by side; it names students."""
