@@ -816,6 +816,9 @@ def run_release(args: argparse.Namespace) -> int:
         hidden, missing = _instructors_files(solutions, args.lab)
         if missing:
             raise WorkbenchError(f"{solutions} lacks {', '.join(missing)}; make the grader from a clone")
+        for secret in (args.autograder, args.seed_file):
+            if resolved(secret).is_relative_to(resolved(args.folder)):
+                raise WorkbenchError(f"{secret} would lie in {args.folder}, which is handed out; name another place")
         _writable(args.autograder)
         seed = seed_in(args.seed_file)
     files = release(clone if args.package else _course(), args.folder, args.lab, package=args.package)
