@@ -380,6 +380,29 @@ def test_what_holds_no_answers_gets_no_points_and_is_told_why(tmp_path, files, s
     assert json.loads((tmp_path / "results" / "results.json").read_text("utf-8")) == report
 
 
+def test_a_result_is_written_whatever_fails_and_however_much_is_handed_in(tmp_path, monkeypatch):
+    """0 with a reason, where our own side fails, too; and of a thousand notebooks a few are named."""
+    (tmp_path / "source" / "hidden").mkdir(parents=True)
+    settings = {"assignment": LABS[0], "seed": "a seed for this test", "sets": "workbench.checks:exercise_sets"}
+    (tmp_path / "source" / "settings.json").write_text(json.dumps(settings))
+    (tmp_path / "submission_metadata.json").write_text("[" * 100_000)
+    for number in range(1_000):
+        (tmp_path / "submission" / "x").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "submission" / "x" / f"{number}.ipynb").write_text("{")
+    report = run_as_gradescope(tmp_path)
+    assert report["score"] == 0 and "1000 notebooks" in report["output"] and "and 979 more" in report["output"]
+    assert len(report["output"]) < 1_000
+
+    def fail(*_, **__):
+        raise RecursionError("of ours")
+
+    monkeypatch.setattr("workbench.grading.gradescope.grade", fail)
+    with pytest.raises(RecursionError):
+        run_as_gradescope(tmp_path)
+    report = json.loads((tmp_path / "results" / "results.json").read_text("utf-8"))
+    assert report["score"] == 0 and "no fault of yours (RecursionError)" in report["output"]
+
+
 def test_setup_installs_the_package_under_the_root_and_closes_what_is_secret(tmp_path):
     """With stand-ins for the installers: what `setup.sh` asks of them, and what it leaves."""
     root, log = tmp_path / "autograder", tmp_path / "log"

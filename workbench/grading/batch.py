@@ -29,7 +29,16 @@ from workbench.grading.desk import load_instructors, load_sets, result_of, write
 from workbench.grading.handed_in import Times, moment_of, utc_text
 from workbench.grading.mistakes import KnownFor
 from workbench.grading.notebooks import Answers, set_named_like, set_of
-from workbench.grading.reports import Graded, csv_text, feedback_html, folder_name, for_terminal, gradescope, junit_xml
+from workbench.grading.reports import (
+    Graded,
+    csv_text,
+    feedback_html,
+    folder_name,
+    for_terminal,
+    gradescope,
+    junit_xml,
+    some_of,
+)
 from workbench.grading.runner import Runner, preload_of
 from workbench.grading.summary import summary_html
 from workbench.grading.unit import WarmKeeper, grade_anywhere, grade_unit
@@ -582,7 +591,7 @@ def _names(submissions: Sequence[Submission], read: Sequence[tuple]) -> list[tup
         if student != submission.student_id:
             notes.append(f"another {submission.student_id} has handed in {lab}: this one is {submission.path}")
         if others:
-            names = ", ".join(others)
+            names = some_of(others)
             notes.append(
                 f"{len(others) + 1} notebooks of {lab or 'no known lab'}: {submission.name} counts, not {names}"
             )

@@ -125,6 +125,12 @@ def for_terminal(text: str) -> str:
     return inert(text).replace("\n", "\n    ")
 
 
+def some_of(names: Sequence[str], most: int = 20) -> str:
+    """The first of these names, and how many there are beside them."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def folder_name(name: str) -> str:
     """A student's name as the name of a folder: no separators, nothing hidden, nothing unprintable."""
     name = re.sub(r'[/\\:*?"<>|\s]', "_", inert(name))[:80].strip()
@@ -189,7 +195,7 @@ def about_submission(graded: Graded) -> list[str]:
     hand."""
     lines = []
     if graded.not_graded:
-        others = ", ".join(graded.not_graded)
+        others = some_of(graded.not_graded)
         lines.append(f"{len(graded.not_graded) + 1} notebooks were handed in; {graded.file} counts, not {others}")
     if graded.by_hand:
         lines.append(f"{graded.from_checks} points from the checks, {graded.by_hand:+g} by hand")
