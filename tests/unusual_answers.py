@@ -1073,4 +1073,324 @@ def by_prefix(sequence, now_s, *, cached, patience_s):
     patient = now_s - sequence.arrival_s < patience_s
     return [patient, patient and -cached(sequence), sequence.arrival_s, sequence.number]
 """,
+    # --- the exercises that had none: other data structures, other orders of the same sums, numpy, fractions ---
+    "smaller-latent": """
+def _weights(scores):
+    new, there = scores.shape[-2:]
+    late = torch.arange(there)[None] - torch.arange(new)[:, None] > there - new
+    shares = (scores - scores.masked_fill(late, -torch.inf).amax(-1, keepdim=True)).exp() * (~late)
+    return shares / shares.sum(-1, keepdim=True)
+
+
+def _by_head(q, latents, k_up, v_up, absorb):
+    results = []
+    for head, (up, out) in enumerate(zip(k_up, v_up)):
+        rank, content = up.shape[1], up.shape[0]
+        c, r, mine = latents[:, :rank], latents[:, rank:], q[:, head] / math.sqrt(q.shape[-1])
+        if absorb:
+            scores = torch.cat((mine[:, :content] @ up, mine[:, content:]), 1) @ latents.T
+            results.append((_weights(scores) @ c) @ out.T)
+        else:
+            results.append(_weights(mine @ torch.cat((c @ up.T, r), 1).T) @ (c @ out.T))
+    return torch.stack(results, 1)
+
+
+def _absorbed(q, latents, k_up, v_up):
+    rank, content = k_up.shape[2], k_up.shape[1]
+    mine = (q / math.sqrt(q.shape[-1])).transpose(0, 1)
+    scores = torch.cat((mine[..., :content] @ k_up, mine[..., content:]), -1) @ latents.T
+    return ((_weights(scores) @ latents[:, :rank]) @ v_up.mT).transpose(0, 1)
+
+
+latent_attention = {
+    "absorbed": lambda q, latents, k_up, v_up: _absorbed(q, latents, k_up, v_up),
+    "expanded": lambda *given: _by_head(*given, absorb=False),
+}
+""",
+    "quant-llm-int8": """
+import numpy as np
+
+
+def _split(rows, columns):
+    rows = np.array(rows.tolist(), dtype=np.float32).reshape(tuple(rows.shape))
+    apart = rows[:, columns.numpy()].copy()
+    rows[:, columns.numpy()] = 0
+    step = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = np.where(step > 0, np.rint(rows / step), 0)
+    return codes.astype(np.int8), step, apart
+
+
+def _store(weight, columns):
+    codes, step, apart = map(torch.from_numpy, _split(weight, columns))
+    return [codes, step, apart.to(torch.float16)]
+
+
+def _multiply(x, codes, scale, outliers, columns):
+    mine, step, apart = _split(x, columns)
+    ordinary = mine.astype(np.int64) @ codes.numpy().astype(np.int64).T
+    beside = apart @ outliers.numpy().astype(np.float32).T
+    return torch.from_numpy((ordinary * (step * scale.numpy().T) + beside).astype(np.float32))
+
+
+int8_product = {
+    "outlier_columns": lambda x, threshold: torch.tensor(
+        [j for j in range(x.shape[1]) if any(abs(v) > threshold for v in x[:, j].tolist())], dtype=torch.long
+    ),
+    "store": _store,
+    "multiply": _multiply,
+}
+""",
+    "quant-recipe": """
+from fractions import Fraction as F
+
+
+class Planner(dict):
+    def __missing__(self, name):
+        return getattr(self, name)
+
+    @staticmethod
+    def linears(weights, stored):
+        scales = F(weights.linears, stored.group) * stored.scale_bits if stored.group else F(0)
+        return -((-F(weights.linears) * F(stored.bits) - scales) // 8)
+
+    def model_bytes(self, weights, stored):
+        head = 0 if weights.tied else weights.embedding
+        return int(self.linears(weights, stored)) + 2 * (weights.norms + weights.embedding) + 2 * head
+
+    def step_bytes(self, weights, stored):
+        return int(self.linears(weights, stored)) + 2 * weights.norms + 2 * weights.embedding
+
+    def speed_up(self, weights, stored):
+        return float(F(2 * (weights.linears + weights.norms + weights.embedding), self.step_bytes(weights, stored)))
+
+    def step_seconds(self, weights, stored, tokens, machine):
+        rates = {8: machine.int8_per_s, 16: machine.flops_per_s}
+        work = 2.0 * tokens * weights.linears / rates[stored.input_bits] + 2.0 * tokens * weights.embedding / rates[16]
+        return max((work, self.step_bytes(weights, stored) / machine.bytes_per_s))
+
+    def choose(self, weights, recipes, tokens, machine, budget, max_excess):
+        best = None
+        for stored in reversed(list(recipes)):
+            seconds = self.step_seconds(weights, stored, tokens, machine)
+            row = (seconds, stored.excess_nats, self.model_bytes(weights, stored), stored.name)
+            if stored.excess_nats <= max_excess and row[2] <= budget and (best is None or row < best):
+                best = row
+        return best and best[-1]
+
+
+planner = Planner()
+recipe_planner = {n: planner[n] for n in "model_bytes step_bytes speed_up step_seconds choose".split()}
+""",
+    "spec-proof": """
+from collections import Counter
+from itertools import product
+from math import prod
+
+
+def distribution_of_round(target, draft, K):
+    out = Counter()
+    V = range(len(target(())))
+    for d in product(V, repeat=K):
+        q = [draft(d[:i]) for i in range(K)]
+        p = [target(d[:i]) for i in range(K + 1)]
+        weight = prod((q[i][d[i]] for i in range(K)), start=Fraction(1))
+        if weight == 0:
+            continue
+        accept = [min(Fraction(1), p[i][d[i]] / q[i][d[i]]) for i in range(K)]
+        for n in range(K + 1):
+            here = weight * prod(accept[:n], start=Fraction(1)) * (1 - accept[n] if n < K else 1)
+            if not here:
+                continue
+            excess = [max(Fraction(0), a - b) for a, b in zip(p[n], q[n])] if n < K else p[n]
+            for x in V:
+                out[d[:n] + (x,)] += here * Fraction(excess[x]) / sum(excess)
+    return out
+
+
+def broken(rules, target, draft, K):
+    def texts(verify):
+        made = theory.distribution_of_texts(target, draft, K + 1, [1] * K, verify=verify)
+        return {text: share for text, share in made.items() if share}
+
+    wanted = {text: share for text, share in theory.distribution_of_target(target, K + 1).items() if share}
+    return sorted(filter(lambda name: texts(rules[name]) != wanted, rules), key=list(rules).index)
+
+
+proof = {**{f.__name__: f for f in (broken, distribution_of_round)}}
+""",
+    "paged-pool": """
+from collections import Counter as Times
+
+
+class MyPool(Blocks):
+    def take(self, count):
+        keep = len(self.free) - count
+        if keep < 0:
+            raise NoRoom(count, self.num_free, "take")
+        taken = self.free[keep:]
+        del self.free[keep:]
+        for block in taken:
+            self.references[block] += 1
+        return taken
+
+    def _change(self, blocks, by):
+        times = Times(blocks)
+        for block, count in times.items():
+            there = self.references[block] if block in range(self.num_blocks) else 0
+            if there < (count if by < 0 else 1):
+                raise WorkbenchError(f"block {block!r} has {there} holders")
+        for block, count in times.items():
+            self.references[block] += by * count
+        return [block for block in times if self.references[block] == 0]
+
+    def share(self, blocks):
+        self._change(blocks, +1)
+
+    def give_back(self, blocks):
+        self.free.extend(self._change(blocks, -1))
+""",
+    "paged-cow": """
+from math import ceil
+
+
+class MyTables(Tables):
+    def _plan(self, lengths):
+        held, steps = {}, []
+        for name, length in lengths.items():
+            before, table = self.lengths.get(name, 0), self.tables.get(name, [])
+            if before > length:
+                raise WorkbenchError(f"{name!r} would shrink from {before} to {length}")
+            copied = None
+            if before % self.block_size and length > before:
+                last = table[-1]
+                if held.setdefault(last, self.pool.references[last]) > 1:
+                    held[last] -= 1
+                    copied = last
+            steps.append((name, length, copied, ceil(length / self.block_size) - len(table)))
+        return steps
+
+    def grow(self, lengths):
+        steps = self._plan(lengths)
+        needed = sum(new + (copied is not None) for _, _, copied, new in steps)
+        if needed > self.pool.num_free:
+            raise NoRoom(needed, self.pool.num_free, "growing")
+        fresh, copies = iter(self.pool.take(needed)), []
+        for name, length, copied, new in steps:
+            table = self.tables.setdefault(name, [])
+            if copied is not None:
+                table[-1] = next(fresh)
+                copies.append((copied, table[-1]))
+            table.extend(next(fresh) for _ in range(new))
+            self.lengths[name] = length
+        self.pool.give_back([copied for copied, _ in copies])
+        return copies
+
+    def fork(self, sequence, new_sequence):
+        try:
+            blocks, length = self.tables[sequence], self.lengths[sequence]
+        except KeyError as error:
+            raise WorkbenchError(f"no sequence {sequence!r}") from error
+        if new_sequence in self.tables:
+            raise WorkbenchError(f"{new_sequence!r} is there")
+        self.tables |= {new_sequence: blocks[:]}
+        self.lengths |= {new_sequence: length}
+        self.pool.share(blocks)
+
+    def release(self, sequence):
+        blocks = self.tables.pop(sequence, None)
+        if blocks is None:
+            raise WorkbenchError(f"no sequence {sequence!r}")
+        self.lengths.pop(sequence)
+        self.pool.give_back(blocks)
+""",
+    "kernels-softmax": """
+@triton.jit
+def softmax_kernel(x, y, n, TILE: tl.constexpr):
+    row = tl.program_id(0)
+    x += row * n
+    y += row * n
+    lanes = tl.arange(0, TILE)
+    highest = tl.full([TILE], -float("inf"), tl.float32)
+    sums = tl.zeros([TILE], tl.float32)
+    start = 0
+    while start < n:
+        tile = tl.load(x + start + lanes, mask=start + lanes < n, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(highest, tile)
+        safe = tl.where(higher > -float("inf"), higher, 0.0)
+        sums = sums * tl.exp(highest - safe) + tl.exp(tile - safe)
+        highest = higher
+        start += TILE
+    top = tl.max(highest, axis=0)
+    total = tl.sum(sums * tl.exp(highest - top), axis=0)
+    start = 0
+    while start < n:
+        inside = start + lanes < n
+        tile = tl.load(x + start + lanes, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y + start + lanes, tl.exp(tile - top - tl.log(total)), mask=inside)
+        start += TILE
+
+
+def softmax(x, tile=1024):
+    (rows, n), y = x.shape, x.new_zeros(x.shape)
+    launch(softmax_kernel, (rows, 1, 1), x, y, n, TILE=tile)
+    return y
+""",
+    "kernels-merge": """
+@triton.jit
+def merge_kernel(parts, lse, out, out_lse, splits, heads, size, SIZE: tl.constexpr):
+    i, d = tl.program_id(0), tl.arange(0, SIZE)
+    top = -float("inf")
+    for s in range(splits):
+        top = tl.maximum(top, tl.load(lse + s * heads + i))
+    top = tl.where(top > -float("inf"), top, 0.0)
+    share = 0.0
+    mixed = tl.zeros([SIZE], tl.float32)
+    for s in range(splits):
+        weight = tl.exp(tl.load(lse + s * heads + i) - top)
+        part = tl.load(parts + (s * heads + i) * size + d, mask=d < size, other=0.0)
+        mixed += tl.where(weight > 0, part, 0.0) * weight
+        share += weight
+    tl.store(out + i * size + d, mixed / tl.where(share > 0, share, 1.0), mask=d < size)
+    tl.store(out_lse + i, tl.where(share > 0, tl.log(tl.where(share > 0, share, 1.0)) + top, -float("inf")))
+
+
+def merge(parts, lse):
+    S, B, H, D = parts.shape
+    out, total = parts.new_empty(B, H, D), lse.new_empty(B, H)
+    launch(merge_kernel, (B * H,), parts, lse, out, total, S, B * H, D, SIZE=1 << max(0, D - 1).bit_length())
+    return (out, total)
+""",
+    "kernels-int4": """
+@triton.jit
+def int4_kernel(
+    x, codes, scale, zero, y, rows, outs, width, group, ROWS: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr
+):
+    o, n = tl.program_id(0) * OUTS + tl.arange(0, OUTS)[None, :], tl.arange(0, ROWS)[:, None]
+    bytes_of_row = width // 2
+    half = group // 2
+    acc = tl.zeros([ROWS, OUTS], tl.float32)
+    for start in range(0, bytes_of_row, TILE):
+        byte = (start + tl.arange(0, TILE))[:, None]
+        there = (byte < bytes_of_row) & (o < outs)
+        packed = tl.load(codes + o * bytes_of_row + byte, mask=there, other=0)
+        at = o * (width // group) + byte // half
+        step = tl.load(scale + at, mask=there, other=0.0).to(tl.float32)
+        zeros = tl.load(zero + at, mask=there, other=0.0).to(tl.float32)
+        row = (start + tl.arange(0, TILE))[None, :]
+        column = row // half * group + row % half
+        ok = (n < rows) & (row < bytes_of_row)
+        left = tl.load(x + n * width + column, mask=ok, other=0.0).to(tl.float32)
+        right = tl.load(x + n * width + column + half, mask=ok, other=0.0).to(tl.float32)
+        acc += tl.sum(left[:, :, None] * ((packed % 16).to(tl.float32) * step + zeros)[None, :, :], axis=1)
+        acc += tl.sum(right[:, :, None] * ((packed // 16).to(tl.float32) * step + zeros)[None, :, :], axis=1)
+    tl.store(y + n * outs + o, acc, mask=(n < rows) & (o < outs))
+
+
+def matvec_int4(x, codes, scale, zero, *, group):
+    y = torch.zeros(len(x), len(codes), dtype=x.dtype, device=x.device)
+    settings = dict(ROWS=1 << (len(x) - 1).bit_length(), OUTS=16, TILE=16)
+    launch(int4_kernel, (-(-len(codes) // 16),), x, codes, scale, zero, y, *y.shape, x.shape[1], group, **settings)
+    return y
+""",
 }

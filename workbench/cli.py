@@ -816,6 +816,9 @@ def run_release(args: argparse.Namespace) -> int:
         hidden, missing = _instructors_files(solutions, args.lab)
         if missing:
             raise WorkbenchError(f"{solutions} lacks {', '.join(missing)}; make the grader from a clone")
+        for secret in (args.autograder, args.seed_file):
+            if resolved(secret).is_relative_to(resolved(args.folder)):
+                raise WorkbenchError(f"{secret} would lie in {args.folder}, which is handed out; name another place")
         _writable(args.autograder)
         seed = seed_in(args.seed_file)
     files = release(clone if args.package else _course(), args.folder, args.lab, package=args.package)
@@ -851,7 +854,7 @@ def run_grade(args: argparse.Namespace) -> int:
     from workbench.checks import exercise_sets
     from workbench.checks.mistakes import MistakesIn
     from workbench.grading import grade
-    from workbench.grading.reports import inert
+    from workbench.grading.reports import for_terminal
 
     for path in args.paths:
         if not path.exists():
@@ -866,7 +869,7 @@ def run_grade(args: argparse.Namespace) -> int:
     def progress(graded) -> None:
         of = f" ({graded.assignment})" if graded.assignment and not args.lab else ""
         outcome = graded.error or f"{graded.score:g} of {graded.max_score:g}"
-        print(inert(f"{graded.student_id}{of}: {outcome}"), file=sys.stderr)
+        print(for_terminal(f"{graded.student_id}{of}: {outcome}"), file=sys.stderr)
 
     sets = "workbench.checks:exercise_sets"
     known_for = None if missing else MistakesIn(solutions)

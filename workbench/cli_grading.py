@@ -56,13 +56,13 @@ def collect(args: argparse.Namespace) -> int:
     """1 when something could not be taken; what could is taken all the same."""
     from workbench.grading.receipts import RECEIPTS
     from workbench.grading.receipts import collect as take
-    from workbench.grading.reports import inert
+    from workbench.grading.reports import for_terminal
 
     collected = take(args.paths, args.into)
     for line in collected.errors:
         print(line)
     for student, file in collected.taken:
-        print(inert(f"{student}: {file}"))
+        print(for_terminal(f"{student}: {file}"))
     print(f"{len(collected.taken)} taken, {collected.same} unchanged; receipts are in {args.into / RECEIPTS}")
     return 1 if collected.errors else 0
 

@@ -3,6 +3,7 @@ the check of a near miss says why; a constant earns nothing."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import runpy
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import grading_toy as toy
+import hostile_submissions as hostile
 import pytest
 import torch
 from near_misses import NEAR_MISSES
 
 from workbench import checks
 from workbench.checks.mistakes import answers_in
-from workbench.grading import Exercise, ExerciseSet, Limits, check_notebook, evaluate, grade
+from workbench.grading import Exercise, ExerciseSet, Limits, answer_source, check_notebook, evaluate, grade
 from workbench.grading.answer_source import clean, with_helpers
 from workbench.grading.cell import run_cell
 from workbench.grading.check import Check, cases_of, judge_check, observe
@@ -75,6 +77,35 @@ def helped(answer: str, after: tuple = (), given: str = "import torch") -> tuple
 def test_a_short_power_is_a_constant_and_a_long_one_is_computed(line):
     assert with_helpers("def f(): return WIDTH\n", [line], [], "").source.startswith("WIDTH = ")
     assert with_helpers("def f(): return WIDTH\n", ["WIDTH = 9**9**9"], [], "").notes
+
+
+LONG = "+".join(["1"] * 2_000)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [f"SIZE = {LONG}", f"SIZE = {'-' * 2_000}1", f"SIZE = a{'.b' * 2_000}", f"checks.check({LONG})"],
+    ids=["sum", "signs", "attributes", "check"],
+)
+def test_a_statement_that_is_deeper_than_python_recurses_stops_nobody(before):
+    """Parsed by Python itself, walked by us: no answer may end the grading of a class."""
+    cells = [hostile.cell("", before, metadata={}), hostile.cell("toy-double", f"{before}\ndef double(x): return SIZE")]
+    _, answers = set_of("91_hostile.ipynb", hostile.exercise_sets(), cells)
+    assert "def double(x): return SIZE" in answers.sources["toy-double"]
+    with_helpers("def double(x): return SIZE", [before], [before], "")
+
+
+def test_each_cell_is_parsed_once_whatever_names_an_answer_uses(monkeypatch):
+    """And of the names that are not there a few are said, in short."""
+    parsed: list[str] = []
+    monkeypatch.setattr(answer_source.ast, "parse", lambda text, real=ast.parse: parsed.append(text) or real(text))
+    after = "\n".join(f"def {name}(): pass" for name in ("f" * 5_000, *(f"f{n}" for n in range(200))))
+    whole = with_helpers("; ".join([f"f{n}" for n in range(200)] + ["f" * 5_000]), [], [after], "")
+    assert parsed.count(after) <= 2, "once without its magics, and once for its statements"
+    assert len(whole.notes) == answer_source.MAX_NOTES + 1 and all(len(note) < 200 for note in whole.notes)
+    parsed.clear()
+    clean("x = 1\n" * 40_000 + "%magic\n" * 40)
+    assert sum(map(len, parsed)) < 2 * answer_source.MAX_PARSED, "a long cell is not parsed anew for every magic"
 
 
 def test_what_a_student_adds_to_the_setup_cell_goes_with_an_answer():

@@ -12,6 +12,7 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import grading_toy as toy
 import pytest
@@ -19,11 +20,11 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.grading import Check, Exercise, Limits, Verdict, check_notebook, decode, encode, evaluate, grade
-from workbench.grading.batch import Submission, _names, find_submissions
+from workbench.grading.batch import Submission, Summary, _names, find_submissions
 from workbench.grading.check import MAX_DEPTH, NotEncodable, cases_of, dumps, judge_check, loads
 from workbench.grading.desk import _read_outcome, load_hidden, result_of
 from workbench.grading.notebooks import read_answers, read_cells, read_notebook, set_of
-from workbench.grading.reports import CSV_COLUMNS, Graded, csv_text, feedback_html, gradescope, inert
+from workbench.grading.reports import CSV_COLUMNS, Graded, csv_text, feedback_html, gradescope, inert, junit_xml
 from workbench.grading.runner import Runner, preload_of
 from workbench.grading.server import remove_tree
 from workbench.grading.session import Session, SessionEnded, plain
@@ -553,6 +554,40 @@ def test_csv_has_nbgraders_columns_and_no_formula():
     assert ",".join(rows[0]) == expected == ",".join(CSV_COLUMNS)
     assert [row[3] for row in rows[1:]] == ["'=cmd|'/C calc'!A0", "' +1", "'@a", "'-b", 'q"u,o te', "Zoë"]
     assert all(len(row) == 11 and row[-2:] == ["0", "8"] for row in rows[1:])
+
+
+def test_no_part_of_a_csv_cell_is_a_formula_where_semicolons_part_cells():
+    """As in Excel's and LibreOffice's settings for much of Europe."""
+    name = "a;=1+1|@x; -2;b|c"
+    (row,) = list(csv.reader(csv_text([Graded(name, "90_toy", "f", "t", (), 8)]).splitlines()))[1:]
+    assert row[3] == "a;'=1+1|'@x; '-2;b|c"
+
+
+def test_text_of_students_cannot_look_like_a_line_of_ours(tmp_path):
+    graded = Graded("ann\n9 of 9 submissions graded", "90_toy", "f", "t", error="x\nConfinement: yes", notes=("\nn",))
+    lines = str(Summary(tmp_path, (graded,), notes=("ann\n9 of 9 submissions graded: note",))).splitlines()
+    assert [line for line in lines if "9 of 9" in line or "Confinement" in line] == [
+        "    9 of 9 submissions graded: x",
+        "    Confinement: yes",
+        "    9 of 9 submissions graded: note",
+    ]
+
+
+@pytest.mark.parametrize("character", [0xFFFE, 0xFFFF, 0x1FFFF, 0xFDD0, 0x3164, 0x2800, 0x034F, 0xFE0F, 0xE0101])
+def test_what_is_no_character_or_does_not_show_is_shown_by_number_and_xml_stays_whole(character):
+    text = f"a{chr(character)}b"
+    result = evaluate(TOTAL, lambda values: text)
+    graded = Graded(text, "90_toy", text, "t", (result,), 2, error=text)
+    suites = ElementTree.fromstring(junit_xml([graded]))
+    assert inert(text) == f"a\\u{character:04x}b" and inert(text) in (suites[0].get("name") or "")
+    assert chr(character) not in feedback_html(graded) + csv_text([graded]) + gradescope(graded)["output"]
+
+
+def test_what_a_file_says_of_itself_is_not_repeated_at_length(tmp_path):
+    path = write(tmp_path / "big.ipynb", json.dumps({"nbformat": "4" * 1_000_000, "cells": []}))
+    with pytest.raises(WorkbenchError, match="notebook format '444") as caught:
+        read_answers(path, ["a"])
+    assert len(str(caught.value)) < 300
 
 
 def test_hostile_text_is_inert_in_the_page():

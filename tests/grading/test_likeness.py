@@ -12,7 +12,21 @@ from test_grading_class import write
 
 from workbench.checks import exercise_sets
 from workbench.checks.mistakes import answers_in
-from workbench.grading.likeness import MIN_TOKENS, RUN, WINDOW, Text, compare, pairs_of, run_hashes, tokens_of, winnowed
+from workbench.grading.likeness import (
+    MAX_SOURCE,
+    MAX_TOKENS,
+    MIN_TOKENS,
+    RUN,
+    WINDOW,
+    Likeness,
+    Text,
+    compare,
+    pairs_of,
+    report_html,
+    run_hashes,
+    tokens_of,
+    winnowed,
+)
 
 ROOT = Path(__file__).parents[2]
 LAB = "03_kv_cache"
@@ -47,8 +61,66 @@ def test_a_copy_is_shown_however_it_was_renamed_and_an_answer_of_ones_own_is_not
     texts = [ours, Text("ann", renamed(COPIED), frozenset()), Text("bob", SOURCES["kv-chunks"], frozenset())]
     (pair,) = pairs_of("kv-append", texts)
     assert (pair.first.who, pair.second.who) == ("ann", "our solution") and pair.share > 0.95
-    half = COPIED + "\n" + SOURCES["kv-bytes"] * 3
-    assert not list(pairs_of("e", [ours, Text("cem", half, frozenset())])), "less than half of it"
+    half = COPIED[: len(COPIED) // 2] + "\n" + SOURCES["kv-bytes"] * 3
+    assert not list(pairs_of("e", [ours, Text("cem", half, frozenset())])), "less than half of it, or of ours"
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        COPIED + "\n" + SOURCES["kv-bytes"] * 3,
+        SOURCES["kv-bytes"] * 3 + "\n" + renamed(COPIED),
+        f"exec({COPIED!r})",
+        f"exec({COPIED.encode()!r})",
+        f"exec({f'exec({COPIED!r})'!r})",
+    ],
+    ids=["code after it", "code before it", "in a string", "in bytes", "in a string of a string"],
+)
+def test_a_whole_copy_is_shown_whatever_is_put_around_it(hidden):
+    ours = Text("our solution", COPIED, frozenset(), of_class=False)
+    (pair,) = pairs_of("e", [ours, Text("ann", hidden, frozenset())])
+    assert pair.share > 0.95
+    assert report_html(Likeness((pair,), 1)).count("<mark>") >= 2
+
+
+def test_long_and_repeated_answers_are_compared_in_bounded_work(monkeypatch):
+    """Two students who hand in the same line a hundred thousand times; none of the bounds meets an answer of ours."""
+    compared = 0
+
+    class Counted(str):
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    texts = [Text(who, "x = 1\n" * 100_000, frozenset()) for who in ("ann", "bob")]
+    for text in texts:
+        text.kinds = list(map(Counted, text.kinds))
+    (pair,) = pairs_of("e", texts)
+    assert len(texts[0].tokens) == MAX_TOKENS and texts[0].cut and compared < 50 * MAX_TOKENS
+    assert len(report_html(Likeness((pair,), 2))) < 3 * MAX_SOURCE and "more characters" in report_html(
+        Likeness((pair,), 2)
+    )
+    assert max(len(tokens_of(source)) for source in SOURCES.values()) < MAX_TOKENS / 5
+
+
+def test_passages_are_marked_where_they_stand_whatever_parts_the_lines():
+    """Python counts lines by newlines alone; other characters part them for `splitlines`."""
+    source = f"a = '\x0c\x1c\x85\u2028 {'.'}'\n\x0c\n{COPIED}"
+    tokens = tokens_of(source)
+    assert [source[t.start : t.end] for t in tokens if t.kind == "class"] == ["class"] * COPIED.count("class ")
+
+
+def test_students_of_one_name_are_two_and_deep_cells_stop_nobody(tmp_path):
+    deep = "SIZE = " + "+".join(["1"] * 2_000)
+    for home in ("monday", "friday"):
+        write(tmp_path / home / "ann" / f"{LAB}.ipynb", notebook(kv_append=COPIED))
+    cells = [toy.cell("", deep, metadata={}), toy.cell("kv-bytes", "kv_calculator = SIZE")]
+    write(tmp_path / "monday" / "cem" / f"{LAB}.ipynb", toy.notebook(*cells))
+    report = compare([tmp_path / "monday", tmp_path / "friday"], {LAB: exercise_sets()[LAB]}, tmp_path / "nowhere")
+    assert {(pair.first.who, pair.second.who) for pair in report.pairs} == {("ann", "ann-2")} and report.answers == 3
 
 
 def test_what_all_were_given_and_what_much_of_the_class_has_does_not_count():

@@ -166,6 +166,86 @@ def test_an_exercise_that_would_give_something_away_stops_the_release(tmp_path, 
     assert not (tmp_path / "course").exists()
 
 
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """As small as a clone can be: one lab, and a package of one file."""
+    clone = tmp_path / "clone"
+    for name in (f"exercises/{LABS[0]}.ipynb", f"notebooks/{LABS[0]}.ipynb", "pyproject.toml", "LICENSE"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, clone / name)
+    for name in ("constraints.txt", "README.md", "workbench/__init__.py", "kernels/k.py"):
+        (clone / name).parent.mkdir(exist_ok=True)
+        (clone / name).write_text("")
+    return clone
+
+
+@pytest.mark.parametrize(
+    ("stray", "said"),
+    [
+        ("workbench/seed", "no part of the course"),
+        ("workbench/hidden.py~", "no part of the course"),
+        ("kernels/grades.csv", "no part of the course"),
+        ("notebooks/class.zip", "no part of the course"),
+        ("notebooks/Untitled.ipynb", "was not made from notebooks/source/Untitled.py"),
+        (f"notebooks/{LABS[0]}-Copy1.ipynb", "was not made from"),
+        (f"exercises/{LABS[0]}-Copy1.ipynb", "was not made from"),
+        ("workbench/link.py", "is a link"),
+        ("notebooks/picture.png", "is a link"),
+    ],
+)
+def test_what_lies_in_a_clone_by_accident_is_not_handed_out(clone, tmp_path, stray, said):
+    """A seed, marks, an editor's copy, a solved notebook, a link to any of them."""
+    (clone / "workbench" / ".hidden.py.swp").write_text("secret")
+    (clone / "notebooks" / ".ipynb_checkpoints").mkdir()
+    (clone / "notebooks" / ".ipynb_checkpoints" / "solved.png").write_text("secret")
+    files = release(clone, tmp_path / "clean", package=True)
+    assert "package/workbench/__init__.py" in files and not [name for name in files if "/." in name]
+    (tmp_path / "secret").write_text("a seed")
+    if said == "is a link":
+        (clone / stray).symlink_to(tmp_path / "secret")
+    elif stray.endswith(".ipynb"):
+        shutil.copy(ROOT / "solutions" / f"{LABS[0]}.ipynb", clone / stray)
+    else:
+        (clone / stray).write_text("a seed")
+    with pytest.raises(WorkbenchError, match=said):
+        release(clone, tmp_path / "course", package=True)
+    assert not (tmp_path / "course").exists()
+
+
+def test_an_output_or_an_attachment_of_an_exercise_and_an_answer_in_a_lecture_stop_the_release(clone, tmp_path):
+    """What a run of an answer has printed stays in a notebook whose answer was taken out again."""
+    exercise, lecture = clone / "exercises" / f"{LABS[0]}.ipynb", clone / "notebooks" / f"{LABS[0]}.ipynb"
+    whole = {path: path.read_text("utf-8") for path in (exercise, lecture)}
+    printed = {"output_type": "stream", "name": "stdout", "text": ["passed 1/1\n", "def token_loop(…): …\n"]}
+    picture = {"output_type": "display_data", "metadata": {}, "data": {"text/plain": "def token_loop"}}
+    answer = {"metadata": {"nbgrader": {"grade_id": "naive-loop", "solution": True}}}
+    changes = [
+        (exercise, {"outputs": [printed]}),
+        (exercise, {"outputs": [picture]}),
+        (exercise, {"attachments": {"a.png": {"image/png": "AAAA"}}}),
+        (lecture, answer),
+        (lecture, {"source": "### BEGIN SOLUTION\n1"}),
+    ]
+    for path, change in changes:
+        book = json.loads(whole[path])
+        next(cell for cell in book["cells"] if cell["cell_type"] == "code").update(change)
+        path.write_text(json.dumps(book), "utf-8")
+        with pytest.raises(WorkbenchError, match="run `workbench build`"):
+            release(clone, tmp_path / "course")
+        path.write_text(whole[path], "utf-8")
+    assert release(clone, tmp_path / "course")
+
+
+@pytest.mark.parametrize("option", ["--autograder", "--seed-file"])
+def test_hidden_checks_and_seed_never_lie_in_what_is_handed_out(tmp_path, capsys, option):
+    course = tmp_path / "course"
+    places = {"--autograder": tmp_path / "grader.zip", "--seed-file": tmp_path / "seed"}
+    places[option] = course / "x" / ".." / "secret"
+    command = ["release", str(course), "--lab", LABS[0], *(str(part) for item in places.items() for part in item)]
+    assert main(command) == 2 and "which is handed out" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
 def test_the_checksum_is_nbgraders():
     """Computed by nbgrader 0.9.6 for this cell."""
     about = {"grade": True, "solution": False, "locked": True, "grade_id": "a-check", "points": 3}
@@ -298,6 +378,29 @@ def test_what_holds_no_answers_gets_no_points_and_is_told_why(tmp_path, files, s
     report = run_as_gradescope(tmp_path)
     assert (report["score"], report["tests"]) == (0, []) and said in report["output"]
     assert json.loads((tmp_path / "results" / "results.json").read_text("utf-8")) == report
+
+
+def test_a_result_is_written_whatever_fails_and_however_much_is_handed_in(tmp_path, monkeypatch):
+    """0 with a reason, where our own side fails, too; and of a thousand notebooks a few are named."""
+    (tmp_path / "source" / "hidden").mkdir(parents=True)
+    settings = {"assignment": LABS[0], "seed": "a seed for this test", "sets": "workbench.checks:exercise_sets"}
+    (tmp_path / "source" / "settings.json").write_text(json.dumps(settings))
+    (tmp_path / "submission_metadata.json").write_text("[" * 100_000)
+    for number in range(1_000):
+        (tmp_path / "submission" / "x").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "submission" / "x" / f"{number}.ipynb").write_text("{")
+    report = run_as_gradescope(tmp_path)
+    assert report["score"] == 0 and "1000 notebooks" in report["output"] and "and 979 more" in report["output"]
+    assert len(report["output"]) < 1_000
+
+    def fail(*_, **__):
+        raise RecursionError("of ours")
+
+    monkeypatch.setattr("workbench.grading.gradescope.grade", fail)
+    with pytest.raises(RecursionError):
+        run_as_gradescope(tmp_path)
+    report = json.loads((tmp_path / "results" / "results.json").read_text("utf-8"))
+    assert report["score"] == 0 and "no fault of yours (RecursionError)" in report["output"]
 
 
 def test_setup_installs_the_package_under_the_root_and_closes_what_is_secret(tmp_path):

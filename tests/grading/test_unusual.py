@@ -38,8 +38,8 @@ def runner():
         yield runner
 
 
-def test_there_are_thirty_of_all_labs():
-    assert len(UNUSUAL) >= 30 and sorted(SETS) == LABS and LAB_OF.keys() >= UNUSUAL.keys() >= BEFORE.keys()
+def test_there_are_fifty_of_all_labs():
+    assert len(UNUSUAL) >= 50 and sorted(SETS) == LABS and LAB_OF.keys() >= UNUSUAL.keys() >= BEFORE.keys()
 
 
 @pytest.mark.parametrize("lab", LABS)

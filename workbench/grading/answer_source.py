@@ -12,11 +12,15 @@ import builtins
 import symtable
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from workbench.grading.cell import join_cells
 
 MAX_CHARS = 300_000  # of a cell that is parsed more than once, and of all cells that helpers are looked for in
 MAX_MAGICS = 40
+MAX_PARSED = 500_000  # characters, for all magics of a cell: it is parsed again after each
+MAX_NOTES, MAX_NAME = 10, 60  # notes of an answer about names that are not there, and characters of such a name
+KEPT_CELLS = 128  # that are not parsed again for the next answer of the same notebook
 PYTHON_BODY = {"%%time", "%%timeit", "%%capture", "%%prun"}  # cell magics whose cell is Python
 STATEMENT = {"%time", "%prun"}  # line magics that run what follows them, names included
 NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -49,7 +53,7 @@ def clean(source: str) -> Cleaned:
             return Cleaned(source, (), f"its cell begins with {word[:40]}, so it is not Python; delete that line")
         notes.append(_left_out(first, lines[first]))
         lines[first] = ""
-    for _ in range(MAX_MAGICS):
+    for _ in range(min(MAX_MAGICS, 1 + MAX_PARSED // max(1, len(source)))):
         try:
             tree = ast.parse("\n".join(lines))
         except SyntaxError as error:
@@ -90,7 +94,8 @@ def _blank_checks(tree: ast.Module, lines: list[str]) -> Iterator[str]:
             end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
             head = lines[node.lineno - 1].encode()[: node.col_offset].decode()
             tail = lines[end_line - 1].encode()[end:].decode()
-            shown = ast.unparse(node).split("\n")[0][:40]
+            first = lines[node.lineno - 1].encode()[: end if end_line == node.lineno else None]
+            shown = first[node.col_offset :].decode()[:40]
             lines[node.lineno - 1 : end_line] = [head + "pass"] + [""] * (end_line - node.lineno)
             lines[end_line - 1] += tail
             yield f"line {node.lineno}, {shown!r}, checks the answer and is no part of it: it was left out"
@@ -133,20 +138,28 @@ class Cells:
 
     def __post_init__(self) -> None:
         for number, source in enumerate(self.sources, self.first):
-            try:
-                body = ast.parse(clean(source).source).body
-            except NOT_PYTHON:
-                continue
-            for index, node in enumerate(body):
-                names = list(_defines(node))
+            for index, (node, names, made) in enumerate(_statements(source)):
                 for name in names:
                     self.defined[name] = _Definition((number, index), node)
                     self.computed.discard(name)
-                if not names:
-                    made = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-                    self.computed |= made
-                    for name in made:
-                        self.defined.pop(name, None)
+                self.computed |= made
+                for name in made:
+                    self.defined.pop(name, None)
+
+
+@lru_cache(KEPT_CELLS)
+def _statements(source: str) -> tuple[tuple[ast.stmt, tuple[str, ...], frozenset[str]], ...]:
+    """The statements of a cell, each with the names that it defines, or else with those that it computes."""
+    try:
+        body = ast.parse(clean(source).source).body
+    except NOT_PYTHON:
+        return ()
+    statements = []
+    for node in body:
+        names = tuple(_defines(node))
+        stored = (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        statements.append((node, names, frozenset() if names else frozenset(stored)))
+    return tuple(statements)
 
 
 def with_helpers(source: str, before: Sequence[str], after: Sequence[str], given: str) -> Cleaned:
@@ -162,15 +175,16 @@ def with_helpers(source: str, before: Sequence[str], after: Sequence[str], given
     if not wanted:
         return Cleaned(source)
     there = _binds(given)
-    cells, notes = Cells(_last_chars(before)), []
+    cells = Cells(_last_chars(before))
     chosen: dict[tuple[int, int], ast.stmt] = {}
+    elsewhere: list[str] = []
     queue, seen = sorted(wanted), set(wanted)
     try:
         while queue:
             name = queue.pop()
             definition = cells.defined.get(name)
             if definition is None:
-                notes += _where(name, cells, after)
+                elsewhere.append(name)
                 continue
             if definition.place not in chosen:
                 chosen[definition.place] = definition.node
@@ -180,18 +194,24 @@ def with_helpers(source: str, before: Sequence[str], after: Sequence[str], given
         helpers = [ast.unparse(chosen[place]) for place in sorted(chosen)]
     except NOT_PYTHON:
         return Cleaned(source)
+    notes = list(_where(elsewhere, cells, after)) if elsewhere else []
+    if len(notes) > MAX_NOTES:
+        notes[MAX_NOTES:] = [f"so it does with {len(notes) - MAX_NOTES} more names"]
     return Cleaned(join_cells("\n\n".join(helpers), source) if helpers else source, tuple(notes))
 
 
-def _where(name: str, cells: Cells, after: Sequence[str]) -> list[str]:
-    if name in cells.computed:
-        return [
-            f"it uses {name!r}, which another cell computes: of the cells before it only def, class, import and"
-            " constants go with an answer"
-        ]
-    if name in Cells(_last_chars(after)).defined:
-        return [f"it uses {name!r}, which a cell after it defines: move that before it, or into its cell"]
-    return []
+def _where(names: Sequence[str], before: Cells, after: Sequence[str]) -> Iterator[str]:
+    """A note for each name that comes from elsewhere in the notebook."""
+    later = Cells(_last_chars(after))
+    for name in names:
+        shown = repr(name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…")
+        if name in before.computed:
+            yield (
+                f"it uses {shown}, which another cell computes: of the cells before it only def, class, import and"
+                " constants go with an answer"
+            )
+        elif name in later.defined:
+            yield f"it uses {shown}, which a cell after it defines: move that before it, or into its cell"
 
 
 def _last_chars(sources: Sequence[str]) -> list[str]:
@@ -229,16 +249,22 @@ def _is_constant(value: ast.expr) -> bool:
         ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp,
         ast.operator, ast.unaryop, ast.expr_context,
     )  # fmt: skip
-    if isinstance(value, ast.Lambda):
-        return True
-    if isinstance(value, ast.Call) and not value.keywords:
-        function = value.func
-        owner = getattr(function.value, "id", "") if isinstance(function, ast.Attribute) else ""
-        short = (isinstance(function, ast.Name) and function.id in SHORT_CALLS) or owner == "math"
-        return short and all(map(_is_constant, value.args))
-    if not isinstance(value, allowed) or (isinstance(value, ast.BinOp) and not _is_short(value)):
-        return False
-    return all(_is_constant(child) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
+    parts = [value]  # and no recursion: a sum may be as long as a cell
+    while parts:
+        part = parts.pop()
+        if isinstance(part, ast.Lambda):
+            continue
+        if isinstance(part, ast.Call) and not part.keywords:
+            function = part.func
+            owner = getattr(function.value, "id", "") if isinstance(function, ast.Attribute) else ""
+            if not (isinstance(function, ast.Name) and function.id in SHORT_CALLS) and owner != "math":
+                return False
+            parts += part.args
+            continue
+        if not isinstance(part, allowed) or (isinstance(part, ast.BinOp) and not _is_short(part)):
+            return False
+        parts += [child for child in ast.iter_child_nodes(part) if isinstance(child, ast.expr)]
+    return True
 
 
 def _is_short(sum_or_product: ast.BinOp) -> bool:

@@ -22,14 +22,23 @@ from typing import Any
 
 from workbench.errors import WorkbenchError, check_between, unknown
 from workbench.grading.adjustments import Row, adjusted, read_adjustments
-from workbench.grading.check import ExerciseSet, Verdict, conclude, unusable, with_hint
+from workbench.grading.check import MAX_MESSAGE_CHARS, ExerciseSet, Verdict, conclude, unusable, with_hint
 from workbench.grading.collect import Submission, find_submissions
 from workbench.grading.confine import Limits
 from workbench.grading.desk import load_instructors, load_sets, result_of, write_whole
 from workbench.grading.handed_in import Times, moment_of, utc_text
 from workbench.grading.mistakes import KnownFor
 from workbench.grading.notebooks import Answers, set_named_like, set_of
-from workbench.grading.reports import Graded, csv_text, feedback_html, folder_name, gradescope, inert, junit_xml
+from workbench.grading.reports import (
+    Graded,
+    csv_text,
+    feedback_html,
+    folder_name,
+    for_terminal,
+    gradescope,
+    junit_xml,
+    some_of,
+)
 from workbench.grading.runner import Runner, preload_of
 from workbench.grading.summary import summary_html
 from workbench.grading.unit import WarmKeeper, grade_anywhere, grade_unit
@@ -99,7 +108,7 @@ class Summary:
         kept = f" ({self.kept} of them by an earlier run, unchanged since)" if self.kept else ""
         lines = [
             f"{len(scores)} of {len(self.graded)} submissions graded{kept}; see {self.out / 'grades.csv'}",
-            *map(inert, (*self.errors, *self.notes)),
+            *map(for_terminal, (*self.errors, *self.notes)),
         ]
         if late := [one for one in scores if one.days_late]:
             lines.append(f"{len(late)} handed in late; grades.csv says what that costs, summary.html who")
@@ -561,8 +570,9 @@ def _read(
     only = next(iter(sets.values())) if len(sets) == 1 else None
     try:
         return (*set_of(submission.told_as, sets, submission.cells()), None)
-    except (WorkbenchError, OSError, ValueError) as error:
-        return set_named_like(submission.told_as, sets) or only, None, str(error)
+    except (WorkbenchError, OSError, ValueError, RecursionError, MemoryError) as error:
+        why = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
+        return set_named_like(submission.told_as, sets) or only, None, why[:MAX_MESSAGE_CHARS]
 
 
 def _names(submissions: Sequence[Submission], read: Sequence[tuple]) -> list[tuple]:
@@ -581,7 +591,7 @@ def _names(submissions: Sequence[Submission], read: Sequence[tuple]) -> list[tup
         if student != submission.student_id:
             notes.append(f"another {submission.student_id} has handed in {lab}: this one is {submission.path}")
         if others:
-            names = ", ".join(others)
+            names = some_of(others)
             notes.append(
                 f"{len(others) + 1} notebooks of {lab or 'no known lab'}: {submission.name} counts, not {names}"
             )

@@ -33,7 +33,7 @@ from workbench.errors import WorkbenchError
 from workbench.files import resolved
 from workbench.grading.handed_in import in_zone, moment_of, utc_text
 from workbench.grading.notebooks import MAX_NOTEBOOK_BYTES, cells_of, read_notebook
-from workbench.grading.reports import inert
+from workbench.grading.reports import inert, some_of
 
 MAX_ARCHIVE_BYTES = 1_000_000_000  # of the zip itself
 MAX_DIRECTORY_BYTES = 4_000_000  # of its table of contents
@@ -196,7 +196,7 @@ def _with_hidden(shown: list[Submission], hidden: list[Submission]) -> list[Subm
     """A student's submissions; those under a name that begins with a dot where there are no others."""
     if not hidden:
         return shown
-    names = ", ".join(sorted(one.name for one in hidden))
+    names = some_of(sorted(one.name for one in hidden))
     if not shown:
         return [replace(one, notes=(*one.notes, "it lay under a name that begins with a dot")) for one in hidden]
     note = f"not read, as a name that begins with a dot led to it: {names}"

@@ -72,6 +72,13 @@ def run(root: Path) -> dict:
             print(str(summary).splitlines()[-1])
         except WorkbenchError as error:
             graded = Graded(student, settings["assignment"], "", "", error=str(error))
+        except Exception as error:  # ours: said to the student, and then to the instructor, in the run's output
+            why = f"This could not be graded, for no fault of yours ({type(error).__name__}). Tell your instructor."
+            graded = Graded(student, settings["assignment"], "", "", error=why)
+            over.set()
+            watcher.join()
+            write(gradescope(graded))
+            raise
         finally:
             over.set()
             watcher.join()
@@ -93,7 +100,7 @@ def _student(metadata: Path) -> str:
         if metadata.stat().st_size > MAX_NOTEBOOK_BYTES:
             return "student"
         return str(json.loads(metadata.read_text(encoding="utf-8"))["users"][0]["email"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
         return "student"
 
 

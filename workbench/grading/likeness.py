@@ -3,14 +3,16 @@
 By winnowing (Schleimer, Wilkerson and Aiken, Winnowing: Local Algorithms for Document Fingerprinting, SIGMOD 2003): of
 all runs of `RUN` tokens a few are chosen by their hash, so that two texts with `RUN + WINDOW - 1` tokens in common have
 one of them in common. Tokens are Python's: names of the answer's own count as one name, so that renaming hides nothing;
-attributes, keywords and numbers count as they are; comments, spaces and what strings say do not count. What all were
-given (setup cell, stubs, the notebook's other cells) does not count, and in the class neither does what many have.
+attributes, keywords and numbers count as they are; comments, spaces and what strings say do not count, but code in a
+string does. What all were given (setup cell, stubs, the notebook's other cells) does not count, and in the class
+neither does what many have.
 
 The report is to be read by a person. Two right answers to a small exercise are alike, and nothing here is a mark.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import itertools
@@ -33,10 +35,14 @@ from workbench.grading.collect import find_submissions
 from workbench.grading.desk import load_instructors
 from workbench.grading.notebooks import read_cells, set_of
 from workbench.grading.reference import resolve
-from workbench.grading.reports import inert, page, table, text_in_html
+from workbench.grading.reports import for_terminal, page, table, text_in_html
 
 RUN, WINDOW = 10, 6  # tokens: shorter runs are the language's, not an author's
 MIN_TOKENS, MIN_SHARE = 40, 0.5  # of an answer, for a pair to be shown
+MIN_WHOLE = 0.8  # of the other one, where it stands in an answer with more around it
+MAX_TOKENS = 5_000  # of an answer, that are compared: no right one has a fifth of that
+MAX_PLACES = 5  # of one fingerprint in a text: what is written more often is a pattern, and no passage
+MAX_SOURCE = 100_000  # characters of an answer, in the report
 COMMON, COMMON_SHARE = 4, 0.25  # what more answers of the class have than that is everybody's
 MAX_SHOWN = 300  # pairs, in the report
 _QUIET = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -52,27 +58,45 @@ class Token:
 
 
 def tokens_of(source: str) -> list[Token]:
-    """As far as it is Python."""
+    """As far as it is Python, `MAX_TOKENS` at most. A string that holds code, for exec, is the tokens of that code."""
     starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    for line in source.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
     tokens: list[Token] = []
     before = ""
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type in _QUIET:
                 continue
+            if len(tokens) >= MAX_TOKENS:
+                break
             text = token.string
-            if token.type == tokenize.NAME and not keyword.iskeyword(text) and before != ".":
-                kind = "name"
-            else:
-                kind = "text" if token.type == tokenize.STRING else text
-            before = text
             (row, column), (last_row, last_column) = token.start, token.end
-            tokens.append(Token(kind, starts[row - 1] + column, starts[last_row - 1] + last_column))
-    except (tokenize.TokenError, SyntaxError, IndexError) as error:
+            start, end = starts[row - 1] + column, starts[last_row - 1] + last_column
+            if token.type == tokenize.STRING:
+                kinds = [inner.kind for inner in tokens_of(_code_in(text))] or ["text"]
+            elif token.type == tokenize.NAME and not keyword.iskeyword(text) and before != ".":
+                kinds = ["name"]
+            else:
+                kinds = [text]
+            before = text
+            tokens += [Token(kind, start, end) for kind in kinds]
+    except (tokenize.TokenError, SyntaxError, ValueError, IndexError) as error:
         tokens.append(Token(f"no Python: {error}", len(source), len(source)))
-    return tokens
+    return tokens[:MAX_TOKENS]
+
+
+def _code_in(literal: str) -> str:
+    """The code that a string of a program holds; "" where it holds text, or too little to compare."""
+    try:
+        text = ast.literal_eval(literal)
+        text = text.decode() if isinstance(text, bytes) else text
+        few = not isinstance(text, str) or len(text) < 2 * RUN
+        body = [] if few else ast.parse(text).body
+        calls = any(isinstance(node, ast.Call) for one in body for node in ast.walk(one))
+        return text if calls or not all(isinstance(one, ast.Expr) for one in body) else ""
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
 
 
 def run_hashes(tokens: Sequence[Token]) -> list[int]:
@@ -95,15 +119,18 @@ def winnowed(hashes: Sequence[int]) -> dict[int, list[int]]:
 
 
 class Text:
-    """An answer to one exercise. who: its author, or what it is; of_class: whether it was handed in here."""
+    """An answer to one exercise. who: its author, or what it is; of_class: whether it was handed in here. cut: only a
+    part of it was compared."""
 
     def __init__(self, who: str, source: str, given: frozenset[int], of_class: bool = True) -> None:
         self.who, self.source, self.of_class = who, source, of_class
         self.tokens = tokens_of(source)
+        self.cut = len(self.tokens) >= MAX_TOKENS
+        self.kinds = [token.kind for token in self.tokens]
         hashes = run_hashes(self.tokens)
-        self.prints = {h: places for h, places in winnowed(hashes).items() if h not in given}
+        self.prints = {h: places[:MAX_PLACES] for h, places in winnowed(hashes).items() if h not in given}
         of_given = {at + offset for at, h in enumerate(hashes) if h in given for offset in range(RUN)}
-        self.own = [i for i in range(len(self.tokens)) if i not in of_given]
+        self.own = frozenset(range(len(self.tokens))) - of_given
 
 
 @dataclass(frozen=True)
@@ -117,7 +144,8 @@ class Passage:
 
 @dataclass(frozen=True)
 class Pair:
-    """share: of the first one's own tokens that stand in the passages."""
+    """share: of the first one's own tokens that stand in the passages; of the second one's where these are nearly all
+    of it: what is added to a copy hides nothing."""
 
     grade_id: str
     first: Text
@@ -129,11 +157,14 @@ class Pair:
 
 def passages_of(one: Text, other: Text, prints: Iterable[int]) -> tuple[Passage, ...]:
     """What the two have in common around these fingerprints, as far as it goes; the longest first, none twice."""
-    a, b = ([token.kind for token in text.tokens] for text in (one, other))
+    a, b = one.kinds, other.kinds
     runs: set[Passage] = set()
+    known: dict[int, list[Passage]] = defaultdict(list)  # by how far it is from the place in one to that in the other
     for print_ in prints:
         for i in one.prints[print_]:
             for j in other.prints[print_]:
+                if any(run.first <= i < run.first + run.length for run in known[j - i]):
+                    continue
                 if a[i : i + RUN] != b[j : j + RUN]:
                     continue
                 back = 0
@@ -142,7 +173,9 @@ def passages_of(one: Text, other: Text, prints: Iterable[int]) -> tuple[Passage,
                 length = RUN
                 while i + length < len(a) and j + length < len(b) and a[i + length] == b[j + length]:
                     length += 1
-                runs.add(Passage(i - back, j - back, length + back))
+                run = Passage(i - back, j - back, length + back)
+                runs.add(run)
+                known[j - i].append(run)
     taken_a, taken_b, kept = set[int](), set[int](), []
     for run in sorted(runs, key=lambda run: (-run.length, run.first, run.second)):
         of_a, of_b = range(run.first, run.first + run.length), range(run.second, run.second + run.length)
@@ -173,11 +206,19 @@ def pairs_of(grade_id: str, texts: Sequence[Text]) -> Iterator[Pair]:
         if one.who == other.who:
             continue
         passages = passages_of(one, other, prints)
-        own = set(one.own)
-        count = sum(i in own for run in passages for i in range(run.first, run.first + run.length))
-        share = count / max(1, len(own))
+        share, count = _shared(one, passages, "first")
+        of_other, count_of_other = _shared(other, passages, "second")
         if count >= MIN_TOKENS and share >= MIN_SHARE:
             yield Pair(grade_id, one, other, passages, count, share)
+        elif count_of_other >= MIN_TOKENS and of_other >= MIN_WHOLE:
+            yield Pair(grade_id, one, other, passages, count_of_other, of_other)
+
+
+def _shared(text: Text, passages: Sequence[Passage], side: str) -> tuple[float, int]:
+    """The share of a text's own tokens that stand in the passages, and how many these are."""
+    starts = [(getattr(run, side), run.length) for run in passages]
+    count = sum(i in text.own for start, length in starts for i in range(start, start + length))
+    return count / max(1, len(text.own)), count
 
 
 @dataclass(frozen=True)
@@ -195,9 +236,9 @@ class Likeness:
             f"{len(self.pairs) - ours} pairs of the class are alike. Read them; likeness proves nothing."
         ]
         for one in self.pairs[:20]:
-            lines.append(inert(f"{one.first.who}, {one.grade_id}: {one.share:.0%} also in {one.second.who}"))
+            lines.append(for_terminal(f"{one.first.who}, {one.grade_id}: {one.share:.0%} also in {one.second.who}"))
         lines += [f"and {len(self.pairs) - 20} more, in the report"] if len(self.pairs) > 20 else []
-        return "\n".join([*lines, *map(inert, self.notes)])
+        return "\n".join([*lines, *map(for_terminal, self.notes)])
 
     def write(self, file: Path) -> None:
         """The report, with passages side by side; it names students."""
@@ -216,19 +257,25 @@ def compare(
             for exercise in exercises.exercises:
                 if exercise.grade_id in sources:
                     texts[exercise.grade_id].append(Text(who, sources[exercise.grade_id], given[name], False))
-    count = 0
+    count, homes = 0, dict[str, list[str]]()
     for of_class, places in ((True, paths), (False, also)):
         for one in find_submissions(places, list(sets)):
             try:
                 exercises, answers = set_of(one.told_as, sets, one.cells())
-            except (WorkbenchError, ValueError) as error:
+            except (WorkbenchError, OSError, ValueError, RecursionError, MemoryError) as error:
                 notes.append(f"{one.student_id}: not compared: {error}")
                 continue
             who = one.student_id if of_class else f"{one.student_id} ({one.path.parent.name})"
+            same = homes.setdefault(who, [])  # another student of the same name is another one
+            same += [] if one.home in same else [one.home]
+            who += f"-{same.index(one.home) + 1}" if same[0] != one.home else ""
             for grade_id, source in answers.sources.items():
                 if source.strip() != exercises.starters.get(grade_id, "").strip():
-                    texts[grade_id].append(Text(who, source, given[exercises.name], of_class))
+                    text = Text(who, source, given[exercises.name], of_class)
+                    texts[grade_id].append(text)
                     count += of_class
+                    if text.cut:
+                        notes.append(f"{who}, {grade_id}: only the first {MAX_TOKENS:,} tokens of it were compared")
     pairs = [pair for grade_id, those in texts.items() for pair in pairs_of(grade_id, those)]
     pairs.sort(key=lambda pair: (-pair.share, -pair.shared, pair.grade_id, pair.first.who, pair.second.who))
     return Likeness(tuple(pairs), count, tuple(notes))
@@ -311,10 +358,12 @@ def _pair_html(pair: Pair) -> str:
 
 def _marked(text: Text, spans: Sequence[tuple[int, int, int]]) -> str:
     """The source with its passages marked, each with its number, the same on both sides."""
-    parts, at = [], 0
+    source, parts, at = text.source[:MAX_SOURCE], [], 0
     for first, length, number in sorted(spans):
         start, end = text.tokens[first].start, text.tokens[first + length - 1].end
-        inside = text_in_html(text.source[start:end])
-        parts += [text_in_html(text.source[at:start]), f"<mark><sup>{number}</sup>{inside}</mark>"]
-        at = end
-    return "".join([*parts, text_in_html(text.source[at:])])
+        start = max(start, at)  # of several passages in one string the first has it
+        inside = text_in_html(source[start:end])
+        parts += [text_in_html(source[at:start]), f"<mark><sup>{number}</sup>{inside}</mark>"]
+        at = max(at, end)
+    cut = len(text.source) - len(source)
+    return "".join([*parts, text_in_html(source[at:]), f"\n… ({cut:,} more characters)" if cut else ""])

@@ -17,7 +17,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.files import resolved
 from workbench.grading.answer_source import clean, with_helpers
-from workbench.grading.check import ExerciseSet
+from workbench.grading.check import ExerciseSet, brief
 
 MAX_NOTEBOOK_BYTES = 50_000_000
 MAX_ANSWER_CHARS = 1_000_000
@@ -94,7 +94,8 @@ def cells_of(data: bytes, name: str) -> list[dict]:
     version = notebook.get("nbformat")
     if version != 4 or "worksheets" in notebook:
         raise WorkbenchError(
-            f"{name} has notebook format {version!r}; format 4 was expected. Open it in JupyterLab and save it again"
+            f"{name} has notebook format {brief(repr(version), 40)}; format 4 was expected. Open it in JupyterLab and"
+            " save it again"
         )
     cells = notebook.get("cells")
     if not isinstance(cells, list):

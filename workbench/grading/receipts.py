@@ -26,7 +26,7 @@ from workbench.errors import WorkbenchError
 from workbench.files import resolved, write_bytes, write_text
 from workbench.grading.collect import find_submissions
 from workbench.grading.handed_in import RECEIPT_COLUMNS, read_csv, utc_text
-from workbench.grading.reports import folder_name, inert
+from workbench.grading.reports import folder_name, for_terminal
 
 RECEIPTS = "receipts.csv"
 EARLIER = ".earlier"
@@ -70,7 +70,7 @@ def collect(paths: Sequence[str | Path], into: Path, now: datetime | None = None
                     raise WorkbenchError(f"two files named {file}; hand in one")
                 seen[key] = ""
             except WorkbenchError as error:
-                errors.append(inert(f"{one.student_id}: {error}"))
+                errors.append(for_terminal(f"{one.student_id}: {error}"))
                 continue
             digest = hashlib.sha256(data).hexdigest()
             place = into / student / file

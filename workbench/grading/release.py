@@ -1,10 +1,12 @@
 """The student's course, and the grader that Gradescope runs, each made from a clone: the same bytes whenever it is
 made.
 
-`release` is the course without what would give answers away. Each exercise notebook is looked at before anything is
-written: no marker of an answer or a hidden test, nbgrader's v3 metadata valid and with its checksums, every answer a
-stub. On request the package goes with it, for students to install: the engine, the labs and the visible checks, without
-`solutions/` (answers, hidden checks, wrong answers) and without what of the checks only the hidden ones use.
+`release` is the course without what would give answers away. Each notebook is looked at before anything is written: it
+is one that `workbench build` made under this name, with no marker of an answer or a hidden test. An exercise has
+nbgrader's v3 metadata, valid and with its checksums, every answer is a stub, and no output is more than the line of a
+check. Files of other kinds than the course consists of, and links, stop the release. On request the package goes with
+it, for students to install: the engine, the labs and the visible checks, without `solutions/` (answers, hidden checks,
+wrong answers) and without what of the checks only the hidden ones use.
 `autograder` is the opposite, for the instructor's upload alone: hidden checks and seed are in it.
 """
 
@@ -29,6 +31,9 @@ from workbench.grading.notebooks import grade_id_of
 MADE = 1_577_836_800  # 2020-01-01: the time that every released file carries
 LEFT_OUT = ("source", "__pycache__")
 NBGRADER_KEYS = {"schema_version", "grade", "solution", "locked", "task", "grade_id", "points", "checksum", "cell_type"}
+KINDS = (".py", ".json", ".md", ".safetensors", ".cpp", ".mplstyle", ".js", ".css")  # of the package's own files
+PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".md", ".css")  # of those beside lectures
+_LINE = re.compile(r"[\w-]+: passed \d+/\d+\n?")  # what a check prints in a released exercise
 _MARKER = re.compile(r"### (BEGIN|END) (SOLUTION|HIDDEN TESTS)|### STUB:")
 
 POLICY = """# For AI assistants: coach, don't solve
@@ -119,12 +124,10 @@ def _course_files(course: Path, labs: Sequence[str]) -> Iterator[tuple[str, byte
             yield f"exercises/{path.name}", released(path)
     for path in lectures:
         if not labs or path.stem in chosen or path.stem not in exercises:
-            yield f"notebooks/{path.name}", path.read_bytes()
-    for path in sorted((course / "notebooks").rglob("*")):  # pictures and the like
-        parts = path.relative_to(course).parts
-        hidden = any(part.startswith(".") or part in LEFT_OUT for part in parts)
-        if path.is_file() and path.suffix != ".ipynb" and not hidden:
-            yield "/".join(parts), path.read_bytes()
+            yield f"notebooks/{path.name}", _lecture(path)
+    for path in _own_files(course, "notebooks", (*PICTURES, ".ipynb")):
+        if path.suffix != ".ipynb":
+            yield path.relative_to(course).as_posix(), path.read_bytes()
     glossary = course / "docs" / "glossary.md"  # lectures link to it
     if glossary.is_file():
         yield "docs/glossary.md", glossary.read_bytes()
@@ -133,18 +136,62 @@ def _course_files(course: Path, labs: Sequence[str]) -> Iterator[tuple[str, byte
     yield "README.md", README.encode()
 
 
+def _own_files(clone: Path, part: str, kinds: Sequence[str]) -> Iterator[Path]:
+    """The files of a part of the clone. Those with a hidden name are passed over, as are caches and sources of
+    notebooks; WorkbenchError for a link, and for a file of another kind: a seed, marks, a copy by an editor."""
+    for path in sorted((clone / part).rglob("*")):
+        inside = path.relative_to(clone)
+        if any(name.startswith(".") or name in LEFT_OUT for name in inside.parts):
+            continue
+        if path.is_symlink():
+            raise WorkbenchError(f"{inside} is a link: what it leads to would be handed out; move it out of {clone}")
+        if path.is_file():
+            if path.suffix not in kinds:
+                raise WorkbenchError(f"{inside} is no part of the course; move it out of {clone}")
+            yield path
+
+
+def _read_built(path: Path, source: str) -> dict:
+    """The notebook, if `workbench build` made it from `source`; WorkbenchError for another, or one with a marker."""
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        made_from = notebook["metadata"].get("workbench", {}).get("source")
+        sources = ["".join(cell["source"]) for cell in notebook["cells"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WorkbenchError(f"{path} cannot be read as a notebook: {type(error).__name__}: {error}") from error
+    if made_from != source:
+        raise WorkbenchError(f"{path} was not made from {source} by `workbench build`; move it away, or build it")
+    for number, text in enumerate(sources, 1):
+        if _MARKER.search(text):
+            raise _refused(path, number, "it holds a marker of an answer or of a hidden test")
+    return notebook
+
+
+def _refused(path: Path, number: int, why: str) -> WorkbenchError:
+    return WorkbenchError(f"{path.name}, cell {number}: {why}; run `workbench build`")
+
+
+def _lecture(path: Path) -> bytes:
+    """A lecture as it is; WorkbenchError when it may not be handed out."""
+    for number, cell in enumerate(_read_built(path, f"notebooks/source/{path.stem}.py")["cells"], 1):
+        if grade_id_of(cell) is not None:
+            raise _refused(path, number, "it is a cell of an exercise, in a lecture")
+    return path.read_bytes()
+
+
 def released(path: Path) -> bytes:
     """An exercise notebook as it is handed out, with nbgrader's checksums; WorkbenchError when it may not be."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = _read_built(path, f"solutions/{path.stem}.py")
     seen: set[str] = set()
     for number, cell in enumerate(notebook["cells"], 1):
-        source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+        source = "".join(cell["source"])
 
         def refuse(why: str, number=number) -> WorkbenchError:
-            return WorkbenchError(f"{path.name}, cell {number}: {why}; run `workbench build`")
+            return _refused(path, number, why)
 
-        if _MARKER.search(source):
-            raise refuse("it holds a marker of an answer or of a hidden test")
+        printed = ["".join(output.get("text", "?")) for output in cell.get("outputs", ())]
+        if cell.get("attachments") or not all(_LINE.fullmatch(text) for text in printed):
+            raise refuse("it holds an attachment, or an output that is not the line of a check")
         name = grade_id_of(cell)
         if name is None:
             continue
@@ -230,8 +277,8 @@ def _package_files(clone: Path, *, models: bool) -> dict[str, bytes]:
     parts += [
         path
         for top in ("workbench", "kernels")
-        for path in sorted((clone / top).rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts and (models or "zoo" not in path.relative_to(clone).parts)
+        for path in _own_files(clone, top, KINDS)
+        if models or "zoo" not in path.relative_to(clone).parts
     ]
     missing = [path.name for path in parts if not path.is_file()]
     if missing or len(parts) < 5:

@@ -36,9 +36,15 @@ CSV_COLUMNS = (
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # how a cell begins that a spreadsheet computes
 HIDDEN_TEXT = "A hidden check: what it runs is not shown."
 _ANSI = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
+# Controls, what has no width or no ink, what changes direction, what is no character (nor allowed in XML).
 _UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u2800\u3164\ud800-\udfff\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(1, 17))
+    + "]"
 )
+_IN_CELL = re.compile(rf"([;|]\s*)(?=[{re.escape(''.join(FORMULA))}])")  # where a spreadsheet may begin another cell
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,17 @@ def inert(text: str) -> str:
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", _ANSI.sub("", str(text)))
 
 
+def for_terminal(text: str) -> str:
+    """`inert`, and each line after the first indented, so that none of them looks like one of ours."""
+    return inert(text).replace("\n", "\n    ")
+
+
+def some_of(names: Sequence[str], most: int = 20) -> str:
+    """The first of these names, and how many there are beside them."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def folder_name(name: str) -> str:
     """A student's name as the name of a folder: no separators, nothing hidden, nothing unprintable."""
     name = re.sub(r'[/\\:*?"<>|\s]', "_", inert(name))[:80].strip()
@@ -138,7 +155,7 @@ def csv_text(graded: Sequence[Graded]) -> str:
 
 
 def _csv_cell(text: str) -> str:
-    text = inert(text).replace("\n", " ").replace("\t", " ")
+    text = _IN_CELL.sub(r"\1'", inert(text).replace("\n", " ").replace("\t", " "))
     return "'" + text if text.lstrip()[:1] in FORMULA and text.strip() else text
 
 
@@ -178,7 +195,7 @@ def about_submission(graded: Graded) -> list[str]:
     hand."""
     lines = []
     if graded.not_graded:
-        others = ", ".join(graded.not_graded)
+        others = some_of(graded.not_graded)
         lines.append(f"{len(graded.not_graded) + 1} notebooks were handed in; {graded.file} counts, not {others}")
     if graded.by_hand:
         lines.append(f"{graded.from_checks} points from the checks, {graded.by_hand:+g} by hand")
