@@ -25,7 +25,13 @@ EXERCISES = ExerciseSet(
                 claim("most-likely", probes.run_unmask, unmask.judge_pass, unmask.likely_cases),
                 claim("drawn", probes.run_unmask, unmask.judge_pass, unmask.drawn_cases),
                 claim("kept", probes.run_unmask, unmask.judge_pass, unmask.kept_cases),
-                claim("schedule", probes.run_unmask_counts, unmask.judge_counts, unmask.schedule_cases),
+                claim(
+                    "schedule",
+                    probes.run_unmask_counts,
+                    unmask.judge_counts,
+                    unmask.schedule_cases,
+                    constant_passes=True,  # an answer that ignores the logits passes it
+                ),
                 demands(
                     probes.run_demand,
                     claim("ties", probes.run_unmask, unmask.judge_pass, unmask.tie_cases),
