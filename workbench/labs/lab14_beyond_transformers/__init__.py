@@ -15,4 +15,14 @@ EXPERIMENTS = (
     "tokens_per_pass",
     "few_passes",
 )
-PANELS = EXPERIMENTS
+PANELS = (
+    "hippo",
+    "forms",
+    "state_memory",
+    "cache_table",
+    "recall",
+    "associative",
+    "canvas",
+    "tokens_per_pass",
+    "few_passes",
+)
