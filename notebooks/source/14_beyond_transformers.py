@@ -17,6 +17,7 @@ import torch
 import workbench as wb
 from workbench.diffusion.continuous import balanced, bracket_words, train_toy
 from workbench.errors import WorkbenchError
+from workbench.experiments import run_experiment
 from workbench.instruments.memory import readable_bytes
 from workbench.kv import kv_for
 from workbench.lectures import ask, say, summary
@@ -326,7 +327,7 @@ sweeps = associative.run()
 associative.snapshot()
 
 # %%
-sweeps += wb.experiments.run_experiment("beyond.associative", {"mixers": "attention"})
+sweeps += run_experiment("beyond.associative", {"mixers": "attention"})
 
 # %% jupyter={"source_hidden": true}
 best, spread = {}, {}

@@ -23,7 +23,6 @@ import torch
 from workbench import checks"""
 
 
-<<<<<<< HEAD
 # --- States ---
 
 
@@ -69,34 +68,6 @@ STATES = (
                 _steps("near-zero", discretize.near_zero_cases),
                 _steps("each-token", discretize.selective_cases((3, 2, 4))),
                 _steps("stiff", discretize.stiff_cases),
-=======
-EXERCISES = ExerciseSet(
-    name="14_beyond_transformers",
-    lab=14,
-    prelude=PRELUDE,
-    exercises=(
-        Exercise(
-            "beyond-unmask",
-            "One pass over a canvas",
-            "unmask",
-            (
-                claim("most-likely", probes.run_unmask, unmask.judge_pass, unmask.likely_cases),
-                claim("drawn", probes.run_unmask, unmask.judge_pass, unmask.drawn_cases),
-                claim("kept", probes.run_unmask, unmask.judge_pass, unmask.kept_cases),
-                claim(
-                    "schedule",
-                    probes.run_unmask_counts,
-                    unmask.judge_counts,
-                    unmask.schedule_cases,
-                    constant_passes=True,  # an answer that ignores the logits passes it
-                ),
-                demands(
-                    probes.run_demand,
-                    claim("ties", probes.run_unmask, unmask.judge_pass, unmask.tie_cases),
-                    claim("ends", probes.run_unmask, unmask.judge_pass, unmask.end_cases),
-                    claim("large-logits", probes.run_unmask, unmask.judge_pass, unmask.large_cases),
-                ),
->>>>>>> l14exb
             ),
         ),
     ),
