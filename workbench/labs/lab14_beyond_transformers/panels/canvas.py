@@ -207,8 +207,8 @@ def _draw_passes(axes: Axes, passes: dict[int, Measurement], planned: Sequence[P
         axes.set(xticks=[], yticks=[])
         write_centred(axes, 0.5, 0.5, "how many passes it takes depends on the text", transform=axes.transAxes)
         return
-    most = max([p.rows for p in planned] + [int(m.counts["rows"]) for m in passes.values()])
-    axes.set(xlim=(0.3, last + 0.7), ylim=(0, 1.45 * most))
+    highest = max([p.rows for p in planned] + [int(m.counts["rows"]) for m in passes.values()])
+    axes.set(xlim=(0.3, last + 0.7), ylim=(0, 1.45 * highest))
     key = "rows sent (blue) and tokens written (green)" + ("; dashed: planned" if planned else "")
     style.write(axes, 0.005, 0.97, key, transform=axes.transAxes, va="top", fontsize=10)
 
