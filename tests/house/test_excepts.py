@@ -154,7 +154,8 @@ REASONS = {
         "workbench/grading/child.py _resident_bytes: OSError",
         "workbench/grading/confine.py without: OSError",
         "workbench/grading/confine.py _memory_now: OSError, KeyError",
-        "workbench/grading/gradescope.py _student: OSError, ValueError, KeyError, IndexError, TypeError, RecursionError",
+        "workbench/grading/gradescope.py _student: OSError, ValueError, KeyError, IndexError, TypeError,"
+        " RecursionError",
         "workbench/instruments/device.py _nvidia_smi: OSError, subprocess.SubprocessError",
         "workbench/grading/notebooks.py _place_of: OSError",
         "workbench/instruments/device.py cpu_features: OSError",
