@@ -123,7 +123,8 @@ REASONS = {
     "the error is the answer to the question that was asked: it is no number, no date, not free, not Python": (
         "workbench/grading/answer_source.py clean: NOT_PYTHON",
         "workbench/grading/answer_source.py with_helpers: NOT_PYTHON",
-        "workbench/grading/answer_source.py Cells.__post_init__: NOT_PYTHON",
+        "workbench/grading/answer_source.py _statements: NOT_PYTHON",
+        "workbench/grading/likeness.py _code_in: SyntaxError, ValueError, RecursionError, MemoryError",
         "workbench/checks/tensors.py kind_of: TypeError, ValueError, RuntimeError",
         "workbench/cli_serving.py on_loopback: ValueError",
         "workbench/grading/collect.py _is_date: ValueError",
@@ -153,7 +154,8 @@ REASONS = {
         "workbench/grading/child.py _resident_bytes: OSError",
         "workbench/grading/confine.py without: OSError",
         "workbench/grading/confine.py _memory_now: OSError, KeyError",
-        "workbench/grading/gradescope.py _student: OSError, ValueError, KeyError, IndexError, TypeError",
+        "workbench/grading/gradescope.py _student: OSError, ValueError, KeyError, IndexError, TypeError,"
+        " RecursionError",
         "workbench/instruments/device.py _nvidia_smi: OSError, subprocess.SubprocessError",
         "workbench/grading/notebooks.py _place_of: OSError",
         "workbench/instruments/device.py cpu_features: OSError",

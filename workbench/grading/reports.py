@@ -125,10 +125,10 @@ def for_terminal(text: str) -> str:
     return inert(text).replace("\n", "\n    ")
 
 
-def some_of(names: Sequence[str], most: int = 20) -> str:
+def some_of(names: Sequence[str], limit: int = 20) -> str:
     """The first of these names, and how many there are beside them."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def folder_name(name: str) -> str:
