@@ -1393,4 +1393,98 @@ def matvec_int4(x, codes, scale, zero, *, group):
     launch(int4_kernel, (-(-len(codes) // 16),), x, codes, scale, zero, y, *y.shape, x.shape[1], group, **settings)
     return y
 """,
+    # --- lab 14 ---
+    "beyond-convolution": """
+import numpy as np
+
+
+def _powers(a_bar, b_bar, c, length):
+    a, x, out = a_bar.numpy(), b_bar.numpy(), c.numpy()
+    rows = np.empty((len(x), length), dtype=x.dtype)
+    for at in range(length):
+        rows[:, at] = np.einsum("en,en->e", out, x)
+        x = np.einsum("enm,em->en", a, x) if a.ndim == 3 else a * x
+    return torch.from_numpy(np.ascontiguousarray(rows.real))
+
+
+def _late(u, kernel, skip):
+    y = skip * u
+    for late in range(min(kernel.shape[1], u.shape[1])):
+        y = y + torch.nn.functional.pad(u, (0, 0, late, 0))[:, : u.shape[1]] * kernel[:, late]
+    return y
+
+
+convolution = dict(convolve=_late, kernel=_powers)
+""",
+    "beyond-scan": """
+from functools import reduce
+from itertools import accumulate
+
+
+def combine(first, second):
+    return first[0] * second[0], torch.addcmul(second[1], second[0], first[1])
+
+
+def selective_scan(u, step, a, b, c, h):
+    def steps(row):
+        yield torch.ones_like(h[row]), h[row]
+        for dt, x, into in zip(step[row], u[row], b[row]):
+            yield torch.exp(dt[:, None] * a), torch.outer(dt * x, into)
+
+    y, last = [], []
+    for row in range(len(u)):
+        _, *after = [state for _, state in accumulate(steps(row), combine)]
+        y.append(torch.stack([state @ read for state, read in zip(after, c[row])]))
+        last.append(reduce(lambda _, state: state, after))
+    return torch.stack(y), torch.stack(last)
+
+
+scan = {f.__name__: f for f in (selective_scan, combine)}
+""",
+    "beyond-unmask": """
+def unmask(tokens, logits, passes, mask_token, noise=None):
+    left = {place for place in range(len(tokens)) if not tokens[place] != mask_token}
+    surest = []
+    for place in sorted(left):
+        row = logits[place].index_fill(0, torch.tensor([mask_token]), float("-inf"))
+        drawn = (row if noise is None else row + noise[place]).tolist()
+        token = max(range(len(row)), key=drawn.__getitem__)
+        surest.append((-float(row.softmax(0)[token]), place, token))
+    chosen = sorted(surest)[: (len(left) + passes - 1) // passes]
+    return [place for _, place, _ in chosen], [token for *_, token in chosen]
+""",
+    "beyond-passes": """
+from collections import deque
+from fractions import Fraction
+
+
+class Passes(dict):
+    def passes_of(self, prompt, tokens, block_size, passes, cached):
+        wanted = deque(passes) if isinstance(passes, list) else None
+        made, kept = [], 0
+        for block in range(-(-(prompt + tokens) // block_size)):
+            first, end = block * block_size, min((block + 1) * block_size, prompt + tokens)
+            if end <= prompt:
+                continue
+            number = wanted.popleft() if wanted is not None else passes
+            for _ in range(min(number, end - max(prompt, first))):
+                made.append([end - kept, end])
+                kept = first if cached else 0
+        return made
+
+    def totals(self, made, tokens, weights, pair_flops):
+        flops = sum(rows * (weights + weights + pair_flops * keys) for rows, keys in made)
+        count = {"rows": sum(rows for rows, _ in made), "passes": len(made)}
+        return count | {"tokens_per_pass": tokens / count["passes"], "flops": flops}
+
+    def speedup(self, made, tokens, batch, flop_per_s, bytes_per_s):
+        def seconds(rows):
+            return max(Fraction(2) / Fraction(bytes_per_s), Fraction(2 * rows * batch) / Fraction(flop_per_s))
+
+        return float(tokens * seconds(1) / sum(seconds(rows) for rows, _ in made))
+
+
+_parts = Passes()
+passes = {name: getattr(_parts, name) for name in ("passes_of", "totals", "speedup")}
+""",
 }
