@@ -1,4 +1,4 @@
-"""Claims about lab 14 in a real JupyterLab: it runs through, sliders and Play answer, Run counts, Stop stops."""
+"""Claims about lab 14 in a real JupyterLab: it runs through, every panel has a picture, Play answers, Run counts."""
 
 import pytest
 from harness import shot
@@ -54,9 +54,3 @@ def test_run_counts_and_times_the_forms_of_a_scan(page):
     assert len(rows) >= 3 and all(len(row) == len(head) for row in rows)
     assert {"recurrent", "chunked"} <= {row[0] for row in rows}
     panel.screenshot("forms-run")
-
-
-def test_stop_ends_a_long_run(page):
-    panel = page.panel(ASSOCIATIVE)
-    panel.set("steps", "20000")
-    panel.stop()

@@ -403,4 +403,10 @@ def test_only_how_often_and_on_how_much_is_cut_and_within_what_is_allowed():
         "new_tokens",
         "max_new_tokens",
         "document_tokens",
+        "longest",
+        "max_tokens",
+        "samples",
+        "steps",  # of training
+        "fresh",  # sequences to answer
+        "counted",  # tokens of the training modules
     }
