@@ -131,10 +131,12 @@ def failures(result: Result) -> str:
 
 
 class ExerciseClaims:
-    """Subclass it as Test… with `lab`; `all_points` is what the lab's exercises are worth together (None: not said)."""
+    """Subclass it as Test… with `lab`; `all_points` is what the lab's exercises are worth together (None: not said),
+    `used_again` the answers of which the starter's last cells say once more that they are not there."""
 
     lab: Lab
     all_points: int | None = None
+    used_again: tuple[str, ...] = ()
 
     def pytest_generate_tests(self, metafunc) -> None:
         if "wrong" in metafunc.fixturenames:
@@ -205,7 +207,7 @@ class ExerciseClaims:
         whole, cut = self.lab.sources()[grade_id], self.lab.sources(starter=True)[grade_id]
         assert "SOLUTION" not in cut
         given = {ast.unparse(n) for n in ast.walk(ast.parse(cut)) if isinstance(n, ast.stmt)}
-        functions = [n for n in ast.parse(whole).body if isinstance(n, ast.FunctionDef)]
+        functions = [n for n in ast.walk(ast.parse(whole)) if isinstance(n, ast.FunctionDef)]  # methods, too
         last_lines = {ast.unparse(function.body[-1]) for function in functions}
         assert last_lines and not last_lines & given
 
@@ -215,7 +217,7 @@ class ExerciseClaims:
         assert [grade_id for grade_id, _ in failed] == [f"{grade_id}-check" for grade_id in self.lab.ids]
         assert {type(error) for _, error in failed} == {checks.NotAttempted}
         said = [line for line in capsys.readouterr().out.splitlines() if "not attempted yet" in line]
-        assert [line.split(":")[0] for line in said] == self.lab.ids
+        assert [line.split(":")[0] for line in said] == [*self.lab.ids, *self.used_again]
 
     # --- The check cells, and the notebook's source against the checks ---
 

@@ -53,7 +53,7 @@ WORDS = {
     ),
     "most_, fewest_": Word(r"(?<![A-Za-z])_?(?:most|MOST|fewest|FEWEST)_\w+|\bmost\b(?= ?[=:)])", "max_, min_", 145),
     "_because": Word(r"\w_because\b(?!_)", "*_reason", 0),
-    "told": Word(name("told"), "what it holds: message, summary", 425),
+    "told": Word(name("told"), "what it holds: message, summary", 375),
     "found": Word(r"\bfound\b(?= =[^=]| \+=|\.append|\.extend|\[)", "what it holds", 799),
     "a token": Word(
         rf"\b(?:{UNITS}) an? (?:token|byte|weight|step|round|layer|row|sequence|head|element)\b", "per token", 13

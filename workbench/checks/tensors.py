@@ -60,9 +60,6 @@ def missing_message(seen: dict) -> str | None:
     return f"a dict with the key {seen['missing']!r} was expected; got {seen['returned']} without it"
 
 
-told_missing = missing_message  # as the earlier labs call it
-
-
 def read(seen: dict, name: str, shape: Iterable[int], dtype: str, legend: str = "") -> torch.Tensor | str:
     """In the judge: the tensor, in float64, complex128 or int64, or what is wrong with its type and shape. dtype "":
     any."""

@@ -47,6 +47,7 @@ def run(root: Path) -> dict:
         return report
 
     write(gradescope(Graded(student, settings["assignment"], "", "", error="Grading has not finished.")))
+    ours: Exception | None = None
     with tempfile.TemporaryDirectory(prefix="gradescope-") as out:
         over = threading.Event()
         watcher = threading.Thread(target=_watch, args=(Path(out), settings, hidden, student, write, over))
@@ -74,15 +75,14 @@ def run(root: Path) -> dict:
             graded = Graded(student, settings["assignment"], "", "", error=str(error))
         except Exception as error:  # ours: said to the student, and then to the instructor, in the run's output
             why = f"This could not be graded, for no fault of yours ({type(error).__name__}). Tell your instructor."
-            graded = Graded(student, settings["assignment"], "", "", error=why)
-            over.set()
-            watcher.join()
-            write(gradescope(graded))
-            raise
+            graded, ours = Graded(student, settings["assignment"], "", "", error=why), error
         finally:
             over.set()
             watcher.join()
-    return write(gradescope(graded))
+    report = write(gradescope(graded))
+    if ours is not None:
+        raise ours
+    return report
 
 
 def _files(folder: Path) -> Iterator[Path]:

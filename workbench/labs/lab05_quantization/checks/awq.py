@@ -7,7 +7,7 @@ import random
 import torch
 
 from workbench.checks.inputs import drawn
-from workbench.checks.tensors import first_wrong, numbers, read, same, told_missing
+from workbench.checks.tensors import first_wrong, missing_message, numbers, read, same
 from workbench.labs.lab05_quantization.checks.probes import awq_weights, calibration_inputs
 from workbench.quantization import Inputs, IntegerFormat, quantize_tensor
 
@@ -30,7 +30,7 @@ def error_of(weight: torch.Tensor, stands_in: torch.Tensor, h: torch.Tensor) -> 
 
 def judge_error(case: dict, seen: dict) -> str | None:
     """‖X(W − Ŵ)ᵀ‖² / ‖XWᵀ‖²."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     inputs = calibration_inputs(case["seed"], case["rows"], case["wide"], case["kind"])
 
@@ -64,7 +64,7 @@ def scale_of(inputs: Inputs, alpha: float) -> torch.Tensor:
 
 def judge_scale(case: dict, seen: dict) -> str | None:
     """s for every α."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     inputs = calibration_inputs(case["seed"], case["rows"], case["wide"], case["kind"])
     for alpha, given in zip(case["alphas"], seen["scales"]):
@@ -106,7 +106,7 @@ def search_error(case: dict, inputs: Inputs, weights: list[torch.Tensor], alpha:
 
 def judge_search(case: dict, seen: dict) -> str | None:
     """Every α of the grid with its error."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     inputs = calibration_inputs(case["seed"], case["rows"], case["wide"], case["kind"])
     weights, grid = awq_weights(case["seed"], case["outs"], case["wide"]), case["grid"]
@@ -143,7 +143,7 @@ def fold_cases(draw: random.Random) -> list[dict]:
 def judge_fold(case: dict, seen: dict) -> str | None:
     """gain / s and W · s, exactly: s is made of powers of two."""
 
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     where = f"fold of {len(case['outs'])} weight{'s' * (len(case['outs']) > 1)} with {case['wide']} inputs: "
     if "returned" in seen:

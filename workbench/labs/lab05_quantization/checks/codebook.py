@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from workbench.checks.inputs import drawn
-from workbench.checks.tensors import first_wrong, read, same, told_missing
+from workbench.checks.tensors import first_wrong, missing_message, read, same
 from workbench.labs.lab05_quantization.checks.probes import codebook_inputs
 
 TOLERANCE = 1e-4
@@ -39,7 +39,7 @@ def inputs_of(case: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def judge_assign(case: dict, seen: dict) -> str | None:
     """For each weight a level of its row than which none is nearer."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     weight, _, levels = inputs_of(case)
     where = f"assign of W {list(weight.shape)} with {case['count']} levels a row: "
@@ -79,7 +79,7 @@ def levels_by(weight, sensitivity, levels, steps: int) -> torch.Tensor:
 
 def judge_levels(case: dict, seen: dict) -> str | None:
     """The levels after the rounds."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     given, steps = inputs_of(case), case["steps"]
     where = f"fit_levels of W {list(given[0].shape)}, {case['count']} levels a row, {steps} round{'s' * (steps != 1)}: "
@@ -110,7 +110,7 @@ def outlier_cases(*sizes: tuple):
 
 def judge_outliers(case: dict, seen: dict) -> str | None:
     """The largest of the whole matrix, their places and values, and zeros where they stood."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     weight = drawn(case["seed"], "w", case["out"], case["wide"]).double()
     count = case["take"]

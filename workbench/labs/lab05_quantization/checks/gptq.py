@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from workbench.checks.tensors import first_wrong, read, same, told_missing
+from workbench.checks.tensors import first_wrong, missing_message, read, same
 from workbench.labs.lab05_quantization.checks.probes import column_inputs, factor_of, moments
 
 # --- The factor ---
@@ -30,7 +30,7 @@ def exact_factor(h: torch.Tensor, damping: float) -> torch.Tensor:
 
 def judge_factor(case: dict, seen: dict) -> str | None:
     """U upper triangular with UᵀU = (H + λI)⁻¹."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     wide = case["wide"]
     h = moments(case["seed"], wide, case["kind"])
@@ -69,7 +69,7 @@ def judge_columns(case: dict, seen: dict) -> str | None:
     out, wide, group, bits = case["out"], case["wide"], case["group"], case["bits"]
     given = column_inputs(case["seed"], out, wide, group, bits, case["reach"])
     where = f"quantize_columns of W [{out}, {wide}] at {bits} bits, groups of {group}: "
-    told = told_missing(seen) or (
+    told = missing_message(seen) or (
         f"{where}something that was given was changed; work on copies (.double() of float64 is no copy: .clone())"
         if seen["changed"]
         else None

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from workbench.checks.tensors import first_wrong, numbers, read, same, told_missing
+from workbench.checks.tensors import first_wrong, missing_message, numbers, read, same
 from workbench.labs.lab05_quantization.checks.probes import product_inputs
 
 TOLERANCE = 2e-5  # float32 sums of some dozen products; a code more or less is a hundred times that
@@ -41,7 +41,7 @@ def inputs_of(case: dict) -> tuple[torch.Tensor, torch.Tensor]:
 
 def judge_columns(case: dict, seen: dict) -> str | None:
     """Exactly the columns with a value beyond the threshold, in order."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     x, _ = inputs_of(case)
     threshold = case["threshold"]
@@ -113,7 +113,7 @@ def judge_product(case: dict, seen: dict) -> str | None:
 
 def judge_stored(case: dict, seen: dict) -> str | None:
     """Codes, scales and outliers of the weight."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     _, weight = inputs_of(case)
     columns, (out, wide) = case["outliers"], weight.shape

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from workbench.checks.tensors import first_wrong, read, same, told_missing
+from workbench.checks.tensors import first_wrong, missing_message, read, same
 from workbench.grading.check import not_refused
 from workbench.labs.lab05_quantization.checks.probes import codes_of, weights_of_kind
 
@@ -31,7 +31,7 @@ def group_cases(*settings: tuple):
 
 def judge_groups(case: dict, seen: dict) -> str | None:
     """Types and shapes; the scale and zero of every group; the nearest code for these; and back."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     out, wide, group, bits = case["out"], case["wide"], case["group"], case["bits"]
     where = f"quantize of [{out}, {wide}] ({case['kind']}) at {bits} bits, groups of {group}: "
@@ -107,7 +107,7 @@ def packing_cases(*sizes: tuple[int, ...]):
 
 def judge_packing(case: dict, seen: dict) -> str | None:
     """The bytes, exactly, and the codes back."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     sizes = case["sizes"]
     codes = codes_of(case["seed"], *sizes).long()
@@ -151,7 +151,7 @@ def refused_cases(draw: random.Random) -> list[dict]:
 
 def judge_refused(case: dict, seen: dict) -> str | None:
     """WorkbenchError where it does not come out even."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     if "refused" in seen:
         return None

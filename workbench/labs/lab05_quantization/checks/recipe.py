@@ -7,7 +7,7 @@ import random
 from dataclasses import asdict
 from fractions import Fraction
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import missing_message
 from workbench.labs.lab05_quantization.checks.parts import Machine, Stored, Weights, weights_of
 from workbench.models.shapes import public_shape
 
@@ -193,7 +193,7 @@ def exact_choice(case: dict) -> str | None:
 
 def judge_recipe(case: dict, seen: dict) -> str | None:
     """The exact number, or the right choice."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     part = case["part"]
     if part == "choose":

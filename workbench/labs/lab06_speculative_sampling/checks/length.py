@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import missing_message
 from workbench.grading.check import not_refused
 from workbench.labs.lab06_speculative_sampling.checks.probes import verify_time
 
@@ -116,7 +116,7 @@ def exact_best(case: dict) -> int:
 
 def judge_length(case: dict, seen: dict) -> str | None:
     """The number, or the best K."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     part, value = case["part"], seen["value"]
     given = ", ".join(f"{name} = {value}" for name, value in case.items() if name not in ("part", "free", "slope"))
@@ -164,7 +164,7 @@ def _judge_best(case: dict, where: str, value: float, returned: str) -> str | No
 
 
 def judge_refused(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     if "refused" in seen:
         return None

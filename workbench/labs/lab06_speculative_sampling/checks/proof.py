@@ -6,7 +6,7 @@ import functools
 import random
 from fractions import Fraction
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import missing_message
 from workbench.labs.lab06_speculative_sampling.checks import rules
 from workbench.labs.lab06_speculative_sampling.checks.fractions import (
     distribution_of,
@@ -116,7 +116,7 @@ def _same_distribution(a: dict, b: dict) -> bool:
 
 def judge_round_distribution(case: dict, seen: dict) -> str | None:
     """{emitted tokens: probability} of one round."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     size, K = len(case["target"][0]), case["K"]
     where = f"distribution_of_round with {size} tokens, K = {K}: "
@@ -142,7 +142,7 @@ def judge_round_distribution(case: dict, seen: dict) -> str | None:
 
 def judge_broken(case: dict, seen: dict) -> str | None:
     """The names of the rules whose texts have another distribution."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     if "returned" in seen:
         return f"broken gave a {seen['returned']}, where a list of the rules' names was expected"

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from workbench.checks.tensors import numbers, read, told_missing
+from workbench.checks.tensors import missing_message, numbers, read
 from workbench.kv import Recompute
 from workbench.labs.lab06_speculative_sampling.checks.probes import CONFIG, small_model
 from workbench.models.batch import Batch
@@ -70,7 +70,7 @@ def right_lengths(case: dict) -> tuple[int, int]:
 
 def judge_rollback(case: dict, seen: dict) -> str | None:
     """The text, both lengths, the tokens to be sent next, and what the models say after them."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     text, drafted, accepted = case["text"], case["drafted"], case["accepted"]
     where = f"{len(text)} tokens, {len(drafted)} drafted, {accepted} accepted: "

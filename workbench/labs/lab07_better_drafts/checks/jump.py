@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import missing_message
 from workbench.labs.lab07_better_drafts.checks.parts import Grammar
 from workbench.labs.lab07_better_drafts.checks.probes import chosen
 
@@ -150,7 +150,7 @@ def _spoken(tokens: list[int], vocabulary: list[str]) -> str:
 
 
 def judge_jump(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     grammar, vocabulary, part = Grammar.of(*case["pieces"]), case["vocabulary"], case["part"]
     state = state_after(grammar, 0, case["before"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import missing_message
 from workbench.labs.lab07_better_drafts.checks.probes import head_logits
 from workbench.labs.lab07_better_drafts.checks.tree import ancestors, random_tree
 
@@ -100,7 +100,7 @@ def dead_end_cases(draw: random.Random) -> list[dict]:
 
 def judge_cross(case: dict, seen: dict) -> str | None:
     """Every choice of ranks for one head, two heads, …: shorter ones first, then in the order of ranks."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     widths = case["widths"]
     where = f"all_paths({widths}): "
@@ -124,7 +124,7 @@ def exact_candidates(case: dict) -> tuple[list[int], list[int]]:
 
 
 def judge_candidates(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     paths = [tuple(path) for path in case["paths"]]
     where = f"candidates with paths {paths}: "
@@ -164,7 +164,7 @@ def exact_acceptance(case: dict) -> tuple[list[int], int]:
 
 
 def judge_acceptance(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     tokens, parents, best = case["tokens"], case["parents"], case["best"]
     where = f"tokens {tokens}, parents {parents}, best {best}: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import missing_message
 from workbench.labs.lab08_continuous_batching.checks.probes import token_after
 
 
@@ -158,7 +158,7 @@ def _plan_fault(sequences: list[dict], budget: int, chunk: int | None, came: lis
 
 
 def judge_plan(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     sequences, budget, chunk = case["sequences"], case["budget"], case["chunk"]
     where = (
@@ -183,7 +183,7 @@ def postprocessed(sequence: dict, piece: list, salt: int) -> dict:
 
 
 def judge_postprocess(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     work = {piece[0]: piece for piece in case["work"]}
     for before, after in zip(case["sequences"], seen["sequences"]):
@@ -213,7 +213,7 @@ def judge_postprocess(case: dict, seen: dict) -> str | None:
 
 def judge_whole(case: dict, seen: dict) -> str | None:
     """Step by step; then the texts."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     if "returned" in seen:
         return f"{seen['returned']} came back, where a list of Work(sequence, start, count) was expected"

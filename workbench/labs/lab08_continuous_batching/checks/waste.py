@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import missing_message
 from workbench.grading.check import not_refused
 
 EXAMPLE = [[3, 2], [5, 4], [2, 6], [4, 3]]  # the exercise's own
@@ -124,7 +124,7 @@ def _where(case: dict) -> str:
 
 
 def _judge(case: dict, seen: dict, *names: str) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     where = _where(case)
     if "returned" in seen:
@@ -155,7 +155,7 @@ def judge_all(case: dict, seen: dict) -> str | None:
 
 
 def judge_refused(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     if "refused" in seen:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 
-from workbench.checks.tensors import told_missing
+from workbench.checks.tensors import missing_message
 from workbench.grading.check import not_refused
 from workbench.labs.lab09_paged_attention.checks.parts import Request
 
@@ -137,7 +137,7 @@ def told_request(r: Request) -> str:
 
 def judge_slots(case: dict, seen: dict) -> str | None:
     """slots_held of one request."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     r, kind, size = Request(*case["request"]), case["kind"], case["block_size"]
     where = f"slots_held of {told_request(r)}, kind {kind!r}" + (f", block_size {size}: " if kind == "paged" else ": ")
@@ -151,7 +151,7 @@ def judge_slots(case: dict, seen: dict) -> str | None:
 
 def judge_account(case: dict, seen: dict) -> str | None:
     """All five numbers, and the useful share."""
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     waiting = case["waiting"]
     rows = [Request(*row) for row in case["requests"]]
@@ -177,7 +177,7 @@ def judge_account(case: dict, seen: dict) -> str | None:
 
 
 def judge_refused(case: dict, seen: dict) -> str | None:
-    if lacking := told_missing(seen):
+    if lacking := missing_message(seen):
         return lacking
     if "refused" in seen:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from workbench.checks.tensors import told_missing as lacks
+from workbench.checks.tensors import missing_message as lacks
 
 FIXED = {"fixed": 1.0, "row": 0.0, "text": 0.0, "context": 0.0}
 EXAMPLE = {"queue": [[6, 3], [3, 5]], "running": [[10, 2]], "max_running": 2, "token_budget": 4}  # the exercise's own

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from workbench.checks.tensors import told_missing as lacks
+from workbench.checks.tensors import missing_message as lacks
 
 OBJECTIVES = {"ttft_s": 0.5, "tpot_s": 0.125}
 GRID = 64
