@@ -118,3 +118,13 @@ def test_the_list_of_models_shows_what_the_cards_say(name):
 def test_the_zoo_is_small_enough_to_ship():
     assert sum(f.stat().st_size for f in ZOO.rglob("*") if f.is_file()) <= 104e6
     assert not list(ZOO.rglob("state*"))
+
+
+def test_what_counts_keys_alone_and_any_panel_is_offered_models_that_attend():
+    from workbench.models.checkpoints import shipped_names
+    from workbench.panels.base import known_models
+
+    with_states = {name for name in NAMES if RECIPES[name].config.state_layers}
+    assert with_states == {"stdlib-3m-mamba2", "stdlib-3m-jamba4"} <= set(shipped_names())
+    attending = {name for name in shipped_names() if name not in with_states}
+    assert set(shipped_names(states=False)) == set(known_models()) == attending

@@ -217,6 +217,19 @@ def test_each_model_that_is_here_has_all_slices_and_the_reference_comes_first(ru
         assert ("gap" in whole.counts) == (name != recall.REFERENCE)
 
 
+def test_every_gap_is_to_the_reference_and_to_no_other_model(runs):
+    nats = {(m.settings["model"], m.settings["slice"]): m.median for m in runs["beyond.recall"]}
+    gaps = {
+        key: m.counts["gap"]
+        for m in runs["beyond.recall"]
+        if "gap" in m.counts
+        for key in [(m.settings["model"], m.settings["slice"])]
+    }
+    assert {model for model, _ in gaps} == set(HERE)
+    for (model, part), gap in gaps.items():
+        assert gap == pytest.approx(nats[model, part] - nats[recall.REFERENCE, part], abs=1e-9)
+
+
 def test_a_model_that_is_not_here_is_no_choice_and_refused_with_the_command_that_makes_it():
     limit = experiment("beyond.recall").limits(**experiment("beyond.recall").complete())["models"]
     assert [name for name in ("all", *recall.COMPARED) if limit(name)] == ["all", "stdlib-3m-mamba2", HERE[1]]
