@@ -13,8 +13,16 @@ from pathlib import Path
 from workbench.errors import WorkbenchError
 from workbench.files import replacing
 
-MAX_BYTES = 48 << 20
-MODELS = ("stdlib-10m", "stdlib-1m", "stdlib-10m-eagle", "stdlib-10m-medusa", "stdlib-tokenizer")  # that travel
+MAX_BYTES = 56 << 20
+MODELS = (  # that travel
+    "stdlib-10m",
+    "stdlib-1m",
+    "stdlib-10m-eagle",
+    "stdlib-10m-medusa",
+    "stdlib-3m-mamba2",
+    "stdlib-3m-block-diffusion",
+    "stdlib-tokenizer",
+)
 LEFT_OUT = (
     "*.ipynb",
     "docs/pictures/*",
