@@ -373,6 +373,7 @@ def test_a_cache_refuses_what_is_not_its_canvas_and_stays_as_it_was():
         ({"temperature": -1}, "temperature must be a number from 0"),
         ({"temperature": float("nan")}, "temperature must be a number from 0"),
         ({"seed": -1}, "seed must be"),
+        ({"seed": 2**64}, r"seed must be below 2\*\*63"),
         ({"cached": 1}, "cached must be True or False"),
         ({"sampler": "confidence"}, "make_sampler"),
         ({"prompt": [1, MASK]}, "not the mask"),
@@ -388,6 +389,29 @@ def test_bad_settings_are_refused_before_anything_is_computed(settings, message)
     assert not seen
 
 
+@pytest.mark.parametrize(("temperature", "like"), [(1e-40, 0.0), (5e-324, 0.0), (1e-30, 0.0), (1e308, 1e30)])
+def test_extreme_temperatures_are_their_limits(temperature, like):
+    texts = [diffuse(MODEL, [1, 2], max_tokens=9, temperature=t, seed=3).token_ids for t in (temperature, like)]
+    assert texts[0] == texts[1]
+
+
+def test_more_passes_than_any_number_can_count_are_one_a_token():
+    assert diffuse(MODEL, [1], max_tokens=7, sampler=Confidence(10**20)).passes == 7
+
+
+@pytest.mark.parametrize("sampler", [Uniform(2), Confidence(2), EntropyBound(1.0), Remasking(2)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_gives_no_numbers_is_named_and_not_its_sampler(sampler, temperature):
+    broken = tiny()
+    with torch.no_grad():
+        next(broken.decoder.parameters()).fill_(float("nan"))
+    with pytest.raises(WorkbenchError, match="gave NaN logits"):
+        diffuse(broken, [1], max_tokens=4, sampler=sampler, temperature=temperature)
+    if not sampler.remasks:
+        with pytest.raises(WorkbenchError, match="gave NaN logits"):
+            score(broken, ROWS, 4, sampler)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -401,8 +425,11 @@ def test_bad_settings_are_refused_before_anything_is_computed(settings, message)
         (lambda: diffuse(tiny("masked"), [1], max_tokens=4, block_size=4), "leave block_size out"),
         (lambda: score(MODEL, ROWS, 4, Remasking(2)), "masks tokens again"),
         (lambda: score(MODEL, ROWS, 5, Uniform(2)), "do not make up 12"),
+        (lambda: score(MODEL, ROWS, 4, Uniform(2), seed=2**64), "seed must be below"),
         (lambda: bound_of(MODEL, ROWS, 4, draws=0), "draws must be"),
+        (lambda: bound_of(MODEL, ROWS, 4, seed=2**64), "seed must be below"),
         (lambda: bound_of(MODEL, ROWS.repeat(1, 3), 4), "longer than the context"),
+        (lambda: train_toy(bracket_words(8), seed=2**64), "seed must be below"),
         (lambda: tiny(sliding_window=4), "sliding window"),
         (lambda: DiffusionModel(MODEL.decoder, "blocks", MASK, (4,)), "did you mean 'block'"),
         (lambda: DiffusionModel(MODEL.decoder, "block", 5, (4,)), "mask_token must be"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from workbench.decoding.request_checks import check_seed
 from workbench.diffusion.attention import TrainingCanvas
 from workbench.diffusion.model import DiffusionModel
 from workbench.diffusion.objective import by_count, masked_nats
@@ -19,7 +20,7 @@ from workbench.models.evaluation import held_out_passages, held_out_stream
 
 @dataclass(frozen=True)
 class Bound:
-    """A mean over drawn masks. Its error is that of the masks alone: the text is the same in every draw."""
+    """A mean over drawn masks. The text is the same in every draw, so what is estimated is the bound of this text."""
 
     nats_per_token: float
     standard_error: float
@@ -43,11 +44,12 @@ def bound_of(
 ) -> Bound:
     """The bound on rows [B, S], in blocks of `block_size` (S for one canvas). In float32, or the model's own dtype.
 
-    Every draw masks all of the text once. The standard error is that of the mean over all blocks and draws, as if the
-    k of the blocks had been drawn each by itself; spread evenly as they are, it is an upper estimate.
+    Every draw masks all of the text once. The standard error is that of the mean over all blocks and draws, as if each
+    had a text and a k of its own. The text is given and the k are spread evenly, so it is an upper estimate.
     Position 0 is scored too: under a mask alone there is a prediction for it, unlike in a next-token loss.
     """
     check_whole("draws", draws, 1)
+    check_seed(check_whole("seed", seed, 0))
     count, length = rows.shape
     if length > model.config.context_length:
         raise WorkbenchError(

@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from workbench.decoding.request_checks import check_seed
 from workbench.errors import WorkbenchError, check_flag, check_whole
 
 FIRST_NOISE = 1e-4  # s of the schedule, and σ₀²
@@ -127,6 +128,7 @@ class DiffusionLM(nn.Module):
         """
         check_whole("count", count, 1)
         check_flag("clamp", clamp)
+        check_seed(check_whole("seed", seed, 0))
         generator = torch.Generator().manual_seed(seed)
         shape = self.shape
         x = torch.randn(count, shape.length, shape.embedding_size, generator=generator)
@@ -158,6 +160,7 @@ def train_toy(
         if len(word) != shape.length or not set(word) <= set(shape.letters):
             raise WorkbenchError(f"a word has {shape.length} letters of {shape.letters!r}; got {word!r}")
     check_whole("steps", steps, 1)
+    check_seed(check_whole("seed", seed, 0))
     data = torch.tensor([[shape.letters.index(letter) for letter in word] for word in words])
     generator = torch.Generator().manual_seed(seed)
     model = DiffusionLM(shape)

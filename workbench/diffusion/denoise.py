@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
+from workbench.decoding.filters import SMALLEST_TEMPERATURE, apply_temperature, check_logits
+from workbench.decoding.request_checks import check_seed
 from workbench.diffusion.attention import CanvasKV
 from workbench.diffusion.costs import pass_costs
 from workbench.diffusion.model import DiffusionModel
@@ -98,7 +100,7 @@ def diffuse(
     token; a sampler judges by the model's own distribution, whatever the temperature.
     watch: called with every step as it is done. A block whose tokens have the one that ends a text is the last.
     Raises WorkbenchError, before anything is computed, for a prompt or canvas longer than the context, blocks that the
-    model was not trained for, and settings that are none.
+    model was not trained for, and settings that are none; in a pass whose logits are no numbers.
     """
     if not isinstance(model, DiffusionModel):
         raise WorkbenchError(
@@ -107,7 +109,7 @@ def diffuse(
         )
     ids = _prompt_ids(model, prompt)
     check_whole("max_tokens", max_tokens, 1)
-    check_whole("seed", seed, 0)
+    check_seed(check_whole("seed", seed, 0))
     check_flag("cached", cached)
     if not is_number(temperature) or temperature < 0:
         raise WorkbenchError(f"temperature must be a number from 0, got {shown(temperature)}")
@@ -272,13 +274,14 @@ class _Canvas:
         self.kv.truncate(SEQUENCE, first if self.cached else 0)
         wanted = (masked.nonzero()[:, 0] + (first - start)).to(hidden.device)
         logits = self.model.decoder.logits_of(hidden[wanted]).float().cpu()
+        check_logits(logits, self.model.name)
         return without_mask(logits, self.model.mask_token), end - start, start
 
     def _draw(self, logits: torch.Tensor) -> torch.Tensor:
         """[n] a token for each row of logits [n, V]."""
-        if self.temperature == 0:
+        if self.temperature < SMALLEST_TEMPERATURE:
             return logits.argmax(dim=-1)
-        p = (logits / self.temperature).softmax(dim=-1)
+        p = apply_temperature(logits, self.temperature).softmax(dim=-1)
         return torch.multinomial(p, 1, generator=self.generator)[:, 0]
 
     def ends_in(self, first: int) -> bool:

@@ -54,8 +54,8 @@ def due(view: View, passes: int) -> torch.Tensor:
 
     With fewer positions than passes there is one a pass, and the block is done sooner.
     """
-    needed = torch.minimum(view.to_write, torch.as_tensor(passes, device=view.to_write.device)).clamp(min=1)
-    number = torch.minimum(torch.as_tensor(view.number + 1, device=needed.device), needed)
+    needed = view.to_write.clamp(min=1, max=min(passes, view.masked.shape[1]))
+    number = needed.clamp(max=view.number + 1)
     return view.to_write * number // needed
 
 

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 
 import torch
 
+from workbench.decoding.filters import check_logits
+from workbench.decoding.request_checks import check_seed
 from workbench.diffusion.attention import TrainingCanvas
 from workbench.diffusion.denoise import confidence_and_entropy
 from workbench.diffusion.model import DiffusionModel
 from workbench.diffusion.objective import paired_batch, without_mask
 from workbench.diffusion.samplers import Sampler, View, check_choice
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, check_whole
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def score(
             f"{sampler.words}: a sampler that masks tokens again writes a text in many ways, and their sum is not "
             "counted here; judge it by what it writes (diffuse)"
         )
+    check_seed(check_whole("seed", seed, 0))
     canvas = TrainingCanvas(model.config, block_size, rows.shape[1])
     generator = torch.Generator().manual_seed(seed)
     nats, passes = [], []
@@ -84,7 +87,9 @@ def _score(
         if check_stop is not None:
             check_stop()
         batch = paired_batch(rows, masked.view(rows.shape), model.mask_token, canvas.paired)
-        log_p = without_mask(model.decoder(batch, canvas).float(), model.mask_token).log_softmax(dim=-1)
+        logits = model.decoder(batch, canvas).float()
+        check_logits(logits, model.name)
+        log_p = without_mask(logits, model.mask_token).log_softmax(dim=-1)
         hidden, there = masked.cpu(), log_p.gather(1, targets[masked][:, None])[:, 0]
         confidence, entropy, truth = (torch.zeros(targets.shape) for _ in range(3))
         confidence[hidden], entropy[hidden] = (values.cpu() for values in confidence_and_entropy(log_p))
