@@ -107,6 +107,36 @@ def test_chunks_of_any_length_give_what_the_whole_gives_and_the_same_state(kind:
 
 
 @every_kind
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("extreme", ["inputs", "decays"])
+def test_large_inputs_and_decays_that_underflow_leave_numbers_and_the_forms_equal(
+    kind: str, dtype: torch.dtype, apart: float, extreme: str
+) -> None:
+    mixer, x = mixer_of(kind).to(dtype), rows(16, 2).to(dtype) * (300 if extreme == "inputs" else 1)
+    if extreme == "decays":
+        for name, parameter in mixer.named_parameters():
+            if name in ("log_step", "log_decay", "a_log", "dt_bias", "decay_up.bias"):
+                parameter.data += 6
+    states, outputs = mixer.initial_state(x, 2), []
+    with torch.no_grad():
+        for t in range(16):
+            y, states = mixer.step(x[:, t], states)
+            outputs.append(y)
+        whole, (chunk, _) = mixer.whole(x), mixer.chunk(x[0], mixer.initial_state(x[0]))
+    stepped = torch.stack(outputs, dim=1)
+    assert stepped.isfinite().all()
+    largest = stepped.abs().max()
+    assert (whole - stepped).abs().max() < apart * largest and (chunk - stepped[0]).abs().max() < apart * largest
+
+
+def test_every_parameter_has_a_number_for_a_gradient_where_decays_underflow() -> None:
+    mixer = mixer_of("s4d").float()
+    mixer.log_decay.data += 9  # type: ignore[union-attr, operator]
+    mixer.whole(rows(16, 2).float()).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in mixer.parameters())
+
+
+@every_kind
 def test_a_state_has_the_shapes_that_are_counted_and_is_never_changed_in_place(kind: str) -> None:
     mixer, x = mixer_of(kind), rows(5)
     state = mixer.initial_state(x)

@@ -26,8 +26,14 @@ Memory = tuple[torch.Tensor, torch.Tensor]  # S [B, H, N, D], z [B, H, N]
 
 
 def phi(x: torch.Tensor) -> torch.Tensor:
-    """φ(x) = elu(x) + 1, above 0 (equation 7)."""
-    return F.elu(x) + 1
+    """φ(x) = elu(x) + 1 (equation 7), above 0: x + 1, and e^x below 0, where elu(x) = e^x − 1 would round to −1 from
+    x = −17 on in float32."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+
+def divided(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+    """y: above / below, and 0 where φ(q)ᵀ z is so small that it is 0."""
+    return above / below.clamp(min=torch.finfo(below.dtype).tiny)
 
 
 def recurrent(
@@ -40,7 +46,7 @@ def recurrent(
         s = s + k[:, t, :, :, None] * v[:, t, :, None]
         z = z + k[:, t]
         above = torch.einsum("bhn,bhnd->bhd", q[:, t], s)
-        outputs.append(above / (q[:, t] * z).sum(-1, keepdim=True))
+        outputs.append(divided(above, (q[:, t] * z).sum(-1, keepdim=True)))
     return torch.stack(outputs, dim=1), s, z
 
 
@@ -52,7 +58,7 @@ def quadratic(
     scores = torch.einsum("bthn,bshn->bhts", q, k).tril()
     above = torch.einsum("bhts,bshd->bthd", scores, v) + torch.einsum("bthn,bhnd->bthd", q, s)
     below = scores.sum(-1).transpose(1, 2) + torch.einsum("bthn,bhn->bth", q, z)
-    return above / below[..., None], s + torch.einsum("bthn,bthd->bhnd", k, v), z + k.sum(1)
+    return divided(above, below[..., None]), s + torch.einsum("bthn,bthd->bhnd", k, v), z + k.sum(1)
 
 
 def chunked(

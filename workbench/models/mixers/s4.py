@@ -31,6 +31,8 @@ from workbench.models.config import ModelConfig
 from workbench.models.mixers.contract import State, StateMixer, in_full_precision, wide
 from workbench.models.mixers.hippo import legs_low_rank
 
+UNDERFLOW = -1000.0  # e to this is 0, in float64 too
+
 
 def zero_order_hold(a: torch.Tensor, b: torch.Tensor, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Ā = e^{ΔA}, B̄ = (Ā − 1)/A · B of a diagonal A: exact where the input stands still within a step."""
@@ -60,13 +62,20 @@ def direct_convolution(u: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
     return torch.einsum("ets,bse->bte", toeplitz, u)
 
 
+def logarithm(a_bar: torch.Tensor) -> torch.Tensor:
+    """log ā. Of an ā that has underflown to 0, whose log is −∞ and times 0 no number, one whose powers are 0 as well,
+    but for the 0th, which is 1."""
+    gone = a_bar == 0
+    return a_bar.masked_fill(gone, 1).log().masked_fill(gone, UNDERFLOW)
+
+
 def diagonal_kernel(a_bar: torch.Tensor, b_bar: torch.Tensor, c: torch.Tensor, length: int) -> torch.Tensor:
     """K [E, L] of a diagonal system [E, N/2]: 2 Re Σ_n c_n b̄_n ā_n^l, a product with a Vandermonde matrix.
 
     With l = i·w + j and w near √L that matrix is never made: (c b̄ ā^{iw}) [E, √L, N/2] times ā^j [E, N/2, √L].
     """
     width = max(1, math.isqrt(length))
-    log_a, short = a_bar.log()[..., None], torch.arange(width, device=a_bar.device)
+    log_a, short = logarithm(a_bar)[..., None], torch.arange(width, device=a_bar.device)
     far = torch.arange(0, length, width, device=a_bar.device)
     left = (c * b_bar)[..., None] * (log_a * far).exp()  # [E, N/2, √L]
     return 2 * (left.mT @ (log_a * short).exp()).real.flatten(1)[:, :length]
@@ -195,7 +204,7 @@ class S4D(StateMixer):
         outputs = []
         for part in u.split(self.shape.chunk_size, dim=1):
             length = part.shape[1]
-            powers = (a_bar.log()[..., None] * torch.arange(length + 1, device=u.device)).exp()  # [E, N/2, L + 1]
+            powers = (logarithm(a_bar)[..., None] * torch.arange(length + 1, device=u.device)).exp()  # [E, N/2, L + 1]
             kernel = 2 * torch.einsum("en,enl->el", c * b_bar, powers[..., :-1]).real
             carried = 2 * torch.einsum("ben,enl->ble", c * x, powers[..., 1:]).real
             outputs.append(causal_convolution(part, kernel) + carried)
