@@ -111,13 +111,14 @@ def drawn_cases(draw: random.Random) -> list[dict]:
 
 
 def kept_cases(draw: random.Random) -> list[dict]:
-    """Half-written canvases, whose written places are the surest; and logits that have the mask itself on top, in the
-    last case all of them below 0."""
+    """Half-written canvases, whose written places are the surest, each clearly more than the one before it, so that a
+    mistake which takes them shows the same on every machine; and logits that have the mask itself on top, in the last
+    case all of them below 0."""
     cases = []
     for written, passes in (((0, 1, 5), 2), ((2, 3, 6), 3), ((0, 1, 3, 4, 6, 8), 3)):
         case = pass_case(draw, 9, passes, written=written)
-        for place in written:
-            case["logits"][place] = [12.0 if token == case["tokens"][place] else 0.0 for token in range(8)]
+        for height, place in enumerate(written, start=7):
+            case["logits"][place] = [float(height * (token == case["tokens"][place])) for token in range(8)]
         cases.append(case)
     cases += [mask_on_top(draw, 8, 2), mask_on_top(draw, 6, 3)]
     for logits in cases[-1]["logits"]:  # all below 0, and the distribution is the same
