@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 
 import pytest
+import tokenizers
 from conftest import random_decoder, tiny_config
 from experiment_claims import DataSheetBench, ExperimentClaims, brief_runs, on_model
 from panel_claims import PanelClaims, shown
@@ -32,6 +34,8 @@ from workbench.labs.lab14_beyond_transformers.panels.tokens_per_pass import with
 from workbench.models.checkpoints import shipped_tokenizer
 from workbench.models.evaluation import held_out_headers, held_out_passages, loss_through
 from workbench.models.shapes import public_shape
+from workbench.models.state_shape import StateShape
+from workbench.models.tokenizer import Tokenizer
 from workbench.panels.base import Panel
 from workbench.panels.plots import matching
 
@@ -301,9 +305,26 @@ def test_words_name_the_points_within_the_goal_and_the_difference_with_its_inter
 
 
 def test_another_vocabulary_than_the_twins_is_refused(model):
-    other = random_decoder(tiny_config(vocab_size=4000))
-    with pytest.raises(WorkbenchError, match="where the tokens are the same"):
-        run("beyond.tokens_per_pass", {**model, "twin": other})
+    """One of the same size, too: token 7 is another text there."""
+    backend = json.loads(shipped_tokenizer().backend.to_str())
+    swapped = dict(zip(backend["model"]["vocab"], [1, 0, *range(2, 4096)]))
+    backend["model"]["vocab"] |= swapped
+    other = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(backend)), end_of_text=0)
+    for twin in (
+        random_decoder(tiny_config(vocab_size=4000)),
+        random_decoder(tiny_config()),
+        random_decoder(tiny_config(), tokenizer=other),
+    ):
+        with pytest.raises(WorkbenchError, match="where the tokens are the same"):
+            run("beyond.tokens_per_pass", {**model, "twin": twin})
+
+
+def test_a_twin_may_have_states(model):
+    shape = StateShape(inner_size=32, num_heads=4, num_groups=4)
+    config = tiny_config(mixers=("mamba2", "attention"), state_shape=shape)
+    twin = random_decoder(config, seed=1, tokenizer=shipped_tokenizer())
+    made = run("beyond.tokens_per_pass", {**model, "twin": twin})
+    assert matching(made, measured="parsing", sampler="twin")[0].counts["tokens_per_pass"] == 1
 
 
 @pytest.mark.parametrize(

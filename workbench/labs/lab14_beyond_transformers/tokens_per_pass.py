@@ -17,6 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Limits, Setting, no_times
 from workbench.experiments.inputs import plain
 from workbench.generation import generate
+from workbench.kv import caching_kind
 from workbench.labs.lab14_beyond_transformers.diffusion_runs import (
     MODEL,
     TWIN,
@@ -91,10 +92,11 @@ def run_tokens_per_pass(
     """Nats per token of the twin; for each block size the bound, and the nats under each sampler; then the share of
     sampled texts that parse, and by how much confidence is ahead of uniform."""
     diffusion, loaded = diffusion_model(bench, model), bench.model(twin)
-    if loaded.config.vocab_size != diffusion.config.vocab_size:
+    own, others = (one.tokenizer and one.tokenizer.backend.to_str() for one in (diffusion, loaded))
+    if own is None or own != others:
         raise WorkbenchError(
-            f"{loaded.name} has {loaded.config.vocab_size} tokens and {diffusion.name} {diffusion.config.vocab_size}; "
-            "nats per token compare where the tokens are the same"
+            f"{loaded.name} and {diffusion.name} have different tokenizers; nats per token compare where the tokens are"
+            " the same"
         )
     rows = held_out_passages(diffusion.tokenizer, context, passages)
     held_out = plain({"model": diffusion, "twin": loaded}) | {"context": context, "passages": passages}
@@ -211,7 +213,7 @@ def _parsed_of_twin(bench: Bench, twin: Decoder, written: dict[str, Any]) -> Mea
         bench.check_stop()
         bench.report(f"{twin.name}: text {seed + 1} of {len(headers)}")
         how = {"max_new_tokens": written["max_tokens"], "temperature": written["temperature"], "seed": seed}
-        one = generate(twin, header, kv="contiguous", **how)
+        one = generate(twin, header, kv=caching_kind(twin.config), **how)
         outcomes.append(parses(header + one.text))
         passes, rows, tokens = passes + one.model_calls, rows + one.rows_processed, tokens + len(one.tokens)
     return _share(bench, written | {"sampler": "twin", "words": "token by token"}, outcomes, passes, rows, tokens)
