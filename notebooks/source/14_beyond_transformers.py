@@ -112,8 +112,9 @@ say(
 )
 
 # %% [markdown]
-# **A state is not small.** Mamba-2's is as large as the cache of some seventy tokens. What it has is no slope. Until the crossover
-# a transformer reads less, and a chat of one line never gets there; at 16 K tokens it has long paid.
+# **A state is not small.** Mamba-2's is as large as the cache of some seventy tokens, and a step writes it back, too, where a
+# cache gets one more row: in bytes that move, the two are alike at about twice as many tokens. What a state has is no slope.
+# Until the crossover a transformer moves less, and a chat of one line never gets there; at 16 K tokens a state has long paid.
 #
 # The same arithmetic for models that people run. Published tables of this kind travel from page to page, in GB and GiB,
 # and somebody has to multiply:
@@ -156,7 +157,7 @@ say(
 # hold its whole past as well as $N$ numbers can. The best polynomial of degree $N-1$ has $N$ coefficients. How they move
 # as the signal goes on is a linear differential equation, and its matrix is called **HiPPO** (Gu et al., 2020):
 #
-# $$x'(t) = A\,x(t) + B\,f(t), \qquad A_{nk} = -\begin{cases}\sqrt{(2n+1)(2k+1)} & n > k\\ n+1 & n = k\end{cases},
+# $$x'(t) = \frac1t \bigl(A\,x(t) + B\,f(t)\bigr), \qquad A_{nk} = -\begin{cases}\sqrt{(2n+1)(2k+1)} & n > k\\ n+1 & n = k\end{cases},
 # \qquad B_n = \sqrt{2n+1}$$
 
 # %% jupyter={"source_hidden": true}
@@ -190,6 +191,9 @@ say(
 )
 
 # %% [markdown]
+# S4 takes this $A$ and leaves $1/t$ out, so that the system is the same at all times: $x' = A x + B u$. What is long past
+# then fades.
+#
 # A computer has steps and not time. Two rules make a step of length $\Delta$ of the equation. **Zero-order hold** takes
 # the input as constant within a step and is then exact; the **bilinear** rule takes the mean of both ends:
 #
@@ -273,7 +277,8 @@ print("the delta rule reads         ", ((key @ written).round(decimals=6) + 0.0)
 # A state of constant size cannot hold everything. What does it lose? Take the trained models of this lab: the same
 # number of parameters, the same text in the same order, and only the mixer differs. Code repeats names. A token whose
 # bigram stood earlier in the same context could be looked up rather than guessed, if the model can look up
-# (*Zoology*, Arora et al., 2023). So we slice the loss: those tokens, and the rest.
+# (*Zoology*, Arora et al., 2023). So we slice the loss: those tokens, and the rest. (The published slice is narrower: its
+# bigrams are also rare in training. So two shares of the gap are no proof of one another.)
 
 # %% jupyter={"source_hidden": true}
 recall_guess = ask(
@@ -316,8 +321,9 @@ say(
 # %% [markdown]
 # ⚠ *A claim to be careful with.* "S4 blurs, and Mamba solves associative recall." Both halves are too strong. The test behind
 # it, *multi-query associative recall*, is a toy: pairs of key and value, then keys again, and the value is asked for.
-# Whether a recurrent model learns it depends on the size of its state, and on the learning rate, which
-# for some of them works in a narrow window only (arXiv 2410.11135, 2508.19029). A sweep says more than a verdict:
+# Whether a recurrent model learns it depends on the size of its state, on how its weights begin (arXiv 2410.11135), and on
+# the learning rate, which for some of them works in a narrow window only (arXiv 2508.19029). A sweep says more than a
+# verdict:
 
 # %% jupyter={"source_hidden": true}
 associative_guess = ask(
@@ -503,9 +509,9 @@ say(
 # ⚠ *A claim to be careful with.* "Twenty steps write the whole text of 1,000 tokens, so it is fifty times as fast." A pass over
 # 1,000 rows is not a pass over one. At batch 1 a decode step reads the weights and computes almost nothing; a card that
 # computes 295 FLOPs in the time of reading a byte has room for some 295 rows until the arithmetic takes longer than the
-# read. With 1,000 rows it takes 3.4 times as long:
+# read. With 1,000 rows it takes 3.4 times as long, so of $T$ only $R = 295$ are left:
 #
-# $$\text{speedup} = \frac{T}{\text{passes} \cdot \max(1,\, T/R)} = \frac{1000}{20 \cdot 3.4} = 14.7$$
+# $$\text{speedup} = \frac{T}{\text{passes} \cdot \max(1,\, T/R)} = \frac{R}{\text{passes}} = \frac{295}{20} = 14.8$$
 #
 # And with many sequences in the batch the decode steps use that room themselves.
 
@@ -547,7 +553,7 @@ say(
 #
 # Before masks there was noise. Images have pixels that can be a little wrong; tokens do not. **Diffusion-LM** (Li et al.,
 # 2022) *embeds* the tokens, adds Gaussian noise, learns to *denoise*, and *rounds* to the nearest embedding at the end.
-# A toy that trains in two seconds writes balanced brackets of eight letters, of which 14 of the 256 strings are some:
+# A toy that trains in two seconds writes balanced brackets of eight letters: 14 of the 256 strings are such words.
 
 # %%
 toy = train_toy(bracket_words(8), seed=1)
