@@ -27,6 +27,7 @@ from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.corpus import held_out_files
+from workbench.models.state_shape import StateShape
 
 MASK = 4  # of tokens 0 … 3
 
@@ -430,7 +431,11 @@ def test_a_model_that_gives_no_numbers_is_named_and_not_its_sampler(sampler, tem
         (lambda: bound_of(MODEL, ROWS, 4, seed=2**64), "seed must be below"),
         (lambda: bound_of(MODEL, ROWS.repeat(1, 3), 4), "longer than the context"),
         (lambda: train_toy(bracket_words(8), seed=2**64), "seed must be below"),
-        (lambda: tiny(sliding_window=4), "sliding window"),
+        (lambda: tiny(sliding_window=4), "this shape has a sliding window"),
+        (
+            lambda: tiny(mixers=("mamba2", "attention"), state_shape=StateShape(inner_size=16)),
+            "has layers that keep a state",
+        ),
         (lambda: DiffusionModel(MODEL.decoder, "blocks", MASK, (4,)), "did you mean 'block'"),
         (lambda: DiffusionModel(MODEL.decoder, "block", 5, (4,)), "mask_token must be"),
         (lambda: DiffusionModel(MODEL.decoder, "block", MASK, (25,)), "block_sizes must be"),

@@ -25,10 +25,16 @@ ROWS_AT_ONCE = 128  # queries of one attention call in training: what lies right
 
 def check_diffusion_config(config: ModelConfig) -> None:
     """Raises WorkbenchError for a shape whose attention cannot be made to look both ways here."""
-    if config.latent_attention is not None or config.kv_sources is not None or config.sliding_window is not None:
+    special = {
+        "layers that keep a state, which read from left to right alone": bool(config.state_layers),
+        "latent attention": config.latent_attention is not None,
+        "layers that share keys": config.kv_sources is not None,
+        "a sliding window": config.sliding_window is not None,
+    }
+    if found := [name for name, there in special.items() if there]:
         raise WorkbenchError(
-            "diffusion attends over plain keys and values of every layer; this shape has latent attention, shared "
-            "layers or a sliding window. Use a shape without them, such as stdlib-3m-mha's"
+            f"diffusion attends over plain keys and values of every layer; this shape has {' and '.join(found)}. Use a "
+            "shape without, such as stdlib-3m-mha's"
         )
 
 
