@@ -286,6 +286,15 @@ def test_every_mixer_is_what_it_is_called_with_a_key_of_the_asked_size(mixer):
         assert associative.capacity(mixer, 4, 8) is None
 
 
+@pytest.mark.parametrize("pairs", [2, 8, 16])
+def test_a_guess_is_what_the_values_alone_give_away(pairs):
+    rows = associative.recall_rows(20_000, pairs, torch.Generator().manual_seed(0))
+    shown, answers = rows[:, 1 : 2 * pairs : 2], rows[:, 2 * pairs + 1 :: 2]
+    right = (shown.mode(1).values[:, None] == answers).double().mean()
+    assert associative.guess(pairs) == pytest.approx(right.item(), abs=0.005)
+    assert associative.guess(2) == (1 + 1 / 16) / 2  # both alike, or one of two
+
+
 def run_of(mixer: str, **changes) -> associative.Run:
     size = 0 if mixer == ATTENTION else 8
     pairs = changes.get("pairs", 2)

@@ -14,9 +14,11 @@ value that is nearest to a sum with errors in it may still be the right one, and
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -193,6 +195,25 @@ def capacity(mixer: str, state_size: int, pairs: int) -> float | None:
     return min(1.0, state_size / pairs) if mixer in MATRICES else None
 
 
+@functools.cache
+def guess(pairs: int) -> float:
+    """The share of right answers that needs no key: always the most frequent of a row's values, exactly.
+
+    Values are drawn one by one, so one often stands under several keys. Of P draws among V values the most frequent
+    comes E[M] = Σ_{m ≥ 0} P(M > m) times, and P(M ≤ m) = P! / V^P · [x^P] (Σ_{i ≤ m} x^i / i!)^V.
+    """
+    expected = Fraction(0)
+    for limit in range(pairs):
+        series = [Fraction(1), *[Fraction(0)] * pairs]
+        for _ in range(VALUES):
+            series = [
+                sum((series[n - i] / math.factorial(i) for i in range(min(n, limit) + 1)), Fraction(0))
+                for n in range(pairs + 1)
+            ]
+        expected += 1 - series[pairs] * math.factorial(pairs) / VALUES**pairs
+    return float(expected / pairs)
+
+
 def run_associative(
     bench: Bench, *, mixers: str, pairs: int, layers: int, width: int, steps: int, sequences: int, fresh: int, seed: int
 ) -> Iterator[Measurement]:
@@ -213,7 +234,7 @@ def _measured(bench: Bench, run: Run, fresh: int, asked: dict[str, Any]) -> Meas
     counts = {
         "answers": fresh * run.pairs,
         "standard_error": math.sqrt(share * (1 - share) / (fresh * run.pairs)),
-        "guess": 1 / run.pairs,
+        "guess": guess(run.pairs),
         "parameters": run.config.num_parameters(),
         "state_values": run.config.state_values(),
         "steps": done,

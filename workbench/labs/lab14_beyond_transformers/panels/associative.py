@@ -16,6 +16,7 @@ from workbench.labs.lab14_beyond_transformers.associative import (
     SOLVED,
     STATE_SIZES,
     capacity,
+    guess,
     shape_of,
     sizes_of,
 )
@@ -93,7 +94,7 @@ class AssociativePanel(Panel):
             x=Axis("learning rate", lambda x: f"{x:g}", "log", VALUES, room=(1.6, 1.6)),
             y=Axis("right answers" if first else "", percent, limits=(0, 1.05), ticks=(0, 0.25, 0.5, 0.75, 1)),
             title=f"keys of N = {size} values",
-            levels=[(1 / pairs, f"one of the {pairs} values at random", GUESS)],
+            levels=[(guess(pairs), f"always the most frequent of the {pairs} values", GUESS)],
         )
 
     def _caption(self, shown: Sequence[Measurement], settings: dict[str, Any], pairs: int) -> str:
