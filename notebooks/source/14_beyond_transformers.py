@@ -23,6 +23,7 @@ from workbench.kv import kv_for
 from workbench.lectures import ask, say, summary
 from workbench.models import Batch
 from workbench.models.corpus import held_out_files
+from workbench.models.evaluation import held_out_headers
 from workbench.models.mixers.linear_attention import phi
 from workbench.models.mixers.s4 import bilinear, zero_order_hold
 from workbench.models.recipes import STATE_VARIANTS
@@ -422,9 +423,9 @@ with torch.inference_mode():
 # %% jupyter={"source_hidden": true}
 order_guess = ask(
     "in which order it writes",
-    "By confidence, where does the model write first in a block of code?",
-    choices=("from left to right", "from right to left", "in no order at all"),
-    example="from left to right",
+    "By confidence, which of two positions in a block of code does the model write first, more often?",
+    choices=("the left one", "the right one", "as often the one as the other"),
+    example="the left one",
 )
 order_guess
 
@@ -434,27 +435,27 @@ canvas = wb.panels.canvas()
 canvas
 
 # %%
-written = [m for m in canvas.run() if m.settings["measured"] == "pass"]
+[*_, one] = canvas.run()
 canvas.snapshot()
 
 # %% jupyter={"source_hidden": true}
-pairs, in_order = 0, 0  # of two positions of a block that are written in different passes: is the left one first?
-for n, early in enumerate(written):
-    for late in written[n + 1 :]:
-        if early.settings["block"] == late.settings["block"]:
-            for a in early.settings["revealed"]:
-                pairs += len(late.settings["revealed"])
-                in_order += sum(a < b for b in late.settings["revealed"])
-share = in_order / max(1, pairs)
+texts = [run_experiment("beyond.canvas", {"prompt": header})[-1].counts for header in held_out_headers(20)]
+shares = torch.tensor([text["left_first"] / text["pairs"] for text in texts])
+share, error = shares.mean().item(), shares.std().item() / len(shares) ** 0.5
 order_guess.compare(
-    "from left to right" if share > 0.75 else "in no order at all" if share > 0.25 else "from right to left"
+    "as often the one as the other"
+    if abs(share - 0.5) < 2 * error
+    else "the left one"
+    if share > 0.5
+    else "the right one"
 )
 
 # %% jupyter={"source_hidden": true}
 say(
-    f"Of two positions in one block, the left one was written first in {share:.0%} of the pairs. Half of them would be"
-    " chance, all of them an autoregressive model. The order is the sampler's choice, and this one asks the model how sure"
-    " it is: set `sampler` to uniform, play it again, and read both texts."
+    f"Of two positions in one block that are written in different passes, the left one came first in"
+    f" {one.counts['left_first'] / one.counts['pairs']:.0%} of the pairs of this text, and in {share:.0%} ± {error:.0%} over"
+    f" {len(texts)} texts. Half of them would be chance, all of them an autoregressive model. The order is the sampler's"
+    " choice, and this one asks the model how sure it is: set `sampler` to uniform, play it again, and read both texts."
 )
 
 # %% [markdown]

@@ -27,7 +27,7 @@ from workbench.kv import make_kv
 from workbench.labs.lab14_beyond_transformers import few_passes as few
 from workbench.labs.lab14_beyond_transformers import tokens_per_pass as quality
 from workbench.labs.lab14_beyond_transformers.canvas import EXPERIMENT as CANVAS
-from workbench.labs.lab14_beyond_transformers.canvas import HIDDEN, plan
+from workbench.labs.lab14_beyond_transformers.canvas import HIDDEN, left_first, plan
 from workbench.labs.lab14_beyond_transformers.diffusion_runs import BLOCK, MASKED, TWIN, is_diffusion
 from workbench.labs.lab14_beyond_transformers.panels.canvas import confidence_colour
 from workbench.labs.lab14_beyond_transformers.panels.tokens_per_pass import within_goal
@@ -148,6 +148,22 @@ def test_a_canvas_is_measured_pass_by_pass_and_its_flops_are_those_of_its_rows(m
         steps[0].settings["canvas"]
     )
     assert whole.check.endswith("the same tokens are written")
+
+
+def test_pairs_are_counted_whose_left_position_was_written_first(model):
+    """By chance about half of them, in passes of one token from left to right all."""
+    orders = [[(0,), (2, 1), (3,)], [(3,), (2,), (1,), (0,)], [(0, 1, 2, 3)], [(1, 2), (0,), (1,), (3,)]]
+    step = diffuse(model["model"], [7], max_tokens=1).history[0]
+    counted = []
+    for passes in orders:  # the last one writes position 1 again, which counts where it was written last
+        steps = [dataclasses.replace(step, number=n, block=(0, 4), revealed=new) for n, new in enumerate(passes)]
+        next_block = [dataclasses.replace(one, number=one.number + 9, block=(4, 8), revealed=(4,)) for one in steps[:1]]
+        counted.append(left_first([*steps, *next_block]))
+    assert counted == [(5, 5), (0, 6), (0, 0), (4, 6)]
+    written = {"block_size": 1, "sampler": "uniform", "max_tokens": 8}
+    assert run("beyond.canvas", model, **written)[-1].counts["pairs"] == 0
+    whole = run("beyond.canvas", model, sampler="uniform", max_tokens=24, passes=8)[-1].counts
+    assert 0.2 < whole["left_first"] / whole["pairs"] < 0.8 and whole["pairs"] > 50
 
 
 def test_of_an_entropy_bound_no_passes_are_planned_and_every_sampler_writes_the_whole_canvas(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,6 +68,18 @@ def canvas_texts(model: DiffusionModel, step: CanvasStep, hidden: str = HIDDEN) 
     return [hidden if token == model.mask_token else decode(token) for token in step.token_ids]
 
 
+def left_first(steps: Sequence[CanvasStep]) -> tuple[int, int]:
+    """Of two positions of a block that got their last token in different passes: (pairs whose left one was first, all
+    pairs). Half of them is chance, all of them is the order of an autoregressive model."""
+    written = {at: step for step in steps for at in step.revealed}
+    pairs = [
+        written[a].number < written[b].number
+        for a, b in itertools.combinations(sorted(written), 2)
+        if written[a].block == written[b].block and written[a].number != written[b].number
+    ]
+    return sum(pairs), len(pairs)
+
+
 def sampler_of(settings: dict[str, Any]) -> Sampler:
     return make_sampler(
         settings["sampler"], passes=settings["passes"], bound=settings["bound"], share=settings["share"]
@@ -110,6 +123,7 @@ def run_canvas(bench: Bench, *, shown_pass: int, **settings: Any) -> Iterator[Me
             check=check,
         )
     planned = plan(len(one.prompt_ids), settings["max_tokens"], one.block_size, sampler)
+    left, pairs = left_first(one.history)
     yield bench.measurement(
         name="beyond.canvas",
         settings={**knobs, "measured": "whole", "text": one.text, "finish_reason": one.finish_reason},
@@ -121,6 +135,8 @@ def run_canvas(bench: Bench, *, shown_pass: int, **settings: Any) -> Iterator[Me
             "tokens": one.tokens,
             "tokens_per_pass": one.tokens_per_pass,
             "remasked": sum(len(step.remasked) for step in one.history),
+            "left_first": left,
+            "pairs": pairs,
             "seconds": one.seconds,
             "rows_without_cache": again.rows,
         },
