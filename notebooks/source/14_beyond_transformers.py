@@ -181,7 +181,7 @@ errors = {m.counts["numbers"]: m for m in hippo.run() if m.settings["measured"] 
 hippo.snapshot()
 
 # %% jupyter={"source_hidden": true}
-hippo_guess.compare(errors[32].median / errors[64].median, predicted=errors[32].predicted / errors[64].predicted)
+hippo_guess.compare(errors[32].median / errors[64].median)
 
 # %% jupyter={"source_hidden": true}
 say(
@@ -348,19 +348,20 @@ associative.snapshot()
 sweeps += run_experiment("beyond.associative", {"mixers": "attention"})
 
 # %% jupyter={"source_hidden": true}
-best, spread = {}, {}
+best, solved = {}, {}
 for mixer in ("attention", "mamba2"):
     largest = max(m.settings["state_size"] for m in sweeps if m.settings["mixer"] == mixer)
     shares = [m.median for m in sweeps if (m.settings["mixer"], m.settings["state_size"]) == (mixer, largest)]
-    best[mixer], spread[mixer] = max(shares), max(shares) - min(shares)
-more = spread["mamba2"] - spread["attention"]
-associative_guess.compare("the models with a state" if more > 0.1 else "attention" if more < -0.1 else "all alike")
+    best[mixer], solved[mixer] = max(shares), sum(share >= 0.9 for share in shares)
+fewer = solved["attention"] - solved["mamba2"]  # rates at which it learns
+associative_guess.compare("the models with a state" if fewer > 0 else "attention" if fewer < 0 else "all alike")
 
 # %% jupyter={"source_hidden": true}
 say(
-    f"Best answers: attention {best['attention']:.0%}, Mamba-2 with the larger state {best['mamba2']:.0%}; between its"
-    f" best and its worst rate lie {spread['attention']:.0%} and {spread['mamba2']:.0%}. So a failure at one rate says"
-    " little about a mixer, of either kind. Choose `all` for the other mixers; that takes some ten minutes."
+    f"Nine answers in ten are right at {solved['attention']} of {len(shares)} rates with attention, and at"
+    f" {solved['mamba2']} with Mamba-2's larger state; at the best rate {best['attention']:.0%} and {best['mamba2']:.0%}."
+    " So a failure at one rate says little about a mixer, of either kind, and nor does a success with one seed: move"
+    " `seed`. Choose `all` for the other mixers; that takes some ten minutes."
 )
 
 # %% [markdown]
@@ -540,13 +541,14 @@ on_card = {m.settings["batch"]: m for m in speedups if m.settings["measured"] ==
 few_guess.compare(on_card[64].median, how="computed")
 
 # %% jupyter={"source_hidden": true}
-[here] = [m for m in speedups if m.settings["measured"] == "here"]
+[here], [step] = ([m for m in speedups if m.settings["measured"] == what] for what in ("here", "step"))
 say(
     f"On the card: {on_card[1].counts['roofline']:.1f} times at batch 1 by the roofline, {on_card[1].median:.1f} with"
     f" caches and launches counted, at {on_card[1].counts['flops_ratio']:.0f} times the FLOPs; {on_card[64].median:.2f}"
     f" times at batch 64. On this machine, with our model and {here.settings['tokens']:,} tokens in"
     f" {here.settings['passes']} passes: {here.median:.1f} times, predicted {here.predicted:.1f}. Here a step of one row is"
-    " mostly Python and dispatch (lab 02), which a pass over many rows pays once."
+    " mostly Python and dispatch (lab 02), which a pass over many rows pays once, and which is hard to predict: the step took"
+    f" {step.median / step.predicted:.1f} times as long as predicted."
 )
 
 # %% [markdown]
