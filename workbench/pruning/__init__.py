@@ -1,8 +1,8 @@
 """Pruning: what matters, a smaller model, and what heals it.
 
-    scores = importance(model)                                      # forward passes over 32 × 256 tokens
-    plan = plan_by_parameters(scores, model.config, 5_500_000, "width")
-    small = prune(model, plan)                                      # a new model; `workbench train` heals it
+scores = importance(model)                                      # forward passes over 32 × 256 tokens
+plan = plan_by_parameters(scores, model.config, 5_500_000, "width")
+small = prune(model, plan)                                      # a new model; `workbench train` heals it
 """
 
 from __future__ import annotations

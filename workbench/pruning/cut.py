@@ -2,13 +2,13 @@
 
     part       what goes
     layer      all of its tensors
-    channel    columns of embedding (and head), of everything that reads the stream; rows of everything that writes to it
+    channel    columns of embedding (and head) and of all that reads the stream; rows of all that writes to it
     neuron     rows of gate and up, a column of down
     KV group   rows of k and v, rows of q and columns of o of the query heads that read them
 
 Layers, neurons and groups: the smaller model equals the larger one with these parts zeroed. Channels: a norm divides by
-the root of the mean square over all d channels. Over the d' that stay the mean is d/d' times as large, so the weights of
-the norms over the stream are multiplied with √(d/d'); then the two are equal but for ε inside the root.
+the root of the mean square over all d channels. Over the d' that stay the mean is d/d' times as large, so the weights
+of the norms over the stream are multiplied with √(d/d'); then the two are equal but for ε inside the root.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def prune(model: Decoder, plan: Plan, *, name: str | None = None) -> Decoder:
     Raises WorkbenchError for a plan that does not fit the model, before anything is made.
     """
     check_plain(model)
-    small = hollow_decoder(
-        plan.config_of(model.config), name=name or f"{model.name}-pruned", tokenizer=model.tokenizer
-    )
+    small = hollow_decoder(plan.config_of(model.config), name=name or f"{model.name}-pruned", tokenizer=model.tokenizer)
     return fill(small, _tensors(model, small, plan), model.device)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,9 @@ class Importance:
         for part, shape in wanted.items():
             scores = getattr(self, part)
             if tuple(scores.shape) != shape:
-                raise WorkbenchError(f"scores of {part} must be {list(shape)}, got {list(scores.shape)}: another model's?")
+                raise WorkbenchError(
+                    f"scores of {part} must be {list(shape)}, got {list(scores.shape)}: another model's?"
+                )
             if not bool(scores.isfinite().all()):
                 raise WorkbenchError(f"scores of {part} are not finite; are the model's weights?")
 
@@ -68,13 +70,11 @@ class Cut:
 
 
 def calibration_for(model: Decoder, calibration: Calibration | None, least: int = 2) -> Calibration:
-    """The given text, or 32 × 256 tokens of the training modules. Raises WorkbenchError for rows that predict nothing."""
+    """The given text, or 32 × 256 tokens of the training modules. Raises WorkbenchError for rows that are too short."""
     calibration = calibration or Calibration.of(model.tokenizer)
     calibration.check_fits(model)
     if calibration.rows.shape[1] < least:
-        raise WorkbenchError(
-            f"calibration rows need at least {least} tokens, got {calibration.rows.shape[1]}: the first predicts the next"
-        )
+        raise WorkbenchError(f"calibration rows need at least {least} tokens, got {calibration.rows.shape[1]}")
     return calibration
 
 
@@ -175,12 +175,10 @@ class _Sums:
 
     def _heads(self, index: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple) -> None:
-            weight = module.weight.double()  # [d, H_q · D_v]
-            heads = self.config.num_heads
+            weight = cast("nn.Linear", module).weight.double()  # [d, H_q · D_v]
             for group, of_group in enumerate(torch.arange(weight.shape[1]).chunk(self.config.num_kv_heads)):
                 added = args[0][:, of_group].double() @ weight[:, of_group].T
                 self.groups[index, group] += added.square().sum().cpu()
-            assert weight.shape[1] % heads == 0
 
         return hook
 
@@ -194,7 +192,10 @@ class _Sums:
             ]
         )
         return Importance(
-            1 - self.cosines / self.tokens, self.channels / self.tokens, self.neurons.sqrt() * columns, self.groups.sqrt()
+            1 - self.cosines / self.tokens,
+            self.channels / self.tokens,
+            self.neurons.sqrt() * columns,
+            self.groups.sqrt(),
         )
 
 
@@ -222,7 +223,9 @@ def by_magnitude(model: Decoder) -> Importance:
     neurons, groups = [], []
     for layer in model.layers:
         wide = config.intermediate_size
-        neurons.append(layer.mlp.down.weight.double().norm(dim=0) if config_feeds(layer) else torch.zeros(wide).double())
+        neurons.append(
+            layer.mlp.down.weight.double().norm(dim=0) if config_feeds(layer) else torch.zeros(wide).double()
+        )
         if isinstance(layer, StateLayer):
             groups.append(torch.zeros(config.num_kv_heads).double())
             continue

@@ -7,6 +7,8 @@ number of parameters, and it is checked against the shape it is for before anyth
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,7 @@ from workbench.pruning.importance import Importance
 
 PARTS = ("layers", "channels", "neurons", "kv_groups")
 KINDS = ("width", "depth", "both")
-MULTIPLE = 8  # of channels and neurons that `plan_by_parameters` keeps: products run best on such sizes
+MULTIPLE = 8  # of neurons that `plan_by_parameters` keeps, and of channels: products run best on such sizes
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,12 @@ class Plan:
             raise WorkbenchError(
                 "a head of GPT-2 has hidden_size / num_heads values, and its norms subtract the mean of all channels;"
                 " channels and heads cannot be cut here. Cut layers or neurons"
+            )
+        heads = config.num_heads // config.num_kv_heads * len(self.kv_groups[0])
+        if (narrower or fewer) and config.family == "llama" and len(self.channels) % heads:
+            raise WorkbenchError(
+                f"transformers reads a Llama whose hidden_size is a multiple of its {heads} heads, and this plan keeps"
+                f" {len(self.channels)} channels. Keep {max(1, len(self.channels) // heads) * heads}"
             )
         if narrower and config.embedding_scale != 1:
             raise WorkbenchError(
@@ -169,7 +177,7 @@ def _check_indices(part: str, kept: tuple[int, ...], count: int) -> None:
     if any(type(i) is not int or not 0 <= i < count for i in kept):
         wrong = next(i for i in kept if type(i) is not int or not 0 <= i < count)
         raise WorkbenchError(f"{part} must be whole numbers from 0 to {count - 1}, got {wrong!r}")
-    if any(a >= b for a, b in zip(kept, kept[1:])):
+    if any(a >= b for a, b in itertools.pairwise(kept)):
         raise WorkbenchError(f"{part} must be different and ascending, got {kept!s:.60}")
 
 
@@ -234,8 +242,8 @@ def plan_by_share(scores: Importance, config: ModelConfig, **shares: float) -> P
 def plan_by_parameters(scores: Importance, config: ModelConfig, target: int, kind: str = "width") -> Plan:
     """A plan that keeps at most `target` parameters, and about so many.
 
-    width: the same share of channels and of neurons. depth: as many layers as leave no less than the target, and what is
-    still too much from the neurons. both: layers to the root of the share, then width.
+    width: about the same share of channels and of neurons. depth: as many layers as leave no less than the target, and
+    what is still too much from the neurons. both: layers to about the root of the share, then width.
     Raises WorkbenchError for a target that is no smaller than the model, or that nothing reaches.
     """
     if kind not in KINDS:
@@ -245,29 +253,39 @@ def plan_by_parameters(scores: Importance, config: ModelConfig, target: int, kin
             f"the target must be a whole number of parameters below the model's {config.num_parameters():,}, got"
             f" {target!r}"
         )
-    layers = config.num_layers
-    if kind != "width":
-        least = target if kind == "depth" else (target * config.num_parameters()) ** 0.5
-        layers = next(
-            (n for n in range(1, layers + 1) if _size(scores, config, layers=n) >= least), config.num_layers
-        )
-    narrow = kind != "depth"
-    for neurons in range(config.intermediate_size, 0, -1):
-        counts = {"layers": layers, "neurons": neurons}
-        if narrow:
-            if neurons % MULTIPLE and neurons != config.intermediate_size:
-                continue
-            share = neurons / config.intermediate_size
-            counts["channels"] = max(MULTIPLE, round(share * config.hidden_size / MULTIPLE) * MULTIPLE)
-        if _size(scores, config, **counts) <= target:
-            return plan_by_counts(scores, config, **counts)
+    layers, sizes = config.num_layers, [_size(scores, config, layers=n) for n in range(1, config.num_layers + 1)]
+    if kind == "depth":
+        layers = next(n for n, size in enumerate(sizes, 1) if size >= target)
+    elif kind == "both":
+        middle = (target * config.num_parameters()) ** 0.5
+        layers = min(range(1, config.num_layers + 1), key=lambda n: abs(sizes[n - 1] - middle))
+    step = math.lcm(MULTIPLE, config.num_heads)
+    widths = [config.hidden_size] if kind == "depth" else range(step, config.hidden_size + 1, step)
+    found = []
+    for channels in widths:
+        neurons = _neurons_within(scores, config, target, layers=layers, channels=channels)
+        if neurons >= 1:
+            uneven = abs(channels / config.hidden_size - neurons / config.intermediate_size)
+            found.append((uneven, channels, neurons))
+    if found:
+        _, channels, neurons = min(found)
+        return plan_by_counts(scores, config, layers=layers, channels=channels, neurons=neurons)
     raise WorkbenchError(
         f"no plan by {kind} leaves {target:,} parameters: the embedding alone has"
         f" {config.vocab_size * config.hidden_size:,}; choose a larger target or another kind"
     )
 
 
-def _size(scores: Importance, config: ModelConfig, *, layers: int, channels: int | None = None, neurons: int | None = None) -> int:
+def _neurons_within(scores: Importance, config: ModelConfig, target: int, *, layers: int, channels: int) -> int:
+    """The most neurons that leave at most `target` parameters, by MULTIPLE; below 1 where none do."""
+    one, two = (_size(scores, config, layers=layers, channels=channels, neurons=n) for n in (1, 2))
+    most = min(config.intermediate_size, 1 + (target - one) // (two - one))
+    return most // MULTIPLE * MULTIPLE if most > MULTIPLE else most
+
+
+def _size(
+    scores: Importance, config: ModelConfig, *, layers: int, channels: int | None = None, neurons: int | None = None
+) -> int:
     """Parameters of a shape with so many. Which ones stay makes no difference but for shared keys."""
     kept = _highest("layers", scores.layers, layers)
     plan = Plan(
