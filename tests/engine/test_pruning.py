@@ -272,6 +272,16 @@ class TestPlans:
             assert set(kept) == set(scores.neurons[layer].topk(5).indices.tolist())
 
 
+def test_ranks():
+    a = torch.tensor([1.0, 5.0, 2.0, 9.0])
+    assert rank_correlation(a, a**3) == pytest.approx(1)
+    assert rank_correlation(a, -a) == pytest.approx(-1)
+    scipy = pytest.importorskip("scipy.stats")
+    b = torch.tensor([3.0, 3.0, 1.0, 2.0, 2.0, 2.0, 7.0])
+    c = torch.tensor([1.0, 2.0, 2.0, 5.0, 4.0, 4.0, 9.0])
+    assert rank_correlation(b, c) == pytest.approx(float(scipy.spearmanr(b, c).statistic))
+
+
 class TestImportance:
     def test_scores_are_what_they_say(self):
         model, given = made(BASE), rows(8)
@@ -359,15 +369,6 @@ class TestImportance:
         small = prune(model, plan_by_counts(by_magnitude(model), model.config, channels=64, neurons=96))
         got = generate(quantize(small, QuantizationRecipe("rtn", group=32)), "import os\n", max_new_tokens=4)
         assert len(got.tokens) == 4
-
-    def test_ranks(self):
-        a = torch.tensor([1.0, 5.0, 2.0, 9.0])
-        assert rank_correlation(a, a**3) == pytest.approx(1)
-        assert rank_correlation(a, -a) == pytest.approx(-1)
-        scipy = pytest.importorskip("scipy.stats")
-        b = torch.tensor([3.0, 3.0, 1.0, 2.0, 2.0, 2.0, 7.0])
-        c = torch.tensor([1.0, 2.0, 2.0, 5.0, 4.0, 4.0, 9.0])
-        assert rank_correlation(b, c) == pytest.approx(float(scipy.spearmanr(b, c).statistic))
 
     def test_scores_know_which_neurons_of_a_trained_model_matter(self):
         """Neurons in order of their score, 24 groups of 16: one alone moves the loss by less than chance does."""

@@ -202,8 +202,9 @@ class TestCosts:
         alone = dataclasses.replace(TINY, objective="cross_entropy", scores="random")
         assert flops_at(alone, parent.config, 1) == 3 * student
 
-    def test_shapes_of_the_recipes(self):
-        sizes = {name: recipe.config.num_parameters() for name, recipe in HEALING_RECIPES.items()}
-        whole = load("stdlib-10m").config.num_parameters()
-        assert 0.49 < sizes["stdlib-5m-width"] / whole < 0.5 and 0.49 < sizes["stdlib-5m-depth"] / whole < 0.5
-        assert sizes["stdlib-1m-pruned"] <= 1_500_000
+
+def test_shapes_of_the_recipes():
+    sizes = {name: recipe.config.num_parameters() for name, recipe in HEALING_RECIPES.items()}
+    whole = load("stdlib-10m").config.num_parameters()
+    assert 0.49 < sizes["stdlib-5m-width"] / whole < 0.5 and 0.49 < sizes["stdlib-5m-depth"] / whole < 0.5
+    assert sizes["stdlib-1m-pruned"] <= 1_500_000

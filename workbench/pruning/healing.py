@@ -2,7 +2,7 @@
 
 The loop, its checkpoints and its optimizers are those of `models.training`; what is new is where the model begins and
 what it learns. Every `held_out_every` steps the loss on some held-out passages is noted, with the FLOPs spent so far:
-3 forwards of the student a token (forward and backward), 1 of the teacher, and the forwards that made the scores.
+3 forwards of the student per token (forward and backward), 1 of the teacher, and the forwards that made the scores.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from workbench.quantization.calibration import Calibration
 
 PASSAGES, PASSAGE = 16, 512  # held-out text of a point of the curve
 CALIBRATION = (32, 256)  # sequences, tokens: what importance reads
-TRAINED, FORWARD = 3, 1  # forwards that a token of the student and of the teacher costs
+TRAINED, FORWARD = 3, 1  # forwards per token, of the student and of the teacher
 
 
 def heal(

@@ -13,6 +13,7 @@ adds to the stream. Nothing is differentiated, and the model is left as it came.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -105,9 +106,9 @@ def importance(
                 check_stop()
             some = some.to(model.device)
             model.hidden(rows_batch(some), TrainingAttention(model.config))
-    found = sums.importance()
-    for name, scores in (("layer", found.layers), ("neuron", found.neurons), ("channel", found.channels)):
-        if not bool(scores.isfinite().all()):
+    scores = sums.importance()
+    for name, part in (("layer", scores.layers), ("neuron", scores.neurons), ("channel", scores.channels)):
+        if not bool(part.isfinite().all()):
             raise WorkbenchError(
                 f"activations of {model.name} are not finite (seen at a {name}); nothing can be said of what matters."
                 " Look at its weights, or at other text"
@@ -118,8 +119,8 @@ def importance(
             loss_without(model, rows, Cut(layers=[layer]), check_stop=check_stop) - whole
             for layer in range(model.config.num_layers)
         ]
-        found = Importance(torch.tensor(risen, dtype=torch.float64), found.channels, found.neurons, found.kv_groups)
-    return found
+        scores = dataclasses.replace(scores, layers=torch.tensor(risen, dtype=torch.float64))
+    return scores
 
 
 class _Sums:

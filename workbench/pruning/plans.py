@@ -261,14 +261,14 @@ def plan_by_parameters(scores: Importance, config: ModelConfig, target: int, kin
         layers = min(range(1, config.num_layers + 1), key=lambda n: abs(sizes[n - 1] - middle))
     step = math.lcm(MULTIPLE, config.num_heads)
     widths = [config.hidden_size] if kind == "depth" else range(step, config.hidden_size + 1, step)
-    found = []
+    candidates = []
     for channels in widths:
         neurons = _neurons_within(scores, config, target, layers=layers, channels=channels)
         if neurons >= 1:
             uneven = abs(channels / config.hidden_size - neurons / config.intermediate_size)
-            found.append((uneven, channels, neurons))
-    if found:
-        _, channels, neurons = min(found)
+            candidates.append((uneven, channels, neurons))
+    if candidates:
+        _, channels, neurons = min(candidates)
         return plan_by_counts(scores, config, layers=layers, channels=channels, neurons=neurons)
     raise WorkbenchError(
         f"no plan by {kind} leaves {target:,} parameters: the embedding alone has"
@@ -279,8 +279,8 @@ def plan_by_parameters(scores: Importance, config: ModelConfig, target: int, kin
 def _neurons_within(scores: Importance, config: ModelConfig, target: int, *, layers: int, channels: int) -> int:
     """The most neurons that leave at most `target` parameters, by MULTIPLE; below 1 where none do."""
     one, two = (_size(scores, config, layers=layers, channels=channels, neurons=n) for n in (1, 2))
-    most = min(config.intermediate_size, 1 + (target - one) // (two - one))
-    return most // MULTIPLE * MULTIPLE if most > MULTIPLE else most
+    limit = min(config.intermediate_size, 1 + (target - one) // (two - one))
+    return limit // MULTIPLE * MULTIPLE if limit > MULTIPLE else limit
 
 
 def _size(
