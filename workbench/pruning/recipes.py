@@ -65,7 +65,7 @@ _DRAFT = smaller(layers=2, channels=192, neurons=256)  # 1,475,520
 
 
 def _healed(name: str, config: ModelConfig, steps: int, role: str = "pruned", **other: Any) -> HealingRecipe:
-    """Two rows a step, and a lower rate than from nothing: what the weights know is to be kept."""
+    """Steps of two rows, and a lower rate than from nothing: what the weights know is to be kept."""
     return HealingRecipe(
         name, role, config, steps, sequences_per_step=2, peak_learning_rate=1.5e-3, warmup_steps=20, **other
     )
