@@ -365,9 +365,16 @@ def run_train(args: argparse.Namespace) -> int:
     from workbench.errors import unknown
     from workbench.instruments.device import check_device
     from workbench.models import head_recipes, head_training, recipes, training
+    from workbench.pruning.healing import heal
+    from workbench.pruning.recipes import HEALING_RECIPES
 
     check_device(args.device)
-    known = [*recipes.RECIPES, *head_recipes.HEAD_RECIPES, *DIFFUSION_RECIPES, recipes.TOKENIZER_NAME]
+    others: dict[str, Callable[..., object]] = {
+        **dict.fromkeys(head_recipes.HEAD_RECIPES, head_training.train_heads),
+        **dict.fromkeys(DIFFUSION_RECIPES, train_diffusion),
+        **dict.fromkeys(HEALING_RECIPES, heal),
+    }
+    known = [*recipes.RECIPES, *others, recipes.TOKENIZER_NAME]
     if args.name not in known:
         raise unknown("recipe", args.name, known)
     run = args.name if args.seed is None else f"{args.name}-seed{args.seed}"
@@ -376,11 +383,10 @@ def run_train(args: argparse.Namespace) -> int:
     if args.name == recipes.TOKENIZER_NAME:
         training.train_stdlib_tokenizer(out)
         print(f"{args.name}: written to {out}")
-    elif args.name in head_recipes.HEAD_RECIPES or args.name in DIFFUSION_RECIPES:
+    elif args.name in others:
         if args.compile:
             raise WorkbenchError(f"{args.name} is trained without torch.compile; leave out --compile")
-        run_recipe = train_diffusion if args.name in DIFFUSION_RECIPES else head_training.train_heads
-        run_recipe(args.name, out, device=args.device, seed=args.seed)
+        others[args.name](args.name, out, device=args.device, seed=args.seed)
     else:
         training.train(args.name, out, device=args.device, compile_model=args.compile, seed=args.seed)
     return 0

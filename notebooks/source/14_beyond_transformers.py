@@ -505,6 +505,12 @@ say(
 )
 
 # %% [markdown]
+# ⚠ *What this comparison hides.* The diffusion model began with its twin's weights and was then trained for another 1,800
+# steps, twice as many as the twin had. So what it has in common with the twin is the size, not the training: that it is
+# ahead at one token per pass says what more text does, not that any order comes free. And the two measures
+# disagree. In nats *uniform* is ahead of *confidence* at two tokens per pass; in what they write themselves confidence is.
+# Nats are of a given text, parsing is of the sampler's own.
+#
 # ## What few passes are worth
 #
 # ⚠ *A claim to be careful with.* "Twenty steps write the whole text of 1,000 tokens, so it is fifty times as fast." A pass over

@@ -125,6 +125,7 @@ def test_what_counts_keys_alone_and_any_panel_is_offered_models_that_attend():
     from workbench.panels.base import known_models
 
     with_states = {name for name in NAMES if RECIPES[name].config.state_layers}
-    assert with_states == {"stdlib-3m-mamba2", "stdlib-3m-jamba4"} <= set(shipped_names())
+    shipped = {f"stdlib-3m-{name}" for name in ("s4d", "mamba2", "delta", "rwkv7", "jamba4")}
+    assert with_states == shipped <= set(shipped_names())
     attending = {name for name in shipped_names() if name not in with_states}
     assert set(shipped_names(states=False)) == set(known_models()) == attending

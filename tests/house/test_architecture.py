@@ -18,6 +18,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"kernels", "grading"},
     {"models"},
     {"instruments", "quantization"},
+    {"pruning"},
     {"kv"},
     {"decoding"},
     {"speculation", "diffusion"},

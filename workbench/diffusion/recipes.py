@@ -37,7 +37,7 @@ DIFFUSION_RECIPES: dict[str, DiffusionRecipe] = {
             "stdlib-3m-block-diffusion",
             "diffusion",
             CACHE_VARIANTS[TWIN],
-            steps=600,
+            steps=1800,
             sequences_per_step=2,
             peak_learning_rate=2.5e-3,
             start=TWIN,

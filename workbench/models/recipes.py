@@ -142,7 +142,7 @@ STATE_VARIANTS: dict[str, ModelConfig] = {  # values of state a sequence has, an
 }
 
 # Recipes whose weights are not among the shipped ones: `workbench train NAME` makes them.
-NOT_SHIPPED = frozenset(f"stdlib-3m-{name}" for name in ("s4d", "linear", "delta", "rwkv7", "jamba8"))
+NOT_SHIPPED = frozenset(f"stdlib-3m-{name}" for name in ("linear", "jamba8"))
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe

@@ -490,6 +490,9 @@ ROLES = {
     "target": "target of the pair",
     "draft": "draft of the pair",
     "variant": "one of six that differ in what they remember, lab 04",
+    "pruned": "cut from its parent and healed, lab 12",
+    "pruned draft": "cut from the target of the pair, to draft for it, lab 12",
+    "from nothing": "the shape of a pruned model, trained from nothing, lab 12",
     "state variant": "one of eight that differ in how they mix tokens, lab 14",
 }
 
@@ -505,8 +508,8 @@ def card_text(card: dict[str, Any]) -> str:
         f"# {card['name']}",
         "",
         (
-            f"A {card['parameters']:,}-parameter decoder ({ROLES.get(card['role'], card['role'])}), trained from"
-            " nothing for teaching."
+            f"A {card['parameters']:,}-parameter decoder ({ROLES.get(card['role'], card['role'])}), trained"
+            f" {'on from a part of ' + card['parent'] if card.get('parent') else 'from nothing'} for teaching."
         ),
         f"Make it again: `workbench train {card['name']}`.",
         "",

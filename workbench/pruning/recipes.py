@@ -1,0 +1,94 @@
+"""The pruned models of the course as data: what is cut out of which parent, and how it is healed."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.errors import WorkbenchError, check_above, unknown
+from workbench.models.config import ModelConfig
+from workbench.models.recipes import RECIPES, Recipe
+from workbench.pruning.losses import OBJECTIVES
+
+PARENT = "stdlib-10m"
+SCORES = ("importance", "magnitude", "random")
+
+
+@dataclass(frozen=True)
+class HealingRecipe(Recipe):
+    """A cut and the training after it. `config` is the smaller shape; which parts stay is decided by `scores`.
+
+    scores None: the same shape from nothing, the baseline. objective: see `losses`; its teacher is the parent.
+    """
+
+    parent: str = PARENT
+    scores: str | None = "importance"
+    objective: str = "kl"
+    temperature: float = 1.0
+    top_k: int | None = None
+    hidden_weight: float = 0.0  # of matching the last hidden states, beside the objective
+    held_out_every: int = 100  # steps between two points of the curve
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise unknown("objective", self.objective, OBJECTIVES)
+        if self.scores is not None and self.scores not in SCORES:
+            raise unknown("scores", self.scores, SCORES)
+        check_above("temperature", self.temperature, 0)
+        if self.hidden_weight and (self.scores is None or self.hidden_weight < 0):
+            raise WorkbenchError(
+                "hidden_weight must be at least 0, and goes with a model that was cut from its teacher"
+            )
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.objective != "cross_entropy" or self.hidden_weight > 0
+
+
+def smaller(
+    layers: int | None = None, channels: int | None = None, neurons: int | None = None, parent: str = PARENT
+) -> ModelConfig:
+    """The parent's shape with so many of each."""
+    config = RECIPES[parent].config
+    return dataclasses.replace(
+        config,
+        num_layers=layers or config.num_layers,
+        hidden_size=channels or config.hidden_size,
+        intermediate_size=neurons or config.intermediate_size,
+    )
+
+
+_WIDTH = smaller(channels=288, neurons=480)  # 5,441,184 parameters, half of the parent's
+_DEPTH = smaller(layers=3, neurons=768)  # 5,409,408
+_DRAFT = smaller(layers=2, channels=192, neurons=256)  # 1,475,520
+
+
+def _healed(name: str, config: ModelConfig, steps: int, role: str = "pruned", **other: Any) -> HealingRecipe:
+    """Steps of two rows, and a lower rate than from nothing: what the weights know is to be kept."""
+    return HealingRecipe(
+        name, role, config, steps, sequences_per_step=2, peak_learning_rate=1.5e-3, warmup_steps=20, **other
+    )
+
+
+HEALING_RECIPES: dict[str, HealingRecipe] = {
+    recipe.name: recipe
+    for recipe in (
+        _healed("stdlib-5m-width", _WIDTH, 600),
+        _healed("stdlib-5m-depth", _DEPTH, 600),
+        _healed("stdlib-1m-pruned", _DRAFT, 1500, "pruned draft"),
+        _healed("stdlib-5m-width-text", _WIDTH, 600, objective="cross_entropy"),
+        _healed("stdlib-5m-width-random", _WIDTH, 600, scores="random"),
+        HealingRecipe(
+            "stdlib-5m-nothing",
+            "from nothing",
+            _WIDTH,
+            steps=3000,
+            sequences_per_step=2,
+            peak_learning_rate=2.5e-3,
+            scores=None,
+            objective="cross_entropy",
+        ),
+    )
+}
+NOT_SHIPPED = frozenset(HEALING_RECIPES)
