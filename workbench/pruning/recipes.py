@@ -67,7 +67,7 @@ _DRAFT = smaller(layers=2, channels=192, neurons=256)  # 1,475,520
 def _healed(name: str, config: ModelConfig, steps: int, role: str = "pruned", **other: Any) -> HealingRecipe:
     """Steps of two rows, and a lower rate than from nothing: what the weights know is to be kept."""
     return HealingRecipe(
-        name, role, config, steps, sequences_per_step=2, peak_learning_rate=1.5e-3, warmup_steps=20, **other
+        name, role, config, steps, **({"sequences_per_step": 2, "peak_learning_rate": 1.5e-3, "warmup_steps": 20} | other)
     )
 
 
@@ -76,7 +76,7 @@ HEALING_RECIPES: dict[str, HealingRecipe] = {
     for recipe in (
         _healed("stdlib-5m-width", _WIDTH, 600),
         _healed("stdlib-5m-depth", _DEPTH, 600),
-        _healed("stdlib-1m-pruned", _DRAFT, 1500, "pruned draft"),
+        _healed("stdlib-1m-pruned", _DRAFT, 6000, "pruned draft", peak_learning_rate=2.5e-3),
         _healed("stdlib-5m-width-text", _WIDTH, 600, objective="cross_entropy"),
         _healed("stdlib-5m-width-random", _WIDTH, 600, scores="random"),
         HealingRecipe(
