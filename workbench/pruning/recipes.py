@@ -76,7 +76,7 @@ HEALING_RECIPES: dict[str, HealingRecipe] = {
     for recipe in (
         _healed("stdlib-5m-width", _WIDTH, 600),
         _healed("stdlib-5m-depth", _DEPTH, 600),
-        _healed("stdlib-1m-pruned", _DRAFT, 4000, "pruned draft", peak_learning_rate=2.5e-3),
+        _healed("stdlib-1m-pruned", _DRAFT, 6000, "pruned draft", peak_learning_rate=2.5e-3),
         _healed("stdlib-5m-width-text", _WIDTH, 600, objective="cross_entropy"),
         _healed("stdlib-5m-width-random", _WIDTH, 600, scores="random"),
         HealingRecipe(
