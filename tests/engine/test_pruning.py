@@ -299,7 +299,7 @@ class TestImportance:
                 neurons = torch.nn.functional.silu(layer.mlp.gate(inner)) * layer.mlp.up(inner)
                 y = middle + layer.mlp.down(neurons)
                 sizes = [torch.outer(neurons[:, j], layer.mlp.down.weight[:, j]).norm() for j in range(40)]
-                torch.testing.assert_close(got.neurons[number], torch.stack(sizes))
+                torch.testing.assert_close(got.neurons[number], torch.stack(sizes) / x.norm())
                 influence = 1 - torch.nn.functional.cosine_similarity(x, y, dim=-1).mean()
                 torch.testing.assert_close(got.layers[number], influence)
                 channels += normed.abs().mean(0) + inner.abs().mean(0)
@@ -307,7 +307,7 @@ class TestImportance:
                 for group in (0, 1):  # what is lost of the attention's output without the group
                     with without(model, Cut(kv_groups={number: [group]})):
                         heads[group] = (attended - layer.attention(normed, turns[0], number, batch, kv)).norm()
-                torch.testing.assert_close(got.kv_groups[number], torch.stack([heads[0], heads[1]]))
+                torch.testing.assert_close(got.kv_groups[number], torch.stack([heads[0], heads[1]]) / x.norm())
                 x = y
             channels += model.norm(x).abs().mean(0)
         torch.testing.assert_close(got.channels, channels)

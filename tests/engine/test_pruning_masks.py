@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
 from workbench.errors import WorkbenchError
 from workbench.models.checkpoints import load
 from workbench.pruning import Cut, loss_without
-from workbench.pruning.masks import METHODS, Pattern, mask_model, masked, sparsegpt
+from workbench.pruning.masks import METHODS, Pattern, masked, masked_model, sparsegpt
 from workbench.quantization.calibration import Calibration, Inputs
 
 
@@ -101,13 +99,13 @@ def test_a_whole_model_and_what_it_loses():
     text = Calibration.of(model.tokenizer, sequences=4, length=64)
     whole, losses = loss_without(model, text.rows, Cut()), {}
     for method in METHODS:
-        small = copy.deepcopy(model)
-        lost = mask_model(small, Pattern.parse("2:4"), method, calibration=text)
+        small, lost = masked_model(model, Pattern.parse("2:4"), method, calibration=text)
         assert len(lost) == 7 * model.config.num_layers and all(0 < share < 1 for share in lost.values())
         for layer in small.layers:
             assert float((layer.mlp.down.weight == 0).float().mean()) == 0.5
         assert torch.equal(small.embed.weight, model.embed.weight)
         losses[method] = loss_without(small, text.rows, Cut())
+    assert loss_without(model, text.rows, Cut()) == whole  # it stays as it was
     assert whole < losses["sparsegpt"] < losses["wanda"] < losses["magnitude"]
 
 
@@ -131,5 +129,5 @@ def test_what_cannot_be_masked_is_refused_and_left():
     model = load("stdlib-1m")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(WorkbenchError, match="5 divides"):
-        mask_model(model, Pattern.parse("1:5"), calibration=Calibration.of(model.tokenizer, sequences=1, length=16))
+        masked_model(model, Pattern.parse("1:5"), calibration=Calibration.of(model.tokenizer, sequences=1, length=16))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

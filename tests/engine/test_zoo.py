@@ -14,8 +14,11 @@ from workbench.models import Batch, list_models, load
 from workbench.models.checkpoints import ZOO, shipped_tokenizer
 from workbench.models.recipes import NOT_SHIPPED, RECIPES, STATE_VARIANTS, TOKENIZER_NAME
 from workbench.models.training import held_out_loss
+from workbench.pruning import recipes as pruned
 
-NAMES = sorted(RECIPES.keys() - NOT_SHIPPED)
+ALL = {**RECIPES, **pruned.HEALING_RECIPES}
+NOT_HERE = NOT_SHIPPED | pruned.NOT_SHIPPED
+NAMES = sorted(ALL.keys() - NOT_HERE)
 PROMPT = "import os\n\n\ndef read_lines(path):\n"
 
 
@@ -40,7 +43,7 @@ def test_all_but_shared_layers_and_states_are_written_so_that_transformers_reads
 
 
 def test_what_is_said_not_to_ship_does_not():
-    assert not [name for name in NOT_SHIPPED if (ZOO / name).exists()]
+    assert not [name for name in NOT_HERE if (ZOO / name).exists()]
 
 
 @pytest.mark.slow
@@ -66,7 +69,7 @@ def test_greedy_tokens_are_the_same_in_transformers(name):
 
 def test_a_zoo_model_is_what_its_recipe_says(name):
     model = load(name)
-    assert model.config == RECIPES[name].config
+    assert model.config == ALL[name].config
     assert model.dtype == torch.float32
     assert model.name == name
     assert model.tokenizer.encode(PROMPT) == shipped_tokenizer().encode(PROMPT)
@@ -75,7 +78,7 @@ def test_a_zoo_model_is_what_its_recipe_says(name):
 
 
 def test_the_card_is_filled_in(name):
-    facts, recipe = card(name), RECIPES[name]
+    facts, recipe = card(name), ALL[name]
     assert facts["name"] == name
     assert facts["role"] == recipe.role
     assert facts["parameters"] == recipe.config.num_parameters()
@@ -83,7 +86,8 @@ def test_the_card_is_filled_in(name):
     assert facts["tokens_seen"] == recipe.tokens
     assert facts["seed"] == recipe.seed
     variant = recipe.role in ("variant", "state variant")
-    assert facts["passes"] >= (0.5 if variant else 2)
+    passes = {"variant": 0.5, "state variant": 0.5, "pruned": 0.4}  # what was cut has its parent's passes behind it
+    assert facts["passes"] >= passes.get(recipe.role, 2)
     assert facts["held_out"]["tokens"] > 50_000
     assert 0 < facts["held_out"]["nats_per_token"] < (4.5 if variant else 4)
     assert 0 < facts["held_out"]["bits_per_byte"] < 3
@@ -115,8 +119,17 @@ def test_the_list_of_models_shows_what_the_cards_say(name):
     assert row["on_disk_bytes"] == (ZOO / name / "model.safetensors").stat().st_size
 
 
+def test_a_pruned_card_names_its_parent_and_has_a_curve():
+    for name in sorted(pruned.HEALING_RECIPES.keys() - pruned.NOT_SHIPPED):
+        facts, recipe = card(name), pruned.HEALING_RECIPES[name]
+        assert (facts["parent"], facts["teacher"], facts["objective"]) == ("stdlib-10m", "stdlib-10m", "kl")
+        assert len(facts["kept_layers"]) == recipe.config.num_layers
+        steps = [step for step, *_ in facts["held_out_by_step"]]
+        assert steps == [*range(0, recipe.steps + 1, recipe.held_out_every)]
+
+
 def test_the_zoo_is_small_enough_to_ship():
-    assert sum(f.stat().st_size for f in ZOO.rglob("*") if f.is_file()) <= 104e6
+    assert sum(f.stat().st_size for f in ZOO.rglob("*") if f.is_file()) <= 128e6
     assert not list(ZOO.rglob("state*"))
 
 
@@ -124,7 +137,7 @@ def test_what_counts_keys_alone_and_any_panel_is_offered_models_that_attend():
     from workbench.models.checkpoints import shipped_names
     from workbench.panels.base import known_models
 
-    with_states = {name for name in NAMES if RECIPES[name].config.state_layers}
+    with_states = {name for name in NAMES if ALL[name].config.state_layers}
     shipped = {f"stdlib-3m-{name}" for name in ("s4d", "mamba2", "delta", "rwkv7", "jamba4")}
     assert with_states == shipped <= set(shipped_names())
     attending = {name for name in shipped_names() if name not in with_states}

@@ -322,10 +322,10 @@ def test_machine_paths_would_be_seen():
 
 
 def test_no_file_is_too_large_for_a_clone():
-    """Weights together at most 104 MB; notebooks carry pictures; everything else small enough to read in a diff."""
+    """Weights together at most 128 MB; notebooks carry pictures; everything else small enough to read in a diff."""
     sizes = {p: p.stat().st_size for p in tracked_files()}
     weights = sum(size for p, size in sizes.items() if p.suffix == ".safetensors")
-    assert weights <= 104e6
+    assert weights <= 128e6
     large = {
         str(p.relative_to(ROOT)): size
         for p, size in sizes.items()

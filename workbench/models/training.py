@@ -326,6 +326,7 @@ def run_steps(
     loss_of: Callable[[int], torch.Tensor],
     stop_at_step: int | None,
     report: Callable[[str], None],
+    bar_shown: bool = True,
 ) -> int:
     """Train from progress["step"] to the recipe's end, or to stop_at_step, with checkpoints; returns the step reached.
 
@@ -349,7 +350,8 @@ def run_steps(
 
     step = progress["step"]
     last = min(recipe.steps, stop_at_step or recipe.steps)
-    with tqdm(total=recipe.steps, initial=step, desc=name, unit="step", mininterval=2.0) as bar:
+    shown = {"desc": name, "unit": "step", "mininterval": 2.0, "disable": not bar_shown}
+    with tqdm(total=recipe.steps, initial=step, **shown) as bar:
         try:
             while step < last:
                 loss = loss_of(step)

@@ -15,6 +15,7 @@ from workbench.pruning.importance import (
     by_magnitude,
     importance,
     loss_without,
+    losses_without,
     rank_correlation,
     without,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "by_chance",
     "by_magnitude",
     "loss_without",
+    "losses_without",
     "without",
     "rank_correlation",
     "plan_by_counts",

@@ -69,11 +69,14 @@ def heal(
     seed: int | None = None,
     stop_at_step: int | None = None,
     report: Callable[[str], None] = print,
+    check_stop: Callable[[], None] | None = None,
+    bar_shown: bool = True,
 ) -> Decoder:
     """Cut and heal by a recipe, to its end or on from where it was interrupted; write model, plan and card into `out`.
 
     parent: default the recipe's own, by name. calibration: default 32 × 256 tokens of the training modules.
-    seed, stop_at_step: as in `models.training.train`; a seed draws random scores anew as well.
+    seed, stop_at_step: as in `models.training.train`; a seed draws random scores anew as well. check_stop: called
+    before every step; what it raises ends the run at the last checkpoint.
     Raises WorkbenchError for an unknown name, a parent with another vocabulary, and a folder that holds another
     recipe's run. The parent is left as it is.
     """
@@ -91,7 +94,7 @@ def heal(
         )
     tokenizer = tokenizer or parent.tokenizer
     out.mkdir(parents=True, exist_ok=True)
-    plan = plan_of(recipe, parent, out, calibration)
+    plan = plan_of(recipe, parent, out, calibration, check_stop)
     model = student_of(recipe, parent, plan, tokenizer)
     model.to(device).train().requires_grad_(True)
     optimizers = make_optimizers(model, recipe)
@@ -102,11 +105,13 @@ def heal(
     channels = None if plan is None else torch.tensor(plan.channels, device=device)
 
     def loss_of(step: int) -> torch.Tensor:
+        if check_stop is not None:
+            check_stop()
         if step % recipe.held_out_every == 0:
             note_held_out(model, passages, progress, step, flops_at(recipe, parent.config, step))
         return _loss(recipe, model, parent, sampler.rows(step).to(device), channels)
 
-    step = run_steps(name, out, recipe, model, optimizers, progress, loss_of, stop_at_step, report)
+    step = run_steps(name, out, recipe, model, optimizers, progress, loss_of, stop_at_step, report, bar_shown)
     if step < recipe.steps:
         return model
 
@@ -125,7 +130,13 @@ def heal(
 # -- where it begins ---------------------------------------------------------------------------------------------------
 
 
-def plan_of(recipe: HealingRecipe, parent: Decoder, out: Path, calibration: Calibration | None) -> Plan | None:
+def plan_of(
+    recipe: HealingRecipe,
+    parent: Decoder,
+    out: Path,
+    calibration: Calibration | None = None,
+    check_stop: Callable[[], None] | None = None,
+) -> Plan | None:
     """What of the parent stays: as a file in `out` says, if the run was begun before; None for a run from nothing."""
     if recipe.scores is None:
         return None
@@ -136,7 +147,7 @@ def plan_of(recipe: HealingRecipe, parent: Decoder, out: Path, calibration: Cali
         except ValueError as error:
             raise WorkbenchError(f"{file} is no plan ({error}); delete the folder to start again") from error
     plan = plan_by_counts(
-        scores_of(recipe, parent, calibration),
+        scores_of(recipe, parent, calibration, check_stop),
         parent.config,
         layers=config.num_layers,
         channels=config.hidden_size,
@@ -147,15 +158,19 @@ def plan_of(recipe: HealingRecipe, parent: Decoder, out: Path, calibration: Cali
     return plan
 
 
-def scores_of(recipe: HealingRecipe, parent: Decoder, calibration: Calibration | None = None) -> Importance:
+def scores_of(
+    recipe: HealingRecipe,
+    parent: Decoder,
+    calibration: Calibration | None = None,
+    check_stop: Callable[[], None] | None = None,
+) -> Importance:
     """The scores by which a recipe cuts."""
     if recipe.scores == "magnitude":
         return by_magnitude(parent)
     if recipe.scores == "random":
         return by_chance(parent.config, recipe.seed)
-    return importance(
-        parent, calibration or Calibration.of(parent.tokenizer, sequences=CALIBRATION[0], length=CALIBRATION[1])
-    )
+    calibration = calibration or Calibration.of(parent.tokenizer, sequences=CALIBRATION[0], length=CALIBRATION[1])
+    return importance(parent, calibration, check_stop=check_stop)
 
 
 def student_of(recipe: HealingRecipe, parent: Decoder, plan: Plan | None, tokenizer: Tokenizer | None) -> Decoder:

@@ -2,12 +2,14 @@
 
     layer     drop-one loss: nats per token that the loss rises when the layer is left out (the default), or
               block influence 1 − mean cos(x, x + f(x))           (ShortGPT, Men et al., arXiv 2403.03853)
-    neuron    ‖a_j‖ · ‖W_down,j‖, a_j what neuron j hands to the down projection over all tokens, W_down,j its column
-    kv group  ‖o_g‖, what the heads of the group add to the residual stream over all tokens
+    neuron    ‖a_j‖ · ‖W_down,j‖ / ‖x‖, a_j what neuron j hands to the down projection over all tokens, W_down,j its
+              column, x what comes into the layer
+    kv group  ‖o_g‖ / ‖x‖, o_g what the heads of the group add to the residual stream over all tokens
     channel   Σ over the norms of the mean |output|               (Minitron, Muralidharan et al., arXiv 2407.14679 §2.2)
 
 Minitron takes the activation of a neuron alone; with the column that reads it, the score is the size of what the neuron
-adds to the stream. Nothing is differentiated, and the model is left as it came.
+adds to the stream, and divided by the stream it compares between layers: later ones add more to a larger stream.
+Nothing is differentiated, and the model is left as it came.
 """
 
 from __future__ import annotations
@@ -131,6 +133,7 @@ class _Sums:
         self.model, self.config = model, config
         self.tokens = 0
         self.cosines = torch.zeros(config.num_layers, dtype=torch.float64)
+        self.streams = torch.zeros(config.num_layers, 1, dtype=torch.float64)  # of what comes in, squared
         self.channels = torch.zeros(config.hidden_size, dtype=torch.float64)
         self.neurons = torch.zeros(config.num_layers, config.intermediate_size, dtype=torch.float64)
         self.groups = torch.zeros(config.num_layers, config.num_kv_heads, dtype=torch.float64)
@@ -158,6 +161,7 @@ class _Sums:
     def _layer(self, index: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple, out: torch.Tensor) -> None:
             self.cosines[index] += F.cosine_similarity(args[0].double(), out.double(), dim=-1).sum().cpu()
+            self.streams[index] += args[0].double().square().sum().cpu()
 
         return hook
 
@@ -184,6 +188,7 @@ class _Sums:
         return hook
 
     def importance(self) -> Importance:
+        streams = self.streams.clamp(min=torch.finfo(torch.float64).tiny)
         columns = torch.stack(
             [
                 layer.mlp.down.weight.double().norm(dim=0).cpu()
@@ -195,8 +200,8 @@ class _Sums:
         return Importance(
             1 - self.cosines / self.tokens,
             self.channels / self.tokens,
-            self.neurons.sqrt() * columns,
-            self.groups.sqrt(),
+            (self.neurons / streams).sqrt() * columns,
+            (self.groups / streams).sqrt(),
         )
 
 
@@ -260,21 +265,29 @@ def by_chance(config: ModelConfig, seed: int) -> Importance:
 # -- measured --------------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
 def loss_without(
     model: Decoder, rows: torch.Tensor, cut: Cut, *, check_stop: Callable[[], None] | None = None
 ) -> float:
     """Mean nats per token over rows [B, T] of the model without these parts: their values are 0 wherever they are
     read."""
-    total = 0.0
+    return float(losses_without(model, rows, cut, check_stop=check_stop).mean())
+
+
+@torch.no_grad()
+def losses_without(
+    model: Decoder, rows: torch.Tensor, cut: Cut, *, check_stop: Callable[[], None] | None = None
+) -> torch.Tensor:
+    """[B] float64: the same, row by row."""
+    losses = []
     with without(model, cut):
         for some in rows.split(SIDE_BY_SIDE):
             if check_stop is not None:
                 check_stop()
             some = some.to(model.device)
             logits = model(rows_batch(some), TrainingAttention(model.config)).view(*some.shape, -1)[:, :-1]
-            total += F.cross_entropy(logits.flatten(0, 1).float(), some[:, 1:].flatten(), reduction="sum").item()
-    return total / (rows.numel() - len(rows))
+            nats = F.cross_entropy(logits.flatten(0, 1).float(), some[:, 1:].flatten(), reduction="none")
+            losses.append(nats.view(len(some), -1).double().mean(dim=1).cpu())
+    return torch.cat(losses)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from workbench.models.decoder import Decoder
 from workbench.pruning.importance import calibration_for, check_plain
 from workbench.quantization.calibration import Calibration, Inputs, Reading
 from workbench.quantization.gptq import inverse_factor
+from workbench.quantization.pipeline import copy_of
 from workbench.quantization.stored import check_finite
 
 METHODS = ("magnitude", "wanda", "sparsegpt")
@@ -132,31 +133,32 @@ def sparsegpt(
 
 
 @torch.no_grad()
-def mask_model(
+def masked_model(
     model: Decoder,
     pattern: Pattern,
     method: str = "wanda",
     *,
     calibration: Calibration | None = None,
     check_stop: Callable[[], None] | None = None,
-) -> dict[str, float]:
-    """Mask the linear layers of a model in place, layer by layer; head and embedding stay.
+) -> tuple[Decoder, dict[str, float]]:
+    """(a new model whose linear layers are masked, what each lost); head, embedding and norms are shared with the old
+    one, which stays as it was.
 
-    A layer is looked at with the inputs that it has behind the layers masked before it. Returns, by the name of each
-    linear layer, the share of its outputs' energy that is lost. Raises WorkbenchError as `masked` does, before a layer
-    is changed; on the first layer the model is untouched.
+    A layer is looked at with the inputs that it has behind the layers masked before it. Of each linear layer, by its
+    name, the share of its outputs' energy that is lost. Raises WorkbenchError as `masked` does.
     """
     check_plain(model)
-    reading = Reading(model, calibration_for(model, calibration, least=1))
+    new = copy_of(model)
+    reading = Reading(new, calibration_for(model, calibration, least=1))
     lost: dict[str, float] = {}
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(new.layers):
         if check_stop is not None:
             check_stop()
         linears = {name: part for name, part in layer.named_modules() if isinstance(part, torch.nn.Linear)}
         inputs = reading.inputs(linears)
-        fresh = {name: masked(linear.weight, inputs[name], pattern, method) for name, linear in linears.items()}
-        for name, weight in fresh.items():
-            lost[f"layers.{index}.{name}"] = inputs[name].output_error(linears[name].weight, weight)
-            linears[name].weight.copy_(weight)
+        for name, linear in linears.items():
+            weight = masked(linear.weight, inputs[name], pattern, method)
+            lost[f"layers.{index}.{name}"] = inputs[name].output_error(linear.weight, weight)
+            linear.weight = torch.nn.Parameter(weight, requires_grad=False)
         reading.step()
-    return lost
+    return new, lost

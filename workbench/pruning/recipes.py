@@ -64,11 +64,12 @@ _DEPTH = smaller(layers=3, neurons=768)  # 5,409,408
 _DRAFT = smaller(layers=2, channels=192, neurons=256)  # 1,475,520
 
 
-def _healed(name: str, config: ModelConfig, steps: int, role: str = "pruned", **other: Any) -> HealingRecipe:
+def _healed(
+    name: str, config: ModelConfig, steps: int, role: str = "pruned", *, peak_learning_rate: float = 1.5e-3, **how: Any
+) -> HealingRecipe:
     """Steps of two rows, and a lower rate than from nothing: what the weights know is to be kept."""
-    return HealingRecipe(
-        name, role, config, steps, **({"sequences_per_step": 2, "peak_learning_rate": 1.5e-3, "warmup_steps": 20} | other)
-    )
+    how |= {"sequences_per_step": 2, "peak_learning_rate": peak_learning_rate, "warmup_steps": 20}
+    return HealingRecipe(name, role, config, steps, **how)
 
 
 HEALING_RECIPES: dict[str, HealingRecipe] = {
@@ -91,4 +92,4 @@ HEALING_RECIPES: dict[str, HealingRecipe] = {
         ),
     )
 }
-NOT_SHIPPED = frozenset(HEALING_RECIPES)
+NOT_SHIPPED = frozenset({"stdlib-5m-width-text", "stdlib-5m-width-random", "stdlib-5m-nothing"})

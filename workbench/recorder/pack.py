@@ -17,6 +17,7 @@ MAX_BYTES = 56 << 20
 MODELS = (  # that travel
     "stdlib-10m",
     "stdlib-1m",
+    "stdlib-1m-pruned",
     "stdlib-10m-eagle",
     "stdlib-10m-medusa",
     "stdlib-3m-mamba2",
