@@ -31,7 +31,7 @@ from workbench.speculation.drafts import NGramDraft, PhrasesDraft, PromptLookupD
 
 # %%
 plain_target = load("stdlib-10m")
-target, small = prepare(plain_target), prepare(load("stdlib-1m"))
+target, small = prepare(plain_target), prepare(load("stdlib-1m-pruned"))
 tokenizer = target.tokenizer
 NEW = 64  # tokens, where nothing else is said
 
@@ -520,7 +520,7 @@ for name in heads_names():
     rows.append([name, f"{size / 1e6:.2f} M", f"{size / plain_target.num_parameters():.1%}"])
 rows.append(
     [
-        "stdlib-1m",
+        "stdlib-1m-pruned",
         f"{small.num_parameters() / 1e6:.2f} M",
         f"{small.num_parameters() / plain_target.num_parameters():.1%}",
     ]
@@ -756,8 +756,8 @@ for broken in ({"type": "integer", "minimum": 5, "maximum": 3}, {"$ref": "#/$def
 # %% jupyter={"source_hidden": true}
 best_guess = ask(
     "the fastest on code",
-    "Which of the three makes code fastest here, with a fixed length? stdlib-1m is the draft model.",
-    choices=("stdlib-1m", "prompt lookup", "EAGLE"),
+    "Which of the three makes code fastest here, with a fixed length? stdlib-1m-pruned is the draft model.",
+    choices=("stdlib-1m-pruned", "prompt lookup", "EAGLE"),
     example="EAGLE",
 )
 best_guess

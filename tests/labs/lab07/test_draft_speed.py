@@ -42,7 +42,7 @@ def test_every_draft_and_text_gets_a_ratio_that_its_parts_predict(monkeypatch):
     }
     found = run_experiment("drafts.draft_speed", asked)
     assert [(m.settings["texts"], m.settings["drafter"]) for m in found] == [
-        (kind, draft) for kind in ("code", "digits") for draft in ("stdlib-1m", "prompt_lookup")
+        (kind, draft) for kind in ("code", "digits") for draft in ("stdlib-1m-pruned", "prompt_lookup")
     ]
     for one in found:
         assert one.unit == "ratio" and len(one.samples) == 1 and one.predicted > 0

@@ -32,7 +32,7 @@ EXPERIMENT = Experiment(
     how="Σ min(p, q) over the whole vocabulary, averaged over the positions of the held-out text",
     settings=(
         Setting("target", "stdlib-10m", "model"),
-        Setting("draft", "stdlib-1m", "model"),
+        Setting("draft", "stdlib-1m-pruned", "model"),
         Setting("context", 512, "int", low=16, high=1024, unit="tokens"),
     ),
     run=acceptance,

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from workbench.instruments.bench import Bench
 
 
-DRAFT = Setting("draft", "stdlib-1m", "model", help="the smaller model that guesses; it needs the target's vocabulary")
+DRAFT = Setting(
+    "draft", "stdlib-1m-pruned", "model", help="the smaller model that guesses; it needs the target's vocabulary"
+)
 
 
 def pair_of(bench: Bench, model: str | Model, draft: str | Model) -> tuple[Model, Model]:
