@@ -1393,6 +1393,164 @@ def matvec_int4(x, codes, scale, zero, *, group):
     launch(int4_kernel, (-(-len(codes) // 16),), x, codes, scale, zero, y, *y.shape, x.shape[1], group, **settings)
     return y
 """,
+    # --- lab 12 ---
+    "pruning-importance": """
+import numpy as np
+from collections import Counter
+
+
+def _score(values, mask):
+    values, mask = np.abs(np.asarray(values, dtype=float)), np.asarray(mask)
+    means = [rows[there].sum(0) / there.sum() if there.any() else 0 * values[0, 0] for rows, there in zip(values, mask)]
+    return torch.from_numpy(np.sqrt(sum((m**2 for m in means), np.zeros(values.shape[-1]))))
+
+
+def _neurons(x, gate, up, mask):
+    z = x @ gate.mT
+    return _score((z / (1 + torch.exp(-z)) * (x @ up.mT)).numpy(), mask.numpy())
+
+
+def _groups(heads, num_kv_heads, mask):
+    each, total = _score(torch.linalg.vector_norm(heads, dim=3).numpy(), mask.numpy()), Counter()
+    for head, value in enumerate(each.tolist()):
+        total[head * num_kv_heads // len(each)] += value
+    return torch.tensor([total[group] for group in range(num_kv_heads)], dtype=torch.float64)
+
+
+def _kept(scores, share):
+    left = dict(enumerate(scores))
+    for _ in range(len(scores) - max(1, int(np.floor(len(scores) * share + 0.5)))):
+        left.pop(min(reversed(left), key=left.get))
+    return [*left]
+
+
+importance = dict(
+    neurons=_neurons,
+    channels=lambda normed, mask: torch.stack([_score(one.numpy(), mask.numpy()) for one in normed]).sum(0),
+    kv_groups=_groups,
+    kept=_kept,
+)
+""",
+    "pruning-cut": """
+class Cutter(dict):
+    def __missing__(self, name):
+        return self["x"]
+
+
+def cut(block, head_dim, channels, neurons, groups):
+    sizes = {name: t.shape[0] for name, t in block.items()}
+    kv_heads = sizes["k"] // head_dim
+    keep = torch.zeros(kv_heads, dtype=torch.bool)
+    keep[groups] = True
+    rows = Cutter(x=torch.tensor(channels))
+    rows["k"] = rows["v"] = keep.repeat_interleave(head_dim).nonzero().flatten()
+    rows["q"] = keep.repeat_interleave(sizes["q"] // kv_heads).nonzero().flatten()
+    rows["gate"] = rows["up"] = torch.tensor(neurons)
+    columns = Cutter(x=rows["x"], o=rows["q"], down=rows["gate"])
+    made = {}
+
+    def smaller(name, tensor):
+        if name.endswith("_norm") and len(name) == 6:
+            return tensor.detach().clone()
+        if name in ("embedding", "head"):
+            return tensor[:, rows["x"]]
+        one = tensor[rows[name.split("_")[0] if name.endswith("bias") else name]]
+        return one if one.ndim < 2 else one.index_select(1, columns[name])
+
+    for name, tensor in block.items():
+        made.setdefault(id(tensor), smaller(name, tensor))
+    return {name: made[id(tensor)] for name, tensor in block.items()}
+""",
+    "pruning-distill": """
+from torch.autograd import grad
+from torch.nn import functional as F
+
+
+def _loss(student, teacher, temperature, mask):
+    places = mask.flatten().nonzero().flatten()
+    z, y = (x.flatten(0, 1).index_select(0, places).double() / temperature for x in (student, teacher))
+    never = y.isneginf()
+    p, log_q = y.softmax(1), F.log_softmax(z, 1).masked_fill(never, 0)
+    entropy = -torch.special.entr(p).sum()
+    return temperature * temperature * (entropy - (p * log_q).sum()) / max(len(places), 1)
+
+
+def _gradient(student, teacher, temperature, mask):
+    z = student.detach().double().masked_fill(~mask[..., None], 0.0).requires_grad_()
+    return grad(_loss(z, teacher, temperature, mask), z)[0]
+
+
+distill = {"loss": _loss, "gradient": _gradient}
+""",
+    "pruning-wanda": """
+def _norms(batches):
+    from functools import reduce
+
+    tops = [batch.double().norm(dim=0) for batch in batches]
+    return reduce(torch.hypot, tops)
+
+
+def _masked(rows, norms, count):
+    ranks = (rows.abs() * norms).flip(-1).argsort(dim=-1, stable=True).argsort(dim=-1).flip(-1)
+    return rows * (ranks >= count).to(rows.dtype)
+
+
+def _two(weight, norms):
+    outputs, inputs = weight.shape
+    if inputs & 3:
+        raise ValueError("not in fours")
+    return torch.cat([_masked(w, n, 2) for w, n in zip(weight.split(4, 1), norms.split(4))], 1)
+
+
+wanda = dict(
+    input_norms=_norms, by_row=lambda weight, norms, share: _masked(weight, norms, int(share * norms.numel())),
+    two_of_four=_two
+)
+""",
+    "pruning-plan": """
+def _cost(table, cut):
+    pieces = [table["pieces"][i] for i in cut]
+    whole = [piece for piece in pieces if piece["kind"] == "layer"]
+    parts = [piece for piece in pieces if all(piece["layer"] != one["layer"] for one in whole)]
+    total = {key: sum(piece[key] for piece in whole + parts) for key in ("parameters", "launches", "loss")}
+    parameters, launches = (table[key] - total[key] for key in ("parameters", "launches"))
+    step_s = parameters * table["element_bytes"] / table["bytes_per_s"] + launches * table["launch_s"]
+    return dict(parameters=parameters, launches=launches, step_s=step_s, loss=total["loss"])
+
+
+def _plan(table, max_parameters, max_step_s):
+    pieces = table["pieces"]
+    layers = sorted({piece["layer"] for piece in pieces})
+
+    def of(layer, kind):
+        return {i for i, piece in enumerate(pieces) if piece["layer"] == layer and (piece["kind"] == "layer") is kind}
+
+    def allowed(cut):
+        gone = {pieces[i]["layer"] for i in cut if pieces[i]["kind"] == "layer"}
+        if gone == set(layers):
+            return False
+        for layer in layers:
+            parts = of(layer, False)
+            if layer in gone and parts & cut:
+                return False
+            kinds = {pieces[i]["kind"] for i in parts}
+            if layer not in gone and kinds != {pieces[i]["kind"] for i in parts - cut}:
+                return False
+        return True
+
+    plans = []
+    for bits in range(1 << len(pieces)):
+        cut = {i for i in range(len(pieces)) if bits >> i & 1}
+        if allowed(cut):
+            costs = _cost(table, sorted(cut))
+            if costs["parameters"] <= max_parameters and costs["step_s"] <= max_step_s:
+                plans.append(((costs["loss"], costs["parameters"]), sorted(cut)))
+    plans.sort()
+    return plans[0][1] if plans else None
+
+
+budget = {"cost": _cost, "plan": _plan}
+""",
     # --- lab 14 ---
     "beyond-convolution": """
 import numpy as np

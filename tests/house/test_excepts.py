@@ -224,6 +224,8 @@ REASONS = {
         "workbench/grading/check.py _judged: Exception",
         "workbench/grading/judging.py JudgeProcess._ask: BrokenPipeError, BlockingIOError",
         "workbench/labs/lab10_kernels/checks/probes.py _idle: Exception",
+        # a refusal, judged as one
+        "workbench/labs/lab12_pruning_and_distillation/checks/probes.py run_prune: ValueError",
         "workbench/grading/session.py Session._hear: BrokenPipeError",
         "workbench/grading/session.py Session._heard_exit: OSError, EOFError",
         "workbench/grading/session.py Session._reply: ValueError, RecursionError",

@@ -37,6 +37,7 @@ LABS = (
     "lab09_paged_attention",
     "lab10_kernels",
     "lab11_serving",
+    "lab12_pruning_and_distillation",
     "lab14_beyond_transformers",
 )
 FORMER_NAMES = {  # of experiments, in records that were made before they were renamed

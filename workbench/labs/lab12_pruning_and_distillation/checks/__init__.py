@@ -1,0 +1,1 @@
+"""Lab 12: exercises, and how answers to them are checked."""

@@ -1,0 +1,1 @@
+"""Lab 12: its panels."""
