@@ -84,6 +84,49 @@ class _Source:
     body: list[ast.stmt]
     binds: dict[str, list[int]] = field(default_factory=dict)
     always: list[int] = field(default_factory=list)
+    modules: dict[frozenset[str], dict[str, str]] = field(default_factory=dict)  # as `_Closure._modules_of` finds them
+
+    @functools.cached_property
+    def asked(self) -> set[str]:
+        """The names of all attributes in the file."""
+        return {node.attr for one in self.body for node in ast.walk(one) if isinstance(node, ast.Attribute)}
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a statement's code says, whatever it is needed for.
+
+    used: global names that it reads, also in annotations of fields. imports: those within it. chains: of each name that
+    it reads, with the attributes asked of it: `a.b.c` is ("a", ("b", "c")), `a` is ("a", ()).
+    """
+
+    used: frozenset[str]
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    chains: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@functools.cache
+def _facts(statement: ast.stmt) -> _Facts:
+    used, imports = set(_globals_of(_compiled([statement]))), []
+    for node in ast.walk(statement):
+        if isinstance(node, ast.AnnAssign):  # of a field: the annotations that are looked at when code runs
+            used |= {inner.id for inner in ast.walk(node.annotation) if isinstance(inner, ast.Name)}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(node)
+    return _Facts(frozenset(used), tuple(imports), tuple(_chains(statement)))
+
+
+def _chains(node: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
+    chain, inner = [], node
+    while isinstance(inner, ast.Attribute):
+        chain.append(inner.attr)
+        inner = inner.value
+    if isinstance(inner, ast.Name):
+        if isinstance(inner.ctx, ast.Load):
+            yield inner.id, tuple(reversed(chain))
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _chains(child)
 
 
 @functools.cache
@@ -114,7 +157,10 @@ def _read(module: str, package: bool, tree: ast.Module) -> _Source:
 
 
 def _without_docstrings(body: list[ast.stmt]) -> list[ast.stmt]:
-    for node in [node for statement in body for node in ast.walk(statement)]:
+    left: list[ast.AST] = list(body)
+    while left:
+        node = left.pop()
+        left += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]  # define nothing
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node, False):
             node.body = node.body[1:] or [ast.copy_location(ast.Pass(), node.body[0])]
     return [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
@@ -140,9 +186,9 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _compiled(body: Sequence[ast.stmt]) -> types.CodeType:
-    module = ast.fix_missing_locations(ast.Module(list(body), []))
+    """Of statements whose every node has a place, as those that were parsed have."""
     flags = __future__.annotations.compiler_flag
-    return compile(module, FILENAME, "exec", flags=flags, dont_inherit=True)
+    return compile(ast.Module(list(body), []), FILENAME, "exec", flags=flags, dont_inherit=True)
 
 
 def _globals_of(code: types.CodeType) -> Iterator[str]:
@@ -247,35 +293,39 @@ class _Closure:
         if dropped and isinstance(statement, ast.ClassDef):
             body = [s for s in statement.body if getattr(s, "name", None) not in dropped]
             fields = {f: getattr(statement, f) for f in statement._fields}
-            return ast.copy_location(ast.ClassDef(**(fields | {"body": body or [ast.Pass()]})), statement)
+            shown = ast.copy_location(ast.ClassDef(**(fields | {"body": body or [ast.Pass()]})), statement)
+            return ast.fix_missing_locations(shown)
         return statement
 
     def _follow(self, source: _Source, statement: ast.stmt) -> None:
         """Everything that a statement's code leads to."""
-        used = set(_globals_of(_compiled([statement])))
-        for node in ast.walk(statement):
-            if isinstance(node, ast.AnnAssign):  # of a field: the annotations that are looked at when code runs
-                used |= {inner.id for inner in ast.walk(node.annotation) if isinstance(inner, ast.Name)}
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                for alias in node.names:
-                    self._follow_alias(source, node, alias)
-        modules = self._modules_in(source, statement)
-        for name in used:
+        facts = _facts(statement)
+        for node in facts.imports:
+            for alias in node.names:
+                self._follow_alias(source, node, alias)
+        modules = self._modules_of(source) | self._modules_in(source, facts.imports)
+        for name in facts.used:
             if name in source.binds and name not in modules:
                 for number in source.binds[name]:
                     self._keep(source, number, name)
-        self._follow_attributes(source, statement, modules)
+        self._follow_attributes(source, facts, modules)
 
-    def _modules_in(self, source: _Source, statement: ast.AST) -> dict[str, str]:
-        """Local name -> module of ours that it stands for, in this statement."""
+    def _modules_of(self, source: _Source) -> dict[str, str]:
+        """Local name -> module of ours that it stands for, by the imports at the top of a file."""
+        if self.ours not in source.modules:
+            tops = [source.body[n] for numbers in source.binds.values() for n in numbers]
+            imports = [node for node in tops if isinstance(node, ast.Import | ast.ImportFrom)]
+            source.modules[self.ours] = self._modules_in(source, imports)
+        return source.modules[self.ours]
+
+    def _modules_in(self, source: _Source, imports: Sequence[ast.Import | ast.ImportFrom]) -> dict[str, str]:
+        """Local name -> module of ours that it stands for, by these imports."""
         found: dict[str, str] = {}
-        tops = [source.body[n] for numbers in source.binds.values() for n in numbers]
-        for node in [*tops, *ast.walk(statement)]:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                for alias in node.names:
-                    target = self._module_of(source, node, alias)
-                    if target is not None:
-                        found[alias.asname or alias.name.partition(".")[0]] = target
+        for node in imports:
+            for alias in node.names:
+                target = self._module_of(source, node, alias)
+                if target is not None:
+                    found[alias.asname or alias.name.partition(".")[0]] = target
         return found
 
     def _module_of(self, source: _Source, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str | None:
@@ -312,36 +362,22 @@ class _Closure:
                 if not self.is_ours(library):
                     self.libraries[library] = None
 
-    def _follow_attributes(self, source: _Source, statement: ast.AST, modules: Mapping[str, str]) -> None:
+    def _follow_attributes(self, source: _Source, facts: _Facts, modules: Mapping[str, str]) -> None:
         """`module.name` needs that name of the module."""
-
-        def walk(node: ast.AST) -> None:
-            chain, inner = [], node
-            while isinstance(inner, ast.Attribute):
-                chain.append(inner.attr)
-                inner = inner.value
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load) and inner.id in modules:
-                if inner.id in source.binds:
-                    for number in source.binds[inner.id]:
-                        self._keep(source, number, inner.id)
-                module = modules[inner.id]
-                if not chain:  # the module itself goes somewhere: whatever is asked of anything in this file
-                    for attribute in self._asked(source) & _names_in(module):
-                        self.need(module, attribute)
-                for attribute in reversed(chain):
+        for name, chain in facts.chains:
+            if name not in modules:
+                continue
+            for number in source.binds.get(name, ()):
+                self._keep(source, number, name)
+            module = modules[name]
+            if not chain:  # the module itself goes somewhere: whatever is asked of anything in this file
+                for attribute in source.asked & _names_in(module):
                     self.need(module, attribute)
-                    if not self._is_module(f"{module}.{attribute}"):
-                        break
-                    module = f"{module}.{attribute}"
-                return
-            for child in ast.iter_child_nodes(node):
-                walk(child)
-
-        walk(statement)
-
-    def _asked(self, source: _Source) -> set[str]:
-        """The names of all attributes in a file."""
-        return {node.attr for one in source.body for node in ast.walk(one) if isinstance(node, ast.Attribute)}
+            for attribute in chain:
+                self.need(module, attribute)
+                if not self._is_module(f"{module}.{attribute}"):
+                    break
+                module = f"{module}.{attribute}"
 
     # --- What comes of it ---
 
@@ -364,8 +400,8 @@ class _Closure:
             needed = self.aliases[source.name, number]
             names = [a for a in statement.names if (a.asname or a.name.partition(".")[0]) in needed]
             if isinstance(statement, ast.Import):
-                return ast.Import(names)
-            return ast.ImportFrom(statement.module, names, statement.level)
+                return ast.fix_missing_locations(ast.Import(names))
+            return ast.fix_missing_locations(ast.ImportFrom(statement.module, names, statement.level))
         return self._shown(source, statement)
 
 
@@ -427,7 +463,8 @@ def _handed(prelude: str, given: tuple[str, ...] | None, probes: tuple[str, ...]
             body.append(ast.Import(names))
         elif names and isinstance(statement, ast.ImportFrom):
             body.append(ast.ImportFrom(statement.module, names, statement.level))
-    modules = closure._modules_in(setup, ast.Module(setup.body, []))
+    imports = [n for s in setup.body for n in ast.walk(s) if isinstance(n, ast.Import | ast.ImportFrom)]
+    modules = closure._modules_of(setup) | closure._modules_in(setup, imports)
     for dotted in given or ():
         first, *rest = dotted.split(".")
         if first not in setup.binds:
