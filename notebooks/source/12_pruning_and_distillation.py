@@ -200,7 +200,7 @@ say(
 # %% [markdown]
 # ## Masks: zeros that nobody skips
 #
-# Most papers on pruning do not cut, they mask: single weights become 0, half of all of them, wherever they stand. That
+# Many papers on pruning do not cut, they mask: single weights become 0, half of all of them, wherever they stand. That
 # costs far less quality, and Wanda (Sun et al., 2023) does it with one line, $|W_{ij}| \cdot \lVert X_j \rVert_2$, the
 # smallest of each output row. SparseGPT (Frantar and Alistarh, 2023) moves the weights that stay so that they make
 # up for those that go: the same mathematics as GPTQ in lab 05, with 0 in the place of rounding. And *2:4*, two zeros in
@@ -251,8 +251,9 @@ say(
 # %% [markdown]
 # ⚠ *Two things that tables hide.* First, speed: in SLEB's table (arXiv 2402.09025, Llama-2-70B on two A100) 2:4 by
 # SparseGPT or Wanda reads prompts at 0.98 × of the dense model, a fifth of the *blocks* removed at 1.27 ×. A sparse tensor core
-# doubles the arithmetic, and decoding does not wait for arithmetic. Second, the text the method was
-# calibrated on: SliceGPT at 25 % has 32.7 on C4 in that table (Llama-2-7B, dense 7.3), and looks far better in its own
+# doubles the arithmetic on paper; even prompts, which wait for arithmetic, gained nothing there, and decoding waits for
+# memory. Second, the text the method was
+# calibrated on: SliceGPT at 25 % has a perplexity of 32.7 on C4 in that table (Llama-2-7B, dense 7.3), and looks far better in its own
 # paper, where WikiText-2 both calibrates and tests. A perplexity without its calibration text says little.
 #
 # # Sitting 2: Heal
@@ -350,8 +351,11 @@ cheaper_guess.compare(factors["FLOPs, teacher included"].median, how="computed")
 # %% [markdown]
 # ## A better draft
 #
-# A draft (labs 06 and 07) has to be small, and to agree with the target. `stdlib-1m` was trained from nothing to
-# imitate its target. A draft that is *cut* from the target begins with what the target knows.
+# A draft (labs 06 and 07) has to be small, and to agree with the target. `stdlib-1m` (0.92 M parameters) was trained from
+# nothing to imitate its target, on 6.1 M tokens. `stdlib-1m-pruned` (1.48 M) was cut from the target and then imitated it
+# for 12.3 M tokens. So three things differ between them, and a cut as deep as this one knows nothing at first: 8.5 nats,
+# where a guess among all tokens has 8.3. How much of the gain is the cut's own was not measured; the same shape from
+# nothing, taught as long, would say it.
 
 # %% jupyter={"source_hidden": true}
 draft_guess = ask(
@@ -391,8 +395,10 @@ say(
 # %% [markdown]
 # ## What to take along
 #
-# - A score from forward passes orders pieces well enough to cut by; it does not say what the cut will cost.
+# - A score from forward passes orders pieces by what the loss is without them. After healing that order made no difference here.
 # - Zeros save nothing by themselves. What is to be faster must be smaller, or in a pattern that the machine skips.
+# - "Five times the tokens" is one run against one run, and healing had a teacher where training from nothing had none: how
+#   much the cut saved and how much the teacher is not separated.
 # - Width keeps more quality per parameter after healing, depth saves more time per parameter at batch 1.
 # - How well a cut was chosen matters most before healing; the teacher matters after it.
 # - Distillation makes healing short in tokens, less short in FLOPs, and needs a parent that somebody paid for.

@@ -189,7 +189,9 @@ def test_a_norm_is_part_of_the_product(device, rows, out, inside, splits, beside
     half=st.booleans(),
 )
 def test_the_last_program_adds_the_parts_up(device, rows, out, inside, splits, besides, normed, half):
-    """In one launch, whatever is done besides, bit for bit as a launch of its own does; counters are zeros again."""
+    """In one launch, whatever is done besides, bit for bit as a launch of its own does; counters are zeros again. (But for
+    a gate in the interpreter: numpy's exponential differs by where in a vector a number lies.)"""
+    exact = not normed and (device != "cpu" or "gate" not in besides)
     dtype = dtypes(device)[-1 if half else 0]
     if not matvec.on_tensor_cores(rows, dtype, 3):
         rows, out = few_programs(device, 2, rows, out)
@@ -210,7 +212,7 @@ def test_the_last_program_adds_the_parts_up(device, rows, out, inside, splits, b
             y = matvec.matvec(x, weight, splits=splits, arrivals=count, **asked, **ours)
         assert counted.total() == 1 and not count.any()
         expected = matvec.matvec(x, weight, splits=splits, **asked, **apart)
-        assert y.equal(expected) if not normed else assert_near(y, expected.double()) is None, again
+        assert y.equal(expected) if exact else assert_near(y, expected.double()) is None, again
     with launch.launches() as counted:
         matvec.matvec(x, weight, splits=splits, arrivals=count[:0], **asked)
     assert counted.total() == 2

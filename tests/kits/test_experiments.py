@@ -409,4 +409,5 @@ def test_only_how_often_and_on_how_much_is_cut_and_within_what_is_allowed():
         "steps",  # of training
         "fresh",  # sequences to answer
         "counted",  # tokens of the training modules
+        "tokens",  # of held-out text
     }

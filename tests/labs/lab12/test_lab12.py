@@ -237,6 +237,15 @@ def test_forms_of_a_matrix_take_the_bytes_that_are_said(runs):
     assert [m.predicted for m in dense] == [1.0] * len(masks.SHARES)
 
 
+def test_two_of_four_is_half_of_the_values_and_two_bits_for_each(monkeypatch):
+    """By the bytes that torch's own form keeps on a card: metadata of 4,096 bytes for 128 × 256."""
+    weight = torch.zeros(128, 256, dtype=torch.float16)
+    monkeypatch.setattr(masks, "on_a_card", lambda tensor: True)
+    monkeypatch.setattr(torch.sparse, "to_sparse_semi_structured", lambda tensor: tensor)
+    form = masks.stored_forms(weight, 0.5)[masks.TENSOR_CORES]
+    assert form.bytes == 128 * 256 * 2 // 2 + 4096
+
+
 def test_a_product_that_is_wrong_is_not_timed(model, monkeypatch):
     monkeypatch.setattr(masks, "compressed_rows", lambda weight: (2 * weight).to_sparse_csr())
     with pytest.raises(WorkbenchError, match="compressed rows: the product is"):

@@ -111,7 +111,7 @@ EXPERIMENT = Experiment(
     ),
     settings=(
         MODEL,
-        Setting("several", 3, "int", 1, 16, unit="layers", brief=2, help="the most that are left out"),
+        Setting("several", 3, "int", 1, 16, unit="layers", help="the most that are left out"),
         replace(CONTEXT, default=256, brief=64),
         PASSAGES,
     ),

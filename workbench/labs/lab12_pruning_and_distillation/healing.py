@@ -73,8 +73,8 @@ def ahead(curves: list[Curve], name: str, other: str) -> dict[int, float]:
 
 def run_healing(bench: Bench, *, recipe: str, steps: int, every: int) -> Iterator[Measurement]:
     """Measurements in the setting `measured`: of every kept run its "point"s and its "end" (nats/token), "saved" (unit
-    "x", tokens) and "ahead" (nats/token, by seed); then `live` points of the first steps of a recipe, on this"
-    " machine."""
+    "x", tokens) and "ahead" (nats/token, by seed); then "live" points of the first steps of a recipe, on this
+    machine."""
     curves = healing_curves()
     for curve in curves:
         bench.check_stop()

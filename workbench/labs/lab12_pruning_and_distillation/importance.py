@@ -169,7 +169,7 @@ EXPERIMENT = Experiment(
         MODEL,
         Setting("part", PARTS[0], "choice", choices=PARTS, help="what a piece is"),
         Setting("layer", EVERY, "int", EVERY, 200, help="whose neurons are looked at; −1: those of every layer"),
-        Setting("groups", 24, "int", 3, 200, brief=6, help="of neurons or channels: as many pieces"),
+        Setting("groups", 24, "int", 3, 200, help="of neurons or channels: as many pieces"),
         SEQUENCES,
         LENGTH,
         replace(CONTEXT, default=256, brief=64),

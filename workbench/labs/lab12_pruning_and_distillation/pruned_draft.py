@@ -169,7 +169,7 @@ EXPERIMENT = Experiment(
         Setting(
             "tokens", 32_768, "int", 512, 110_000, unit="tokens", step=512, brief=512, help="of held-out text, for α"
         ),
-        Setting("cached", 128, "choice", choices=CONTEXTS, unit="tokens", brief=32, help="of a timed step"),
+        Setting("cached", 128, "choice", choices=CONTEXTS, unit="tokens", help="of a timed step"),
         Setting("draft_length", 4, "int", 1, 16, unit="tokens", help="drafted per round"),
         Setting("prompts", 8, "int", 1, 16, brief=1, help="pieces of held-out code that are written on"),
         Setting("new_tokens", 96, "int", 8, 512, unit="tokens", brief=8, help="written after each"),

@@ -118,7 +118,7 @@ def _words(curves: Sequence[Curve], live: Sequence[Measurement]) -> str:
             f"To the loss that the narrower model has after {by[WIDTH].last.tokens / 1e6:.1f} M tokens the same"
             " shape needs"
             f" {more}{saving.tokens:.1f} times as many tokens from nothing (the goal was {GOAL_RATIO}), and"
-            f" {more}{saving.flops:.1f} times the FLOPs: the teacher's forward costs as much as two thirds of the"
+            f" {more}{saving.flops:.1f} times the FLOPs: the teacher's forward costs more than half of the"
             " student's"
             " training here, being twice as large."
         )
