@@ -189,8 +189,10 @@ def test_a_norm_is_part_of_the_product(device, rows, out, inside, splits, beside
     half=st.booleans(),
 )
 def test_the_last_program_adds_the_parts_up(device, rows, out, inside, splits, besides, normed, half):
-    """In one launch, whatever is done besides, bit for bit as a launch of its own does; counters are zeros again. (But for
-    a gate in the interpreter: numpy's exponential differs by where in a vector a number lies.)"""
+    """In one launch, whatever is done besides, bit for bit as a launch of its own does; counters are zeros again.
+
+    But for a gate in the interpreter: numpy's exponential differs by where in a vector a number lies.
+    """
     exact = not normed and (device != "cpu" or "gate" not in besides)
     dtype = dtypes(device)[-1 if half else 0]
     if not matvec.on_tensor_cores(rows, dtype, 3):
