@@ -24,6 +24,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"speculation", "diffusion"},
     {"generation"},
     {"serving"},
+    {"parallel"},
     {"experiments", "records"},
     {"panels", "checks", "jupyter", "lab_server", "recorder", "gpu_tests"},
     {"lectures"},

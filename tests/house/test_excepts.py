@@ -264,6 +264,8 @@ REASONS = {
     "a thread whose work says itself how it failed, or whose caller sees that its result is missing": (
         "workbench/grading/gradescope.py run: Thread _watch",
         "workbench/labs/lab08_continuous_batching/peer_llama_cpp_slots.py serve: Thread ask",
+        "workbench/parallel/ranks.py Ranks.__init__: Thread self._watch",
+        "workbench/parallel/ranks.py _watch_run: Thread watch",
         "workbench/labs/lab11_serving/loopback.py loopback: Thread lambda: asyncio.run(server.serve([at]))",
         "workbench/panels/base.py Panel.refresh: Thread self._paint_all",
         "workbench/panels/base.py Panel.start: Thread self._work",

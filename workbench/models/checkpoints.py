@@ -211,14 +211,31 @@ def _from_folder(
     if weights == "random":
         return _random(name, config, tokenizer, dtype or torch.bfloat16, device, seed)
     model = hollow_decoder(config, name=name, tokenizer=tokenizer)
-    files = _weight_files(folder)
-    plan = stored_tensors(config, {n: tuple(p.shape) for n, p in model.named_parameters()})
+    with _opened(folder, model) as (plan, stored, own):
+        check_fits(name, config, dtype or own, device)
+        return fill(model, _read_tensors(plan, stored, dtype or own, device), device)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, model: Decoder) -> Iterator[tuple[list[StoredTensor], dict[str, Any], torch.dtype]]:
+    """The checkpoint of a (hollow) model, its headers checked: what to read, where it lies, and its type."""
+    plan = stored_tensors(model.config, {n: tuple(p.shape) for n, p in model.named_parameters()})
     with contextlib.ExitStack() as stack:
-        stored = _open_all(stack, folder, files)
-        _check_tensors(folder, config, plan, stored)
-        found = _STORED_FLOATS[stored[plan[0].name][0].get_slice(stored[plan[0].name][1]).get_dtype()]
-        check_fits(name, config, dtype or found, device)
-        return fill(model, _read_tensors(plan, stored, dtype or found, device), device)
+        stored = _open_all(stack, folder, _weight_files(folder))
+        _check_tensors(folder, model.config, plan, stored)
+        opened, key = stored[plan[0].name]
+        yield plan, stored, _STORED_FLOATS[opened.get_slice(key).get_dtype()]
+
+
+def stored_parameters(
+    folder: str | os.PathLike[str], dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of every parameter of the checkpoint in a folder, one after the other: whoever keeps parts of them
+    never holds more than one whole. dtype: default as stored. Raises WorkbenchError as `load` does."""
+    folder = check_path("folder", folder)
+    model = hollow_decoder(read_config(folder), name=folder.name)
+    with _opened(folder, model) as (plan, stored, own):
+        yield from _read_tensors(plan, stored, dtype or own, torch.device("cpu"))
 
 
 def _weight_files(folder: Path) -> list[Path]:

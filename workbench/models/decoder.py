@@ -294,11 +294,15 @@ class Decoder(nn.Module):
         if self.config.embedding_scale != 1:
             x = x * self.embedding_scale
         if self.embed_positions is not None:
-            return x + self.embed_positions(batch.positions), (None, None)
+            x = x + self.embed_positions(batch.positions)
+        return x, self.turns_of(batch, x.dtype)
+
+    def turns_of(self, batch: Batch, dtype: torch.dtype) -> Turns:
+        """Of the batch's positions, in `dtype`; None where positions are embedded or there are none."""
         if self.rotary is None:
-            return x, (None, None)
-        local = None if self.local_rotary is None else self.local_rotary(batch.positions, x.dtype)
-        return x, (self.rotary(batch.positions, x.dtype), local)
+            return None, None
+        local = None if self.local_rotary is None else self.local_rotary(batch.positions, dtype)
+        return self.rotary(batch.positions, dtype), local
 
     def run_layer(self, index: int, x: torch.Tensor, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
         """x [N, d] through one layer."""

@@ -29,6 +29,8 @@ from workbench.decoding import request_checks as checks
 from workbench.decoding.sampling import Sampler, draws_for
 from workbench.decoding.sequence import Finished, LogProb, NewToken, Request, Sequence
 from workbench.decoding.step import Chunk, Step, StepOutput
+from workbench.kv import maker_for
+from workbench.kv.paged import Paged
 from workbench.kv.paged_static import StaticPaged
 from workbench.kv.slots import check_size, places_in_use
 from workbench.kv.state import paged_kind
@@ -90,7 +92,9 @@ class Engine:
         self.model = model
         wanted = getattr(model, "graphs", "auto") if graphs is None else graphs
         self.why_no_graphs = why_no_graphs(wanted, model)
-        self.kv = paged_kind(model.config, recorded=not self.why_no_graphs, rewind=settings.draft_tokens)(
+        kind = paged_kind(model.config, recorded=not self.why_no_graphs, rewind=settings.draft_tokens)
+        self.kv: Paged = maker_for(model)(  # type: ignore[assignment]  # what `kind` makes
+            kind,
             model.config,
             max_sequences=2 * settings.max_running,  # in static batching padding beside each
             max_tokens=context,

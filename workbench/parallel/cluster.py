@@ -1,0 +1,321 @@
+"""A cluster: processes that each have a shard of a model, led by rank 0.
+
+    with Cluster(2) as cluster:
+        model = cluster.load("stdlib-10m", tensor=2)
+        generate(model, "def ", kv="paged")          # or Engine(model)
+
+Rank 0 tells what is done next, one message of JSON a command; the others do it and listen again. A command names a
+model, and brings the notes of what rank 0's kvs did since the last one (`mirror`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.errors import WorkbenchError, check_path, unknown
+from workbench.models.assembly import hollow_decoder
+from workbench.models.checkpoints import ZOO, read_config, shipped_tokenizer, stored_parameters, zoo_names
+from workbench.models.config import ModelConfig
+from workbench.models.decoder import Decoder
+from workbench.models.layout import config_from_hf, config_to_hf, generation_to_hf
+from workbench.models.tokenizer import Tokenizer
+from workbench.parallel.alpha_beta import SIZES, AlphaBeta, check_measures, measure
+from workbench.parallel.backends import make_collectives
+from workbench.parallel.collectives import Collectives, Count
+from workbench.parallel.mirror import Followers, batch_of
+from workbench.parallel.pipeline import Progress
+from workbench.parallel.ranks import Rank, start_ranks
+from workbench.parallel.shard import Layout, Link, Shard
+
+
+class Cluster:
+    """`size` processes, this one among them as rank 0. A context; at its end the others have ended.
+
+    backend: of the collectives, "shm", "gloo" or "nccl". Other settings: see `start_ranks`.
+    Raises WorkbenchError as `start_ranks` and `make_collectives` do. When a rank ends, whatever is under way raises
+    RankLost and names it, and the cluster is of no use any more.
+    """
+
+    def __init__(self, size: int, *, backend: str = "shm", port: int = 0, threads: int = 1, timeout_s: float = 300.0):
+        self.size, self.backend = size, backend
+        self.ranks = start_ranks(size, follow, backend, port=port, threads=threads, timeout_s=timeout_s)
+        try:
+            self.world: Collectives = make_collectives(self.ranks.rank, backend=backend)
+        except BaseException:
+            self.ranks.stop(within_s=0)
+            raise
+        self._models = self._bytes_before = 0
+        self._open = True
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(within_s=0.0 if kind else 5.0)
+
+    def close(self, within_s: float = 5.0) -> None:
+        """May be called twice."""
+        if self._open:
+            self._open = False
+            if not self.ranks.rank.failed:
+                self._tell({"do": "stop"})
+            self.ranks.stop(within_s)
+            self.world.close()
+
+    def load(
+        self,
+        model: Decoder | str | os.PathLike[str],
+        *,
+        tensor: int = 1,
+        pipeline: int = 1,
+        groups: int = 1,
+        dtype: torch.dtype | None = None,
+    ) -> Shard:
+        """Rank 0's shard of a model that lies on tensor · pipeline ranks: a model for `generate` and the engine.
+
+        model: a Decoder, whose parts are sent; or the name of a shipped model or a folder, which each rank reads for
+        itself, keeping its part of one tensor after the other. groups: in which a step goes through the pipeline.
+        Raises WorkbenchError, before anything is sent, for a model that cannot be divided so, and for a number of ranks
+        that is not this cluster's.
+        """
+        if not isinstance(model, Decoder):
+            return self._load_folder(_folder_of(model), tensor, pipeline, groups, dtype)
+        _check_whole_model(model)
+        layout = self._layout(model.config, tensor, pipeline, model.name)
+        shard = self._make(layout, model.name, model.tokenizer, groups, {"dtype": str(model.dtype).split(".")[1]})
+        with torch.no_grad():
+            for name, whole in model.named_parameters():
+                for own, part in layout.parts_of(0, name, whole.detach()):
+                    shard.put(own, part.to(self.world.device))
+                for rank in range(1, self.size):
+                    for _, part in layout.parts_of(rank, name, whole.detach()):
+                        self.world.send(part.to(self.world.device), rank)
+        self.world.barrier()
+        _begin_again(shard)
+        return shard.ready(self.world.device)
+
+    def _load_folder(self, folder: Path, tensor: int, pipeline: int, groups: int, dtype: torch.dtype | None) -> Shard:
+        config = read_config(folder)
+        layout = self._layout(config, tensor, pipeline, folder.name)
+        tokenizer = Tokenizer.from_folder(folder) or (shipped_tokenizer() if folder.parent == ZOO else None)
+        type_ = None if dtype is None else str(dtype).split(".")[1]
+        shard = self._make(layout, folder.name, tokenizer, groups, {"folder": str(folder), "dtype": type_})
+        shard.fill_from(stored_parameters(folder, dtype), self.world.device)
+        digests = self.world.gather(_digest_of(folder).to(self.world.device))
+        assert digests is not None, "rank 0 gathers"
+        for rank, digest in enumerate(digests):
+            if not torch.equal(digest, digests[0]):
+                self.ranks.fail(f"rank {rank} has other weights in {folder} than rank 0")
+                raise WorkbenchError(
+                    f"rank {rank} has other weights in {folder} than rank 0; ranks compute parts of one model, so give "
+                    "all the same files"
+                )
+        _begin_again(shard)
+        return shard
+
+    def _layout(self, config: ModelConfig, tensor: int, pipeline: int, name: str) -> Layout:
+        layout = Layout.checked(config, tensor, pipeline, name)
+        if layout.ranks != self.size:
+            raise WorkbenchError(
+                f"tensor={tensor} and pipeline={pipeline} take {layout.ranks} ranks, and this cluster has {self.size}; "
+                "make a cluster of as many"
+            )
+        return layout
+
+    def _make(self, layout: Layout, name: str, tokenizer: Tokenizer | None, groups: int, how: dict[str, Any]) -> Shard:
+        values = config_to_hf(layout.config, torch.float32), generation_to_hf(layout.config)
+        if config_from_hf(*json.loads(json.dumps(values))) != layout.config:
+            raise WorkbenchError(
+                f"the shape of {name} cannot be sent to other ranks (no config.json says all of it); save the model "
+                "and give its folder"
+            )
+        self._models += 1
+        number = self._models
+        self._tell(
+            {"do": "load", "model": number, "config": values, "name": name, **how}
+            | {"tensor": layout.tensor, "pipeline": layout.pipeline}
+        )
+        shard = _shard(layout, self.world, number, name, tokenizer)
+        shard.link, shard.groups = Link(number, self._tell, self.ranks.fail), groups
+        return shard
+
+    def unload(self, model: Shard) -> None:
+        """The other ranks forget a model and its kvs."""
+        with _link(model).telling({"do": "unload"}):
+            _close(model)
+
+    def report(self, model: Shard) -> list[Report]:
+        """What each rank did for this model since the last report, or since it was loaded."""
+        with _link(model).telling({"do": "report"}):
+            message = self.world.counts["tell"].bytes - self._bytes_before
+            made = [_report(model, Count(-1, -message), "tell")]
+            for rank in range(1, self.size):
+                size = self.world.receive(torch.zeros(1, dtype=torch.int64, device=self.world.device), rank)
+                text = torch.empty(int(size.item()), dtype=torch.uint8, device=self.world.device)
+                made.append(Report.from_json(bytes(self.world.receive(text, rank).tolist())))
+            _begin_again(model)
+        return made
+
+    def measure(self, *, sizes: Sequence[int] = SIZES, repeats: int = 50) -> AlphaBeta:
+        """What a message between ranks 0 and 1 takes here, by its bytes; see `alpha_beta.measure`."""
+        check_measures(self.world, sizes, repeats)
+        self._tell({"do": "measure", "sizes": list(sizes), "repeats": repeats})
+        return measure(self.world, sizes=sizes, repeats=repeats)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self.ranks.rank.check()
+        self._bytes_before = self.world.counts["tell"].bytes
+        self.world.tell(json.dumps(message, separators=(",", ":")).encode())
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of one rank: calls and bytes of each collective, its stage's and the world's together; and its ticks."""
+
+    counts: dict[str, Count]
+    progress: Progress
+
+    def to_json(self) -> bytes:
+        counts = {name: [one.calls, one.bytes] for name, one in self.counts.items()}
+        return json.dumps([counts, [self.progress.last, self.progress.busy]]).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Report:
+        counts, progress = json.loads(text)
+        return cls({name: Count(*values) for name, values in counts.items()}, Progress(*progress))
+
+
+def _report(model: Shard, this: Count, operation: str) -> Report:
+    """this: the command that asks for the report, which is left out."""
+    counts = dict(model.world.counts)
+    if model.stage_group is not model.world:
+        counts = {name: count + model.stage_group.counts[name] for name, count in counts.items()}
+    counts[operation] += this
+    return Report(counts, Progress(model.progress.last, model.progress.busy))
+
+
+def _begin_again(model: Shard) -> None:
+    model.progress, model.world.clock = Progress(), 0
+    for group in (model.world, model.stage_group):
+        group.reset_counts()
+
+
+def _link(model: Shard) -> Link:
+    assert model.link is not None, "rank 0's shard has a link"
+    return model.link
+
+
+def _close(model: Shard) -> None:
+    if model.stage_group is not model.world:
+        model.stage_group.close()
+
+
+def _shard(layout: Layout, world: Collectives, number: int, name: str, tokenizer: Tokenizer | None) -> Shard:
+    """This rank's shard, without weights. Every rank makes its own at the same time."""
+    group = world
+    if layout.pipeline > 1:
+        members = layout.members(layout.place(world.rank.rank)[0])
+        group = make_collectives(world.rank, members, backend=world.backend, name=f"model {number}")
+    return Shard(layout, world, group, name=name, tokenizer=tokenizer)
+
+
+def _check_whole_model(model: Decoder) -> None:
+    if isinstance(model, Shard):
+        raise WorkbenchError(f"{model.name} lies on several ranks already; load the whole model")
+    if getattr(model, "quantization", None) is not None:
+        raise WorkbenchError(f"{model.name} is quantized, and its codes are not divided here; load the plain model")
+
+
+def _folder_of(model: str | os.PathLike[str]) -> Path:
+    check_path("model", model)
+    name = os.fspath(model)
+    folder = ZOO / name if name in zoo_names() else Path(name)
+    if not folder.is_dir():
+        raise unknown("model", name, zoo_names())
+    return folder.resolve()
+
+
+def _digest_of(folder: Path) -> torch.Tensor:
+    """[32] uint8 of the files that make the model."""
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")]):
+        digest.update(file.name.encode())
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+
+
+# -- the other ranks -----------------------------------------------------------------------------------------
+
+
+def follow(rank: Rank, backend: str) -> None:
+    """The work of ranks 1 … N−1: do what rank 0 says, until it says stop."""
+    world = make_collectives(rank, backend=backend)
+    models: dict[int, tuple[Shard, Followers]] = {}
+    while True:
+        heard = world.hear()
+        message = json.loads(heard)
+        match message["do"]:
+            case "stop":
+                for model, _ in models.values():
+                    _close(model)
+                models.clear()
+                world.close()
+                return
+            case "load":
+                model = _follow_load(world, message)
+                models[message["model"]] = model, Followers(model.config, world.device)
+                continue
+            case "measure":
+                measure(world, sizes=message["sizes"], repeats=message["repeats"])
+                continue
+        model, followers = models[message["model"]]
+        followers.repeat(message["notes"])
+        with torch.inference_mode():
+            match message["do"]:
+                case "step":
+                    kv, batch = followers.kvs[message["kv"]], batch_of(message["batch"], world.device)
+                    kv.begin(batch)
+                    x = model.compute(batch, kv)
+                    model.answer(x, batch, message["wanted"], message["temperature"], message["uniforms"])
+                case "logits":
+                    shape = message["rows"], model.config.hidden_size
+                    x = world.broadcast(torch.empty(shape, dtype=model.dtype, device=world.device))
+                    if model.is_last:
+                        model.send_back(model.finish(x, "logits", 0.0, []))
+                case "report":
+                    text = _report(model, Count(-1, -len(heard)), "hear").to_json()
+                    content = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(world.device)
+                    world.send(torch.tensor([len(content)], device=world.device), 0)
+                    world.send(content, 0)
+                    _begin_again(model)
+                case "unload":
+                    _close(model)
+                    del models[message["model"]]
+
+
+def _follow_load(world: Collectives, message: dict[str, Any]) -> Shard:
+    config = config_from_hf(*message["config"])
+    layout = Layout(config, message["tensor"], message["pipeline"])
+    shard = _shard(layout, world, message["model"], message["name"], None)
+    dtype = None if message["dtype"] is None else getattr(torch, message["dtype"])
+    if "folder" in message:
+        folder = Path(message["folder"])
+        shard.fill_from(stored_parameters(folder, dtype), world.device)
+        world.gather(_digest_of(folder).to(world.device))
+        _begin_again(shard)
+        return shard
+    for name, whole in hollow_decoder(config, name=message["name"]).named_parameters():
+        for own, part in layout.parts_of(world.rank.rank, name, whole.detach()):
+            shard.put(own, world.receive(torch.empty(part.shape, dtype=dtype, device=world.device), world.members[0]))
+    world.barrier()
+    _begin_again(shard)
+    return shard.ready(world.device)
