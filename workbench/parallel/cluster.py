@@ -25,7 +25,6 @@ from workbench.models.assembly import hollow_decoder
 from workbench.models.checkpoints import ZOO, read_config, shipped_tokenizer, stored_parameters, zoo_names
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
-from workbench.models.layout import config_from_hf, config_to_hf, generation_to_hf
 from workbench.models.tokenizer import Tokenizer
 from workbench.parallel.alpha_beta import SIZES, AlphaBeta, check_measures, measure
 from workbench.parallel.backends import make_collectives
@@ -131,16 +130,10 @@ class Cluster:
         return layout
 
     def _make(self, layout: Layout, name: str, tokenizer: Tokenizer | None, groups: int, how: dict[str, Any]) -> Shard:
-        values = config_to_hf(layout.config, torch.float32), generation_to_hf(layout.config)
-        if config_from_hf(*json.loads(json.dumps(values))) != layout.config:
-            raise WorkbenchError(
-                f"the shape of {name} cannot be sent to other ranks (no config.json says all of it); save the model "
-                "and give its folder"
-            )
         self._models += 1
         number = self._models
         self._tell(
-            {"do": "load", "model": number, "config": values, "name": name, **how}
+            {"do": "load", "model": number, "config": layout.config.to_dict(), "name": name, **how}
             | {"tensor": layout.tensor, "pipeline": layout.pipeline}
         )
         shard = _shard(layout, self.world, number, name, tokenizer)
@@ -303,7 +296,7 @@ def follow(rank: Rank, backend: str) -> None:
 
 
 def _follow_load(world: Collectives, message: dict[str, Any]) -> Shard:
-    config = config_from_hf(*message["config"])
+    config = ModelConfig.from_dict(message["config"])
     layout = Layout(config, message["tensor"], message["pipeline"])
     shard = _shard(layout, world, message["model"], message["name"], None)
     dtype = None if message["dtype"] is None else getattr(torch, message["dtype"])

@@ -138,7 +138,8 @@ class SharedMemoryCollectives(Collectives):
         if key not in self._viewed:
             if len(self._viewed) >= MAX_VIEWED:
                 self._viewed.clear()
-            self._viewed[key] = [[halves[h][:nbytes].view(dtype) for halves in self._halves] for h in (0, 1)]
+            with torch.inference_mode(False):  # to be written in any mode
+                self._viewed[key] = [[halves[h][:nbytes].view(dtype) for halves in self._halves] for h in (0, 1)]
         return self._viewed[key]
 
     def _begin(self) -> None:
