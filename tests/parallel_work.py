@@ -62,10 +62,10 @@ def collect(rank, backend):
         group.barrier()
     half = numbers(n, 33, torch.bfloat16)
     assert torch.equal(group.all_gather(half[r]), half)
-    told, heard = group.counts["tell"], group.counts["hear"]
+    sent, heard = group.counts["tell"], group.counts["hear"]
     group.close()
     group.close()
-    return group.counts, told, heard
+    return group.counts, sent, heard
 
 
 def twin(rank, seed=0):

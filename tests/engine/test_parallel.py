@@ -22,7 +22,7 @@ from kernel_claims import GPU_ALONE
 from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
 from workbench.models.checkpoints import save_checkpoint
-from workbench.parallel import Cluster, Count, RankLost, join_ranks, make_collectives, ranks, start_ranks
+from workbench.parallel import Cluster, Count, RankLost, collectives, join_ranks, make_collectives, ranks, start_ranks
 from workbench.parallel.alpha_beta import AlphaBeta, fit
 from workbench.parallel.pipeline import bubble
 from workbench.serving.engine import Engine
@@ -107,6 +107,14 @@ def test_an_answer_of_somebody_without_the_token_is_not_believed():
         run.rank.store.set("hello/1", json.dumps({"hello": "{}", "proof": "0" * 64}))
         with pytest.raises(WorkbenchError, match="rank 1 has not the token of this run"):
             ranks._compare_hellos(run.rank)
+
+
+def test_a_peer_that_cannot_prove_the_token_is_refused(monkeypatch):
+    monkeypatch.setattr(collectives, "proof", lambda *parts: bytes(32))
+    with start_ranks(2, parallel_work.collect, "gloo") as run:
+        with pytest.raises(WorkbenchError, match="who connected as rank 1 does not know the token of this run"):
+            make_collectives(run.rank, backend="gloo")
+        run.fail("the test is over")
 
 
 # -- ending --------------------------------------------------------------------------------------------------
@@ -197,12 +205,12 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout():
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_all_collectives_give_what_they_should_on_two_ranks(backend):
     with start_ranks(2, parallel_work.collect, backend) as run:
-        counts, told, heard = parallel_work.collect(run.rank, backend)
+        counts, sent, heard = parallel_work.collect(run.rank, backend)
         sizes = parallel_work.SIZES
         assert counts["all_reduce"] == Count(len(sizes), 4 * sum(sizes))
         assert counts["all_gather"] == Count(len(sizes) + 1, 4 * sum(sizes) + 66)
         assert counts["send"] == counts["receive"] == Count(3 * len(sizes), 3 * 4 * sum(sizes))
-        assert told == Count(20 * len(sizes), 20 * sum(sizes)) and heard == Count()
+        assert sent == Count(20 * len(sizes), 20 * sum(sizes)) and heard == Count()
 
 
 @pytest.mark.slow

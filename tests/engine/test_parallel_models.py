@@ -77,6 +77,8 @@ def check_same(model, shard, max_new_tokens=10):
         assert close(shard(batch, kv), single)
         for name in (0, 1):
             kv.release(name)
+        some = Batch.of([PROMPT, PROMPT[:3]], logits=[1, 2])
+        assert close(shard(some, kv), single[[6, 8, 9]])
     settings = {"max_new_tokens": max_new_tokens, "stop_token_ids": ()}
     for how in ({"kv": "contiguous"}, {"kv": "paged", "temperature": 0.8, "seed": 4}, {"kv": "recompute"}):
         assert generate(shard, PROMPT, **settings, **how).tokens == generate(model, PROMPT, **settings, **how).tokens
@@ -105,6 +107,15 @@ def test_four_ranks_give_what_one_process_gives(four, layout):
     shard = four.load(model, **layout)
     check_same(model, shard, max_new_tokens=6)
     four.unload(shard)
+
+
+@pytest.mark.parametrize("kind", ["GQA", "MHA with biases, untied", "latent", "GPT-2", "windows, post norms, GeGLU"])
+@pytest.mark.parametrize("how", [{"tensor": 2}, {"pipeline": 2, "groups": 2}], ids=["tensor", "pipeline"])
+def test_shards_arranged_for_inference_give_the_same(pair, kind, how):
+    model = decoder(kind)
+    shard = pair.load(model, prepare=True, **how)
+    check_same(model, shard)
+    pair.unload(shard)
 
 
 def test_gloo_gives_the_same_tokens_as_shared_memory():

@@ -77,19 +77,27 @@ class Cluster:
         pipeline: int = 1,
         groups: int = 1,
         dtype: torch.dtype | None = None,
+        prepare: bool = False,
     ) -> Shard:
         """Rank 0's shard of a model that lies on tensor · pipeline ranks: a model for `generate` and the engine.
 
         model: a Decoder, whose parts are sent; or the name of a shipped model or a folder, which each rank reads for
         itself, keeping its part of one tensor after the other. groups: in which a step goes through the pipeline.
+        prepare: each part is arranged for inference, as `models.fast.prepare` does.
         Raises WorkbenchError, before anything is sent, for a model that cannot be divided so, and for a number of ranks
         that is not this cluster's.
         """
         if not isinstance(model, Decoder):
-            return self._load_folder(_folder_of(model), tensor, pipeline, groups, dtype)
+            return self._load_folder(_folder_of(model), tensor, pipeline, groups, dtype, prepare)
         _check_whole_model(model)
         layout = self._layout(model.config, tensor, pipeline, model.name)
-        shard = self._make(layout, model.name, model.tokenizer, groups, {"dtype": str(model.dtype).split(".")[1]})
+        shard = self._make(
+            layout,
+            model.name,
+            model.tokenizer,
+            groups,
+            {"dtype": str(model.dtype).split(".")[1]} | {"prepare": prepare},
+        )
         with torch.no_grad():
             for name, whole in model.named_parameters():
                 for own, part in layout.parts_of(0, name, whole.detach()):
@@ -97,16 +105,20 @@ class Cluster:
                 for rank in range(1, self.size):
                     for _, part in layout.parts_of(rank, name, whole.detach()):
                         self.world.send(part.to(self.world.device), rank)
+        shard.ready(self.world.device)
         self.world.barrier()
-        _begin_again(shard)
-        return shard.ready(self.world.device)
+        return _began(shard, prepare)
 
-    def _load_folder(self, folder: Path, tensor: int, pipeline: int, groups: int, dtype: torch.dtype | None) -> Shard:
+    def _load_folder(
+        self, folder: Path, tensor: int, pipeline: int, groups: int, dtype: torch.dtype | None, prepare: bool
+    ) -> Shard:
         config = read_config(folder)
         layout = self._layout(config, tensor, pipeline, folder.name)
         tokenizer = Tokenizer.from_folder(folder) or (shipped_tokenizer() if folder.parent == ZOO else None)
         type_ = None if dtype is None else str(dtype).split(".")[1]
-        shard = self._make(layout, folder.name, tokenizer, groups, {"folder": str(folder), "dtype": type_})
+        shard = self._make(
+            layout, folder.name, tokenizer, groups, {"folder": str(folder), "dtype": type_, "prepare": prepare}
+        )
         shard.fill_from(stored_parameters(folder, dtype), self.world.device)
         digests = self.world.gather(_digest_of(folder).to(self.world.device))
         assert digests is not None, "rank 0 gathers"
@@ -117,8 +129,7 @@ class Cluster:
                     f"rank {rank} has other weights in {folder} than rank 0; ranks compute parts of one model, so give "
                     "all the same files"
                 )
-        _begin_again(shard)
-        return shard
+        return _began(shard, prepare)
 
     def _layout(self, config: ModelConfig, tensor: int, pipeline: int, name: str) -> Layout:
         layout = Layout.checked(config, tensor, pipeline, name)
@@ -199,6 +210,14 @@ def _begin_again(model: Shard) -> None:
     model.progress, model.world.clock = Progress(), 0
     for group in (model.world, model.stage_group):
         group.reset_counts()
+
+
+def _began(model: Shard, prepare: bool) -> Shard:
+    """A shard that has its weights; what loading exchanged is not counted."""
+    if prepare:
+        model.prepare()
+    _begin_again(model)
+    return model
 
 
 def _link(model: Shard) -> Link:
@@ -304,11 +323,10 @@ def _follow_load(world: Collectives, message: dict[str, Any]) -> Shard:
         folder = Path(message["folder"])
         shard.fill_from(stored_parameters(folder, dtype), world.device)
         world.gather(_digest_of(folder).to(world.device))
-        _begin_again(shard)
-        return shard
+        return _began(shard, message["prepare"])
     for name, whole in hollow_decoder(config, name=message["name"]).named_parameters():
         for own, part in layout.parts_of(world.rank.rank, name, whole.detach()):
             shard.put(own, world.receive(torch.empty(part.shape, dtype=dtype, device=world.device), world.members[0]))
+    shard.ready(world.device)
     world.barrier()
-    _begin_again(shard)
-    return shard.ready(world.device)
+    return _began(shard, message["prepare"])

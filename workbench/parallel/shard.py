@@ -24,7 +24,9 @@ from workbench.kv import kind_of
 from workbench.models.assembly import _NoInitialization
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
-from workbench.models.decoder import Attends, Decoder
+from workbench.models.decoder import Attends, Decoder, Turns
+from workbench.models.fast_layers import RotaryTable, fast_layers, small_norm
+from workbench.models.linear import chosen_linear
 from workbench.models.tokenizer import Tokenizer
 from workbench.parallel.collectives import Collectives
 from workbench.parallel.mirror import Mirror, Notes, batch_message, mirrored
@@ -128,6 +130,7 @@ class Shard(Decoder):
         else:
             self.norm = cast(Any, nn.Identity())
         self._where = (torch.device("cpu"), torch.float32)
+        self._fast: FastForm | None = None
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -159,6 +162,13 @@ class Shard(Decoder):
         self.eval()
         return self
 
+    def prepare(self) -> None:
+        """Arrange this rank's part for inference, as `models.fast.prepare` does a whole model: the same numbers in
+        fewer and larger operations."""
+        self._fast = FastForm(self)
+        if self.vocabulary is not None:
+            self.vocabulary.prepare()
+
     @property
     def device(self) -> torch.device:
         return self._where[0]
@@ -171,19 +181,23 @@ class Shard(Decoder):
 
     def compute(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """This stage's layers, for a batch that `kv.begin` has accepted: [N, d]; after the last stage, normed."""
+        stream = self.dtype if self._fast is None else self._fast.stream
         if self.is_first:
-            x, turns = self.start(batch)
+            x = self.start(batch)[0].to(stream)
         else:
-            x = torch.empty(batch.num_tokens, self.config.hidden_size, dtype=self.dtype, device=self.device)
+            x = torch.empty(batch.num_tokens, self.config.hidden_size, dtype=stream, device=self.device)
             self.world.receive(x, self.world.index - self.layout.tensor)
-            turns = self.turns_of(batch, self.dtype)
         self.world.clock = self.progress.compute(self.world.clock)
-        for index in range(len(self.layers)):
-            x = self.run_layer(index, x, turns, batch, kv)
+        if self._fast is not None:
+            x = self._fast.layers(x, batch, kv)
+        else:
+            turns = self.turns_of(batch, self.dtype)
+            for index in range(len(self.layers)):
+                x = self.run_layer(index, x, turns, batch, kv)
         if not self.is_last:
             self.world.send(x, self.world.index + self.layout.tensor)
             return x
-        return self.norm(x)
+        return self.norm(x) if self._fast is None else self._fast.norm(x)
 
     def finish(self, hidden: torch.Tensor, wanted: str, temperature: float, uniforms: list[float]) -> Any:
         """What is wanted of rows [M, d] after the last stage, for its first rank; None for its others."""
@@ -300,6 +314,29 @@ class Shard(Decoder):
             width = self.config.hidden_size if wanted == "hidden" else self.config.vocab_size
             x = torch.empty(rows, width, dtype=self.dtype, device=self.device)
         return self.world.receive(x, self.layout.members(self.layout.pipeline - 1)[0])
+
+
+class FastForm:
+    """The layers of a shard arranged for inference, and its last norm. stream: type of the hidden states between them,
+    float32 on a CPU whatever the weights are."""
+
+    def __init__(self, shard: Shard) -> None:
+        dtype, on_cpu = shard.dtype, shard.device.type == "cpu"
+        self.stream = torch.promote_types(dtype, torch.float32) if on_cpu else dtype
+        make, _ = chosen_linear(dtype, shard.device)
+        with torch.no_grad():
+            self._layers = fast_layers(shard, make, small_norm, self.stream)
+            self.norm = small_norm(shard.norm, self.stream) if shard.is_last else shard.norm
+            self._table = None if shard.rotary is None else RotaryTable(shard)
+            self._local_table = None if shard.local_rotary is None else RotaryTable(shard, local=True)
+
+    def layers(self, x: torch.Tensor, batch: Batch, kv: Attends) -> torch.Tensor:
+        """x [N, d] through all of them; x is used up."""
+        turns = tuple(None if table is None else table.turn(batch) for table in (self._table, self._local_table))
+        for index, layer in enumerate(self._layers):
+            mixed = layer.attend(index, x, cast(Turns, turns), batch, kv)
+            x = layer.after(x, mixed.reshape(batch.num_tokens, -1))
+        return x
 
 
 def _undo(kv: Any, before: dict[Any, int | None]) -> None:

@@ -38,7 +38,7 @@ HALF_BYTES = 256 << 10
 MAX_VIEWED = 256  # sizes of tensors
 SLOTS, SLOT_BYTES = 8, 64 << 10  # of a ring
 SPINS = 2_000  # looks at a word, some 30 ns each, before the core is given up
-YIELD_S, SLEEP_S, LONGEST_SLEEP_S = 0.002, 0.00005, 0.001
+YIELD_S, SLEEP_S, LONGEST_SLEEP_S = 0.002, 0.00005, 0.005  # a fiftieth of the wait so far, between the last two
 LOOK_EVERY_S = 0.02  # whether the others are alive
 
 
@@ -199,7 +199,6 @@ class SharedMemoryCollectives(Collectives):
                 return
         began = looked = time.monotonic()
         limit = self.rank.timeout_s if timeout_s == -1.0 else timeout_s
-        sleep_s = SLEEP_S
         while words[place] < value:
             if self._outbox:
                 self._flush()
@@ -207,8 +206,7 @@ class SharedMemoryCollectives(Collectives):
             if now - began < YIELD_S:
                 os.sched_yield()
                 continue
-            time.sleep(sleep_s)
-            sleep_s = min(LONGEST_SLEEP_S, sleep_s * 1.2)
+            time.sleep(min(LONGEST_SLEEP_S, max(SLEEP_S, (now - began) / 50)))
             if now - looked > LOOK_EVERY_S:
                 looked = now
                 self._look(place, value, who)

@@ -32,6 +32,7 @@ from torch import nn
 
 from workbench.errors import WorkbenchError, check_whole
 from workbench.models.config import ModelConfig
+from workbench.models.linear import Linear, chosen_linear
 from workbench.parallel.collectives import Collectives
 
 # of a parameter of a layer, the dimension that is divided, and into what; a name that is missing is whole on each rank
@@ -161,6 +162,26 @@ class RowParallel(nn.Linear):
         summed = self._collectives.all_reduce(F.linear(x, self.weight))
         return summed if self.bias is None else summed + self.bias
 
+    def for_inference(self, dtype: torch.dtype, *, one_row: bool = False) -> Reduced:
+        """The same, its weight as `prepare` would hold it (`models.fast_layers.joined` asks for it)."""
+        make, _ = chosen_linear(dtype, self.weight.device)
+        bias = None if self.bias is None else self.bias.detach()
+        return Reduced(make(self.weight.detach(), None), bias, self._collectives)
+
+
+class Reduced:
+    """A Linear of inference whose outputs are summed over the ranks; see `RowParallel`."""
+
+    def __init__(self, own: Linear, bias: torch.Tensor | None, collectives: Collectives) -> None:
+        self._own, self._bias, self._collectives = own, bias, collectives
+        self.in_features, self.out_features = own.in_features, own.out_features
+        self.weight_bytes = own.weight_bytes + (0 if bias is None else bias.nbytes)
+        self.form = f"{own.form}, summed over {collectives.size} ranks"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        summed = self._collectives.all_reduce(self._own(x))
+        return summed if self._bias is None else summed + self._bias
+
 
 class VocabularyHead(nn.Module):
     """The head, divided by tokens: rank r has the logits of ⌈V/p⌉ of them. Every method is called by all ranks, with
@@ -174,9 +195,15 @@ class VocabularyHead(nn.Module):
         super().__init__()
         self.part, self._collectives = part, collectives
         self.weight = weight
+        self._product: Linear | None = None
+
+    def prepare(self) -> None:
+        """Hold the weight as `models.fast.prepare` does."""
+        make, _ = chosen_linear(self.weight.dtype, self.weight.device)
+        self._product = make(self.weight.detach(), None)
 
     def _own(self, hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(hidden, self.weight)
+        return F.linear(hidden, self.weight) if self._product is None else self._product(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[M, V]."""
