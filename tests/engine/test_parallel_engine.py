@@ -122,6 +122,25 @@ def test_samples_of_one_request_share_their_prompt_on_every_rank(pair, model):
     pair.unload(shard)
 
 
+@pytest.mark.parametrize("how", [{"tensor": 2}, {"pipeline": 2, "groups": 2}], ids=["tensor", "pipeline"])
+def test_log_probabilities_are_those_of_one_process(pair, model, how):
+    work = [
+        Request(id=i, prompt_ids=SHARED[: 9 + i], max_new_tokens=4, log_probs=2, prompt_log_probs=1) for i in range(3)
+    ]
+    shard = pair.load(model, **how)
+    ended = [
+        sorted(Engine(one, SchedulerSettings(token_budget=16), num_blocks=32).run(work), key=lambda one: one.request_id)
+        for one in (model, shard)
+    ]
+    for single, ours in zip(*ended):
+        assert ours.token_ids == single.token_ids
+        for a, b in zip(
+            (*ours.log_probs, *ours.prompt_log_probs[1:]), (*single.log_probs, *single.prompt_log_probs[1:])
+        ):
+            assert a.token_id == b.token_id and a.log_prob == pytest.approx(b.log_prob, abs=1e-4)
+    pair.unload(shard)
+
+
 def test_each_step_of_the_engine_exchanges_what_the_formula_says(pair, model):
     shard = pair.load(model, tensor=2)
     engine = Engine(shard, SchedulerSettings(max_running=4, token_budget=32), num_blocks=32, block_size=8)

@@ -230,10 +230,22 @@ def test_logits_that_are_no_numbers_are_an_error(pair):
     model = decoder("GQA", tie_embeddings=False)
     with torch.no_grad():
         model.head.weight[4000] = float("nan")
-    with Cluster(2) as cluster:
-        shard = cluster.load(model, tensor=2)
-        with pytest.raises(WorkbenchError, match="not all finite"):
-            shard.best(Batch.of([PROMPT]), kv_for("contiguous", shard))
+    shard = pair.load(model, tensor=2)
+    kv = kv_for("contiguous", shard)
+    with pytest.raises(WorkbenchError, match="logits of row 0 are not all finite"):
+        shard.best(Batch.of([PROMPT]), kv)
+    with pytest.raises(WorkbenchError, match="logits of row 0 are not all finite"):
+        shard.draw(Batch.of([[1]], first_positions=[7]), kv, 1.0, [0.5])
+
+
+@pytest.mark.parametrize("how", [{"tensor": 2}, {"pipeline": 2}], ids=["tensor", "pipeline"])
+def test_logits_of_any_hidden_states_come_from_all_ranks(pair, how):
+    """What draft heads ask for: rows that no forward gave."""
+    model = decoder("an odd vocabulary")
+    shard = pair.load(model, **how)
+    rows = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert close(shard.logits_of(rows), model.logits_of(rows))
 
 
 # -- what is exchanged ---------------------------------------------------------------------------------------

@@ -153,12 +153,14 @@ class Cluster:
 
     def unload(self, model: Shard) -> None:
         """The other ranks forget a model and its kvs."""
-        with _link(model).telling({"do": "unload"}):
+        with _link(model).unbroken():
+            _link(model).tell({"do": "unload"})
             _close(model)
 
     def report(self, model: Shard) -> list[Report]:
         """What each rank did for this model since the last report, or since it was loaded."""
-        with _link(model).telling({"do": "report"}):
+        with _link(model).unbroken():
+            _link(model).tell({"do": "report"})
             message = self.world.counts["tell"].bytes - self._bytes_before
             made = [_report(model, Count(-1, -message), "tell")]
             for rank in range(1, self.size):

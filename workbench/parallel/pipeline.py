@@ -136,6 +136,18 @@ def _some(batch: Batch, first: int, last: int) -> Batch:
     )
 
 
+def rows_of_groups(batch: Batch, groups: Sequence[Batch]) -> list[list[int]]:
+    """For each group which of the batch's M rows of logits it gives, in its order. Rows may stand in any order: those
+    of prompts come after those of all sequences (`decoding.log_probs`)."""
+    rows = list(range(batch.num_tokens)) if batch.logit_rows is None else batch.logit_rows.tolist()
+    divided, start = [], 0
+    for group in groups:
+        end = start + group.num_tokens
+        divided.append([place for place, row in enumerate(rows) if start <= row < end])
+        start = end
+    return divided
+
+
 def rows_wanted(batch: Batch) -> int:
     """M: rows of logits that a batch asks for."""
     return batch.num_tokens if batch.logit_rows is None else len(batch.logit_rows)

@@ -30,8 +30,16 @@ from workbench.models.linear import chosen_linear
 from workbench.models.tokenizer import Tokenizer
 from workbench.parallel.collectives import Collectives
 from workbench.parallel.mirror import Mirror, Notes, batch_message, mirrored
-from workbench.parallel.pipeline import Progress, chosen_rows, groups_of, rows_wanted, stage_config, stages_of
-from workbench.parallel.tensor import Part, RowParallel, VocabularyHead, check_divides, part_config
+from workbench.parallel.pipeline import (
+    Progress,
+    chosen_rows,
+    groups_of,
+    rows_of_groups,
+    rows_wanted,
+    stage_config,
+    stages_of,
+)
+from workbench.parallel.tensor import NO_TOKEN, Part, RowParallel, VocabularyHead, check_divides, part_config
 
 WANTED = ("logits", "hidden", "best", "draw")
 
@@ -232,22 +240,23 @@ class Shard(Decoder):
 
     def forward(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[M, V] logits."""
-        return torch.cat(self._lead(batch, kv, "logits"))
+        return self._lead(batch, kv, "logits")
 
     def hidden(self, batch: Batch, kv: Attends) -> torch.Tensor:
         """[N, d]."""
-        return torch.cat(self._lead(batch, kv, "hidden"))
+        return self._lead(batch, kv, "hidden")
 
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, V] of any rows: they are sent to all ranks, and the last stage has the head."""
-        with self._led.telling({"do": "logits", "rows": len(hidden)}):
+        with self._led.unbroken():
+            self._led.tell({"do": "logits", "rows": len(hidden)})
             self.world.broadcast(hidden.contiguous())
             made = self.finish(hidden, "logits", 0.0, []) if self.is_last else None
             return self._receive(len(hidden), "logits") if made is None else made
 
     def best(self, batch: Batch, kv: Attends) -> list[int]:
         """[M] tokens of the highest logits; one number a rank and row is exchanged, instead of V."""
-        return [int(token) for part in self._lead(batch, kv, "best") for token in part]
+        return _tokens(self._lead(batch, kv, "best"))
 
     def draw(self, batch: Batch, kv: Attends, temperature: float, uniforms: list[float]) -> list[int]:
         """[M] tokens drawn at this temperature, with a uniform number of [0, 1) for each row."""
@@ -257,7 +266,7 @@ class Shard(Decoder):
                 f"draw takes a temperature above 0 and a uniform number for each of {rows} rows, got {temperature!r} "
                 f"and {len(uniforms)}"
             )
-        return [int(token) for part in self._lead(batch, kv, "draw", temperature, uniforms) for token in part]
+        return _tokens(self._lead(batch, kv, "draw", temperature, uniforms))
 
     @property
     def _led(self) -> Link:
@@ -266,8 +275,8 @@ class Shard(Decoder):
 
     def _lead(
         self, batch: Batch, kv: Any, wanted: str, temperature: float = 0.0, uniforms: list[float] | None = None
-    ) -> list[torch.Tensor]:
-        """A forward of all ranks: what is wanted of each group, in order."""
+    ) -> torch.Tensor:
+        """A forward of all ranks: what is wanted of all rows."""
         mirror = getattr(kv, "mirror", None)
         if not isinstance(mirror, Mirror) or mirror.notes is not self._led.notes:
             raise WorkbenchError(
@@ -275,10 +284,10 @@ class Shard(Decoder):
                 "a kind, or make one with workbench.kv.kv_for(kind, model)"
             )
         check_whole("groups", self.groups, 1)
-        numbers = deque(uniforms or ())
         made: list[torch.Tensor] = []
         coming: deque[tuple[Batch, str]] = deque()
         parts = groups_of(batch, self.groups if self.layout.pipeline > 1 else 1)
+        rows = [list(range(rows_wanted(batch)))] if len(parts) == 1 else rows_of_groups(batch, parts)
         before = {name: kv.lengths.get(name) for name in batch.sequences}
         for place, group in enumerate(parts):
             if len(coming) == self.layout.pipeline:
@@ -290,16 +299,22 @@ class Shard(Decoder):
                     self._take(coming.popleft())
                 _undo(kv, {name: before[name] for earlier in parts[:place] for name in earlier.sequences})
                 raise
-            own = [numbers.popleft() for _ in range(rows_wanted(group))] if wanted == "draw" else []
+            own = [uniforms[row] for row in rows[place]] if uniforms else []
             message = {"do": "step", "kv": mirror.number, "batch": batch_message(group, mirror), "wanted": wanted}
-            with self._led.telling(message | {"temperature": temperature, "uniforms": own}):
+            with self._led.unbroken():
+                self._led.tell(message | {"temperature": temperature, "uniforms": own})
                 x = self.compute(group, kv)
                 answer = self.answer(x, group, wanted, temperature, own)
             if self.layout.pipeline == 1:
                 made.append(answer)
             elif wanted == "hidden" or rows_wanted(group):
                 coming.append((group, wanted))
-        return made + [self._take(one) for one in coming]
+        made += [self._take(one) for one in coming]
+        together = made[0] if len(made) == 1 else torch.cat(made)
+        order = [row for of_group in rows for row in of_group]
+        if wanted == "hidden" or order == sorted(order):
+            return together
+        return together[torch.tensor(order, device=together.device).argsort()]
 
     def _take(self, coming: tuple[Batch, str]) -> torch.Tensor:
         group, wanted = coming
@@ -339,6 +354,16 @@ class FastForm:
         return x
 
 
+def _tokens(chosen: torch.Tensor) -> list[int]:
+    """Raises WorkbenchError where a row could not be chosen from; all ranks have done their part by then."""
+    tokens: list[int] = chosen.tolist()
+    if NO_TOKEN in tokens:
+        raise WorkbenchError(
+            f"the model's logits of row {tokens.index(NO_TOKEN)} are not all finite, so no token can be chosen"
+        )
+    return tokens
+
+
 def _undo(kv: Any, before: dict[Any, int | None]) -> None:
     """Sequences as they were before groups of a batch that was refused in the middle."""
     for name, length in before.items():
@@ -349,16 +374,15 @@ def _undo(kv: Any, before: dict[Any, int | None]) -> None:
 
 
 class Link:
-    """How rank 0's shard reaches the others: `telling` sends a command and, around what follows, sees that an error
-    which leaves the ranks out of step ends the run."""
+    """How rank 0's shard reaches the others: `tell` sends a command, and `unbroken` stands around it and what follows,
+    so that an error which leaves the ranks out of step ends the run."""
 
     def __init__(self, model: int, tell: Callable[[dict[str, Any]], None], broken: Callable[[str], None]) -> None:
         self.notes = Notes()
         self._model, self._tell, self._broken = model, tell, broken
 
-    def telling(self, message: dict[str, Any]) -> _Unbroken:
+    def tell(self, message: dict[str, Any]) -> None:
         self._tell({"model": self._model, "notes": self.notes.take(), **message})
-        return self.unbroken()
 
     def unbroken(self) -> _Unbroken:
         return _Unbroken(self._broken)

@@ -101,6 +101,9 @@ def part_config(config: ModelConfig, size: int) -> ModelConfig:
     )
 
 
+NO_TOKEN = -1
+
+
 @dataclass(frozen=True)
 class Part:
     """One rank's part of a model of this shape: the index-th of `size`."""
@@ -188,7 +191,8 @@ class VocabularyHead(nn.Module):
     the same hidden states [M, d]; the first of them gets the answer, the others None.
 
     `logits` gathers V numbers per row. To choose a token takes far fewer: `best` and `draw` need one number a rank
-    (greedy: its highest logit, with its token; drawn: the log of its summed exponentials), and are exact.
+    (greedy: its highest logit, with its token; drawn: the log of its summed exponentials), and are exact. Where a
+    row is not of finite numbers they answer NO_TOKEN.
     """
 
     def __init__(self, part: Part, weight: nn.Parameter, collectives: Collectives) -> None:
@@ -221,9 +225,10 @@ class VocabularyHead(nn.Module):
         parts = self._collectives.gather(torch.stack((value, place + self.part.span("tokens")[0]), dim=-1))
         if parts is None:
             return None
-        _check_numbers(parts[..., 0])
-        winner = parts[..., 0].argmax(dim=0)  # the first of equals, which has the smaller tokens
-        return parts[winner, torch.arange(len(hidden)), 1].long()
+        values = parts[..., 0]
+        winner = values.argmax(dim=0)  # the first of equals, which has the smaller tokens
+        token = parts[winner, torch.arange(len(hidden)), 1].long()
+        return token.where(values.isfinite().all(dim=0), NO_TOKEN)
 
     def draw(self, hidden: torch.Tensor, temperature: float, uniforms: torch.Tensor) -> torch.Tensor | None:
         """[M] tokens drawn from softmax(logits / temperature), one uniform number of [0, 1) for each row, float64: the
@@ -233,7 +238,6 @@ class VocabularyHead(nn.Module):
         """
         scaled = (self._own(hidden).float() / temperature).double()
         masses = self._collectives.all_gather(scaled.logsumexp(dim=-1))  # [p, M]
-        _check_numbers(masses)
         shares = masses.softmax(dim=0)
         reached = shares.cumsum(dim=0)
         owner = (reached <= uniforms).sum(dim=0).clamp(max=self.part.size - 1)
@@ -241,11 +245,6 @@ class VocabularyHead(nn.Module):
         cumulative = (scaled - masses.logsumexp(dim=0)[:, None]).exp().cumsum(dim=-1) + before[:, None]
         within = torch.searchsorted(cumulative, uniforms[:, None], right=True)[:, 0]
         within = torch.where(within < scaled.shape[-1], within, cumulative.argmax(dim=-1))
-        token = torch.where(owner == self.part.index, within + self.part.span("tokens")[0], -1)
+        token = torch.where(owner == self.part.index, within + self.part.span("tokens")[0], NO_TOKEN)
         parts = self._collectives.gather(token)
-        return None if parts is None else parts.amax(dim=0)
-
-
-def _check_numbers(values: torch.Tensor) -> None:
-    if not values.isfinite().all():
-        raise WorkbenchError("the model's logits are not all finite, so no token can be chosen from them")
+        return None if parts is None else parts.amax(dim=0).where(masses.isfinite().all(dim=0), NO_TOKEN)
