@@ -36,7 +36,6 @@ from workbench.parallel.ranks import LONG, LOOPBACK, Rank, proof
 
 OPERATIONS = ("all_reduce", "all_gather", "gather", "broadcast", "send", "receive", "tell", "hear")
 DATA, CONTROL = 0, 1  # tags of messages over sockets
-HEADER = 8  # bytes before a message: its size, or the clock
 
 
 @dataclass(frozen=True)

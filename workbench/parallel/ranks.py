@@ -176,7 +176,7 @@ class Ranks:
 
 
 def start_ranks(
-    size: int, work: Work, *args: Any, port: int = 0, threads: int = 1, timeout_s: float = 300.0, start_s: float = 60.0
+    size: int, work: Work, *args: Any, port: int = 0, threads: int = 1, timeout_s: float = 300.0, start_s: float = 120.0
 ) -> Ranks:
     """Start ranks 1 … size−1, each of which calls work(rank, *args); the caller is rank 0.
 
@@ -218,7 +218,9 @@ def start_ranks(
     return ranks
 
 
-def join_ranks(rank: int, size: int, port: int, token: str, *, timeout_s: float = 300.0, start_s: float = 60.0) -> Rank:
+def join_ranks(
+    rank: int, size: int, port: int, token: str, *, timeout_s: float = 300.0, start_s: float = 120.0
+) -> Rank:
     """Take a place in a run whose rank 0 has its store at this port of loopback, and has the same token.
 
     Raises WorkbenchError for a rank out of range, one that was started before, another run's port or token, nobody
@@ -252,7 +254,7 @@ def join_ranks(rank: int, size: int, port: int, token: str, *, timeout_s: float 
     return place
 
 
-def ranks_of_environment(*, timeout_s: float = 300.0, start_s: float = 60.0) -> Rank:
+def ranks_of_environment(*, timeout_s: float = 300.0, start_s: float = 120.0) -> Rank:
     """The place that `python -m torch.distributed.run` gave this process (RANK, WORLD_SIZE, MASTER_PORT).
 
     All ranks need the same WORKBENCH_RUN_TOKEN, at least 32 characters, in their environment. The launcher has the

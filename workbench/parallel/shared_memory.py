@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.parallel.collectives import HEADER, Collectives
+from workbench.parallel.collectives import Collectives
 from workbench.parallel.ranks import Rank, RankLost
 
 LINE = 64  # bytes of a cache line: two words that different cores write never share one
@@ -57,7 +57,7 @@ class SharedMemoryCollectives(Collectives):
         self._done = 0  # operations
         self._others = [(i, i * LINE // 8) for i in range(self.size) if i != self.index]
         self._viewed: dict[tuple[int, torch.dtype], list[list[torch.Tensor]]] = {}
-        self._outbox: deque[tuple[_Ring, torch.Tensor]] = deque()  # what no ring has had room for yet
+        self._outbox: deque[tuple[_Ring, torch.Tensor, int]] = deque()  # what no ring has had room for yet
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._spins = SPINS if self.size <= cores else 0  # with more ranks than cores the others wait for this one
         rings = [1] * (self.size * self.size) if self.size > 1 else []
@@ -159,35 +159,32 @@ class SharedMemoryCollectives(Collectives):
     # -- messages ----------------------------------------------------------------------------------------------
 
     def _send(self, x: torch.Tensor, to: int) -> None:
-        message = torch.empty(HEADER + x.nbytes, dtype=torch.uint8)
-        message[:HEADER].view(torch.int64)[0] = self.clock
-        message[HEADER:].view(x.dtype).copy_(x.view(-1))
-        self._post(self._rings[self.index * self.size + to], message)
+        self._post(self._rings[self.index * self.size + to], x.view(-1).view(torch.uint8))
 
     def _receive(self, x: torch.Tensor, source: int) -> int:
-        message = self._rings[source * self.size + self.index].read(self, 0, source, self.rank.timeout_s)
-        assert len(message) == HEADER + x.nbytes, "the receiver expects another tensor"
-        x.view(-1).copy_(message[HEADER:].view(x.dtype))
-        return int(message[:HEADER].view(torch.int64)[0])
+        ring = self._rings[source * self.size + self.index]
+        return ring.read(self, 0, source, self.rank.timeout_s, into=x.view(-1).view(torch.uint8))[1]
 
     def _tell(self, message: bytes) -> None:
         self._post(self._commands, torch.frombuffer(bytearray(message), dtype=torch.uint8))
 
     def _hear(self) -> bytes:
-        return self._commands.read(self, self.index - 1, 0, None).numpy().tobytes()
+        return self._commands.read(self, self.index - 1, 0, None)[0].numpy().tobytes()
 
     def _post(self, ring: _Ring, message: torch.Tensor) -> None:
-        self._outbox.extend((ring, piece) for piece in ring.pieces(message))
+        if not self._outbox and len(message) <= SLOT_BYTES and ring.write(message, self.clock):
+            return
+        self._outbox.extend((ring, piece, self.clock) for piece in ring.pieces(message))
         self._flush()
 
     def _flush(self) -> None:
         """Put into the rings what there is room for. Nobody waits for room: two that did would wait for each other."""
         full: set[int] = set()
         for _ in range(len(self._outbox)):
-            ring, piece = self._outbox.popleft()
-            if id(ring) in full or not ring.write(piece):
+            ring, piece, clock = self._outbox.popleft()
+            if id(ring) in full or not ring.write(piece, clock):
                 full.add(id(ring))
-                self._outbox.append((ring, piece))
+                self._outbox.append((ring, piece, clock))
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
@@ -236,8 +233,8 @@ class SharedMemoryCollectives(Collectives):
 class _Ring:
     """Messages from one member to others, in slots that are used in turn.
 
-    A word says how many slots were written, and one of each reader how many it has read. A slot begins with the size
-    of the message that is left, its own part included.
+    A word says how many slots were written, and one of each reader how many it has read. Before a slot
+    stand the size of the message that is left, its own part included, and the sender's clock.
     """
 
     def __init__(self, words: memoryview, memory: torch.Tensor, start: int, receivers: int) -> None:
@@ -258,29 +255,42 @@ class _Ring:
         """From each slot's first byte to the end of the message: a slot takes what fits, and says what is left."""
         return [message[start:] for start in range(0, max(1, len(message)), SLOT_BYTES)]
 
-    def write(self, piece: torch.Tensor) -> bool:
+    def write(self, piece: torch.Tensor, clock: int) -> bool:
         """Whether there was room."""
-        if self._written - min(self._words[place] for place in self._cursors) >= SLOTS:
+        words = self._words
+        if self._written - min(words[place] for place in self._cursors) >= SLOTS:
             return False
-        slot, here = self._written % SLOTS, piece[:SLOT_BYTES]
-        self._words[self._sizes[slot]] = len(piece)
-        self._slots[slot][: len(here)] = here
+        slot, count = self._written % SLOTS, min(len(piece), SLOT_BYTES)
+        words[self._sizes[slot]], words[self._sizes[slot] + 1] = len(piece), clock
+        self._slots[slot][:count].copy_(piece[:count])
         self._written += 1
-        self._words[self._head] = self._written
+        words[self._head] = self._written
         return True
 
-    def read(self, shared: SharedMemoryCollectives, reader: int, source: int, timeout_s: float | None) -> torch.Tensor:
-        """The next message, a copy [bytes]."""
-        parts = []
+    def read(
+        self,
+        shared: SharedMemoryCollectives,
+        receiver: int,
+        source: int,
+        timeout_s: float | None,
+        into: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, int]:
+        """The next message [bytes], a copy or written into a tensor of its size; and its sender's clock."""
+        words, start = self._words, 0
         while True:
             shared.until(self._head, self._read + 1, source, timeout_s)
             slot = self._read % SLOTS
-            left = self._words[self._sizes[slot]]
-            parts.append(self._slots[slot][: min(left, SLOT_BYTES)].clone())
+            left, clock = words[self._sizes[slot]], words[self._sizes[slot] + 1]
+            if into is None:
+                into = torch.empty(left, dtype=torch.uint8)
+            assert len(into) == start + left, "the receiver expects another tensor"
+            count = min(left, SLOT_BYTES)
+            into[start : start + count].copy_(self._slots[slot][:count])
+            start += count
             self._read += 1
-            self._words[self._cursors[reader]] = self._read
+            words[self._cursors[receiver]] = self._read
             if left <= SLOT_BYTES:
-                return parts[0] if len(parts) == 1 else torch.cat(parts)
+                return into, clock
             timeout_s = shared.rank.timeout_s
 
 
