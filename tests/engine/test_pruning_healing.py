@@ -29,6 +29,15 @@ def rows_of(seed: int, *shape: int) -> torch.Tensor:
 
 
 class TestLosses:
+    def test_a_token_that_the_teacher_never_predicts_and_no_rows_count_nothing(self):
+        """As exercise 3 of lab 12 asks; it was nan."""
+        student = torch.zeros(1, 3, requires_grad=True)
+        loss = distillation_loss(student, torch.tensor([[0.0, 0.0, -torch.inf]]))
+        assert float(loss.detach()) == pytest.approx(math.log(3 / 2), rel=1e-6)
+        loss.backward()
+        torch.testing.assert_close(student.grad, torch.tensor([[-1 / 6, -1 / 6, 1 / 3]]))
+        assert float(distillation_loss(torch.zeros(0, 3), torch.zeros(0, 3))) == 0
+
     @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
     def test_kl_is_its_formula_and_so_is_its_gradient(self, temperature):
         student, teacher = rows_of(0, 5, 9).requires_grad_(True), rows_of(1, 5, 9)

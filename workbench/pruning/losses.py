@@ -22,8 +22,9 @@ OBJECTIVES = ("kl", "cross_entropy", "both")
 def distillation_loss(
     student: torch.Tensor, teacher: torch.Tensor, *, temperature: float = 1.0, top_k: int | None = None
 ) -> torch.Tensor:
-    """Forward KL(p‖q)·τ², the mean over rows of logits [N, V], in float32 (or wider).
+    """Forward KL(p‖q)·τ², the mean over rows of logits [N, V], in float32 (or wider); 0 of no rows.
 
+    A token that the teacher gives −∞ has p = 0, and its term is 0.
     Raises WorkbenchError for shapes that differ, a temperature that is not above 0 and a top_k that is not from 1 to V.
     """
     if student.shape != teacher.shape or student.dim() != 2:
@@ -39,7 +40,9 @@ def distillation_loss(
     if top_k is not None and top_k < vocabulary:
         kept = log_p.topk(top_k, dim=-1).indices
         log_p, log_q = _with_rest(log_p, kept), _with_rest(log_q, kept)
-    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True) * temperature**2
+    never = log_p == -torch.inf
+    terms = F.kl_div(log_q.masked_fill(never, 0), log_p.masked_fill(never, 0), reduction="none", log_target=True)
+    return terms.masked_fill(never, 0).sum() / max(1, len(terms)) * temperature**2
 
 
 def _with_rest(log_probabilities: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
