@@ -29,6 +29,7 @@ _NAMES = (  # in the order of a course: what only moves, then what multiplies
     "matvec",
     "matvec_int8",
     "matvec_int4",
+    "grouped_matmul",
     "state_update",
     "chunked_scan",
 )

@@ -404,6 +404,14 @@ def _fused_matvec(rows: int, part: str, dtype: torch.dtype) -> None:
         matvec.matvec(x, weight, None, splits, arrivals=last_adds, **besides)
 
 
+def _grouped_matmul(version: int, places: int, dtype: torch.dtype) -> None:
+    """Gate and up of Qwen3-30B-A3B's experts; a step of few rows, and a prompt."""
+    from workbench.kernels import grouped_matmul
+
+    x, weight = _empty(places, 2048, dtype=dtype), _empty(128, 1536, 2048, dtype=dtype)
+    grouped_matmul.grouped_matmul(x, weight, _ints(129), version, rows=_ints(places))
+
+
 # as the device has it, and divided among programs, of which the last adds the parts up
 DIVIDED: tuple[Callable[[], dict[str, Any]], ...] = (dict, lambda: {"splits": 2, "arrivals": _ints(1 << 14)})
 
@@ -523,6 +531,10 @@ def _calls() -> Iterator[tuple[str, str, bool, Callable[[torch.dtype], object]]]
         for version in (1, 2, 3, 4):
             brief = rows == 1 if version < 3 else rows in (1, 32)
             yield "matvec_int8", f"v{version} N={rows}", brief, partial(_matvec_int8, version, rows)
+
+    for version, places in ((1, 8), *product((2, 3), (8, 4096, 32_768))):
+        brief = places == 8 or (version == 3 and places == 32_768)
+        yield "grouped_matmul", f"v{version} P={places}", brief, partial(_grouped_matmul, version, places)
 
     yield "matvec", "v3 dependent launches", True, _dependents
 

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -63,6 +64,18 @@ def home() -> Path:
         return Path.home()
     except RuntimeError:
         return Path("/nonexistent")
+
+
+def user_folder(kind: str) -> Path:
+    """Where the platform keeps this user's "cache" or "data", ours within it. It may not exist."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = home() / "Library" / {"cache": "Caches", "data": "Application Support"}[kind]
+    else:
+        unset = {"cache": Path(".cache"), "data": Path(".local", "share")}[kind]
+        base = Path(os.environ.get(f"XDG_{kind.upper()}_HOME") or home() / unset)
+    return base / "inference-workbench"
 
 
 @contextlib.contextmanager

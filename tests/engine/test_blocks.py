@@ -410,7 +410,7 @@ class FindsOneTooFew:
 
 
 class KeyWithoutParent(HashChain):
-    def _keys_of(self, token_ids, tenant, key=None):
+    def keys_of(self, token_ids, tenant, key=None):
         for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
             own = array("q", token_ids[start : start + self.block_size]).tobytes()
             yield sha256(tenant.encode() + own).digest()
@@ -418,7 +418,7 @@ class KeyWithoutParent(HashChain):
 
 class TheDuplicateTakesOver(HashChain):
     def insert(self, token_ids, blocks, tenant):
-        for key, block in zip(self._keys_of(token_ids, tenant), blocks):
+        for key, block in zip(self.keys_of(token_ids, tenant), blocks):
             self._blocks[key], self._keys[block] = block, key
 
 
@@ -427,7 +427,7 @@ class OnlyWhatFollowsIsNew(HashChain):
 
     def insert(self, token_ids, blocks, tenant):
         held = [at for at, block in enumerate(blocks) if block in self._keys]
-        for at, key in enumerate(self._keys_of(token_ids, tenant)):
+        for at, key in enumerate(self.keys_of(token_ids, tenant)):
             if at > max(held, default=-1) and key not in self._blocks:
                 self._blocks[key], self._keys[blocks[at]] = blocks[at], key
 
@@ -832,15 +832,15 @@ def test_when_a_beginning_goes_the_tree_forgets_what_follows_and_the_chain_keeps
 
 def test_the_key_of_a_block_is_a_sha_256_chain_over_the_tenant_and_all_before_it():
     index, text = HashChain(2), [7, 8, 9, 10, 11, 12]
-    keys = list(index._keys_of(text, "ann"))
+    keys = list(index.keys_of(text, "ann"))
     by_hand = sha256(b"ann").digest()
     for at, key in zip(range(0, 6, 2), keys, strict=True):
         by_hand = sha256(by_hand + struct.pack("=2q", *text[at : at + 2])).digest()
         assert key == by_hand
     for at in range(6):  # whatever changes, changes its own block's key and all later ones
-        other = list(index._keys_of([*text[:at], 99, *text[at + 1 :]], "ann"))
+        other = list(index.keys_of([*text[:at], 99, *text[at + 1 :]], "ann"))
         assert [a == b for a, b in zip(keys, other)] == [block < at // 2 for block in range(3)]
-    assert not set(keys) & set(index._keys_of(text, "bob"))
+    assert not set(keys) & set(index.keys_of(text, "bob"))
 
 
 @pytest.mark.parametrize("kind", INDEXES)

@@ -20,7 +20,7 @@ from workbench.errors import WorkbenchError
 from workbench.generation import generate
 from workbench.kv import Recompute
 from workbench.models import Batch, assembly, checkpoints, load, public_shape, save_checkpoint
-from workbench.models.config import LatentAttentionShape, LinearScaling, RotaryScaling, YarnScaling
+from workbench.models.config import ExpertsShape, LatentAttentionShape, LinearScaling, RotaryScaling, YarnScaling
 from workbench.models.fast import prepare
 from workbench.models.layout import config_from_hf, config_to_hf
 from workbench.models.recipes import RECIPES
@@ -192,8 +192,8 @@ def test_a_folders_shape_can_have_random_weights(folder):
     "changes, named",
     [
         ({"model_type": "lama"}, "model_type 'lama'; did you mean 'llama'"),
-        ({"model_type": "deepseek_v3", "first_k_dense_replace": 1}, "deepseek_v3.*= 1 of 2.*calculators only"),
-        ({"model_type": "deepseek_v2"}, "deepseek_v2.*= 0 of 2.*calculators only"),
+        ({"model_type": "deepseek_v3", "first_k_dense_replace": 1}, "num_kv_heads 2 must be num_heads 4"),
+        ({"model_type": "deepseek_v2"}, "num_experts_per_tok"),
         ({"model_type": "gemma3"}, "text and images.*gemma3_text"),
         ({"model_type": ["llama"]}, r"unknown model_type \['llama'\]"),
         ({"model_type": None}, "model_type None"),
@@ -313,7 +313,7 @@ DEEPSEEK = {
 @pytest.mark.parametrize(
     "changes, named",
     [
-        ({"first_k_dense_replace": None}, "first_k_dense_replace = None.*calculators only"),
+        ({"first_k_dense_replace": None}, "first_k_dense_replace must be a number, got None"),
         ({"attention_bias": True}, "attention_bias = True asks for biases in latent attention"),
         ({"mlp_bias": True}, "mlp_bias = True"),
         ({"rope_interleave": False}, "rope_interleave = False asks for rotary pairs of halves"),
@@ -420,9 +420,16 @@ def test_left_out_keys_mean_what_transformers_takes_them_for():
         assert (ours.context_length, ours.norm_eps) == (theirs.max_position_embeddings, theirs.rms_norm_eps)
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
         defaults = getattr(transformers, f"{kind}Config")()
-        with pytest.raises(WorkbenchError, match=f"= {defaults.first_k_dense_replace} of 40 layers"):
-            left_out = {k: v for k, v in DEEPSEEK.items() if k != "first_k_dense_replace"}
-            config_from_hf(left_out | {"model_type": family, "num_hidden_layers": 40})
+        left_out = {k: v for k, v in DEEPSEEK.items() if k != "first_k_dense_replace"}
+        left_out |= {"model_type": family, "num_hidden_layers": 40, "num_experts_per_tok": 6}
+        experts = config_from_hf(left_out).experts_shape
+        assert experts.dense_layers == defaults.first_k_dense_replace
+        assert experts.num_experts == defaults.n_routed_experts
+        assert experts.shared_experts == defaults.n_shared_experts
+        assert experts.intermediate_size == defaults.moe_intermediate_size
+        assert experts.scaling == defaults.routed_scaling_factor
+        if family == "deepseek_v3":
+            assert (experts.num_groups, experts.groups_per_token) == (defaults.n_group, defaults.topk_group)
     gpt2 = config_from_hf({"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 4})
     defaults = transformers.GPT2Config()
     assert (gpt2.context_length, gpt2.norm_eps) == (defaults.n_positions, defaults.layer_norm_epsilon)
@@ -807,14 +814,21 @@ def test_a_key_beside_our_own_shape_is_named_and_not_passed_over(tmp_path):
         load(tmp_path)
 
 
-def test_our_own_config_with_experts_is_for_the_calculators_only(tmp_path):
-    shape = public_shape("deepseek-v3")
-    values = {"model_type": "workbench", "model_config": shape.to_dict()}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(WorkbenchError, match="calculators only"):
-        load(tmp_path)
-    with pytest.raises(WorkbenchError, match=r"mixture of experts .* cannot be saved"):
-        config_to_hf(shape, torch.bfloat16)
+def test_a_mixture_that_no_family_has_goes_out_and_comes_back_under_our_own_name(tmp_path):
+    experts = ExpertsShape(4, 2, 1, 24, 1)  # a dense layer first, which no family without latents has
+    model = random_decoder(tiny_config(vocab_size=64, experts=experts))
+    save_checkpoint(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "workbench"
+    again = load(tmp_path)
+    assert again.config == model.config
+    assert all(torch.equal(p, again.get_parameter(name)) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v2", "deepseek-v3"])
+def test_public_shapes_with_experts_go_into_their_familys_config_and_back(name):
+    shape = public_shape(name)
+    values = config_to_hf(shape, torch.bfloat16)
+    assert values["model_type"] == shape.family and config_from_hf(values) == shape
 
 
 NONSENSE = [

@@ -478,7 +478,7 @@ def test_a_million_tokens_cost_what_the_hours_cost_that_make_them():
         ({"kv": "recompte"}, "did you mean 'recompute'"),
         ({"arrangement": "fats"}, "did you mean 'fast'"),
         ({"kv_bytes_per_element": 0}, "above 0"),
-        ({"config": public_shape("deepseek-v3")}, "not counted here"),
+        ({"config": public_shape("gpt2"), "different_experts": 2.0}, "goes with a shape that has experts"),
     ],
 )
 def test_numbers_that_do_not_fit_together_are_refused(change, words):

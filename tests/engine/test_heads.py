@@ -274,9 +274,12 @@ def test_a_run_stopped_and_resumed_ends_bit_for_bit_like_one_that_was_not(small_
         len(card["held_out"]["overlap"]),
     )
     assert card["parameters"] == trained.num_parameters()
+    other = settings | {"recipe": dataclasses.replace(recipe, seed=5)}
+    with pytest.raises(WorkbenchError, match="finished model"):
+        train_heads(recipe.name, tmp_path / "parts", **other)
+    train_heads(recipe.name, tmp_path / "begun", stop_at_step=1, **settings)
     with pytest.raises(WorkbenchError, match="another recipe"):
-        train_heads(recipe.name, tmp_path / "parts", stop_at_step=1, **settings)
-        train_heads(recipe.name, tmp_path / "parts", **settings | {"recipe": dataclasses.replace(recipe, seed=5)})
+        train_heads(recipe.name, tmp_path / "begun", **other)
 
 
 @pytest.mark.slow

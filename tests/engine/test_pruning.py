@@ -76,6 +76,11 @@ def logits(model: Decoder, given: torch.Tensor) -> torch.Tensor:
         return model(rows_batch(given), TrainingAttention(model.config))
 
 
+def logits_without(model: Decoder, cut: Cut) -> torch.Tensor:
+    with without(model, cut):
+        return logits(model, rows())
+
+
 def plan_for(config: ModelConfig, **counts: int) -> Plan:
     return plan_by_counts(by_chance(config, 3), config, **counts)
 
@@ -171,6 +176,27 @@ class TestCut:
         torch.testing.assert_close(logits(small, given), zeroed, rtol=1e-5, atol=1e-5)
         with pytest.raises(WorkbenchError, match="layers that keep a state are cut as a whole"):
             prune(hybrid, dataclasses.replace(every, channels=every.channels[:80]))
+        with pytest.raises(WorkbenchError, match=r"layers with kv_groups: this model has \[2, 6\]; there is no 1"):
+            logits_without(hybrid, Cut(kv_groups={1: [0]}))
+
+    @pytest.mark.parametrize(
+        ("cut", "words"),
+        [
+            (Cut(layers=[4]), "layers: this model has 0 to 3; there is no 4"),
+            (Cut(layers=[-1]), "there is no -1"),
+            (Cut(channels=[24]), "channels.* no 24"),
+            (Cut(neurons={0: [40]}), "neurons.* no 40"),
+            (Cut(neurons={9: [0]}), "layers with neurons.* no 9"),
+            (Cut(kv_groups={0: [2]}), "kv_groups.* no 2"),
+        ],
+    )
+    def test_parts_that_are_not_there_cannot_be_left_out(self, cut, words):
+        with pytest.raises(WorkbenchError, match=words):
+            logits_without(made(BASE), cut)
+
+    def test_a_plan_is_a_plan(self):
+        with pytest.raises(WorkbenchError, match=r"takes a Plan, got dict; Plan.from_dict reads one"):
+            prune(made(BASE), Plan.whole(BASE).as_dict())
 
 
 class TestPlans:
@@ -203,6 +229,17 @@ class TestPlans:
             )
         with pytest.raises(WorkbenchError, match="must keep the same kv_groups"):
             dataclasses.replace(whole, kv_groups=((0,), (1,), (0,), (0,))).check(config)
+
+    def test_layers_that_share_keys_go_before_the_one_that_has_them(self):
+        """A shape with shared keys had no plan at all: the best layers were kept without those that they read."""
+        config = SHAPES["shared keys"]  # 1 reads 0, 3 reads 2
+        scores = by_chance(config, 0)
+        scores.layers[:] = torch.tensor([0.1, 0.9, 0.2, 0.8])
+        assert [plan_by_counts(scores, config, layers=n).layers for n in (3, 2, 1)] == [(0, 1, 2), (0, 1), (0,)]
+        for kind in ("width", "depth", "both"):
+            target = int(0.6 * config.num_parameters())
+            plan = plan_by_parameters(scores, config, target, kind)
+            assert prune(made(config), plan).num_parameters() <= target
 
     def test_families_in_which_a_part_cannot_go(self):
         gpt2 = ModelConfig(

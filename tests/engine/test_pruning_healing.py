@@ -157,7 +157,7 @@ class TestRuns:
         card = json.loads((tmp_path / "card.json").read_text())
         assert card["teacher"] is card["parent"] is card["kept_layers"] is None
         assert card["flops"] == 3 * forward_flops(recipe.config, 2, 32)
-        assert model.config == fresh.config
+        assert all(torch.equal(tensor, fresh.state_dict()[name]) for name, tensor in model.state_dict().items())
 
     def test_what_does_not_fit_is_refused(self, tmp_path, parent):
         with pytest.raises(WorkbenchError, match="stdlib-6m-width"):
@@ -168,17 +168,49 @@ class TestRuns:
         other = dataclasses.replace(TINY, config=dataclasses.replace(TINY.config, vocab_size=64))
         with pytest.raises(WorkbenchError, match="4,096 tokens and tiny 64"):
             run(tmp_path / "two", parent, other)
-        (tmp_path / "one" / "plan.json").write_text('{"layers": [9]')
-        with pytest.raises(WorkbenchError, match=r"plan.json is no plan"):
-            run(tmp_path / "one", parent)
+        assert not (tmp_path / "two").exists(), "what is refused leaves nothing"
         for change, words in (
             ({"objective": "mse"}, "mse"),
             ({"scores": "guess"}, "guess"),
             ({"temperature": 0.0}, "temperature"),
             ({"scores": None, "hidden_weight": 1.0}, "goes with a model that was cut"),
+            ({"hidden_weight": math.nan}, "hidden_weight must be a number of at least 0, got nan"),
+            ({"hidden_weight": -1.0}, "hidden_weight must be a number of at least 0"),
+            ({"top_k": 0}, "top_k"),
+            ({"top_k": 5000}, "top_k must be a number from 1 to 4096"),
+            ({"held_out_every": 0}, "held_out_every"),
         ):
             with pytest.raises(WorkbenchError, match=words):
                 dataclasses.replace(TINY, **change)
+
+    def test_a_plan_of_another_run_is_not_taken_and_a_finished_model_not_overwritten(self, tmp_path, parent):
+        """Plans were taken whoever had made them: a second seed then healed the first seed's cut."""
+        run(tmp_path / "one", parent, stop_at_step=2)
+        file = tmp_path / "one" / "plan.json"
+        mine = file.read_text()
+        for text, words in (
+            ('{"layers": [9]', "plan.json is no plan"),
+            ("[" * 100_000, "plan.json is no plan"),
+            (mine.replace('"recipe": "', '"recipe": "0'), "made for another recipe"),
+        ):
+            file.write_text(text)
+            with pytest.raises(WorkbenchError, match=words):
+                run(tmp_path / "one", parent)
+        file.write_text(mine)
+        other = load("stdlib-1m")
+        with torch.no_grad():
+            other.norm.weight.mul_(1.01)
+        with pytest.raises(WorkbenchError, match="made for another parent"):
+            run(tmp_path / "one", other)
+        (tmp_path / "two").mkdir()
+        (tmp_path / "two" / "plan.json").write_text('{"left": "by a run that was killed before its first checkpoint"}')
+        for folder in ("one", "two"):
+            run(tmp_path / folder, parent)
+        weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("one", "two")]
+        assert weights[0] == weights[1]
+        with pytest.raises(WorkbenchError, match=r"holds a finished model \(card.json, model.safetensors\)"):
+            run(tmp_path / "one", parent, seed=1)
+        assert (tmp_path / "one" / "model.safetensors").read_bytes() == weights[0]
 
     def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(self, tmp_path, parent, monkeypatch):
         run(tmp_path, parent, stop_at_step=2)

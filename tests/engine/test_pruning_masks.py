@@ -82,6 +82,21 @@ def test_sparsegpt_moves_what_stays_as_the_optimal_brain_surgeon_does(block):
                 w[rest] = torch.linalg.solve(h[rest][:, rest], target)
 
 
+def test_a_share_is_rounded_down_from_what_it_says_and_not_from_its_float():
+    weight = torch.randn(2, 100, generator=torch.Generator().manual_seed(0))
+    for share, zeros in ((0.29, 29), (0.57, 57), (0.295, 29), (0.01, 1)):
+        assert ((masked(weight, None, Pattern(share), "magnitude") == 0).sum(1) == zeros).all(), share
+
+
+@pytest.mark.parametrize("pattern", ["1:3", "3:6", "5:192"])
+def test_sparsegpt_takes_groups_that_its_blocks_do_not_divide(pattern):
+    """Groups across the end of a block of 128 columns ended in torch's own errors."""
+    weight, x = given(out=2, wide=384, tokens=500)
+    zeros, of = map(int, pattern.split(":"))
+    got = masked(weight, inputs_of(x), Pattern.parse(pattern), "sparsegpt")
+    assert ((got.view(-1, of) == 0).sum(1) == zeros).all()
+
+
 def test_sparsegpt_loses_less_than_wanda_and_wanda_less_than_magnitude():
     weight, x = given(out=32, wide=64, tokens=1000)
     inputs = inputs_of(x)
@@ -126,6 +141,11 @@ def test_what_cannot_be_masked_is_refused_and_left():
         masked(weight, inputs_of(x), Pattern(), "wandaa")
     with pytest.raises(WorkbenchError, match="looks at the inputs"):
         masked(weight, None, Pattern(), "wanda")
+    broken = inputs_of(x)
+    broken.second_moments[2, 2] = torch.nan
+    for method in ("wanda", "sparsegpt"):
+        with pytest.raises(WorkbenchError, match="inputs of this layer are not finite"):
+            masked(weight, broken, Pattern(), method)
     model = load("stdlib-1m")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(WorkbenchError, match="5 divides"):

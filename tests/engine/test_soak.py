@@ -62,6 +62,7 @@ def test_random_requests_get_their_texts_and_wrong_ones_their_error():
         "jumps",
         "by the contract",
         "log-probabilities",
+        "tokens from tiers",
     ):
         assert soaked.counts[what] > 0, what
 

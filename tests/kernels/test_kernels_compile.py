@@ -94,6 +94,8 @@ def test_sixty_four_rows_or_more_are_multiplied_by_hoppers_tensor_cores():
         "matvec_int4_many_rows",
         "matvec_int8_many_rows",
         "matvec_int8_interleaved",
+        "_tiles_of_each",
+        "_tiles_there_are",
     }
     of_many_rows = {
         one["kernel"]: one

@@ -27,6 +27,7 @@ from workbench.serving.api.process import (
     request_from_json,
     request_to_json,
 )
+from workbench.serving.offloading import MoveTotals, OffloadTotals, TierTotals
 
 ASKED = [
     SHORT,
@@ -74,6 +75,9 @@ def test_requests_and_news_are_the_same_after_the_way(small_model):
         40,
         16,
         ((3, 0),),
+        (),
+        0.003,
+        OffloadTotals(30, 16, (TierTotals("host", 3, 8, 2, 1, 0, 0),), (MoveTotals("pool", "host", 4096, 0.001),)),
     )
     assert news_from_json(json.loads(json.dumps(news_to_json(news)))) == news
 

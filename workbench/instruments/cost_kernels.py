@@ -27,6 +27,8 @@ def why_no_kernels(config: ModelConfig) -> str:
     """Why a shape is not counted as arranged with kernels; "" where it is."""
     if config.is_gpt2:
         return "GPT-2's block has no kernels"
+    if config.experts is not None:
+        return "experts are run with torch's operations"
     if config.latent_attention is not None:
         return "latent attention is counted with torch's operations only"
     return ""

@@ -42,6 +42,20 @@ ORDER = (
     "up",
     "activation",
     "down",
+    "router",
+    "routing",
+    "expert gate_up",
+    "expert gate",
+    "expert up",
+    "expert activation",
+    "expert down",
+    "expert sum",
+    "shared gate_up",
+    "shared gate",
+    "shared up",
+    "shared activation",
+    "shared down",
+    "shared sum",
     "residual",
     "logit rows",
     "head",
@@ -64,6 +78,7 @@ class LayerCounter:
         self.owners = len(config.kv_layers)  # layers with keys of their own; the others project a query only
         self.sharers = self.attending - self.owners
         self.feeding = self.layers if config.intermediate_size else 0  # layers with a feed-forward
+        self.dense = self.feeding - len(config.expert_layers)  # those without experts in its place
         self.q, self.kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.mixed = config.num_heads * config.value_head_dim  # what attention gives
 
@@ -215,17 +230,17 @@ class LayerCounter:
         return [*products, together(norms), rotary, self.product("o", "projections", self.mixed, d)]
 
     def feed_forward(self, arrangement: str) -> list[OperationCosts]:
-        """The feed-forward of all layers, and the residual stream's sums."""
+        """The feed-forward of all layers that have no experts in its place, and the residual stream's sums."""
         c, d, wide = self.config, self.config.hidden_size, self.config.intermediate_size
-        if not self.feeding:
+        if not self.dense:
             return [self._residual()]
         up = [("up", wide)] if c.is_gpt2 else [("gate", wide), ("up", wide)]
         if arrangement == "fast" and not c.is_gpt2:
             up = [("gate_up", 2 * wide)]
         return [
-            *(self.product(name, "mlp", d, size, bias=c.mlp_bias) for name, size in up),
+            *(self.product(name, "mlp", d, size, bias=c.mlp_bias, count=self.dense) for name, size in up),
             self._activation(),
-            self.product("down", "mlp", wide, d, bias=c.mlp_bias),
+            self.product("down", "mlp", wide, d, bias=c.mlp_bias, count=self.dense),
             self._residual(),
         ]
 
@@ -258,8 +273,8 @@ class LayerCounter:
     def _activation(self) -> OperationCosts:
         values = self.rows * self.config.intermediate_size
         if self.config.is_gpt2:
-            return self.elementwise("activation", self.layers, 1, values, values)
-        return self.elementwise("activation", self.layers, 2, 3 * values, 2 * values)
+            return self.elementwise("activation", self.dense, 1, values, values)
+        return self.elementwise("activation", self.dense, 2, 3 * values, 2 * values)
 
     def _residual(self) -> OperationCosts:
         values = self.rows * self.config.hidden_size

@@ -30,6 +30,8 @@ from collections.abc import Mapping, Sequence
 
 from workbench.errors import WorkbenchError, unknown
 from workbench.instruments.cost_attention import attend_operations, causal_pairs
+from workbench.instruments.cost_experts import different_experts as experts_read
+from workbench.instruments.cost_experts import expert_operations, unread_weights
 from workbench.instruments.cost_kernels import KernelCounter, recorded_operation, why_no_kernels
 from workbench.instruments.cost_layers import ORDER, LayerCounter
 from workbench.instruments.cost_memory import COUNTED_KVS, Memory
@@ -59,6 +61,7 @@ def step_costs(
     latent_form: str = "auto",
     arrangement: str = "plain",
     recorded: bool = False,
+    different_experts: float | None = None,
 ) -> StepCosts:
     """Count one forward pass over B sequences.
 
@@ -77,9 +80,11 @@ def step_costs(
     arrangement: "plain" (`Decoder`) or "fast" (`FastDecoder`): the same products, joined, and fewer launches; "kernels"
         (`FastDecoder` on a GPU): fewer still, and with kv "paged" one launch of attention a layer. See `prepared_on`.
     recorded: with what a recorded step does beside the model (`models.graphs`).
+    different_experts: that the rows chose, in the mean of the layers with experts, where it was counted; default what
+        rows choose that choose evenly. What is read and started depends on it, and not on the rows alone.
     Raises WorkbenchError for numbers that do not fit together, shapes that are not counted, an unknown kv.
     """
-    _check_counted(config)
+    _check_fields(config)
     rows, wide = _check_step(new_tokens, contexts, weight_bytes_per_element, activation_bytes_per_element)
     if arrangement not in ARRANGEMENTS:
         raise unknown("arrangement", arrangement, ARRANGEMENTS)
@@ -109,6 +114,7 @@ def step_costs(
         *attend,
         *state_operations(config, new_tokens, weight_bytes_per_element, wide, count.linear, kept=kv != "recompute"),
         *count.feed_forward(arrangement),
+        *expert_operations(count, experts_read(config, rows, different_experts), arrangement),
         *count.end(logit_rows, arrangement),
         *([recorded_operation(config, logit_rows, wide)] if recorded else []),
     ]
@@ -205,14 +211,17 @@ def prefill_costs(
     )
 
 
-def weights_read(config: ModelConfig, rows: int, logit_rows: int) -> int:
-    """Weights that a step over `rows` tokens reads: every layer's once, and one embedding row for each token."""
+def weights_read(config: ModelConfig, rows: int, logit_rows: int, *, different_experts: float | None = None) -> float:
+    """Weights that a step over `rows` tokens reads: every layer's once, and one embedding row for each token; of"
+    " experts
+    those that are chosen (see `step_costs`)."""
     d = config.hidden_size
     tables = config.vocab_size * d * (1 if config.tie_embeddings else 2)
     tables += config.context_length * d if config.is_gpt2 else 0
     embedded = rows * d * (2 if config.is_gpt2 else 1)  # GPT-2 looks up a position's row as well
     head = config.vocab_size * d if logit_rows else 0
-    return config.num_parameters() - tables + embedded + head
+    unread = unread_weights(config, experts_read(config, rows, different_experts))
+    return config.num_parameters() - tables + embedded + head - unread
 
 
 def _memory(config, contexts, wide: float, kv: str, stored: float | None, kv_settings, latent_form: str) -> Memory:
@@ -220,15 +229,6 @@ def _memory(config, contexts, wide: float, kv: str, stored: float | None, kv_set
     memory = Memory.of(config, kv, stored, kv_settings=kv_settings, latent_form=latent_form)
     memory.check_contexts(contexts)
     return memory
-
-
-def _check_counted(config: ModelConfig) -> None:
-    _check_fields(config)
-    if not config.runnable:
-        raise WorkbenchError(
-            f"a step through experts ({config.family}) is not counted here, only its parameters, its cache and "
-            "its attention; see ModelConfig.num_active_parameters, kv_bytes and attention_costs"
-        )
 
 
 def _check_fields(config: ModelConfig) -> None:

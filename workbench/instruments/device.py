@@ -18,7 +18,6 @@ import platform
 import re
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError, check_settings
-from workbench.files import from_home, home, write_text
+from workbench.files import from_home, user_folder, write_text
 from workbench.instruments.dispatch import Dispatch, measure_dispatch
 from workbench.instruments.memory import available_bytes
 from workbench.instruments.passing import Passing, measure_keys, measure_weights
@@ -244,6 +243,7 @@ PUBLISHED: dict[str, Ceilings] = {
     "h100-sxm": _published("H100 SXM", 989, 67, 3.35, "NVIDIA H100 data sheet"),
     "h200": _published("H200 SXM", 989, 67, 4.8, "NVIDIA H200 data sheet"),
 }
+CARD_MEMORY_BYTES = {"a100-80gb": 80e9, "h100-sxm": 80e9, "h200": 141e9}  # of these, in GB of 10⁹ as sold
 
 
 def measure_ceilings(device: str = "cpu", stop: CheckStop | None = None) -> Ceilings:
@@ -431,13 +431,7 @@ def cache_folder() -> Path:
     """Where measured ceilings are kept: $WORKBENCH_CACHE, else the platform's folder for a user's caches."""
     if os.environ.get("WORKBENCH_CACHE"):
         return from_home(os.environ["WORKBENCH_CACHE"])
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache")
-    return base / "inference-workbench"
+    return user_folder("cache")
 
 
 def ceilings(device: str = "cpu", refresh: bool = False, stop: CheckStop | None = None) -> Ceilings:

@@ -38,13 +38,24 @@ KINDS: dict[str, Callable[..., KV]] = {
 
 def make_kv(kind: str | Callable[..., KV], config: ModelConfig, **settings: Any) -> KV:
     """A fresh kv for a model: by the name of its kind, or by any class or function that takes a ModelConfig."""
+    return kind_of(kind, config, settings)(config, **settings)
+
+
+def kind_of(kind: str | Callable[..., KV], config: ModelConfig, settings: dict[str, Any]) -> Callable[..., KV]:
+    """The class or function of that name, once it is certain that it takes these settings."""
     if callable(kind):
-        return kind(config, **settings)
+        return kind
     if not isinstance(kind, str) or kind not in KINDS:
         raise unknown("kv kind", kind, KINDS)
     check_takes_format(kind, settings)
     _check_call(kind, config, settings)
-    return KINDS[kind](config, **settings)
+    return KINDS[kind]
+
+
+def maker_for(model: Shaped) -> Callable[..., KV]:
+    """`make_kv`, or what stands in its place for a model whose parts lie in several processes: their kvs have to stay
+    alike (`workbench.parallel`)."""
+    return getattr(model, "make_kv", make_kv)
 
 
 def caching_kind(config: ModelConfig) -> str:
@@ -86,10 +97,11 @@ def kv_for(
         check_size("max_sequences", max_sequences, None)
         if max_tokens is not None:
             check_size("max_tokens", max_tokens, model.config.context_length)
+    make = maker_for(model)
     if callable(kind) or kind == "recompute":
-        return make_kv(kind, model.config, **settings)
+        return make(kind, model.config, **settings)
     room: dict[str, Any] = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-    return make_kv(kind, model.config, **room, dtype=model.dtype, device=model.device, **settings)
+    return make(kind, model.config, **room, dtype=model.dtype, device=model.device, **settings)
 
 
 __all__ = [
@@ -105,7 +117,9 @@ __all__ = [
     "State",
     "Window",
     "caching_kind",
+    "kind_of",
     "make_kv",
+    "maker_for",
     "kv_for",
     "stored_dtype",
 ]

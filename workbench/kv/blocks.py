@@ -25,9 +25,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError, check_whole, is_whole
+
+if TYPE_CHECKING:
+    from workbench.kv.contract import PrefixIndex
 
 
 class NoRoom(WorkbenchError):
@@ -47,28 +50,6 @@ def check_full(token_ids: Sequence[int], blocks: Sequence[int], block_size: int)
         raise WorkbenchError(
             f"{len(blocks)} full blocks of {block_size} hold {len(blocks) * block_size} tokens, got {len(token_ids)}"
         )
-
-
-class PrefixIndex(Protocol):
-    """Which blocks hold which prefixes (`workbench.kv.prefix`). It holds no references."""
-
-    def match(self, token_ids: Sequence[int], tenant: str | bytes) -> list[int]:
-        """The blocks of the longest known prefix, whole blocks only, in order."""
-        ...
-
-    def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str | bytes) -> None:
-        """Index these blocks, all full, as this prefix. Blocks that are indexed already stay as they are."""
-        ...
-
-    def forget(self, block: int) -> list[int]:
-        """Remove a block whose content changes, with every block after it. Returns those removed; [] if not indexed."""
-        ...
-
-    def __contains__(self, block: int) -> bool: ...
-
-    def __len__(self) -> int:
-        """Blocks that are known."""
-        ...
 
 
 class BlockTables:
@@ -308,10 +289,14 @@ class BlockTables:
             block = self._free.pop()
         else:
             block, _ = self._idle.popitem(last=False)
-            self._forget(block)
+            self._evict(block)
             self.evictions += 1
         self.references[block] = 1
         return block
+
+    def _evict(self, block: int) -> None:
+        """The block that was idle longest is about to be written."""
+        self._forget(block)
 
     def _hold(self, block: int) -> None:
         self.references[block] += 1

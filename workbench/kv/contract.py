@@ -125,6 +125,28 @@ class DraftingKV(KV, Protocol):
         ...
 
 
+class PrefixIndex(Protocol):
+    """Which blocks hold which prefixes (`workbench.kv.prefix`). It holds no references."""
+
+    def match(self, token_ids: Sequence[int], tenant: str | bytes) -> list[int]:
+        """The blocks of the longest known prefix, whole blocks only, in order."""
+        ...
+
+    def insert(self, token_ids: Sequence[int], blocks: Sequence[int], tenant: str | bytes) -> None:
+        """Index these blocks, all full, as this prefix. Blocks that are indexed already stay as they are."""
+        ...
+
+    def forget(self, block: int) -> list[int]:
+        """Remove a block whose content changes, with every block after it. Returns those removed; [] if not indexed."""
+        ...
+
+    def __contains__(self, block: int) -> bool: ...
+
+    def __len__(self) -> int:
+        """Blocks that are known."""
+        ...
+
+
 class BlockManager(Protocol):
     """What a scheduler asks about blocks and who holds them: `kv.blocks.BlockTables`, or a `kv.Paged` that has one."""
 

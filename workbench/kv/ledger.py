@@ -158,13 +158,16 @@ class Ledger:
 
     def remember(self, name: Hashable, length: int) -> None:
         """Tell the index of the first `length` tokens of a sequence: of the full blocks among them."""
-        size, marks = self.pool.block_size, self.marks[name]
         self.pool.remember(name, self.text(name)[:length], self.tenants[name])
+        self._know(name, length)
+        self.compare()
+
+    def _know(self, name: Hashable, length: int) -> None:
+        size, marks = self.pool.block_size, self.marks[name]
         for at, block in enumerate(self.tables[name][: min(length, len(marks)) // size if self.kind else 0]):
             content = marks[at * size : (at + 1) * size]
             if content[-1] not in self.found and block not in self.known:
                 self.known[block], self.found[content[-1]] = content, block
-        self.compare()
 
     def forget_prefix(self, name: Hashable, length: int) -> None:
         """Take the longest known prefix of the first `length` tokens of a sequence from the index, be it in its own
@@ -259,6 +262,9 @@ class Ledger:
             agree(f"whether block {block}, which was taken, is free", True, block in free)
             return
         agree("the block that is evicted", block, next(iter(self.idle), None))
+        self._evict(block)
+
+    def _evict(self, block: int) -> None:
         self._forget(block)
         self.evictions += 1
 

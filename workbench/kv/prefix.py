@@ -24,7 +24,7 @@ from workbench.kv.radix import RadixTree
 
 
 class HashChain:
-    """One key per block; see the module. `PrefixIndex` of `workbench.kv.blocks`."""
+    """One key per block; see the module. `PrefixIndex` of `workbench.kv.contract`."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = check_whole("block_size", block_size, 1)
@@ -39,7 +39,7 @@ class HashChain:
 
     def match(self, token_ids: Sequence[int], tenant: str | bytes) -> list[int]:
         blocks = []
-        for key in self._keys_of(token_ids, tenant):
+        for key in self.keys_of(token_ids, tenant):
             block = self._blocks.get(key)
             if block is None:
                 break
@@ -50,7 +50,7 @@ class HashChain:
         check_full(token_ids, blocks, self.block_size)
         known = next((at for at, block in enumerate(blocks) if block not in self._keys), len(blocks))
         before = self._keys[blocks[known - 1]] if known else None  # indexed blocks are not hashed again
-        new = list(self._keys_of(token_ids[known * self.block_size :], tenant, before))
+        new = list(self.keys_of(token_ids[known * self.block_size :], tenant, before))
         for key, block in zip(new, blocks[known:]):
             if key not in self._blocks and block not in self._keys:
                 self._blocks[key], self._keys[block] = block, key
@@ -63,7 +63,7 @@ class HashChain:
             del self._blocks[key]
         return []
 
-    def _keys_of(self, token_ids: Sequence[int], tenant: str | bytes, key: bytes | None = None) -> Iterator[bytes]:
+    def keys_of(self, token_ids: Sequence[int], tenant: str | bytes, key: bytes | None = None) -> Iterator[bytes]:
         """The keys of all whole blocks, one after the other. key: of the block before them, if there is one."""
         if key is None:
             key = hashlib.sha256(tenant_bytes(tenant)).digest()

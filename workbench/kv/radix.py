@@ -23,7 +23,7 @@ class _Node:
 
 
 class RadixTree:
-    """A tree of prefixes, one root per tenant; see the module. `PrefixIndex` of `workbench.kv.blocks`."""
+    """A tree of prefixes, one root per tenant; see the module. `PrefixIndex` of `workbench.kv.contract`."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = check_whole("block_size", block_size, 1)

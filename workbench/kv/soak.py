@@ -75,15 +75,20 @@ class Failure:
 class Walk:
     """One random history of a pool of random size. The same seed, the same history, as long as the pool is right."""
 
+    operations: tuple[str, ...] = OPERATIONS
+
     def __init__(self, seed: int, kind: str | None, make: Callable[..., BlockTables] = make_pool) -> None:
         self.seed, self.random = seed, random.Random(seed)
         size = (self.random.randint(1, LARGEST_POOL), self.random.randint(1, LARGEST_BLOCK))
-        self.ledger = Ledger(make(*size, kind), kind)
+        self.ledger = self._ledger(make(*size, kind), kind)
         self.counts: Counter[str] = Counter()
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._names = count()
         self._seen: list[list[int]] = []  # texts that others may begin with
         self._preempted: list[tuple[Hashable, list[int], str]] = []
+
+    def _ledger(self, pool: BlockTables, kind: str | None) -> Ledger:
+        return Ledger(pool, kind)
 
     def run(self, steps: int) -> Failure | None:
         """Run so many steps, then release everything and check that no block is held."""
@@ -105,17 +110,21 @@ class Walk:
 
     def step(self) -> None:
         """One random operation of those that are possible now."""
-        ledger, operation = self.ledger, self.random.choice(OPERATIONS)
+        operation = self.random.choice(self.operations)
+        if not self._needs().get(operation, self.ledger.tables):
+            operation = "admit"
+        self.counts[operation] += 1
+        getattr(self, "_" + operation)()
+
+    def _needs(self) -> dict[str, Any]:
+        """What must not be empty for an operation; for those that are not here, the sequences."""
+        ledger = self.ledger
         needs: dict[str, Any] = {
             "resume": self._preempted,
             "swap_in": ledger.saved,
             "abort": ledger.tables or ledger.saved,
         }
-        needs |= dict.fromkeys(("admit", "flood", "refuse"), True)
-        if not needs.get(operation, ledger.tables):
-            operation = "admit"
-        self.counts[operation] += 1
-        getattr(self, "_" + operation)()
+        return needs | dict.fromkeys(("admit", "flood", "refuse"), True)
 
     def _do(self, method: str, *arguments: Any) -> Any:
         self.calls.append((method, arguments))
@@ -143,12 +152,17 @@ class Walk:
     def _begin(self, name: Hashable, text: list[int], tenant: str) -> bool:
         hit = self._do("open", name, text, tenant)
         self.counts.update(opened=1, hits=hit > 0)
+        hit += self._load(name, text)
         if self._do("write", {name: text[hit:]}):
             self._seen = [*self._seen[-7:], text]
             return True
         self.counts["no_room"] += 1
         self._do("release", name)
         return False
+
+    def _load(self, name: Hashable, text: list[int]) -> int:
+        """Tokens that come from elsewhere: with tiers below the pool."""
+        return 0
 
     def _settle(self, name: Hashable) -> None:
         """What was computed is remembered, now and then not at once."""
@@ -258,12 +272,13 @@ def soak(
     kinds: Sequence[str | None] = KINDS,
     make: Callable[..., BlockTables] = make_pool,
     report: Callable[[int], None] | None = None,
+    walk: type[Walk] = Walk,
 ) -> Soaked:
     """So many random histories for each kind of index, with seeds from `seed` on.
 
     After a failure, later histories are cut where they would be longer than the failing one. make(num_blocks,
-    block_size, kind): a fresh pool. report: told how many runs are done, after each. Raises WorkbenchError for counts
-    that make no sense.
+    block_size, kind): a fresh pool. report: told how many runs are done, after each. walk: what a history is.
+    Raises WorkbenchError for counts that make no sense.
     """
     check_whole("runs", runs, 1)
     check_whole("seed", seed, 0)
@@ -272,9 +287,9 @@ def soak(
     failure = None
     for run in range(runs):
         for kind in kinds:
-            walk = Walk(seed + run, kind, make)
-            failed = walk.run(most)
-            counts[kind].update(walk.counts, runs=1)
+            one = walk(seed + run, kind, make)
+            failed = one.run(most)
+            counts[kind].update(one.counts, runs=1)
             if failed and (failure is None or failed.step < failure.step):
                 failure, most = failed, failed.step - 1
         if report:

@@ -29,7 +29,8 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.instruments.memory import require_bytes
-from workbench.kv.blocks import BlockTables, PrefixIndex
+from workbench.kv.blocks import BlockTables
+from workbench.kv.contract import PrefixIndex
 from workbench.kv.paged import Paged
 from workbench.kv.paged_static import StaticPaged
 from workbench.kv.prefix import prefix_index

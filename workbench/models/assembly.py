@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workbench.models.mixers.contract import StateMixer
 
 # matrices that write into the residual stream
-BACK = ("attention.o.weight", "mlp.down.weight", "mixer.out.weight")
+BACK = ("attention.o.weight", ".down.weight", "mixer.out.weight")
 # cgroup v2, then v1: limit, what is used of it, and the part of that which is page cache to be had back
 _CGROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),

@@ -17,9 +17,9 @@ def list_models() -> list[dict[str, Any]]:
     """One dict a model, the shipped ones first. Counts are exact, bytes are for bfloat16.
 
     name, kind ("zoo", "public shape" or "timing shape"), family, parameters, bf16_bytes, kv_bytes_per_token,
-    context_length, runnable, states (some layers keep a state), trained (weights are here), on_disk_bytes (None when
-    not here), and for the zoo what its card says: role, held_out_nats_per_token, tokens_seen (None when unknown); for
-    public shapes hub_id.
+    context_length, experts (some layers have a mixture of them), states (some layers keep a state), trained (weights
+    are here), on_disk_bytes (None when not here), and for the zoo what its card says: role, held_out_nats_per_token,
+    tokens_seen (None when unknown); for public shapes hub_id.
     """
     zoo = [_zoo_row(name) for name in zoo_names()]
     public = [
@@ -42,7 +42,7 @@ def _row(name: str, kind: str, config: ModelConfig) -> dict[str, Any]:
         "bf16_bytes": config.num_parameters() * BF16_BYTES,
         "kv_bytes_per_token": config.kv_values_per_token() * BF16_BYTES,
         "context_length": config.context_length,
-        "runnable": config.runnable,
+        "experts": config.experts is not None,
         "states": bool(config.state_layers),
     }
 

@@ -20,6 +20,7 @@ from workbench.files import finish_saving, read_json_object, replacing_files, re
 from workbench.models.assembly import check_fits, fill, hollow_decoder, random_tensors
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
+from workbench.models.expert_layout import is_predicting, joined_experts
 from workbench.models.layout import config_from_hf, config_to_hf, generation_to_hf
 from workbench.models.recipes import RECIPES, TOKENIZER_NAME
 from workbench.models.shapes import HUB_IDS, PUBLIC_SHAPES, TIMING_SHAPES, public_name, public_shape
@@ -84,8 +85,6 @@ def load(
         return _random(ours, public_shape(ours), None, dtype or torch.bfloat16, device, seed)
     if ours in TIMING_SHAPES:
         raise WorkbenchError(f'{ours!r} is a shape for timing, it has no trained weights; use weights="random"')
-    if ours is not None and not PUBLIC_SHAPES[ours].runnable:
-        hollow_decoder(PUBLIC_SHAPES[ours], name=ours)  # raises, and says what the shape is good for
     if _is_hub_id(name):
         folder = _from_hub(name, _HUB_SMALL)
         if weights == "trained":
@@ -110,11 +109,16 @@ def zoo_names() -> list[str]:
     return sorted({*RECIPES, *found})
 
 
-def shipped_names(*, states: bool = True) -> list[str]:
+def shipped_names(*, states: bool = True, experts: bool = True) -> list[str]:
     """Those of them whose weights are here. states=False: without those that have layers with a state, for what counts
-    keys and values alone."""
+    keys and values alone. experts=False: without those whose step reads the weights that its rows choose."""
     here = [name for name in zoo_names() if (ZOO / name / "config.json").is_file()]
-    return [name for name in here if states or not zoo_config(name).state_layers]
+    shapes = {name: zoo_config(name) for name in here}
+    return [
+        name
+        for name, shape in shapes.items()
+        if (states or not shape.state_layers) and (experts or shape.experts is None)
+    ]
 
 
 def zoo_config(name: str) -> ModelConfig:
@@ -178,8 +182,7 @@ def _from_hub(name: str, patterns: list[str]) -> Path:
 def _random(
     name: str, config: ModelConfig, tokenizer: Tokenizer | None, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Decoder:
-    if config.runnable:
-        check_fits(name, config, dtype, device)
+    check_fits(name, config, dtype, device)
     model = hollow_decoder(config, name=name, tokenizer=tokenizer)
     return fill(model, random_tensors(model, dtype, device, seed), device)
 
@@ -211,14 +214,31 @@ def _from_folder(
     if weights == "random":
         return _random(name, config, tokenizer, dtype or torch.bfloat16, device, seed)
     model = hollow_decoder(config, name=name, tokenizer=tokenizer)
-    files = _weight_files(folder)
-    plan = stored_tensors(config, {n: tuple(p.shape) for n, p in model.named_parameters()})
+    with _opened(folder, model) as (plan, stored, own):
+        check_fits(name, config, dtype or own, device)
+        return fill(model, _read_tensors(plan, stored, dtype or own, device), device)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, model: Decoder) -> Iterator[tuple[list[StoredTensor], dict[str, Any], torch.dtype]]:
+    """The checkpoint of a (hollow) model, its headers checked: what to read, where it lies, and its type."""
+    plan = stored_tensors(model.config, {n: tuple(p.shape) for n, p in model.named_parameters()})
     with contextlib.ExitStack() as stack:
-        stored = _open_all(stack, folder, files)
-        _check_tensors(folder, config, plan, stored)
-        found = _STORED_FLOATS[stored[plan[0].name][0].get_slice(stored[plan[0].name][1]).get_dtype()]
-        check_fits(name, config, dtype or found, device)
-        return fill(model, _read_tensors(plan, stored, dtype or found, device), device)
+        stored = _open_all(stack, folder, _weight_files(folder))
+        _check_tensors(folder, model.config, plan, stored)
+        opened, key = stored[plan[0].name]
+        yield plan, stored, _STORED_FLOATS[opened.get_slice(key).get_dtype()]
+
+
+def stored_parameters(
+    folder: str | os.PathLike[str], dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of every parameter of the checkpoint in a folder, one after the other: whoever keeps parts of them
+    never holds more than one whole. dtype: default as stored. Raises WorkbenchError as `load` does."""
+    folder = check_path("folder", folder)
+    model = hollow_decoder(read_config(folder), name=folder.name)
+    with _opened(folder, model) as (plan, stored, own):
+        yield from _read_tensors(plan, stored, dtype or own, torch.device("cpu"))
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -284,6 +304,12 @@ def _check_tensors(folder: Path, config: ModelConfig, plan: list[StoredTensor], 
     """Every tensor there, none too many, each with its shape and a floating type. Reads headers only."""
     for tensor in plan:
         if tensor.name not in stored:
+            if config.experts is not None and (joined := joined_experts(stored)):
+                raise WorkbenchError(
+                    f"{folder}: {joined!r} holds all experts of a layer in one tensor, as transformers does in memory;"
+                    " here each has its own, as published checkpoints have them: save_pretrained writes them so by"
+                    " default"
+                )
             raise WorkbenchError(f"{folder}: tensor {tensor.name!r} is missing; expected shape {list(tensor.shape)}")
         opened, key = stored[tensor.name]
         found = opened.get_slice(key)
@@ -296,7 +322,8 @@ def _check_tensors(folder: Path, config: ModelConfig, plan: list[StoredTensor], 
             raise WorkbenchError(
                 f"{folder}: tensor {key!r} has type {found.get_dtype()}; supported: {', '.join(_STORED_FLOATS)}"
             )
-    extra = sorted(stored.keys() - {t.name for t in plan})
+    behind = read_json_object(folder / "config.json").get("num_nextn_predict_layers")
+    extra = sorted(n for n in stored.keys() - {t.name for t in plan} if not is_predicting(config, n, behind))
     if config.tie_embeddings and "lm_head.weight" in extra:
         both = (stored[plan[0].name], stored["lm_head.weight"])
         embed, head = (opened.get_tensor(key) for opened, key in both)

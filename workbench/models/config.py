@@ -25,7 +25,13 @@ from workbench.models.state_shape import (
 )
 
 STATE_FAMILIES = ("mamba", "mamba2", "jamba", "qwen3_5_text")  # with layers that keep a state
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "deepseek_v2", "deepseek_v3", *STATE_FAMILIES)
+EXPERT_FAMILIES = ("mixtral", "qwen3_moe")  # with experts in every layer; deepseek_v2 and _v3 may have them
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt2", "deepseek_v2", "deepseek_v3"),
+    *EXPERT_FAMILIES,
+    *STATE_FAMILIES,
+)
+SCORINGS = ("softmax", "sigmoid")
 ACTIVATIONS = ("silu", "gelu_tanh")
 _ABOVE = {"norm_eps": 0, "rope_theta": 1, "local_rope_theta": 1, "embedding_scale": 0, "query_pre_attn_scalar": 0}
 
@@ -150,14 +156,51 @@ class LatentAttentionShape:
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """A mixture of experts in place of the feed-forward (DeepSeekMoE, arXiv 2401.06066)."""
+    """A mixture of experts in place of the feed-forward (DeepSeekMoE, arXiv 2401.06066); see `models.experts`."""
 
-    num_experts: int
-    experts_per_token: int
-    shared_experts: int
-    intermediate_size: int
+    num_experts: int  # E
+    experts_per_token: int  # k
+    shared_experts: int  # through which every token goes; together one feed-forward of so many times the width
+    intermediate_size: int  # F of one expert
     dense_layers: int  # the first layers keep an ordinary feed-forward
-    router_bias: bool = False
+    router_bias: bool = False  # added to the scores when experts are chosen, and not to their weights
+    scoring: str = "softmax"  # or "sigmoid"
+    normalize: bool = True  # the weights of a token's experts sum to `scaling`
+    scaling: float = 1.0
+    num_groups: int = 1  # of neighbouring experts
+    groups_per_token: int = 1  # from which a token's experts come
+
+    def check(self, num_layers: int) -> None:
+        """Raise WorkbenchError for numbers that do not fit together."""
+        for field, least in (
+            *(("num_experts", 1), ("experts_per_token", 1), ("shared_experts", 0), ("intermediate_size", 1)),
+            *(("dense_layers", 0), ("num_groups", 1), ("groups_per_token", 1)),
+        ):
+            value = getattr(self, field)
+            if not is_whole(value) or value < least:
+                raise WorkbenchError(f"experts.{field} must be a whole number of at least {least}, got {value!r:.80}")
+        if self.scoring not in SCORINGS:
+            raise unknown("scoring of experts", self.scoring, SCORINGS)
+        if not _is_number(self.scaling) or self.scaling <= 0:
+            raise WorkbenchError(f"experts.scaling must be a number above 0, got {self.scaling!r:.80}")
+        if self.dense_layers >= num_layers:
+            raise WorkbenchError(
+                f"experts.dense_layers {self.dense_layers} leaves none of {num_layers} layers with experts; take a "
+                "shape without experts"
+            )
+        if self.num_experts % self.num_groups or self.groups_per_token > self.num_groups:
+            raise WorkbenchError(
+                f"experts: {self.groups_per_token} of {self.num_groups} groups of {self.num_experts} experts; groups "
+                "divide the experts, and a token takes no more of them than there are"
+            )
+        group = self.num_experts // self.num_groups
+        if self.experts_per_token > self.groups_per_token * group:
+            raise WorkbenchError(
+                f"experts.experts_per_token {self.experts_per_token} is more than the {self.groups_per_token * group} "
+                "experts that a token can choose from"
+            )
+        if self.scoring == "sigmoid" and self.groups_per_token < self.num_groups and group < 2:
+            raise WorkbenchError("experts: groups are scored by their two best experts, and these have one each")
 
 
 @dataclass(frozen=True)
@@ -229,7 +272,18 @@ class ModelConfig:
         self._check_kv_sources()
         if self.latent_attention is not None:
             self._check_latent_attention()
+        self._check_experts()
         self._check_mixers()
+
+    def _check_experts(self) -> None:
+        if self.experts is not None:
+            self.experts.check(self.num_layers)
+            if self.mlp_bias or self.activation != "silu" or self.post_norms or self.is_gpt2:
+                raise WorkbenchError(
+                    "experts are feed-forwards without biases, gated by silu, in a block without norms behind it"
+                )
+        elif self.family in EXPERT_FAMILIES:
+            raise WorkbenchError(f"a {self.family} has experts; this shape names none")
 
     def _check_numbers(self) -> None:
         for field, least in _ABOVE.items():
@@ -370,9 +424,19 @@ class ModelConfig:
         return not self.is_gpt2 and self.rotary_dim != 0 and self.has_attention
 
     @property
-    def runnable(self) -> bool:
-        """False for shapes that only the calculators know (mixtures of experts)."""
-        return self.experts is None
+    def experts_shape(self) -> ExpertsShape:
+        """`experts` of a model that has them (asserted)."""
+        assert self.experts is not None, "a model without experts"
+        return self.experts
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer's feed-forward is a mixture of experts."""
+        return self.experts is not None and layer >= self.experts.dense_layers
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """The layers with experts, ascending."""
+        return tuple(layer for layer in range(self.num_layers) if self.has_experts(layer))
 
     # -- attention, layer by layer -------------------------------------------------------------------
 
@@ -520,8 +584,8 @@ class ModelConfig:
 
     def _mlp_parameters(self, layer: int, active_only: bool) -> int:
         d = self.hidden_size
-        if self.experts is not None and layer >= self.experts.dense_layers:
-            e = self.experts
+        if self.has_experts(layer):
+            e = self.experts_shape
             routed = e.experts_per_token if active_only else e.num_experts
             router = d * e.num_experts + (e.num_experts if e.router_bias else 0)
             return router + (routed + e.shared_experts) * 3 * d * e.intermediate_size

@@ -17,6 +17,7 @@ from torch import nn
 from workbench.errors import WorkbenchError
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
+from workbench.models.experts import MixtureOfExperts
 from workbench.models.latent import UpProjections
 from workbench.models.layers import GELUMLP, GeGLU, RMSNorm, Rotary, SwiGLU, ZeroCenteredRMSNorm, rotate
 from workbench.models.mixers import make_mixer
@@ -99,7 +100,9 @@ def make_rms_norm(config: ModelConfig, size: int) -> RMSNorm | ZeroCenteredRMSNo
     return (ZeroCenteredRMSNorm if config.zero_centered_norms else RMSNorm)(size, config.norm_eps)
 
 
-def make_mlp(config: ModelConfig) -> GELUMLP | SwiGLU:
+def make_mlp(config: ModelConfig, layer: int) -> GELUMLP | SwiGLU | MixtureOfExperts:
+    if config.has_experts(layer):
+        return MixtureOfExperts(config)
     if config.is_gpt2:
         return GELUMLP(config)
     return (GeGLU if config.activation == "gelu_tanh" else SwiGLU)(config)
@@ -198,7 +201,7 @@ class DecoderLayer(nn.Module):
         self.attention_norm = make_norm(config)
         self.attention = Attention(config, layer) if config.latent_attention is None else LatentAttention(config)
         self.mlp_norm = make_norm(config)
-        self.mlp = make_mlp(config)
+        self.mlp = make_mlp(config, layer)
         self.attention_post_norm = make_norm(config) if config.post_norms else nn.Identity()
         self.mlp_post_norm = make_norm(config) if config.post_norms else nn.Identity()
 
@@ -220,7 +223,7 @@ class StateLayer(nn.Module):
         self.feeds = config.intermediate_size > 0
         if self.feeds:
             self.mlp_norm = make_norm(config)
-            self.mlp = make_mlp(config)
+            self.mlp = make_mlp(config, layer)
 
     def forward(self, x: torch.Tensor, turn: Turn, layer: int, batch: Batch, kv: Attends) -> torch.Tensor:
         x = x + cast("Advances", kv).advance(layer, self.mixer, self.mixer_norm(x), batch)
@@ -240,11 +243,6 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, *, tokenizer: Tokenizer | None = None, name: str = "unnamed") -> None:
         super().__init__()
-        if not config.runnable:
-            raise WorkbenchError(
-                f"{name}: a mixture of experts is known to the calculators only; "
-                "this shape has no runnable model here. Use workbench.models.public_shape(name) for its counts"
-            )
         self.config = config
         self.tokenizer: Any = tokenizer  # a Tokenizer, or None
         self.name = name
@@ -294,11 +292,15 @@ class Decoder(nn.Module):
         if self.config.embedding_scale != 1:
             x = x * self.embedding_scale
         if self.embed_positions is not None:
-            return x + self.embed_positions(batch.positions), (None, None)
+            x = x + self.embed_positions(batch.positions)
+        return x, self.turns_of(batch, x.dtype)
+
+    def turns_of(self, batch: Batch, dtype: torch.dtype) -> Turns:
+        """Of the batch's positions, in `dtype`; None where positions are embedded or there are none."""
         if self.rotary is None:
-            return x, (None, None)
-        local = None if self.local_rotary is None else self.local_rotary(batch.positions, x.dtype)
-        return x, (self.rotary(batch.positions, x.dtype), local)
+            return None, None
+        local = None if self.local_rotary is None else self.local_rotary(batch.positions, dtype)
+        return self.rotary(batch.positions, dtype), local
 
     def run_layer(self, index: int, x: torch.Tensor, turns: Turns, batch: Batch, kv: Attends) -> torch.Tensor:
         """x [N, d] through one layer."""

@@ -20,11 +20,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 
-from workbench.errors import WorkbenchError, check_flag
+from workbench.errors import WorkbenchError, check_flag, unknown
 from workbench.models import fused
 from workbench.models.batch import Batch
 from workbench.models.compiled import CompiledSteps
 from workbench.models.decoder import Attends, Decoder, Turns
+from workbench.models.digest import model_digest
+from workbench.models.experts import MixtureOfExperts, Router
+from workbench.models.fast_experts import EXPERTS, FastExperts
 from workbench.models.fast_layers import (
     FastLatentLayer,
     FastLayer,
@@ -48,6 +51,7 @@ def prepare(
     kernels: str = "auto",
     graphs: bool | str = "auto",
     dependent_launches: bool = False,
+    experts: str = "loop",
 ) -> FastDecoder:
     """The model arranged for inference. `model` stays as it was and may be dropped; weights that need no rearranging
     (embedding, norms, and with plain linears the matrices that stand alone) are shared with it.
@@ -61,7 +65,8 @@ def prepare(
     `Engine` records its decode steps with this model and replays them (workbench.models.graphs): True, False, or
     "auto", on a CUDA device where kernels attend; not with compile. dependent_launches: our kernels begin while the one
     before them ends (`workbench.kernels.launch.dependent_launches`), on a GPU of compute capability 9.0 or newer; off,
-    because nobody has measured yet what it gains.
+    because nobody has measured yet what it gains. experts: how a mixture of experts runs, "loop" or "grouped"
+    (workbench.models.fast_experts), which is not the default for the same reason.
     Raises WorkbenchError for a linear or kernels that this dtype or device does not have.
     """
     if isinstance(model, FastDecoder):
@@ -74,16 +79,44 @@ def prepare(
             "arrange; the model that `load` gives runs as it is"
         )
     check_flag("compile", compile)
+    if compile and model.config.experts is not None:
+        raise WorkbenchError(
+            f"{model.name} has experts, and which of them run is known only when a row is there; prepare it without"
+            " compile"
+        )
     check_flag("dependent_launches", dependent_launches)
     check_graphs(graphs, compiled=compile)
     make, reason = linear_class(linear, model.dtype, model.device), "as asked"
     if linear == "auto":
         make, reason = chosen_linear(model.dtype, model.device)
-    made = FastDecoder(model, make, compile_steps=compile, kernels=kernels)
+    made = FastDecoder(model, make, compile_steps=compile, kernels=kernels, experts=experts_class(model, experts))
     made.linear_reason, made.graphs = reason, graphs
     if dependent_launches:
         made.launch_dependents()
     return made
+
+
+def experts_class(model: Decoder, name: str) -> type[FastExperts]:
+    """Raises WorkbenchError for an unknown name, and where the kernel cannot run this model's experts."""
+    if not isinstance(name, str) or name not in EXPERTS:
+        raise unknown("way to run experts", name, EXPERTS)
+    if name == "grouped" and (reason := _why_not_grouped(model)):
+        raise WorkbenchError(f'experts="grouped" cannot run {model.name}: {reason}; use "loop"')
+    return EXPERTS[name]
+
+
+def _why_not_grouped(model: Decoder) -> str:
+    from workbench.kernels.grouped_matmul import MAX_EXPERTS
+
+    shape = model.config.experts
+    if shape is None:
+        return "it has none"
+    if shape.num_experts > MAX_EXPERTS:
+        return f"a layer has {shape.num_experts:,}, the kernel takes up to {MAX_EXPERTS:,}"
+    mixtures = (layer.mlp for layer in model.layers if isinstance(layer.mlp, MixtureOfExperts))
+    if any(hasattr(part, "for_inference") for one in mixtures for part in one.experts.modules()):
+        return "its experts are quantized, and the kernel reads weights as they are"
+    return fused.why_not_here(model)
 
 
 class FastDecoder:
@@ -96,9 +129,17 @@ class FastDecoder:
     why the matrices are held as they are (`forms`).
     """
 
-    def __init__(self, model: Decoder, make: MakeLinear, *, compile_steps: bool = False, kernels: str = "auto") -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        make: MakeLinear,
+        *,
+        compile_steps: bool = False,
+        kernels: str = "auto",
+        experts: type[FastExperts] = FastExperts,
+    ) -> None:
         self.config, self.tokenizer, self.name = model.config, model.tokenizer, model.name
-        self.device, self.dtype = model.device, model.dtype
+        self.device, self.dtype, self.digest = model.device, model.dtype, model_digest(model)
         self.compiled = compile_steps
         self.graphs: bool | str = "auto"  # see `prepare`
         self.linear_reason = ""
@@ -118,7 +159,7 @@ class FastDecoder:
             self._local_table = None if model.local_rotary is None else table(model, local=True)
             self._embedding_scale = model.embedding_scale
             self._norm = norm(model.norm, self._wide)
-            self._layers = fast_layers(model, make, norm, self._wide, kinds)
+            self._layers = fast_layers(model, make, norm, self._wide, kinds, experts)
             self._head = make(model.head.weight.detach(), None)
             self._steps = self._compiled(model) if compile_steps else None
         self._launching: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -198,8 +239,15 @@ class FastDecoder:
         return self._parameters
 
     @property
+    def routers(self) -> dict[int, Router]:
+        """{layer: its router}; {} without experts."""
+        every = ((index, layer.experts) for index, layer in enumerate(self._layers))
+        return {index: experts.router for index, experts in every if experts is not None}
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a step with logits reads: every matrix once, whatever N is."""
+        """Bytes of weights that a step with logits reads: every matrix once, whatever N is. Of experts all, which a
+        step of many rows reads; few rows read fewer (`models.experts.expected_different`)."""
         return sum(layer.weight_bytes for layer in self._layers) + self._head.weight_bytes
 
     @property

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Decoder, DecoderLayer, Shaped, Turns
+from workbench.models.experts import MixtureOfExperts
+from workbench.models.fast_experts import FastExperts
 from workbench.models.latent import UpProjections
 from workbench.models.layers import RMSNorm, ZeroCenteredRMSNorm, rotary_frequencies
-from workbench.models.linear import Linear, Matvec, SideBySide
+from workbench.models.linear import Join, Linear, Matvec, SideBySide
 
 MakeLinear = Callable[..., Linear]
-Join = Callable[..., Linear]  # of modules: one Linear with the outputs of all
 MakeNorm = Callable[[Any, torch.dtype], Callable[..., torch.Tensor]]
 Residual = Any  # x [N, d]; of a FusedLayer a Stream
 Projected = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # q, k, v
@@ -33,7 +34,15 @@ class FastLayer:
     """
 
     def __init__(
-        self, layer: DecoderLayer, join: Join, norm: MakeNorm, stream: torch.dtype, config: ModelConfig, *, local: bool
+        self,
+        layer: DecoderLayer,
+        join: Join,
+        norm: MakeNorm,
+        stream: torch.dtype,
+        config: ModelConfig,
+        *,
+        local: bool,
+        experts: type[FastExperts] = FastExperts,
     ) -> None:
         a, mlp = layer.attention, layer.mlp
         self.local = local  # which of the turns is this layer's
@@ -46,6 +55,10 @@ class FastLayer:
         self._prepare_attention(a, join, norm, config)
         self.attention_norm, self.mlp_norm = norm(layer.attention_norm, stream), norm(layer.mlp_norm, stream)
         self.o = join(a.o)
+        self.experts: FastExperts | None = None
+        if isinstance(mlp, MixtureOfExperts):
+            self.experts = experts(mlp, join)
+            return
         self.gated = hasattr(mlp, "gate")
         self.up = join(mlp.gate, mlp.up) if self.gated else join(mlp.up)
         self.down = join(mlp.down)
@@ -86,22 +99,37 @@ class FastLayer:
         if self.post_norms is not None:
             added = self.post_norms[0](added)
         x = x.add_(added)  # in place: nobody else holds the residual stream
-        wide = self.up(self.mlp_norm(x))
+        added = self._fed(self.mlp_norm(x))
+        return x.add_(added if self.post_norms is None else self.post_norms[1](added))
+
+    def _fed(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, d], normed, through the feed-forward: [N, d]."""
+        if self.experts is not None:
+            return self.experts(x)
+        wide = self.up(x)
         if self.gated:
             gate, up = wide.chunk(2, dim=-1)
             wide = self.activation(gate).mul_(up)
         else:
             wide = gelu_tanh(wide)
-        added = self.down(wide)
-        return x.add_(added if self.post_norms is None else self.post_norms[1](added))
+        return self.down(wide)
 
     @property
     def linears(self) -> dict[str, Linear]:
-        return {"qkv": self.qkv, "o": self.o, "up": self.up, "down": self.down}
+        return self._own_linears if self.experts is None else {**self._own_linears, **self.experts.linears}
+
+    @property
+    def _own_linears(self) -> dict[str, Linear]:
+        return {"qkv": self.qkv, "o": self.o, **self._fed_linears}
+
+    @property
+    def _fed_linears(self) -> dict[str, Linear]:
+        return {"up": self.up, "down": self.down} if self.experts is None else {}
 
     @property
     def weight_bytes(self) -> int:
-        return sum(linear.weight_bytes for linear in self.linears.values())
+        of_experts = 0 if self.experts is None else self.experts.weight_bytes
+        return of_experts + sum(linear.weight_bytes for linear in self._own_linears.values())
 
 
 class FastLatentLayer(FastLayer):
@@ -136,9 +164,9 @@ class FastLatentLayer(FastLayer):
         return q, torch.cat((self.kv_norm(latent)[:, None], rotary[:, -1:]), dim=-1), None
 
     @property
-    def linears(self) -> dict[str, Linear]:
+    def _own_linears(self) -> dict[str, Linear]:
         through = {} if self.q_up is None else {"q_up": self.q_up}
-        return {"down_x": self.down_x, **through, "o": self.o, "up": self.up, "down": self.down}
+        return {"down_x": self.down_x, **through, "o": self.o, **self._fed_linears}
 
     @property
     def weight_bytes(self) -> int:
@@ -152,12 +180,13 @@ def fast_layers(
     norm: MakeNorm,
     stream: torch.dtype,
     kinds: tuple[type[FastLayer], type[FastLayer]] = (FastLayer, FastLatentLayer),
+    experts: type[FastExperts] = FastExperts,
 ) -> list[FastLayer]:
     """kinds: of a layer as most are, and of one with latent attention."""
     config, join = model.config, functools.partial(joined, make, model.dtype)
     kind = kinds[config.latent_attention is not None]
     return [
-        kind(layer, join, norm, stream, config, local=config.turns_locally(index))
+        kind(layer, join, norm, stream, config, local=config.turns_locally(index), experts=experts)
         for index, layer in enumerate(model.layers)
     ]
 

@@ -28,8 +28,8 @@ from workbench.errors import WorkbenchError, unknown
 from workbench.models.batch import Batch
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Attends, Decoder, Turns
-from workbench.models.fast_layers import FastLatentLayer, FastLayer, Join, MakeNorm, Projected, RotaryTable, norm_weight
-from workbench.models.linear import Linear, TritonMatvec
+from workbench.models.fast_layers import FastLatentLayer, FastLayer, MakeNorm, Projected, RotaryTable, norm_weight
+from workbench.models.linear import Join, Linear, TritonMatvec
 
 KINDS = ("torch", "triton")
 
@@ -88,6 +88,8 @@ def why_not_shape(config: ModelConfig) -> str:
 
     if config.is_gpt2:
         return "GPT-2's block has LayerNorm and one matrix before its GELU; the kernels are for RMSNorm and gates"
+    if config.experts is not None:
+        return "a layer with experts sorts its rows by expert first; the kernels are for one feed-forward of all rows"
     if config.rotary_head_dim > LARGEST_HEAD:
         return f"heads turn {config.rotary_head_dim} values; the kernel has up to {LARGEST_HEAD}"
     return ""

@@ -168,8 +168,12 @@ def why_no_graphs(graphs: bool | str, model: Shaped) -> str:
     check_graphs(graphs, compiled=compiled)
     if graphs is False:
         return "graphs=False"
+    reason = ""
     if model.config.state_layers:
         reason = "layers that keep a state read and write other cells in every step, which is not recorded"
+    elif model.config.experts is not None:
+        reason = "layers with experts, which start other products in every step; only the same step can be recorded"
+    if reason:
         if graphs is True:
             raise WorkbenchError(f"graphs=True, and {model.name} has {reason}; take graphs='auto' or False")
         return reason

@@ -44,9 +44,10 @@ class ZeroCenteredRMSNorm(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) · up(x)): three matrices (Shazeer, arXiv 2002.05202)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, width: int | None = None) -> None:
+        """width: F, where it is not the config's own."""
         super().__init__()
-        d, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        d, wide, bias = config.hidden_size, width or config.intermediate_size, config.mlp_bias
         self.gate = nn.Linear(d, wide, bias=bias)
         self.up = nn.Linear(d, wide, bias=bias)
         self.down = nn.Linear(wide, d, bias=bias)

@@ -22,6 +22,7 @@ from workbench.models.config import (
     Scaling,
     YarnScaling,
 )
+from workbench.models.expert_layout import EXPERT_ARCHITECTURES, experts_from_hf, experts_to_hf, published_code
 from workbench.models.layout_values import block_to_hf, divide, few, need, only
 from workbench.models.state_layout import STATE_ARCHITECTURES, STATE_READERS, STATE_WRITERS
 
@@ -36,19 +37,22 @@ ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    **EXPERT_ARCHITECTURES,
     **STATE_ARCHITECTURES,
 }
 # What transformers takes for a key that config.json leaves out.
 _CONTEXT = {
     "llama": 2048,
     "mistral": 131_072,
+    "mixtral": 131_072,
     "qwen2": 32_768,
     "qwen3": 32_768,
+    "qwen3_moe": 32_768,
     "gemma3_text": 131_072,
     "deepseek_v2": 2048,
     "deepseek_v3": 4096,
 }
-_DENSE_LAYERS = {"deepseek_v2": 0, "deepseek_v3": 3}
+_KV_HEADS = {"mistral": 8, "mixtral": 8, "qwen3_moe": 4}  # where the key is left out
 _MAX_LAYERS, _MAX_SIZE, _MAX_PARAMETERS = 10_000, 2**40, 10**15  # beyond these a file is nonsense
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh")
@@ -103,16 +107,17 @@ def _hf_config(family: object, values: dict[str, Any], eos: Any) -> ModelConfig:
         )
     if not isinstance(family, str) or family not in ARCHITECTURES:
         raise unknown("model_type", family, (*ARCHITECTURES, WORKBENCH))
-    if family in _DENSE_LAYERS:
-        _refuse_experts(family, values)
-    for key in ("quantization_config", "auto_map"):
-        only(values, key, (None,), "quantized weights" if key[0] == "q" else "the checkpoint's own code")
+    only(values, "quantization_config", (None,), "quantized weights")
+    if not published_code(family, values.get("auto_map")):
+        only(values, "auto_map", (None,), "the checkpoint's own code")
     read = _READERS.get(family, _llama_values)
+    block = read(family, values)
     return ModelConfig(
         family=family,
         bos_token_id=values.get("bos_token_id"),
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
-        **read(family, values),
+        **block,
+        **experts_from_hf(family, values, block["num_layers"]),
     )
 
 
@@ -126,15 +131,6 @@ def _workbench_config(values: dict[str, Any], eos: object) -> ModelConfig:
     if eos is not None:
         shape = shape | {"eos_token_ids": eos if isinstance(eos, list) else [eos]}
     return ModelConfig.from_dict(shape)
-
-
-def _refuse_experts(family: str, values: dict[str, Any]) -> None:
-    dense, layers = values.get("first_k_dense_replace", _DENSE_LAYERS[family]), _num_layers(values)
-    if not isinstance(dense, int) or dense < layers:
-        raise WorkbenchError(
-            f"model_type {family!r} with first_k_dense_replace = {dense!r} of {layers} layers: a mixture of experts is "
-            "known to the calculators only; public_shape('deepseek-v3') gives its counts"
-        )
 
 
 def _gpt2_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -162,15 +158,17 @@ def _gpt2_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _llama_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
     only(values, "hidden_act", ("silu",), "another activation", default="silu")
-    if family in ("mistral", "qwen2"):  # transformers ignores the key there: the file means something else
+    if family in ("mistral", "mixtral", "qwen2"):  # transformers ignores the key there: the file means something else
         only(values, "attention_bias", (False, None), f"biases that {family} does not have")
     if family != "llama":
         only(values, "mlp_bias", (False, None), f"biases that {family} does not have")
-    kv_heads = values.get("num_key_value_heads", 8 if family == "mistral" else None)
+    kv_heads = values.get("num_key_value_heads", _KV_HEADS.get(family))
     head_dim = values.get("head_dim", 128 if family == "qwen3" else None)
     bias = bool(values.get("attention_bias", False))
     block = _block_values(family, values)
     window, global_layers = _windows(family, values)
+    if family == "mixtral":
+        values = {"rope_theta": 1e6, **values}  # what transformers takes where there is none
     return block | {
         "num_kv_heads": block["num_heads"] if kv_heads is None else kv_heads,
         "head_dim": divide(block["hidden_size"], block["num_heads"]) if head_dim is None else head_dim,
@@ -178,7 +176,7 @@ def _llama_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
         "qkv_bias": bias or family == "qwen2",
         "attention_output_bias": bias,
         "mlp_bias": bool(values.get("mlp_bias", False)),
-        "qk_norm": family == "qwen3",
+        "qk_norm": family in ("qwen3", "qwen3_moe"),
         "tie_embeddings": bool(values.get("tie_word_embeddings", False)),
         "sliding_window": window,
         "global_layers": global_layers,
@@ -215,7 +213,7 @@ def _gemma_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deepseek_values(family: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Latent attention and a dense feed-forward in every layer (see `_refuse_experts`)."""
+    """Latent attention."""
     only(values, "hidden_act", ("silu",), "another activation", default="silu")
     only(values, "attention_bias", (False, None), "biases in latent attention")
     if family == "deepseek_v3":
@@ -375,7 +373,11 @@ def _windows(family: str, values: dict[str, Any]) -> tuple[int | None, tuple[int
         first = need({"max_window_layers": 28, **values}, "max_window_layers")
         default = [_SLIDING if window is not None and i >= first else _FULL for i in range(layers)]
     else:  # transformers gives all layers the same and does not read layer_types
-        if family == "mistral":
+        if family == "mixtral":
+            window = values.get("sliding_window")
+        elif family == "qwen3_moe" and not values.get("use_sliding_window"):
+            window = None
+        elif family == "mistral":
             window = values.get("sliding_window", 4096)
         else:
             only(values, "sliding_window", (None,), f"a window, which transformers leaves out of {family}")
@@ -412,14 +414,13 @@ def config_to_hf(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
 
     Raises WorkbenchError for a shape that the family it goes by cannot say and another one can.
     """
-    if config.experts is not None:
-        raise WorkbenchError(
-            f"a mixture of experts ({config.family}) is known to the calculators only and cannot be saved"
-        )
     values, lost = _in_family(config, dtype)
     if not lost:
         return values
-    others = (dataclasses.replace(config, family=f) for f in ARCHITECTURES if (f == "gpt2") == config.is_gpt2)
+    families = [f for f in ARCHITECTURES if (f == "gpt2") == config.is_gpt2]
+    if config.experts is None:
+        families = [f for f in families if f not in EXPERT_ARCHITECTURES]
+    others = (dataclasses.replace(config, family=f) for f in families)
     for other in others:
         if not _in_family(other, dtype)[1]:
             raise WorkbenchError(
@@ -447,6 +448,7 @@ def _in_family(config: ModelConfig, dtype: torch.dtype) -> tuple[dict[str, Any],
         **generation_to_hf(config),
         "tie_word_embeddings": config.tie_embeddings,
         **block,
+        **experts_to_hf(config),
     }
     try:
         back = config_from_hf(values)
@@ -486,11 +488,11 @@ def _llama_to_hf(config: ModelConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "rope_parameters": _rope_to_hf(config.rope_theta, config.rope_scaling),
     }
-    if config.family in ("llama", "qwen3"):
+    if config.family in ("llama", "qwen3", "qwen3_moe"):
         values["attention_bias"] = config.attention_output_bias
     if config.family == "llama":
         values["mlp_bias"] = config.mlp_bias
-    if config.family == "mistral":
+    if config.family in ("mistral", "mixtral"):
         values["sliding_window"] = config.sliding_window
     if config.family in ("qwen2", "qwen3") and config.sliding_window is not None:
         kinds = _layer_types(config)
@@ -530,7 +532,6 @@ def _deepseek_to_hf(config: ModelConfig) -> dict[str, Any]:
         "qk_rope_head_dim": latent.rotary_head_dim,
         "qk_nope_head_dim": latent.content_head_dim,
         "v_head_dim": latent.value_head_dim,
-        "first_k_dense_replace": config.num_layers,
         "hidden_act": "silu",
         "attention_bias": False,
         "rope_parameters": _rope_to_hf(config.rope_theta, config.rope_scaling),

@@ -32,6 +32,9 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
+Join = Callable[..., Linear]  # of modules: one Linear with the outputs of all
+
+
 class Plain:
     """The weight as it is, [out, in], through `F.linear`."""
 

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.models.config import LatentAttentionShape, ModelConfig
+from workbench.models.config import ExpertsShape, LatentAttentionShape, ModelConfig
 from workbench.models.state_shape import StateShape
 
 TOKENIZER_NAME = "stdlib-tokenizer"
@@ -47,6 +47,34 @@ class Recipe:
     def digest(self) -> str:
         """Changes with anything that changes the run."""
         return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class ExpertsRecipe(Recipe):
+    """A run with a second loss that keeps the load of the experts even (`experts.load_balancing_loss`)."""
+
+    balance: float = 0.01  # its weight (Switch Transformer, arXiv 2101.03961, §2.2)
+
+
+def _experts_config(wide: int, experts: ExpertsShape | None = None) -> ModelConfig:
+    """One of the pair of lab 13. A token goes through two experts of F = 48, or through one feed-forward of F = 96."""
+    return ModelConfig(
+        family="qwen3" if experts is None else "qwen3_moe",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=96,
+        num_layers=4,
+        num_heads=3,
+        num_kv_heads=1,
+        head_dim=32,
+        intermediate_size=wide,
+        context_length=1024,
+        norm_eps=1e-6,
+        qk_norm=True,
+        tie_embeddings=True,
+        bos_token_id=0,
+        eos_token_ids=(0,),
+        experts=experts,
+    )
 
 
 def _stdlib_config(hidden: int, layers: int, heads: int, kv_heads: int, wide: int) -> ModelConfig:
@@ -141,6 +169,9 @@ STATE_VARIANTS: dict[str, ModelConfig] = {  # values of state a sequence has, an
     "stdlib-3m-jamba4": _state_variant(200, _JAMBA4, **_MAMBA2),  # 130,944 and 640
 }
 
+EXPERTS = _experts_config(96, ExpertsShape(8, 2, shared_experts=0, intermediate_size=48, dense_layers=0))
+_EXPERTS_RUN: dict[str, Any] = {"sequences_per_step": 2, "peak_learning_rate": 4e-3}
+
 # Recipes whose weights are not among the shipped ones: `workbench train NAME` makes them.
 NOT_SHIPPED = frozenset(f"stdlib-3m-{name}" for name in ("linear", "jamba8"))
 
@@ -165,5 +196,7 @@ RECIPES: dict[str, Recipe] = {
             Recipe(name, "state variant", config, steps=900, sequences_per_step=2, peak_learning_rate=2.5e-3)
             for name, config in STATE_VARIANTS.items()
         ),
+        ExpertsRecipe("stdlib-1m-experts", "experts", EXPERTS, steps=3000, **_EXPERTS_RUN),
+        Recipe("stdlib-1m-dense", "dense twin", _experts_config(96), steps=3000, **_EXPERTS_RUN),
     )
 }

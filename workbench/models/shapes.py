@@ -206,7 +206,7 @@ PUBLIC_SHAPES: dict[str, ModelConfig] = {
         27,
         16,
         10_944,
-        ExpertsShape(64, 6, shared_experts=2, intermediate_size=1408, dense_layers=1),
+        ExpertsShape(64, 6, shared_experts=2, intermediate_size=1408, dense_layers=1, normalize=False),
         query_rank=None,
         mscale=0.707,
         **_DEEPSEEK_V2,
@@ -217,7 +217,17 @@ PUBLIC_SHAPES: dict[str, ModelConfig] = {
         60,
         128,
         12_288,
-        ExpertsShape(160, 6, shared_experts=2, intermediate_size=1536, dense_layers=1),
+        ExpertsShape(
+            160,
+            6,
+            shared_experts=2,
+            intermediate_size=1536,
+            dense_layers=1,
+            normalize=False,
+            scaling=16.0,
+            num_groups=8,
+            groups_per_token=3,
+        ),
         query_rank=1536,
         mscale=0.707,
         **_DEEPSEEK_V2,
@@ -229,7 +239,18 @@ PUBLIC_SHAPES: dict[str, ModelConfig] = {
         61,
         128,
         18_432,
-        ExpertsShape(256, 8, shared_experts=1, intermediate_size=2048, dense_layers=3, router_bias=True),
+        ExpertsShape(
+            256,
+            8,
+            shared_experts=1,
+            intermediate_size=2048,
+            dense_layers=3,
+            router_bias=True,
+            scoring="sigmoid",
+            scaling=2.5,
+            num_groups=8,
+            groups_per_token=4,
+        ),
         query_rank=1536,
         mscale=1.0,
         vocab_size=129_280,
@@ -270,9 +291,11 @@ HUB_IDS: dict[str, str] = {
 }
 
 
-# Nobody's model: the size of GPT-2 with Llama's block, for timing. Its weights are far beyond a CPU's cache.
+# Nobody's models, for timing: the size of GPT-2 with Llama's block, and nearly the same with almost all of it in its
+# layers. Their weights are far beyond a CPU's cache.
 TIMING_SHAPES: dict[str, ModelConfig] = {
-    "random-110m": _llama(768, 12, 12, 12, 2048, vocab_size=32_000, context_length=2048, **_TIED)
+    "random-110m": _llama(768, 12, 12, 12, 2048, vocab_size=32_000, context_length=2048, **_TIED),
+    "random-116m": _llama(768, 16, 12, 12, 2048, vocab_size=4096, context_length=2048, **_TIED),
 }
 
 

@@ -6,6 +6,7 @@ DeepSeek  kv_b_proj: key and value of each head        attention.k_up: all keys;
           rotary rows as neighbours, 0 1 2 3 …         as halves, 0 2 4 … 1 3 5 …
 Gemma 3   post_attention_layernorm                     attention_post_norm (elsewhere it is mlp_norm)
 Qwen3.5   q_proj: query and gate of each head          attention.q: all queries; .gate: all gates
+experts   see expert_layout
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 import torch
 
 from workbench.models.config import ModelConfig
+from workbench.models.expert_layout import expert_modules
 from workbench.models.state_shape import ATTENTION
 
 
@@ -180,7 +182,7 @@ def _layer(config: ModelConfig, index: int, shapes: dict[str, tuple[int, ...]]) 
         **(_FOUR_NORMS if config.post_norms else _NORMS),
         **attention,
         "self_attn.gate": ("attention.gate",),
-        **_MLP,
+        **(expert_modules(config) if config.has_experts(index) else _MLP),
     }
 
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.files import write_tensors, write_text, writing
+from workbench.files import read_json_object, write_tensors, write_text, writing
 from workbench.models.assembly import BACK, mixer_initial_value
 from workbench.models.attention import causal_mask
 from workbench.models.autocast import precision_words, training_products
@@ -33,10 +33,11 @@ from workbench.models.checkpoints import load, save_checkpoint, shipped_tokenize
 from workbench.models.config import ModelConfig
 from workbench.models.corpus import held_out_files, token_stream, training_files
 from workbench.models.decoder import Decoder
+from workbench.models.experts import routing, tokens_per_expert, watching
 from workbench.models.latent import UpProjections
 from workbench.models.mixers.contract import StateMixer
 from workbench.models.muon import Muon
-from workbench.models.recipes import RECIPES, TOKENIZER_NAME, VOCAB_SIZE, Recipe
+from workbench.models.recipes import RECIPES, TOKENIZER_NAME, VOCAB_SIZE, ExpertsRecipe, Recipe
 from workbench.models.tokenizer import Tokenizer, train_tokenizer
 
 
@@ -243,29 +244,51 @@ def remove_state(folder: Path) -> None:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def load_state(
-    folder: Path, recipe: Recipe, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]
-) -> dict[str, Any] | None:
+FINISHED = ("card.json", "model.safetensors", "heads.safetensors")  # written when a run has ended
+
+
+def begun(folder: Path, recipe: Recipe) -> tuple[Path, dict[str, Any]] | None:
+    """(state, progress) of the unfinished run of this recipe in a folder; None where a new one can begin.
+
+    Raises WorkbenchError for the run of another recipe, for a model that is finished, and for what cannot be read.
+    """
     state = next((p for p in (folder / "state", folder / "state.old") if (p / "progress.json").exists()), None)
     if state is None:
+        if there := [name for name in FINISHED if (folder / name).exists()]:
+            raise WorkbenchError(
+                f"{folder} holds a finished model ({', '.join(there)}), which would be overwritten; choose another"
+                " --out, or delete it to start again"
+            )
         return None
     try:
-        progress = json.loads((state / "progress.json").read_text())
-        if not isinstance(progress, dict) or not {"recipe", "step", "seconds", "losses"} <= progress.keys():
-            raise ValueError("progress.json does not say how far the run was")
-        tensors = load_file(state / "tensors.safetensors", device=str(next(model.parameters()).device))
-        same_run = progress["recipe"] == recipe.digest()
-        if same_run:
-            _restore(tensors, progress["step"], model, optimizers)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        progress = read_json_object(state / "progress.json")
+        if not {"recipe", "step", "seconds", "losses"} <= progress.keys():
+            raise WorkbenchError("progress.json does not say how far the run was")
+    except WorkbenchError as error:
         raise WorkbenchError(
             f"the checkpoint in {state} cannot be read ({error}); delete the folder to start again"
         ) from error
-    if not same_run:
+    if progress["recipe"] != recipe.digest():
         raise WorkbenchError(
             f"{folder} holds a run of another recipe ({progress['recipe']}, this is {recipe.digest()}); "
             "choose another --out, or delete it to start again"
         )
+    return state, progress
+
+
+def load_state(
+    folder: Path, recipe: Recipe, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]
+) -> dict[str, Any] | None:
+    if (run := begun(folder, recipe)) is None:
+        return None
+    state, progress = run
+    try:
+        tensors = load_file(state / "tensors.safetensors", device=str(next(model.parameters()).device))
+        _restore(tensors, progress["step"], model, optimizers)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise WorkbenchError(
+            f"the checkpoint in {state} cannot be read ({error}); delete the folder to start again"
+        ) from error
     return progress
 
 
@@ -307,7 +330,9 @@ def begin_or_resume(
     optimizers: list[torch.optim.Optimizer],
     report: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The progress of a run: of the one in `out`, whose state is put into model and optimizers, or of a new one."""
+    """The progress of a run: of the one in `out`, whose state is put into model and optimizers, or of a new one.
+
+    Raises WorkbenchError as `begun` does."""
     progress = load_state(out, recipe, model, optimizers)
     if progress is None:
         return {"recipe": recipe.digest(), "step": 0, "seconds": 0.0, "losses": []}
@@ -349,7 +374,7 @@ def run_steps(
         save_state(out, model, optimizers, progress)
 
     step = progress["step"]
-    last = min(recipe.steps, stop_at_step or recipe.steps)
+    last = recipe.steps if stop_at_step is None else min(recipe.steps, stop_at_step)
     shown = {"desc": name, "unit": "step", "mininterval": 2.0, "disable": not bar_shown}
     with tqdm(total=recipe.steps, initial=step, **shown) as bar:
         try:
@@ -399,7 +424,8 @@ def train(
     seed: in place of the recipe's own: another initialization and another order of the data.
     stop_at_step: checkpoint and return early there, as an interruption would (the run can be resumed).
     compile_model: torch.compile the forward; faster, and rounding differs a little from the plain run.
-    Raises WorkbenchError for an unknown name and for a folder that holds another recipe's run.
+    Raises WorkbenchError for an unknown name, for a folder that holds another recipe's run, and for experts that are
+    to be compiled.
     """
     if recipe is None:
         if name not in RECIPES:
@@ -407,6 +433,8 @@ def train(
         recipe = RECIPES[name]
     if seed is not None:
         recipe = dataclasses.replace(recipe, seed=seed)
+    if compile_model and recipe.config.experts is not None:
+        raise WorkbenchError(f"{name} has experts, whose products differ in every step; train it without torch.compile")
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer or shipped_tokenizer()
     model = Decoder(recipe.config, tokenizer=tokenizer, name=name)
@@ -419,8 +447,14 @@ def train(
     teacher = load(recipe.teacher, device=device) if recipe.teacher else None
     forward = torch.compile(model) if compile_model else model
 
+    balance = recipe.balance if isinstance(recipe, ExpertsRecipe) else 0.0
+
     def loss_of(step: int) -> torch.Tensor:
-        return next_token_loss(forward, sampler.rows(step).to(device), kv, teacher)
+        if not balance:
+            return next_token_loss(forward, sampler.rows(step).to(device), kv, teacher)
+        with routing(model) as losses:
+            loss = next_token_loss(forward, sampler.rows(step).to(device), kv, teacher)
+        return loss + balance * torch.stack(losses).mean()
 
     step = run_steps(name, out, recipe, model, optimizers, progress, loss_of, stop_at_step, report)
     if step < recipe.steps:
@@ -429,6 +463,8 @@ def train(
     model.to(torch.bfloat16).to(torch.float32)  # judge the weights that ship
     held_out = held_out_loss(model, tokenizer)
     card = model_card(recipe, model, sampler, held_out, progress, device, compile_model)
+    if model.config.experts is not None:
+        card["load"] = held_out_load(model, tokenizer)
     save_checkpoint(model, out, dtype=torch.bfloat16)
     write_text(out / "card.json", json.dumps(card, indent=2) + "\n")
     write_text(out / "README.md", card_text(card))
@@ -488,7 +524,24 @@ def run_facts(recipe: Recipe, sampler: EpochSampler, progress: dict[str, Any], d
     }
 
 
+LOAD_FILES, LOAD_ROWS = 4, 64  # of held-out text, of which the load of the experts is counted
+
+
+@torch.no_grad()
+def held_out_load(model: Decoder, tokenizer: Tokenizer) -> dict[str, list[float]]:
+    """{layer: share of the places that each expert got} on some held-out text; evenly it would be 1/E each."""
+    stream, length = token_stream(held_out_files()[:LOAD_FILES], tokenizer), min(256, model.config.context_length)
+    rows = stream[: len(stream) // length * length].view(-1, length)
+    with watching(model) as seen:
+        model.hidden(rows_batch(rows[:LOAD_ROWS].to(model.device)), TrainingAttention(model.config))
+    experts = model.config.experts_shape.num_experts
+    shares = {layer: tokens_per_expert(chosen[0], experts) / chosen[0].numel() for layer, chosen in seen.items()}
+    return {str(layer): [round(share, 4) for share in of_layer.tolist()] for layer, of_layer in shares.items()}
+
+
 ROLES = {
+    "experts": "a mixture of experts, lab 13",
+    "dense twin": "as many active parameters as the mixture of experts has, lab 13",
     "target": "target of the pair",
     "draft": "draft of the pair",
     "variant": "one of six that differ in what they remember, lab 04",
@@ -497,6 +550,16 @@ ROLES = {
     "from nothing": "the shape of a pruned model, trained from nothing, lab 12",
     "state variant": "one of eight that differ in how they mix tokens, lab 14",
 }
+
+
+def _load_line(load: dict[str, list[float]]) -> str:
+    """The fullest expert of each layer, as a share of the places and beside the mean."""
+    highest = [max(shares) for shares in load.values()]
+    beside = ", ".join(f"{share * len(shares):.2f}" for share, shares in zip(highest, load.values()))
+    return (
+        f"| Load of the experts | the largest share of the places in {len(load)} layers is {max(highest):.0%}; the"
+        f" fullest expert over the mean, layer by layer: {beside} |"
+    )
 
 
 def card_text(card: dict[str, Any]) -> str:
@@ -529,6 +592,7 @@ def card_text(card: dict[str, Any]) -> str:
             f"| Held-out loss | {held_out['nats_per_token']:.4f} nats per token, {held_out['bits_per_byte']:.4f} bits a"
             f" byte, over {held_out['tokens']:,} tokens |"
         ),
+        *([_load_line(card["load"])] if card.get("load") else []),
         (
             f"| Hardware, time | {card['hardware']}; {card['hours']}"
             f" hours{'; torch.compile' if card['compiled'] else ''} |"

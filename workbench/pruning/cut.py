@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import torch
 
+from workbench.errors import WorkbenchError
 from workbench.models.assembly import fill, hollow_decoder
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
@@ -67,6 +68,8 @@ def prune(model: Decoder, plan: Plan, *, name: str | None = None) -> Decoder:
     Raises WorkbenchError for a plan that does not fit the model, before anything is made.
     """
     check_plain(model)
+    if not isinstance(plan, Plan):
+        raise WorkbenchError(f"prune takes a Plan, got {type(plan).__name__}; Plan.from_dict reads one from JSON")
     small = hollow_decoder(plan.config_of(model.config), name=name or f"{model.name}-pruned", tokenizer=model.tokenizer)
     return fill(small, _tensors(model, small, plan), model.device)
 

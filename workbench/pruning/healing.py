@@ -8,6 +8,7 @@ what it learns. Every `held_out_every` steps the loss on some held-out passages 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError, unknown
-from workbench.files import write_text
+from workbench.files import read_json_object, write_text
 from workbench.instruments.costs import step_costs
 from workbench.models.autocast import training_products
 from workbench.models.checkpoints import load, save_checkpoint
@@ -28,6 +29,7 @@ from workbench.models.training import (
     EpochSampler,
     TrainingAttention,
     begin_or_resume,
+    begun,
     card_text,
     held_out_loss,
     initialize,
@@ -54,6 +56,7 @@ from workbench.quantization.calibration import Calibration
 
 PASSAGES, PASSAGE = 16, 512  # held-out text of a point of the curve
 CALIBRATION = (32, 256)  # sequences, tokens: what importance reads
+PLAN = "plan.json"  # beside the state of a run: what of the parent stays
 TRAINED, FORWARD = 3, 1  # forwards per token, of the student and of the teacher
 
 
@@ -77,8 +80,8 @@ def heal(
     parent: default the recipe's own, by name. calibration: default 32 × 256 tokens of the training modules.
     seed, stop_at_step: as in `models.training.train`; a seed draws random scores anew as well. check_stop: called
     before every step; what it raises ends the run at the last checkpoint.
-    Raises WorkbenchError for an unknown name, a parent with another vocabulary, and a folder that holds another
-    recipe's run. The parent is left as it is.
+    Raises WorkbenchError for an unknown name, a parent with another vocabulary, and a folder that holds a run of
+    another recipe or parent, or a finished model. The parent is left as it is.
     """
     if recipe is None:
         if name not in HEALING_RECIPES:
@@ -93,9 +96,12 @@ def heal(
             " a teacher's distribution is over its own tokens"
         )
     tokenizer = tokenizer or parent.tokenizer
-    out.mkdir(parents=True, exist_ok=True)
-    plan = plan_of(recipe, parent, out, calibration, check_stop)
+    resumed = begun(out, recipe) is not None
+    plan = plan_in(out, recipe, parent) if resumed else plan_of(recipe, parent, calibration, check_stop)
     model = student_of(recipe, parent, plan, tokenizer)
+    out.mkdir(parents=True, exist_ok=True)
+    if plan is not None and not resumed:
+        write_text(out / PLAN, json.dumps({**_made_for(recipe, parent), **plan.as_dict()}) + "\n")
     model.to(device).train().requires_grad_(True)
     optimizers = make_optimizers(model, recipe)
     progress = begin_or_resume(name, out, recipe, model, optimizers, report)
@@ -133,20 +139,14 @@ def heal(
 def plan_of(
     recipe: HealingRecipe,
     parent: Decoder,
-    out: Path,
     calibration: Calibration | None = None,
     check_stop: Callable[[], None] | None = None,
 ) -> Plan | None:
-    """What of the parent stays: as a file in `out` says, if the run was begun before; None for a run from nothing."""
+    """What of the parent stays; None for a run from nothing."""
     if recipe.scores is None:
         return None
-    file, config = out / "plan.json", recipe.config
-    if file.is_file():
-        try:
-            return Plan.from_dict(json.loads(file.read_text(encoding="utf-8")), parent.config)
-        except ValueError as error:
-            raise WorkbenchError(f"{file} is no plan ({error}); delete the folder to start again") from error
-    plan = plan_by_counts(
+    config = recipe.config
+    return plan_by_counts(
         scores_of(recipe, parent, calibration, check_stop),
         parent.config,
         layers=config.num_layers,
@@ -154,8 +154,34 @@ def plan_of(
         neurons=config.intermediate_size,
         kv_groups=config.num_kv_heads,
     )
-    write_text(file, json.dumps(plan.as_dict()) + "\n")
+
+
+def plan_in(out: Path, recipe: HealingRecipe, parent: Decoder) -> Plan | None:
+    """That of the run that was begun in `out`. Raises WorkbenchError where it was made for another recipe or parent."""
+    if recipe.scores is None:
+        return None
+    file = out / PLAN
+    try:
+        data = read_json_object(file)
+        made_for = {key: data.pop(key, None) for key in ("recipe", "parent")}
+        plan = Plan.from_dict(data, parent.config)
+    except WorkbenchError as error:
+        raise WorkbenchError(f"{file} is no plan ({error}); delete the folder to start again") from error
+    for what, wanted in _made_for(recipe, parent).items():
+        if made_for[what] != wanted:
+            raise WorkbenchError(
+                f"{file} was made for another {what} ({made_for[what]}, this is {wanted}); choose another --out, or"
+                " delete the folder to start again"
+            )
     return plan
+
+
+def _made_for(recipe: HealingRecipe, parent: Decoder) -> dict[str, str]:
+    """Which recipe, and which weights: the name of the parent may be that of others as well."""
+    digest = hashlib.sha256(json.dumps(parent.config.to_dict(), sort_keys=True).encode())
+    for tensor in parent.parameters():
+        digest.update(tensor.detach().float().cpu().numpy().tobytes())
+    return {"recipe": recipe.digest(), "parent": f"{parent.name} {digest.hexdigest()[:16]}"}
 
 
 def scores_of(

@@ -1,14 +1,15 @@
 """How much each part of a model matters, from forward passes over a few thousand tokens of training text.
 
-    layer     drop-one loss: nats per token that the loss rises when the layer is left out (the default), or
+    layer     drop-one loss: by how many nats per token the loss rises without the layer (the default), or
               block influence 1 − mean cos(x, x + f(x))           (ShortGPT, Men et al., arXiv 2403.03853)
-    neuron    ‖a_j‖ · ‖W_down,j‖ / ‖x‖, a_j what neuron j hands to the down projection over all tokens, W_down,j its
-              column, x what comes into the layer
+    neuron    ‖a_j‖ · ‖W_down,j‖ / ‖x‖, a_j the input of the down projection from neuron j over all tokens, W_down,j
+              its column, x what comes into the layer
     kv group  ‖o_g‖ / ‖x‖, o_g what the heads of the group add to the residual stream over all tokens
     channel   Σ over the norms of the mean |output|               (Minitron, Muralidharan et al., arXiv 2407.14679 §2.2)
 
-Minitron takes the activation of a neuron alone; with the column that reads it, the score is the size of what the neuron
-adds to the stream, and divided by the stream it compares between layers: later ones add more to a larger stream.
+The mean is that of absolute values over all tokens, and the output of a norm is the input of attention, feed-forward or
+head. Minitron takes the activation of a neuron alone; with the column that reads it, the score is the size of what the
+neuron adds to the stream, and divided by the stream it compares between layers: later ones add more to a larger stream.
 Nothing is differentiated, and the model is left as it came.
 """
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,8 @@ from torch import nn
 from workbench.errors import WorkbenchError, unknown
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder, StateLayer
+from workbench.models.layers import GELUMLP, SwiGLU
+from workbench.models.layout_values import few
 from workbench.models.training import TrainingAttention, rows_batch
 from workbench.quantization.calibration import Calibration
 
@@ -145,9 +148,9 @@ class _Sums:
             for index, layer in enumerate(self.model.layers):
                 handles.append(layer.register_forward_hook(self._layer(index)))
                 if config_feeds(layer):
-                    handles.append(layer.mlp.down.register_forward_pre_hook(self._neurons(index)))
+                    handles.append(dense_mlp(layer).down.register_forward_pre_hook(self._neurons(index)))
                     handles.append(layer.mlp_norm.register_forward_hook(self._norm))
-                if isinstance(layer, StateLayer):
+                if is_state(layer):
                     handles.append(layer.mixer_norm.register_forward_hook(self._norm))
                 else:
                     handles.append(layer.attention_norm.register_forward_hook(self._norm))
@@ -191,7 +194,7 @@ class _Sums:
         streams = self.streams.clamp(min=torch.finfo(torch.float64).tiny)
         columns = torch.stack(
             [
-                layer.mlp.down.weight.double().norm(dim=0).cpu()
+                dense_mlp(layer).down.weight.double().norm(dim=0).cpu()
                 if config_feeds(layer)
                 else torch.zeros(self.config.intermediate_size, dtype=torch.float64)
                 for layer in self.model.layers
@@ -210,12 +213,19 @@ def config_feeds(layer: nn.Module) -> bool:
     return hasattr(layer, "mlp")
 
 
+def dense_mlp(layer: Any) -> SwiGLU | GELUMLP:
+    """The feed-forward of a layer without experts."""
+    return cast("SwiGLU | GELUMLP", layer.mlp)
+
+
 def check_plain(model: Decoder) -> None:
     """Raise WorkbenchError for a model whose linear layers are not plain matrices any more."""
     if getattr(model, "quantization", None) is not None:
         raise WorkbenchError(
             f"{model.name} is quantized; prune the model it came from, heal it, and quantize what comes of it"
         )
+    if isinstance(model, Decoder) and model.config.experts is not None:
+        raise WorkbenchError(f"{model.name} has experts, which are not pruned here; take a dense model")
     if not isinstance(model, Decoder):
         raise WorkbenchError(f"{model!r:.60} is arranged for inference; take the model that `load` gives")
 
@@ -230,9 +240,9 @@ def by_magnitude(model: Decoder) -> Importance:
     for layer in model.layers:
         wide = config.intermediate_size
         neurons.append(
-            layer.mlp.down.weight.double().norm(dim=0) if config_feeds(layer) else torch.zeros(wide).double()
+            dense_mlp(layer).down.weight.double().norm(dim=0) if config_feeds(layer) else torch.zeros(wide).double()
         )
-        if isinstance(layer, StateLayer):
+        if is_state(layer):
             groups.append(torch.zeros(config.num_kv_heads).double())
             continue
         of_heads = layer.attention.o.weight.double()
@@ -277,7 +287,7 @@ def loss_without(
 def losses_without(
     model: Decoder, rows: torch.Tensor, cut: Cut, *, check_stop: Callable[[], None] | None = None
 ) -> torch.Tensor:
-    """[B] float64: the same, row by row."""
+    """[B] float64: the same, row by row. Raises WorkbenchError for a loss that is no number."""
     losses = []
     with without(model, cut):
         for some in rows.split(SIDE_BY_SIDE):
@@ -287,21 +297,26 @@ def losses_without(
             logits = model(rows_batch(some), TrainingAttention(model.config)).view(*some.shape, -1)[:, :-1]
             nats = F.cross_entropy(logits.flatten(0, 1).float(), some[:, 1:].flatten(), reduction="none")
             losses.append(nats.view(len(some), -1).double().mean(dim=1).cpu())
-    return torch.cat(losses)
+    nats = torch.cat(losses)
+    if not bool(nats.isfinite().all()):
+        raise WorkbenchError(f"the loss of {model.name} is {float(nats.sum())}; look at its weights, or at the text")
+    return nats
 
 
 @contextlib.contextmanager
 def without(model: Decoder, cut: Cut) -> Iterator[None]:
     """Inside, forwards of the model run as if these parts were zero; its weights are not touched.
 
-    A channel is zero where it is read, at the norms: what a layer adds to it reaches nobody.
+    A channel is zero where it is read, at the norms: what a layer adds to it reaches nobody. Raises WorkbenchError for
+    parts that this model does not have.
     """
+    _check_cut(model, cut)
     handles: list[Any] = []
     try:
         for layer in cut.layers:
             handles.append(model.layers[layer].register_forward_hook(lambda _, args, __: args[0]))
         for layer, neurons in cut.neurons.items():
-            handles.append(model.layers[layer].mlp.down.register_forward_pre_hook(_zeroing(list(neurons))))
+            handles.append(dense_mlp(model.layers[layer]).down.register_forward_pre_hook(_zeroing(list(neurons))))
         for layer, groups in cut.kv_groups.items():
             projection = model.layers[layer].attention.o
             columns = torch.arange(projection.weight.shape[1]).chunk(model.config.num_kv_heads)
@@ -315,6 +330,30 @@ def without(model: Decoder, cut: Cut) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _check_cut(model: Decoder, cut: Cut) -> None:
+    config = model.config
+    layers = range(config.num_layers)
+    _check_there("layers", cut.layers, layers)
+    _check_there("channels", cut.channels, range(config.hidden_size))
+    _check_there("layers with neurons", cut.neurons, [n for n in layers if config_feeds(model.layers[n])])
+    _check_there("layers with kv_groups", cut.kv_groups, [n for n in layers if not is_state(model.layers[n])])
+    for neurons in cut.neurons.values():
+        _check_there("neurons", neurons, range(config.intermediate_size))
+    for groups in cut.kv_groups.values():
+        _check_there("kv_groups", groups, range(config.num_kv_heads))
+
+
+def _check_there(part: str, asked: Iterable[int], there: Collection[int]) -> None:
+    if wrong := [index for index in asked if index not in there]:
+        have = f"0 to {len(there) - 1}" if isinstance(there, range) else few(there)
+        raise WorkbenchError(f"{part}: this model has {have or 'none'}; there is no {wrong[0]!r}")
+
+
+def is_state(layer: nn.Module) -> TypeGuard[StateLayer]:
+    """Whether a layer keeps a state and has no heads that attend."""
+    return isinstance(layer, StateLayer)
 
 
 def _zeroing(indices: list[int]) -> Callable[..., tuple]:

@@ -31,7 +31,7 @@ DAMPING = 0.01  # share of the mean diagonal that is added to H
 
 @dataclass(frozen=True)
 class Pattern:
-    """Zeros: a share of each row, or `zeros` of every `of` neighbours in a row."""
+    """Zeros: a share of each row, rounded down, or `zeros` of every `of` neighbours in a row."""
 
     share: float = 0.5
     zeros: int | None = None
@@ -58,7 +58,9 @@ class Pattern:
         """[out, in] bool: the lowest scores of each row or group are True; of equal ones the higher column goes."""
         out, wide = scores.shape
         if self.zeros is None or self.of is None:
-            return _lowest(scores, int(self.share * wide))
+            return _lowest(
+                scores, int(round(self.share * wide, 6))
+            )  # 0.29 of 100 is 29, and 28.999999999999996 in floats
         if wide % self.of:
             raise WorkbenchError(
                 f"{self.zeros}:{self.of} needs rows that {self.of} divides, this weight has {wide} inputs"
@@ -76,8 +78,8 @@ def _lowest(scores: torch.Tensor, count: int) -> torch.Tensor:
 def masked(weight: torch.Tensor, inputs: Inputs | None, pattern: Pattern, method: str = "wanda") -> torch.Tensor:
     """A copy of the weight [out, in] with zeros; by SparseGPT the weights that stay have moved.
 
-    inputs: what reaches the layer; magnitude needs none. Raises WorkbenchError for an unknown method, a weight that is
-    not finite, and rows that the pattern does not divide.
+    inputs: what reaches the layer; magnitude needs none. Raises WorkbenchError for an unknown method, weights or inputs
+    that are not finite, and rows that the pattern does not divide.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -86,6 +88,11 @@ def masked(weight: torch.Tensor, inputs: Inputs | None, pattern: Pattern, method
         return weight.detach().masked_fill(pattern.zeroed(weight.detach().abs().double()), 0)
     if inputs is None:
         raise WorkbenchError(f"{method} looks at the inputs of a layer; give Inputs, or take magnitude")
+    if not bool(inputs.second_moments.isfinite().all()):
+        raise WorkbenchError(
+            f"the inputs of this layer are not finite, and {method} weighs by them; calibrate with other text, or take"
+            " magnitude"
+        )
     if method == "wanda":
         norms = inputs.second_moments.diagonal().double().clamp(min=0).sqrt()  # ‖X_j‖₂
         return weight.detach().masked_fill(pattern.zeroed(weight.detach().abs().double() * norms), 0)
@@ -103,7 +110,7 @@ def sparsegpt(
     """weight [out, in], H [in, in] -> weights of which the pattern's are 0.
 
     Which of a block go is decided when its turn comes (of n:m, group by group), since columns before it have moved
-    it. A share is kept in every block.
+    it. A share is kept in every block; a group of n:m lies within one.
     """
     w = weight.detach().double().clone()
     h = second_moments.double().clone()
@@ -114,6 +121,8 @@ def sparsegpt(
     wide, group = w.shape[1], pattern.of
     if group is not None and wide % group:
         pattern.zeroed(w)  # raises, with the numbers
+    if group is not None:
+        block = max(group, block // group * group)
     for start in range(0, wide, block):
         end = min(start + block, wide)
         errors = torch.zeros(len(w), end - start, dtype=torch.float64)

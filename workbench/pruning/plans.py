@@ -195,11 +195,11 @@ def plan_by_counts(
 ) -> Plan:
     """The highest scores stay, so many of each part (None: all); of equal scores the lower index.
 
-    Layers that share their keys keep the groups of the layer that has them. Raises WorkbenchError for counts that leave
-    nothing or are more than there are.
+    Layers that share their keys keep the groups of the layer that has them, which goes after them. Raises
+    WorkbenchError for counts that leave nothing or are more than there are.
     """
     scores.check_fits(config)
-    kept = _highest("layers", scores.layers, layers)
+    kept = _layers_kept(scores.layers, config, layers)
     of_layers = [config.kv_source(layer) for layer in kept]
     plan = Plan(
         kept,
@@ -211,11 +211,27 @@ def plan_by_counts(
     return plan
 
 
+def _layers_kept(scores: torch.Tensor, config: ModelConfig, count: int | None) -> tuple[int, ...]:
+    """The lowest score goes first, of those whose keys no other layer that is left attends over."""
+    if config.kv_sources is None or count is None:
+        return _highest("layers", scores, count)
+    _check_count("layers", len(scores), count)
+    left = list(range(len(scores)))
+    while len(left) > count:
+        needed = {config.kv_source(layer) for layer in left if config.kv_source(layer) != layer}
+        left.remove(min((n for n in left if n not in needed), key=lambda n: (float(scores[n]), -n)))
+    return tuple(left)
+
+
+def _check_count(part: str, there: int, count: object) -> None:
+    if type(count) is not int or not 1 <= count <= there:
+        raise WorkbenchError(f"{part}: a plan keeps from 1 to {there}, got {count!r}")
+
+
 def _highest(part: str, scores: torch.Tensor, count: int | None) -> tuple[int, ...]:
     if count is None:
         return tuple(range(len(scores)))
-    if type(count) is not int or not 1 <= count <= len(scores):
-        raise WorkbenchError(f"{part}: a plan keeps from 1 to {len(scores)}, got {count!r}")
+    _check_count(part, len(scores), count)
     order = scores.argsort(descending=True, stable=True)
     return tuple(sorted(order[:count].tolist()))
 
@@ -287,7 +303,7 @@ def _size(
     scores: Importance, config: ModelConfig, *, layers: int, channels: int | None = None, neurons: int | None = None
 ) -> int:
     """Parameters of a shape with so many. Which ones stay makes no difference but for shared keys."""
-    kept = _highest("layers", scores.layers, layers)
+    kept = _layers_kept(scores.layers, config, layers)
     plan = Plan(
         kept,
         tuple(range(channels or config.hidden_size)),

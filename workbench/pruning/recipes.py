@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import WorkbenchError, check_above, unknown
+from workbench.errors import WorkbenchError, check_above, check_between, check_whole, is_number, unknown
 from workbench.models.config import ModelConfig
 from workbench.models.recipes import RECIPES, Recipe
 from workbench.pruning.losses import OBJECTIVES
@@ -36,10 +36,14 @@ class HealingRecipe(Recipe):
         if self.scores is not None and self.scores not in SCORES:
             raise unknown("scores", self.scores, SCORES)
         check_above("temperature", self.temperature, 0)
-        if self.hidden_weight and (self.scores is None or self.hidden_weight < 0):
-            raise WorkbenchError(
-                "hidden_weight must be at least 0, and goes with a model that was cut from its teacher"
-            )
+        if not is_number(self.hidden_weight) or self.hidden_weight < 0:
+            raise WorkbenchError(f"hidden_weight must be a number of at least 0, got {self.hidden_weight!r}")
+        if self.hidden_weight and self.scores is None:
+            raise WorkbenchError("hidden_weight goes with a model that was cut from its teacher")
+        if self.top_k is not None:
+            check_whole("top_k", self.top_k, 1)
+            check_between("top_k", self.top_k, 1, self.config.vocab_size)
+        check_whole("held_out_every", self.held_out_every, 1)
 
     @property
     def needs_teacher(self) -> bool:
@@ -80,6 +84,9 @@ HEALING_RECIPES: dict[str, HealingRecipe] = {
         _healed("stdlib-1m-pruned", _DRAFT, 6000, "pruned draft", peak_learning_rate=2.5e-3),
         _healed("stdlib-5m-width-text", _WIDTH, 600, objective="cross_entropy"),
         _healed("stdlib-5m-width-random", _WIDTH, 600, scores="random"),
+        # the same teacher and tokens without a cut: what the cut brings, and what the teacher
+        _healed("stdlib-5m-nothing-taught", _WIDTH, 600, "from nothing", scores=None, peak_learning_rate=2.5e-3),
+        _healed("stdlib-1m-nothing-taught", _DRAFT, 6000, "from nothing", scores=None, peak_learning_rate=2.5e-3),
         HealingRecipe(
             "stdlib-5m-nothing",
             "from nothing",
@@ -92,4 +99,5 @@ HEALING_RECIPES: dict[str, HealingRecipe] = {
         ),
     )
 }
-NOT_SHIPPED = frozenset({"stdlib-5m-width-text", "stdlib-5m-width-random", "stdlib-5m-nothing"})
+_BESIDE = ("5m-width-text", "5m-width-random", "5m-nothing", "5m-nothing-taught", "1m-nothing-taught")
+NOT_SHIPPED = frozenset(f"stdlib-{name}" for name in _BESIDE)

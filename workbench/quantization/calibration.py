@@ -141,8 +141,10 @@ def squared_gradients(
         with torch.enable_grad():
             logits = functional_call(model, leaves, (rows_batch(row[None]), kv))
             loss = F.cross_entropy(logits[:-1].float(), row[1:])
-            gradients = torch.autograd.grad(loss, list(leaves.values()))
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         for name, gradient in zip(leaves, gradients):
+            if gradient is None:  # an expert that no token of this sequence was routed to
+                continue
             found[name] += gradient.float().square() / len(calibration.rows)
     return {name.removesuffix(".weight"): squares for name, squares in found.items()}
 

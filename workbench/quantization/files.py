@@ -65,11 +65,14 @@ def save_quantized(model: Decoder, folder: Path | str) -> Path:
 
 
 def _all_tensors(model: Decoder) -> dict[str, torch.Tensor]:
-    """Parameters once each, and the buffers of quantized linears; a tied head is the embedding."""
+    """Parameters once each, and the buffers of quantized linears; a tied head is the embedding. Divisors that linears
+    with the same inputs share are copied: in a file each has its own."""
     tensors = {name: value.detach() for name, value in model.named_parameters()}
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
             tensors |= {f"{name}.{leaf}": value for leaf, value in module.named_buffers()}
+            if module.divisor is not None:
+                tensors[f"{name}.divisor"] = module.divisor.clone()
     return tensors
 
 

@@ -4,6 +4,8 @@
     v    -> mix  -> o                     rows of W_v / s     and W_o[:, j] · s_j     if every query head has its own v
     up   -> ·    -> down                  rows of W_up / s    and W_down[:, j] · s_j  (silu(gate) ⊙ up is linear in up)
 
+An expert of a mixture has the norm in common with the router and the other experts, so nothing is folded into it.
+
 AWQ and SmoothQuant choose s so that the weights (or the activations) become easier to round; outliers are planted for
 lab 05 the same way. A layer whose inputs come from nothing that can be divided keeps the divisor and divides at run
 time.
@@ -19,6 +21,7 @@ from torch import nn
 from workbench.errors import WorkbenchError
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import DecoderLayer
+from workbench.models.experts import MixtureOfExperts
 from workbench.models.layers import ZeroCenteredRMSNorm
 
 NEVER = ("attention.k_up", "attention.v_up")  # folded into queries and results by `models.latent`
@@ -31,12 +34,14 @@ class LayerParts:
         self.layer, self.config = layer, config
         there = {name for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
         self.stages: list[tuple[str, ...]] = []
+        feeds = ["mlp"]
+        if isinstance(layer.mlp, MixtureOfExperts):
+            feeds = ["mlp.shared", *(f"mlp.experts.{number}" for number in range(layer.mlp.shape.num_experts))]
         for stage in (
             ("attention.q", "attention.k", "attention.v", "attention.q_down", "attention.kv_down"),
             ("attention.q_up",),
             ("attention.o",),
-            ("mlp.gate", "mlp.up"),
-            ("mlp.down",),
+            *(stage for feed in feeds for stage in ((f"{feed}.gate", f"{feed}.up"), (f"{feed}.down",))),
         ):
             names = tuple(name for name in stage if name in there)
             if names:
@@ -74,9 +79,13 @@ class LayerParts:
                 and self._owns_v()
                 and self.config.num_kv_heads == self.config.num_heads
             )
-        if stage[0] in ("mlp.gate", "mlp.up"):
-            return True
-        return hasattr(self.layer.mlp, "gate")  # down, behind silu(gate) · up; GELU(up) is not linear in up
+        if not stage[0].endswith(".down"):
+            return stage[0] in ("mlp.gate", "mlp.up")
+        return hasattr(self._feed_of(stage), "gate")  # behind silu(gate) · up; GELU(up) is not linear in up
+
+    def _feed_of(self, stage: tuple[str, ...]) -> Any:
+        """The feed-forward that a linear belongs to."""
+        return self.layer.get_submodule(stage[0].rpartition(".")[0])
 
     def _owns_v(self) -> bool:
         """And nobody else attends over it."""
@@ -95,7 +104,7 @@ class LayerParts:
         elif stage[0] in ("mlp.gate", "mlp.up"):
             _divide_norm(layer.mlp_norm, scale)
         else:
-            _divide_rows(layer.mlp.up, scale)
+            _divide_rows(self._feed_of(stage).up, scale)
         return True
 
 

@@ -72,6 +72,7 @@ def plant_outliers(
 def channel_sizes(model: Decoder, calibration: Calibration) -> dict[str, torch.Tensor]:
     """{"layers.0.attention.q": max |x| of each channel [in], …} over the calibration text, for the inputs of all
     linears; of those that share them the first is named. The model may be quantized."""
+    _check_dense(model)
     reading, found = Reading(model, calibration), {}
     for index, layer in enumerate(model.layers):
         for name, inputs in reading.inputs(_firsts(layer)).items():
@@ -119,9 +120,17 @@ def _check_kept(where: str, old: torch.Tensor, new: torch.Tensor, at: list[int],
         )
 
 
+def _check_dense(model: Decoder) -> None:
+    if model.config.experts is not None:
+        raise WorkbenchError(
+            f"{model.name} has experts, whose router reads the norm too; channels are planted in dense models"
+        )
+
+
 def _check_model(model: Decoder) -> None:
     if not isinstance(model, Decoder):
         raise WorkbenchError(f"plant_outliers takes a Decoder as `load` gives it, got a {type(model).__name__}")
     check_all_attend(model, "plant_outliers")
+    _check_dense(model)
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise WorkbenchError(f"{model.name} is quantized; plant the outliers first, then quantize")

@@ -101,9 +101,13 @@ def quantize(
                 if got is not None and divisor is not None:
                     got = got.divided(divisor)
                 where = f"layers.{index}.{name}"
-                if where in gradients:
-                    assert got is not None, "a method that needs gradients has its inputs"
+                if got is not None and where in gradients:
                     got = dataclasses.replace(got, squared_gradients=gradients[where])
+                if got is None and method.needs_inputs:
+                    raise WorkbenchError(
+                        f"{where}: no token of the calibration text was routed to this expert, and method"
+                        f" {recipe.method!r} looks at its inputs; take more text, or skip it"
+                    )
                 found.append(_quantize_one(parts, name, where, method, got, divisor))
         if reading is not None:
             reading.step()

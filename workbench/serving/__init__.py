@@ -9,7 +9,7 @@ from workbench.serving.load import requests_of
 from workbench.serving.policies import POLICIES
 from workbench.serving.results import StepReport
 from workbench.serving.scheduler import Plan, Scheduler, Work, Written
-from workbench.serving.settings import SchedulerSettings
+from workbench.serving.settings import SchedulerSettings, TierSettings
 
 __all__ = [
     "POLICIES",
@@ -25,6 +25,7 @@ __all__ = [
     "SchedulerSettings",
     "Status",
     "StepReport",
+    "TierSettings",
     "Sequence",
     "Work",
     "Written",

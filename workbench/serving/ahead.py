@@ -394,6 +394,8 @@ class OneStepAhead:
             return "a draft"
         if self._scheduler.settings.batching == "static":
             return "a group padded together"
+        if self._scheduler.settings.batching == "prefill_first":
+            return "prompts in steps of their own"
         if not isinstance(self._scheduler, AheadScheduler):
             return "a scheduler of one's own"
         reasons = (why_not_ahead(work.sequence.sampler) for work in plan.work if work.writes)

@@ -1,20 +1,25 @@
-"""Static batching, the baseline: a group is filled, padded to its longest prompt, and computed until its last member
-has ended. And which scheduler a setting asks for.
+"""Other schedulers, baselines of the one in `serving.scheduler`; and which of them a setting asks for.
 
-Rows that only pad are in `Plan.padding`; the engine really computes them. A sequence that has ended is padded up to the
-length of the group's longest request; from there on its last place is computed again in each step, since positions
-beyond the context do not exist. Samples of one request are sequences of their own, each with its own prompt.
+Static batching: a group is filled, padded to its longest prompt, and computed until its last member has ended.
+Prefill first: waiting prompts are computed whole, in steps of their own, while all others wait for their next token, as
+vLLM did in 2023 (Kwon et al., arXiv 2309.06180), and as DistServe's baseline does (Zhong et al., arXiv 2401.09670 §2).
+
+Rows that only pad a static group are in `Plan.padding`; the engine really computes them. A sequence that has ended is
+padded up to the length of the group's longest request; from there on its last place is computed again in each step,
+since positions beyond the context do not exist. Samples of one request are sequences of their own, each with its own
+prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
 from workbench.decoding.sequence import Sequence
 from workbench.serving.ahead import AheadScheduler
 from workbench.serving.contract import MakeScheduler, checked
-from workbench.serving.scheduler import PADDING, Plan, Scheduler, Work, Written
+from workbench.serving.scheduler import PADDING, Plan, Scheduler, StepBudget, Work, Written
 from workbench.serving.settings import SchedulerSettings
 
 if TYPE_CHECKING:
@@ -92,6 +97,34 @@ class StaticScheduler(Scheduler):
         return sequence not in self._group or reason == "abort"  # else its rows go on, as padding
 
 
+class PrefillFirstScheduler(Scheduler):
+    """A step computes whole prompts, or one token for each running sequence. A prompt that is longer than the token
+    budget has a step of its own."""
+
+    batching = "prefill_first"
+
+    def _fill(self, plan: Plan, now_s: float) -> None:
+        self._fork_samples(plan)
+        budget = StepBudget(self.settings.token_budget, self.memory)
+        self._sort(self.waiting, plan, now_s)
+        later = self.waiting[self._fitting(budget.rows) :]
+        self.waiting = self.waiting[: len(self.waiting) - len(later)]
+        try:
+            self._admit_waiting(plan, budget, now_s)
+        finally:
+            self.waiting += later
+        if not plan.work:
+            self._schedule_running(plan, budget, now_s)
+
+    def _fitting(self, rows: int) -> int:
+        """How many of those that wait, in their order, fit into a step of so many rows; the first always does."""
+        ends = accumulate(sequence.num_tokens for sequence in self.waiting)
+        return max(1, sum(1 for _ in takewhile(lambda end: end <= rows, ends)))
+
+    def _chunk(self, sequence: Sequence, budget: StepBudget) -> int:
+        return sequence.unsent - bool(self._samples_to_come(sequence))
+
+
 def scheduler_for(
     memory: BlockManager,
     settings: SchedulerSettings | None = None,
@@ -106,4 +139,6 @@ def scheduler_for(
         return checked(own, memory, settings)
     if settings.batching == "static":
         return StaticScheduler(memory, settings)
+    if settings.batching == "prefill_first":
+        return PrefillFirstScheduler(memory, settings)
     return (AheadScheduler if ahead else Scheduler)(memory, settings)

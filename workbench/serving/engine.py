@@ -29,6 +29,8 @@ from workbench.decoding import request_checks as checks
 from workbench.decoding.sampling import Sampler, draws_for
 from workbench.decoding.sequence import Finished, LogProb, NewToken, Request, Sequence
 from workbench.decoding.step import Chunk, Step, StepOutput
+from workbench.kv import maker_for
+from workbench.kv.paged import Paged
 from workbench.kv.paged_static import StaticPaged
 from workbench.kv.slots import check_size, places_in_use
 from workbench.kv.state import paged_kind
@@ -37,9 +39,10 @@ from workbench.models.graphs import GraphedSteps, why_no_graphs
 from workbench.serving.ahead import OneStepAhead
 from workbench.serving.batching import scheduler_for
 from workbench.serving.contract import MakeScheduler
+from workbench.serving.offloading import offloading_of
 from workbench.serving.results import StepReport
 from workbench.serving.scheduler import Plan, Written
-from workbench.serving.settings import SchedulerSettings
+from workbench.serving.settings import SchedulerSettings, TierSettings
 from workbench.speculation.drafts import draft_for
 from workbench.speculation.drafts.contract import Draft
 from workbench.speculation.engine import Drafting, Round, Speculator
@@ -59,6 +62,7 @@ class Engine:
     as the model was prepared. `graphs` has the counts then, or is None, and `why_no_graphs` says why.
     asynchronous: one step ahead, with the same tokens; `ahead` has the counts then, or is None.
     scheduler: your own instead of the settings' (see `serving.contract`), called once as scheduler(kv, settings).
+    tiers: where blocks go that the pool evicts, and come back from; `offloading` has them, or is None (lab 11).
     clock: seconds; what it reads first is the engine's 0.
     Raises WorkbenchError for settings that make no sense.
     """
@@ -78,6 +82,7 @@ class Engine:
         graphs: bool | str | None = None,
         asynchronous: bool = False,
         scheduler: MakeScheduler | None = None,
+        tiers: TierSettings | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         settings = SchedulerSettings() if settings is None else settings
@@ -90,7 +95,9 @@ class Engine:
         self.model = model
         wanted = getattr(model, "graphs", "auto") if graphs is None else graphs
         self.why_no_graphs = why_no_graphs(wanted, model)
-        self.kv = paged_kind(model.config, recorded=not self.why_no_graphs, rewind=settings.draft_tokens)(
+        kind = paged_kind(model.config, recorded=not self.why_no_graphs, rewind=settings.draft_tokens)
+        self.kv: Paged = maker_for(model)(  # type: ignore[assignment]  # what `kind` makes
+            kind,
             model.config,
             max_sequences=2 * settings.max_running,  # in static batching padding beside each
             max_tokens=context,
@@ -109,6 +116,7 @@ class Engine:
                 self.graphs = GraphedSteps(model, self.kv, settings.max_running)
         steps = model if self.graphs is None else self.graphs
         self.scheduler = scheduler_for(self.kv, settings, ahead=asynchronous, own=scheduler)
+        self.offloading = offloading_of(tiers, model, self.kv, self.scheduler)
         self._step = Step(steps, self.kv)
         if made is not None:
             made.make_room(settings.max_running)
@@ -141,6 +149,11 @@ class Engine:
     @property
     def idle(self) -> bool:
         return self.scheduler.idle and not self._inbox
+
+    def close(self) -> None:
+        """Free the file of the disk tier, for another engine; this one goes on without it. May be called twice."""
+        if self.offloading is not None:
+            self.offloading.close()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -289,6 +302,8 @@ class Engine:
     def schedule(self, now_s: float) -> Plan:
         """Which sequences compute which tokens."""
         plan = self.scheduler.schedule(now_s)
+        if self.offloading is not None:
+            self.offloading.prefetch(self.scheduler.waiting)
         plan.failed[:0], self._failed = self._failed, []
         self._follow(plan)
         return plan
@@ -417,5 +432,6 @@ class Engine:
             drafted=drafted,
             accepted=sum(count for _, count in drafts.values()),
             drafts=drafts,
+            load_s=0.0 if self.offloading is None else self.offloading.note_step(plan, seconds),
             draft_errors=() if self._speculator is None else self._speculator.new_errors(),
         )

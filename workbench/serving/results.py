@@ -33,6 +33,7 @@ class StepReport:
     accepted: int
     # drafted and accepted tokens, by sequence, of those that were drafted for
     drafts: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
+    load_s: float = 0.0  # of `seconds`: blocks from the tiers below the pool
     draft_errors: tuple[str, ...] = ()  # each turned drafts off, for one sequence or for all; it says which
 
     @cached_property

@@ -10,17 +10,16 @@ last in the policy's order is preempted: its blocks are freed and it is recomput
 swapped to the host (vLLM: Kwon et al., arXiv 2309.06180 §4.5).
 
 A request that could never fit is refused when it is added. Nobody overtakes: where the next in order does not fit,
-those behind wait too, because a stream of small requests could keep a large one out forever.
-
-Three thoughts, a section each: the budget (what running sequences compute), admission (who comes in), preemption (who
-has to go). Static batching, the baseline, is `serving.batching`.
+those behind wait too, because a stream of small requests could keep a large one out forever. But a sequence that has
+its blocks, since its prompt was computed elsewhere (`parallel.disaggregated`), comes first: nobody else can use them.
+Three sections: the budget (what running sequences compute), admission, preemption. Baselines: `serving.batching`.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import OrderedDict, abc
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -145,6 +144,7 @@ class Scheduler:
         self._numbers = 0
         self.steps = self.preemptions = self.scheduled_rows = self.padding_rows = 0
         self.prompt_tokens = self.hit_tokens = 0  # of sequences when they were admitted
+        self.load: Callable[[Sequence], int] | None = None  # tokens that came from the tiers below the pool
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -306,30 +306,36 @@ class Scheduler:
                 plan.work.append(Work(sequence, sequence.computed, count))
 
     def _admit_waiting(self, plan: Plan, budget: StepBudget, now_s: float) -> None:
-        """Waiting sequences in the policy's order, until one does not fit; none before those on the host."""
+        """Who has blocks, then in the policy's order, until one does not fit; no other before those on the host."""
         self._sort(self.waiting, plan, now_s)
-        while self.waiting and budget.rows > 0 and not self.swapped:
-            sequence = self.waiting[0]
+        held = self.memory.lengths
+        if len(held) > len(self.running):  # who has blocks, filled elsewhere, comes first
+            self.waiting.sort(key=lambda one: one.id not in held)
+        while self.waiting and budget.rows > 0 and (not self.swapped or self.waiting[0].id in held):
+            received = (sequence := self.waiting[0]).id in held
             if self._num_running() + 1 + self._samples_to_come(sequence) > self.settings.max_running:
                 return
             try:
-                known = () if sequence.reads_prompt else sequence.token_ids
-                hit_tokens = self.memory.open(sequence.id, known, sequence.request.tenant)
+                known = () if received or sequence.reads_prompt else sequence.token_ids
+                hit_tokens = 0 if received else self.memory.open(sequence.id, known, sequence.request.tenant)
             except Exception as error:  # of hashing its tokens
                 self._fail(sequence, error, plan, now_s)
                 continue
             blocks = self.memory.missing({sequence.id: sequence.num_tokens})
             if not budget.fits(blocks, spare=self._watermark()):
-                self.memory.release(sequence.id)
+                if not received or not self.running:  # where none runs that could end, it is recomputed
+                    self.memory.release(sequence.id)
                 return
+            loaded = self.load(sequence) if self.load is not None and known else 0  # into blocks counted above
             self.waiting.pop(0)
-            sequence.computed = sequence.hit_tokens = hit_tokens
+            sequence.computed, sequence.hit_tokens = held[sequence.id], hit_tokens + loaded
             self._admit(sequence, plan, now_s)
             self.prompt_tokens += sequence.num_tokens
             self.hit_tokens += hit_tokens
             if count := self._chunk(sequence, budget):
-                budget.take(count, blocks)  # those of the whole sequence, though this step may compute a part of it
-                plan.work.append(Work(sequence, hit_tokens, count))
+                blocks = self.memory.missing({sequence.id: sequence.num_tokens})  # though this step may compute a part
+                budget.take(count, blocks)
+                plan.work.append(Work(sequence, sequence.computed, count))
 
     def _sort(self, queue: list[Sequence], plan: Plan, now_s: float) -> None:
         """In the policy's order. A sequence whose key raises ends with that error."""
@@ -364,8 +370,7 @@ class Scheduler:
 
     def _num_running(self) -> int:
         """Running sequences, those that will be forked from them included."""
-        to_come = sum(self._samples_to_come(sequence) for sequence in self.running if sequence.request.n > 1)
-        return len(self.running) + to_come
+        return len(self.running) + sum(self._samples_to_come(one) for one in self.running if one.request.n > 1)
 
     def _samples_to_come(self, sequence: Sequence) -> int:
         """Sequences that will be forked from this one."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable, Iterable
 from workbench.decoding.request_checks import check_fits_context, no_request
 from workbench.decoding.sequence import Finished, NewToken, Request, Sequence
 from workbench.errors import WorkbenchError, check_whole, is_number
-from workbench.kv.blocks import BlockTables
+from workbench.kv.blocks import BlockTables, NoRoom
 from workbench.kv.prefix import prefix_index
 from workbench.serving.arrivals import Arrival, prompt_ids, text_ids
 from workbench.serving.batching import scheduler_for
@@ -111,6 +111,27 @@ class Twin:
         self.scheduler.add(request)
         self._texts.update({(request.id, sample): text for sample, text in enumerate(texts)})
 
+    def reserve(self, request: Request, *, spare: int = 0) -> int | None:
+        """Blocks for a prompt that is computed elsewhere, but for its last token: how many of its tokens the prefix
+        cache has, or None where there are no blocks now, `spare` ones left. `add` it when its rows are here.
+
+        As `parallel.disaggregated.DecodeEngine` reserves: not while a sequence without blocks waits.
+        """
+        held, scheduler, name, ids = self.tables.lengths, self.scheduler, (request.id, 0), request.prompt_ids
+        if len(held) - len(scheduler.running) >= scheduler.settings.max_running or scheduler.swapped:
+            return None
+        if any(sequence.id not in held for sequence in scheduler.waiting):
+            return None
+        if self.tables.blocks_for(len(ids) - 1) > self.tables.num_available - spare:
+            return None
+        start = self.tables.open(name, ids, request.tenant)
+        try:
+            self.tables.grow({name: len(ids) - 1})
+        except NoRoom:
+            self.tables.release(name)
+            return None
+        return start
+
     def _text(self, request: Request, sample: int) -> tuple[int, ...]:
         text = tuple(self._writes(request, sample))
         if not 1 <= len(text) <= request.max_new_tokens:
@@ -189,7 +210,8 @@ class Twin:
     def _seconds(self, plan: Plan, logit_rows: int) -> float:
         if not plan.work and not plan.padding:
             changed = plan.preempted or plan.swapped_out or plan.swapped_in or plan.admitted
-            assert changed or self.idle, "nothing can be done, now or ever: the scheduler is stuck"
+            reserved = len(self.tables.lengths) > len(self.scheduler.running)  # for rows that are still to come
+            assert changed or self.idle or reserved, "nothing can be done, now or ever: the scheduler is stuck"
             return 0.0
         shape = StepShape.of(plan, self.tables.lengths, logit_rows)
         seconds = self._step_s(shape)

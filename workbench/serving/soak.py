@@ -38,7 +38,7 @@ from workbench.serving.engine import Engine
 from workbench.serving.policies import POLICIES
 from workbench.serving.results import StepReport
 from workbench.serving.scheduler import Scheduler
-from workbench.serving.settings import PREEMPTION, SchedulerSettings
+from workbench.serving.settings import PREEMPTION, SchedulerSettings, TierSettings
 from workbench.serving.soak_kinds import (
     CONTEXT,
     DRAFTS,
@@ -167,7 +167,17 @@ class Run:
         self.counts.update({f"model {self._kind}": 1, f"policy {settings.policy}": 1, "static": static})
         self.counts["prepared"] += models is self.models.prepared
         self.counts.update({f"{name} {value}": 1 for name, value in self._made_with.items() if name in NAMED})
+        with_clock["tiers"] = self._made_with["tiers"] = self._drawn_tiers(settings)
         return settings, Engine(self._model, settings, draft=draft, **with_clock)
+
+    def _drawn_tiers(self, settings: SchedulerSettings) -> TierSettings | None:
+        """Host memory for some blocks, in most engines that can have it."""
+        drawn, made = random.Random(f"tiers {self.seed}"), self._made_with
+        can = settings.remember and settings.batching != "static" and made["prefix"] is not None
+        if not can or "scheduler" in made or self._kind in STATES or drawn.random() < 0.2:
+            return None
+        block_bytes = 8 * made["block_size"] * self._model.config.expanded_kv_values_per_token() + 1024
+        return TierSettings(host_bytes=drawn.randint(1, 40) * block_bytes, load="always")
 
     def _sampling(self) -> SamplingSettings | None:
         pick = self.random.choice
@@ -374,6 +384,9 @@ class Run:
         tables.check()
         if isinstance(engine.kv, State):
             engine.kv.cells.check(engine.kv.lengths)
+        if engine.offloading is not None:
+            engine.offloading.tiers.below.check()
+            self.counts["tokens from tiers"] += engine.offloading.hit_tokens
         left = {
             "sequences of the scheduler": engine.scheduler.alive(),
             "tables": tables.tables,

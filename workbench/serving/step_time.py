@@ -230,13 +230,17 @@ def step_seconds(
     arranged on this machine. Keys and values are counted as kv "paged" does; that they lie in blocks costs nothing
     where they are read through the table (by kernels, on a CPU by the loop over blocks), and is in the calibration
     where they are gathered first. calibration: default none. host_bytes_per_s: between device and host, for swapped
-    texts. Raises WorkbenchError for shapes that are not counted: experts, and latent attention, which is not linear in
-    this way.
+    texts. Raises WorkbenchError for experts and latent attention, which are not linear in this way.
     """
     if config.latent_attention is not None:
         raise WorkbenchError(
             "the step time of latent attention changes its form with the length of a chunk and is not counted here; "
             "simulate a shape with keys and values"
+        )
+    if config.experts is not None:
+        raise WorkbenchError(
+            "the step time of experts bends with the rows of a step, as they choose other experts, and is not counted"
+            " here; simulate a dense shape"
         )
     if host_bytes_per_s is not None:
         check_above("host_bytes_per_s", host_bytes_per_s, 0)

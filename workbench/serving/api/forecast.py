@@ -61,13 +61,14 @@ class Forecast:
         self._ended_s = news.at_s + news.seconds if news.running or news.waiting else None
         if not news.new_tokens:
             return
+        seconds = news.seconds - news.load_s  # of the model: how long loads take does not depend on its rows
         if news.decodes:
             drafted, accepted = (sum(one) for one in zip(*news.drafts, strict=True)) if news.drafts else (0, 0)
             self._drafted += DRAFTS * (drafted / news.decodes - self._drafted)
             self._accepted += DRAFTS * (accepted / news.decodes - self._accepted)
         shape = StepShape(news.new_tokens, news.contexts, news.decodes)
-        self._steps.append((shape, news.seconds))
-        self._recent.append((shape, news.seconds, between_s))
+        self._steps.append((shape, seconds))
+        self._recent.append((shape, seconds, between_s))
         self._since_fit += 1
         due = FIRST_FIT if self.calibration is None else FIT_EVERY
         if self._since_fit >= due or (self._since_fit % FIT_AGAIN == 0 and self._misfits()):

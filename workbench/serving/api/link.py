@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol, cast
 from workbench.decoding.sequence import Finished, LogProb, NewToken, Request
 from workbench.errors import WorkbenchError
 from workbench.serving.engine import Engine
+from workbench.serving.offloading import OffloadTotals
 from workbench.serving.results import StepReport
 
 MAX_FAILURES = 3  # steps in a row that an error stopped; then the engine is given up
@@ -57,6 +58,8 @@ class StepNews(NamedTuple):
     prefix_hits: int  # and how many of them the prefix cache had
     names: tuple[Hashable, ...]  # requests of the batch, as new_tokens
     failures: tuple[str, ...] = ()  # errors that stopped steps before this one, which were undone
+    load_s: float = 0.0  # of `seconds`: blocks from the tiers below the pool
+    offload: OffloadTotals | None = None  # None where there are none
 
     @property
     def rows(self) -> int:
@@ -197,6 +200,8 @@ class EngineThread:
             prefix_hits=scheduler.hit_tokens,
             names=tuple(one.sequence.request.id for one in work),
             failures=failures,
+            load_s=0.0 if report is None else report.load_s,
+            offload=None if self.engine.offloading is None else self.engine.offloading.totals(),
         )
 
 

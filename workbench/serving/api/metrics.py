@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from workbench.serving.api.link import StepNews
+from workbench.serving.offloading import OffloadTotals
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20)
@@ -43,6 +44,30 @@ class Metrics:
         self.usage = gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1")
         self.prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.tier_queries = counter(
+            "vllm:external_prefix_cache_queries", "Prompt tokens not in the pool, looked up in the tiers below it"
+        )
+        self.tier_hits = counter("vllm:external_prefix_cache_hits", "Prompt tokens loaded from the tiers")
+        self.offload_bytes = counter(
+            "vllm:kv_offload_total_bytes", "Copied between the pool and the tiers", "transfer_type"
+        )
+        self.offload_time = counter("vllm:kv_offload_total_time", "Seconds of these copies", "transfer_type")
+        self.tier_bytes = {
+            way: counter(f"vllm:kv_offload_tiering_{way}_bytes", f"Of the disk tier, {way}", "tier")
+            for way in ("read", "write")
+        }
+        self.tier_time = {
+            way: counter(f"vllm:kv_offload_tiering_{way}_time", f"Seconds of the disk tier, {way}", "tier")
+            for way in ("read", "write")
+        }
+        self.tier_blocks = self._labelled_gauge("workbench:tier_blocks", "Blocks that a tier has", "tier")
+        self.tier_evicted = counter("workbench:tier_evicted_blocks", "Blocks that a tier evicted", "tier")
+        self.tier_corrupt = counter(
+            "workbench:tier_corrupt_blocks", "Blocks that did not hold what was written; computed again", "tier"
+        )
+        self.tier_failed = counter(
+            "workbench:tier_failed_reads", "Reads ahead that ended in an error; read again when needed", "tier"
+        )
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that were accepted")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens that clients got")
         self.preemptions = counter("vllm:num_preemptions", "Preemptions")
@@ -86,12 +111,16 @@ class Metrics:
         self.step_failures = counter("workbench:step_failures", "Steps that an error stopped; they were planned again")
         self.schedule_seconds = counter("workbench:schedule_seconds", "In the scheduler, of all steps")
         self._blocks, self._seen = num_blocks, (0, 0)
+        self._offloaded = dict[tuple[str, ...], float]()  # what the engine counted until the last step
 
     def _named(self, extra: str | None) -> tuple[str, ...]:
         return self._labels if extra is None else (*self._labels, extra)
 
     def _gauge(self, name: str, words: str) -> Gauge:
         return Gauge(name, words, self._labels, registry=self.registry).labels(*self._values)
+
+    def _labelled_gauge(self, name: str, words: str, extra: str) -> Gauge:
+        return Gauge(name, words, self._named(extra), registry=self.registry)
 
     def _counter(self, name: str, words: str, extra: str | None = None) -> Counter:
         made = Counter(name, words, self._named(extra), registry=self.registry)
@@ -111,19 +140,46 @@ class Metrics:
         self._seen = queries, hits
         self.preemptions.inc(news.preempted)
         self.step_failures.inc(len(news.failures))
+        if news.offload is not None:
+            self._note_offload(news.offload)
         if not news.new_tokens:
             return
         self.step_tokens.observe(news.rows)
         self.step_seconds.observe(news.seconds)
         self.schedule_seconds.inc(news.schedule_s)
         if predicted_s:
-            self.step_ratio.observe(news.seconds / predicted_s)
+            self.step_ratio.observe((news.seconds - news.load_s) / predicted_s)
         for drafted, accepted in news.drafts:
             self.drafts.inc()
             self.draft_tokens.inc(drafted)
             self.accepted_tokens.inc(accepted)
             for position in range(accepted):
                 self.accepted_at.labels(*self._values, str(position)).inc()
+
+    def _note_offload(self, totals: OffloadTotals) -> None:
+        """Totals become counters: what is more than at the step before is added."""
+
+        def add(counter: Counter, total: float, *names: str) -> None:
+            key = (counter._name, *names)
+            (counter.labels(*self._values, *names) if names else counter).inc(total - self._offloaded.get(key, 0))
+            self._offloaded[key] = total
+
+        add(self.tier_queries, totals.query_tokens)
+        add(self.tier_hits, totals.hit_tokens)
+        for tier in totals.tiers:
+            self.tier_blocks.labels(*self._values, tier.tier).set(tier.blocks)
+            add(self.tier_evicted, tier.evicted, tier.tier)
+            add(self.tier_corrupt, tier.corrupt, tier.tier)
+            add(self.tier_failed, tier.failed, tier.tier)
+        for transfer, pool_is in (("GPU_to_CPU", "source"), ("CPU_to_GPU", "target")):
+            of_pool = [one for one in totals.moves if getattr(one, pool_is) == "pool"]
+            add(self.offload_bytes, sum(one.bytes for one in of_pool), transfer)
+            add(self.offload_time, sum(one.seconds for one in of_pool), transfer)
+        for way, disk_is in (("read", "source"), ("write", "target")):
+            of_disk = [one for one in totals.moves if getattr(one, disk_is) == "disk"]
+            if of_disk:
+                add(self.tier_bytes[way], sum(one.bytes for one in of_disk), "1:disk")
+                add(self.tier_time[way], sum(one.seconds for one in of_disk), "1:disk")
 
     def asked(self, n: int, max_tokens: int, prompt_tokens: int) -> None:
         """A request was accepted."""

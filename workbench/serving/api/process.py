@@ -34,6 +34,7 @@ from workbench.serving.api.guides import Grammar, Guides
 from workbench.serving.api.link import Deliver, Died, EngineThread, StepNews, Update
 from workbench.serving.api.served import ModelFacts
 from workbench.serving.engine import Engine
+from workbench.serving.offloading import MoveTotals, OffloadTotals, TierTotals
 
 LOOKS_EVERY_MS = 500  # whether the other process is still there
 STOPS_WITHIN_S = 10
@@ -80,6 +81,16 @@ def news_from_json(plain: Sequence[Any]) -> StepNews:
         running=_pairs(news.running),
         names=tuple(tuple(name) for name in news.names),  # type: ignore[arg-type]
         failures=tuple(news.failures),
+        offload=_offload_from_json(news.offload),
+    )
+
+
+def _offload_from_json(plain: Sequence[Any] | None) -> OffloadTotals | None:
+    if plain is None:
+        return None
+    queries, hits, tiers, moves = plain
+    return OffloadTotals(
+        queries, hits, tuple(TierTotals(*one) for one in tiers), tuple(MoveTotals(*one) for one in moves)
     )
 
 
