@@ -7,7 +7,10 @@
 #
 # As before, each exercise has a cell for **your answer**, one to **try it**, and one that **checks** it. The
 # grader runs the same checks and a few more, on other sizes and edge cases; the points for both are on the
-# check cell. Tensors of the first two exercises are float64. Nothing that is handed over may be changed.
+# check cell. Nothing that is handed over may be changed.
+#
+# A `share` is a decimal number, and a count of it is taken of that number: 0.29 of 100 are 29. In floating point
+# 0.29·100 is 28.999999999999996, so round the product to six digits before you round it to a whole number.
 #
 # Symbols: B sequences, T tokens, D channels of the residual stream, F neurons of an MLP, H query heads, K key-value
 # heads, d head_dim, V tokens of the vocabulary.
@@ -31,14 +34,18 @@ from workbench import checks
 # score_i = √ Σ_b ( 1/n_b · Σ_t |a[b, t, i]| )²          t: the n_b tokens of sequence b that are no padding
 #
 # part                  activation a                              score of the part
-# neuron of an MLP      what comes into `down`:                   score_i
+# neuron of an MLP      the input of `down`:                      score_i
 #                       silu(x · gateᵀ) · (x · upᵀ)
-# residual channel      what an RMSNorm gives                     the sum of score_i over all norms
-# key-value group       of each query head, ‖its d outputs‖₂      the sum of score_i over the query heads of the group
+# residual channel      the output of an RMSNorm, which is        the sum of score_i over all norms
+#                       the input of attention, MLP or head
+# key-value group       the input of `o`: of each query head      the sum of score_i over the query heads of the group
+#                       the norm of its d numbers, ‖·‖₂
 # ```
 #
-# Write four functions, and put them into the dict. `mask` is bool `[B, T]`, True where there is a token. Padding may
-# stand anywhere, and what an activation is there counts for nothing.
+# In the lecture it is the formula under the table of scores; what the package's own scores do otherwise stands there.
+#
+# Write four functions, and put them into the dict. Tensors are float64. `mask` is bool `[B, T]`, True where there is a
+# token. Padding may stand anywhere, and what is there counts for nothing, nan and infinity among it.
 #
 # | function | returns |
 # |---|---|
@@ -47,7 +54,8 @@ from workbench import checks
 # | `kv_groups(heads, num_kv_heads, mask)` | `[K]`, of `[B, T, H, d]`; neighbouring query heads share a group, H/K each |
 # | `kept(scores, share)` | a list of the indices that stay |
 #
-# - A sequence without a token adds 0 to the sum over b. So does a batch of no sequences: all scores are 0.
+# - A sequence without a token adds 0 to the sum over b. Where there is no sequence at all (B = 0), all scores are 0: a
+#   tensor of zeros, as long as ever.
 # - `kept` keeps ⌊share·n + ½⌋ of n scores, and at least one: those with the highest scores, of equal ones the one with
 #   the lower index. The indices come in ascending order, as whole numbers.
 
@@ -93,7 +101,7 @@ def kept(scores, share):
     """Indices of the highest scores, in ascending order."""
     ### STUB: how many? which? in which order?
     ### BEGIN SOLUTION
-    count = max(1, math.floor(share * len(scores) + 0.5))
+    count = max(1, math.floor(round(share * len(scores), 6) + 0.5))
     order = sorted(range(len(scores)), key=lambda i: (-float(scores[i]), i))
     return sorted(order[:count])
     ### END SOLUTION
@@ -146,7 +154,10 @@ checks.check("pruning-importance", importance)
 #   may be `q_norm` and `k_norm` `[d]`, which norm each head, as in Qwen3.
 # - A tied head is the embedding's own tensor (`block["head"] is block["embedding"]`). It is tied afterwards, too, and
 #   takes no bytes of its own. An untied one is cut as well.
-# - The new tensors share no memory with the old ones: a view of a few rows keeps all of a matrix in memory.
+# - The matrices are float64, float32, float16 or bfloat16, and keep their dtype.
+# - Each new tensor has memory of its own, and no more of it than its numbers take: a slice of a larger tensor, be it the
+#   old one or a copy, keeps all of that in memory.
+# - The dict that is given keeps all of its tensors.
 #
 # What is checked is the function. The smaller model must give the logits that the full one gives with the other
 # channels, neurons and groups set to zero wherever they are written. An RMSNorm takes its mean over the channels that
@@ -221,13 +232,17 @@ checks.check("pruning-cut", cut)
 # dict:
 #
 # - `loss(student, teacher, temperature, mask)`: logits `[B, T, V]`, and bool `[B, T]`, True where a position counts.
-#   Return one number.
-# - `gradient(student, teacher, temperature, mask)` returns the derivative of it by the student's logits, `[B, T, V]`.
+#   Return one number: a tensor `[]` in float32, or a Python float.
+# - `gradient(student, teacher, temperature, mask)` returns the derivative of it by the student's logits, `[B, T, V]` in
+#   float32.
 #
 # What they are given:
 #
 # - Logits are float32, float16 or bfloat16, and some are in the hundreds: e^logit is no number any more. Compute in
-#   float32 or float64, by the log-softmax; both results have four digits.
+#   float32 or float64, by the log-softmax; both results have four digits. They come back in float32 whatever the dtype
+#   of the logits: half precision has two or three digits, and training adds many of these numbers up.
+# - The teacher is not trained. Its logits may have `requires_grad`, and neither the loss nor the gradient leads back to
+#   them.
 # - At a position that does not count any number may stand, nan and infinity among them. The gradient is 0 there.
 # - Where no position counts, the loss is 0, and so is the gradient.
 # - A logit of the teacher may be −∞, for a token that it never predicts. p is 0 then, and so is its term of the sum.
@@ -238,6 +253,7 @@ def loss(student, teacher, temperature, mask):
     """τ²·KL(teacher ‖ student), the mean over the positions that count."""
     ### STUB: choose the positions first; both log-softmaxes; what is 0·(−∞)?
     ### BEGIN SOLUTION
+    teacher = teacher.detach()
     if not mask.any():
         return 0.0
     log_q = torch.log_softmax(student[mask].float() / temperature, dim=-1)
@@ -252,6 +268,7 @@ def gradient(student, teacher, temperature, mask):
     """[B, T, V]: the derivative of the loss by the student's logits."""
     ### STUB: the difference of two distributions, at the positions that count
     ### BEGIN SOLUTION
+    student, teacher = student.detach(), teacher.detach()
     q = torch.softmax(student.float() / temperature, dim=-1)
     p = torch.softmax(teacher.float() / temperature, dim=-1)
     count = max(1, int(mask.sum()))
@@ -264,7 +281,7 @@ distill = {"loss": loss, "gradient": gradient}
 # %%
 with checks.trying("pruning-distill"):
     generator = torch.Generator().manual_seed(0)
-    student, teacher = 3 * torch.randn(2, 2, 6, 50, generator=generator, dtype=torch.float64)
+    student, teacher = 3 * torch.randn(2, 2, 6, 50, generator=generator)
     some = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
     for temperature in (0.5, 1.0, 2.0, 8.0):
         slope = distill["gradient"](student, teacher, temperature, some)
@@ -299,14 +316,14 @@ checks.check("pruning-distill", distill)
 # dict:
 #
 # - `input_norms(batches)`: a list of tensors `[N, in]`, with any numbers of tokens N, 0 among them. Return `[in]`, over
-#   the tokens of all batches together. The list is not empty.
+#   the tokens of all batches together, in float32 or float64. The list is not empty.
 # - `by_row(weight, norms, share)`: set ⌊share·in⌋ weights of each row to zero, those with the lowest scores. Return the
-#   new matrix `[out, in]`.
+#   new matrix `[out, in]`. For the share see the top of this notebook.
 # - `two_of_four(weight, norms)`: keep two of each four neighbours in a row, inputs 0 to 3, 4 to 7 and so on, as the
 #   sparse matrix units of a GPU ask for. Where `in` is no multiple of 4, raise a `ValueError`.
 #
 # Of equal scores the one with the lower index is kept. So the number of zeros is exact, where all scores of a row are 0,
-# too. What is kept stays as it is, in its dtype.
+# too. What is kept stays as it is, and the new matrix has the dtype of `weight`, whatever that of `norms`.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "pruning-wanda"}
@@ -324,7 +341,7 @@ def by_row(weight, norms, share):
     ### STUB: scores; the lowest of each row, of equal ones the later
     ### BEGIN SOLUTION
     scores = weight.abs() * norms
-    count = math.floor(share * weight.shape[1])
+    count = math.floor(round(share * weight.shape[1], 6))
     order = scores.argsort(dim=1, descending=True, stable=True)
     gone = order[:, weight.shape[1] - count :]
     return weight.scatter(1, gone, 0.0)
@@ -388,6 +405,9 @@ checks.check("pruning-wanda", wanda)
 #                     {"kind": "kv_group", "layer": 0, "parameters": 40,  "launches": 0, "loss": 0.125}, …]}
 # ```
 #
+# A piece is a layer, or a part of one: then its kind may be any name, and it, too, may have launches. Layers may have
+# any numbers, and not all of them have the same kinds.
+#
 # A cut is a list of indices into `pieces`. Write two functions, and put them into the dict:
 #
 # - `cost(table, cut)` returns a dict of `parameters`, `launches`, `step_s` and `loss`, of the model without these
@@ -395,7 +415,8 @@ checks.check("pruning-wanda", wanda)
 #   parameters have theirs in them, and its loss is that of all of it; so where a cut names a layer and pieces of this
 #   layer, these pieces count for nothing.
 # - `plan(table, max_parameters, max_step_s)` returns the cut with the lowest loss of those that keep to both budgets, or
-#   None when there is none. A budget that is met exactly is kept to.
+#   None when there is none. A budget that is met exactly is kept to; one that is exceeded by a single parameter, or by
+#   the time of its bytes, is not. (Budgets, times and losses of the checks are exact in floating point.)
 #
 # What is a plan:
 #
@@ -405,7 +426,7 @@ checks.check("pruning-wanda", wanda)
 # - A measured loss may be below 0: the model was better without the piece. Then a cut may be right where everything
 #   fits.
 # - Of two plans with the same loss the one with fewer parameters is chosen, then the one whose list of indices comes
-#   first in Python's order of lists.
+#   first in Python's order of lists. Losses that differ by 1e-4 are not the same.
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "pruning-plan"}

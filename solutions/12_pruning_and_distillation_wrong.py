@@ -72,12 +72,12 @@ norm of a whole group: each query head has an activation of its own; their score
 
 # kept
 rounded down: a half is rounded up: ⌊share·n + ½⌋
--    count = max(1, math.floor(share * len(scores) + 0.5))
-+    count = max(1, int(share * len(scores)))
+-    count = max(1, math.floor(round(share * len(scores), 6) + 0.5))
++    count = max(1, int(round(share * len(scores), 6)))
 
 halves to the even number: Python's round sends a half to the even number; ⌊share·n + ½⌋ does not
--    count = max(1, math.floor(share * len(scores) + 0.5))
-+    count = max(1, round(share * len(scores)))
+-    count = max(1, math.floor(round(share * len(scores), 6) + 0.5))
++    count = max(1, round(round(share * len(scores), 6)))
 
 lowest kept: those with the highest scores stay
 -    order = sorted(range(len(scores)), key=lambda i: (-float(scores[i]), i))
@@ -105,6 +105,22 @@ padding as zeros before the norm of the mean: the number of tokens is that of ea
 -    means = sums / mask.sum(1, keepdim=True).clamp(min=1)
 +    means = sums / max(1.0, float(mask.sum()) / max(1, len(mask)))
 
+padding times zero: nan times 0 is nan; choose the tokens
+-    sums = torch.where(mask[..., None], activations.abs(), 0.0).sum(1)
++    sums = (activations.abs() * mask[..., None]).sum(1)
+
+# demands
+a number for no sequences: a batch of no sequences has a score for each channel, too: zeros
+-    return sum(aggregated(one, mask) for one in normed)
++    scores = 0.0
++    for one in normed:
++        squares = 0.0
++        for rows, there in zip(one, mask):
++            if there.any():
++                squares = squares + rows[there].abs().mean(0).square()
++        scores = scores + squares**0.5
++    return scores
+
 # demands
 sequences without a token: a sequence without a token adds 0; 0/0 is nan
 -    means = sums / mask.sum(1, keepdim=True).clamp(min=1)
@@ -112,8 +128,12 @@ sequences without a token: a sequence without a token adds 0; 0/0 is nan
 
 # demands
 nothing kept: at least one stays
--    count = max(1, math.floor(share * len(scores) + 0.5))
-+    count = math.floor(share * len(scores) + 0.5)
+-    count = max(1, math.floor(round(share * len(scores), 6) + 0.5))
++    count = math.floor(round(share * len(scores), 6) + 0.5)
+
+the product in floating point: 0.29·50 is 14.499… in floating point; round the product to six digits first
+-    count = max(1, math.floor(round(share * len(scores), 6) + 0.5))
++    count = max(1, math.floor(share * len(scores) + 0.5))
 
 # demands
 the later of equal ones: of equal scores the one with the lower index stays
@@ -212,6 +232,26 @@ views: the new tensors share memory with the old ones; a view of a few rows keep
 +            smaller = tensor[rows[name]] if name in rows else tensor
 +            wanted = columns.get(name, channels)
 +            new[name] = smaller if wanted == list(range(smaller.shape[1])) else smaller[:, wanted]
+
+slices of copies: a slice of a copy keeps all of the copy in memory; index it, or clone the slice
+-            new[name] = smaller[:, columns.get(name, channels)]
++            wanted = columns.get(name, channels)
++            others = [j for j in range(smaller.shape[1]) if j not in wanted]
++            new[name] = smaller[:, [*wanted, *others]][:, : len(wanted)]
+
+# demands
+all in float32: the matrices keep their dtype
+-            new[name] = smaller[:, columns.get(name, channels)]
++            new[name] = smaller[:, columns.get(name, channels)].float()
+
+norms in float32: the norms keep their dtype, too
+-            new[name] = tensor[rows.get(name.removesuffix("_bias"), channels)]
++            new[name] = tensor[rows.get(name.removesuffix("_bias"), channels)].float()
+
+# neurons
+the given dict filled: the dict that is given is to stay as it is; fill a new one
+-    new = {}
++    new = block
 """
 
 PRUNING_DISTILL = """
@@ -333,6 +373,29 @@ gradient in half precision: compute in float32: half precision has two or three 
 0 times −∞: where p is 0 the term is 0; 0·(−∞) is nan
 -    terms = torch.where(p > 0, p * (log_p - log_q), 0.0)
 +    terms = p * (log_p - log_q)
+
+# demands
+gradient in the logits' dtype: the gradient comes back in float32, whatever the dtype of the logits
+-    return torch.where(mask[..., None], temperature * (q - p) / count, 0.0)
++    return torch.where(mask[..., None], temperature * (q - p) / count, 0.0).to(student.dtype)
+
+# loss
+loss in float64: compute in float64 if you like; the loss comes back in float32, or as a Python float
+-    return temperature**2 * terms.sum(-1).mean()
++    return temperature**2 * terms.sum(-1).mean().double()
+
+# gradient
+gradient in float64: compute in float64 if you like; the gradient comes back in float32
+-    return torch.where(mask[..., None], temperature * (q - p) / count, 0.0)
++    return torch.where(mask[..., None], temperature * (q - p) / count, 0.0).double()
+
+# demands
+a teacher that learns: the teacher is not trained: detach its logits, and the loss does not lead back to them
+-    teacher = teacher.detach()
+
+a gradient that leads to the teacher: the teacher is not trained: detach its logits
+-    student, teacher = student.detach(), teacher.detach()
++    student = student.detach()
 """
 
 PRUNING_WANDA = """
@@ -361,27 +424,27 @@ no root: a norm has a square root
 # by-row
 magnitude alone: the score is |W| times the norm of the input
 -    scores = weight.abs() * norms
--    count = math.floor(share * weight.shape[1])
+-    count = math.floor(round(share * weight.shape[1], 6))
 +    scores = weight.abs()
-+    count = math.floor(share * weight.shape[1])
++    count = math.floor(round(share * weight.shape[1], 6))
 
 inputs alone: the score is |W| times the norm of the input
 -    scores = weight.abs() * norms
--    count = math.floor(share * weight.shape[1])
+-    count = math.floor(round(share * weight.shape[1], 6))
 +    scores = torch.ones_like(weight) * norms
-+    count = math.floor(share * weight.shape[1])
++    count = math.floor(round(share * weight.shape[1], 6))
 
 squared norms: the norm counts once, not squared
 -    scores = weight.abs() * norms
--    count = math.floor(share * weight.shape[1])
+-    count = math.floor(round(share * weight.shape[1], 6))
 +    scores = weight.abs() * norms**2
-+    count = math.floor(share * weight.shape[1])
++    count = math.floor(round(share * weight.shape[1], 6))
 
 without the absolute value: a large negative weight matters as much as a positive one
 -    scores = weight.abs() * norms
--    count = math.floor(share * weight.shape[1])
+-    count = math.floor(round(share * weight.shape[1], 6))
 +    scores = weight * norms
-+    count = math.floor(share * weight.shape[1])
++    count = math.floor(round(share * weight.shape[1], 6))
 
 over the whole matrix: scores are compared within a row
 -    order = scores.argsort(dim=1, descending=True, stable=True)
@@ -445,12 +508,16 @@ squares in half precision: squares of float16 overflow; add up in float32 or flo
 
 # demands
 rounded: ⌊share·in⌋ weights go
--    count = math.floor(share * weight.shape[1])
-+    count = math.ceil(share * weight.shape[1])
+-    count = math.floor(round(share * weight.shape[1], 6))
++    count = math.ceil(round(share * weight.shape[1], 6))
 
 share that stays: the share says what goes, not what stays
--    count = math.floor(share * weight.shape[1])
-+    count = weight.shape[1] - math.floor(share * weight.shape[1])
+-    count = math.floor(round(share * weight.shape[1], 6))
++    count = weight.shape[1] - math.floor(round(share * weight.shape[1], 6))
+
+the product in floating point: 0.29·100 is 28.999… in floating point; round the product to six digits first
+-    count = math.floor(round(share * weight.shape[1], 6))
++    count = math.floor(share * weight.shape[1])
 
 everything from the end: a share of 0 leaves all of a row, and [-0:] is all of it
 -    gone = order[:, weight.shape[1] - count :]
@@ -484,6 +551,11 @@ in another dtype: what is kept stays in its dtype
 -    return weight.scatter(1, gone, 0.0)
 +    return weight.double().scatter(1, gone, 0.0)
 
+halves alone kept: what is kept stays in its dtype, float64, too
+-    return groups.scatter(2, order[:, :, 2:], 0.0).flatten(1)
++    zeroed = groups.scatter(2, order[:, :, 2:], 0.0).flatten(1)
++    return zeroed if weight.element_size() == 2 else zeroed.float()
+
 # demands
 the rest left alone: where in is no multiple of 4 a ValueError is asked for
 -    if weight.shape[1] % 4:
@@ -511,6 +583,17 @@ launches of the whole model: a layer's launches go with it
 -    launches = table["launches"] - sum(piece["launches"] for piece in counted)
 +    launches = table["launches"]
 
+launches of layers alone: any piece may take launches with it, not a layer alone
+-    launches = table["launches"] - sum(piece["launches"] for piece in counted)
++    launches = table["launches"] - sum(piece["launches"] for piece in counted if piece["kind"] == "layer")
+
+known kinds alone: a piece may have any kind; whatever is no layer is a part of one
+-    parameters = table["parameters"] - sum(piece["parameters"] for piece in counted)
+-    launches = table["launches"] - sum(piece["launches"] for piece in counted)
++    counted = [piece for piece in counted if piece["kind"] in ("layer", "neurons", "kv_group")]
++    parameters = table["parameters"] - sum(piece["parameters"] for piece in counted)
++    launches = table["launches"] - sum(piece["launches"] for piece in counted)
+
 what is cut: the numbers are those of the model without the pieces
 -    parameters = table["parameters"] - sum(piece["parameters"] for piece in counted)
 +    parameters = sum(piece["parameters"] for piece in counted)
@@ -533,7 +616,7 @@ loss counted twice: a layer's loss is that of all of it
 +        "loss": sum(pieces[i]["loss"] for i in cut),
 
 # parameters
-greedy by loss: piece by piece the cheapest one misses cheaper sets; there are few enough to try them all
+greedy by loss: piece by piece the one of the lowest loss misses sets of a lower loss; there are few enough to try them all
 +def cost(table, cut):
 +    pieces = table["pieces"]
 +    layers = {pieces[i]["layer"] for i in cut if pieces[i]["kind"] == "layer"}
@@ -574,7 +657,7 @@ first that fits: the first plan that fits need not be the best
 -            if best is None or key < best:
 +            if best is None:
 
-fewest pieces: few pieces may cost more than many
+fewest pieces: few pieces may have a higher loss than many
 -            key = (costs["loss"], costs["parameters"], list(cut))
 +            key = (len(cut), costs["loss"], costs["parameters"], list(cut))
 @@
@@ -600,7 +683,19 @@ strictly below: a budget that is met exactly is kept to
 -            if costs["parameters"] > max_parameters or costs["step_s"] > max_step_s:
 +            if costs["parameters"] >= max_parameters or costs["step_s"] >= max_step_s:
 
+slack of a nanosecond: a step that is longer than the budget by however little does not fit
+-            if costs["parameters"] > max_parameters or costs["step_s"] > max_step_s:
++            if costs["parameters"] > max_parameters or costs["step_s"] > max_step_s + 1e-9:
+
+slack of a parameter: one parameter too many is too many
+-            if costs["parameters"] > max_parameters or costs["step_s"] > max_step_s:
++            if costs["parameters"] > max_parameters + 1 or costs["step_s"] > max_step_s:
+
 # demands
+losses rounded: losses that differ by little are not the same; nothing is rounded
+-            key = (costs["loss"], costs["parameters"], list(cut))
++            key = (round(costs["loss"], 3), costs["parameters"], list(cut))
+
 ties by order alone: of plans with the same loss the one with fewer parameters is chosen
 -            key = (costs["loss"], costs["parameters"], list(cut))
 +            key = (costs["loss"], list(cut), list(cut))
@@ -631,6 +726,19 @@ a layer without neurons: a layer that stays keeps a piece of each kind
 pieces of a layer that goes: a plan names no piece of a layer that it cuts
 -            if any(pieces[i]["kind"] != "layer" and pieces[i]["layer"] in layers for i in cut):
 -                continue
+
+two kinds alone: a layer keeps a piece of each kind that the table has for it, whatever its name
+-    whole = {(piece["layer"], piece["kind"]) for piece in pieces}
++    whole = {(piece["layer"], piece["kind"]) for piece in pieces if piece["kind"] in ("layer", "neurons", "kv_group")}
+
+each kind in each layer: a layer keeps a piece of each kind that the table has for this layer
+-            if any(layer not in layers and (layer, kind) not in left for layer, kind in whole):
++            kinds = {kind for _, kind in whole}
++            if any(layer not in layers and (layer, kind) not in left for layer, _ in whole for kind in kinds):
+
+layers counted from 0: layers may have any numbers; their number is not that of the last one
+-            if all(kind != "layer" for _, kind in left):
++            if len(layers) > max(piece["layer"] for piece in pieces):
 
 # demands
 nothing cut where all fits: a measured loss may be below 0, and then a cut is right where everything fits
@@ -678,7 +786,7 @@ def kv_groups(heads, num_kv_heads, mask):
 
 
 def kept(scores, share):
-    count = int(share * len(scores) + 0.5) or 1
+    count = int(round(share * len(scores), 6) + 0.5) or 1
     values = torch.as_tensor(scores)
     return values.argsort(descending=True, stable=True)[:count].sort().values.tolist()
 
@@ -718,7 +826,7 @@ def cut(block, head_dim, channels, neurons, groups):
 """,
     "pruning-distill": """
 def distributions(student, teacher, temperature, mask):
-    rows = [(student[b, t], teacher[b, t]) for b, t in mask.nonzero().tolist()]
+    rows = [(student[b, t].detach(), teacher[b, t].detach()) for b, t in mask.nonzero().tolist()]
     return [[(x.double() / temperature).log_softmax(0) for x in pair] for pair in rows]
 
 
@@ -751,7 +859,7 @@ def lowest(row, norms, count):
 
 
 def by_row(weight, norms, share):
-    return torch.stack([lowest(row, norms, int(share * weight.shape[1])) for row in weight])
+    return torch.stack([lowest(row, norms, int(round(share * weight.shape[1], 6))) for row in weight])
 
 
 def two_of_four(weight, norms):

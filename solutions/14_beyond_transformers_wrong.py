@@ -109,14 +109,13 @@ bilinear for both
 +    return bilinear(a, b, step)
 
 # demands
-zero by zero: at A = 0 that is 0/0
+zero by zero
 -    nothing = z == 0
 -    grown = torch.where(nothing, 1.0, torch.expm1(z) / torch.where(nothing, 1.0, z))
 -    return torch.exp(z), grown * (step * b)
 +    return torch.exp(z), (torch.exp(z) - 1) / a * b
 
-zero alone: near A = 0 the difference e^z − 1 has lost its digits; `torch.expm1` computes it without that loss, and a
-series does
+zero alone
 -    grown = torch.where(nothing, 1.0, torch.expm1(z) / torch.where(nothing, 1.0, z))
 +    grown = torch.where(nothing, 1.0, (torch.exp(z) - 1) / torch.where(nothing, 1.0, z))
 

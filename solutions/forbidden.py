@@ -38,6 +38,10 @@ FORBIDDEN = {
     "paged-pool": ("workbench.kv.blocks:BlockTables",),
     "paged-cow": ("workbench.kv.blocks:BlockTables",),
     "paged-prefix": ("workbench.kv.prefix:HashChain", "workbench.kv.prefix:RadixTree"),
+    "parallel-split": ("workbench.parallel.tensor:Part", "workbench.parallel.tensor:RowParallel"),
+    "parallel-count": ("workbench.parallel.costs:step_counts",),
+    "parallel-schedule": ("workbench.parallel.pipeline:Progress", "workbench.parallel.pipeline:bubble"),
+    "parallel-connector": ("workbench.parallel.disaggregated.connector:Receiver",),
     "beyond-discretize": ("workbench.models.mixers.s4:bilinear", "workbench.models.mixers.s4:zero_order_hold"),
     "beyond-convolution": tuple(
         f"workbench.models.mixers.s4:{name}" for name in ("diagonal_kernel", "causal_convolution", "direct_convolution")

@@ -1401,7 +1401,7 @@ from collections import Counter
 
 def _score(values, mask):
     values, mask = np.abs(np.asarray(values, dtype=float)), np.asarray(mask)
-    means = [rows[there].sum(0) / there.sum() if there.any() else 0 * values[0, 0] for rows, there in zip(values, mask)]
+    means = [rows[there].sum(0) / there.sum() for rows, there in zip(values, mask) if there.any()]
     return torch.from_numpy(np.sqrt(sum((m**2 for m in means), np.zeros(values.shape[-1]))))
 
 
@@ -1419,7 +1419,7 @@ def _groups(heads, num_kv_heads, mask):
 
 def _kept(scores, share):
     left = dict(enumerate(scores))
-    for _ in range(len(scores) - max(1, int(np.floor(len(scores) * share + 0.5)))):
+    for _ in range(len(scores) - max(1, int(np.floor(round(len(scores) * share, 9) + 0.5)))):
         left.pop(min(reversed(left), key=left.get))
     return [*left]
 
@@ -1468,16 +1468,16 @@ from torch.nn import functional as F
 
 def _loss(student, teacher, temperature, mask):
     places = mask.flatten().nonzero().flatten()
-    z, y = (x.flatten(0, 1).index_select(0, places).double() / temperature for x in (student, teacher))
+    z, y = (x.flatten(0, 1).index_select(0, places).double() / temperature for x in (student, teacher.detach()))
     never = y.isneginf()
     p, log_q = y.softmax(1), F.log_softmax(z, 1).masked_fill(never, 0)
     entropy = -torch.special.entr(p).sum()
-    return temperature * temperature * (entropy - (p * log_q).sum()) / max(len(places), 1)
+    return (temperature * temperature * (entropy - (p * log_q).sum()) / max(len(places), 1)).float()
 
 
 def _gradient(student, teacher, temperature, mask):
     z = student.detach().double().masked_fill(~mask[..., None], 0.0).requires_grad_()
-    return grad(_loss(z, teacher, temperature, mask), z)[0]
+    return grad(_loss(z, teacher, temperature, mask), z)[0].float()
 
 
 distill = {"loss": _loss, "gradient": _gradient}
@@ -1503,7 +1503,7 @@ def _two(weight, norms):
 
 
 wanda = dict(
-    input_norms=_norms, by_row=lambda weight, norms, share: _masked(weight, norms, int(share * norms.numel())),
+    input_norms=_norms, by_row=lambda weight, norms, share: _masked(weight, norms, int(share * norms.numel() + 1e-6)),
     two_of_four=_two
 )
 """,
@@ -1550,6 +1550,204 @@ def _plan(table, max_parameters, max_step_s):
 
 
 budget = {"cost": _cost, "plan": _plan}
+""",
+    # --- lab 13 ---
+    "parallel-split": """
+import numpy as np
+from functools import partial
+
+
+def _share(units, columns, own, weights):
+    'Rows of everything but `columns`, whose bias is whole; arrays.'
+    out = {}
+    for name, tensor in weights.items():
+        rows = own[name[0]]
+        if name == columns:
+            out[name] = np.ascontiguousarray(tensor.numpy().T[rows].T)
+        elif name == columns + "_bias":
+            out[name] = np.array(tensor)
+        else:
+            out[name] = tensor.numpy()[rows]
+    return out
+
+
+def _stretch(units, rank, ranks):
+    if units % ranks:
+        raise ValueError
+    return [i for i in range(units) if i // (units // ranks) == rank]
+
+
+class Split(dict):
+    def feed_forward(self, weights, rank, ranks):
+        own = _stretch(len(weights["up"]), rank, ranks)
+        return _share(len(own), "down", dict.fromkeys("gud", own), weights)
+
+    def attention(self, weights, head_dim, rank, ranks):
+        queries, keys = (weights[name].shape[0] // head_dim for name in ("q", "k"))
+        own = _stretch(queries, rank, ranks)
+        needed = sorted({head * keys // queries for head in own})
+        if keys % ranks and ranks % keys:
+            raise ValueError("cut")
+        wide = lambda heads: [head * head_dim + i for head in heads for i in range(head_dim)]
+        return _share(0, "o", {"q": wide(own), "o": wide(own), "k": wide(needed), "v": wide(needed)}, weights)
+
+    def forward(self, x, part, all_reduce):
+        part = {name: torch.as_tensor(one) for name, one in part.items()}
+        silu = torch.nn.SiLU()
+        zero = torch.zeros((), dtype=x.dtype)
+        inner = silu(x.matmul(part["gate"].t()).add(part.get("gate_bias", zero)))
+        inner.mul_(x.matmul(part["up"].t()).add(part.get("up_bias", zero)))
+        result = all_reduce(inner.matmul(part["down"].t()))
+        result += part.get("down_bias", zero)
+        return result
+
+
+_made = Split()
+split = {name: getattr(_made, name) for name in ("feed_forward", "attention", "forward")}
+""",
+    "parallel-count": """
+from collections import Counter
+import numpy as np
+
+
+def step_counts(model, tensor, pipeline, rank, groups):
+    layers, size = model["layers"], model["element_bytes"]
+    if not layers >= pipeline:
+        raise ValueError
+    stage = rank // tensor
+    mine = len(np.array_split(np.arange(layers), pipeline)[stage])
+    calls, bytes_ = Counter(), Counter()
+
+    def note(kind, each, times=1):
+        calls[kind] += times
+        bytes_[kind] += times * each
+
+    for n, m in groups:
+        many, end = tensor != 1, stage + 1 == pipeline
+        row = n * model["hidden_size"] * size
+        note("all_reduce", row, 2 * mine * many)
+        note("send", row, not end)
+        note("receive", row, stage != 0)
+        note("gather", m * ((model["vocabulary"] + tensor - 1) // tensor) * size, bool(end and many and m))
+        answer = m * model["vocabulary"] * size
+        note("send", answer, bool(pipeline > 1 and m and rank == (pipeline - 1) * tensor))
+        note("receive", answer, bool(pipeline > 1 and m and not rank))
+    return {kind: np.array([calls[kind], bytes_[kind]]) for kind in ("receive", "send", "gather", "all_reduce")}
+""",
+    "parallel-schedule": """
+from fractions import Fraction
+from itertools import accumulate, count
+
+
+def _run(times):
+    ends, starts = [Fraction(0)] * len(times[0]), []
+    for row in times:
+        own, last = [], Fraction(0)
+        for ready, seconds in zip(ends, row):
+            own.append(max(last, ready))
+            last = own[-1] + Fraction(seconds)
+        ends = [start + Fraction(one) for start, one in zip(own, row)]
+        starts.append(torch.tensor([float(one) for one in own], dtype=torch.float64))
+    total = max([*ends, 0])
+    work = sum(Fraction(one) for row in times for one in row)
+    share = float(1 - work / (len(times) * total)) if total else 0
+    return dict(starts=[row.tolist() for row in starts], total_s=float(total), idle_share=torch.tensor(share).double())
+
+
+def _smallest(stages, max_idle):
+    bound = Fraction(max_idle)
+    if stages > 1 and not bound:
+        return None
+    return next(m for m in count(1) if (stages - 1) <= bound * (m + stages - 1))
+
+
+schedule = {"min_groups": _smallest, "run": _run}
+""",
+    "parallel-connector": """
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Place:
+    blocks: list
+    layers: int
+    bits: int = 0
+
+    def full(self):
+        return self.bits + 1 == 1 << self.layers * len(self.blocks)
+
+
+class MyConnector:
+    def __init__(self, blocks, block_size):
+        self._owner = {block: None for block in blocks}
+        self._size = block_size
+        self._places = {}
+
+    def num_free(self):
+        return sum(owner is None for owner in self._owner.values())
+
+    def reserve(self, request, tokens, layers):
+        if self._places.get(request):
+            return True
+        wanted = len(range(0, tokens, self._size))
+        free = deque(block for block, owner in self._owner.items() if owner is None)
+        blocks = [free.pop() for _ in range(wanted) if free]
+        if len(blocks) != wanted:
+            return False
+        self._owner.update(dict.fromkeys(blocks, request))
+        self._places[request] = Place(blocks, layers)
+        return True
+
+    def receive(self, request, layer, index):
+        place = self._places.get(request)
+        if place is not None and layer < place.layers and index < len(place.blocks):
+            place.bits |= 1 << index * place.layers + layer
+
+    def arrived(self, request):
+        place = self._places.get(request)
+        return place is not None and place.full()
+
+    def drop(self, request):
+        self._places[request] = None
+        for block, owner in self._owner.items():
+            if owner == request:
+                self._owner[block] = None
+
+    def table(self, request):
+        place = self._places.get(request)
+        return torch.tensor(place.blocks) if place else ()
+""",
+    "parallel-break-even": """
+import numpy as np
+
+
+def _load(machine, tiers, n):
+    block = math.prod(machine[name] for name in ("block_size", "layers", "kv_heads", "head_dim", "element_bytes")) * 2
+
+    def seconds(name):
+        number, facts = sum(tier == name for tier in tiers[:n]), machine["tiers"][name]
+        return (number > 0) * facts["latency_s"] + number * block / facts["bytes_per_s"]
+
+    return np.float64(math.fsum(map(seconds, machine["tiers"])))
+
+
+def _compute(machine, tokens, begin):
+    before = torch.arange(begin, tokens, dtype=torch.float64)
+    return (machine["token_s"] + machine["pair_s"] * (before + 1)).sum()
+
+
+def _plan(machine, tokens, tiers):
+    size, usable = machine["block_size"], 0
+    while usable < len(tiers) and tiers[usable] is not None and tokens - size * (usable + 1) >= 1:
+        usable += 1
+    seconds = [float(_load(machine, tiers, n) + _compute(machine, tokens, n * size)) for n in range(usable + 1)]
+    n = int(np.argmin(seconds))  # the first of equal ones, which loads less
+    load = tuple(i for i in range(n) if tiers[i] in machine["tiers"])
+    return {"seconds": np.float64(seconds[n]), "load": load, "begin": n * size}
+
+
+break_even = {"load_s": _load, "compute_s": _compute, "plan": _plan}
 """,
     # --- lab 14 ---
     "beyond-convolution": """

@@ -6,27 +6,37 @@
 # more than fits, and all come at once. What has to stand between them and the engine, what does it cost, and what
 # does the whole do when too many come?
 #
-# Two sittings of 40 minutes: **From engine.run to a server** follows one request through the server. **Under load**
-# raises the rate until it breaks.
+# Four sittings of 40 minutes: **From engine.run to a server** follows one request through the server. **Under load**
+# raises the rate until it breaks. **Prefill here, decode there** gives the two phases of a request engines of their
+# own. **Memory beyond the device, more engines** is about what no longer fits one.
 
 # %% jupyter={"source_hidden": true}
 import asyncio
 import json
 
 import workbench as wb
+from workbench.choosing import Asked, Effort, Objectives, Space, machine, report
+from workbench.choosing import choose as choose_plan
 from workbench.decoding.sequence import NewToken
 from workbench.instruments.bench import Bench
+from workbench.instruments.costs import kv_bytes
 from workbench.instruments.device import PUBLISHED
 from workbench.labs.lab11_serving.breakdown import MODEL_PARTS, REST, TOKEN
 from workbench.labs.lab11_serving.loopback import ask as ask_server
 from workbench.labs.lab11_serving.loopback import body_for, loopback, on_a_loop
 from workbench.labs.lab11_serving.panels.breakdown import typical
+from workbench.labs.lab11_serving.pools import LINKS
+from workbench.labs.lab11_serving.transfer import AFTER, LAYERWISE
 from workbench.lectures import ask, say, summary, table
 from workbench.models import prepare, public_shape
+from workbench.offload.cost_model import T4
 from workbench.panels.style import milliseconds
-from workbench.serving import Engine, SchedulerSettings
+from workbench.parallel.disaggregated import PrefillDecode
+from workbench.serving import Engine, Request, SchedulerSettings
 from workbench.serving.api.app import build_app
 from workbench.serving.api.choices import Choice
+from workbench.serving.load import workload
+from workbench.serving.simulate_pools import RowsLink
 from workbench.serving.step_time import StepShape, step_seconds
 
 # %%
@@ -566,8 +576,604 @@ table(
 )
 
 # %% [markdown]
-# Try `goal="latency"` and `goal="cost"` in the panel: for latency fewer share a step, for cost less memory is held.
+# Try `goal="latency"` and `goal="cost"` in the panel, too: do fewer sequences share a step for latency? Is less memory
+# held for cost?
+
+# %% [markdown]
+# ### For a machine that is not here
 #
+# The twin needs no machine, only step times, and the cost model gives them for any shape and data sheet. So the same
+# question can be asked before a card is bought: *Llama 3.1 8B on 4 H200s, conversations; at which rate do 90 % of the
+# requests have their first token within 500 ms, and each further one within 30 ms?*
+#
+# 1. What does not fit is refused: weights and cache against the memory of each card.
+# 2. A formula gives the steady rate of each plan. $B$ texts decode at a time and each step writes $B$ tokens; with $O$
+#    new tokens per request and steps of $T(B)$ seconds the rate is $B / (O \, T(B))$. The largest $B$ within memory and
+#    limits is taken.
+# 3. The twin runs the plans with the highest rates. It sees what the formula does not: requests do not come evenly.
+#
+# A plan says how weights and cache are stored, how many cards share a copy of the model and how many copies there are,
+# and whether prompts are computed in chunks, whole and first, or on cards of their own.
+
+# %% jupyter={"source_hidden": true}
+sheet_guess = ask(
+    "a tighter TPOT",
+    "The limit of TPOT goes from 30 ms to 6 ms. How much of the goodput of 30 ms is left, with the best plan for each?",
+    unit="%",
+    kind="slider",
+    example=20,
+    low=0,
+    high=100,
+)
+sheet_guess
+
+# %%
+sheet_guess.answer()
+cards, plans = machine("h200", devices=4), Space(weights=("bf16",), kv=("bf16",))
+effort = Effort(requests=96)  # of each run of the twin
+answers = {}
+for ms in (30, 8, 6):
+    question = Asked(workload("conversation"), "goodput", Objectives(ttft_s=0.5, tpot_s=ms / 1000))
+    answers[ms] = choose_plan(public_shape("llama-3.1-8b"), cards, question, space=plans, effort=effort)
+
+# %% jupyter={"source_hidden": true}
+rates = {ms: answer.best.rate_per_s for ms, answer in answers.items()}
+assert rates[30] >= rates[8] >= rates[6] > 0
+sheet_guess.compare(100 * rates[6] / rates[30], how="simulated")
+
+# %% jupyter={"source_hidden": true}
+table(
+    ["TPOT at most", "goodput, requests/s", "best plan", "what binds", "a step's time", "runner-up"],
+    [
+        [f"{ms} ms", f"{a.best.score:.1f}", str(a.best.plan), a.best.binds, report.spent(a.best), str(a.runner_up.plan)]
+        for ms, a in answers.items()
+    ],
+    f"4 H200s by their data sheet, 70 % of its bandwidth and FLOP rate; {answers[30].by_formula} plans by formula",
+)
+
+# %% jupyter={"source_hidden": true}
+sharing = {ms: answer.best.plan.engine_devices for ms, answer in answers.items()}
+changed = [(ms, one) for ms, answer in answers.items() for one in answer.sure if one.behind > report.EXACT]
+say(
+    f"Cards per copy of the model: {', '.join(f'{n} at {ms} ms' for ms, n in sharing.items())}. Copies of their own"
+    " exchange nothing, and serve most where the limit is loose. Cards that share a copy read its weights"
+    " together: each step is shorter, and every layer pays for it with two all-reduces."
+    f" With 0.7 of the bandwidth or of the FLOP rate that we assumed, {len(changed)} of these"
+    f" {2 * len(answers)} answers would be another."
+)
+
+# %% [markdown]
+# `workbench choose --shape llama-3.1-8b --machine h200 --devices 4` asks the same on the command line, for any public
+# shape and the cards whose data sheets are here, with weights and kv in few bits, too. What rounding does to the text
+# is in none of these numbers: lab 05 measures it.
+
+# %% [markdown]
+# # Sitting 3: Prefill here, decode there
+#
+# A step takes what its rows take. A prompt of 2,000 tokens is 2,000 rows that are bound by arithmetic; a next token is
+# one row that waits for the weights (lab 02). On one device the two are in each other's way, and there are three
+# answers:
+#
+# | | the prompt | next tokens of the others |
+# |---|---|---|
+# | [**prefill first**](../docs/glossary.md#several-processes) | is computed whole, at once | wait for all of it |
+# | chunked prefill (lab 08) | comes in chunks of the token budget | every step takes as long as a chunk |
+# | [**disaggregated**](../docs/glossary.md#several-processes) | is computed on another device | are not disturbed; the keys and values come over a link |
+#
+# The third has its price in bytes: whatever the prompt has left in the cache must get to the device that decodes. And it
+# needs two devices, each with all of the weights. (DistServe, 2024; Splitwise, 2024.)
+#
+# ## The five verbs
+#
+# What carries the keys and values is a [**connector**](../docs/glossary.md#several-processes). Ours has five verbs:
+#
+# ```text
+# prefill engine                                       decode engine
+# offer    this prompt's rows will come       ─────▶   reserve   blocks for all of them, or not now
+# send     one layer's rows, as it is done    ─────▶   arrived   whether all rows of all layers are here
+# drop     either side gives up: its blocks are free again, and the other side hears of it
+# ```
+#
+# Blocks are reserved for the whole prompt or not at all: two prompts that each held half of the pool would wait for
+# each other for ever. The rows of the last token are never sent. The decode engine computes that token itself, so the
+# first logits are its own, and so are the sampler and the grammar. Here are both engines, in two processes:
+
+# %%
+prompt_ids = tuple(tokenizer.encode("import os\nimport sys\n\n\ndef read_lines(path):\n    "))
+request = Request("a prompt", prompt_ids, 12, stop_token_ids=())
+[here] = Engine(model, SchedulerSettings(), num_blocks=64).run([request])
+with PrefillDecode("stdlib-10m", transport="shm", prepare=True, decode_pool={"num_blocks": 64}) as pair:
+    [there] = pair.run([request])
+    [transfer] = pair.engine.transfers
+print(transfer)
+
+# %% jupyter={"source_hidden": true}
+assert there.token_ids == here.token_ids and not pair.engine.problems
+config = model.config
+assert transfer.bytes == kv_bytes(config, len(prompt_ids) - 1, 4)
+say(
+    f"The tokens are those of one engine: {tokenizer.decode(list(there.token_ids))!r}. Of {len(prompt_ids)} tokens"
+    f" {transfer.tokens} were sent, {transfer.bytes:,} bytes: 2 · {config.num_layers} layers ·"
+    f" {config.num_kv_heads} heads · {config.head_dim} numbers · {transfer.tokens} tokens · 4 bytes."
+)
+
+# %% [markdown]
+# Everything that can go wrong on the way (another model at the other end, a message that was cut, a process that is
+# killed, one that hangs) ends alike: the blocks are free again, and the decode engine computes the prompt itself. So
+# a lost prefill engine costs time and no request.
+#
+# ## What is sent, and how long it takes
+#
+# A prompt of $S$ tokens leaves $n = 2 \, L \, H_{kv} \, D \, S \, b$ bytes ($b$ of each number) and takes about
+# $2 \, P \, S$ FLOPs, $P$ the weights. A message takes $\alpha + \beta \, n$ seconds (lab 13 measures both), and the
+# device does $R$ FLOPs per second:
+#
+# $$\frac{T_\text{send}}{T_\text{prefill}} \;\approx\; \frac{\alpha + \beta \, n}{2 \, P \, S / R}
+# \;\longrightarrow\; \beta \, R \cdot \frac{L \, H_{kv} \, D \, b}{P}$$
+#
+# Both grow with $S$, so for long prompts the share depends on the model, the link and the device alone. Sent *after*
+# the prefill, all of it is waited for. Sent [**layer by layer**](../docs/glossary.md#several-processes), rows of one layer go while the next one computes, and only
+# $1/L$ is left, as long as the link keeps up. For an 8B model on H200s:
+
+# %% jupyter={"source_hidden": true}
+llama, prompt_tokens = public_shape("llama-3.1-8b"), 2048
+h200 = step_seconds(llama, PUBLISHED["h200"], "bfloat16", weight_bytes_per_element=2)
+prefill_s, rows_bytes = h200(StepShape((prompt_tokens,), (0,), 1)), kv_bytes(llama, prompt_tokens, 2)
+by_layer = lambda speed: RowsLink(kv_bytes(llama, 1, 2), speed, layers=llama.num_layers)  # noqa: E731
+table(
+    ["link", "to send", "of the prefill", "left, layer by layer"],
+    [
+        [
+            link,
+            milliseconds(rows_bytes / speed),
+            f"{rows_bytes / speed / prefill_s:.1%}",
+            milliseconds(by_layer(speed).sent_s(0.0, prefill_s, 0.0, prompt_tokens) - prefill_s),
+        ]
+        for link, speed in LINKS.items()
+    ],
+    f"{prompt_tokens:,} tokens, {rows_bytes / 1e6:,.0f} MB, prefilled in {milliseconds(prefill_s)} by the data sheet",
+)
+
+# %% jupyter={"source_hidden": true}
+transfer_guess = ask(
+    "a transfer beside its prefill",
+    "Between two processes of this machine, through shared memory: how long do the keys and values of 512 tokens take,"
+    " as a share of their prefill?",
+    unit="%",
+    example=10,
+    low=0,
+)
+transfer_guess
+
+# %%
+transfer_guess.answer()
+sending = wb.panels.transfer()
+sending
+
+# %%
+taken = sending.run()
+sending.snapshot()
+
+# %% jupyter={"source_hidden": true}
+longest = max(m.settings["tokens"] for m in taken)
+alone = next(m for m in taken if m.settings["measured"] == "prefill" and m.settings["tokens"] == longest)
+rows = {m.settings["link"]: m for m in taken if m.settings["measured"] == "send" and m.settings["tokens"] == longest}
+first = {
+    (m.settings["link"], m.settings["sending"]): m
+    for m in taken
+    if m.settings["measured"] == "pair" and m.settings["tokens"] == longest
+}
+transfer_guess.compare(100 * rows["shm"].median / alone.median, predicted=100 * rows["shm"].predicted / alone.median)
+
+# %% jupyter={"source_hidden": true}
+saved = {link: first[link, AFTER].median - first[link, LAYERWISE].median for link in rows}
+say(
+    f"{longest} tokens are prefilled in {milliseconds(alone.median)}. Their {rows['shm'].counts['bytes'] / 1e6:.1f} MB take"
+    f" {milliseconds(rows['shm'].median)} through shared memory, {milliseconds(rows['tcp'].median)} over TCP and"
+    f" {milliseconds(rows['gloo'].median)} over gloo. Layer by layer the first token came"
+    f" {milliseconds(abs(saved['shm']))} {'sooner' if saved['shm'] >= 0 else 'later'} through shared memory. On a"
+    " GPU a copy engine sends while the others compute; here the thread that computes also copies, so only what the other"
+    " process does is hidden. And neither engine has become faster: the pair uses two cores for what one did before."
+)
+
+# %% [markdown]
+# ## The twin beside two processes
+#
+# What does an arrangement of many devices give? There are none here. The twin of lab 08 can simulate them: workers that
+# prefill, a link that takes bytes over bandwidth, workers that decode. First it has to be right about the one
+# arrangement that this machine can run. A first run of the two processes calibrates the step times; the twin predicts a
+# second run, with other requests.
+
+# %% jupyter={"source_hidden": true}
+twin_guess = ask(
+    "the twin of two processes",
+    "Mean time to first token of the second run: by how many percent is the twin off?",
+    unit="%",
+    example=10,
+    low=0,
+)
+twin_guess
+
+# %%
+twin_guess.answer()
+beside = wb.panels.beside_twin()
+beside
+
+# %%
+means = {m.settings["measured"]: m for m in beside.run()}
+beside.snapshot()
+
+# %%
+off = {what: m.predicted / m.counts["real_s"] - 1 for what, m in means.items()}
+twin_guess.compare(100 * abs(off["ttft"]))
+
+# %% jupyter={"source_hidden": true}
+replayed = {what: m.counts["replayed_s"] / m.counts["real_s"] - 1 for what, m in means.items()}
+say(
+    f"TTFT {off['ttft']:+.1%}, TPOT {off['tpot']:+.1%}. With the second run's own step times {replayed['ttft']:+.1%} and"
+    f" {replayed['tpot']:+.1%}: that is what the simulation itself leaves out. The rest comes of step times that differ"
+    " between the two runs, which no simulation can know."
+)
+
+# %% [markdown]
+# ## How many for prompts, how many for tokens?
+#
+# Now six H200s, an 8B model, and requests as in the Azure traces: code has prompts of 2,048 tokens on average and answers
+# of 28. Both objectives are tight: a first token within 0.4 s, then 6 ms per token. Six devices can each do both,
+# prompts first or in chunks. Or some prefill and the others decode: 2P1D means two that prefill for one that decodes.
+# Goodput is found by raising the rate, as defined in sitting 2.
+
+# %% jupyter={"source_hidden": true}
+pools_guess = ask(
+    "disaggregation against prefill first",
+    "How many times the goodput of prefill first has the best ratio of prefill to decode devices?",
+    unit="times",
+    example=2,
+    low=0,
+)
+pools_guess
+
+# %%
+pools_guess.answer()
+pools = wb.panels.pools()
+pools
+
+# %%
+tight = {m.settings["arrangement"]: m for m in pools.run()}
+pools.snapshot()
+
+# %% jupyter={"source_hidden": true}
+goodput = {name: m.median for name, m in tight.items()}
+best_apart = max((name for name, m in tight.items() if m.settings["measured"] == "disaggregated"), key=goodput.get)
+best_chunk = max((name for name, m in tight.items() if m.settings["measured"] == "chunked"), key=goodput.get)
+worst_chunk = min((name for name, m in tight.items() if m.settings["measured"] == "chunked"), key=goodput.get)
+pools_guess.compare(goodput[best_apart] / goodput["prefill first"], how="counted")
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"Good requests per second and device: prefill first {goodput['prefill first']:.1f}, 1P1D {goodput['1P1D']:.1f}, the"
+    f" best ratio {best_apart} {goodput[best_apart]:.1f}. Its share of devices for prompts sets the limit, because these"
+    f" prompts are long and the answers short. {best_chunk.capitalize()} reaches {goodput[best_chunk]:.1f}, {worst_chunk}"
+    f" {goodput[worst_chunk]:.1f}: the size of a chunk decides."
+)
+
+# %% [markdown]
+# ⚠ *The same number again.* This is DistServe's direction: at a tight TPOT, several times the goodput of a baseline
+# that runs prompts first. Whether the factor is 7.4 or 4.48 depends on the version of the paper; here it depends on
+# the objective, the lengths and the ratio. And it is a factor against *that* baseline. Chunks of the right size leave
+# every step short and every device free for both, and what was gained is gone. vLLM's documentation says both: that
+# disaggregated prefill does not improve throughput, and that it is the more reliable way to a short tail of inter-token
+# latencies, because the right size of a chunk is hard to find.
+#
+# Where else does it shrink? Let the objective be looser:
+
+# %% jupyter={"source_hidden": true}
+loose_guess = ask(
+    "at a loose TPOT",
+    "The same with 50 ms per token in place of 6: how many times the goodput of prefill first has the best ratio then?",
+    unit="times",
+    example=1,
+    low=0,
+)
+loose_guess
+
+# %%
+loose_guess.answer()
+loose = {m.settings["arrangement"]: m.median for m in pools.run(tpot_slo=0.05)}
+pools.snapshot()
+
+# %% jupyter={"source_hidden": true}
+apart = max(loose[name] for name, m in tight.items() if m.settings["measured"] == "disaggregated")
+loose_guess.compare(apart / loose["prefill first"], how="counted")
+
+# %% jupyter={"source_hidden": true}
+say(
+    f"Prefill first now serves {loose['prefill first']:.1f}, the best ratio {apart:.1f}, {best_chunk} {loose[best_chunk]:.1f}"
+    f" good requests per second and device: {apart / loose['prefill first']:.2f} times prefill first, where it was"
+    f" {goodput[best_apart] / goodput['prefill first']:.2f} times at 6 ms. What a next token may wait for a prompt is what"
+    " prefill first gains; a device that may only do one thing can also be idle for want of it."
+)
+
+# %% [markdown]
+# # Sitting 4: Memory beyond the device, more engines
+#
+# ## When the cache is full: load, or compute again?
+#
+# The pool evicts what was used least recently. Its keys and values need not be lost: they can be copied to a larger and
+# slower memory, and come back when the same beginning is asked for again ([**KV offload**](../docs/glossary.md#the-cache)):
+#
+# ```text
+#   pool ──evicted──▶ host memory ──evicted──▶ file on disk ──evicted──▶ gone
+#     ▲                   │                         │
+#     └──── load on hit ──┴─────────────────────────┘        a block is named by the hash of all tokens up to its end
+# ```
+#
+# Loading moves bytes, computing multiplies matrices. For $n$ tokens of $b$ bytes each, over a bandwidth of $W$ with $c$
+# seconds before the first byte, against $t$ seconds of prefill per token:
+#
+# $$T_\text{load} = c + \frac{n\,b}{W} \qquad T_\text{prefill} = n\,t \qquad\text{load if}\quad
+# c + \frac{n\,b}{W} < n\,t$$
+#
+# So there are two [break-evens](../docs/glossary.md#the-cache). Below the bandwidth $W = b/t$ loading never pays, however
+# long the prefix is. Above it, it pays from $n = c \,/\, (t - b/W)$ tokens on.
+#
+# On an H200 the two sides of the rule are, for an 8B model:
+
+# %% jupyter={"source_hidden": true}
+token_bytes, computed_s = kv_bytes(llama, 1, 2), prefill_s / prompt_tokens
+memories = {"host, PCIe 5 (64 GB/s)": 64e9, "NVMe disk (7 GB/s)": 7e9, "another machine, 25 Gb/s": 3.125e9}
+table(
+    ["from", "per token", "computing takes", "load it?"],
+    [
+        [
+            name,
+            milliseconds(token_bytes / speed),
+            f"{computed_s * speed / token_bytes:.1f} × as long",
+            "yes" if token_bytes / speed < computed_s else "no",
+        ]
+        for name, speed in memories.items()
+    ],
+    f"{token_bytes / 1024:.0f} KiB per token, computed in {milliseconds(computed_s)} on an H200 at the rate of its data"
+    " sheet; a prefill that reaches half of it takes twice as long, and loading gains",
+)
+
+# %% jupyter={"source_hidden": true}
+tiers_guess = ask(
+    "first token from host memory",
+    "A prompt of 960 tokens comes again, and its blocks were evicted to host memory. How many times as fast as"
+    " computing it is its first token?",
+    unit="times",
+    example=3,
+    low=0,
+)
+tiers_guess
+
+# %%
+tiers_guess.answer()
+tiers = wb.panels.tiers(model=model)
+tiers
+
+# %%
+returned = {(m.settings["measured"], m.settings["tokens"]): m for m in tiers.run()}
+tiers.snapshot()
+
+# %% jupyter={"source_hidden": true}
+longest = max(tokens for _, tokens in returned)
+last = {source: returned[source, tokens] for source, tokens in returned if tokens == longest}
+assert all(m.counts["found"] == (longest if source != "computed" else 0) for source, m in last.items())
+tiers_guess.compare(
+    last["computed"].median / last["host"].median, predicted=last["computed"].predicted / last["host"].predicted
+)
+
+# %% jupyter={"source_hidden": true}
+table(
+    ["where it is", "MB/s", "first token", "saved", "saved, predicted", "loading pays from"],
+    [
+        [
+            source,
+            f"{m.counts['bytes_per_s'] / 1e6:,.0f}" if source != "computed" else "",
+            milliseconds(m.median),
+            milliseconds(m.counts["saved_s"]),
+            milliseconds(m.counts["predicted_saved_s"]),
+            f"{m.counts['break_even_tokens']:,.0f} tokens" if "break_even_tokens" in m.counts else "",
+        ]
+        for source, m in last.items()
+    ],
+    f"a prompt of {longest} tokens that comes again; the link is simulated, by waiting",
+)
+
+# %% jupyter={"source_hidden": true}
+least = last["computed"].counts["least_bytes_per_s"]
+say(
+    f"Here a tier pays from {least / 1e6:,.3g} MB/s on: the keys and values of this model are small beside what"
+    " computing them takes on this machine, so that even a disk is fast enough. The answers are the same wherever the"
+    " blocks were."
+)
+
+# %% [markdown]
+# The engine applies the rule with what it measures: `Engine(model, tiers=TierSettings(host_bytes=…, disk_path=…,
+# disk_bytes=…))`, or `workbench serve … --host-cache-gib 2 --disk-cache FILE --disk-cache-gib 16`. Three things that
+# are easy to get wrong:
+#
+# - **When to copy.** A block is [written back](../docs/glossary.md#the-cache) when it is *evicted*, and only where no copy
+#   is left: its content never changes under its hash. (vLLM's offloading copies blocks when they are full, so that an eviction need not wait.)
+# - **What a hit may evict.** A load needs blocks of the pool, and evicts others to the very tier that it reads from.
+#   What is being loaded is therefore pinned, and its blocks were counted before the request was admitted.
+# - **Whom to trust.** A file may be cut, overwritten, or of another model. It names its model and its block's layout, one
+#   engine at a time has it, and each block has a checksum: a corrupt one is dropped, counted, and computed again.
+#
+# Requests that wait have their blocks read from disk to host memory meanwhile (*prefetch*): the wait pays for it.
+
+# %% [markdown]
+# ## When the model does not fit: offloading
+#
+# Where nobody waits for an answer, as in a job over night, latency is free, and a model may run on a card that is too
+# small for it: [**offloading**](../docs/glossary.md#memory-beyond-the-device). Its weights lie in the host's memory or
+# on disk and come over the link in every step. For one sequence that is all weights for one token. *More sequences*
+# share it: FlexGen brings a layer once and computes it for every batch of a *block*, while the next layer is on its way.
+#
+# ```text
+#   loader    load 0 │ load 1            │ load 2            │ load 3
+#   layers           │ 0: batch a, b, c  │ 1: batch a, b, c  │ 2: batch a, b, c
+# ```
+#
+# With $W$ the bytes of a layer's weights that are not on the device, $r$ the rate at which they come, and $m$ batches
+# in the block, each taking $t$ seconds in a layer, a decode step over $L$ layers gives $m$ batches of $B$ tokens in
+#
+# $$T \;=\; L \cdot \max\left(\frac{W_\text{host}}{r_\text{host}} +
+# W_\text{disk}\left(\frac{1}{r_\text{disk}} + \frac{1}{r_\text{host}}\right),\; m\,t\right)$$
+#
+# Throughput $m B / T$ grows with $m$ as long as loading takes longest, and no further: from
+# $m = T_\text{load} / (L\,t)$ on, computing does. All times are linear in the *shares* of weights, cache and hidden
+# states on each tier, and so is "must fit". So for given sizes of batch and block the
+# best placement is a **linear program** of eleven variables.
+#
+# The panel sets a limit to "the device" (0.35 of the weights), lets the host have half, and the rest lies on disk.
+# The bytes of every link are counted and equal the formula, the tokens are those of the plain model.
+
+# %% jupyter={"source_hidden": true}
+weights_bytes, pcie = 2 * llama.num_parameters(), memories["host, PCIe 5 (64 GB/s)"]
+on_device_s = h200(StepShape((1,), (1024,), 1))
+say(
+    f"An 8B model in 16 bits: {weights_bytes / 1e9:.0f} GB over PCIe 5 take {milliseconds(weights_bytes / pcie)} a step. On"
+    f" the device the step takes {milliseconds(on_device_s)}. A sequence by itself is"
+    f" {weights_bytes / pcie / on_device_s:.0f} times slower; a batch of many shares the same transfer."
+)
+
+# %% jupyter={"source_hidden": true}
+offload_guess = ask(
+    "block against loading",
+    "All weights on disk, 4 sequences at a time: how many times as many tokens per second as one batch does a block of"
+    " eight reach?",
+    unit="times",
+    example=2,
+    low=0,
+)
+offload_guess
+
+# %%
+offload_guess.answer()
+offload = wb.panels.offload()
+offload
+
+# %%
+offloaded = offload.run()
+offload.snapshot()
+
+# %% jupyter={"source_hidden": true}
+placed = {(m.settings["plan"], m.settings["batches"]): m for m in offloaded if m.settings["measured"] == "run"}
+one, eight = placed["all on disk", 1], placed["all on disk", 8]
+offload_guess.compare(eight.median / one.median)
+
+# %% jupyter={"source_hidden": true}
+best = placed["the program's", 8]
+ratios = sorted(m.counts["predicted_over_measured"] for m in placed.values())
+near = sum(0.8 <= ratio <= 1.25 for ratio in ratios)
+say(
+    f"In one batch each of the {one.counts['block']:.0f} sequences pays for a whole pass over the disk:"
+    f" {one.median:.1f} tokens/s, and the layers are computed in"
+    f" {one.counts['computed_s'] / one.counts['all_s']:.0%} of the time. In a block of"
+    f" {eight.counts['block']:.0f} they are computed in {eight.counts['computed_s'] / eight.counts['all_s']:.0%} of it."
+    f" The program's placement has {best.median:.1f} tokens/s there. Predicted over measured:"
+    f" {ratios[0]:.2f} to {ratios[-1]:.2f}; {near} of {len(ratios)} points lie between 0.8 and 1.25. Loading and"
+    " computing share this machine's cores and memory, and other work takes of both: a rate that was measured before"
+    " the run need not be that of the run."
+)
+
+# %% [markdown]
+# **And FlexGen's own table?** Its authors fitted the constants of their cost model to runs on a T4. Put into the
+# model, do they give the table?
+
+# %% jupyter={"source_hidden": true}
+lines = [m for m in offloaded if m.settings["measured"] == "published"]
+table(
+    ["", "reported, tokens/s", "by the cost model", "of it", "and 320 GB/s of the card", "the program, same block"],
+    [
+        [
+            m.settings["shape"].upper(),
+            f"{m.median:.2f}",
+            f"{m.counts['by_model']:.2f}",
+            f"{m.counts['by_model'] / m.median:.2f} ×",
+            f"{m.counts['with_bandwidth'] / m.median:.2f} ×",
+            f"{m.counts['by_program']:.2f}",
+        ]
+        for m in lines
+    ],
+    "FlexGen's table 2 (512 + 32 tokens) beside its cost model with its authors' constants; nothing was run here",
+)
+
+# %% jupyter={"source_hidden": true}
+within = [m.settings["shape"].upper() for m in lines if abs(m.counts["by_model"] / m.median - 1) < 0.15]
+assert within == ["OPT-30B"]
+say(
+    f"Of three lines one is within 15 %: {within[0]}, whose weights come over the host's link. OPT-6.7B lies wholly on"
+    " the card, and the model knows no memory bandwidth of it: a batch of 2 reads all weights for 2 rows. With the"
+    " bandwidth of the data sheet as one more bound most of the gap is gone. OPT-175B has its cache on disk, and the"
+    f" fitted {T4.disk_to_host / 1e9:.2f} GB/s is {T4.disk_to_host / 2e9:.0%} of the 2 GB/s that the paper states of its"
+    " disk. A fitted constant describes the"
+    " runs that it was fitted to; elsewhere it is a guess."
+)
+
+# %% [markdown]
+# ## Two engines, or one that is wider?
+#
+# The other way to more memory is more devices. Several engines with the same weights
+# ([**replicas**](../docs/glossary.md#several-processes), data parallelism) need no word between them, so nothing is waited for inside a step. But
+# each has a prefix cache of its own. Who chooses the engine, a [**router**](../docs/glossary.md#several-processes), decides how often a beginning is
+# computed. Of $n$ questions about $D$ documents of $S$ tokens at most
+#
+# $$\text{hits} = (n - D) \cdot S \quad\text{by prefix, or in one cache} \qquad
+# \text{hits} = (n - 2D) \cdot S \quad\text{two engines in turns, } D \text{ odd}$$
+#
+# A router by prefix keeps the hashes of what it sent where, and bounds the load, or one popular document would keep one
+# engine busy and the other idle. The alternative is one engine with both cores, twice the running sequences and one cache.
+
+# %% jupyter={"source_hidden": true}
+replicas_guess = ask(
+    "two engines or one",
+    "6 questions about each of 5 documents: who is done first?",
+    choices=("two engines, in turns", "two engines, by prefix", "one engine, twice as wide"),
+    example="two engines, by prefix",
+)
+replicas_guess
+
+# %%
+replicas_guess.answer()
+replicas = wb.panels.replicas()
+replicas
+
+# %%
+groups = {m.settings["measured"]: m for m in replicas.run()}
+replicas.snapshot()
+
+# %%
+names = {
+    "two engines, in turns": "round_robin",
+    "two engines, by prefix": "prefix",
+    "one engine, twice as wide": "one wide",
+}
+replicas_guess.compare(min(names, key=lambda name: groups[names[name]].median))
+
+# %% jupyter={"source_hidden": true}
+assert all(m.counts["hit_tokens"] <= m.counts["max_hit_tokens"] for m in groups.values())
+say(
+    "Prompt tokens from a cache: "
+    + ", ".join(f"{name} {groups[key].counts['hit_tokens']:,.0f}" for name, key in names.items())
+    + f" of {groups['prefix'].counts['prompt_tokens']:,.0f}. Tokens per second: "
+    + ", ".join(f"{groups[key].counts['tokens_per_s']:,.0f}" for key in names.values())
+    + ". A wider engine reads the weights once for all, which counts where a step waits for memory; but its threads wait"
+    " for each other in every operation, and those of a small model are short."
+)
+
+# %% [markdown]
+# ## Beyond one machine
+#
+# Replicas that start when load comes, end when it goes, and are replaced when they die are the work of a cluster manager,
+# and there are good ones. Our ASGI application is a Ray Serve deployment as it stands: `workbench/serving/cluster.py`, with
+# a test that kills a replica under load ([running.md](../docs/running.md#a-cluster)). The same page says what routers for
+# LLMs (vLLM's production stack, llm-d) add to that: they know where blocks lie, and which workers prefill.
+
+# %% [markdown]
 # # What it costs, and when it does not help
 #
 # | | |
@@ -578,6 +1184,12 @@ table(
 # | prefix-aware order | nothing without common beginnings, without a queue, or with room for all |
 # | a search by the twin | as good as its step times: another load on the machine, or texts that a draft guesses worse, and the order changes |
 # | goodput as the only goal | requests that will miss their objective anyway are best not served at all |
+# | a choice by data sheet | shares of the peak are assumed, and bursts are not in it; what is close must be measured |
+# | prefill and decode apart | the weights twice, the cache's bytes over a link, and a ratio that fits one load; little or nothing is gained where TPOT is loose or a chunk of the right size is known |
+# | sending layer by layer | nothing where the link is fast, or where the thread that computes also copies |
+# | keys and values in slower memory | where loading takes longer than computing (short contexts, slow links) |
+# | several engines | the weights and the common beginnings once each; no step becomes shorter |
+# | a router by prefix | nothing without common beginnings; without a bound on the load one engine does all the work |
 #
 # # What production systems do
 #
@@ -591,6 +1203,11 @@ table(
 # | names of metrics | ours at `/metrics` are vLLM's, so its dashboards work |
 # | a choice by simulation | Vidur, and DistServe's own simulator |
 # | four servers on one load, each asked what it does: `workbench experiment run server.engines` | as measured for docs/results.md, transformers' server gave one text for n = 2 and ignored logprobs, without a word |
+# | five verbs of a connector | vLLM's KV connectors (NIXL, LMCache, Mooncake and others); SGLang's and Dynamo's disaggregation by NIXL or Mooncake |
+# | links in shared memory, TCP, gloo | RDMA or NVLink between cards: NIXL, Mooncake's transfer engine |
+# | `Pools`, simulated | DistServe's and Splitwise's own simulators; Dynamo's planner chooses the numbers of workers while they run |
+# | evicted blocks to host memory and disk | vLLM's offloading connector, LMCache, SGLang's hierarchical cache |
+# | a router in turns, by load, by prefix | vLLM's production stack, llm-d, SGLang's router |
 # | one engine | several behind a router; prefill and decode on different cards where tail latency is worth it |
 
 # %% [markdown]
@@ -620,7 +1237,14 @@ summary()
 # - Y. Zhong and others, *DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model
 #   Serving*, 2024, [arXiv 2401.09670](https://arxiv.org/abs/2401.09670): goodput; compare the versions.
 # - R. Qin and others, *Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving*, 2024, [arXiv
-#   2407.00079](https://arxiv.org/abs/2407.00079): early rejection by prediction (§5).
+#   2407.00079](https://arxiv.org/abs/2407.00079): early rejection by prediction, in its scheduling under overload.
+# - P. Patel and others, *Splitwise: Efficient Generative LLM Inference Using Phase Splitting*, 2023, [arXiv
+#   2311.18677](https://arxiv.org/abs/2311.18677): the same idea, the traces, and sending layer by layer (§IV-C).
+# - A. Agrawal and others, *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, 2024, [arXiv
+#   2403.02310](https://arxiv.org/abs/2403.02310): chunks, the baseline to beat.
+# - vLLM, [Disaggregated prefilling](https://docs.vllm.ai/en/latest/features/disagg_prefill/): what it is for, and what not.
+# - Y. Sheng and others, *FlexGen: High-Throughput Generative Inference of Large Language Models with a Single GPU*, 2023,
+#   [arXiv 2303.06865](https://arxiv.org/abs/2303.06865): weights and caches in slower memory.
 # - L. Zheng and others, *SGLang: Efficient Execution of Structured Language Model Programs*, 2023, [arXiv
 #   2312.07104](https://arxiv.org/abs/2312.07104): the longest shared prefix first (§3).
 # - A. Agrawal and others, *Vidur: A Large-Scale Simulation Framework For LLM Inference*, 2024, [arXiv

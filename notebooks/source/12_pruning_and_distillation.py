@@ -41,7 +41,7 @@ def trained_loss(name):
 # %% jupyter={"source_hidden": true}
 layer_guess = ask(
     "one layer of six",
-    "Which layer of the six can be left out at the lowest price?",
+    "Without which layer of the six does the loss rise least?",
     choices=("the first", "one in the middle", "the last"),
     example="the last",
 )
@@ -59,25 +59,25 @@ layers.snapshot()
 # %% jupyter={"source_hidden": true}
 single = [m for m in dropped if m.settings["measured"] == "one layer"]
 whole = next(m for m in dropped if m.settings["measured"] == "whole")
-cheapest = min(single, key=lambda m: m.median).settings["layer"]
-place = "the first" if cheapest == 0 else "the last" if cheapest == len(single) - 1 else "one in the middle"
+least = min(single, key=lambda m: m.median).settings["layer"]
+place = "the first" if least == 0 else "the last" if least == len(single) - 1 else "one in the middle"
 layer_guess.compare(place)
 
 # %% jupyter={"source_hidden": true}
 rises = {m.settings["layer"]: m.counts["increase"] for m in single}
-together = [m for m in dropped if m.settings.get("way") == "the cheapest together"]
+together = [m for m in dropped if m.settings.get("way") == "the least important together"]
 greedy = {m.counts["layers"]: m for m in dropped if m.settings.get("way") == "one by one"}
-dearest = max(rises, key=rises.get)
+costliest = max(rises, key=rises.get)
 say(
-    f"The whole model has {whole.median:.2f} nats per token. Without layer {cheapest} it has"
-    f" {whole.median + rises[cheapest]:.2f}, without layer {dearest} {whole.median + rises[dearest]:.2f}."
+    f"The whole model has {whole.median:.2f} nats per token. Without layer {least} it has"
+    f" {whole.median + rises[least]:.2f}, without layer {costliest} {whole.median + rises[costliest]:.2f}."
     + "".join(
-        f" Without the {m.counts['layers']:.0f} cheapest the sum of their prices would be {m.predicted - whole.median:.2f},"
-        f" and it is {m.median - whole.median:.2f}; choosing again after every cut (SLEB) makes it"
+        f" For the {m.counts['layers']:.0f} of least increase the sum would be {m.predicted - whole.median:.2f},"
+        f" and together it is {m.median - whole.median:.2f}; choosing again after every cut (SLEB) makes it"
         f" {greedy[m.counts['layers']].median - whole.median:.2f}."
         for m in together[:1]
     )
-    + " Prices do not add up: a layer is cheap because another one does part of its work."
+    + " Increases do not add up: one layer can be missed because another one does part of its work."
 )
 
 # %% [markdown]
@@ -90,11 +90,19 @@ say(
 # | piece | score, over all tokens of the calibration text | |
 # |---|---|---|
 # | layer | $1 - \cos(x, x + f(x))$, mean | block influence (ShortGPT, Men et al., 2024) |
-# | neuron of a feed-forward | $\lVert a_j \rVert_2 \, \lVert W_{\mathrm{down},j} \rVert_2$, the size of what it adds | Minitron, section 2.2, has the activation $a_j$ alone |
-# | group of query heads with their key-value head | the size of what the heads add | a head alone would split the group |
-# | channel of the residual stream | mean of what the norms hand on, summed over all norms | one channel is the same in all layers |
+# | neuron of a feed-forward | $\lVert a_j \rVert_2 \, \lVert W_{\mathrm{down},j} \rVert_2$, the size of what it adds | $a_j$: the input of the down projection |
+# | group of query heads with their key-value head | the size of what the heads add, $\lVert o_g \rVert_2$ | a head alone would split the group |
+# | channel of the residual stream | mean of $\lvert a_i \rvert$, summed over all norms | $a_i$: the output of a norm, which is the input of attention, feed-forward or head |
 #
 # What neurons and heads add is divided by the size of the stream they add it to, so that layers compare.
+#
+# Minitron (section 2.2) takes these input activations alone: the mean of their absolute values over the tokens $t$ of a
+# sequence, and the L2 norm over the sequences $b$ of a batch,
+#
+# $$\mathrm{score}_i = \sqrt{\sum_b \Big(\frac{1}{n_b} \sum_t \lvert a_{b,t,i} \rvert\Big)^2}.$$
+#
+# That is the formula of exercise 1. The scores of the table take all tokens of the text together, and for neurons and
+# heads what is added to the stream.
 #
 # A score is good if it orders the pieces as the measured loss does. That is a rank correlation $\rho$, and it can be
 # looked at: every point of the picture is one piece. One neuron of a thousand moves the loss by less than chance does,
@@ -103,7 +111,7 @@ say(
 # %% jupyter={"source_hidden": true}
 rank_guess = ask(
     "does the score know?",
-    "Rank correlation of the neurons' score with what the loss rises when they are cut? (0: chance, 1: the same order.)",
+    "Rank correlation of the neurons' score with the increase of the loss when they are cut? (0: chance, 1: the same order.)",
     kind="slider",
     example=0.5,
     low=0,
@@ -201,7 +209,7 @@ say(
 # ## Masks: zeros that nobody skips
 #
 # Many papers on pruning do not cut, they mask: single weights become 0, half of all of them, wherever they stand. That
-# costs far less quality, and Wanda (Sun et al., 2023) does it with one line, $|W_{ij}| \cdot \lVert X_j \rVert_2$, the
+# raises the loss far less, and Wanda (Sun et al., 2023) does it with one line, $|W_{ij}| \cdot \lVert X_j \rVert_2$, the
 # smallest of each output row. SparseGPT (Frantar and Alistarh, 2023) moves the weights that stay so that they make
 # up for those that go: the same mathematics as GPTQ in lab 05, with 0 in the place of rounding. And *2:4*, two zeros in
 # every four weights, is a pattern that some GPUs can skip.
@@ -237,7 +245,7 @@ say(
     f"With half of the weights zero the loss is {lost['magnitude']:.3f} nats per token higher by magnitude,"
     f" {lost['wanda']:.3f} by Wanda, {lost['sparsegpt']:.3f} by SparseGPT. The same product takes the same time, and as"
     f" compressed rows, which leave the zeros out, it is {sparse.median:.2f} times as fast: half of the weights are gone,"
-    " and each of the others brings its column along, 4 bytes and 4 bytes."
+    f" and each of the others brings its column along: {sparse.counts['bytes'] / sparse.counts['dense_bytes']:.2f} of the bytes."
 )
 
 # %% jupyter={"source_hidden": true}
@@ -310,14 +318,16 @@ say(
 )
 
 # %% jupyter={"source_hidden": true}
-at_random, by_text = (
-    " and ".join(f"{m.median:+.3f} (seed {m.settings['seed']})" for m in some) for some in (chance, text)
+uncut = [m for m in ahead if m.settings["run"] == "stdlib-5m-width" and m.settings["other"].endswith("taught")]
+at_random, by_text, without_cut = (
+    " and ".join(f"{m.median:+.3f} (seed {m.settings['seed']})" for m in some) for some in (chance, text, uncut)
 )
 say(
     "And now the uncomfortable part. The same cut with channels and neurons chosen *at random*, healed in the same way, ends"
     f" {at_random} nats per token from it. Right after the cut importance was far ahead, and the first hundred steps of"
     " healing took most of that away, at this size and for width. What is learned matters: healed by the text alone, the"
-    f" same cut ends {by_text} from it."
+    f" same cut ends {by_text} from it. And the cut matters: the same shape with first weights of its own, taught by the same"
+    f" teacher with the same tokens, ends {without_cut} from it."
 )
 
 # %% [markdown]
@@ -395,10 +405,10 @@ say(
 # %% [markdown]
 # ## What to take along
 #
-# - A score from forward passes orders pieces by what the loss is without them. After healing that order made no difference here.
+# - A score from forward passes orders pieces by how much the loss rises without them. After healing that order made no difference here.
 # - Zeros save nothing by themselves. What is to be faster must be smaller, or in a pattern that the machine skips.
-# - "Five times the tokens" is one run against one run, and healing had a teacher where training from nothing had none: how
-#   much the cut saved and how much the teacher is not separated.
+# - "Five times the tokens" is one run against one run, and healing had a teacher where training from nothing had none. Taken
+#   apart at equal tokens: the cut brings more than a nat, the teacher a tenth of one.
 # - Width keeps more quality per parameter after healing, depth saves more time per parameter at batch 1.
 # - How well a cut was chosen matters most before healing; the teacher matters after it.
 # - Distillation makes healing short in tokens, less short in FLOPs, and needs a parent that somebody paid for.

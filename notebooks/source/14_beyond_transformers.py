@@ -5,7 +5,7 @@
 # weights are read once a step, and the keys and values of all earlier tokens once a token. Batches share the first,
 # smaller caches shrink the second. Are there models that escape the sentence itself?
 #
-# There are two ways out. One is to remember less: a [**state**](../docs/glossary.md#models) of constant size instead of a cache that grows. The other
+# There are two ways out. One is to remember less: a [**state**](../docs/glossary.md#the-model) of constant size instead of a cache that grows. The other
 # is to write more: many tokens in one pass. Both are old ideas with new names, both are served in production today,
 # and both are sold with claims that do not survive a calculation.
 #
@@ -66,8 +66,8 @@ print(
 )
 
 # %% [markdown]
-# A layer like this is called a [**mixer**](../docs/glossary.md#models) here: it stands in attention's place, and what it keeps of a text is its
-# [**state**](../docs/glossary.md#models). All kinds of this lab are such layers:
+# A layer like this is called a [**mixer**](../docs/glossary.md#the-model) here: it stands in attention's place, and what it keeps of a text is its
+# [**state**](../docs/glossary.md#the-model). All kinds of this lab are such layers:
 #
 # | kind | what happens to the state at each token | |
 # |---|---|---|
@@ -214,7 +214,7 @@ for step in (0.1, 0.4, 0.6):
 #
 # With steps, the layer is a **recurrence**: $T$ steps in a row, each cheap. Unrolled, it is a **convolution** with the
 # kernel $K_l = C \bar A^l \bar B$, all positions at once by FFT, as long as $\bar A$ does not depend on the input. And because
-# two steps in a row are again one step, $(a, b)$ then $(a', b')$ is $(a'a,\; a'b + b')$, it is a [**scan**](../docs/glossary.md#models): a tree of depth
+# two steps in a row are again one step, $(a, b)$ then $(a', b')$ is $(a'a,\; a'b + b')$, it is a [**scan**](../docs/glossary.md#the-model): a tree of depth
 # $\log_2 T$, or chunks that are computed side by side. Decoding uses the first, training and prefill the others.
 #
 # They must be the same function. How different are their costs?

@@ -94,7 +94,13 @@ class LabServer:
         self.process = subprocess.Popen(
             [WORKBENCH, "lab", "--no-browser", "--port", str(free_port())],
             cwd=course,
-            env={**os.environ, **folders, "WORKBENCH_CACHE": str(cache or scratch / "cache"), "HF_HUB_OFFLINE": "1"},
+            env={
+                **os.environ,
+                **folders,
+                "WORKBENCH_CACHE": str(cache or scratch / "cache"),
+                "WORKBENCH_PROGRESS": str(scratch / "progress.jsonl"),
+                "HF_HUB_OFFLINE": "1",
+            },
             stdout=self.output.open("w"),
             stderr=self.log.open("w"),
             start_new_session=True,
@@ -355,6 +361,12 @@ class PanelOnPage:
             assert time.monotonic() < deadline, f"nothing changed in {timeout_s} s: {before!r}"[:500]
             self.page.wait_for_timeout(150)  # a picture is a long text to read
         return now
+
+    def wait_for_picture_of(self, words: str, timeout_s: float = 30) -> str:
+        """The plot's alternative text, once it has `words`. A slider on its way draws other pictures first."""
+        plot = self.output.locator("img[alt]").first
+        expect(plot).to_have_attribute("alt", re.compile(words), timeout=timeout_s * 1000)
+        return plot.get_attribute("alt")
 
     def screenshot(self, name: str) -> Path:
         return save_picture(self.output, name)

@@ -51,10 +51,8 @@ def test_lab_01_runs_through_without_a_question_or_an_error(lab_01):
 
 def test_moving_a_slider_draws_the_new_prediction(lab_01):
     panel = lab_01.panel(STEP_TIME)
-    before = panel.picture()
     length = panel.move("max length (tokens)", "ArrowLeft")
-    _, words = panel.wait_for_change(panel.picture, before)
-    assert re.search(rf"predicted \(dashed\): [^;]* at {length}\b", words), "the alt text ends where the plot does"
+    panel.wait_for_picture_of(rf"predicted \(dashed\): [^;]* at {length}\b")  # the alt text ends where the plot does
 
 
 def test_run_measures_and_shows_it_beside_the_prediction(lab_01):

@@ -3,20 +3,16 @@
 import pytest
 from harness import shot
 
+from workbench.experiments import list_experiments
+from workbench.labs.lab11_serving import PANELS
+
 pytest_plugins = ["lab_fixtures"]
 pytestmark = pytest.mark.browser
 
 NOTEBOOK = "11_serving"
-BREAKDOWN = "Where does the time of one request go, from the client's first byte to its last?"
-LIVE = "What does a server do while a burst of requests passes through it?"
-OTHERS = (
-    "What do HTTP, streaming and the interpreter's lock cost, beside the engine alone?",
-    "One run, six truths: what do tools call TTFT, TPOT, ITL and goodput?",
-    "How high may the rate of requests be before everybody waits?",
-    "Three times as many requests as the server can answer: refuse some, or let all wait?",
-    "What is gained by answering questions about one document one after another?",
-    "Which configuration is best for latency, for throughput, or for cost?",
-)
+QUESTIONS = {e.name: e.question for e in list_experiments() if e.lab == 11}
+BREAKDOWN, LIVE = QUESTIONS["server.breakdown"], QUESTIONS["server.live"]
+OTHERS = {f"server.{stem}": QUESTIONS[f"server.{stem}"] for stem in PANELS if stem not in ("breakdown", "live")}
 
 
 def test_it_runs_through_without_a_question_or_an_error(page):
@@ -28,7 +24,7 @@ def test_the_parts_of_a_request_are_in_the_table(page):
     assert {"answer", "part", "measured", "predicted"} <= set(head) and len(rows) == 24
 
 
-@pytest.mark.parametrize("question", OTHERS)
+@pytest.mark.parametrize("question", OTHERS.values(), ids=OTHERS)
 def test_each_panel_has_a_table_of_what_it_draws(page, question):
     panel = page.panel(question)
     head, *rows = panel.table()

@@ -2,30 +2,23 @@
 
 import pytest
 from harness import shot
+from playwright.sync_api import expect
+
+from workbench.experiments import list_experiments
 
 pytest_plugins = ["lab_fixtures"]
 pytestmark = pytest.mark.browser
 
 NOTEBOOK = "12_pruning_and_distillation"
-LAYERS = "Which layer can be left out at the lowest price, and do the prices of several add up?"
-HEALING = "A cut model is healed by its parent: how many tokens, and how many FLOPs, does that save?"
-CHEAPER = "Forty times fewer tokens: how many times cheaper is that?"
-EVERY = (
-    LAYERS,
-    HEALING,
-    CHEAPER,
-    "Does a score from forward passes know what the loss rises when a piece is cut?",
-    "Narrower or with fewer layers: which loses less, and which is faster?",
-    "Half of the weights are zero: what does it cost, and is anything faster?",
-    "A draft cut from its target and healed by it: is it accepted more often, and is decoding faster?",
-)
+QUESTIONS = {e.name: e.question for e in list_experiments() if e.lab == 12}
+LAYERS, CHEAPER = QUESTIONS["pruning.drop_layer"], QUESTIONS["pruning.cheaper"]
 
 
 def test_it_runs_through_without_a_question_or_an_error(page):
     assert page.cell_problems() == []
 
 
-@pytest.mark.parametrize("question", EVERY)
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
 def test_every_panel_has_a_picture(page, question):
     panel = page.panel(question)
     assert panel.picture()
@@ -34,10 +27,8 @@ def test_every_panel_has_a_picture(page, question):
 
 def test_more_children_share_the_cost_of_their_parent(page):
     panel = page.panel(CHEAPER)
-    before = panel.picture()
     panel.set("children", "3")
-    panel.wait_for_change(panel.picture, before)
-    assert "for each of 3 children it is 0.737 times" in panel.output.inner_text()
+    expect(panel.output).to_contain_text("for each of 3 children it is 0.737 times", timeout=30_000)
     panel.screenshot("cheaper-moved")
 
 

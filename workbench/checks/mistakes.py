@@ -30,6 +30,7 @@ from workbench.files import write_text
 from workbench.grading.check import Check, Exercise, ExerciseSet
 from workbench.grading.mistakes import Known, Mistake, tabulate
 from workbench.models.config import ModelConfig
+from workbench.models.shapes import PUBLIC_SHAPES
 
 _CELL = re.compile(r'^# %%.*"solution": true.*"grade_id": "([^"]+)".*$', re.MULTILINE)
 
@@ -133,11 +134,12 @@ def write_table(root: Path, exercises: ExerciseSet) -> None:
 
 
 def _made_from(root: Path, name: str) -> str:
-    """The digest of all that decides what is in the table: answers, mistakes, the lab's checks, and what the shape of a
-    model consists of, since cases hold shapes."""
+    """The digest of all that decides what is in the table: answers, mistakes, the lab's checks, what the shape of a
+    model consists of and the public shapes, since cases hold shapes."""
     sources = [root / "solutions" / f"{name}.py", root / "solutions" / f"{name}_wrong.py"]
     digest = hashlib.sha256()
     for source in [*sources, *sorted(table_file(root, name).parent.glob("*.py"))]:
         digest.update(source.read_text(encoding="utf-8").encode())
     digest.update(" ".join(field.name for field in dataclasses.fields(ModelConfig)).encode())
+    digest.update(repr(PUBLIC_SHAPES).encode())
     return digest.hexdigest()

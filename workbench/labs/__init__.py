@@ -38,6 +38,7 @@ LABS = (
     "lab10_kernels",
     "lab11_serving",
     "lab12_pruning_and_distillation",
+    "lab13_parallelism_and_experts",
     "lab14_beyond_transformers",
 )
 FORMER_NAMES = {  # of experiments, in records that were made before they were renamed
@@ -129,6 +130,16 @@ def exercise_sets() -> dict[str, ExerciseSet]:
     """The exercises of every lab by the name of their notebook, with their visible checks only."""
     sets = [_exercises(lab) for lab in LABS if number_of(lab)]
     return {exercises.name: exercises for exercises in sets}
+
+
+def hints() -> dict[str, tuple[str, ...]]:
+    """The hints of every exercise, by its grade_id."""
+    every: dict[str, tuple[str, ...]] = {}
+    for lab in LABS:
+        file = Path(__file__).parent / lab / "checks" / "hints.json"
+        if file.is_file():
+            every |= {name: tuple(texts) for name, texts in json.loads(file.read_text(encoding="utf-8")).items()}
+    return every
 
 
 def _exercises(lab: str) -> ExerciseSet:

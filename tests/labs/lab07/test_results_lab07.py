@@ -17,12 +17,12 @@ ROWS = {
     "n-gram table, K = 8": "ngram",
     "EAGLE head, K = 4": "eagle",
     "lookahead": "lookahead",
-    "`stdlib-1m`, K = 4": "stdlib-1m",
+    "`stdlib-1m-pruned`, K = 4": "stdlib-1m-pruned",
     "Medusa heads": "medusa",
     "prompt lookup, dynamic length": "prompt_lookup, dynamic",
     "n-gram table, dynamic length": "ngram, dynamic",
     "EAGLE, dynamic length": "eagle, dynamic",
-    "`stdlib-1m`, dynamic length": "stdlib-1m, dynamic",
+    "`stdlib-1m-pruned`, dynamic length": "stdlib-1m-pruned, dynamic",
     "Medusa heads, dynamic length": "medusa, dynamic",
 }
 

@@ -437,7 +437,7 @@ def test_a_load_curve_has_both_batchings_at_the_same_rates_and_littles_law_at_ea
 
 
 def test_beyond_what_it_can_do_latency_grows_and_static_batching_does_less(curve):
-    found = {how: [m for m in curve if m.settings["batching"] == how] for how in loading.BATCHING}
+    found = {how: [m for m in curve if m.settings["batching"] == how] for how in loading.KINDS}
     for made in found.values():
         assert made[-1].counts["latency_mean_s"] > 1.5 * made[0].counts["latency_mean_s"]
     done = {how: max(m.counts["done_per_s"] for m in made) for how, made in found.items()}
@@ -549,7 +549,7 @@ def test_the_curve_rings_its_knee_and_limits_are_set_without_another_run(curve, 
         assert len(view.rows) == len(curve) and all(len(row) == len(view.header) for row in view.rows)
         shares.append([row[-1] for row in view.rows])
     assert set(shares[0]) == {"100%"}
-    in_order = [m for how in loading.BATCHING for m in curve if m.settings["batching"] == how]
+    in_order = [m for how in loading.KINDS for m in curve if m.settings["batching"] == how]
     for share, m in zip(shares[1], in_order):
         begin, end = loading.window_of(m.settings["arrival_s"])
         came = [t for at, t in zip(m.settings["arrival_s"], m.settings["ttft_s"]) if begin < at <= end]
@@ -560,7 +560,7 @@ def test_the_curve_rings_its_knee_and_limits_are_set_without_another_run(curve, 
             (m for m in curve if m.settings["batching"] == how),
             key=lambda m: m.counts["done_per_s"] / m.counts["latency_mean_s"],
         )
-        for how in loading.BATCHING
+        for how in loading.KINDS
     ]
     assert [line.get_xdata()[0] for line in ringed] == [m.counts["done_per_s"] for m in best]
     assert len(panel.snapshot().alt) > 60 and "the knee is at" in panel.said

@@ -10,7 +10,7 @@ from panel_claims import PanelClaims, shown
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.experiments import experiment, run_experiment
-from workbench.labs.lab11_serving import loads, overload
+from workbench.labs.lab11_serving import loads, offload, overload
 from workbench.labs.lab11_serving.breakdown import KINDS, PARTS, REST, TOKEN
 from workbench.labs.lab11_serving.choose import ARRANGEMENTS, DEFAULT, Configuration, Served, better, grid
 from workbench.labs.lab11_serving.definitions import DUE, SENT, TOOLS
@@ -19,9 +19,12 @@ from workbench.labs.lab11_serving.live import phases
 from workbench.labs.lab11_serving.loopback import ask, body_for, loopback, on_a_loop, text_of
 from workbench.labs.lab11_serving.ordering import NEW_TOKENS, ORDERS, QUESTION, pool, questions
 from workbench.labs.lab11_serving.panels.overload import bins
+from workbench.labs.lab11_serving.tiers import SOURCES, Predicted, lengths_of
 from workbench.models.checkpoints import shipped_tokenizer
 from workbench.serving import Engine, Request, SchedulerSettings
 
+# as many key heads as query heads, and most of it in its layers
+DEEP = random_decoder(tiny_config(vocab_size=512, num_layers=16, num_kv_heads=4), name="deep")
 SMALL = {
     "server.breakdown": {"prompt_tokens": 12, "new_tokens": 6, "repeats": 2},
     "server.overhead": {"engine": "thread", "requests": 4, "slots": 2, "max_new_tokens": 12, "repeats": 2},
@@ -29,7 +32,9 @@ SMALL = {
     "server.knee": {"requests": 8, "max_running": 4},
     "server.overload": {"seconds": 0.5, "max_running": 4},
     "server.ordering": {"documents": 12, "asked": 3, "document_tokens": 64, "repeats": 1},
+    "server.tiers": {"longest": 128, "points": 2, "link_ms": 2.0, "repeats": 1},
     "server.choose": {"weights": "as they are", "requests": 8, "checked": 2, "repeats": 1},
+    "server.offload": {"model": DEEP, "batch": 2, "prompt_tokens": 4, "new_tokens": 3, "device": 1.0, "repeats": 2},
     "server.live": {"seconds": 0.6, "max_running": 2, "every": 0.2},
 }
 MOVED = {
@@ -39,7 +44,9 @@ MOVED = {
     "knee": {"max_running": 5},
     "overload": {"max_running": 5},
     "ordering": {"asked": 4},
+    "tiers": {"link_ms": 3.0},
     "choose": {"goal": "cost"},
+    "offload": {"batch": 4},
     "live": {"max_running": 3},
 }
 
@@ -203,6 +210,38 @@ def test_questions_go_round_the_documents_and_the_pool_is_small_beside_them():
     assert len({one.name for one in asked}) == 6 and pool(256) * loads.BLOCK < 8 * 256
 
 
+# -- tiers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_comes_again_is_found_whole_in_every_tier_with_the_same_answer(runs):
+    made = by(runs["server.tiers"], "measured", "tokens")
+    assert list(made) == [(source, tokens) for tokens in (32, 128) for source in SOURCES]
+    for (source, tokens), m in made.items():
+        assert m.counts["found"] == (0 if source == "computed" else tokens)
+        assert m.counts["bytes"] == m.counts["found"] * 2 * 2 * 2 * 8 * 4  # layers, key and value, heads, size, bytes
+        assert (m.counts["load_s"] > 0) == (source != "computed") and m.check.startswith("all 4 answers")
+    for tokens in (32, 128):
+        assert made["link", tokens].counts["load_s"] >= 2e-3 + made["link", tokens].counts["bytes"] / 1e8
+
+
+def curves(prefill_s: float, load_s: float, once_s: float) -> Predicted:
+    return Predicted(lambda n: n * prefill_s, lambda n: 0.0, {"link": lambda n: once_s + n * load_s})
+
+
+def test_loading_pays_from_the_first_block_where_it_is_predicted_to_be_faster():
+    assert curves(1e-3, 1e-4, 0.0).break_even("link", 256) == 16
+    assert curves(1e-3, 5e-4, 0.02).break_even("link", 256) == 48  # equal at 40
+    assert curves(1e-3, 5e-4, 0.02).break_even("link", 32) is None
+    assert curves(1e-3, 2e-3, 0.0).break_even("link", 256) is None
+
+
+@pytest.mark.parametrize(
+    ("longest", "points", "lengths"), [(960, 6, [32, 64, 128, 240, 480, 960]), (32, 8, [32]), (48, 2, [32, 48])]
+)
+def test_the_lengths_are_whole_blocks(longest, points, lengths):
+    assert lengths_of(longest, points) == lengths
+
+
 # -- choosing -----------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +277,57 @@ def test_the_command_prints_how_to_start_the_best_that_was_measured(runs, monkey
     assert Configuration(4, 32, "int8", "int8", "none").options == (
         "--max-running 4 --token-budget 32 --weights int8 --kv int8"
     )
+
+
+# -- a model larger than its device ---------------------------------------------------------------------------------
+
+
+def test_flexgens_table_stands_beside_its_cost_model_first(runs):
+    lines = by([m for m in runs["server.offload"] if m.settings["measured"] == "published"], "shape")
+    assert [m.settings["measured"] for m in runs["server.offload"][:3]] == ["published"] * 3
+    ratios = {name: m.counts["by_model"] / m.median for name, m in lines.items()}
+    within = [name for name, ratio in ratios.items() if abs(ratio - 1) < 0.15]
+    assert within == ["opt-30b"] and ratios["opt-6.7b"] > 2 and ratios["opt-175b"] < 0.25
+    assert lines["opt-6.7b"].counts["with_bandwidth"] / lines["opt-6.7b"].median == pytest.approx(1.198, abs=0.002)
+    for m in lines.values():
+        assert m.counts["by_program"] >= 0.98 * m.counts["by_model"], "one that fits, by the model, and is as good"
+
+
+def test_every_plan_of_every_block_writes_the_plain_models_tokens_within_the_limit(runs):
+    made = by([m for m in runs["server.offload"] if m.settings["measured"] == "run"], "plan", "batches")
+    assert set(made) == {(plan, batches) for plan in offload.PLANS for batches in offload.BATCHES}
+    layers = sum(p.nbytes for layer in DEEP.layers for p in layer.parameters() if p.dim() > 1)
+    for (plan, batches), m in made.items():
+        c = m.counts
+        assert c["block"] == 2 * batches and len(m.samples) == 2 and m.predicted > 0
+        assert c["peak_bytes"] == c["needed_bytes"] <= c["limit_bytes"]
+        assert sum(c[f"weights_{tier}"] for tier in ("device", "host", "disk")) == pytest.approx(1)
+        if plan == "all on disk":
+            assert c["read_bytes"] == 3 * layers and c["up_bytes"] == 3 * layers
+        if plan == "all in the host":
+            assert c["read_bytes"] == 0 and c["up_bytes"] == 3 * layers
+        assert c["least_ratio"] <= c["predicted_over_measured"] <= c["largest_ratio"]
+    names = {m.settings["constant"] for m in runs["server.offload"] if m.settings["measured"] == "constant"}
+    assert names == set(offload.CONSTANTS)
+
+
+def test_the_program_may_put_the_cache_on_disk(monkeypatch):
+    """Where the host has no room left it does."""
+    shares = offload.Shares(offload.IN_HOST, (0.5, 0.0, 0.5))
+    monkeypatch.setattr(offload, "PLANS", {"with a cache on disk": shares})
+    made = run_experiment("server.offload", {**SMALL["server.offload"], "repeats": 1}, DataSheetBench())
+    assert all(m.counts["written_bytes"] > 0 for m in made if m.settings["measured"] == "run")
+
+
+def test_a_run_with_other_tokens_or_bytes_is_not_reported(monkeypatch):
+    settings = {**SMALL["server.offload"], "repeats": 1}
+    real = offload.Offloaded.formula
+    monkeypatch.setattr(offload.Offloaded, "formula", lambda self: {**real(self), "disk → host": -1})
+    with pytest.raises(WorkbenchError, match="bytes were moved where the formula has"):
+        run_experiment("server.offload", settings, DataSheetBench())
+    monkeypatch.setattr(offload, "_plain_tokens", lambda *_: [[0, 0, 0]] * 16)
+    with pytest.raises(WorkbenchError, match="other tokens than the plain model's"):
+        run_experiment("server.offload", settings, DataSheetBench())
 
 
 # -- live -----------------------------------------------------------------------------------------------------------

@@ -136,6 +136,14 @@ def test_one_by_one_takes_what_is_cheapest_after_each_cut(model):
             assert m.settings["dropped"] == sorted(dropped)
 
 
+def test_a_model_whose_loss_is_no_number_is_refused(model):
+    broken = random_decoder(tiny_config(vocab_size=4096), tokenizer=shipped_tokenizer())
+    with torch.no_grad():
+        broken.norm.weight[0] = torch.nan
+    with pytest.raises(WorkbenchError, match=r"the loss of .* is nan; look at its weights"):
+        run("pruning.drop_layer", {"model": broken})
+
+
 # -- importance
 # ----------------------------------------------------------------------------------------------------------
 
@@ -144,7 +152,7 @@ def test_one_by_one_takes_what_is_cheapest_after_each_cut(model):
 @pytest.mark.parametrize("layer", [importance.EVERY, 2])
 def test_pieces_are_all_of_a_part_once(model, part, layer):
     config, scores = model["model"].config, by_magnitude(model["model"])
-    pieces = importance.pieces_of(part, scores, scores, config, layer=layer, groups=5)
+    pieces = importance.pieces_of(part, scores, config, layer=layer, groups=5)
     cuts = [piece.cut for piece in pieces]
     if part == "layers":
         assert [list(cut.layers) for cut in cuts] == [[0], [1], [2], [3]]
@@ -156,17 +164,38 @@ def test_pieces_are_all_of_a_part_once(model, part, layer):
         for n in range(4) if layer < 0 else [layer]:
             assert sorted(i for cut in cuts for i in cut.neurons[n]) == list(range(512))
     if part in importance.GROUPED:  # in the order of their scores
-        assert [piece.scores for piece in pieces] == sorted(piece.scores for piece in pieces)
+        assert [piece.score for piece in pieces] == sorted(piece.score for piece in pieces)
 
 
 def test_a_rank_is_that_of_the_pieces(runs):
     made = runs["pruning.importance"]
-    pieces, ranks = matching(made, measured="piece"), matching(made, measured="rank")
-    assert len(pieces) == 4 and [m.settings["score"] for m in ranks] == list(importance.SCORES)
-    order = sorted(pieces, key=lambda m: m.counts["activations"])
-    places = [sorted(pieces, key=lambda m: m.median).index(m) for m in order]
-    squares = sum((a - b) ** 2 for a, b in enumerate(places))
-    assert ranks[0].median == pytest.approx(1 - 6 * squares / (4 * 15))
+    ranks = matching(made, measured="rank")
+    assert [m.settings["score"] for m in ranks] == list(importance.SCORES)
+    for rank in ranks:
+        pieces = matching(made, measured="piece", score=rank.settings["score"])
+        assert len(pieces) == 4
+        order = sorted(pieces, key=lambda m: m.counts["score"])
+        places = [sorted(pieces, key=lambda m: m.median).index(m) for m in order]
+        squares = sum((a - b) ** 2 for a, b in enumerate(places))
+        assert rank.median == pytest.approx(1 - 6 * squares / (4 * 15))
+
+
+def test_each_score_makes_groups_of_its_own_and_single_pieces_are_measured_once(model):
+    """Groups by one score, ranked by the other, said less of the other than it knows."""
+    made = run("pruning.importance", model)
+    names = {kind: matching(made, measured="piece", score=kind) for kind in importance.SCORES}
+    first, second = ([m.median for m in of_kind] for of_kind in names.values())
+    assert first != second
+    made = run("pruning.importance", model, part="layers")
+    first, second = ([m.median for m in matching(made, measured="piece", score=kind)] for kind in importance.SCORES)
+    assert first == second
+
+
+def test_groups_of_heads_are_those_of_layers_that_attend():
+    hybrid = load("stdlib-3m-jamba4")
+    made = run("pruning.importance", {"model": hybrid}, part="kv_groups")
+    pieces = [m.settings["piece"] for m in matching(made, measured="piece", score="activations")]
+    assert pieces == [f"layer {n}, group {g}" for n in (2, 6) for g in range(5)]
 
 
 def test_scores_that_are_all_alike_have_no_rank(model):
@@ -175,8 +204,8 @@ def test_scores_that_are_all_alike_have_no_rank(model):
     alike = Importance(
         *(torch.ones(n).double() for n in (4, 128)), torch.ones(4, 512).double(), torch.ones(4, 2).double()
     )
-    pieces = importance.pieces_of("layers", alike, alike, config, layer=-1, groups=3)
-    assert {piece.scores for piece in pieces} == {(1.0, 1.0)}
+    pieces = importance.pieces_of("layers", alike, config, layer=-1, groups=3)
+    assert {piece.score for piece in pieces} == {1.0}
 
 
 @pytest.mark.parametrize(
@@ -210,6 +239,12 @@ def test_sizes_follow_from_the_shape_and_predictions_are_of_the_same_models(mode
     assert all(m.check.startswith("greedy next token") for m in steps)
 
 
+def test_a_healed_model_is_shown_with_the_loss_of_its_own_shape_before(model):
+    """Beside another shape of as many parameters a star said something of the shapes, too."""
+    config = dataclasses.replace(model["model"].config, num_layers=2, hidden_size=96, intermediate_size=80)
+    assert shapes.cut_to(config, model["model"], by_magnitude(model["model"])).config == config
+
+
 def test_a_step_that_starts_fewer_operations_is_predicted_to_be_faster_at_equal_bytes(runs):
     half = {m.settings["kind"]: m for m in matching(runs["pruning.shapes"], measured="step", share=0.5)}
     assert half["depth"].counts["launches"] < half["width"].counts["launches"]
@@ -227,6 +262,15 @@ def test_masks_have_the_zeros_that_are_asked_for_and_the_model_stays_as_it_was(m
     assert orders[masks.MASK_FIRST].counts["zeros"] >= 0.5 <= orders[masks.ROUND_FIRST].counts["zeros"]
     assert orders[masks.ROUNDED].counts["zeros"] < 0.5
     assert all(torch.equal(before[name], tensor) for name, tensor in model["model"].state_dict().items())
+
+
+def test_differences_are_taken_passage_by_passage(runs):
+    made = runs["pruning.masks"]
+    losses = {m.settings.get("method", m.settings.get("order")): m for m in made if m.unit == "nats/token"}
+    between = matching(made, measured="between")
+    assert [(m.settings["one"], m.settings["other"]) for m in between] == list(masks.BETWEEN)
+    for m in between:
+        assert m.median == pytest.approx(losses[m.settings["other"]].median - losses[m.settings["one"]].median)
 
 
 def test_forms_of_a_matrix_take_the_bytes_that_are_said(runs):
@@ -332,7 +376,7 @@ def test_sliders_stand_on_the_published_numbers():
         assert steps == round(steps), setting.name
 
 
-def test_with_the_parents_training_it_is_dearer_unless_many_share_it():
+def test_with_the_parents_training_it_takes_more_flops_unless_many_share_it():
     alone = cheaper.Family(15e9, 8e9, 3.8e12, 94e9, 8e12, 1)
     assert alone.ratio_with_parent() < 1 < dataclasses.replace(alone, children=1000).ratio_with_parent()
     assert alone.ratio_with_parent() < alone.flops_ratio() < alone.token_ratio()
@@ -366,6 +410,10 @@ def test_recipes_of_one_comparison_differ_in_one_thing():
     base = HEALING_RECIPES[healing.WIDTH]
     assert dataclasses.replace(HEALING_RECIPES[healing.BY_CHANCE], name=base.name, scores=base.scores) == base
     assert dataclasses.replace(HEALING_RECIPES[healing.BY_TEXT], name=base.name, objective=base.objective) == base
+    for name, other in ((healing.WIDTH, healing.TAUGHT), (healing.DRAFT, healing.DRAFT_TAUGHT)):
+        cut, without = HEALING_RECIPES[name], HEALING_RECIPES[other]
+        beside = {"name": cut.name, "role": cut.role, "scores": cut.scores}
+        assert dataclasses.replace(without, **beside, peak_learning_rate=cut.peak_learning_rate) == cut
     assert HEALING_RECIPES[healing.NOTHING].config == base.config
     assert base.config.num_parameters() <= RECIPES["stdlib-10m"].config.num_parameters() / 2
     assert HEALING_RECIPES["stdlib-1m-pruned"].config.num_parameters() <= 1_500_000

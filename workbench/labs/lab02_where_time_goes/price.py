@@ -31,6 +31,7 @@ from workbench.instruments.costs import (
     prefill_costs,
     prepared_on,
 )
+from workbench.instruments.device import CARD_MEMORY_BYTES
 from workbench.instruments.memory import available_bytes
 from workbench.models.checkpoints import shipped_names
 from workbench.models.shapes import PUBLIC_SHAPES
@@ -41,9 +42,10 @@ if TYPE_CHECKING:
     from workbench.instruments.records import Measurement
     from workbench.models.config import ModelConfig
 
-# as the data sheets say, in GB of 10⁹
-CARD_MEMORY_BYTES = {"a100-80gb": 80e9, "h100-sxm": 80e9, "h200": 141e9}
-SHAPES = (*(name for name, shape in PUBLIC_SHAPES.items() if shape.runnable), *shipped_names(states=False))
+SHAPES = (
+    *(name for name, shape in PUBLIC_SHAPES.items() if shape.experts is None),
+    *shipped_names(states=False, experts=False),
+)
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 

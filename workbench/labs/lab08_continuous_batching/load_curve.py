@@ -11,13 +11,13 @@ from workbench.errors import WorkbenchError
 from workbench.experiments.contract import Experiment, Limits, Setting, no_times
 from workbench.experiments.inputs import shape_of
 from workbench.instruments.costs import kv_bytes
-from workbench.instruments.device import PUBLISHED
-from workbench.labs.lab02_where_time_goes.price import CARD_MEMORY_BYTES, SHAPES
+from workbench.instruments.device import CARD_MEMORY_BYTES, PUBLISHED
+from workbench.labs.lab02_where_time_goes.price import SHAPES
 from workbench.serving.arrivals import Arrival
 from workbench.serving.gaps import AtOnce
 from workbench.serving.load import WORKLOADS, workload
 from workbench.serving.metrics import LoadPoint, Summary, over_steps, summarize
-from workbench.serving.settings import BATCHING, SchedulerSettings
+from workbench.serving.settings import SchedulerSettings
 from workbench.serving.simulate import StepSeconds, Twin, blocks_that_fit, step_seconds
 from workbench.serving.step_time import free_beside_weights
 from workbench.serving.times import RequestTimes, StepTimes
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.2, 1.5)  # of what the server can do when all are there at once
 SINGLE = tuple(name for name, one in WORKLOADS.items() if one.turns is None)
+KINDS = ("continuous", "static")  # of batching
 BOTH = "both"
 BLOCK = 16
 FASTEST = 10_000  # requests a second that a workload can have arrive: a small model on a GPU does more
@@ -74,9 +75,9 @@ def run_load(
         return _serve(bench, step_s, blocks, arrivals, how, max_running, token_budget)
 
     bench.report("what the server can do")
-    at_once, _ = serve(replace(chosen, gaps=AtOnce()).draw(GROUPS * max_running, seed=seed), BATCHING[0])
+    at_once, _ = serve(replace(chosen, gaps=AtOnce()).draw(GROUPS * max_running, seed=seed), KINDS[0])
     capacity = min(summarize(at_once).requests_per_s, FASTEST / max(SHARES))
-    kinds = BATCHING if batching == BOTH else (batching,)
+    kinds = KINDS if batching == BOTH else (batching,)
     for number, share in enumerate(SHARES):
         arrivals = chosen.at_rate(share * capacity).draw(requests, seed=seed)
         for how in kinds:
@@ -217,9 +218,7 @@ EXPERIMENT = Experiment(
         Setting("card", "h200", "choice", choices=tuple(CARD_MEMORY_BYTES), help="its data sheet and its memory"),
         Setting("load", "conversation", "choice", choices=SINGLE, help="lengths and how bursty arrivals are"),
         Setting("requests", 200, "int", 4, 5000, step=50, brief=20, help="at each rate"),
-        Setting(
-            "batching", BOTH, "choice", choices=(BOTH, *BATCHING), help="static: groups that nobody joins or leaves"
-        ),
+        Setting("batching", BOTH, "choice", choices=(BOTH, *KINDS), help="static: groups that nobody joins or leaves"),
         Setting("max_running", 32, "int", 1, 512, unit="texts", help="in work at a time"),
         Setting("token_budget", 2048, "int", 512, 16384, unit="tokens", step=512, help="rows of a step, at most"),
         Setting("seed", 0, "int", 0, 10_000),

@@ -1,7 +1,8 @@
-"""pruning.drop_layer: the loss without each layer, and without several: the cheapest of them together, or one by one.
+"""pruning.drop_layer: the loss without each layer, and without several: those of least increase together, or one by"
+" one.
 
 The increase of a layer is L(without it) − L(whole), in nats per token of held-out text. If what layers do were
-independent, the increases of several would add up; that sum is the prediction. "one by one" drops what is cheapest,
+independent, the increases of several would add up; that sum is the prediction. "one by one" drops the least increase,
 measures again without it, and goes on, as SLEB does (Song et al., arXiv 2402.09025, algorithm 1).
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from workbench.models.decoder import Decoder
 
 NAME = "pruning.drop_layer"
-TOGETHER, ONE_BY_ONE = "the cheapest together", "one by one"
+TOGETHER, ONE_BY_ONE = "the least important together", "one by one"
 CALIBRATION = (8, 256)  # sequences and tokens of training text, for block influence
 
 
@@ -79,10 +80,10 @@ def run_drop_layer(bench: Bench, *, model: str | Decoder, several: int, context:
         counts = {"layers": 1, "block_influence": float(scores[layer])}
         yield measurement(losses([layer]), counts, measured="one layer", layer=layer)
     single = {layer: losses.increase([layer]) for layer in range(count)}
-    cheapest = sorted(single, key=lambda layer: (single[layer], layer))
+    ordered = sorted(single, key=lambda layer: (single[layer], layer))
     dropped: dict[str, list[int]] = {TOGETHER: [], ONE_BY_ONE: []}
     for number in range(1, min(several, count - 1) + 1):
-        dropped[TOGETHER] = cheapest[:number]
+        dropped[TOGETHER] = ordered[:number]
         left = [layer for layer in range(count) if layer not in dropped[ONE_BY_ONE]]
         best = min(left, key=lambda layer: losses.increase([*dropped[ONE_BY_ONE], layer]))
         dropped[ONE_BY_ONE] = [*dropped[ONE_BY_ONE], best]
@@ -103,11 +104,11 @@ def _influence(decoder: Decoder) -> torch.Tensor:
 EXPERIMENT = Experiment(
     name=NAME,
     lab=12,
-    question="Which layer can be left out at the lowest price, and do the prices of several add up?",
+    question="Without which layer does the loss rise least, and do the increases of several add up?",
     how=(
         "held-out passages go through the model with layers skipped: what comes into a layer goes out unchanged."
-        " Weights"
-        " are not touched, and nothing is trained. Errors are those over passages"
+        " Weights are not touched, and nothing is trained. Errors are those over passages. Several layers are chosen by"
+        " the same passages that score them, which flatters the choice a little"
     ),
     settings=(
         MODEL,

@@ -1,10 +1,10 @@
-"""pruning.masks: single weights set to zero: what that costs in loss, by method, and what it brings in time.
+"""pruning.masks: single weights set to zero: by how much the loss rises, by method, and what it brings in time.
 
 Half of the weights of every linear layer become zero, by magnitude, Wanda or SparseGPT (`pruning.masks`), anywhere in
 a row or two in every four. A matrix with zeros takes the bytes of one without, so a product with it takes as long.
-What is faster has to leave the zeros out: compressed rows (CSR) keep each other weight with its column, 4 + 4 bytes, so
-by bytes they win from half zeros on. Sparse tensor cores read two of four. In which order to mask and to round is
-measured as well: what is published (Harma et al., arXiv 2405.20935) is to mask first.
+What is faster has to leave the zeros out: compressed rows (CSR) keep each other weight with its column, in float32
+4 + 4 bytes, so by bytes they win from half zeros on. Sparse tensor cores read two of four. In which order to mask and
+to round is measured as well: what is published (Harma et al., arXiv 2405.20935) is to mask first.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ NAME = "pruning.masks"
 PATTERNS = ("0.5", "2:4", "0.25", "0.75")
 ROUNDED, MASK_FIRST, ROUND_FIRST = "rounded alone", "masked, then rounded", "rounded, then masked"
 ORDERS = (ROUNDED, MASK_FIRST, ROUND_FIRST)
+BETWEEN = (("wanda", "magnitude"), ("sparsegpt", "wanda"), (MASK_FIRST, ROUND_FIRST))  # differences of losses
+WHOLE = "whole"
 BITS, ORDER_METHOD = 4, "wanda"
 SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)  # of zeros in a timed matrix
 DENSE, COMPRESSED, TENSOR_CORES = "dense, with zeros", "compressed rows", "2:4, sparse tensor cores"
@@ -85,7 +87,8 @@ def run_masks(
     repeats: int,
 ) -> Iterator[Measurement]:
     """Measurements in the setting `measured`: "whole", "masked" with its `method` and "order" with its `order`
-    (nats/token); "time" (unit "x", times as fast as the dense product) with `stored` and the share of `zeros`."""
+    (nats/token); "between": by how much the loss of `one` is below that of `other`, passage by passage; "time"
+    (unit "x", times as fast as the dense product) with `stored` and the share of `zeros`."""
     decoder = bench.model(model)
     check_plain(decoder)
     check_group(decoder, group)
@@ -102,8 +105,11 @@ def run_masks(
     def with_zeros(of: Decoder, method: str) -> Decoder:
         return masked_model(of, zeros, method, calibration=text, check_stop=bench.check_stop)[0]
 
+    by_passage: dict[str, torch.Tensor] = {}
+
     def loss(made: Decoder, **what: Any) -> Measurement:
         nats = losses_without(made, passages_, Cut(), check_stop=bench.check_stop)
+        by_passage[what.get("method", what.get("order", WHOLE))] = nats
         increase, error = mean_and_error(nats - whole())
         return bench.measurement(
             name=NAME,
@@ -115,7 +121,7 @@ def run_masks(
         )
 
     bench.report("the whole model")
-    yield loss(decoder, measured="whole")
+    yield loss(decoder, measured=WHOLE)
     for method in METHODS:
         bench.report(f"masked by {method}")
         yield loss(with_zeros(decoder, method), measured="masked", method=method)
@@ -128,6 +134,16 @@ def run_masks(
             if order == ROUND_FIRST:
                 made = with_zeros(made, ORDER_METHOD)
         yield loss(made, measured="order", order=order)
+    for one, other in BETWEEN:
+        lower, error = mean_and_error(by_passage[other] - by_passage[one])
+        yield bench.measurement(
+            name=NAME,
+            settings={**settings, "measured": "between", "one": one, "other": other},
+            samples=[lower],
+            unit="nats/token",
+            counts={"standard_error": error},
+            check="the mean over the passages of the difference of the two losses",
+        )
     yield from _timed(bench, size, rows, repeats)
 
 
@@ -223,7 +239,7 @@ def limits(*, model: str | Decoder, **settings: Any) -> Limits:
 EXPERIMENT = Experiment(
     name=NAME,
     lab=12,
-    question="Half of the weights are zero: what does it cost, and is anything faster?",
+    question="Half of the weights are zero: by how much does the loss rise, and is anything faster?",
     how=(
         "weights of all linear layers are masked layer by layer, each with the inputs that it has behind the"
         " masked ones,"

@@ -20,7 +20,17 @@ from workbench.experiments.inputs import MODEL, plain, shape_of
 from workbench.experiments.steps import CONTEXTS, Sequences, decode_step
 from workbench.labs.lab05_quantization.inputs import LENGTH, SEQUENCES, calibration_for
 from workbench.models.checkpoints import shipped_names
-from workbench.pruning import Cut, Importance, Plan, by_chance, importance, losses_without, plan_by_parameters, prune
+from workbench.pruning import (
+    Cut,
+    Importance,
+    Plan,
+    by_chance,
+    importance,
+    losses_without,
+    plan_by_counts,
+    plan_by_parameters,
+    prune,
+)
 from workbench.pruning.plans import KINDS
 from workbench.pruning.recipes import HEALING_RECIPES, PARENT
 
@@ -79,7 +89,8 @@ def run_shapes(
 ) -> Iterator[Measurement]:
     """For the whole model, and each kind and share: `measured` "loss" (nats/token, before healing) and "step" (seconds,
     all shapes in turns, with the ratio to the whole model's step in its counts); "healed" (nats/token) where such a
-    model is shipped. A kind that cannot leave so few parameters is left out."""
+    model is shipped, with the loss of the same shape right after the cut in its counts ("before"). A kind that cannot
+    leave so few parameters is left out."""
     decoder = bench.model(model)
     rows = passages_for(decoder, context, passages)
     text = calibration_for(bench, decoder, sequences, length)
@@ -95,7 +106,7 @@ def run_shapes(
     for shape in shapes:
         yield judge.loss("loss", shape, shape.decoder)
     for shape in _healed(bench, decoder):
-        yield judge.loss("healed", shape, shape.decoder)
+        yield judge.loss("healed", shape, shape.decoder, before=cut_to(shape.decoder.config, decoder, scores))
     yield from _timed(bench, shapes, cached, repeats, settings)
 
 
@@ -110,6 +121,19 @@ def _healed(bench: Bench, decoder: Decoder) -> Iterator[Shape]:
             yield Shape(kind, healed.num_parameters() / decoder.num_parameters(), healed)
 
 
+def cut_to(config: ModelConfig, decoder: Decoder, scores: Importance) -> Decoder:
+    """The model cut by its scores to this shape, before any healing."""
+    plan = plan_by_counts(
+        scores,
+        decoder.config,
+        layers=config.num_layers,
+        channels=config.hidden_size,
+        neurons=config.intermediate_size,
+        kv_groups=config.num_kv_heads,
+    )
+    return prune(decoder, plan, name=f"{decoder.name}, cut to this shape")
+
+
 @dataclass
 class _Judge:
     """The same passages for every shape."""
@@ -119,9 +143,9 @@ class _Judge:
     settings: dict[str, Any]
     whole: torch.Tensor | None = None
 
-    def loss(self, measured: str, shape: Shape, decoder: Decoder) -> Measurement:
-        self.bench.report(f"loss of {decoder.name}")
-        nats = losses_without(decoder, self.rows, Cut(), check_stop=self.bench.check_stop)
+    def loss(self, measured: str, shape: Shape, decoder: Decoder, *, before: Decoder | None = None) -> Measurement:
+        nats = self._nats(decoder)
+        at_first = {} if before is None else {"before": float(self._nats(before).mean())}
         if self.whole is None:
             self.whole = nats
         increase, error = mean_and_error(nats - self.whole)
@@ -130,9 +154,14 @@ class _Judge:
             settings={**self.settings, "measured": measured, "kind": shape.kind, "share": round(shape.share, 3)},
             samples=[float(nats.mean())],
             unit="nats/token",
-            counts={**size_counts(decoder.config), "increase": increase, "increase_standard_error": error},
+            counts={**size_counts(decoder.config), "increase": increase, "increase_standard_error": error, **at_first},
             check="the same held-out passages for every shape",
         )
+
+    def _nats(self, decoder: Decoder) -> torch.Tensor:
+        """[P] nats per token of each passage."""
+        self.bench.report(f"loss of {decoder.name}")
+        return losses_without(decoder, self.rows, Cut(), check_stop=self.bench.check_stop)
 
 
 def size_counts(config: ModelConfig) -> dict[str, float]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.instruments.records import Measurement
-from workbench.labs.lab08_continuous_batching.load_curve import EXPERIMENT, load_point, window_of
+from workbench.labs.lab08_continuous_batching.load_curve import EXPERIMENT, KINDS, load_point, window_of
 from workbench.panels import style
 from workbench.panels.base import Panel
 from workbench.panels.chart import MISSING, Axis, Chart, Series, count, line, number, table, view
@@ -14,7 +14,6 @@ from workbench.panels.plots import card_title, matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
 from workbench.serving.metrics import LoadPoint, goodput, knee
-from workbench.serving.settings import BATCHING
 
 KNOBS = ("shape", "card", "load", "requests", "max_running", "token_budget", "seed")
 COLOURS = {"continuous": style.TARGET, "static": style.IDLE}
@@ -29,7 +28,7 @@ class LoadPanel(Panel):
 
     def view(self, settings: dict[str, Any]) -> View:
         made = self.made(settings, KNOBS)
-        curves = {how: matching(made, batching=how) for how in BATCHING}
+        curves = {how: matching(made, batching=how) for how in KINDS}
         limits = {name: settings[name] for name in ("ttft_limit", "tpot_limit")}
         every = {how: [load_point(m, **limits) for m in curve] for how, curve in curves.items()}
         points = {how: known for how, some in every.items() if (known := [p for p in some if p is not None])}

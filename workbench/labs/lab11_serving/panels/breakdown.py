@@ -33,7 +33,7 @@ class BreakdownPanel(Panel):
         return view(
             *(_waterfall(kind, by_kind[kind], names=not at) for at, kind in enumerate(KINDS)),
             height=4.6,
-            boxes=[(0.24, 0.14, 0.35, 0.75), (0.63, 0.14, 0.35, 0.75)],
+            boxes=[(0.24, 0.14, 0.34, 0.75), (0.63, 0.14, 0.33, 0.75)],
             table=table(
                 made,
                 {

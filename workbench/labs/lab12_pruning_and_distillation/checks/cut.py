@@ -29,6 +29,7 @@ def cut_case(
     tied: bool = True,
     biases: tuple[str, ...] = (),
     head_norms: bool = False,
+    dtype: str = "float64",
 ) -> dict:
     """sizes: D, F, H, K, d. left: how many channels, neurons and groups stay; which ones is drawn."""
     names = ("channels", "neurons", "heads", "kv_heads", "head_dim")
@@ -36,7 +37,7 @@ def cut_case(
     whole = (sizes[0], sizes[1], sizes[3])
     for name, count, of in zip(("channels", "neurons", "groups"), left, whole):
         case[name] = chosen(draw, count, of)
-    return case | {"head_norms": head_norms}
+    return case | {"head_norms": head_norms, "dtype": dtype}
 
 
 def chosen(draw: random.Random, count: int, of: int) -> list[int]:
@@ -94,6 +95,15 @@ def whole_cuts(draw: random.Random) -> list[dict]:
     ]
 
 
+def dtype_cuts(draw: random.Random) -> list[dict]:
+    """Matrices, biases and norms in each dtype."""
+    return [
+        cut_case(draw, (6, 7, 4, 2, 2), (4, 4, 1), biases=("q", "down"), dtype="float32"),
+        cut_case(draw, (5, 6, 4, 2, 2), (3, 4, 1), head_norms=True, tied=False, dtype="bfloat16"),
+        cut_case(draw, (4, 6, 2, 2, 2), (4, 5, 1), biases=("o",), dtype="float16"),
+    ]
+
+
 def other_cuts(draw: random.Random) -> list[dict]:
     """Sizes, biases and norms by chance."""
     cases = []
@@ -102,7 +112,9 @@ def other_cuts(draw: random.Random) -> list[dict]:
         left = (draw.randint(1, d - 1), draw.randint(1, f - 1), draw.randint(1, kv - 1))
         biases = tuple(name for name in BIASES if draw.random() < 0.4)
         sizes = (d, f, kv * shared, kv, draw.choice([2, 4]))
-        cases.append(cut_case(draw, sizes, left, tied=number % 2 == 0, biases=biases, head_norms=draw.random() < 0.5))
+        tied, dtype = number % 2 == 0, ("float64", "float32", "bfloat16")[number % 3]
+        norms = draw.random() < 0.5
+        cases.append(cut_case(draw, sizes, left, tied=tied, biases=biases, head_norms=norms, dtype=dtype))
     return cases
 
 
@@ -180,7 +192,7 @@ def marked(indices: list[int], count: int) -> torch.Tensor:
 
 
 def given_block(case: dict) -> dict[str, torch.Tensor]:
-    return block_inputs(**{name: case[name] for name in ("seed", "sizes", "tied", "biases", "head_norms")})
+    return block_inputs(**{name: case[name] for name in ("seed", "sizes", "tied", "biases", "head_norms", "dtype")})
 
 
 def what_stays(case: dict) -> dict[str, torch.Tensor]:
@@ -228,10 +240,11 @@ def judge_cut(case: dict, seen: dict) -> str | None:
         )
     small = {}
     for name, given in block.items():
-        came = read(seen[f"matrix {name}"], f"`{name}`", smaller_shape(case, name, given.shape), "")
+        came = read(seen[f"matrix {name}"], f"`{name}`", smaller_shape(case, name, given.shape), case["dtype"])
         if isinstance(came, str):
             return where + came
         small[name] = came.double()
+    block = {name: given.double() for name, given in block.items()}
     ids = torch.arange(len(block["embedding"])).flip(0)
     everything = {
         "channels": marked(list(range(len(case["channels"]))), len(case["channels"])),
@@ -253,6 +266,11 @@ def judge_cut(case: dict, seen: dict) -> str | None:
         return f"{where}the head was the embedding's own tensor, and is another one now"
     if seen["views"]:
         return f"{where}`{seen['views'][0]}` lies in the memory of the matrices that were given; all of it stays there"
+    for name, (kept, taken) in seen["slices"].items():
+        return (
+            f"{where}`{name}` keeps {kept} bytes in memory, and its numbers take {taken}: it is a slice of a larger"
+            " tensor"
+        )
     return None
 
 

@@ -33,6 +33,7 @@ def distill_case(
     never: int = 0,
     alike: bool = False,
     besides: str = "numbers",
+    trained: bool = False,
 ) -> dict:
     return {
         "part": part,
@@ -45,6 +46,7 @@ def distill_case(
         "never": never,
         "alike": alike,
         "besides": besides,
+        "trained": trained,
     }
 
 
@@ -134,6 +136,17 @@ def never_cases(draw: random.Random) -> list[dict]:
         distill_case(draw, "loss", 1.0, everywhere(2, 3), never=1),
         distill_case(draw, "loss", 2.0, somewhere(draw, 2, 4), never=2, besides="nan"),
         distill_case(draw, "gradient", 2.0, everywhere(2, 3), never=2),
+        distill_case(draw, "loss", 2.0, everywhere(1, 3), vocabulary=7, never=6),
+        distill_case(draw, "gradient", 1.0, everywhere(1, 3), vocabulary=7, never=6),
+    ]
+
+
+def teacher_cases(draw: random.Random) -> list[dict]:
+    """The teacher's logits have `requires_grad`."""
+    return [
+        distill_case(draw, "loss", 2.0, everywhere(2, 3), trained=True),
+        distill_case(draw, "gradient", 2.0, somewhere(draw, 2, 3), trained=True),
+        distill_case(draw, "loss", 1.0, somewhere(draw, 2, 4), trained=True, dtype="bfloat16", besides="nan"),
     ]
 
 
@@ -160,6 +173,7 @@ def _others(draw: random.Random, part: str) -> list[dict]:
                 vocabulary=draw.randint(3, 14),
                 scale=draw.uniform(1.0, 4.0),
                 besides=("numbers", "nan", "inf")[number % 3],
+                trained=number % 2 == 1,
             )
         )
     return cases
@@ -189,7 +203,9 @@ def positions(case: dict) -> list[tuple[int, int]]:
 
 def log_probabilities(case: dict) -> dict[tuple[int, int], tuple[list[float], list[float]]]:
     """Position -> (log q, log p)."""
-    given = logits_inputs(**{name: value for name, value in case.items() if name not in ("part", "temperature")})
+    given = logits_inputs(
+        **{name: value for name, value in case.items() if name not in ("part", "temperature", "trained")}
+    )
     student, teacher, tau = given["student"].double().tolist(), given["teacher"].double().tolist(), case["temperature"]
     return {
         (b, t): (log_softmax([x / tau for x in student[b][t]]), log_softmax([x / tau for x in teacher[b][t]]))
@@ -230,17 +246,27 @@ def judge_distill(case: dict, seen: dict) -> str | None:
     where += f", {case['besides']} at the others" if case["besides"] != "numbers" else ""
     where += f", {case['never']} logits of the teacher are −∞" if case["never"] else ""
     where += ", both the same" if case["alike"] else ""
+    where += ", the teacher's have requires_grad" if case["trained"] else ""
     where += ": "
     if seen["changed"]:
         return f"{where}what was given was changed"
     if case["part"] == "gradient":
-        return _judge_gradient(case, seen, where)
+        return _judge_gradient(case, seen, where) or _judge_teacher(seen, where)
     if "returned" in seen:
         return f"{where}a {seen['returned']} came back, where one number was expected"
     came, right = seen["loss"], exact_loss(case)
-    if abs(came - right) <= LEAST + CLOSE * abs(right):
-        return None
-    return f"{where}{came:.6g}, expected {right:.6g}"
+    other = seen["dtype"] not in ("", "float32")
+    odd = f"the loss came back in {seen['dtype']}, expected float32 or a Python float" if other else ""
+    if not abs(came - right) <= LEAST + CLOSE * abs(right):
+        return f"{where}{came:.6g}, expected {right:.6g}" + (f"; {odd}" if odd else "")
+    return where + odd if odd else _judge_teacher(seen, where)
+
+
+def _judge_teacher(seen: dict, where: str) -> str | None:
+    """Whether the teacher would be trained, too."""
+    if seen["to_teacher"]:
+        return f"{where}what came back leads to the teacher's logits, which would get a gradient; expected none"
+    return None
 
 
 def _judge_gradient(case: dict, seen: dict, where: str) -> str | None:
@@ -249,8 +275,11 @@ def _judge_gradient(case: dict, seen: dict, where: str) -> str | None:
     if isinstance(came, str):
         return where + came
     far = ~((came - right).abs() <= CLOSE * max(LEAST, float(right.abs().max())))
+    dtype = seen["gradient"]["dtype"]
+    odd = "" if dtype == "float32" else f"the gradient came back in {dtype}, expected float32"
     if not far.any():
-        return None
+        return where + odd if odd else None
     at = tuple(far.nonzero()[0].tolist())
     counts = "" if case["mask"][at[0]][at[1]] else ", a position that does not count"
-    return f"{where}at {list(at)}{counts}: {exactly(came[at])[:9]}, expected {exactly(right[at])[:9]}"
+    said = f"at {list(at)}{counts}: {exactly(came[at])[:9]}, expected {exactly(right[at])[:9]}"
+    return where + said + (f"; {odd}" if odd else "")

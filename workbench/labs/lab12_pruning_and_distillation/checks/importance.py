@@ -27,9 +27,12 @@ PARTS = {
 # --- Cases ---
 
 
-def scores_case(draw: random.Random, part: str, lengths: list[int], tokens: int, side: str, sizes: dict) -> dict:
+def scores_case(
+    draw: random.Random, part: str, lengths: list[int], tokens: int, side: str, sizes: dict, *, besides: str = "numbers"
+) -> dict:
     seed = draw.randrange(10**6)
-    return {"part": part, "seed": seed, "lengths": lengths, "tokens": tokens, "side": side} | sizes
+    case = {"part": part, "seed": seed, "lengths": lengths, "tokens": tokens, "side": side, "besides": besides}
+    return case | sizes
 
 
 def full(part: str, *settings: tuple[int, int, dict]):
@@ -67,10 +70,18 @@ SIZES = {
 
 
 def padded_cases(draw: random.Random) -> list[dict]:
-    """Sequences of different lengths, the padding on either side or between."""
+    """Sequences of different lengths, the padding on either side or between; nan and infinity in it."""
+    settings = (
+        ("neurons", "right", "numbers"),
+        ("channels", "left", "numbers"),
+        ("kv_groups", "between", "numbers"),
+        ("neurons", "left", "nan"),
+        ("channels", "right", "inf"),
+        ("kv_groups", "right", "nan"),
+    )
     return [
-        scores_case(draw, part, [draw.randint(3, 4), 7, draw.randint(1, 2)], 7, side, SIZES[part])
-        for part, side in (("neurons", "right"), ("channels", "left"), ("kv_groups", "between"), ("neurons", "left"))
+        scores_case(draw, part, [draw.randint(3, 4), 7, draw.randint(1, 2)], 7, side, SIZES[part], besides=besides)
+        for part, side, besides in settings
     ]
 
 
@@ -82,8 +93,10 @@ def empty_cases(draw: random.Random) -> list[dict]:
         ("kv_groups", [0, 0]),
         ("neurons", []),
         ("kv_groups", []),
+        ("channels", []),
     )
-    return [scores_case(draw, part, lengths, 5, "right", SIZES[part]) for part, lengths in settings]
+    cases = [scores_case(draw, part, lengths, 5, "right", SIZES[part]) for part, lengths in settings]
+    return [*cases, scores_case(draw, "neurons", [3, 0], 4, "left", SIZES["neurons"], besides="nan")]
 
 
 def other_scores(draw: random.Random) -> list[dict]:
@@ -98,7 +111,8 @@ def other_scores(draw: random.Random) -> list[dict]:
             "kv_groups": {"heads": kv * shared, "head_dim": draw.randint(2, 5), "kv_heads": kv},
         }[part]
         lengths = [draw.randint(1, tokens) for _ in range(draw.randint(2, 4))]
-        cases.append(scores_case(draw, part, lengths, tokens, ("right", "left", "between")[number % 3], sizes))
+        side, besides = ("right", "left", "between")[number % 3], ("numbers", "inf")[number // 3]
+        cases.append(scores_case(draw, part, lengths, tokens, side, sizes, besides=besides))
     return cases
 
 
@@ -109,7 +123,8 @@ def one_of_each(draw: random.Random) -> list[dict]:
         scores_case(draw, "kv_groups", [1, 1], 1, "right", {"heads": 3, "head_dim": 5, "kv_heads": 3}),
         scores_case(draw, "neurons", [0, 1], 6, "right", {"neurons": 1, "channels": 1}),
         scores_case(draw, "channels", [3], 6, "between", {"channels": 3, "norms": 1}),
-        scores_case(draw, "channels", [0, 0, 0], 2, "right", {"channels": 2, "norms": 2}),
+        scores_case(draw, "channels", [0, 0, 0], 2, "right", {"channels": 2, "norms": 2}, besides="nan"),
+        scores_case(draw, "channels", [], 3, "right", {"channels": 5, "norms": 3}),
     ]
 
 
@@ -122,6 +137,12 @@ def kept_cases(draw: random.Random) -> list[dict]:
     """Shares that give whole numbers, and some that are rounded, the half among them."""
     settings = ((8, 4), (10, 3), (9, 4), (7, 2), (draw.randint(10, 20), draw.randint(2, 6)), (12, 1))
     return [kept_case(draw, *one) for one in settings]
+
+
+def share_cases(draw: random.Random) -> list[dict]:
+    """Shares whose product is a whole number and a half, and less in floating point; and some that are not."""
+    settings = ((0.29, 50), (0.57, 50), (0.29, 100), (0.31, 10), (0.7, 10))
+    return [kept_case(draw, count, 0) | {"share": share} for share, count in settings]
 
 
 def kept_ends(draw: random.Random) -> list[dict]:
@@ -146,7 +167,8 @@ def many_equal(draw: random.Random) -> list[dict]:
         count = draw.randint(40, 90)
         scores = [draw.randint(0, 3) / 2 for _ in range(count)]
         cases.append({"scores": scores, "share": draw.randint(1, 7) / 8})
-    return cases
+    count, share = draw.choice([(50, 0.29), (50, 0.57)])
+    return [*cases, {"scores": [draw.randint(0, 3) / 2 for _ in range(count)], "share": share}]
 
 
 # --- What is right ---
@@ -185,7 +207,11 @@ def exact_scores(case: dict) -> list[float]:
                 for g, u in zip(gate, up)
             ]
 
-        activations = [[inner(row) for row in rows] for rows in given["x"].tolist()]
+        nothing = [0.0] * case["neurons"]  # of padding
+        activations = [
+            [inner(row) if token else nothing for row, token in zip(rows, there)]
+            for rows, there in zip(given["x"].tolist(), mask)
+        ]
         return exact_aggregate(activations, mask) or [0.0] * case["neurons"]
     lengths = [[[math.hypot(*head) for head in row] for row in rows] for rows in given["heads"].tolist()]
     scores = exact_aggregate(lengths, mask) or [0.0] * case["heads"]
@@ -197,7 +223,7 @@ def exact_scores(case: dict) -> list[float]:
 
 def exact_kept(case: dict) -> list[int]:
     """One after the other, the best of those that are left."""
-    count = max(1, math.floor(Fraction(case["share"]) * len(case["scores"]) + Fraction(1, 2)))
+    count = max(1, math.floor(Fraction(str(case["share"])) * len(case["scores"]) + Fraction(1, 2)))
     left, chosen = list(range(len(case["scores"]))), []
     for _ in range(count):
         best = max(left, key=lambda i: (case["scores"][i], -i))
@@ -215,7 +241,8 @@ def judge_scores(case: dict, seen: dict) -> str | None:
     part, right = case["part"], torch.tensor(exact_scores(case), dtype=torch.float64)
     sizes = ", ".join(f"{name} {value}" for name, value in case.items() if name in ("heads", "kv_heads", "norms"))
     where = f"{part} of {len(case['lengths'])} sequences with {case['lengths']} tokens of {case['tokens']}"
-    where += f", {sizes}: " if sizes else ": "
+    where += f", {sizes}" if sizes else ""
+    where += ": " if case["besides"] == "numbers" else f", {case['besides']} in the padding: "
     if seen["changed"]:
         return f"{where}what was given was changed"
     came = read(seen["scores"], "the result", right.shape, "")

@@ -21,6 +21,8 @@ PARTS = ("parameters", "launches", "step_s", "loss")
 # units that floats have exactly: bytes per second and seconds per launch are powers of two
 BYTES_PER_S = 2.0**30
 LAUNCH_S = 2.0**-17
+FAST = 2.0**40  # bytes per second: a parameter takes some picoseconds
+SLIGHTLY = 2.0**-14  # a loss that is there, and less than 1e-4
 
 
 # --- Tables ---
@@ -39,18 +41,24 @@ def table_of(
     launch_s: float = LAUNCH_S,
     low: int = 1,
     mixed: bool = False,
+    bytes_per_s: float = BYTES_PER_S,
+    experts: int = 0,
+    first: int = 0,
 ) -> dict:
     """A model with so many layers, with pieces of neurons and key-value groups in each. Losses are multiples of 1/64
-    from low/64. mixed: the pieces come in any order."""
+    from low/64. mixed: the pieces come in any order. experts: so many pieces of a third kind in each layer, which have
+    launches. first: the number of the first layer; then the numbers have gaps, too."""
     pieces, total, launches = [], 1024 * draw.randint(100, 300), 3
-    for layer in range(layers):
-        inner, taken = [], 0
-        for kind, count in (("neurons", neurons), ("kv_group", groups)):
-            size = 1024 * draw.randint(20, 60)
-            taken += size * count
-            inner += [piece(kind, layer, size, 0, draw.randint(low, 20) / 64) for _ in range(count)]
+    for layer in range(first, first + layers * (2 if first else 1), 2 if first else 1):
+        inner, taken, own_launches = [], 0, 0
+        for kind, count in (("neurons", neurons), ("kv_group", groups), ("expert", experts)):
+            if not count:
+                continue
+            size, each = 1024 * draw.randint(20, 60), draw.randint(1, 3) if kind == "expert" else 0
+            taken, own_launches = taken + size * count, own_launches + each * count
+            inner += [piece(kind, layer, size, each, draw.randint(low, 20) / 64) for _ in range(count)]
         own = taken + 1024 * draw.randint(10, 80)
-        per_layer = draw.randint(8, 13)
+        per_layer = draw.randint(8, 13) + own_launches
         pieces += [piece("layer", layer, own, per_layer, draw.randint(max(low, 12), 48) / 64), *inner]
         total, launches = total + own, launches + per_layer
     if mixed:
@@ -59,7 +67,7 @@ def table_of(
         "parameters": total,
         "launches": launches,
         "element_bytes": draw.choice([2, 4]),
-        "bytes_per_s": BYTES_PER_S,
+        "bytes_per_s": bytes_per_s,
         "launch_s": launch_s,
         "pieces": pieces,
     }
@@ -81,7 +89,10 @@ def cost_cases(draw: random.Random) -> list[dict]:
         beside = [i for i in inner if table["pieces"][i]["layer"] == 1]
         cut = ([], sorted(draw.sample(inner, 3)), [layers[1]], [layers[0], *draw.sample(beside, 2)])[number]
         cases.append({"table": table, "cut": cut})
-    return cases
+    table = table_of(draw, 2, 1, 2, experts=2, first=draw.randint(2, 5))
+    experts = of_kind(table, "expert")
+    cases.append({"table": table, "cut": [*draw.sample(of_kind(table, "neurons", "kv_group"), 2), experts[1]]})
+    return [*cases, {"table": table, "cut": [of_kind(table, "layer")[0], experts[-1]]}]
 
 
 def coupled_cases(draw: random.Random) -> list[dict]:
@@ -107,10 +118,10 @@ def coupled_cases(draw: random.Random) -> list[dict]:
 def other_costs(draw: random.Random) -> list[dict]:
     """Cuts by chance, of mixed tables."""
     cases = []
-    for _ in range(8):
-        table = table_of(
-            draw, draw.randint(2, 3), 2, draw.randint(1, 2), launch_s=draw.uniform(1, 9) * 1e-6, mixed=True
-        )
+    for number in range(8):
+        sizes = (draw.randint(2, 3), 2, draw.randint(1, 2))
+        more = {"experts": number % 3, "first": number % 2 * 3}
+        table = table_of(draw, *sizes, launch_s=draw.uniform(1, 9) * 1e-6, mixed=True, **more)
         pieces = range(len(table["pieces"]))
         cases.append({"table": table, "cut": draw.sample(pieces, draw.randint(1, len(pieces) - 1))})
     return cases
@@ -231,7 +242,7 @@ def none_cases(draw: random.Random) -> list[dict]:
 
 
 def exact_cases(draw: random.Random) -> list[dict]:
-    """Both budgets are those of a plan, to the last digit."""
+    """Both budgets are those of a plan, to the last digit; and one of them less by a parameter or by its time."""
     cases: list[dict] = []
     while len(cases) < 3:
         table = table_of(draw, 2, 2, 1 + len(cases) % 2)
@@ -240,15 +251,34 @@ def exact_cases(draw: random.Random) -> list[dict]:
         case = plan_case(table, aim["parameters"], float(aim["step_s"]))
         if exact_plan(case) == aim["cut"] and Fraction(case["max_step_s"]) == aim["step_s"]:
             cases.append(case)
-    return cases
+    return [*cases, *just_below(draw)]
+
+
+def just_below(draw: random.Random) -> list[dict]:
+    """The best plan of a budget, and the budget less by one parameter; the same of the step; nothing that fits."""
+    while True:
+        table = table_of(draw, 2, 2, 1, bytes_per_s=FAST)
+        plans = all_plans(table)
+        unit = Fraction(table["element_bytes"]) / Fraction(FAST)
+        long, all_of_it = 2 * float(plans[0]["step_s"]), table["parameters"]
+        aim = draw.choice(plans[1:])
+        few, short = aim["parameters"], aim["step_s"]
+        at = (plan_case(table, few, long), plan_case(table, all_of_it, float(short)))
+        below = (plan_case(table, few - 1, long), plan_case(table, all_of_it, float(short - unit)))
+        if all(exact_plan(case) == aim["cut"] for case in at) and all(exact_plan(case) for case in below):
+            break
+    shortest = min(p["step_s"] for p in plans)
+    return [*at, *below, plan_case(table, all_of_it, float(shortest - unit))]
 
 
 def tie_cases(draw: random.Random) -> list[dict]:
     """Plans of the same loss: fewer parameters; and where those are the same, the first list."""
 
     def is_tied(case: dict) -> bool:
-        keys = sorted((p["loss"], p["parameters"]) for p in all_plans(case["table"]) if fits(case, p))
-        return len(keys) > 1 and keys[0][0] == keys[1][0] and keys[0][1] < keys[1][1]
+        """The same loss, and the list that comes first has more parameters."""
+        fitting = [p for p in all_plans(case["table"]) if fits(case, p)]
+        first = min(fitting, key=lambda p: (p["loss"], p["cut"]))
+        return first["parameters"] > min(p["parameters"] for p in fitting if p["loss"] == first["loss"])
 
     def is_twice(case: dict) -> bool:
         """The same loss and parameters, and not the shorter list first."""
@@ -262,23 +292,26 @@ def tie_cases(draw: random.Random) -> list[dict]:
         sought(draw, (2, 2, 2), "parameters", is_tied, mixed=True),
         sought(draw, (2, 2, 2), "parameters", is_twice),
         alike_case(draw),
+        alike_case(draw, more_parameters=1024, more_loss=SLIGHTLY),
+        alike_case(draw, more_parameters=-1024, more_loss=-SLIGHTLY),
     ]
 
 
-def alike_case(draw: random.Random) -> dict:
-    """Two pieces together are as good as a larger one, which comes later: the shorter list is not the first."""
-    size, loss = 1024 * draw.randint(30, 50), draw.randint(2, 6) / 64
+def alike_case(draw: random.Random, more_parameters: int = 0, more_loss: float = 0.0) -> dict:
+    """Two pieces together are as good as a larger one, which comes later: the shorter list is not the first. Or the
+    larger one has a little more of both, or less."""
+    size, loss = 1024 * draw.randint(30, 50), draw.randint(3, 5) / 64
     pieces = [
         piece("layer", 0, 6 * size, 10, 60 / 64),
         piece("neurons", 0, size, 0, loss),
         piece("neurons", 0, size, 0, loss),
         piece("neurons", 0, size, 0, 30 / 64),
         piece("layer", 1, 6 * size, 10, 60 / 64),
-        piece("kv_group", 1, 2 * size, 0, 2 * loss),
+        piece("kv_group", 1, 2 * size + more_parameters, 0, 2 * loss + more_loss),
         piece("kv_group", 1, 2 * size, 0, 30 / 64),
     ]
     table = {"parameters": 16 * size, "launches": 23, "element_bytes": 2, "bytes_per_s": BYTES_PER_S}
-    return plan_case(table | {"launch_s": LAUNCH_S, "pieces": pieces}, 14 * size, 10.0)
+    return plan_case(table | {"launch_s": LAUNCH_S, "pieces": pieces}, 14 * size - min(0, more_parameters), 10.0)
 
 
 def rule_cases(draw: random.Random) -> list[dict]:
@@ -292,7 +325,30 @@ def rule_cases(draw: random.Random) -> list[dict]:
         aim = sorted(p["parameters"] for p in plans)[len(plans) // 4]
         cases.append(plan_case(table, aim, 10.0))
     smallest = min(p["parameters"] for p in all_plans(cases[0]["table"]))
-    return [*cases, plan_case(cases[0]["table"], smallest - 1, 10.0)]
+    cases.append(plan_case(cases[0]["table"], smallest - 1, 10.0))
+    return [*cases, *third_kind(draw), numbered_case(draw)]
+
+
+def third_kind(draw: random.Random) -> list[dict]:
+    """Pieces of a third kind, without which the loss is lowest, in all layers and in one alone."""
+    cases = []
+    for number in range(2):
+        table = table_of(draw, 2, 1, 1, experts=2)
+        for i in of_kind(table, "expert"):
+            table["pieces"][i]["loss"] = draw.randint(1, 3) / 64
+        if number:  # the other layer has none
+            gone = {i for i in of_kind(table, "expert") if table["pieces"][i]["layer"] == 1}
+            table["pieces"] = [one for i, one in enumerate(table["pieces"]) if i not in gone]
+        experts = [table["pieces"][i] for i in of_kind(table, "expert")]
+        cases.append(plan_case(table, table["parameters"] - sum(one["parameters"] for one in experts), 10.0))
+    return cases
+
+
+def numbered_case(draw: random.Random) -> dict:
+    """Layers whose numbers begin late and have gaps, and fewer parameters than one layer has."""
+    table = table_of(draw, 2, 1, 2, first=draw.randint(2, 5))
+    smallest = min(p["parameters"] for p in all_plans(table))
+    return plan_case(table, smallest - 1, 10.0)
 
 
 def negative_cases(draw: random.Random) -> list[dict]:
@@ -319,10 +375,13 @@ def negative_cases(draw: random.Random) -> list[dict]:
 def other_plans(draw: random.Random) -> list[dict]:
     """Tables and budgets by chance."""
     settings = ((2, 3, 2), (3, 2, 1), (3, 1, 1), (2, 2, 3), (4, 1, 1))
-    return [
+    cases = [
         sought(draw, sizes, budget, mixed=number % 2 == 1, launch_s=draw.choice([2.0**-14, 2.0**-18, 2.0**-22]))
         for number, (sizes, budget) in enumerate(zip(settings, ("both", "parameters", "time", "both", "parameters")))
     ]
+    first = draw.randint(2, 9)
+    largest = sought(draw, (2, 2, 2), "time", experts=2, first=first, mixed=True, launch_s=2.0**-14)  # 14 pieces
+    return [*cases, largest, sought(draw, (2, 1, 0), "both", mixed=True, first=1)]
 
 
 def edge_plans(draw: random.Random) -> list[dict]:
@@ -330,6 +389,7 @@ def edge_plans(draw: random.Random) -> list[dict]:
     one = table_of(draw, 1, 3, 2)
     plans = sorted(p["parameters"] for p in all_plans(one))
     cases = [exact_cases(draw)[0], none_cases(draw)[0], tie_cases(draw)[1], negative_cases(draw)[1]]
+    cases += [*just_below(draw), tie_cases(draw)[-1], *third_kind(draw), numbered_case(draw)]
     return [*cases, plan_case(one, plans[len(plans) // 3], 10.0), plan_case(one, plans[0] - 1, 10.0)]
 
 
@@ -450,8 +510,10 @@ def judge_plan(case: dict, seen: dict) -> str | None:
     if broken := broken_rule(table, came):
         said += f"; {broken}"
     elif not fits(case, costs):
-        over = "parameters" if costs["parameters"] > case["max_parameters"] else "the step"
-        said += f"; {over} above the budget"
+        many = costs["parameters"] - case["max_parameters"]
+        long = float(costs["step_s"] - Fraction(case["max_step_s"]))
+        said += f"; {many:,} parameters" if many > 0 else f"; the step is {long:.3g} s"
+        said += " above the budget"
     return f"{where}{said}. Expected {expected}"
 
 

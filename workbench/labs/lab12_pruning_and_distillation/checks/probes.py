@@ -75,10 +75,14 @@ def mask_of(lengths: list[int], tokens: int, side: str) -> torch.Tensor:
     return mask
 
 
-def activation_inputs(part: str, seed: int, lengths: list[int], tokens: int, side: str, **sizes: int) -> dict[str, Any]:
-    """The arguments of the function named `part`. In padding stand numbers that are larger than elsewhere."""
+def activation_inputs(
+    part: str, seed: int, lengths: list[int], tokens: int, side: str, besides: str = "numbers", **sizes: int
+) -> dict[str, Any]:
+    """The arguments of the function named `part`. besides: what stands in padding, "numbers" that are larger than
+    elsewhere, "nan" or "inf"."""
     mask = mask_of(lengths, tokens, side)
-    padding = torch.where(mask, 1.0, 9.0)[..., None].double()
+    larger = 9.0 if besides == "numbers" else float(besides)
+    padding = torch.where(mask, 1.0, larger)[..., None].double()
 
     def seen(name: str, width: int) -> torch.Tensor:
         spread = (0.8 * normal(seed, f"{name} spread", width)).exp()
@@ -125,7 +129,7 @@ BIASES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def block_inputs(
-    seed: int, sizes: dict, tied: bool, biases: list[str], head_norms: bool, vocabulary: int = 7
+    seed: int, sizes: dict, tied: bool, biases: list[str], head_norms: bool, dtype: str, vocabulary: int = 7
 ) -> dict[str, torch.Tensor]:
     """A model of one layer; sizes: channels D, neurons F, heads H, kv_heads K, head_dim d."""
     d, f, hd = sizes["channels"], sizes["neurons"], sizes["head_dim"]
@@ -148,13 +152,15 @@ def block_inputs(
     if head_norms:
         block |= {name: gains(name, hd) for name in ("q_norm", "k_norm")}
     block["final_norm"] = gains("final_norm", d)
-    block["head"] = block["embedding"] if tied else normal(seed, "head", vocabulary, d)
-    return block
+    if not tied:
+        block["head"] = normal(seed, "head", vocabulary, d)
+    block = {name: tensor.to(getattr(torch, dtype)) for name, tensor in block.items()}
+    return block | ({"head": block["embedding"]} if tied else {})
 
 
 def run_cut(answer: Any, channels: list[int], neurons: list[int], groups: list[int], sizes: dict, **given: Any) -> dict:
-    """cut(block, head_dim, channels, neurons, groups): each matrix, whether the head is the embedding, and which
-    matrices still lie in the memory of those that were given."""
+    """cut(block, head_dim, channels, neurons, groups): each matrix, whether the head is the embedding, which matrices
+    still lie in the memory of those that were given, and which have more memory than their numbers take."""
     block = block_inputs(sizes=sizes, **given)
     before, lists = {name: t.clone() for name, t in block.items()}, (list(channels), list(neurons), list(groups))
     tied = block["head"] is block["embedding"]
@@ -169,27 +175,41 @@ def run_cut(answer: Any, channels: list[int], neurons: list[int], groups: list[i
         for name, now, was in zip(("channels", "neurons", "groups"), lists, (channels, neurons, groups))
         if now != was
     ]
-    own = {name: _array(value) for name, value in new.items()}
-    old = [t.numpy() for t in block.values()]
-    views = [name for name, a in own.items() if a is not None and any(np.shares_memory(a, b) for b in old)]
-    head, embedding = own.get("head"), own.get("embedding")
-    tie = False
-    if head is not None and embedding is not None and head.shape == embedding.shape:
-        tie = _start(head) == _start(embedding) and head.strides == embedding.strides
-    seen = {"names": sorted(map(str, new)), "changed": changed, "views": views, "tied": tie}
+    own = {name: _memory(value) for name, value in new.items()}
+    old = [_memory(t) for t in block.values()]
+    views = [name for name, one in own.items() if one and any(_overlap(one, other) for other in old)]
+    slices = {}
+    for name, one in own.items():
+        if one and (one[1] - one[0]) > (taken := new[name].nbytes):
+            slices[name] = [one[1] - one[0], taken]
+    head, embedding = new.get("head"), new.get("embedding")
+    tie = own.get("head") and own.get("head") == own.get("embedding") and head.shape == embedding.shape
+    tie = bool(tie) and _start(head) == _start(embedding)
+    seen = {"names": sorted(map(str, new)), "changed": changed, "views": views, "slices": slices, "tied": tie}
     return seen | {f"matrix {name}": shown(new[name]) for name in before if name in new}
 
 
-def _array(value: Any) -> np.ndarray | None:
-    """The memory of a tensor or an array, as numpy sees it."""
+def _memory(value: Any) -> tuple[int, int] | None:
+    """From where to where the memory lies that a tensor, or an array, keeps in use; None of anything else."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return value.numpy() if value.dtype != torch.bfloat16 else None
-    return value if isinstance(value, np.ndarray) else None
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    if not isinstance(value, np.ndarray):
+        return None
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    if isinstance(value.base, torch.Tensor):
+        return _memory(value.base)
+    return np.lib.array_utils.byte_bounds(value)
 
 
-def _start(array: Any) -> int:
-    return array.__array_interface__["data"][0]
+def _overlap(one: tuple[int, int], other: tuple[int, int] | None) -> bool:
+    return other is not None and one[0] < other[1] and other[0] < one[1]
+
+
+def _start(value: Any) -> int:
+    """Where the first number of a tensor or an array lies."""
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value.__array_interface__["data"][0]
 
 
 # --- pruning-distill ---
@@ -216,18 +236,24 @@ def logits_inputs(
     return {"student": student.to(kind), "teacher": teacher.to(kind), "mask": where}
 
 
-def run_distill(answer: Any, part: str, temperature: float, **given: Any) -> dict:
-    """`loss` or `gradient` of a dict of functions."""
+def run_distill(answer: Any, part: str, temperature: float, trained: bool = False, **given: Any) -> dict:
+    """`loss` or `gradient` of a dict of functions. trained: the teacher's logits have `requires_grad`."""
     if lacking := missing(answer, part):
         return lacking
     inputs = logits_inputs(**given)
+    inputs["teacher"].requires_grad_(trained)
     before = copies(list(inputs.values()))
     gave = answer[part](inputs["student"], inputs["teacher"], temperature, inputs["mask"])
     seen: dict[str, Any] = {"changed": changed_among(list(inputs.values()), before)}
+    leads_back = isinstance(gave, torch.Tensor) and gave.requires_grad
+    seen["to_teacher"] = leads_back or inputs["teacher"].grad is not None
     if part == "gradient":
         return seen | {"gradient": shown(gave.detach() if isinstance(gave, torch.Tensor) else gave)}
     value = number(gave)
-    return seen | ({"returned": type(gave).__name__} if value is None else {"loss": value})
+    if value is None:
+        return seen | {"returned": type(gave).__name__}
+    plain = isinstance(gave, int | float)
+    return seen | {"loss": value, "dtype": "" if plain else str(gave.dtype).removeprefix("torch.")}
 
 
 # --- pruning-wanda ---

@@ -128,9 +128,9 @@ def group_cases(draw: random.Random) -> list[dict]:
 
 
 def share_cases(draw: random.Random) -> list[dict]:
-    """Shares that are rounded down; nothing; everything."""
+    """Shares that are rounded down; nothing; everything; products that are whole, and less in floating point."""
     settings = ((3, 10, 0.25), (2, 7, 0.5), (4, 9, 0.875), (3, 5, 0.0), (3, 6, 1.0), (2, 3, 0.125))
-    return [matrix_case(draw, *one) for one in settings]
+    return [matrix_case(draw, *one) for one in settings] + [tie_case(draw, 2, 100, 0.29), tie_case(draw, 2, 50, 0.58)]
 
 
 def tie_cases(draw: random.Random) -> list[dict]:
@@ -150,9 +150,9 @@ def tie_case(draw: random.Random, outputs: int, inputs: int, share: float | None
 def dtype_cases(draw: random.Random) -> list[dict]:
     """A matrix keeps its dtype."""
     return [
-        matrix_case(draw, 2, 8, 0.5, dtype="float16"),
-        matrix_case(draw, 2, 8, None, dtype="bfloat16"),
-        matrix_case(draw, 2, 8, None, dtype="float64"),
+        matrix_case(draw, 2, 8, share, dtype=dtype)
+        for dtype in ("float16", "bfloat16", "float64", "float32")
+        for share in (0.5, None)
     ]
 
 
@@ -165,7 +165,10 @@ def other_rows(draw: random.Random) -> list[dict]:
     return [
         matrix_case(draw, draw.randint(2, 5), draw.randint(5, 14), draw.randint(2, 7) / 8, such_that=by_weights_alone)
         for _ in range(6)
-    ] + [tie_case(draw, 3, draw.randint(9, 15), draw.randint(2, 6) / 8) for _ in range(3)]
+    ] + [
+        *(tie_case(draw, 3, draw.randint(9, 15), draw.randint(2, 6) / 8) for _ in range(3)),
+        tie_case(draw, 2, *draw.choice([(100, 0.29), (100, 0.57), (100, 0.58), (50, 0.58)])),
+    ]
 
 
 def other_groups(draw: random.Random) -> list[dict]:
@@ -197,7 +200,7 @@ def zeros_by(case: dict, scores: list[list[float]]) -> list[set[int]]:
     """Of each row, the indices that are set to zero."""
     inputs = len(case["norms"])
     if case["share"] is not None:
-        count = math.floor(Fraction(case["share"]) * inputs)
+        count = math.floor(Fraction(str(case["share"])) * inputs)
         return [lowest(row, count) for row in scores]
     return [{start + i for start in range(0, inputs, 4) for i in lowest(row[start : start + 4], 2)} for row in scores]
 
@@ -242,21 +245,20 @@ def judge_prune(case: dict, seen: dict) -> str | None:
         return f"{where}{what}, {expected}"
     if seen["changed"]:
         return f"{where}what was given was changed"
-    came = read(seen["weight"], "the result", (outputs, inputs), "", "[out, in]")
+    came = read(seen["weight"], "the result", (outputs, inputs), case["dtype"], "[out, in]")
     if isinstance(came, str):
         return where + came
-    if case["dtype"] in ("float16", "bfloat16") and seen["weight"]["dtype"] != case["dtype"]:
-        return f"{where}the result has dtype {seen['weight']['dtype']}, expected {case['dtype']}"
     for i, (row, scores, gone) in enumerate(zip(came.tolist(), scores_of(case), zeros_by(case, scores_of(case)))):
         given = case["weight"][i]
         right = [0.0 if j in gone else w for j, w in enumerate(given)]
         if row != right:
-            listed = ", ".join(f"{score:.4g}" for score in scores)
+            listed = ", ".join(f"{score:.4g}" for score in scores[:16]) + (", …" if inputs > 16 else "")
             zeros = [j for j, w in enumerate(row) if w == 0]
             if [w for w in row if w] != [w for w in given if w and w in row] and set(row) - {0.0} - set(given):
                 return f"{where}row {i} has numbers that are not its own: {numbers(came[i], 6)} of {given}"
+            wanted = [j for j, w in enumerate(right) if w == 0]
             return (
-                f"{where}row {i} has zeros at {zeros}, expected them at"
-                f" {[j for j, w in enumerate(right) if w == 0]}; scores {listed}"
+                f"{where}row {i} has {len(zeros)} zeros, at {zeros}, expected {len(wanted)}, at {wanted};"
+                f" scores {listed}"
             )
     return None

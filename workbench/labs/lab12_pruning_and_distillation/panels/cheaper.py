@@ -62,7 +62,9 @@ def _words(tokens: float, flops: float, parent: float, settings: dict[str, Any])
         f" which costs 2 FLOPs for each of its {settings['parent_billions']:g} B parameters where the child's own"
         " costs 6.",
         f"With a share of the parent's training for each of {settings['children']} children it is {parent:.3g} times"
-        + (": dearer than training the child alone. It pays where the parent exists anyway." if parent < 1 else "."),
+        + (
+            ": more FLOPs than training the child alone. It pays where the parent exists anyway." if parent < 1 else "."
+        ),
         "The smaller the child, the more of the cost is the teacher's.",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The panel of pruning.drop_layer: what the loss rises without each layer, and without several."""
+"""The panel of pruning.drop_layer: by how much the loss rises without each layer, and without several."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def _words(single: Sequence[Measurement], several: Sequence[Measurement], whole:
         return (
             "Each layer adds something to the residual stream, so any one of them can be skipped and the rest"
             " still fits."
-            " Guess which is cheapest before Run."
+            " Guess which can be missed best before Run."
         )
-    by_price = sorted(single, key=lambda m: m.counts["increase"])
-    cheap, dear = by_price[0], by_price[-1]
+    ordered = sorted(single, key=lambda m: m.counts["increase"])
+    smallest, largest = ordered[0], ordered[-1]
     lines = [
-        f"The whole model has {whole[0].median:.2f} nats per token. Cheapest is layer {cheap.settings['layer']}"
-        f" ({_increase(cheap)}), dearest layer {dear.settings['layer']} ({_increase(dear)})."
+        f"The whole model has {whole[0].median:.2f} nats per token. The least is layer {smallest.settings['layer']}"
+        f" ({_increase(smallest)}), the most layer {largest.settings['layer']} ({_increase(largest)})."
     ]
     if len(single) > 2:
         both = [torch.tensor([m.counts[name] for m in single]) for name in ("block_influence", "increase")]

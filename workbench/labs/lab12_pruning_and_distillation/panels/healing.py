@@ -11,9 +11,12 @@ from workbench.instruments.records import Measurement
 from workbench.labs.lab12_pruning_and_distillation.healing import (
     BY_CHANCE,
     BY_TEXT,
+    DRAFT,
+    DRAFT_TAUGHT,
     EXPERIMENT,
     GOAL_RATIO,
     NOTHING,
+    TAUGHT,
     WIDTH,
     ahead,
     recorded_at,
@@ -33,7 +36,9 @@ NAMES = {
     BY_TEXT: "width, by the text",
     BY_CHANCE: "width cut at random, by its parent",
     NOTHING: "the same shape from nothing",
-    "stdlib-1m-pruned": "a draft, by its parent",
+    TAUGHT: "the same shape from nothing, by the parent",
+    DRAFT: "a draft, by its parent",
+    DRAFT_TAUGHT: "the draft's shape from nothing, by the parent",
 }
 COLOURS = {
     WIDTH: style.WEIGHTS,
@@ -41,7 +46,9 @@ COLOURS = {
     BY_TEXT: style.COMPUTE,
     BY_CHANCE: style.IDLE,
     NOTHING: style.INK,
-    "stdlib-1m-pruned": style.DRAFT,
+    TAUGHT: style.TARGET,
+    DRAFT: style.DRAFT,
+    DRAFT_TAUGHT: style.LAUNCH,
 }
 AXES = {"tokens": "tokens read", "FLOPs": "FLOPs, teacher and scores included"}
 
@@ -123,11 +130,13 @@ def _words(curves: Sequence[Curve], live: Sequence[Measurement]) -> str:
             " training here, being twice as large."
         )
     every = healing_curves()
-    for other, words in (
-        (BY_CHANCE, "cut by importance, ahead of a cut at random"),
-        (BY_TEXT, "the parent's distributions, ahead of the text alone"),
+    for name, other, words in (
+        (WIDTH, BY_CHANCE, "cut by importance, ahead of a cut at random"),
+        (WIDTH, BY_TEXT, "the parent's distributions, ahead of the text alone"),
+        (WIDTH, TAUGHT, "the cut, ahead of the same teacher without one"),
+        (DRAFT, DRAFT_TAUGHT, "the draft's cut, ahead of the same teacher without one"),
     ):
-        nats = ahead(every, WIDTH, other)
+        nats = ahead(every, name, other)
         if nats:
             said = [f"{value:+.3f} (seed {seed})" for seed, value in nats.items()]
             lines.append(f"By how many nats per token, {words}: {', '.join(said)}.")

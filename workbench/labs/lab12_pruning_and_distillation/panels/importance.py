@@ -16,10 +16,10 @@ from workbench.panels.plots import matching
 from workbench.panels.view import View
 
 AXES = {
-    ("neurons", "activations"): "score: mean ‖activations‖ · ‖column‖ / ‖stream‖",
+    ("neurons", "activations"): "score: mean ‖input of down‖ · ‖column‖ / ‖stream‖",
     ("layers", "activations"): "score: block influence",
     ("kv_groups", "activations"): "score: ‖what the heads add‖ / ‖stream‖",
-    ("channels", "activations"): "score: mean Σ |output of the norms|",
+    ("channels", "activations"): "score: Σ over the norms of mean |output|",
 }
 TITLES = {
     "neurons": "each group of neurons",
@@ -42,10 +42,10 @@ class ImportancePanel(KnobPanel):
         score, part = self.knob_settings["score"], settings["part"]
         wanted = {"part": part, **({"layer": settings["layer"]} if part == "neurons" else {})}
         run = matching(self.measurements, **plain({"model": settings["model"]}), **wanted)
-        pieces, old = (matching(taken, measured="piece", part=part) for taken in (run, self.record))
+        pieces, old = (matching(taken, measured="piece", part=part, score=score) for taken in (run, self.record))
         chart = Chart(
-            _dots("measured", pieces, score, style.TARGET),
-            _dots("recorded", old, score, style.IDLE),
+            _dots("measured", pieces, style.TARGET),
+            _dots("recorded", old, style.IDLE),
             x=Axis(AXES[part, score] if score == SCORES[0] else BY_WEIGHTS, number),
             y=Axis("increase of the loss, nats per token", number),
             title=TITLES[part],
@@ -59,8 +59,7 @@ class ImportancePanel(KnobPanel):
                 pieces,
                 {
                     "left out": "{m.settings[piece]}",
-                    "score by activations": lambda m: number(m.counts["activations"]),
-                    "score by weights": lambda m: number(m.counts["weights"]),
+                    f"score by {score}": lambda m: number(m.counts["score"]),
                     "increase, nats per token": lambda m: f"{m.median:+.4f} ± {m.counts['standard_error']:.4f}",
                 },
             ),
@@ -69,8 +68,8 @@ class ImportancePanel(KnobPanel):
         )
 
 
-def _dots(kind: str, pieces: Sequence[Measurement], score: str, colour: str) -> Series:
-    points = [(m.counts[score], m.median) for m in pieces]
+def _dots(kind: str, pieces: Sequence[Measurement], colour: str) -> Series:
+    points = [(m.counts["score"], m.median) for m in pieces]
     errors = [(m.median - m.counts["standard_error"], m.median + m.counts["standard_error"]) for m in pieces]
     return Series(kind, points, kind, colour, errors if kind == "measured" else (), look=DOTS)
 
@@ -84,7 +83,8 @@ def _caption(settings: dict[str, Any], pieces: Sequence[Measurement]) -> str:
 def _words(part: str, pieces: Sequence[Measurement], ranks: Sequence[Measurement]) -> str:
     if not pieces:
         return (
-            "Every point will be one piece: how high its score is, and what the loss rises without it. A score that"
+            "Every point will be one piece: how high its score is, and by how much the loss rises without it. A score"
+            " that"
             " knows nothing gives a cloud. Guess before Run."
         )
     lines = []
@@ -105,12 +105,12 @@ def _words(part: str, pieces: Sequence[Measurement], ranks: Sequence[Measurement
     worst = max(pieces, key=lambda m: m.median)
     best = min(pieces, key=lambda m: m.median)
     lines.append(
-        f"Dearest: {worst.settings['piece']} ({worst.median:+.3f}); cheapest: {best.settings['piece']}"
+        f"Highest increase: {worst.settings['piece']} ({worst.median:+.3f}); lowest: {best.settings['piece']}"
         f" ({best.median:+.3f}), of {pieces[0].counts['whole']:.2f} nats per token."
     )
     quiet = sum(abs(m.median) < NOISE * m.counts["standard_error"] for m in pieces)
     if quiet:
         lines.append(f"{quiet} of {len(pieces)} increases are within {NOISE} standard errors of nothing.")
     if part in GROUPED:
-        lines.append("A group is cut as one: what its members would cost one by one does not add up to it.")
+        lines.append("A group is cut as one: the increases of its members one by one do not add up to its own.")
     return "\n".join(lines)

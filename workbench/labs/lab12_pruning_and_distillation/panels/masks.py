@@ -1,4 +1,4 @@
-"""The panel of pruning.masks: what zeros cost by method, and what they bring by form."""
+"""The panel of pruning.masks: the increase of the loss by method, and what zeros bring by form."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from workbench.pruning.masks import METHODS
 
 NAMES = {"magnitude": "magnitude", "wanda": "Wanda", "sparsegpt": "SparseGPT"}
 FORMS = {DENSE: style.IDLE, COMPRESSED: style.WEIGHTS, TENSOR_CORES: style.TARGET}
+NOISE = 2  # standard errors within which two losses are alike
 LEFT_OUT = (
     "columns of compressed rows are looked up one by one, and what stands in a processor's cache is read faster than"
     " memory"
@@ -98,7 +99,7 @@ def _table(run: Sequence[Measurement], times: Sequence[Measurement]) -> tuple[li
         return lambda m: text(m) if m.unit == "x" else ""
 
     return table(
-        [*run, *times],
+        [*(m for m in run if m.settings["measured"] != "between"), *times],
         {
             "": name,
             "zeros": lambda m: f"{m.settings['zeros'] if m.unit == 'x' else m.counts['zeros']:.0%}",
@@ -111,21 +112,34 @@ def _table(run: Sequence[Measurement], times: Sequence[Measurement]) -> tuple[li
     )
 
 
+def _between(m: Measurement) -> str:
+    """A difference of two losses in words, with what it can carry."""
+    lower, error = m.median, m.counts["standard_error"]
+    one, other = (NAMES.get(m.settings[which], m.settings[which]) for which in ("one", "other"))
+    if abs(lower) < NOISE * error:
+        return f"{one} and {other} are not apart ({lower:+.3f} ± {error:.3f})"
+    if lower < 0:
+        one, other, lower = other, one, -lower
+    return f"{one} is {lower:.3f} ± {error:.3f} lower than {other}"
+
+
 def _words(run: Sequence[Measurement], times: Sequence[Measurement]) -> str:
     lines = []
     masked = {m.settings["method"]: m for m in matching(run, measured="masked")}
     if masked:
         said = [f"{m.counts['increase']:+.3f} by {NAMES[method]}" for method, m in masked.items()]
         lines.append(f"Nats per token against the whole model: {', '.join(said)}.")
+        apart = [_between(m) for m in matching(run, measured="between") if m.settings["one"] in METHODS]
+        if apart:
+            lines.append(f"Passage by passage (± a standard error): {'; '.join(apart)}.")
     orders = {m.settings["order"]: m for m in matching(run, measured="order")}
     if {MASK_FIRST, ROUND_FIRST} <= orders.keys():
         first, second = orders[MASK_FIRST], orders[ROUND_FIRST]
-        better = MASK_FIRST if first.median < second.median else ROUND_FIRST
+        apart = [_between(m) for m in matching(run, measured="between", one=MASK_FIRST)]
         lines.append(
             f"With 4 bits as well: {first.counts['increase']:+.3f} {MASK_FIRST}, {second.counts['increase']:+.3f}"
-            f" {ROUND_FIRST}: here it is better {better}. Published (arXiv 2405.20935): mask first, since a score"
-            " sees the"
-            " weights themselves then."
+            f" {ROUND_FIRST}{''.join('; ' + words for words in apart)}. Published (arXiv 2405.20935): mask first, since"
+            " a score sees the weights themselves then."
         )
     dense = matching(times, stored=DENSE)
     if dense:

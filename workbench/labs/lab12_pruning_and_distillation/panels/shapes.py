@@ -137,6 +137,10 @@ def _table(
     )
 
 
+def _shape(m: Measurement) -> str:
+    return "{layers:.0f} layers, {channels:.0f} channels, {neurons:.0f} neurons".format(**m.counts)
+
+
 def _words(
     losses: Sequence[Measurement],
     steps: Sequence[Measurement],
@@ -150,18 +154,20 @@ def _words(
         lines.append(f"At half of the parameters, before healing, nats per token: {', '.join(said)}.")
     now = {m.settings["kind"]: m for m in healed}
     if len(now) == len(HEALED_KINDS):
-        wide, deep = (now[kind] for kind in HEALED_KINDS)
+        said = [
+            f"{m.median:.2f} by {kind} ({_shape(m)}; {m.counts['before']:.2f} right after the cut)"
+            for kind, m in now.items()
+        ]
         lines.append(
-            f"Healed (the stars) they have {wide.median:.2f} by width and {deep.median:.2f} by depth: what a cut"
-            " costs at"
-            " first says little of what is left after healing."
+            f"Healed (the stars) models of half of the parameters have {' and '.join(said)}: the loss after a cut says"
+            " little of the loss after healing."
         )
     timed = {m.settings["kind"]: m for m in matching(steps, share=0.5)}
     if {"width", "depth"} <= timed.keys():
         wide, deep = timed["width"], timed["depth"]
         lines.append(
             f"A step takes {wide.counts['ratio']:.2f} of the whole model's by width and {deep.counts['ratio']:.2f} by"
-            f" depth, for as many bytes: {wide.counts['launches']:.0f} operations are started against"
+            f" depth, for as many bytes of weights: {wide.counts['launches']:.0f} operations are started against"
             f" {deep.counts['launches']:.0f}. The larger the matrices, the less that matters."
         )
     lines.append(f"By the prediction a step here is {limits_in_words(expected, 'parameter')}.")

@@ -1,0 +1,1 @@
+"""Lab 13: exercises, and how answers to them are checked."""

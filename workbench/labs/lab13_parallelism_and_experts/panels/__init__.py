@@ -1,0 +1,1 @@
+"""Lab 13's panels: a view of each experiment."""
