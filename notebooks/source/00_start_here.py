@@ -322,8 +322,9 @@ except checks.CheckFailed as failed:
     print(failed)
 
 # %% [markdown]
-# A failed check says what your function returned, what was expected, and where to look. When everything is
-# right it prints one line. To check a whole notebook in a terminal:
+# A failed check says what your function returned, what was expected, and where to look. Its last line says how to get
+# a hint; there are three, one at a time. When everything is right it prints one line. What you have done so far is
+# noted for you alone, and `workbench progress` shows it. To check a whole notebook in a terminal:
 #
 # ```text
 # workbench copy my-course                                     your own copy of notebooks and exercises
