@@ -11,7 +11,7 @@ BIN     := .venv/bin
 READY   := .venv/ready
 # Lectures run once: in JupyterLab, as a reader runs them (tests/browser), or without a browser under nbval.
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser)
-LECTURES := $(if $(CHROMIUM),notebooks/00_start_here.ipynb,notebooks)
+LECTURES := $(if $(CHROMIUM),$(addprefix notebooks/,00_start_here.ipynb 90_reading_list_checked.ipynb),notebooks)
 export HERE := $(CURDIR)
 # These are said to make, and never taken from the shell around it, where others use the same names.
 $(foreach name,LAB FAST COVERAGE PORT BROWSER,$(if $(filter environment%,$(origin $(name))),$(eval override undefine $(name))))

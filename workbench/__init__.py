@@ -36,6 +36,7 @@ _HOMES = {  # name -> (module, name there), or (module, None) for the module its
     "Engine": ("workbench.serving", "Engine"),
     "Request": ("workbench.serving", "Request"),
     "SchedulerSettings": ("workbench.serving", "SchedulerSettings"),
+    "TierSettings": ("workbench.serving", "TierSettings"),
     "experiments": ("workbench.experiments", None),
     "panels": ("workbench.panels", None),
     "lectures": ("workbench.lectures", None),

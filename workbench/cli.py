@@ -19,10 +19,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.errors import WorkbenchError, check_whole
 from workbench.files import from_home, new_folder, resolved
 from workbench.printing import printing
+
+if TYPE_CHECKING:
+    from workbench.kv.soak import Soaked
 
 STANDARD_OUTPUT = "-"
 COUNTED = re.compile(r"\d+ of (at most )?\d+")
@@ -226,6 +230,11 @@ def make_parser() -> argparse.ArgumentParser:
     blocks.add_argument("--steps", type=int, default=100, metavar="N", help="of each run (default: 100)")
     blocks.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (default: 0)")
 
+    tiers = command("tiers", run_soak_tiers, "the block pool with tiers below it against plain lists", parts)
+    tiers.add_argument("--runs", type=int, default=1000, metavar="N", help="for each index (default: 1000)")
+    tiers.add_argument("--steps", type=int, default=100, metavar="N", help="of each run (default: 100)")
+    tiers.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (default: 0)")
+
     engine = command("engine", run_soak_engine, "random requests, half of them wrong, on engines of all kinds", parts)
     engine.add_argument("--runs", type=int, default=1000, metavar="N", help="(default: 1000)")
     engine.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (default: 0)")
@@ -236,10 +245,14 @@ def make_parser() -> argparse.ArgumentParser:
     clients.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     clients.add_argument("--engine-process", action="store_true", help="the engine in a process of its own")
 
+    from workbench.cli_course import add_course_commands
+
+    add_course_commands(command)
+
     from workbench.cli_serving import add_choose_options, add_options
 
     add_options(command("serve", run_serve, "serve a model to OpenAI clients"))
-    add_choose_options(command("choose", run_choose, "find the best configuration of the server for this machine"))
+    add_choose_options(command("choose", run_choose, "find the best configuration of a server"))
 
     commands.add_parser("load", help="put load on an OpenAI endpoint and report on it", add_help=False)
     commands.add_parser("build", help="build the notebooks from their sources", add_help=False)
@@ -346,17 +359,11 @@ def run_models(args: argparse.Namespace) -> int:
     table = []
     for row in rows:
         size, cache = row["bf16_bytes"], row["kv_bytes_per_token"]
-        weights = "trained, shipped" if row["trained"] else "random" if row["runnable"] else "calculators only"
+        weights = "trained, shipped" if row["trained"] else "random"
         counts = [readable_count(row["parameters"]), readable_bytes(size), readable_bytes(cache, binary=True)]
         table.append([row["name"], row["kind"], *counts, f"{row['context_length']:,}", weights])
     _print_table(head, table, left=(0, 1, 6))
     return 0
-
-
-def _weights(row: dict) -> str:
-    if row["kind"] == "zoo":
-        return "trained, shipped" if row["trained"] else "missing here: workbench train"
-    return "random" if row["runnable"] else "none: for calculators"
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -719,6 +726,33 @@ def run_soak_blocks(args: argparse.Namespace) -> int:
         "no room": "no_room",
         "wrong calls": "refuse",
     }
+    return _say_soaked(soaked, columns)
+
+
+def run_soak_tiers(args: argparse.Namespace) -> int:
+    """As `run_soak_blocks`, with host memory and disk below the pool."""
+    from workbench.kv.tier_soak import soak_tiers
+
+    soaked = soak_tiers(args.runs, args.steps, args.seed, report=_say_runs(args.runs))
+    columns = {
+        "index": None,
+        "runs": "runs",
+        "steps": "steps",
+        "opened": "opened",
+        "with a hit": "hits",
+        "evictions": "evictions",
+        "written": "written",
+        "there already": "clean",
+        "evicted again": "evicted",
+        "loaded": "loaded",
+        "prefetched": "prefetched",
+        "corrupt": "corrupt",
+        "forgotten": "forget",
+    }
+    return _say_soaked(soaked, columns)
+
+
+def _say_soaked(soaked: Soaked, columns: dict[str, str | None]) -> int:
     rows = [
         [kind or "none", *(f"{counts[key]:,}" for key in columns.values() if key)]
         for kind, counts in soaked.counts.items()

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, check_above, check_between
 from workbench.files import from_home
 
 if TYPE_CHECKING:
     from workbench.serving.api.settings import ServerSettings
+    from workbench.serving.settings import TierSettings
 
 LOOPBACK_NAMES = ("localhost", "ip6-localhost")
 
@@ -45,6 +46,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, metavar="N", help="of the pool (default: for max-running whole contexts)")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens (default: 16)")
     parser.add_argument("--prefix", choices=("hash", "radix", "none"), default="hash", help="index of the prefix cache")
+    parser.add_argument(
+        "--host-cache-gib", type=float, default=0.0, metavar="N", help="host memory for blocks that the pool evicts"
+    )
+    parser.add_argument("--disk-cache", type=Path, metavar="FILE", help="for blocks that host memory evicts, kept")
+    parser.add_argument("--disk-cache-gib", type=float, default=0.0, metavar="N", help="size of that file")
+    parser.add_argument(
+        "--load", choices=("break_even", "always"), default="break_even", help="when evicted blocks are loaded"
+    )
     parser.add_argument("--draft", help="a model's name, or prompt_lookup, ngram, eagle, … as of generate")
     parser.add_argument("--draft-length", metavar="K", help="tokens a round, or a policy's name (default: 4)")
     parser.add_argument("--asynchronous", action="store_true", help="schedule one step ahead")
@@ -69,20 +78,72 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_choose_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a shipped model, or a folder")
-    parser.add_argument(
-        "--for", dest="goal", choices=("latency", "throughput", "cost"), required=True, help="what it is to be best for"
+    here = parser.add_argument_group("for a shipped model on this machine: simulated, then measured")
+    here.add_argument("model", metavar="MODEL", nargs="?", help="a shipped model, or a folder")
+    here.add_argument("--for", dest="goal", choices=("latency", "throughput", "cost"), help="what it is to be best for")
+    here.add_argument("--checked", type=int, metavar="N", help="of the best, on the machine (default: 4)")
+    there = parser.add_argument_group("for a shape on a machine that need not be here: simulated from its data sheet")
+    there.add_argument(
+        "--shape", metavar="NAME", help="a public model, a shipped one, or a folder with its config.json"
     )
-    parser.add_argument("--requests", type=int, default=48, metavar="N", help="in each run (default: 48)")
-    parser.add_argument("--checked", type=int, default=4, metavar="N", help="of the best, on the machine (default: 4)")
+    there.add_argument("--machine", metavar="CARD", help="a100, h100, h200")
+    there.add_argument("--devices", type=int, metavar="N", help="(default: 1)")
+    there.add_argument("--link", metavar="NAME", help="between them: nvlink or pcie (default: nvlink)")
+    there.add_argument("--workload", metavar="NAME", help="of lab 08 (default: conversation)")
+    there.add_argument("--objective", metavar="NAME", help="goodput, throughput, latency, cost (default: goodput)")
+    there.add_argument("--ttft-ms", type=float, metavar="MS", help="of 90 %% of the requests, for goodput and cost")
+    there.add_argument("--tpot-ms", type=float, metavar="MS", help="the same (default: TTFT 500 and TPOT 50)")
+    there.add_argument(
+        "--rate", type=float, metavar="R", help="requests a second, for latency (default: one at a time)"
+    )
+    there.add_argument("--weights", metavar="A,B", help="to choose from (default: bf16,int8,int4)")
+    there.add_argument("--kv", metavar="A,B", help="to choose from (default: bf16,int8)")
+    there.add_argument("--bandwidth-share", type=float, metavar="X", help="of the data sheet's (default: 0.7)")
+    there.add_argument("--compute-share", type=float, metavar="X", help="of the data sheet's (default: 0.7)")
+    there.add_argument("--dollars-per-hour", type=float, metavar="D", help="of a device, for cost")
+    there.add_argument("--plans", type=int, metavar="N", help="by the twin, at most, for each answer (default: 6)")
+    there.add_argument("--seed", type=int, metavar="N", help="of the requests (default: 0)")
+    parser.add_argument("--requests", type=int, metavar="N", help="in each run (default: 48; for a shape 192)")
+
+
+HERE_ONLY = ("model", "goal", "checked")
+THERE_ONLY = (
+    *("machine", "devices", "link", "workload", "objective", "ttft_ms", "tpot_ms", "rate", "weights", "kv"),
+    *("bandwidth_share", "compute_share", "dollars_per_hour", "plans", "seed"),
+)
 
 
 def choose(args: argparse.Namespace) -> int:
+    """For a shape, or for a model on this machine; settings of the other are refused."""
+    others = HERE_ONLY if args.shape is not None else THERE_ONLY
+    wrong = next((name for name in others if getattr(args, name) is not None), None)
+    if wrong is not None:
+        given = {"model": "MODEL", "goal": "--for"}.get(wrong, f"--{wrong.replace('_', '-')}")
+        raise WorkbenchError(
+            f"{given} is for a model on this machine, and --shape for one that is not here; give one of them"
+            if args.shape is not None
+            else f"{given} goes with --shape, a model on a machine that need not be here; give --shape NAME"
+        )
+    if args.shape is not None:
+        return _choose_there(args)
+    if args.model is None:
+        raise WorkbenchError("nothing to choose for: give MODEL --for GOAL, or --shape NAME --machine CARD")
+    if args.goal is None:
+        raise WorkbenchError("what is it to be best for? Give --for latency, throughput or cost")
+    return _choose_here(args)
+
+
+def _choose_here(args: argparse.Namespace) -> int:
     """Simulate all configurations, check the best on this machine, and print what to start the server with."""
     from workbench.experiments import run_experiment
     from workbench.instruments.bench import Bench
 
-    asked = {"model": args.model, "goal": args.goal, "requests": args.requests, "checked": args.checked}
+    asked = {
+        "model": args.model,
+        "goal": args.goal,
+        "requests": _or(args.requests, 48),
+        "checked": _or(args.checked, 4),
+    }
     bench = Bench(report=lambda *words: print("  ", *words, file=sys.stderr))
     made = run_experiment("server.choose", asked, bench)
     machine = [one for one in made if one.settings["measured"] == "machine"]
@@ -98,6 +159,69 @@ def choose(args: argparse.Namespace) -> int:
     best = min(machine, key=lambda one: one.counts["worse_than_best"])
     print(f"workbench serve {args.model} {best.settings['options']}")
     return 0
+
+
+def _choose_there(args: argparse.Namespace) -> int:
+    """Print the best configuration of a shape on a machine by data sheet, its runner-up, and why."""
+    from workbench.choosing import Asked, Effort, Space, choose, machine, report
+    from workbench.experiments.inputs import shape_of
+    from workbench.serving.load import workload
+
+    if args.machine is None:
+        raise WorkbenchError("--shape needs a machine: give --machine a100, h100 or h200, and --devices N")
+    shares = {"bandwidth_share": args.bandwidth_share, "compute_share": args.compute_share}
+    on = machine(
+        args.machine,
+        _or(args.devices, 1),
+        _or(args.link, "nvlink"),
+        **{name: share for name, share in shares.items() if share is not None},
+    )
+    objective, named = _or(args.objective, "goodput"), _or(args.workload, "conversation")
+    asked = Asked(workload(named), objective, _limits(args, objective), args.rate, _or(args.seed, 0))
+    dollars = args.dollars_per_hour
+    if dollars is not None and (objective != "cost" or check_above("--dollars-per-hour", dollars, 0) <= 0):
+        raise WorkbenchError(f"--dollars-per-hour goes with --objective cost, and not with {objective}")
+    of = {"weights": args.weights, "kv": args.kv}
+    space = Space(**{name: tuple(given.split(",")) for name, given in of.items() if given is not None})
+    sizes = {"requests": args.requests, "job": args.requests, "plans": args.plans}
+    effort = Effort(**{name: size for name, size in sizes.items() if size is not None})
+    shape = shape_of(args.shape)
+    made = choose(
+        shape,
+        on,
+        asked,
+        name=args.shape,
+        space=space,
+        effort=effort,
+        say=lambda words: print("  ", words, file=sys.stderr),
+    )
+    for line in report.lines(made, args.shape, named):
+        print(line)
+    if dollars is not None:
+        print(
+            f"  {made.best.score / 3600 * dollars:,.4g} dollars per million new tokens at {dollars:g} dollars an hour"
+        )
+    print()
+    report.print_rows(report.HEADER, report.rows(made))
+    for head, lines in (("refused:", report.refused(made)), ("how sure:", report.sure(made))):
+        for at, line in enumerate(lines):
+            print(f"\n{head}\n  {line}" if not at else f"  {line}")
+    return 0
+
+
+def _or(given: Any, default: Any) -> Any:
+    return default if given is None else given
+
+
+def _limits(args: argparse.Namespace, objective: str) -> Any:
+    """Of TTFT and TPOT, for the objectives that have some."""
+    from workbench.choosing import LIMITED, Objectives
+
+    given = {"ttft_s": ("--ttft-ms", args.ttft_ms), "tpot_s": ("--tpot-ms", args.tpot_ms)}
+    limits = {name: check_above(flag, ms, 0) / 1e3 for name, (flag, ms) in given.items() if ms is not None}
+    if objective not in LIMITED:
+        return Objectives(**limits) if limits else None
+    return Objectives(**(limits or {"ttft_s": 0.5, "tpot_s": 0.05}))
 
 
 LIMITS = (
@@ -142,6 +266,7 @@ def engine_maker(args: argparse.Namespace) -> Callable[[], Any]:
         draft_tokens=0 if args.draft is None else rows,
         remember=args.prefix != "none",
     )
+    tiers = _tiers(args)
     graphs = {"auto": "auto", "on": True, "off": False}[args.graphs]
 
     def make() -> Engine:
@@ -162,9 +287,24 @@ def engine_maker(args: argparse.Namespace) -> Callable[[], Any]:
             draft_length=length,
             attention=args.attention,
             asynchronous=args.asynchronous,
+            tiers=tiers,
         )
 
     return make
+
+
+def _tiers(args: argparse.Namespace) -> TierSettings | None:
+    """None where no tier below the pool was asked for."""
+    from workbench.serving.settings import TierSettings
+
+    if not args.host_cache_gib and args.disk_cache is None and not args.disk_cache_gib:
+        if args.load != "break_even":
+            raise WorkbenchError(f"--load {args.load} is about tiers; give --host-cache-gib or --disk-cache, too")
+        return None
+    sizes = {"--host-cache-gib": args.host_cache_gib, "--disk-cache-gib": args.disk_cache_gib}
+    host_bytes, disk_bytes = (int(check_between(name, size, 0, 2**20) * 2**30) for name, size in sizes.items())
+    path = None if args.disk_cache is None else from_home(args.disk_cache)
+    return TierSettings(host_bytes=host_bytes, disk_path=path, disk_bytes=disk_bytes, load=args.load)
 
 
 def _draft(name: str | None) -> Any:

@@ -24,12 +24,14 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"speculation", "diffusion"},
     {"generation"},
     {"serving"},
-    {"experiments", "records"},
+    {"parallel"},
+    {"experiments", "records", "offload", "choosing"},
     {"panels", "checks", "jupyter", "lab_server", "recorder", "gpu_tests"},
     {"lectures"},
     {"labs", "notebook_source"},
-    {"build"},
-    {"cli_serving", "cli_grading"},
+    {"reading"},
+    {"build", "site"},
+    {"cli_serving", "cli_grading", "cli_course"},
     {"cli"},
     {"workbench"},  # the package itself: names that arrive when they are used
 )

@@ -101,6 +101,7 @@ def everything_under(folder: Path) -> set[str]:
         (["soak", "blocks", "--runs", "0"], "runs must be a whole number of at least 1, got 0"),
         (["soak", "blocks", "--steps", "-3"], "steps must be a whole number of at least 1, got -3"),
         (["soak", "blocks", "--seed", "-1"], "seed must be a whole number of at least 0, got -1"),
+        (["soak", "tiers", "--runs", "0"], "runs must be a whole number of at least 1, got 0"),
         (["soak", "bloks"], "invalid choice"),
         (["soak"], "PART"),
         (["frobnicate"], "invalid choice"),
@@ -403,6 +404,13 @@ def test_a_soak_counts_what_it_did_and_says_how_far_it_is(command, monkeypatch):
     assert err.splitlines() == ["1 of 3 runs", "2 of 3 runs", "3 of 3 runs"]
     monkeypatch.setattr(cli, "SOAK_SAID_EVERY_S", 60.0)
     assert command("soak", "blocks", "--runs", 3, "--steps", 40, "--seed", 7) == (0, out, "")
+
+
+def test_a_soak_of_tiers_counts_what_it_did(command):
+    code, out, _ = command("soak", "tiers", "--runs", 3, "--steps", 40)
+    head, *rows, last = out.splitlines()
+    assert code == 0 and "loaded" in head and last == "all agree after every step"
+    assert [row.split()[:3] for row in rows] == [[kind, "3", "120"] for kind in ("hash", "radix")]
 
 
 def test_a_soak_that_fails_exits_1_with_the_shortest_history_that_does(command, monkeypatch):

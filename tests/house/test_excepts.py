@@ -113,6 +113,11 @@ REASONS = {
     "our own signal that ends a loop, and no error": (
         "workbench/serving/api/http.py _let_send: TimeoutError",
         "workbench/decoding/beam.py generate_beam: _Cancelled",
+        "workbench/parallel/disaggregated/over_collectives.py CollectiveLink._poll: queue.Empty",
+        "workbench/parallel/disaggregated/connector.py Receiver.reserve: NoRoom",  # asked for again later
+        "workbench/serving/simulate.py Twin.reserve: NoRoom",
+        "workbench/parallel/disaggregated/tcp.py TcpLink._get: BlockingIOError",
+        "workbench/parallel/disaggregated/tcp.py TcpLink._put: BlockingIOError",
         "workbench/serving/api/front.py Front.drain: TimeoutError",
         "workbench/grading/session.py Session._read_output: BlockingIOError",
         "workbench/grading/session.py Session._read_results: BlockingIOError",
@@ -126,6 +131,7 @@ REASONS = {
         "workbench/grading/answer_source.py _statements: NOT_PYTHON",
         "workbench/grading/likeness.py _code_in: SyntaxError, ValueError, RecursionError, MemoryError",
         "workbench/checks/tensors.py kind_of: TypeError, ValueError, RuntimeError",
+        "workbench/checks/progress.py _attempt: ValueError, TypeError, KeyError, OverflowError, RecursionError",
         "workbench/cli_serving.py on_loopback: ValueError",
         "workbench/grading/collect.py _is_date: ValueError",
         "workbench/grading/reference.py _object: ImportError, AttributeError",
@@ -149,6 +155,7 @@ REASONS = {
         "workbench/serving/soak.py Run._refused: WorkbenchError",
     ),
     "what is not there, or cannot be read, is 'not known' to the caller, as the docstring or the type says": (
+        "workbench/parallel/shared_memory.py free_shared_memory: OSError",
         "workbench/files.py _mode: FileNotFoundError",
         "workbench/files.py home: RuntimeError",
         "workbench/grading/child.py _resident_bytes: OSError",
@@ -226,12 +233,21 @@ REASONS = {
         "workbench/labs/lab10_kernels/checks/probes.py _idle: Exception",
         # a refusal, judged as one
         "workbench/labs/lab12_pruning_and_distillation/checks/probes.py run_prune: ValueError",
+        "workbench/labs/lab13_parallelism_and_experts/checks/probes.py run_split: ValueError",
+        "workbench/labs/lab13_parallelism_and_experts/checks/probes.py run_counts: ValueError",
         "workbench/grading/session.py Session._hear: BrokenPipeError",
         "workbench/grading/session.py Session._heard_exit: OSError, EOFError",
         "workbench/grading/session.py Session._reply: ValueError, RecursionError",
         "workbench/grading/session.py plain: NotEncodable, RecursionError, TypeError, KeyError",
     ),
     "what is known of the failure is said by other means in the same branch": (
+        # in `link.why_lost`, and the other end computes what was under way
+        "workbench/parallel/disaggregated/prefill.py PrefillEngine._hear: LinkLost",
+        "workbench/parallel/disaggregated/prefill.py PrefillEngine._unless_lost: LinkLost",
+        "workbench/parallel/disaggregated/over_collectives.py CollectiveLink._close: WorkbenchError",
+        # a stranger, who is counted
+        "workbench/parallel/shared_memory.py free_shared_memory: OSError",  # no /dev/shm: mapping says what is wrong
+        "workbench/parallel/disaggregated/tcp.py _proved: OSError, Ended",
         "workbench/serving/api/http.py Guard.__call__: ConnectionError",  # counted as status 499
         "workbench/grading/desk.py run_task: BaseException",
         "workbench/grading/warm.py fork_bare: ImportError",  # by the server, which imports it again
@@ -266,6 +282,12 @@ REASONS = {
     "a thread whose work says itself how it failed, or whose caller sees that its result is missing": (
         "workbench/grading/gradescope.py run: Thread _watch",
         "workbench/labs/lab08_continuous_batching/peer_llama_cpp_slots.py serve: Thread ask",
+        "workbench/parallel/disaggregated/over_collectives.py CollectiveLink.__init__: Thread self._receive",
+        "workbench/parallel/disaggregated/tcp.py accept: Thread hear",
+        "workbench/parallel/ranks.py Ranks.__init__: Thread self._watch",
+        "workbench/parallel/disaggregated/tcp.py accept: Thread hear",  # one that proves nothing is closed and counted
+        "workbench/parallel/ranks.py _end_with_parent: Thread watch",
+        "workbench/parallel/ranks.py _watch_run: Thread watch",
         "workbench/labs/lab11_serving/loopback.py loopback: Thread lambda: asyncio.run(server.serve([at]))",
         "workbench/panels/base.py Panel.refresh: Thread self._paint_all",
         "workbench/panels/base.py Panel.start: Thread self._work",

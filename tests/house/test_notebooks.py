@@ -136,6 +136,12 @@ def test_make_test_leaves_no_test_out():
 
 
 @pytest.mark.parametrize("given", ("LAB=05", "LAB=5"))
+def test_no_two_test_files_have_one_name():
+    """pytest imports a test file by its name alone, so one run over all folders stops at the second of a name."""
+    names = [path.name for path in (Path(__file__).parents[1]).rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
 def test_make_test_of_a_lab_runs_its_claims_and_its_notebooks(given):
     assert pytest_arguments(given)[-4:] == [
         "tests/house/test_rooms.py",
@@ -181,7 +187,7 @@ def run_whole_in_the_browser() -> set[str]:
     sources = "\n".join(
         text
         for text in (p.read_text() for p in (ROOT / "tests" / "browser").glob("test_*.py"))
-        if "run_all(" in text or "(page)" in text  # the fixture `page` runs NOTEBOOK
+        if "run_all(" in text or re.search(r"^def test_\w+\((?:.*, )?page[,)]", text, re.M)  # the fixture runs NOTEBOOK
     )
     named = set(re.findall(r"\b(\d\d_\w+)", sources))
     return {str(p.relative_to(ROOT)) for p in EXECUTED if p.parent.name == "notebooks" and p.stem in named}

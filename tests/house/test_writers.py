@@ -67,6 +67,7 @@ def in_place(source: str) -> Iterator[tuple[str, str]]:
 REASONS = {
     "a log: lines are added, and what is there is not rewritten": (
         "workbench/gpu_tests.py Results.add: open",
+        "workbench/checks/progress.py note: open",
         "workbench/processes.py Child._read_output: open",
         "workbench/recorder/recording.py Recording._note: open",
         "workbench/grading/desk.py run_task: open",
@@ -94,6 +95,15 @@ REASONS = {
     "a lock, empty for ever": (
         "workbench/grading/batch.py _alone_in: open",
         "workbench/grading/receipts.py _alone_in: open",
+    ),
+    "blocks of a cache: each is listed when it is whole, and a checksum says whether it is": (
+        "workbench/kv/disk_tier.py _opened: open",
+    ),
+    "into a folder of this run alone, which is read when it is whole": (
+        "workbench/site/pages.py _copy: copyfile",
+        "workbench/site/pages.py _copy: write_text",
+        "workbench/site/pages.py write_pages: write_text",
+        "workbench/site/pages.py write_pages: copytree",
     ),
     "made only where there is none, so that two runs have one seed; deleted when it cannot be written": (
         "workbench/grading/batch.py seed_in: open",

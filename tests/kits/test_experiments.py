@@ -387,6 +387,8 @@ def test_only_how_often_and_on_how_much_is_cut_and_within_what_is_allowed():
     assert {s.name for s in cut} <= {
         "repeats",
         "points",
+        "blocks",  # of steps, in turns
+        "largest",  # batch
         "passages",
         "prompts",
         "texts",
@@ -401,6 +403,8 @@ def test_only_how_often_and_on_how_much_is_cut_and_within_what_is_allowed():
         "length",
         "sequences",  # of calibration text
         "new_tokens",
+        "prompt_tokens",
+        "batch",
         "max_new_tokens",
         "document_tokens",
         "longest",

@@ -61,6 +61,22 @@ def table() -> list[list[str]]:
     wrong += [
         ["load", "http://127.0.0.1:9", flag, text] for flag in ("--rate", "--slo-ttft-ms") for text in ("nan", "0")
     ]
+    wrong += [["choose", *given] for given in ([], ["stdlib-10m"], ["x", "--for", "speed"], ["--machine", "h200"])]
+    shape = ["choose", "--shape", "llama-3.1-8b"]
+    there = [*shape, "--machine", "h200"]
+    wrong += [shape, ["choose", "stdlib-10m", "--for", "cost", "--devices", "2"], [*there, "stdlib-10m"]]
+    wrong += [[*there, "--for", "latency"], [*there, "--checked", "3"], [*there, "--nonsense"]]
+    wrong += [["choose", "--shape", name, "--machine", "h200"] for name in ("", "llama-9", ".", "deepseek-v3", "é")]
+    wrong += [[*shape, "--machine", name] for name in ("", "h300", "tpu", "é")]
+    wrong += [[*there, "--devices", text] for text in (*NO_WHOLE, "0", "-1", "1000000000", "1" + 30 * "0")]
+    for flag in ("--ttft-ms", "--tpot-ms", "--bandwidth-share", "--compute-share"):
+        wrong += [[*there, flag, text] for text in ("nan", "inf", "0", "-1", "many")]
+    for flag, name in (("--link", "x"), ("--workload", "x"), ("--objective", "x"), ("--weights", "int3"), ("--kv", "")):
+        wrong.append([*there, flag, name])
+    wrong += [[*there, "--seed", "-1"], [*there, "--requests", "0"], [*there, "--plans", "0"], [*there, "--rate", "2"]]
+    wrong += [[*there, "--objective", "latency", flag, "5"] for flag in ("--ttft-ms", "--dollars-per-hour")]
+    wrong += [[*there, "--objective", "latency", "--rate", text] for text in ("0", "nan", "1e9")]
+    wrong += [[*there, "--objective", "cost", "--dollars-per-hour", text] for text in ("0", "nan", "-1")]
     wrong += [["check", path] for path in ("missing", ".", FILE, f"{FILE}/below", "/dev/null")]
     return wrong
 

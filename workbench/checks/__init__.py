@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from workbench import registry
+from workbench.checks import hints
+from workbench.checks.hints import hint
+from workbench.checks.progress import note
 from workbench.errors import unknown
 from workbench.grading.check import Exercise, ExerciseSet, Verdict, evaluate
 
-__all__ = ["CheckFailed", "NotAttempted", "check", "exercise_sets", "trying"]
+__all__ = ["CheckFailed", "NotAttempted", "check", "exercise_sets", "hint", "trying"]
 
 
 class _Short:
@@ -46,16 +49,25 @@ def _exercise(grade_id: str) -> Exercise:
 
 
 def check(grade_id: str, answer: Any) -> None:
-    """Run the visible checks of an exercise on `answer` and print one fixed line when all of them pass.
+    """Run the visible checks of an exercise on `answer` and print one fixed line when all of them pass. In an open
+    notebook the attempt is noted for the learner (`checks.progress`). What fails says how to get a hint.
 
     Raises CheckFailed, NotAttempted, or WorkbenchError for a grade_id that no exercise has.
     """
     result = evaluate(_exercise(grade_id), answer)
+    note(grade_id, result.verdict.value)
     if result.verdict == Verdict.PASSED:
         print(result.line)
         return
     error = NotAttempted if result.verdict == Verdict.NOT_ATTEMPTED else CheckFailed
-    raise error(f"{result.line}\n" + "\n".join(f"  {line}" for line in result.message.splitlines()))
+    lines = [*result.message.splitlines(), *_where_hints_are(grade_id)]
+    raise error(f"{result.line}\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _where_hints_are(grade_id: str) -> list[str]:
+    if grade_id not in registry.labs().hints():
+        return []
+    return [f"Hints, one at a time: {hints.call(grade_id)}"]
 
 
 @contextmanager

@@ -31,7 +31,17 @@ from workbench.grading.notebooks import grade_id_of
 MADE = 1_577_836_800  # 2020-01-01: the time that every released file carries
 LEFT_OUT = ("source", "__pycache__")
 NBGRADER_KEYS = {"schema_version", "grade", "solution", "locked", "task", "grade_id", "points", "checksum", "cell_type"}
-KINDS = (".py", ".json", ".md", ".safetensors", ".cpp", ".mplstyle", ".js", ".css")  # of the package's own files
+KINDS = (
+    ".py",
+    ".json",
+    ".md",
+    ".safetensors",
+    ".cpp",
+    ".mplstyle",
+    ".js",
+    ".css",
+    ".svg",
+)  # of the package's own files
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".md", ".css")  # of those beside lectures
 _LINE = re.compile(r"[\w-]+: passed \d+/\d+\n?")  # what a check prints in a released exercise
 _MARKER = re.compile(r"### (BEGIN|END) (SOLUTION|HIDDEN TESTS)|### STUB:")

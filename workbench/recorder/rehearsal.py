@@ -72,6 +72,18 @@ def tiny_shape(config: ModelConfig) -> ModelConfig:
             rotary_head_dim=16,
             value_head_dim=16,
         )
+    experts = config.experts
+    if experts is not None:
+        several = experts.num_groups > 1
+        experts = replace(
+            experts,
+            num_experts=4,
+            experts_per_token=2,
+            intermediate_size=32,
+            dense_layers=min(1, experts.dense_layers),
+            num_groups=2 if several else 1,
+            groups_per_token=1,
+        )
     return replace(
         config,
         vocab_size=512,
@@ -82,6 +94,7 @@ def tiny_shape(config: ModelConfig) -> ModelConfig:
         head_dim=16 if latent is None else latent.key_head_dim,
         intermediate_size=128,
         latent_attention=latent,
+        experts=experts,
         bos_token_id=0,
         eos_token_ids=(0,),
     )
