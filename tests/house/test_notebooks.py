@@ -135,13 +135,13 @@ def test_make_test_leaves_no_test_out():
     assert "tests" in arguments and not [a for a in arguments if a.startswith(("--ignore", "--deselect", "-m", "-k"))]
 
 
-@pytest.mark.parametrize("given", ("LAB=05", "LAB=5"))
 def test_no_two_test_files_have_one_name():
     """pytest imports a test file by its name alone, so one run over all folders stops at the second of a name."""
     names = [path.name for path in (Path(__file__).parents[1]).rglob("*.py") if path.name != "conftest.py"]
     assert sorted(name for name in set(names) if names.count(name) > 1) == []
 
 
+@pytest.mark.parametrize("given", ("LAB=05", "LAB=5"))
 def test_make_test_of_a_lab_runs_its_claims_and_its_notebooks(given):
     assert pytest_arguments(given)[-4:] == [
         "tests/house/test_rooms.py",
