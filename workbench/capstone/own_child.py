@@ -1,0 +1,132 @@
+"""The process of own.py: started as a script with three file descriptors, it has libraries of Python and nothing of
+ours but `confine`. One line of JSON in (a function, its arguments), one line out.
+
+Before the first line of own.py it gives up network, files, other processes, most system calls and most of its memory
+(`workbench.grading.confine`), and an audit hook is set, which cannot be taken off: any event outside of computing ends
+the process at once, and the judge reads which.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import os
+import resource
+import sys
+from types import ModuleType
+from typing import Any
+
+# What a dataclass and a named tuple do when they are made; the source rules keep own.py itself from each.
+EVENTS_ALLOWED = ("exec", "compile", "builtins.id", "sys._getframe")
+ATTRIBUTE_EVENTS = ("object.__getattr__", "object.__setattr__")
+ATTRIBUTES_ALLOWED = ("__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__doc__")
+SHOWN_CHARACTERS = 400
+
+
+def take_away(setup: dict[str, Any]) -> dict[str, bool]:
+    """Give up rights; which of them the system could take. `setup` names the file of `confine` and a folder."""
+    spec = importlib.util.spec_from_file_location("confine", setup["confine"])
+    assert spec is not None and spec.loader is not None
+    confine = importlib.util.module_from_spec(spec)
+    sys.modules["confine"] = confine  # a dataclass looks its module up
+    spec.loader.exec_module(confine)
+    took = dict(confine.leave_network())
+    confine.end_with_parent()
+    limits = confine.Limits(
+        memory_bytes=setup["memory_bytes"], processes=0, file_bytes=0, open_files=8, output_bytes=10_000
+    )
+    confine.limit_resources(limits, setup["cpu_seconds"])
+    took["files"] = confine.confine_files([], [])
+    confine.become_nobody(setup["user"], [])
+    took["calls"] = confine.refuse_calls(alone=False)
+    del sys.modules["confine"]
+    return took
+
+
+def safe_builtins(allowed: tuple[str, ...], refused: frozenset[str]) -> dict[str, Any]:
+    """Python's own, without those that reach out."""
+
+    def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if level or name not in allowed:
+            raise ImportError(f"own.py may import {', '.join(allowed)}, and {name!r} is none of them")
+        return sys.modules[name]
+
+    kept = {name: value for name, value in vars(builtins).items() if name not in refused or name == "__build_class__"}
+    return {**kept, "__import__": import_, "object": object, "super": super}
+
+
+def serve(commands: int, results: int) -> None:
+    """Set up, then answer until the pipe is closed."""
+    me = os.getpid()
+    write, dumps, loads, end = os.write, json.dumps, json.loads, os._exit
+
+    def send(message: dict[str, Any]) -> None:
+        line = (dumps(message) + "\n").encode()
+        while line and os.getpid() == me:
+            line = line[write(results, line) :]
+
+    lines = os.fdopen(commands, "rb")
+    setup = loads(lines.readline())
+    for name in setup["imports"]:
+        importlib.import_module(name)
+    took = take_away(setup)
+    quiet = [False]
+
+    def watch(event: str, arguments: tuple) -> None:
+        known = event in EVENTS_ALLOWED or (event in ATTRIBUTE_EVENTS and arguments[1] in ATTRIBUTES_ALLOWED)
+        if quiet[0] and not known:
+            quiet[0] = False
+            send({"conduct": f"{event}{arguments!r:.120}"})
+            end(77)
+
+    sys.addaudithook(watch)
+    sys.modules["random"].seed(0)  # the same advice in every run
+    module = ModuleType("own")
+    module.__dict__["__builtins__"] = safe_builtins(tuple(setup["imports"]), frozenset(setup["refused"]))
+    code = compile(setup["source"], "own.py", "exec")
+    sys.modules["own"] = module  # a dataclass looks its module up
+    send({"ready": took})
+    lines.readline()  # the judge's clock begins
+    send({"result": None} | answer(lambda: exec(code, module.__dict__), quiet, keep=False))
+    for line in lines:
+        name, arguments = loads(line)
+        function = module.__dict__.get(name)
+        if not callable(function):
+            send({"error": f"own.py has no function {name}"})
+            continue
+        done = answer(lambda: function(*arguments), quiet, keep=True)  # noqa: B023  # called here and now
+        try:
+            send(done)
+        except (TypeError, ValueError, RecursionError) as error:
+            send({"error": f"{name} must give numbers, lists and dicts, and gave what is no JSON: {error}"})
+
+
+def answer(call: Any, quiet: list[bool], *, keep: bool) -> dict[str, Any]:
+    """What came of a call of own.py; while it runs the hook is on."""
+    try:
+        quiet[0] = True
+        value = call()
+    except BaseException as error:
+        quiet[0] = False
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        line = 0 if at is None else at.tb_lineno
+        name = type(error).__name__
+        try:
+            words = str(error)[:SHOWN_CHARACTERS]
+        except BaseException:
+            words = "an error that has no words"
+        return {"error": f"line {line}: {name}: {words}".rstrip(": ")}
+    finally:
+        quiet[0] = False
+    return {"result": value if keep else None}
+
+
+if __name__ == "__main__":
+    import importlib.util
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    serve(int(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)

@@ -1,0 +1,160 @@
+"""The engine's end of own.py: calls its functions in their process, each within a time, and says what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from workbench.capstone.rules import ALLOWED_IMPORTS, REFUSED_NAMES, broken_rules
+from workbench.errors import WorkbenchError
+from workbench.grading import confine
+
+FUNCTIONS = ("order", "plan", "propose")  # what own.py may define, see `advised`
+MEMORY_BYTES = 256 << 20  # that own.py may take
+CALL_SECONDS = 2.0  # that one call may take
+TOTAL_SECONDS = 120.0  # of processor time, in one run
+START_SECONDS = 20.0
+MAX_LINE_BYTES = 4 << 20
+
+
+class OwnPartFailed(WorkbenchError):
+    """own.py gave no usable advice. `gate`: "start"; "conduct", it reached out of its process; "budget", it took more
+    memory than it may; "advice", an error, a wrong answer or none in time, after which the run ends where it is."""
+
+    def __init__(self, gate: str, words: str) -> None:
+        super().__init__(words)
+        self.gate = gate
+
+
+class OwnParts:
+    """own.py in its process. `call` a function of it; `close` at the end.
+
+    Raises OwnPartFailed where the source breaks the rules, does not start, or has none of FUNCTIONS.
+    """
+
+    def __init__(self, source: str) -> None:
+        if wrong := broken_rules(source):
+            raise OwnPartFailed("conduct", f"own.py breaks the rules: {'; '.join(wrong[:3])}")
+        self.calls, self.seconds, self._buffer = 0, 0.0, b""
+        self.failure: OwnPartFailed | None = None  # the first; an engine goes on without a draft or a policy that fails
+        theirs_in, self._commands = os.pipe()
+        self._results, theirs_out = os.pipe()
+        environment = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("own_child.py")), str(theirs_in), str(theirs_out)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs_in, theirs_out],
+            env=environment,
+            process_group=0,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        os.set_blocking(self._results, False)
+        setup = {
+            "source": source,
+            "confine": confine.__file__,
+            "imports": ALLOWED_IMPORTS,
+            "refused": sorted(REFUSED_NAMES),
+            "memory_bytes": MEMORY_BYTES,
+            "cpu_seconds": TOTAL_SECONDS,
+            "user": 65_000 + secrets.randbelow(500),
+        }
+        try:
+            self.held = self._ask(setup, START_SECONDS, "start")["ready"]
+            loaded = self._ask(None, CALL_SECONDS, "own.py")
+            if "error" in loaded:
+                raise OwnPartFailed("start", f"own.py does not start: {loaded['error']}")
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What the function gives. Raises OwnPartFailed for an error, a call that is too long, and an end."""
+        if self.failure is not None:
+            raise self.failure
+        began = time.monotonic()
+        try:
+            answer = self._ask([name, arguments], CALL_SECONDS, name)
+            self.calls += 1
+            self.seconds += time.monotonic() - began
+            if "error" in answer:
+                gate = "budget" if "MemoryError" in answer["error"] else "advice"
+                words = f"{name} failed in call {self.calls}: {answer['error']}"
+                raise OwnPartFailed(gate, words + self._memory_words(gate))
+        except OwnPartFailed as failed:
+            raise self.refuse(failed) from None
+        return answer.get("result")
+
+    def refuse(self, failed: OwnPartFailed) -> OwnPartFailed:
+        """Note that what own.py said is of no use; the run ends."""
+        self.failure = self.failure or failed
+        return failed
+
+    @staticmethod
+    def _memory_words(gate: str) -> str:
+        return f"; own.py may take {MEMORY_BYTES >> 20} MiB" if gate == "budget" else ""
+
+    def _ask(self, message: Any, seconds: float, what: str) -> dict[str, Any]:
+        line = json.dumps(message).encode() + b"\n"
+        until = time.monotonic() + seconds
+        try:
+            while line:
+                line = line[os.write(self._commands, line) :]
+            answer = self._line(until, what)
+        except BrokenPipeError:
+            raise self._ended(what) from None
+        if "conduct" in answer:
+            raise OwnPartFailed("conduct", f"own.py reached out of its process: {answer['conduct']}")
+        return answer
+
+    def _line(self, until: float, what: str) -> dict[str, Any]:
+        while b"\n" not in self._buffer:
+            left = until - time.monotonic()
+            if left <= 0:
+                self.close()
+                gate = "start" if what in ("start", "own.py") else "advice"
+                raise OwnPartFailed(gate, f"{what} took longer than {CALL_SECONDS:g} s in call {self.calls + 1}")
+            if not select.select([self._results], [], [], left)[0]:
+                continue
+            piece = os.read(self._results, 1 << 16)
+            if not piece:
+                raise self._ended(what)
+            self._buffer += piece
+            if len(self._buffer) > MAX_LINE_BYTES:
+                self.close()
+                raise OwnPartFailed("advice", f"{what} gave more than {MAX_LINE_BYTES >> 20} MiB in one answer")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer = json.loads(line)
+        return answer if isinstance(answer, dict) else {"error": "no answer that can be read"}
+
+    def _ended(self, what: str) -> OwnPartFailed:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        code = self._process.poll()
+        if code == -signal.SIGXCPU:
+            return OwnPartFailed("advice", f"own.py used more than {TOTAL_SECONDS:g} s of processor time")
+        if code in (-signal.SIGKILL, -signal.SIGSEGV):
+            words = f"its process was ended by signal {-code}, as happens beyond {MEMORY_BYTES >> 20} MiB of memory"
+            return OwnPartFailed("budget", f"own.py ended in {what}: {words}")
+        return OwnPartFailed("conduct", f"own.py ended its process in {what} (exit code {code})")
+
+    def close(self) -> None:
+        """End the process. May be called twice."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        for fd in (self._commands, self._results):
+            with contextlib.suppress(OSError):
+                os.close(fd)
