@@ -53,7 +53,8 @@ class Track:
 
     counts: {name in `score.COUNTS`: weight}, the weights add up to 1. max_regret_nats: what a greedy token may be less
     likely under the reference than its best one, in the mean over all tokens; see `gates.answers`. max_nats: how much
-    worse the model may predict held-out text; 0: it is the course's model. baseline: switches of the baseline.
+    worse the model may predict held-out text; 0: it is the course's model. levels: ratios to the baseline at which
+    levels 0 to 3 are reached. baseline: switches of the baseline.
     """
 
     name: str
@@ -65,10 +66,11 @@ class Track:
     max_regret_nats: float = 1e-4
     max_nats: float = 0.0
     model: str = MODEL
+    levels: tuple[float, float, float, float] = (1.0, 1.25, 1.6, 2.0)
     baseline: dict[str, Any] = field(default_factory=dict)
 
 
-BASELINE = {"max_running": 8, "token_budget": 256, "prefix": "none"}
+DEFAULTS = {"max_running": 32, "token_budget": 512, "prefix": "hash"}
 TRACKS = {
     track.name: track
     for track in (
@@ -77,36 +79,37 @@ TRACKS = {
             question="How far does a pool of 8 MiB go?",
             law=TraceLaw(48, 0.0, HeavyTail(24, 320, 0.8), Uniform(24, 96)),
             pool_bytes=8 * MIB,
-            counts={"rows": 0.4, "evicted_or_preempted": 0.2, "tokens_per_s": 0.4},
+            counts={"evicted_or_preempted": 0.25, "tokens_per_s": 0.75},
             max_regret_nats=5e-3,
-            baseline=BASELINE | {"max_running": 16, "prefix": "hash"},
+            baseline=DEFAULTS | {"max_running": 16},
         ),
         Track(
             name="latency",
             question="How many requests can be served in time, above the baseline's knee?",
-            law=TraceLaw(64, 24.0, Fitted(24, 96, 360, 400, 120.0), Uniform(16, 64)),
-            pool_bytes=64 * MIB,
+            law=TraceLaw(96, 28.0, Fitted(24, 96, 360, 400, 120.0), Uniform(16, 64)),
+            pool_bytes=48 * MIB,
             counts={"good_requests": 1.0},
             objectives=Objectives(ttft_s=0.25, tpot_s=0.015),
-            baseline=BASELINE,
+            baseline={"max_running": 8, "token_budget": 256, "prefix": "none"},
         ),
         Track(
             name="cost",
             question="How few bytes of weights are enough for these tokens?",
             law=TraceLaw(48, 0.0, Uniform(32, 160), Uniform(24, 96)),
-            pool_bytes=64 * MIB,
+            pool_bytes=24 * MIB,
             counts={"weight_bytes": 1.0},
-            baseline=BASELINE,
+            baseline=DEFAULTS,
         ),
         Track(
             name="open",
             question="What is the cheapest model that is hardly worse?",
             law=TraceLaw(48, 0.0, Uniform(32, 160), Uniform(24, 96)),
-            pool_bytes=64 * MIB,
+            pool_bytes=24 * MIB,
             counts={"bytes_read": 0.5, "tokens_per_s": 0.5},
-            max_regret_nats=float("inf"),
+            max_regret_nats=5e-3,
             max_nats=0.15,
-            baseline=BASELINE,
+            levels=(1.0, 2.0, 4.0, 8.0),
+            baseline=DEFAULTS,
         ),
     )
 }
