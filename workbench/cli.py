@@ -249,6 +249,10 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_course_commands(command)
 
+    from workbench.cli_capstone import add_capstone_command
+
+    add_capstone_command(command)
+
     from workbench.cli_serving import add_choose_options, add_options
 
     add_options(command("serve", run_serve, "serve a model to OpenAI clients"))

@@ -25,13 +25,13 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"generation"},
     {"serving"},
     {"parallel"},
-    {"experiments", "records", "offload", "choosing"},
+    {"experiments", "records", "offload", "choosing", "capstone"},
     {"panels", "checks", "jupyter", "lab_server", "recorder", "gpu_tests"},
     {"lectures"},
     {"labs", "notebook_source"},
     {"reading"},
     {"build", "site"},
-    {"cli_serving", "cli_grading", "cli_course"},
+    {"cli_serving", "cli_grading", "cli_course", "cli_capstone"},
     {"cli"},
     {"workbench"},  # the package itself: names that arrive when they are used
 )

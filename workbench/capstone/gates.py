@@ -21,10 +21,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from workbench.capstone.served import Engine, Refused, Run
+from workbench.capstone.served import Refused, Run
 from workbench.capstone.traces import Asked, held_out_passages
 from workbench.capstone.tracks import Track
 from workbench.kv import Recompute
@@ -192,9 +193,10 @@ def nats(track: Track, model: Model, reference: Model, seed: str) -> GateResult:
     return GateResult("nats", math.isfinite(theirs) and worse <= track.max_nats, words)
 
 
-def budget(track: Track, engine: Engine, *runs: Run) -> GateResult:
-    """Bytes of keys and values: the pool, tiers below it, a draft's own cache; as reserved, in every run."""
-    most = max([engine.facts["pool_bytes"], *(run.facts.get("pool_bytes", 0) for run in runs)])
+def budget(track: Track, facts: dict[str, Any], *runs: Run) -> GateResult:
+    """Bytes of keys and values: the pool, tiers below it, a draft's own cache; as reserved, in every run. facts: of an
+    engine that started."""
+    most = max([facts["pool_bytes"], *(run.facts.get("pool_bytes", 0) for run in runs)])
     words = f"{most:,} bytes of keys and values (pool, tiers, a draft's cache), {track.pool_bytes:,} allowed"
     return GateResult("budget", most <= track.pool_bytes, words)
 

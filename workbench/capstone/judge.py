@@ -77,7 +77,7 @@ class Judging:
             engines.append(Engine(self.submission, self.track.pool_bytes))
             self.gate(GateResult("start", True, f"{engines[0].facts['blocks']} blocks"))
             self.gate(GateResult("conduct", True, self._conduct_words(engines[0])))
-            self.gate(gates.budget(self.track, engines[0]))
+            self.gate(gates.budget(self.track, engines[0].facts))
             engines.append(Engine(baseline(self.track), self.track.pool_bytes))
             self._judge(*engines)
         except Refused as error:
@@ -99,7 +99,7 @@ class Judging:
     def _judge(self, ours: Engine, theirs: Engine) -> None:
         trace = draw_trace(self.track.law, f"{self.seed}/count")
         run, base = ours.count(trace, COURSE_LAW), theirs.count(trace, COURSE_LAW)
-        self.gate(gates.budget(self.track, ours, run))
+        self.gate(gates.budget(self.track, ours.facts, run))
         share = len(run.texts) / len(trace)
         if run.failed is not None:
             words = f"{run.failed[1]}; {len(run.texts)} of {len(trace)} requests were served before, and count"
