@@ -3,10 +3,11 @@ changes nothing.
 
     order(requests, now_s) -> [a number for each request: the smallest goes first]
     plan(step) -> {"rows": {id: tokens to compute now}, "preempt": [ids]}
-    propose(texts, limits) -> [a list of token ids for each text, what may come next]
+    propose(texts) -> [a list of token ids for each text, what may come next]
 
 A request is a dict: id, prompt_tokens, tokens, computed, remaining, arrival_s, waited_s, running. A step has requests,
-now_s, token_budget, max_running, free_blocks and block_size.
+now_s, token_budget, max_running, free_blocks and block_size. A text is a dict: id, new_tokens (all at first, later
+those since the last time) and limit, how many may be proposed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from workbench.serving.settings import SchedulerSettings
 from workbench.speculation.drafts.contract import Ask, Draft
 from workbench.speculation.drafts.picked import picked_chain
 from workbench.speculation.proposal import Proposal
-
-MAX_TEXT_TOKENS = 1024  # of a text that `propose` is shown, the last ones
 
 
 def facts(sequence: Text, now_s: float) -> dict[str, Any]:
@@ -72,11 +71,11 @@ class AdvisedDraft(Draft):
     def __init__(self, own: OwnParts, target: Model) -> None:
         super().__init__()
         self._own, self._vocab_size = own, target.config.vocab_size
+        self._sent: dict[Hashable, int] = {}  # tokens of each sequence that own.py was shown
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        texts = [list(ask.token_ids[-MAX_TEXT_TOKENS:]) for ask in asks]
-        limits = [min(ask.limit, ask.nodes) for ask in asks]
-        given = self._own.call("propose", texts, limits)
+        texts = [self._shown(ask) for ask in asks]
+        given = self._own.call("propose", texts)
         if not isinstance(given, list) or len(given) != len(asks) or not all(isinstance(one, list) for one in given):
             words = f"propose must give {len(asks)} lists of tokens, one a text; it gave {shown(given)}"
             raise self._own.refuse(OwnPartFailed("advice", words))
@@ -86,6 +85,16 @@ class AdvisedDraft(Draft):
                 words = f"propose gave the token {shown(wrong)}; ids are whole numbers in 0 … {self._vocab_size - 1}"
                 raise self._own.refuse(OwnPartFailed("advice", words))
         return [picked_chain(ask, one, self._vocab_size) for ask, one in zip(asks, given)]
+
+    def _shown(self, ask: Ask) -> dict[str, Any]:
+        known = self._sent.get(ask.sequence, 0)
+        self._sent[ask.sequence] = len(ask.token_ids)
+        new = [int(token) for token in ask.token_ids[known:]]
+        name = ask.sequence[0] if isinstance(ask.sequence, tuple) else ask.sequence
+        return {"id": str(name), "new_tokens": new, "limit": min(ask.limit, ask.nodes)}
+
+    def release(self, sequence: Hashable) -> None:
+        self._sent.pop(sequence, None)
 
 
 class AdvisedScheduler:

@@ -86,11 +86,11 @@ TRACKS = {
         Track(
             name="latency",
             question="How many requests can be served in time, above the baseline's knee?",
-            law=TraceLaw(96, 28.0, Fitted(24, 96, 360, 400, 120.0), Uniform(16, 64)),
+            law=TraceLaw(96, 42.0, Fitted(24, 96, 360, 400, 120.0), Uniform(16, 64)),
             pool_bytes=48 * MIB,
             counts={"good_requests": 1.0},
             objectives=Objectives(ttft_s=0.25, tpot_s=0.015),
-            baseline={"max_running": 8, "token_budget": 256, "prefix": "none"},
+            baseline={"max_running": 12, "token_budget": 256, "prefix": "hash"},
         ),
         Track(
             name="cost",
