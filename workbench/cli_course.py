@@ -39,6 +39,12 @@ def add_course_commands(command: AddCommand) -> None:
     site = command("site", run_site, "build a static site of lectures, exercises and documents")
     site.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new, or empty")
 
+    demo = command("demo", run_demo, "show the panels alone, as live pages without notebooks (Voilà)")
+    demo.add_argument("lab", nargs="?", metavar="LAB", help="such as 03_kv_cache or 03 (default: all, and an index)")
+    demo.add_argument("--port", type=int, help="default: 8866, or a free one when that is taken")
+    demo.add_argument("--host", default="127.0.0.1", help="where it listens (default: this machine alone)")
+    demo.add_argument("--no-browser", action="store_true", help="print one line, the URL, and serve")
+
 
 def labs_called(lab: str | None, known: Iterable[str]) -> list[str]:
     """Names of labs: all for None, else the one of that name or number ("03_kv_cache", "03" or "3"). Raises
@@ -133,3 +139,11 @@ def run_site(args: argparse.Namespace) -> int:
         print(warning, file=sys.stderr)
     print(f"{pages} pages; open {args.out / 'index.html'}")
     return int(bool(warnings))
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    from workbench.demo import demo
+    from workbench.demo.pages import page_names
+
+    names = labs_called(args.lab, page_names())
+    return demo(names, port=args.port, host=args.host, browser=not args.no_browser)

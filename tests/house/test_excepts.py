@@ -108,7 +108,7 @@ def all_dropped() -> set[tuple[str, str, str]]:
 REASONS = {
     "a person ended it, and the command says so or simply ends": (
         "workbench/cli.py _run: KeyboardInterrupt",
-        "workbench/lab_server.py serve: KeyboardInterrupt",
+        "workbench/lab_server.py run_server: KeyboardInterrupt",
     ),
     "our own signal that ends a loop, and no error": (
         "workbench/serving/api/http.py _let_send: TimeoutError",
