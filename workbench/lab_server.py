@@ -85,17 +85,23 @@ def _inside(course: Path, notebook: str) -> str:
 
 
 def port_for(wanted: int | None, usual: int = USUAL_PORT, host: str = HOST) -> int:
-    """The port that was asked for, else the usual one, or any free one when that is taken. Raises WorkbenchError for one
-    that was asked for and is taken."""
+    """The port that was asked for, else the usual one, or any free one when that is taken.
+
+    Raises WorkbenchError for one that was asked for and is taken, and for a host that is no address of this machine.
+    """
     if wanted is not None and not 1 <= wanted <= 65535:
         raise WorkbenchError(f"a port is a number from 1 to 65535, got {wanted}")
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise WorkbenchError(f"cannot listen on {host!r}: {error}; name an address of this machine") from error
+        unused = probe.getsockname()[1]
     if _free(wanted or usual, host):
         return wanted or usual
     if wanted is not None:
         raise WorkbenchError(f"port {wanted} is in use; name another with --port, or none to have one chosen")
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    return unused
 
 
 def _free(port: int, host: str) -> bool:

@@ -80,7 +80,12 @@ def test_the_command_serves_this_machine_alone_from_a_folder_that_goes_with_it(s
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["03_kvcache"], "did you mean '03_kv_cache'"), (["00"], "unknown lab '00'"), (["--port", "0"], "from 1 to 65535")],
+    [
+        (["03_kvcache"], "did you mean '03_kv_cache'"),
+        (["00"], "unknown lab '00'"),
+        (["--port", "0"], "from 1 to 65535"),
+        (["--host", "192.0.2.1"], "name an address of this machine"),
+    ],
 )
 def test_what_is_wrong_is_said_with_the_nearest(arguments, words, served, capsys):
     assert cli.main(["demo", *arguments]) == 2

@@ -1,5 +1,5 @@
-"""Notebooks for Voilà: a page for each lab with all of its panels, and an index. They hold no logic of their own: a cell
-is `wb.panels.NAME()`, as in a lecture."""
+"""Notebooks for Voilà: a page for each lab with all of its panels, and an index. They hold no logic of their own: a
+cell is `wb.panels.NAME()`, as in a lecture."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from workbench.files import write_text
 from workbench.notebook_source import KERNEL, LANGUAGE
 
 INDEX = "index"
-SETUP = """import warnings
-
-import workbench as wb
-from IPython.display import HTML
-
-warnings.simplefilter("ignore")
-HTML({style!r})"""
+SETUP = "import workbench as wb\nfrom IPython.display import HTML\n\nHTML({style!r})"
 # The heading over a panel is its question, which a panel says itself: on a full screen it does so alone.
 STYLE = """<style>
 body { max-width: 1180px; margin: 0 auto !important; padding: 0 20px 40px !important; }
@@ -46,7 +40,8 @@ def lab_cells(name: str, *, back: bool) -> list[tuple[str, str]]:
     lab = page_names()[name]
     title, says = _title(lab)
     head = f"# {title}\n\n{says}\n\nEach panel measures on this machine: move a control, press **Run**."
-    cells = [("markdown", f"[All panels]({INDEX}.ipynb)\n\n{head}" if back else head), ("code", SETUP.format(style=STYLE))]
+    head = f"[All panels]({INDEX}.ipynb)\n\n{head}" if back else head
+    cells = [("markdown", head), ("code", SETUP.format(style=STYLE))]
     for stem in labs.page(lab).PANELS:
         experiment = labs.experiment(f"{labs.page(lab).PREFIX}.{stem}")
         cells.append(("markdown", f"## {_upper(experiment.question)}\n\n*Measured:* {experiment.how.rstrip('.')}."))
@@ -63,7 +58,7 @@ def index_cells(names: Sequence[str]) -> list[tuple[str, str]]:
         parts.append(f"## [{title}]({name}.ipynb)\n\n{says}")
         questions = [labs.experiment(f"{labs.page(lab).PREFIX}.{stem}").question for stem in labs.page(lab).PANELS]
         parts.append("\n".join(f"- {_upper(question)}" for question in questions))
-    return [("markdown", "\n\n".join(parts)), ("code", "from IPython.display import HTML\n\nHTML(" + repr(STYLE) + ")")]
+    return [("markdown", "\n\n".join(parts)), ("code", SETUP.partition("\n")[2].format(style=STYLE))]
 
 
 def _title(lab: str) -> tuple[str, str]:

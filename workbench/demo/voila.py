@@ -42,8 +42,8 @@ def serve(
 ) -> int:
     """Serve the notebooks of `folder` until it is told to stop (Ctrl-C, SIGTERM); prints the URL of `page`, one line.
 
-    page: a notebook in `folder`; "" is Voilà's own list of them. port: default 8866, or any free one when that is taken.
-    host: who is let in; by default this machine alone. options: more words for Voilà's command line.
+    page: a notebook in `folder`; "" is Voilà's own list of them. port: default 8866, or any free one when that is
+    taken. host: where it listens; by default this machine alone. options: more words for Voilà's command line.
     It asks for a token, made anew at every start, and ends kernels whose page is closed. Raises WorkbenchError for
     Voilà missing, a port that was asked for and is taken, and a server that does not come up.
     """
