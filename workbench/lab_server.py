@@ -57,7 +57,7 @@ def serve(course: Path, notebook: str, *, port: int | None = None, browser: bool
 
 
 def run_server(called: str, command: list[str], *, url: str, alive: str, browser: bool) -> int:
-    """Run a server of Jupyter's family until it is told to stop; print `url` with its token, one line, when it is up.
+    """Run a server of Jupyter's family until it is stopped; print `url` with its token, one line, when it is up.
 
     called: its name in errors. alive: an address that it answers without a token. Its log goes to our standard error.
     """

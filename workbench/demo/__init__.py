@@ -16,7 +16,7 @@ __all__ = ["demo"]
 
 
 def demo(names: Sequence[str], *, port: int | None = None, host: str = HOST, browser: bool = True) -> int:
-    """Serve the pages of these labs until it is told to stop. The pages lie in a temporary folder, which goes with it.
+    """Serve the pages of these labs until it is stopped. The pages lie in a temporary folder, which goes with it.
 
     names: of pages, as in `page_names`; the page of one alone is opened at once, the index of several.
     Raises WorkbenchError as `serve` does.

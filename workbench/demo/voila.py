@@ -40,7 +40,7 @@ def serve(
     open_browser: bool = True,
     options: tuple[str, ...] = (),
 ) -> int:
-    """Serve the notebooks of `folder` until it is told to stop (Ctrl-C, SIGTERM); prints the URL of `page`, one line.
+    """Serve the notebooks of `folder` until it is stopped (Ctrl-C, SIGTERM); prints the URL of `page`, one line.
 
     page: a notebook in `folder`; "" is Voilà's own list of them. port: default 8866, or any free one when that is
     taken. host: where it listens; by default this machine alone. options: more words for Voilà's command line.
