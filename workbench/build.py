@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def _note_times(source: Source, notebook, run: times.Run | None = None) -> list[
     file = times.file_in(source.root)
     made = times.counted(notebook)
     name = source.relative_name
-    return [file] if file.is_file() and times.note(file, name, times.Notebook(made.title, made.words, run)) else []
+    return [file] if file.is_file() and times.note(file, name, replace(made, run=run)) else []
 
 
 def _plain(text: str) -> str:

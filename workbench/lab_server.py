@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,13 +28,21 @@ from workbench.files import home, resolved
 HOST = "127.0.0.1"
 USUAL_PORT = 8888
 START_S = 120  # a cold start on a slow disk
+MEANWHILE_S = 2.0
 STOP_S = 10  # to end kernels in order; killed afterwards
 
 
-def serve(course: Path, notebook: str, *, port: int | None = None, browser: bool = True) -> int:
+def serve(
+    course: Path,
+    notebook: str,
+    *,
+    port: int | None = None,
+    browser: bool = True,
+    meanwhile: Callable[[], None] | None = None,
+) -> int:
     """Run JupyterLab until it is told to stop (Ctrl-C, SIGTERM); prints its URL, one line, on standard output.
 
-    course: the folder it shows. notebook: what it opens, relative to `course`.
+    course: the folder it shows. notebook: what it opens, relative to `course`. meanwhile: called every two seconds.
     port: default 8888, or any free one when that is taken. Raises WorkbenchError for a port that was asked for
     and is taken, a notebook that is not in the course, JupyterLab missing, and a server that does not come up.
     """
@@ -53,13 +61,16 @@ def serve(course: Path, notebook: str, *, port: int | None = None, browser: bool
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     at = f"http://{HOST}:{port}"
-    return run_server("JupyterLab", command, url=at + page, alive=f"{at}/api", browser=browser)
+    return run_server("JupyterLab", command, url=at + page, alive=f"{at}/api", browser=browser, meanwhile=meanwhile)
 
 
-def run_server(called: str, command: list[str], *, url: str, alive: str, browser: bool) -> int:
+def run_server(
+    called: str, command: list[str], *, url: str, alive: str, browser: bool, meanwhile: Callable[[], None] | None = None
+) -> int:
     """Run a server of Jupyter's family until it is stopped; print `url` with its token, one line, when it is up.
 
-    called: its name in errors. alive: an address that it answers without a token. Its log goes to our standard error.
+    called: its name in errors. alive: an address that it answers without a token. meanwhile: called every two seconds.
+    Its log goes to our standard error.
     """
     token = secrets.token_urlsafe(24)
     with _stoppable(), _server(command, token) as server:
@@ -70,7 +81,12 @@ def run_server(called: str, command: list[str], *, url: str, alive: str, browser
 
             webbrowser.open(f"{url}?token={token}")
         try:
-            return 1 if server.wait() else 0
+            while True:
+                try:
+                    return 1 if server.wait(None if meanwhile is None else MEANWHILE_S) else 0
+                except subprocess.TimeoutExpired:
+                    assert meanwhile is not None
+                    meanwhile()
         except KeyboardInterrupt:  # the usual way to end it
             return 0
 

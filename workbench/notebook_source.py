@@ -51,7 +51,7 @@ class Source:
 
     @property
     def relative_name(self) -> str:
-        """"notebooks/03_kv_cache" or "solutions/03_kv_cache"."""
+        """ "notebooks/03_kv_cache" or "solutions/03_kv_cache"."""
         return f"{'solutions' if self.graded else 'notebooks'}/{self.path.stem}"
 
     @property

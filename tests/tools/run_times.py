@@ -10,6 +10,7 @@ build` notes the same whenever it executes a notebook.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.build import execute_timed
@@ -32,7 +33,7 @@ def main() -> None:
         notebook = read_source(source)
         made = times.counted(notebook)
         run = None if args.words else execute_timed(notebook, source)
-        times.note(file, source.relative_name, times.Notebook(made.title, made.words, run))
+        times.note(file, source.relative_name, replace(made, run=run))
         print(f"{source.relative_name}: {made.words} words", "" if run is None else run, flush=True)
 
 
