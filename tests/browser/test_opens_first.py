@@ -11,7 +11,7 @@ import pytest
 from harness import ROOT, WORKBENCH, LabPage, LabServer, save_picture
 from playwright.sync_api import expect
 
-from workbench.checks.start_page import NAME
+from workbench.checks.start_page import FIRST, NAME
 from workbench.jupyter import DISPLAY_NAME, KERNEL_NAME
 
 pytest_plugins = ["lab_fixtures"]
@@ -76,7 +76,7 @@ def where(page) -> str:
 
 
 def test_a_newcomer_sees_the_first_lecture_and_a_page_without_marks(visits):
-    assert "/lab/tree/notebooks/00_start_here.ipynb?" in visits["first"] and "Start here" in visits["first heading"]
+    assert f"/lab/tree/notebooks/{FIRST}.ipynb?" in visits["first"] and "Start here" in visits["first heading"]
     assert "Nothing is noted yet. Begin with Start here." in visits["empty"] and "0 of 75" in visits["empty"]
 
 
