@@ -1,5 +1,5 @@
-"""Claims about what JupyterLab opens first: for a newcomer the first lecture, for who has begun the page that says where
-they are. Two visits to one course, with a right answer and a wrong one between them."""
+"""Claims about what JupyterLab opens first: for a newcomer the first lecture, for who has begun the page that says
+where they are. Two visits to one course, with a right answer and a wrong one between them."""
 
 import re
 import shutil

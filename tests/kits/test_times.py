@@ -36,8 +36,9 @@ def test_every_run_says_where_and_when_and_whether_the_machine_was_busy():
 
 
 def test_words_are_those_of_the_text_without_code_and_targets_of_links():
+    text = "# Lab 99 · Sizes\n\nTwo [words](../docs/a-long-name.md#more), $x_1$ and it's 3.5."
     cells = [
-        nbformat.v4.new_markdown_cell("# Lab 99 · Sizes\n\nTwo [words](../docs/a-long-name.md#more), $x_1$ and it's 3.5."),
+        nbformat.v4.new_markdown_cell(text),
         nbformat.v4.new_code_cell("not = counted"),
         nbformat.v4.new_markdown_cell("## 1. The size\n\nHow many?"),
         nbformat.v4.new_code_cell("...", metadata={"nbgrader": {"solution": True, "grade_id": "a"}}),

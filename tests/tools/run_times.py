@@ -2,6 +2,7 @@
 
 .venv/bin/python tests/tools/run_times.py 03 09        lectures and exercises of these labs, one after the other
 .venv/bin/python tests/tools/run_times.py --words      only count words again, of all
+.venv/bin/python tests/tools/run_times.py --table      run nothing; print the table of docs/results.md
 
 A machine that does something else makes them longer: load and processor time are kept beside each time. `workbench
 build` notes the same whenever it executes a notebook.
@@ -25,7 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="as for workbench build; default: all")
     parser.add_argument("--words", action="store_true", help="run nothing")
+    parser.add_argument("--table", action="store_true", help="run nothing")
     args = parser.parse_args()
+    if args.table:
+        print("\n".join(table()))
+        return
     file = times.file_in(ROOT)
     if not file.exists():
         write_text(file, "{}\n")
@@ -35,6 +40,23 @@ def main() -> None:
         run = None if args.words else execute_timed(notebook, source)
         times.note(file, source.relative_name, replace(made, run=run))
         print(f"{source.relative_name}: {made.words} words", "" if run is None else run, flush=True)
+
+
+def table() -> list[str]:
+    """In Markdown: each lab with what was measured, what was counted, and what is estimated from it."""
+    lines = [
+        "| Lab | lecture runs | processor time | load before | answers run | words | exercises | reading, estimated |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in times.labs(times.read()).values():
+        run, answers = one.lecture.run, one.answers and one.answers.run
+        cells = ["not measured", "", ""]
+        if run is not None:
+            cells = [f"{run.seconds:.0f} s", f"{run.processor_s:.0f} s", f"{run.load:.1f}"]
+        cells.append(f"{answers.seconds:.0f} s" if answers else "not measured" if one.answers else "")
+        cells += [f"{one.words:,}", str(len(one.exercises) or ""), f"{one.reading_minutes} min"]
+        lines.append(f"| {one.lecture.title} | {' | '.join(cells)} |")
+    return lines
 
 
 if __name__ == "__main__":
