@@ -285,12 +285,14 @@ def _minutes(text: str) -> float:
 
 
 def run_lab(args: argparse.Namespace) -> int:
-    from workbench.checks.start_page import FIRST, StartPage
+    from workbench.checks.progress import attempts
+    from workbench.checks.start_page import FIRST, StartPage, begun
     from workbench.lab_server import serve
 
     course = _course()
     page = StartPage(course)
-    page.refresh(always=True)
+    if begun(attempts()):  # for a newcomer it is written when the server runs
+        page.refresh()
     first = page.file.name if page.opens_first() else f"notebooks/{FIRST}.ipynb"
     return serve(course, args.notebook or first, port=args.port, browser=not args.no_browser, meanwhile=page.refresh)
 

@@ -98,7 +98,7 @@ def _forget() -> int:
 
     deleted, course = forget(), find_course()
     if course is not None and (page := StartPage(course)).file.is_file():
-        page.refresh(always=True)
+        page.refresh()
     print("nothing was noted" if deleted is None else f"deleted {deleted}")
     return 0
 

@@ -81,7 +81,7 @@ def test_what_is_measured_and_what_is_estimated_are_apart():
 
 def test_the_file_has_the_labs_that_are_there_and_is_written_again_after_a_check(noting, course):
     page = StartPage(course)
-    page.refresh(always=True)
+    page.refresh()
     text = (course / NAME).read_text()
     assert page.shown and not page.opens_first() and MARK in text
     assert "03_kv_cache" in text and "01_naive" not in text and "| all | 0 of 6 |" in text
@@ -99,11 +99,12 @@ def test_the_file_has_the_labs_that_are_there_and_is_written_again_after_a_check
 def test_a_file_of_somebody_else_stays_and_without_notes_there_is_none(noting, course, monkeypatch):
     (course / NAME).write_text("# My own")
     page = StartPage(course)
-    page.refresh(always=True)
+    page.refresh()
     assert (course / NAME).read_text() == "# My own" and not page.shown
     (course / NAME).unlink()
     monkeypatch.setenv(progress.FILE, progress.OFF)
-    page.refresh(always=True)
+    page = StartPage(course)
+    page.refresh()
     assert not (course / NAME).exists() and not page.opens_first()
 
 
@@ -111,7 +112,7 @@ def test_a_page_that_cannot_be_written_is_said_once_and_the_lecture_opens(noting
     (course / NAME).mkdir()
     note("kv-append", "passed")
     page = StartPage(course)
-    page.refresh(always=True)
+    page.refresh()
     assert NAME in capsys.readouterr().err and not page.opens_first()
     note("kv-append", "passed")
     page.refresh()
@@ -135,11 +136,12 @@ def test_jupyterlab_opens_the_first_lecture_for_a_newcomer_and_the_page_for_who_
     if tried:
         note("kv-append", "failed")
     assert cli.main(["lab", *arguments]) == 0 and seen == [opened]
+    assert (course / NAME).exists() == tried, "for a newcomer it is written when the server runs"
 
 
 def test_what_is_forgotten_is_gone_from_the_page_too(noting, course, monkeypatch, capsys):
     note("kv-append", "passed")
-    StartPage(course).refresh(always=True)
+    StartPage(course).refresh()
     monkeypatch.setattr("workbench.instruments.doctor.find_course", lambda: course)
     assert cli.main(["progress", "--forget"]) == 0
     assert "Nothing is noted yet" in (course / NAME).read_text()

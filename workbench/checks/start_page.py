@@ -146,7 +146,7 @@ class StartPage:
 
     def __init__(self, course: Path):
         self.file, self._notebooks = course / NAME, course / "notebooks"
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int] | str | None = "nothing yet"
         self._broken = False
         self.shown = False  # whether the file is there and says what is so
 
@@ -165,9 +165,9 @@ class StartPage:
         """Whether it is there and has something to say."""
         return self.shown and begun(attempts())
 
-    def refresh(self, *, always: bool = False) -> None:
-        """Write it again when more was noted. What cannot be written is said once, and the server goes on."""
-        if self._broken or (self._state() == self._seen and not always):
+    def refresh(self) -> None:
+        """Write it, the first time and when more was noted. What cannot be written is said once, and nothing ends."""
+        if self._broken or self._state() == self._seen:
             return
         try:
             self.shown = self._write()
