@@ -337,9 +337,9 @@ except checks.CheckFailed as failed:
 # %% [markdown]
 # ## Where you are
 #
-# What you have checked so far is noted for you alone, on this machine. Next time you start JupyterLab with `make lab` or
-# `workbench lab`, it opens on a page with this table (`progress.md`, beside the folder of this notebook). In a terminal,
-# the command is `workbench progress`.
+# What you have checked so far is noted for you alone, on this machine. Once you have tried an exercise, `make lab` and
+# `workbench lab` open JupyterLab on a page with this table (`progress.md`, beside the folder of this notebook). In a
+# terminal, the command is `workbench progress`.
 
 # %% jupyter={"source_hidden": true}
 from workbench.checks import start_page
