@@ -8,6 +8,8 @@
 A check cell prints one fixed line when the answer is right. The exercise keeps that line, from the solution's
 run, as its stored output, so `pytest --nbval-lax` on a student's notebook is red until the answer is right.
 
+How long a notebook ran, and how many words it has, goes to `workbench/checks/times.json`.
+
 A built file holds the hash of its source: it is built again only when the source has changed. Building needs
 jupytext (`pip install "inference-workbench[dev]"`).
 """
@@ -20,12 +22,16 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from workbench.checks import exercise_sets
+from workbench.checks import exercise_sets, progress, times
 from workbench.checks.mistakes import table_file, table_is_stale, write_table
 from workbench.errors import WorkbenchError
+from workbench.experiments.contract import brief_mode
 from workbench.files import home, resolved, write_text
 from workbench.notebook_source import (
     KERNEL,
@@ -83,6 +89,7 @@ def execute(notebook, source: Source) -> None:
             on_cell_start=lambda cell, cell_index: started.append(cell_index + 1),
         )
         environment = {**os.environ, "IPYTHONDIR": profile, "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
+        environment[progress.FILE] = progress.OFF  # what a learner here has done is in no notebook
         try:
             client.execute(env=environment, cleanup_kc=True)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
@@ -94,6 +101,38 @@ def execute(notebook, source: Source) -> None:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = [normalize_output(output, places) for output in cell.outputs]
+
+
+def execute_timed(notebook, source: Source) -> times.Run | None:
+    """`execute`, and how long it took; None where it was cut short (WORKBENCH_BRIEF=1), which is no lecture's time."""
+    from workbench.instruments.device import cpu_name
+
+    load, processor_s, began = os.getloadavg()[0], _children_s(), time.monotonic()
+    execute(notebook, source)
+    if brief_mode():
+        return None
+    return times.Run(
+        seconds=round(time.monotonic() - began, 1),
+        processor_s=round(_children_s() - processor_s, 1),
+        machine=cpu_name(),
+        cores=os.cpu_count() or 1,
+        date=datetime.now(UTC).date().isoformat(),
+        load=round(load, 1),
+    )
+
+
+def _children_s() -> float:
+    """Processor time of child processes that have ended."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
+
+
+def _note_times(source: Source, notebook, run: times.Run | None = None) -> list[Path]:
+    """The file of times, where the course has one and it changed."""
+    file = times.file_in(source.root)
+    made = times.counted(notebook)
+    name = source.relative_name
+    return [file] if file.is_file() and times.note(file, name, replace(made, run=run)) else []
 
 
 def _plain(text: str) -> str:
@@ -162,14 +201,15 @@ def build(root: Path, names: Sequence[str] = (), *, force: bool = False, report=
         target = without_stubs(notebook)
         stored = load(source.executed)
         if force or differences(target, stored) or _unrun(stored):
+            run = None
             if not force and stored is not None and not _unrun(stored) and _codes(target) == _codes(stored):
                 report(f"{source.relative}: its prose alone changed, what its code gave stays")
                 _keep_outputs(target, stored)
             else:
                 report(f"{source.relative}: running …")
-                execute(target, source)
+                run = execute_timed(target, source)
             write(target, source.executed)
-            written.append(source.executed)
+            written += [source.executed, *_note_times(source, target, run)]
             stored = target
         if source.exercise is not None:
             exercise = cut_answers(with_outputs(notebook, stored))
@@ -275,6 +315,8 @@ def check(root: Path, names: Sequence[str] = ()) -> list[str]:
             exercise, have = cut_answers(notebook), load(source.exercise)
             if not note(source.exercise, differences(exercise, have)) and not wrong:
                 note(source.exercise, _outputs_differ(cut_answers(with_outputs(notebook, stored)), have))
+        if times.file_in(root).is_file():
+            note(times.file_in(root), times.stale(times.file_in(root), source.relative_name, notebook))
         if _has_mistakes(source):
             note(table_file(root, source.path.stem), table_is_stale(root, source.path.stem))
     if not names:

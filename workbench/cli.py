@@ -104,7 +104,9 @@ def make_parser() -> argparse.ArgumentParser:
     lab.add_argument("--port", type=int, help="default: 8888, or a free one when that is taken")
     lab.add_argument("--no-browser", action="store_true", help="print one line, the URL, and serve")
     lab.add_argument(
-        "--notebook", default="notebooks/00_start_here.ipynb", help="what to open, from the course's folder"
+        "--notebook",
+        metavar="FILE",
+        help="what to open, from the course's folder (default: the first lecture, or progress.md once you have begun)",
     )
 
     doctor = command("doctor", run_doctor, "say whether this machine is ready, and what to do where it is not")
@@ -287,9 +289,16 @@ def _minutes(text: str) -> float:
 
 
 def run_lab(args: argparse.Namespace) -> int:
+    from workbench.checks.progress import attempts
+    from workbench.checks.start_page import FIRST, StartPage, begun
     from workbench.lab_server import serve
 
-    return serve(_course(), args.notebook, port=args.port, browser=not args.no_browser)
+    course = _course()
+    page = StartPage(course)
+    if begun(attempts()):  # for a newcomer it is written when the server runs
+        page.refresh()
+    first = page.file.name if page.opens_first() else f"notebooks/{FIRST}.ipynb"
+    return serve(course, args.notebook or first, port=args.port, browser=not args.no_browser, meanwhile=page.refresh)
 
 
 def run_doctor(args: argparse.Namespace) -> int:

@@ -39,6 +39,12 @@ def add_course_commands(command: AddCommand) -> None:
     site = command("site", run_site, "build a static site of lectures, exercises and documents")
     site.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new, or empty")
 
+    demo = command("demo", run_demo, "show the panels alone, as live pages without notebooks (Voilà)")
+    demo.add_argument("lab", nargs="?", metavar="LAB", help="such as 03_kv_cache or 03 (default: all, and an index)")
+    demo.add_argument("--port", type=int, help="default: 8866, or a free one when that is taken")
+    demo.add_argument("--host", default="127.0.0.1", help="where it listens (default: this machine alone)")
+    demo.add_argument("--no-browser", action="store_true", help="print one line, the URL, and serve")
+
 
 def labs_called(lab: str | None, known: Iterable[str]) -> list[str]:
     """Names of labs: all for None, else the one of that name or number ("03_kv_cache", "03" or "3"). Raises
@@ -52,25 +58,48 @@ def labs_called(lab: str | None, known: Iterable[str]) -> list[str]:
 
 def run_progress(args: argparse.Namespace) -> int:
     """0 however far it is."""
-    from workbench.checks import exercise_sets
-    from workbench.checks.progress import attempts, forget, progress_file
-    from workbench.checks.summary import exercises_of, labs_of
+    from workbench.checks import times
+    from workbench.checks.progress import attempts, progress_file
+    from workbench.checks.summary import exercises_of, labs_of, needs, total
 
     if args.forget:
-        deleted = forget()
-        print("nothing was noted" if deleted is None else f"deleted {deleted}")
-        return 0
-    sets = exercise_sets()
-    names, noted = labs_called(args.lab, sets), attempts()
-    rows = labs_of(sets.values(), noted) if args.lab is None else exercises_of(sets[names[0]], noted)
-    if args.json:
-        print(json.dumps([vars(one) for one in rows], indent=2))
-        return 0
-    width = max(len(one.name) for one in rows)
-    for one in rows:
-        print(f"{one.name:<{width}}  {one.in_words()}")
+        return _forget()
+    taken = {name: one for name, one in times.labs(times.read()).items() if one.exercises}
+    names, noted = labs_called(args.lab, taken), attempts()
+    if args.lab is None:
+        labs = labs_of(taken.values(), noted)
+        if args.json:
+            print(json.dumps([vars(one) | needs(taken[one.name]) for one in labs], indent=2))
+            return 0
+        lines = [(one.name, one.in_words(), taken[one.name].in_words()) for one in labs]
+        lines.append(("all", total(labs).in_words(), ""))
+        widths = [max(len(line[place]) for line in lines) for place in (0, 1)]
+        for name, yours, takes in lines:
+            print(f"{name:<{widths[0]}}  {yours:<{widths[1]}}  {takes}".rstrip())
+        print(times.legend(taken))
+    else:
+        rows = exercises_of(taken[names[0]], noted)
+        if args.json:
+            print(json.dumps([vars(one) for one in rows], indent=2))
+            return 0
+        width = max(len(one.name) for one in rows)
+        for one in rows:
+            print(f"{one.name:<{width}}  {one.in_words()}")
     where = progress_file()
     print("nothing is noted" if where is None else f"noted in {where}; `workbench progress --forget` deletes it")
+    return 0
+
+
+def _forget() -> int:
+    """What was noted, and what the page in the course says of it."""
+    from workbench.checks.progress import forget
+    from workbench.checks.start_page import StartPage
+    from workbench.instruments.doctor import find_course
+
+    deleted, course = forget(), find_course()
+    if course is not None and (page := StartPage(course)).file.is_file():
+        page.refresh()
+    print("nothing was noted" if deleted is None else f"deleted {deleted}")
     return 0
 
 
@@ -133,3 +162,11 @@ def run_site(args: argparse.Namespace) -> int:
         print(warning, file=sys.stderr)
     print(f"{pages} pages; open {args.out / 'index.html'}")
     return int(bool(warnings))
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    from workbench.demo import demo
+    from workbench.demo.pages import page_names
+
+    names = labs_called(args.lab, page_names())
+    return demo(names, port=args.port, host=args.host, browser=not args.no_browser)

@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,32 +28,65 @@ from workbench.files import home, resolved
 HOST = "127.0.0.1"
 USUAL_PORT = 8888
 START_S = 120  # a cold start on a slow disk
+MEANWHILE_S = 2.0
 STOP_S = 10  # to end kernels in order; killed afterwards
 
 
-def serve(course: Path, notebook: str, *, port: int | None = None, browser: bool = True) -> int:
+def serve(
+    course: Path,
+    notebook: str,
+    *,
+    port: int | None = None,
+    browser: bool = True,
+    meanwhile: Callable[[], None] | None = None,
+) -> int:
     """Run JupyterLab until it is told to stop (Ctrl-C, SIGTERM); prints its URL, one line, on standard output.
 
-    course: the folder it shows. notebook: what it opens, relative to `course`.
+    course: the folder it shows. notebook: what it opens, relative to `course`. meanwhile: called every two seconds.
     port: default 8888, or any free one when that is taken. Raises WorkbenchError for a port that was asked for
     and is taken, a notebook that is not in the course, JupyterLab missing, and a server that does not come up.
     """
     place = _inside(course, notebook)
     if importlib.util.find_spec("jupyterlab") is None:
         raise WorkbenchError("JupyterLab is not installed here; run `make setup`, or pip install jupyterlab")
-    port = _port(port)
-    token = secrets.token_urlsafe(24)
+    port = port_for(port)
     page = f"/lab/tree/{quote(place)}"
-    url = f"http://{HOST}:{port}{page}?token={token}"
-    with _stoppable(), _server(course, port, page, token) as server:
-        _wait_until_up(server, port)
-        print(url, flush=True)
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--ip={HOST}", f"--port={port}"]
+    command += [
+        "--ServerApp.port_retries=0",
+        f"--ServerApp.root_dir={course}",
+        f"--LabApp.default_url={page}",
+        "--LabApp.extension_manager=readonly",  # the other one asks the network
+    ]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    at = f"http://{HOST}:{port}"
+    return run_server("JupyterLab", command, url=at + page, alive=f"{at}/api", browser=browser, meanwhile=meanwhile)
+
+
+def run_server(
+    called: str, command: list[str], *, url: str, alive: str, browser: bool, meanwhile: Callable[[], None] | None = None
+) -> int:
+    """Run a server of Jupyter's family until it is stopped; print `url` with its token, one line, when it is up.
+
+    called: its name in errors. alive: an address that it answers without a token. meanwhile: called every two seconds.
+    Its log goes to our standard error.
+    """
+    token = secrets.token_urlsafe(24)
+    with _stoppable(), _server(command, token) as server:
+        _wait_until_up(server, called, alive)
+        print(f"{url}?token={token}", flush=True)
         if browser:
             import webbrowser
 
-            webbrowser.open(url)
+            webbrowser.open(f"{url}?token={token}")
         try:
-            return 1 if server.wait() else 0
+            while True:
+                try:
+                    return 1 if server.wait(None if meanwhile is None else MEANWHILE_S) else 0
+                except subprocess.TimeoutExpired:
+                    assert meanwhile is not None
+                    meanwhile()
         except KeyboardInterrupt:  # the usual way to end it
             return 0
 
@@ -67,41 +100,40 @@ def _inside(course: Path, notebook: str) -> str:
     return path.relative_to(course.resolve()).as_posix()
 
 
-def _port(wanted: int | None) -> int:
+def port_for(wanted: int | None, usual: int = USUAL_PORT, host: str = HOST) -> int:
+    """The port that was asked for, else the usual one, or any free one when that is taken.
+
+    Raises WorkbenchError for one that was asked for and is taken, and for a host that is no address of this machine.
+    """
     if wanted is not None and not 1 <= wanted <= 65535:
         raise WorkbenchError(f"a port is a number from 1 to 65535, got {wanted}")
-    if _free(wanted or USUAL_PORT):
-        return wanted or USUAL_PORT
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise WorkbenchError(f"cannot listen on {host!r}: {error}; name an address of this machine") from error
+        unused = probe.getsockname()[1]
+    if _free(wanted or usual, host):
+        return wanted or usual
     if wanted is not None:
         raise WorkbenchError(f"port {wanted} is in use; name another with --port, or none to have one chosen")
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+    return unused
 
 
-def _free(port: int) -> bool:
+def _free(port: int, host: str) -> bool:
     with socket.socket() as probe:
         # one just left behind is free, as for the server
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError:
             return False
     return True
 
 
 @contextlib.contextmanager
-def _server(course: Path, port: int, page: str, token: str) -> Iterator[subprocess.Popen]:
-    """A running JupyterLab, whose log goes to our standard error; ended with the block, whatever ends the block."""
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--ip={HOST}", f"--port={port}"]
-    command += [
-        "--ServerApp.port_retries=0",
-        f"--ServerApp.root_dir={course}",
-        f"--LabApp.default_url={page}",
-        "--LabApp.extension_manager=readonly",  # the other one asks the network
-    ]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        command.append("--allow-root")
+def _server(command: list[str], token: str) -> Iterator[subprocess.Popen]:
+    """A running server, whose log goes to our standard error; ended with the block, whatever ends the block."""
     with (
         _writable_home() as variables,
         _ended(
@@ -159,14 +191,14 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait_until_up(server: subprocess.Popen, port: int) -> None:
+def _wait_until_up(server: subprocess.Popen, called: str, alive: str) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise WorkbenchError(f"JupyterLab ended at its start (exit code {server.returncode}); its log is above")
+            raise WorkbenchError(f"{called} ended at its start (exit code {server.returncode}); its log is above")
         try:
-            urllib.request.urlopen(f"http://{HOST}:{port}/api", timeout=5).close()  # its version, without a token
+            urllib.request.urlopen(alive, timeout=5).close()
             return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.1)
-    raise WorkbenchError(f"JupyterLab did not answer within {START_S} seconds; its log is above")
+    raise WorkbenchError(f"{called} did not answer within {START_S} seconds; its log is above")

@@ -50,8 +50,13 @@ class Source:
         return self.path.relative_to(self.root).as_posix()
 
     @property
+    def relative_name(self) -> str:
+        """ "notebooks/03_kv_cache" or "solutions/03_kv_cache"."""
+        return f"{'solutions' if self.graded else 'notebooks'}/{self.path.stem}"
+
+    @property
     def executed(self) -> Path:
-        return self.root / ("solutions" if self.graded else "notebooks") / f"{self.path.stem}.ipynb"
+        return self.root / f"{self.relative_name}.ipynb"
 
     @property
     def exercise(self) -> Path | None:

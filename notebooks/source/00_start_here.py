@@ -323,8 +323,8 @@ except checks.CheckFailed as failed:
 
 # %% [markdown]
 # A failed check says what your function returned, what was expected, and where to look. Its last line says how to get
-# a hint; there are three, one at a time. When everything is right it prints one line. What you have done so far is
-# noted for you alone, and `workbench progress` shows it. To check a whole notebook in a terminal:
+# a hint; there are three, one at a time. When everything is right it prints one line. To check a whole notebook in a
+# terminal:
 #
 # ```text
 # workbench copy my-course                                     your own copy of notebooks and exercises
@@ -333,6 +333,18 @@ except checks.CheckFailed as failed:
 #
 # Your code can replace the real part: `wb.generate(model, prompt, loop=your_loop)` runs your loop on the real
 # model, and `panel.run(loop=your_loop)` measures it beside ours.
+
+# %% [markdown]
+# ## Where you are
+#
+# What you have checked so far is noted for you alone, on this machine. Once you have tried an exercise, `make lab` and
+# `workbench lab` open JupyterLab on a page with this table (`progress.md`, beside the folder of this notebook). In a
+# terminal, the command is `workbench progress`.
+
+# %% jupyter={"source_hidden": true}
+from workbench.checks import start_page
+
+say(start_page.shown())
 
 # %% [markdown]
 # ## When something goes wrong

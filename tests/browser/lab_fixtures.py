@@ -45,18 +45,24 @@ def browser(chromium):
 
 
 @pytest.fixture(scope="session")
-def lab(chromium, tmp_path_factory):
+def ceilings_folder(tmp_path_factory):
+    """Where the ceilings of the machine are kept, once they were measured, for all workers of this run."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "ceilings"
+
+
+@pytest.fixture(scope="session")
+def lab(chromium, ceilings_folder, tmp_path_factory):
     """JupyterLab as `workbench lab` starts it, on a fresh `workbench copy` of the course, for all test modules of a
     worker: each page opens its own notebooks there, with kernels of their own that end with it.
 
-    The ceilings of the machine are measured by the first lecture that asks, and kept for all workers of this run.
+    The ceilings of the machine are measured by the first lecture that asks.
     """
     missing = [path for path in installed_paths() if not path.exists()]
     assert not missing, f"set up first (make setup, or python -m workbench.jupyter): no {missing}"
     folder = tmp_path_factory.mktemp("lab")
     subprocess.run([WORKBENCH, "copy", folder / "course"], cwd=ROOT, check=True)
-    run = folder.parents[1] if "PYTEST_XDIST_WORKER" in os.environ else folder.parent
-    with LabServer(folder / "course", folder / "scratch", cache=run / "ceilings") as server:
+    with LabServer(folder / "course", folder / "scratch", cache=ceilings_folder) as server:
         yield server
 
 

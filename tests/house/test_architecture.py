@@ -30,7 +30,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"lectures"},
     {"labs", "notebook_source"},
     {"reading"},
-    {"build", "site"},
+    {"build", "site", "demo"},
     {"cli_serving", "cli_grading", "cli_course", "cli_capstone"},
     {"cli"},
     {"workbench"},  # the package itself: names that arrive when they are used
@@ -51,6 +51,7 @@ NOT_ON_A_BARE_MACHINE = (
     "pytest",
     "transformers",
     "triton",
+    "voila",
 )
 
 

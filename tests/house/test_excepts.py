@@ -108,10 +108,11 @@ def all_dropped() -> set[tuple[str, str, str]]:
 REASONS = {
     "a person ended it, and the command says so or simply ends": (
         "workbench/cli.py _run: KeyboardInterrupt",
-        "workbench/lab_server.py serve: KeyboardInterrupt",
+        "workbench/lab_server.py run_server: KeyboardInterrupt",
     ),
     "our own signal that ends a loop, and no error": (
         "workbench/serving/api/http.py _let_send: TimeoutError",
+        "workbench/lab_server.py run_server: subprocess.TimeoutExpired",  # the moment to look at other things
         "workbench/decoding/beam.py generate_beam: _Cancelled",
         "workbench/parallel/disaggregated/over_collectives.py CollectiveLink._poll: queue.Empty",
         "workbench/parallel/disaggregated/connector.py Receiver.reserve: NoRoom",  # asked for again later

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+from workbench.checks import times
 from workbench.checks.progress import Attempt, Standing, of_exercises, passed, seconds_at_work, standings
-from workbench.grading.check import ExerciseSet
+
+
+class Titled(Protocol):
+    @property
+    def grade_id(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+
+
+class Lab(Protocol):
+    """An `ExerciseSet`, or a `LabTime`, which takes no import of the lab."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def exercises(self) -> Sequence[Titled]: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +57,7 @@ def _tries(count: int) -> str:
     return f"{count} {'try' if count == 1 else 'tries'}"
 
 
-def labs_of(sets: Iterable[ExerciseSet], noted: Sequence[Attempt]) -> list[LabRow]:
+def labs_of(sets: Iterable[Lab], noted: Sequence[Attempt]) -> list[LabRow]:
     """In the order of the sets."""
     standing_of, rows = standings(noted), []
     for one in sets:
@@ -51,7 +68,24 @@ def labs_of(sets: Iterable[ExerciseSet], noted: Sequence[Attempt]) -> list[LabRo
     return rows
 
 
-def exercises_of(one: ExerciseSet, noted: Sequence[Attempt]) -> list[ExerciseRow]:
+def total(rows: Iterable[LabRow]) -> LabRow:
+    """All labs together."""
+    rows = list(rows)
+    summed = (sum(getattr(row, name) for row in rows) for name in ("exercises", "passed", "tries", "minutes"))
+    return LabRow("all", *summed)
+
+
+def needs(one: times.LabTime) -> dict[str, Any]:
+    """What a lab takes, plain: measured seconds with their machines, words, and what is estimated from them."""
+    runs = {"lecture_run": one.lecture.run, "exercises_run": one.answers and one.answers.run}
+    return {
+        "measured": {name: run and vars(run) for name, run in runs.items()},
+        "words": one.words,
+        "estimated": {"reading_minutes": one.reading_minutes, "words_per_minute": times.WORDS_PER_MINUTE},
+    }
+
+
+def exercises_of(one: Lab, noted: Sequence[Attempt]) -> list[ExerciseRow]:
     """In the order of the notebook."""
     standing_of = standings(noted)
     rows = []

@@ -1,4 +1,4 @@
-"""What JupyterLab needs to open the course without asking anything: one kernel and four settings.
+"""What JupyterLab needs to open the course without asking anything: one kernel and five settings.
 
 `python -m workbench.jupyter` installs both into the Python environment that runs it; `make setup` calls it. On a
 machine where the course lives in an environment of its own beside a shared JupyterLab, give that JupyterLab's
@@ -8,6 +8,8 @@ The settings (overrides.json) are defaults; what a user chose in JupyterLab's se
 
 - `fetchNews`, `checkForUpdates`: no question about news on the first start, no request to the network.
 - `autoStartDefaultKernel`: a notebook whose kernel is not on this machine opens on the default one, not on a dialog.
+- `defaultViewers`: a Markdown file opens as the page that it is (`progress.md`, the glossary); *Open With* has the
+  editor.
 - `windowingMode: defer`: every cell stays in the page, so that long lectures keep their pictures and panels while
   scrolling.
 
