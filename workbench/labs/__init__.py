@@ -40,6 +40,7 @@ LABS = (
     "lab12_pruning_and_distillation",
     "lab13_parallelism_and_experts",
     "lab14_beyond_transformers",
+    "lab15_capstone",
 )
 FORMER_NAMES = {  # of experiments, in records that were made before they were renamed
     "time.compile": "time.compile_step",

@@ -1,0 +1,1 @@
+"""Lab 15: exercises, and how answers to them are checked."""
