@@ -168,7 +168,8 @@ class AdvisedScheduler:
             words = f'plan must give {{"rows": {{id: tokens}}, "preempt": [ids]}}; it gave {shown(advice)}'
             raise OwnPartFailed("advice", words)
         rows, preempt = advice["rows"], advice.get("preempt", [])
-        if not isinstance(preempt, list) or len(set(map(str, preempt))) != len(preempt):
+        names = isinstance(preempt, list) and all(isinstance(name, str) for name in preempt)
+        if not names or len(set(preempt)) != len(preempt):
             raise OwnPartFailed("advice", f"preempt must be a list of different ids, got {shown(preempt)}")
         for name in (*rows, *preempt):
             if name not in alive:

@@ -20,7 +20,10 @@ from typing import Any
 # What a dataclass and a named tuple do when they are made; the source rules keep own.py itself from each.
 EVENTS_ALLOWED = ("exec", "compile", "builtins.id", "sys._getframe")
 ATTRIBUTE_EVENTS = ("object.__getattr__", "object.__setattr__")
-ATTRIBUTES_ALLOWED = ("__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__doc__")
+ATTRIBUTES_ALLOWED = tuple(
+    "__code__ __defaults__ __kwdefaults__ __annotations__ __doc__ __name__ __qualname__ __module__"
+    " __abstractmethods__".split()
+)
 SHOWN_CHARACTERS = 400
 
 
@@ -44,16 +47,40 @@ def take_away(setup: dict[str, Any]) -> dict[str, bool]:
     return took
 
 
-def safe_builtins(allowed: tuple[str, ...], refused: frozenset[str]) -> dict[str, Any]:
+def modules_of(public: dict[str, list[str]]) -> dict[str, ModuleType]:
+    """What own.py gets for an import: modules of these names alone, and a `random` that is the same in every run."""
+    found = {}
+    for module, names in public.items():
+        whole, part = importlib.import_module(module), ModuleType(module)
+        part.__dict__.update({name: getattr(whole, name) for name in names if hasattr(whole, name)})
+        part.__dict__["__builtins__"] = {}
+        found[module] = part
+
+    class Random(importlib.import_module("random").Random):
+        """Without a seed it has the seed 0: two judgements of one submission get the same advice."""
+
+        def __init__(self, x: Any = 0) -> None:
+            super().__init__(x)
+
+        def seed(self, a: Any = 0, version: int = 2) -> None:
+            super().seed(0 if a is None else a, version)
+
+    drawn = Random()
+    names = [name for name in public["random"] if name != "Random"]
+    found["random"].__dict__.update({name: getattr(drawn, name) for name in names}, Random=Random)
+    return found
+
+
+def safe_builtins(modules: dict[str, ModuleType], refused: frozenset[str]) -> dict[str, Any]:
     """Python's own, without those that reach out."""
 
     def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        if level or name not in allowed:
-            raise ImportError(f"own.py may import {', '.join(allowed)}, and {name!r} is none of them")
-        return sys.modules[name]
+        if level or name not in modules:
+            raise ImportError(f"own.py may import {', '.join(modules)}, and {name!r} is none of them")
+        return modules[name]
 
     kept = {name: value for name, value in vars(builtins).items() if name not in refused or name == "__build_class__"}
-    return {**kept, "__import__": import_, "object": object, "super": super}
+    return {**kept, "__import__": import_}
 
 
 def serve(commands: int, results: int) -> None:
@@ -68,60 +95,56 @@ def serve(commands: int, results: int) -> None:
 
     lines = os.fdopen(commands, "rb")
     setup = loads(lines.readline())
-    for name in setup["imports"]:
-        importlib.import_module(name)
+    modules = modules_of(setup["public"])
     took = take_away(setup)
-    quiet = [False]
+    module = ModuleType("own")
+    module.__dict__["__builtins__"] = safe_builtins(modules, frozenset(setup["refused"]))
+    sys.modules["own"] = module  # a dataclass looks its module up
 
     def watch(event: str, arguments: tuple) -> None:
-        known = event in EVENTS_ALLOWED or (event in ATTRIBUTE_EVENTS and arguments[1] in ATTRIBUTES_ALLOWED)
-        if quiet[0] and not known:
-            quiet[0] = False
-            send({"conduct": f"{event}{arguments!r:.120}"})
-            end(77)
+        if event in EVENTS_ALLOWED or (event in ATTRIBUTE_EVENTS and arguments[1] in ATTRIBUTES_ALLOWED):
+            return
+        send({"conduct": f"{event}{arguments!r:.120}"})
+        end(77)
 
-    sys.addaudithook(watch)
-    sys.modules["random"].seed(0)  # the same advice in every run
-    module = ModuleType("own")
-    module.__dict__["__builtins__"] = safe_builtins(tuple(setup["imports"]), frozenset(setup["refused"]))
-    code = compile(setup["source"], "own.py", "exec")
-    sys.modules["own"] = module  # a dataclass looks its module up
     send({"ready": took})
     lines.readline()  # the judge's clock begins
-    send({"result": None} | answer(lambda: exec(code, module.__dict__), quiet, keep=False))
+    sys.addaudithook(watch)  # stays on: what own.py gave may run more of it when it is looked at
+    send({"result": None} | answer(lambda: exec(compile(setup["source"], "own.py", "exec"), module.__dict__), keep=False))
     for line in lines:
         name, arguments = loads(line)
         function = module.__dict__.get(name)
         if not callable(function):
             send({"error": f"own.py has no function {name}"})
             continue
-        done = answer(lambda: function(*arguments), quiet, keep=True)  # noqa: B023  # called here and now
+        done = answer(lambda: function(*arguments), keep=True)  # noqa: B023  # called here and now
         try:
             send(done)
-        except (TypeError, ValueError, RecursionError) as error:
-            send({"error": f"{name} must give numbers, lists and dicts, and gave what is no JSON: {error}"})
+        except BaseException as error:  # of its own items(), or what has no JSON
+            words = described(error)
+            send({"error": f"{name} must give numbers, lists and dicts, and gave what is no JSON: {words}"})
 
 
-def answer(call: Any, quiet: list[bool], *, keep: bool) -> dict[str, Any]:
-    """What came of a call of own.py; while it runs the hook is on."""
+def answer(call: Any, *, keep: bool) -> dict[str, Any]:
+    """What came of a call of own.py."""
     try:
-        quiet[0] = True
         value = call()
     except BaseException as error:
-        quiet[0] = False
         at = error.__traceback__
         while at is not None and at.tb_next is not None:
             at = at.tb_next
         line = 0 if at is None else at.tb_lineno
-        name = type(error).__name__
-        try:
-            words = str(error)[:SHOWN_CHARACTERS]
-        except BaseException:
-            words = "an error that has no words"
-        return {"error": f"line {line}: {name}: {words}".rstrip(": ")}
-    finally:
-        quiet[0] = False
+        return {"error": f"line {line}: {described(error)}"}
     return {"result": value if keep else None}
+
+
+def described(error: BaseException) -> str:
+    """Its type and words, as far as it has any that can be had."""
+    try:
+        words = str(error)[:SHOWN_CHARACTERS]
+    except BaseException as another:
+        words = f"an error whose words raise {type(another).__name__}"
+    return f"{type(error).__name__}: {words}".rstrip(": ")
 
 
 if __name__ == "__main__":

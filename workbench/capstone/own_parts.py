@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workbench.capstone.rules import ALLOWED_IMPORTS, REFUSED_NAMES, broken_rules
+from workbench.capstone.rules import PUBLIC, REFUSED_NAMES, broken_rules
 from workbench.errors import WorkbenchError
 from workbench.grading import confine
 
@@ -24,6 +24,7 @@ CALL_SECONDS = 2.0  # that one call may take
 TOTAL_SECONDS = 120.0  # of processor time, in one run
 START_SECONDS = 20.0
 MAX_LINE_BYTES = 4 << 20
+FLAGS = ("-P", "-s", "-S")  # nothing of the folder, of the user or of site-packages; -I would drop PYTHONHASHSEED
 
 
 class OwnPartFailed(WorkbenchError):
@@ -31,8 +32,13 @@ class OwnPartFailed(WorkbenchError):
     memory than it may; "advice", an error, a wrong answer or none in time, after which the run ends where it is."""
 
     def __init__(self, gate: str, words: str) -> None:
-        super().__init__(words)
+        super().__init__(in_one_line(words))
         self.gate = gate
+
+
+def in_one_line(words: str) -> str:
+    """What can stand in a report: own.py chose some of it, and could move a terminal's cursor or forge a line."""
+    return "".join(one if one.isprintable() else "?" for one in words)
 
 
 class OwnParts:
@@ -45,12 +51,13 @@ class OwnParts:
         if wrong := broken_rules(source):
             raise OwnPartFailed("conduct", f"own.py breaks the rules: {'; '.join(wrong[:3])}")
         self.calls, self.seconds, self._buffer = 0, 0.0, b""
+        self._closed = False
         self.failure: OwnPartFailed | None = None  # the first; an engine goes on without a draft or a policy that fails
         theirs_in, self._commands = os.pipe()
         self._results, theirs_out = os.pipe()
         environment = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("own_child.py")), str(theirs_in), str(theirs_out)],
+            [sys.executable, *FLAGS, str(Path(__file__).with_name("own_child.py")), str(theirs_in), str(theirs_out)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -60,11 +67,12 @@ class OwnParts:
         )
         os.close(theirs_in)
         os.close(theirs_out)
-        os.set_blocking(self._results, False)
+        for pipe in (self._results, self._commands):
+            os.set_blocking(pipe, False)
         setup = {
             "source": source,
             "confine": confine.__file__,
-            "imports": ALLOWED_IMPORTS,
+            "public": PUBLIC,
             "refused": sorted(REFUSED_NAMES),
             "memory_bytes": MEMORY_BYTES,
             "cpu_seconds": TOTAL_SECONDS,
@@ -74,7 +82,8 @@ class OwnParts:
             self.held = self._ask(setup, START_SECONDS, "start")["ready"]
             loaded = self._ask(None, CALL_SECONDS, "own.py")
             if "error" in loaded:
-                raise OwnPartFailed("start", f"own.py does not start: {loaded['error']}")
+                gate = "budget" if "MemoryError" in loaded["error"] else "start"
+                raise OwnPartFailed(gate, f"own.py does not start: {loaded['error']}{self._memory_words(gate)}")
         except BaseException:
             self.close()
             raise
@@ -110,23 +119,26 @@ class OwnParts:
         until = time.monotonic() + seconds
         try:
             while line:
+                self._wait(until, what, seconds, writes=True)
                 line = line[os.write(self._commands, line) :]
-            answer = self._line(until, what)
+            answer = self._line(until, what, seconds)
         except BrokenPipeError:
             raise self._ended(what) from None
         if "conduct" in answer:
             raise OwnPartFailed("conduct", f"own.py reached out of its process: {answer['conduct']}")
         return answer
 
-    def _line(self, until: float, what: str) -> dict[str, Any]:
+    def _wait(self, until: float, what: str, seconds: float, *, writes: bool = False) -> None:
+        """For its pipe. Raises OwnPartFailed when the time is over."""
+        pipes = ([], [self._commands]) if writes else ([self._results], [])
+        if not any(select.select(*pipes, [], max(0.0, until - time.monotonic()))):
+            self.close()
+            gate = "start" if what in ("start", "own.py") else "advice"
+            raise OwnPartFailed(gate, f"{what} took longer than {seconds:g} s in call {self.calls + 1}")
+
+    def _line(self, until: float, what: str, seconds: float) -> dict[str, Any]:
         while b"\n" not in self._buffer:
-            left = until - time.monotonic()
-            if left <= 0:
-                self.close()
-                gate = "start" if what in ("start", "own.py") else "advice"
-                raise OwnPartFailed(gate, f"{what} took longer than {CALL_SECONDS:g} s in call {self.calls + 1}")
-            if not select.select([self._results], [], [], left)[0]:
-                continue
+            self._wait(until, what, seconds)
             piece = os.read(self._results, 1 << 16)
             if not piece:
                 raise self._ended(what)
@@ -135,7 +147,10 @@ class OwnParts:
                 self.close()
                 raise OwnPartFailed("advice", f"{what} gave more than {MAX_LINE_BYTES >> 20} MiB in one answer")
         line, _, self._buffer = self._buffer.partition(b"\n")
-        answer = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return {"error": f"an answer that is no JSON, or is nested too deeply: {error}"}
         return answer if isinstance(answer, dict) else {"error": "no answer that can be read"}
 
     def _ended(self, what: str) -> OwnPartFailed:
@@ -151,10 +166,12 @@ class OwnParts:
 
     def close(self) -> None:
         """End the process. May be called twice."""
+        if self._closed:  # the numbers of its pipes may be another's by now
+            return
+        self._closed = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         for fd in (self._commands, self._results):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+            os.close(fd)
