@@ -35,7 +35,7 @@ PUBLIC = {
     ),
     "typing": tuple(
         "Any Callable ClassVar DefaultDict Deque Dict Final Generator Hashable Iterable Iterator List Literal Mapping"
-        " MutableMapping MutableSequence NamedTuple Optional Sequence Set Tuple TypeAlias Union".split()
+        " MutableMapping MutableSequence Optional Sequence Set Tuple TypeAlias Union".split()
     ),
 }
 ALLOWED_IMPORTS = tuple(PUBLIC)
