@@ -185,12 +185,16 @@ def nats_per_token(model: Model, seed: str) -> float:
 def nats(track: Track, model: Model, reference: Model, seed: str) -> GateResult:
     """How much worse a model predicts held-out text than the course's."""
     if model.config.vocab_size != reference.config.vocab_size:
-        words = f"a vocabulary of {model.config.vocab_size:,} tokens, the course's has {reference.config.vocab_size:,}"
-        return GateResult("nats", False, words)
+        return other_vocabulary(model.config.vocab_size, reference)
     ours, theirs = nats_per_token(reference, seed), nats_per_token(model, seed)
     worse = theirs - ours
     words = f"{theirs:.3f} nats per token, the course's model {ours:.3f}: {worse:+.3f} (allowed {track.max_nats:+.2f})"
     return GateResult("nats", math.isfinite(theirs) and worse <= track.max_nats, words)
+
+
+def other_vocabulary(size: int, reference: Model) -> GateResult:
+    """Of a model whose tokens are not the course's: nothing of it can be compared."""
+    return GateResult("nats", False, f"a vocabulary of {size:,} tokens, the course's has {reference.config.vocab_size:,}")
 
 
 def budget(track: Track, facts: dict[str, Any], *runs: Run) -> GateResult:

@@ -23,6 +23,7 @@ from workbench.capstone import gates
 from workbench.capstone.api_gate import api
 from workbench.capstone.course_clock import COURSE_LAW
 from workbench.capstone.gates import GateResult
+from workbench.capstone.own_parts import OwnPartFailed, OwnParts
 from workbench.capstone.score import (
     MIN_PAIRS,
     POINTS,
@@ -74,10 +75,13 @@ class Judging:
         engines: list[Engine] = []
         try:
             self.report(f"the engine of {self.name}, and the baseline's")
+            self._try_own()
             engines.append(Engine(self.submission, self.track.pool_bytes))
             self.gate(GateResult("start", True, f"{engines[0].facts['blocks']} blocks"))
             self.gate(GateResult("conduct", True, self._conduct_words(engines[0])))
             self.gate(gates.budget(self.track, engines[0].facts))
+            if engines[0].facts["vocab_size"] != self.reference.config.vocab_size:
+                self.gate(gates.other_vocabulary(engines[0].facts["vocab_size"], self.reference))
             engines.append(Engine(baseline(self.track), self.track.pool_bytes))
             self._judge(*engines)
         except Refused as error:
@@ -88,6 +92,14 @@ class Judging:
         finally:
             for engine in engines:
                 engine.close()
+
+    def _try_own(self) -> None:
+        """own.py alone, before anything is loaded: whether it keeps its rules and starts."""
+        if self.submission.wants_own:
+            try:
+                OwnParts(self.submission.own_source).close()
+            except OwnPartFailed as failed:
+                raise Refused(failed.gate, str(failed)) from failed
 
     def _conduct_words(self, engine: Engine) -> str:
         held = engine.facts["own"]

@@ -79,7 +79,7 @@ COUNTS: dict[str, Count] = {
         ),
     ),
     "evicted_or_preempted": Count(
-        "blocks evicted and sequences preempted, and one",  # so that none has a ratio, too
+        "blocks evicted or never kept, sequences preempted, and one",  # so that none has a ratio, too
         True,
         lambda run, trace, track: 1.0 + run.facts["evictions"] + run.facts["preemptions"],
     ),

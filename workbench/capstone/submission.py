@@ -18,7 +18,7 @@ from typing import Any
 
 from workbench.capstone.rules import MAX_SOURCE_BYTES
 from workbench.capstone.tracks import Track, track_named
-from workbench.errors import WorkbenchError, check_between, check_flag, check_settings, check_whole, unknown
+from workbench.errors import WorkbenchError, check_between, check_flag, check_settings, check_whole, shown, unknown
 from workbench.serving.settings import SchedulerSettings
 
 FILE, OWN, WEIGHTS = "submission.json", "own.py", "weights"
@@ -182,12 +182,20 @@ def _text(content: bytes, name: str) -> str:
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
-        given = json.loads(_text(content, FILE), parse_constant=_no_constant)
+        given = json.loads(_text(content, FILE), parse_constant=_no_constant, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise WorkbenchError(f"{FILE} is no JSON: {error}") from error
     if not isinstance(given, dict):
         raise WorkbenchError(f'{FILE} must be an object such as {{"track": "cost"}}, got {type(given).__name__}')
     return given
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(shown(name) for name in names if names.count(name) > 1)} is there twice")
+    return found
 
 
 def _no_constant(name: str) -> float:

@@ -78,8 +78,14 @@ class Served:
         return self.engine.kv.bytes_reserved + tiers + draft_kv_bytes(self.draft)
 
     def step(self) -> StepReport:
-        """A step of the engine. Raises OwnPartFailed as soon as own.py has failed, whatever the engine made of it."""
-        done = self.engine.step()
+        """A step of the engine. Raises OwnPartFailed as soon as own.py has failed, whatever the engine made of it, and
+        for a plan of its own that breaks the engine's contract."""
+        try:
+            done = self.engine.step()
+        except WorkbenchError as error:
+            if self.own is None or isinstance(error, OwnPartFailed):
+                raise
+            raise self.own.failure or OwnPartFailed("advice", str(error)) from error
         if self.own is not None and self.own.failure is not None:
             raise self.own.failure
         return done
@@ -98,7 +104,8 @@ class Served:
             rows=done.rows,
             sequences=len(done.plan.work),
             weight_bytes=passes * models.weight_bytes,
-            kv_bytes=sum(work.start + work.count for work in done.plan.work) * kv.bytes_per_token,
+            kv_bytes=sum(work.start + work.count for work in done.plan.work) * kv.bytes_per_token
+            + len(done.plan.work) * getattr(kv, "bytes_per_state", 0),
             flops=done.rows * models.flops_per_row,
             draft_passes=draft_calls,
             draft_rows=draft_rows,
@@ -157,6 +164,22 @@ def costs_of(model: Model) -> tuple[int, int]:
     return sum(tensor.nbytes for tensor in model.parameters()), 2 * parameters
 
 
+EVICTED_TOKENS = 16  # blocks of any size are counted in these
+
+
+def given_up(submission: Submission, evictions: int, trace: list[dict[str, Any]], finished: list[Finished]) -> int:
+    """Blocks of EVICTED_TOKENS that were computed and not kept: evicted ones, and those that the prefix cache never
+    took, because there is none, or because a block of its size was not full. So no setting makes evictions vanish by
+    keeping nothing."""
+    evicted = -(-evictions * submission.block_size // EVICTED_TOKENS)
+    prompts = {one["id"]: len(one["prompt_ids"]) for one in trace}
+    never = 0
+    for one in finished:
+        computed = max(0, prompts[str(one.request_id)] + len(one.token_ids) - 1)
+        never += (computed if submission.prefix == "none" else computed % submission.block_size) // EVICTED_TOKENS
+    return evicted + never
+
+
 def draft_kv_bytes(draft: Any) -> int:
     """Of the cache that a draft's model has for itself."""
     kv = getattr(draft, "_kv", None)
@@ -175,14 +198,29 @@ def blocks_in(submission: Submission, models: Models, budget: int) -> int:
     draft = models.draft(submission, None) if submission.draft != "own" else None
     if draft is not None:
         draft.make_room(submission.max_running)
-    left = budget - submission.host_cache_bytes - draft_kv_bytes(draft)
+    beside = submission.host_cache_bytes + draft_kv_bytes(draft) + _state_bytes(submission, models, block)
     whole = submission.max_running * -(-config.context_length // size)
-    if left < block:
-        raise WorkbenchError(
-            f"the budget of {budget:,} bytes has no room for one block of {block:,} bytes beside tiers of"
-            f" {submission.host_cache_bytes:,} and the draft's cache of {draft_kv_bytes(draft):,} bytes"
+    if budget - beside < max(block, 1):
+        raise OwnPartFailed(
+            "budget",
+            f"{budget:,} bytes of keys and values are allowed, and there is no room for one block of {block:,} bytes"
+            f" beside {beside:,} bytes of tiers, states and the draft's cache",
         )
-    return min(whole, left // block)
+    return min(whole, (budget - beside) // block) if block else whole
+
+
+def _state_bytes(submission: Submission, models: Models, block: int) -> int:
+    """Of a model's states beside keys and values: what the engine reserves for a pool of one context, but its blocks."""
+    config = models.model.config
+    if not config.state_layers:
+        return 0
+    blocks = -(-config.context_length // submission.block_size)
+    alone = dataclasses.replace(submission, blocks=blocks, draft=None, draft_length=None, policy="first_come", scheduler="course")
+    served = Served(alone, models, blocks, time.perf_counter)
+    try:
+        return served.engine.kv.bytes_reserved - blocks * block
+    finally:
+        served.close()
 
 
 class Worker:
@@ -273,7 +311,7 @@ class Worker:
                 "times_s": times,
                 "ended_s": now[0],
                 "pool_bytes": pool,
-                "evictions": tables.evictions,
+                "evictions": given_up(self.submission, tables.evictions, trace, finished),
                 "preemptions": served.engine.scheduler.preemptions,
                 "hit_tokens": tables.hit_tokens,
                 "drafted": sum(one.drafted for one in finished),

@@ -1,0 +1,396 @@
+"""Planted cheats, each a folder that is judged for real: 0 points, by the gate that is meant for it.
+
+One engine of the baseline serves all of them. What no gate can see, because it breaks no rule, gains nothing: on a fresh
+trace its ratio is 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.capstone import judge as judging
+from workbench.capstone.served import Engine, Run
+from workbench.capstone.submission import Submission
+from workbench.capstone.traces import draw_trace
+from workbench.capstone.tracks import TRACKS, Track, TraceLaw
+from workbench.models import load
+from workbench.models.checkpoints import ZOO
+from workbench.serving.lengths import Uniform
+
+LAW = TraceLaw(8, 0.0, Uniform(12, 32), Uniform(6, 12), openings=2, opening_tokens=16)
+SMALL = {name: replace(track, law=LAW) for name, track in TRACKS.items()}
+SEED = 7
+Judge = Callable[..., dict[str, Any]]
+
+
+class Shared:
+    """The baseline's engine, started once; it counts a trace once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.facts = engine, engine.facts
+        self.count = cache(engine.count)
+        self.time = engine.time
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def baselines() -> Iterator[Callable[[Submission, int], Shared]]:
+    made: dict[str, tuple[Engine, Shared]] = {}
+
+    def baseline(submission: Submission, budget: int) -> Shared:
+        if submission.track not in made:
+            engine = Engine(submission, budget)
+            made[submission.track] = engine, Shared(engine)
+        return made[submission.track][1]
+
+    yield baseline
+    for engine, _ in made.values():
+        engine.close()
+
+
+@pytest.fixture
+def judge(tmp_path: Path, baselines: Any, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    """Judge a folder with these switches and this own.py. behave: with the gates "drawn" and "api"."""
+    started: list[Submission] = []
+
+    def engine(submission: Submission, budget: int) -> Any:
+        if submission.digest == "baseline":
+            return baselines(submission, budget)
+        started.append(submission)
+        return Engine(submission, budget)
+
+    def judged(
+        given: dict[str, Any] | str,
+        own: str | None = None,
+        *,
+        behave: bool = False,
+        starts: bool = True,
+        prepare: Callable[[Path], None] = lambda folder: None,
+        track: Track | None = None,
+        pairs: int = 0,
+    ) -> dict[str, Any]:
+        folder = tmp_path / "submission"
+        folder.mkdir()
+        name = given.get("track", "cost") if isinstance(given, dict) else "cost"
+        text = given if isinstance(given, str) else json.dumps({"track": "cost", **given})
+        (folder / "submission.json").write_text(text)
+        if own is not None:
+            (folder / "own.py").write_text(own)
+        prepare(folder)
+        if not behave:
+            monkeypatch.setattr(judging.Judging, "_behave", lambda *_: None)
+        record = judging.judge(folder, seed=SEED, pairs=pairs, track=track or SMALL[name])
+        assert bool(started) == starts
+        return record
+
+    monkeypatch.setattr(judging, "Engine", engine)
+    monkeypatch.setattr(judging, "load", cache(load))
+    return judged
+
+
+def failed(record: dict[str, Any]) -> list[str]:
+    """The gates that were not passed. A cheat gets nothing at all."""
+    assert record["points"] == 0 and record["total"] == 0, record["counts"]
+    return [gate["gate"] for gate in record["gates"] if not gate["passed"]]
+
+
+def words(record: dict[str, Any]) -> str:
+    return " ".join(gate["words"] for gate in record["gates"] if not gate["passed"])
+
+
+# --- at the reading: nothing is started ---
+
+
+def linked(name: str) -> Callable[[Path], None]:
+    """Another's file in place of one's own."""
+
+    def prepare(folder: Path) -> None:
+        other = folder.parent / "another"
+        other.write_text('{"track": "cost"}' if name.endswith("json") else "def propose(texts): return []")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(other)
+
+    return prepare
+
+
+def pipe(folder: Path) -> None:
+    (folder / "own.py").unlink()
+    os.mkfifo(folder / "own.py")
+
+
+def weights_of(name: str, *, files: dict[str, bytes] | None = None) -> Callable[[Path], None]:
+    """A folder weights/ with a shipped model, and other files."""
+
+    def prepare(folder: Path) -> None:
+        (folder / "weights").mkdir()
+        for file in (ZOO / name).iterdir() if name else ():
+            if file.suffix in (".json", ".safetensors"):
+                (folder / "weights" / file.name).write_bytes(file.read_bytes())
+        for file_name, content in (files or {}).items():
+            (folder / "weights" / file_name).write_bytes(content)
+
+    return prepare
+
+
+OWN = "def propose(texts): return [[] for _ in texts]\ndef order(requests, now_s): return [0 for _ in requests]\n"
+UNREAD: dict[str, tuple[Any, str | None, Any, str]] = {
+    "points that it gives itself": ({"points": 100}, None, None, "points"),
+    "a budget of its own": ({"pool_bytes": 1 << 40}, None, None, "pool_bytes"),
+    "a digest of its own": ({"digest": "baseline"}, None, None, "digest"),
+    "source beside own.py": ({"own_source": "import os"}, None, None, "own_source"),
+    "another model": ({"model": "stdlib-1m"}, None, None, "serves"),
+    "a path as a model": ({"model": "/tmp/x"}, None, None, "serves"),
+    "its own weights": ({"model": "weights"}, None, weights_of("stdlib-1m"), "serves"),
+    "a prediction that is no number": ('{"track": "cost", "predicted_tokens_per_s": NaN}', None, None, "NaN"),
+    "a track twice": ('{"track": "open", "track": "cost"}', None, None, "twice"),
+    "another's switches": ({}, None, linked("submission.json"), "plain file"),
+    "another's own.py": ({"draft": "own"}, None, linked("own.py"), "plain file"),
+    "a pipe": ({"draft": "own"}, OWN, pipe, "plain file"),
+    "a pickle": ({"track": "open", "model": "weights"}, None, weights_of("", files={"a.bin": b"x"}), "pickles"),
+}
+
+
+@pytest.mark.parametrize(("given", "own", "prepare", "said"), UNREAD.values(), ids=UNREAD)
+def test_what_is_no_submission_fails_to_start(judge: Judge, given: Any, own: Any, prepare: Any, said: str) -> None:
+    record = judge(given, own, starts=False, prepare=prepare or (lambda folder: None))
+    assert failed(record) == ["start"] and said in words(record)
+
+
+# --- by conduct: nothing is loaded ---
+
+CONDUCT = {
+    "a patched clock": "import time\ntime.perf_counter = lambda: 0.0",
+    "patched statistics": "import math\nmath.fsum = lambda x: 0.0",
+    "patched medians": "import statistics\nstatistics.median = max",
+    "the reference's memory": "x = open('/proc/self/mem')",
+    "the judge's frames": "x = (y for y in ()).gi_frame.f_back.f_back",
+    "the judge's objects": "import gc\nx = gc.get_objects()",
+    "the judge's end": "import os, signal\nos.kill(os.getppid(), 9)",
+    "another process": "import subprocess\nsubprocess.Popen('true')",
+    "a thread that computes between the calls": "import threading\nthreading.Thread(target=print).start()",
+    "answers from the network": "import urllib.request",
+    "the model itself": "from workbench.models import load",
+    "texts as code": "x = eval('1')",
+    "texts as attributes": "import operator\nx = operator.attrgetter('__class__')(1)",
+    "texts as types": "import typing\nx = typing.get_type_hints(print)",
+    "a pattern's attributes": "match print:\n    case object(__self__=x): pass",
+    "a module in a module": "import random\nx = random._os",
+    "the process's end": "raise_ = exit\nexit(0)",
+}
+
+
+@pytest.mark.parametrize("source", CONDUCT.values(), ids=CONDUCT)
+def test_what_reaches_out_fails_by_conduct(judge: Judge, source: str) -> None:
+    assert failed(judge({"draft": "own"}, f"{source}\n{OWN}", starts=False)) == ["conduct"]
+
+
+def test_work_moved_before_the_run_is_cut_off(judge: Judge) -> None:
+    """Loading own.py has a time of its own, and it is short."""
+    record = judge({"draft": "own"}, f"x = 0\nwhile True: x += 1\n{OWN}", starts=False)
+    assert failed(record) == ["start"] and "longer than 2 s" in words(record)
+
+
+def test_memory_taken_before_the_run_is_over_budget(judge: Judge) -> None:
+    record = judge({"draft": "own"}, f"x = bytearray(600 << 20)\n{OWN}", starts=False)
+    assert failed(record) == ["budget"] and "256 MiB" in words(record)
+
+
+# --- by the budget ---
+
+POOL = TRACKS["cost"].pool_bytes
+BLOCK = 16 * 6144  # bytes of a block of stdlib-10m in float32
+BUDGET = {
+    "one block too many": {"blocks": POOL // BLOCK + 1},
+    "a pool without end": {"blocks": 10**9},
+    "a block without end": {"block_size": 10**9},
+    "a pool below the pool": {"host_cache_bytes": POOL, "blocks": 64},
+    "tiers of all memory": {"host_cache_bytes": 10**15},
+    "a draft's cache beside it": {"draft": "stdlib-1m-pruned", "blocks": POOL // BLOCK},
+    "places without end": {"max_running": 10**8, "draft": "stdlib-1m-pruned"},
+}
+
+
+@pytest.mark.parametrize("given", BUDGET.values(), ids=BUDGET)
+def test_what_is_outside_the_budget_fails_by_it(judge: Judge, given: dict[str, Any]) -> None:
+    assert failed(judge(given)) == ["budget"]
+
+
+def test_the_budget_to_the_block_is_within_it(judge: Judge) -> None:
+    record = judge({"blocks": POOL // BLOCK})
+    assert failed(record) == []
+
+
+# --- by the answers ---
+
+ANSWERS = {
+    "weights of four bits": {"weights": "int4"},
+    "weights of eight bits": {"weights": "int8"},
+    "keys and values of four bits": {"kv": "int4"},
+    "four bits where a few nats are allowed": {"track": "memory", "weights": "int4", "kv": "int4"},
+}
+
+
+@pytest.mark.parametrize("given", ANSWERS.values(), ids=ANSWERS)
+def test_cut_precision_fails_by_the_answers(judge: Judge, given: dict[str, Any]) -> None:
+    track = SMALL[given.get("track", "cost")]
+    longer = replace(track, law=replace(LAW, num_requests=10, outputs=Uniform(24, 32)))
+    assert failed(judge(given, track=longer)) == ["answers"]
+
+
+def test_a_worse_model_fails_by_its_nats(judge: Judge) -> None:
+    assert failed(judge({"track": "open", "model": "stdlib-1m"})) == ["nats"]
+
+
+# --- by advice: what it gives is no use, and nothing was served ---
+
+ADVICE = {
+    "lazy outputs": ("draft", "def propose(texts): return ([] for _ in texts)"),
+    "lazy lists": (
+        "draft",
+        "class L(list):\n    def __len__(self): return 10 ** 9\n    def __getitem__(self, i): return [1]\n"
+        "def propose(texts): return L([1])",
+    ),
+    "a dict that computes": (
+        "policy",
+        "class D(dict):\n    def items(self): return 1 / 0\ndef order(requests, now_s): return D(a=1)",
+    ),
+    "lines of the protocol": ("policy", 'def order(requests, now_s): return {"result": [0], "conduct": ""}'),
+    "a number that is none": ("policy", "def order(requests, now_s): return [float('nan') for _ in requests]"),
+    "more than was asked": ("policy", "def order(requests, now_s): return [0] * (len(requests) + 1)"),
+    "tokens that there are not": ("draft", "def propose(texts): return [[10 ** 9] for _ in texts]"),
+    "an answer without end": ("policy", "def order(requests, now_s): return [0] * 10_000_000"),
+    "more rows than a step has": (
+        "scheduler",
+        "def plan(step): return {'rows': {one['id']: 10 ** 9 for one in step['requests']}}",
+    ),
+    "requests that there are not": ("scheduler", "def plan(step): return {'rows': {'x': 1}}"),
+    "ids that are none": ("scheduler", "def plan(step): return {'rows': {}, 'preempt': [[1]]}"),
+    "never a step": ("scheduler", "def plan(step): return {'rows': {}}"),
+}
+
+
+@pytest.mark.parametrize(("part", "source"), ADVICE.values(), ids=ADVICE)
+def test_useless_advice_ends_the_run(judge: Judge, part: str, source: str) -> None:
+    law = replace(LAW, num_requests=6)
+    record = judge({part: "own", "token_budget": 64}, source, track=replace(SMALL["cost"], law=law))
+    assert failed(record) == ["advice", "answers"], words(record)
+    assert "0 of 6 requests" in words(record)
+
+
+def test_memory_taken_in_a_run_is_over_budget(judge: Judge) -> None:
+    source = "kept = []\ndef order(requests, now_s):\n    kept.append(bytearray(400 << 20))\n    return [0] * len(requests)"
+    assert failed(judge({"policy": "own"}, source)) == ["budget"]
+
+
+def test_late_advice_ends_the_run(judge: Judge) -> None:
+    record = judge({"policy": "own"}, "def order(requests, now_s):\n    while True: pass")
+    assert failed(record) == ["advice", "answers"] and "longer than 2 s" in words(record)
+
+
+# --- another face for each asker ---
+
+
+def test_advice_that_ends_when_texts_are_drawn_fails_there(judge: Judge) -> None:
+    source = "def propose(texts):\n    return [[] if one['id'][0] == 'r' else 1 / 0 for one in texts]"
+    assert failed(judge({"draft": "own"}, source, behave=True)) == ["drawn"]
+
+
+def test_advice_that_ends_when_clients_ask_fails_there(judge: Judge) -> None:
+    source = "def order(requests, now_s):\n    return [0 if one['id'][0] in 'rd' else 1 / 0 for one in requests]"
+    assert failed(judge({"policy": "own"}, source, behave=True)) == ["api"]
+
+
+def test_advice_that_ends_when_it_is_timed_gets_nothing(judge: Judge) -> None:
+    """A timed run's clock begins within a second, as no counted run's does."""
+    source = "def order(requests, now_s):\n    return [0 if now_s * 16 == int(now_s * 16) else 1 / 0 for _ in requests]"
+    law = replace(LAW, rate_per_s=1.0)  # so that a counted run is asked at other times than a timed one
+    record = judge({"policy": "own"}, source, pairs=1, track=replace(SMALL["cost"], law=law))
+    assert "advice" in failed(record)
+
+
+# --- what breaks no rule, and gains nothing ---
+
+
+def ratios(record: dict[str, Any]) -> dict[str, float]:
+    assert not [gate for gate in record["gates"] if not gate["passed"]], words(record)
+    return {one["name"]: one["ratio"] for one in record["counts"]}
+
+
+@pytest.fixture(scope="module")
+def practised() -> Run:
+    """A practice trace's texts, as anybody can have them."""
+    engine = Engine(Submission(track="cost", max_running=32), POOL)
+    try:
+        return engine.count(draw_trace(LAW, "practice/0"), judging.COURSE_LAW)
+    finally:
+        engine.close()
+
+
+def replaying(practised: Run) -> str:
+    """own.py with all answers of the practice trace, by request."""
+    return (
+        f"answers = {practised.texts!r}\n"
+        "done = {}\n"
+        "def propose(texts):\n"
+        "    for one in texts:\n"
+        "        done[one['id']] = done.get(one['id'], 0) + len(one['new_tokens'])\n"
+        "    return [answers.get(one['id'], [])[: one['limit']] for one in texts]\n"
+    )
+
+
+def test_precomputed_answers_are_of_another_trace(judge: Judge, practised: Run) -> None:
+    record = judge({"draft": "own", "draft_length": 4}, replaying(practised))
+    assert ratios(record)["weight_bytes"] <= 1.05 and failed(record) == []
+
+
+def test_what_was_kept_by_pointer_is_not_believed(judge: Judge) -> None:
+    """The answer to the last call, by the address of its argument."""
+    source = (
+        "kept = {}\n"
+        "def propose(texts):\n"
+        "    return kept.setdefault(id(texts) % 2, [[0, 1, 2] for _ in texts])[: len(texts)]"
+        " + [[0]] * (len(texts) - len(kept[id(texts) % 2]))\n"
+    )
+    record = judge({"draft": "own", "draft_length": 3}, source)
+    assert ratios(record)["weight_bytes"] <= 1.0 and failed(record) == []
+
+
+def test_knowing_the_judge_brings_nothing(judge: Judge) -> None:
+    """Its requests are r0, r1 …; what an engine does for them, it does for all."""
+    source = "def order(requests, now_s):\n    return [0 if one['id'][0] == 'r' else 9 for one in requests]"
+    record = judge({"policy": "own"}, source)
+    assert ratios(record)["weight_bytes"] == 1.0 and failed(record) == []
+
+
+def test_state_of_one_run_is_gone_in_the_next(judge: Judge) -> None:
+    source = "runs = []\ndef order(requests, now_s):\n    runs.append(now_s)\n    assert runs[0] == min(runs)\n" + (
+        "    return [-one['arrival_s'] for one in requests]"
+    )
+    record = judge({"policy": "own"}, source)
+    assert ratios(record)["weight_bytes"] == 1.0 and failed(record) == []
+
+
+KEEPS_NOTHING = {
+    "no prefix cache": {"prefix": "none"},
+    "blocks that are never full": {"block_size": 192},
+    "blocks of four times the size": {"block_size": 64},
+}
+
+
+@pytest.mark.parametrize("given", KEEPS_NOTHING.values(), ids=KEEPS_NOTHING)
+def test_what_is_never_kept_is_given_up(judge: Judge, given: dict[str, Any]) -> None:
+    """A cache that keeps nothing evicts nothing, and wins nothing by it."""
+    law = replace(LAW, num_requests=10, prompts=Uniform(48, 96), shared=0.0)
+    track = replace(SMALL["memory"], law=law, pool_bytes=24 * BLOCK, counts={"evicted_or_preempted": 1.0})
+    record = judge({"track": "memory", "max_running": 1, **given}, track=track)
+    assert ratios(record)["evicted_or_preempted"] <= 1.0 and failed(record) == []
