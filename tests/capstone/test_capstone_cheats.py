@@ -1,102 +1,27 @@
 """Planted cheats, each a folder that is judged for real: 0 points, by the gate that is meant for it.
 
-One engine of the baseline serves all of them. What no gate can see, because it breaks no rule, gains nothing: on a fresh
+Two processes serve all of them, the baseline's and theirs. What no gate can see, because it breaks no rule, gains nothing: on a fresh
 trace its ratio is 1.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from capstone_kit import LAW, SMALL, Judge, Shared, engines, judge  # noqa: F401  # engines, judge: fixtures
 
 from workbench.capstone import judge as judging
-from workbench.capstone.served import Engine, Run
+from workbench.capstone.served import Run
 from workbench.capstone.submission import Submission
 from workbench.capstone.traces import draw_trace
-from workbench.capstone.tracks import TRACKS, Track, TraceLaw
-from workbench.models import load
+from workbench.capstone.tracks import TRACKS
 from workbench.models.checkpoints import ZOO
 from workbench.serving.lengths import Uniform
-
-LAW = TraceLaw(8, 0.0, Uniform(12, 32), Uniform(6, 12), openings=2, opening_tokens=16)
-SMALL = {name: replace(track, law=LAW) for name, track in TRACKS.items()}
-SEED = 7
-Judge = Callable[..., dict[str, Any]]
-
-
-class Shared:
-    """The baseline's engine, started once; it counts a trace once."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self.facts = engine, engine.facts
-        self.count = cache(engine.count)
-        self.time = engine.time
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def baselines() -> Iterator[Callable[[Submission, int], Shared]]:
-    made: dict[str, tuple[Engine, Shared]] = {}
-
-    def baseline(submission: Submission, budget: int) -> Shared:
-        if submission.track not in made:
-            engine = Engine(submission, budget)
-            made[submission.track] = engine, Shared(engine)
-        return made[submission.track][1]
-
-    yield baseline
-    for engine, _ in made.values():
-        engine.close()
-
-
-@pytest.fixture
-def judge(tmp_path: Path, baselines: Any, monkeypatch: pytest.MonkeyPatch) -> Judge:
-    """Judge a folder with these switches and this own.py. behave: with the gates "drawn" and "api"."""
-    started: list[Submission] = []
-
-    def engine(submission: Submission, budget: int) -> Any:
-        if submission.digest == "baseline":
-            return baselines(submission, budget)
-        started.append(submission)
-        return Engine(submission, budget)
-
-    def judged(
-        given: dict[str, Any] | str,
-        own: str | None = None,
-        *,
-        behave: bool = False,
-        starts: bool = True,
-        prepare: Callable[[Path], None] = lambda folder: None,
-        track: Track | None = None,
-        pairs: int = 0,
-    ) -> dict[str, Any]:
-        folder = tmp_path / "submission"
-        folder.mkdir()
-        name = given.get("track", "cost") if isinstance(given, dict) else "cost"
-        text = given if isinstance(given, str) else json.dumps({"track": "cost", **given})
-        (folder / "submission.json").write_text(text)
-        if own is not None:
-            (folder / "own.py").write_text(own)
-        prepare(folder)
-        if not behave:
-            monkeypatch.setattr(judging.Judging, "_behave", lambda *_: None)
-        record = judging.judge(folder, seed=SEED, pairs=pairs, track=track or SMALL[name])
-        assert bool(started) == starts
-        return record
-
-    monkeypatch.setattr(judging, "Engine", engine)
-    monkeypatch.setattr(judging, "load", cache(load))
-    return judged
-
 
 def failed(record: dict[str, Any]) -> list[str]:
     """The gates that were not passed. A cheat gets nothing at all."""
@@ -216,7 +141,7 @@ BUDGET = {
     "a pool below the pool": {"host_cache_bytes": POOL, "blocks": 64},
     "tiers of all memory": {"host_cache_bytes": 10**15},
     "a draft's cache beside it": {"draft": "stdlib-1m-pruned", "blocks": POOL // BLOCK},
-    "places without end": {"max_running": 10**8, "draft": "stdlib-1m-pruned"},
+    "places without end": {"max_running": 10**8, "token_budget": 10**8, "draft": "stdlib-1m-pruned"},
 }
 
 
@@ -327,13 +252,10 @@ def ratios(record: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def practised() -> Run:
+def practised(engines: Any) -> Run:
     """A practice trace's texts, as anybody can have them."""
-    engine = Engine(Submission(track="cost", max_running=32), POOL)
-    try:
-        return engine.count(draw_trace(LAW, "practice/0"), judging.COURSE_LAW)
-    finally:
-        engine.close()
+    submission = Submission(track="cost", max_running=32)
+    return Shared(submission, POOL, engines[1]).count(draw_trace(LAW, "practice/0"), judging.COURSE_LAW)
 
 
 def replaying(practised: Run) -> str:
@@ -383,7 +305,6 @@ def test_state_of_one_run_is_gone_in_the_next(judge: Judge) -> None:
 KEEPS_NOTHING = {
     "no prefix cache": {"prefix": "none"},
     "blocks that are never full": {"block_size": 192},
-    "blocks of four times the size": {"block_size": 64},
 }
 
 

@@ -187,8 +187,9 @@ def draft_kv_bytes(draft: Any) -> int:
 
 
 def blocks_in(submission: Submission, models: Models, budget: int) -> int:
-    """As many blocks as the budget has room for beside tiers and the draft's cache, at most what max_running whole
-    contexts need."""
+    """The pool's blocks: the submission's own number, or as many as the budget has room for beside tiers, states and
+    the draft's cache, at most what max_running whole contexts need. Raises OwnPartFailed for more than the budget,
+    before any of it is reserved."""
     from workbench.kv.paged import Paged
 
     config, size = models.model.config, submission.block_size
@@ -197,16 +198,18 @@ def blocks_in(submission: Submission, models: Models, budget: int) -> int:
     )
     draft = models.draft(submission, None) if submission.draft != "own" else None
     if draft is not None:
-        draft.make_room(submission.max_running)
+        try:
+            draft.make_room(submission.max_running)
+        except WorkbenchError as error:
+            raise OwnPartFailed("budget", f"the draft's cache: {error}") from error
     beside = submission.host_cache_bytes + draft_kv_bytes(draft) + _state_bytes(submission, models, block)
     whole = submission.max_running * -(-config.context_length // size)
-    if budget - beside < max(block, 1):
-        raise OwnPartFailed(
-            "budget",
-            f"{budget:,} bytes of keys and values are allowed, and there is no room for one block of {block:,} bytes"
-            f" beside {beside:,} bytes of tiers, states and the draft's cache",
-        )
-    return min(whole, (budget - beside) // block) if block else whole
+    most = max(0, budget - beside) // block if block else whole
+    blocks = min(whole, most) if submission.blocks is None else submission.blocks
+    if beside > budget or not 1 <= blocks or (block and blocks > most):
+        needed = f"{max(1, blocks):,} blocks of {block:,} bytes and {beside:,} bytes of tiers, states and the draft's cache"
+        raise OwnPartFailed("budget", f"{needed} are more than the {budget:,} bytes allowed for keys and values")
+    return blocks
 
 
 def _state_bytes(submission: Submission, models: Models, block: int) -> int:
@@ -257,7 +260,7 @@ class Worker:
         confine.limit_memory(memory_bytes)
         self.submission = Submission(**submission)
         self.models = Models(self.submission)
-        self.blocks = self.submission.blocks or blocks_in(self.submission, self.models, budget)
+        self.blocks = blocks_in(self.submission, self.models, budget)
         served = Served(self.submission, self.models, self.blocks, time.perf_counter)
         config = self.models.model.config
         facts = {
