@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from workbench.capstone import judge as judging
 from workbench.capstone.served import Engine, Run
 from workbench.capstone.submission import Submission
-from workbench.capstone.tracks import TRACKS, Track, TraceLaw
+from workbench.capstone.tracks import TRACKS, TraceLaw, Track
 from workbench.models import load
 from workbench.serving.lengths import Uniform
 
@@ -57,7 +57,7 @@ class Kept(Engine):
 class Shared:
     """The baseline's engine: it counts a trace once."""
 
-    counted: dict[Any, Run] = {}
+    counted: ClassVar[dict[Any, Run]] = {}
 
     def __init__(self, submission: Submission, budget: int, engine: Kept) -> None:
         self._made, self._engine = (submission, budget), engine
@@ -65,9 +65,15 @@ class Shared:
     def count(self, trace: Any, law: Any) -> Run:
         key = (trace, self._made)
         if key not in self.counted:
-            self.counted[key] = self._engine.make(*self._made).count(trace, law)
-            self._engine.close()
+            try:
+                self.counted[key] = self._engine.make(*self._made).count(trace, law)
+            finally:
+                self._engine.close()
         return self.counted[key]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"pool_bytes": 0}
 
     def time(self, trace: Any) -> Run:
         try:

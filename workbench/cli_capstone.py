@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 def add_capstone_command(command: Any) -> None:
     """`workbench capstone` with its parts, by `command(name, run, words, among)` of `workbench.cli.make_parser`."""
-    parts = command("capstone", None, "serve a trace under a budget: begin, try, predict, judge, compare").add_subparsers(
-        metavar="PART", required=True
-    )
+    capstone = command("capstone", None, "serve a trace under a budget: begin, try, predict, judge, compare")
+    parts = capstone.add_subparsers(metavar="PART", required=True)
 
     def part(name: str, run: Any, words: str) -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = command(name, run, words, parts)
@@ -30,7 +29,7 @@ def add_capstone_command(command: Any) -> None:
     new.add_argument("track", metavar="TRACK", help="memory, latency, cost or open")
     new.add_argument("folder", type=Path, metavar="FOLDER", help="new, or empty")
 
-    run = part("run", run_practice, "counts of a practice trace beside the baseline's, and whether the answers are right")
+    run = part("run", run_practice, "counts of a practice trace beside the baseline's; are the answers right?")
     run.add_argument("folder", type=Path, metavar="FOLDER")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="of the practice trace (default: 0)")
     run.add_argument("--json", action="store_true")

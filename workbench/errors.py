@@ -63,6 +63,12 @@ def shown(value: object) -> str:
         return f"a value of type {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
+def in_one_line(words: str) -> str:
+    """Words that came from outside, as they can stand in a line of a report: no character that ends the line, moves a
+    terminal's cursor, or cannot be written."""
+    return "".join(one if one.isprintable() else "?" for one in words)
+
+
 def _repr_parts(value: object) -> Iterator[str]:
     """The repr in parts, those of plain lists and dicts one by one."""
     if type(value) is list:

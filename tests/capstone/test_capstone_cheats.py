@@ -1,7 +1,7 @@
 """Planted cheats, each a folder that is judged for real: 0 points, by the gate that is meant for it.
 
-Two processes serve all of them, the baseline's and theirs. What no gate can see, because it breaks no rule, gains nothing: on a fresh
-trace its ratio is 1.
+Two processes serve all of them, the baseline's and theirs. What no gate can see, because it breaks no rule, gains
+nothing: on a fresh trace its ratio is 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capstone_kit import LAW, SMALL, Judge, Shared, engines, judge  # noqa: F401  # engines, judge: fixtures
+from capstone_kit import LAW, SMALL, Judge, Shared
 
 from workbench.capstone import judge as judging
 from workbench.capstone.served import Run
@@ -22,6 +22,7 @@ from workbench.capstone.traces import draw_trace
 from workbench.capstone.tracks import TRACKS
 from workbench.models.checkpoints import ZOO
 from workbench.serving.lengths import Uniform
+
 
 def failed(record: dict[str, Any]) -> list[str]:
     """The gates that were not passed. A cheat gets nothing at all."""
@@ -213,7 +214,9 @@ def test_useless_advice_ends_the_run(judge: Judge, part: str, source: str) -> No
 
 
 def test_memory_taken_in_a_run_is_over_budget(judge: Judge) -> None:
-    source = "kept = []\ndef order(requests, now_s):\n    kept.append(bytearray(400 << 20))\n    return [0] * len(requests)"
+    source = (
+        "kept = []\ndef order(requests, now_s):\n    kept.append(bytearray(400 << 20))\n    return [0] * len(requests)"
+    )
     assert failed(judge({"policy": "own"}, source)) == ["budget"]
 
 
@@ -302,10 +305,7 @@ def test_state_of_one_run_is_gone_in_the_next(judge: Judge) -> None:
     assert ratios(record)["weight_bytes"] == 1.0 and failed(record) == []
 
 
-KEEPS_NOTHING = {
-    "no prefix cache": {"prefix": "none"},
-    "blocks that are never full": {"block_size": 192},
-}
+KEEPS_NOTHING = {"no prefix cache": {"prefix": "none"}, "blocks that are never full": {"block_size": 192}}
 
 
 @pytest.mark.parametrize("given", KEEPS_NOTHING.values(), ids=KEEPS_NOTHING)

@@ -7,12 +7,14 @@ import math
 import os
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from capstone_kit import LAW, SMALL, Judge, Shared, engines, judge  # noqa: F401  # engines, judge: fixtures
+from capstone_kit import LAW, SMALL, Judge, Shared
 
 from workbench import cli
 from workbench.capstone import board, gates, practice, predict, score, served, traces
@@ -38,7 +40,18 @@ def reference() -> Model:
 
 @pytest.mark.parametrize(
     ("ratio", "expected"),
-    [(0.0, 0), (1.0, 0), (1.125, 0.5), (1.25, 1), (1.6, 2), (1.8, 2.5), (2.0, 3), (1e9, 3), (math.inf, 3), (math.nan, 0)],
+    [
+        (0.0, 0),
+        (1.0, 0),
+        (1.125, 0.5),
+        (1.25, 1),
+        (1.6, 2),
+        (1.8, 2.5),
+        (2.0, 3),
+        (1e9, 3),
+        (math.inf, 3),
+        (math.nan, 0),
+    ],
 )
 def test_a_level_is_straight_between_thresholds_and_capped(ratio: float, expected: float) -> None:
     assert score.level(ratio, (1.0, 1.25, 1.6, 2.0)) == pytest.approx(expected)
@@ -46,7 +59,15 @@ def test_a_level_is_straight_between_thresholds_and_capped(ratio: float, expecte
 
 @pytest.mark.parametrize(
     ("n", "k", "confidence"),  # tables of the sign test: the k-th smallest and largest of n
-    [(5, 1, 0.9375), (6, 1, 0.96875), (8, 2, 0.9297), (9, 2, 0.9609), (10, 2, 0.9785), (11, 3, 0.9346), (20, 6, 0.9586)],
+    [
+        (5, 1, 0.9375),
+        (6, 1, 0.96875),
+        (8, 2, 0.9297),
+        (9, 2, 0.9609),
+        (10, 2, 0.9785),
+        (11, 3, 0.9346),
+        (20, 6, 0.9586),
+    ],
 )
 def test_the_interval_of_the_median_is_the_sign_test_s(n: int, k: int, confidence: float) -> None:
     found = score.ratios_of([float(i + 1) for i in range(n)], [1.0] * n)
@@ -108,7 +129,7 @@ def test_a_trace_is_its_law_and_its_seed() -> None:
         assert draw_trace(track.law, "7/count") != draw_trace(track.law, "8/count")
         asked = draw_trace(track.law, "7/pair0")
         assert len({one.id for one in asked}) == track.law.num_requests
-        assert all(a.arrival_s <= b.arrival_s for a, b in zip(asked, asked[1:]))
+        assert all(a.arrival_s <= b.arrival_s for a, b in pairwise(asked))
         assert all(one.prompt_ids and one.max_new_tokens >= 1 for one in asked)
 
 
@@ -125,7 +146,9 @@ def test_the_clock_is_linear_in_counts_and_a_fit_finds_its_law() -> None:
     law = StepLaw(1e-3, 2e-5, 1e-5, 1e-10, 1e-11, 5e-4, 1e-4)
     names = StepCounts.__dataclass_fields__
     scales = [1, 40, 10, 10**7, 10**6, 10**9, 3, 9, 10**6, 10**8, 2]
-    steps = [StepCounts(**{name: chance.randrange(scale + 1) for name, scale in zip(names, scales)}) for _ in range(200)]
+    steps = [
+        StepCounts(**{name: chance.randrange(scale + 1) for name, scale in zip(names, scales)}) for _ in range(200)
+    ]
     found = StepLaw.fit([(counts, law(counts)) for counts in steps])
     assert all(found(counts) == pytest.approx(law(counts), rel=1e-6) for counts in steps)
     with pytest.raises(WorkbenchError, match="too few"):
@@ -214,12 +237,22 @@ def test_the_bound_is_each_different_beginning_once(reference: Model) -> None:
     steps = ((StepCounts(rows=6), 0.1),)
     run = run_of(texts, times, steps=steps)
     assert gates.least_rows(trace, run) == 6
-    assert gates.bound(trace, run, [run], 10, 100.0).passed
-    assert not gates.bound(trace, run, [replace(run, ended_s=0.5)], 10, 100.0).passed  # 60 FLOPs at 100 a second
+    least = gates.least_flops(reference, trace, run)
+    assert 0.4 < least / (2 * 6 * reference.num_parameters()) < 1
+    assert gates.bound(trace, run, [(trace, run)], reference, least / 1.5).passed
+    assert not gates.bound(trace, run, [(trace, run)], reference, least / 1.7).passed  # it took 1.6 s
     few = replace(run, steps=((StepCounts(rows=5), 0.1),))
-    assert "void" in gates.bound(trace, few, [], 10, 100.0).words
+    assert "void" in gates.bound(trace, few, [], reference, least).words
     early = replace(run, times_s={**times, "b": [0.9, 1.6]})
-    assert "before it arrived" in gates.bound(trace, run, [early], 10, 100.0).words
+    assert "before it arrived" in gates.bound(trace, run, [(trace, early)], reference, least).words
+
+
+def test_a_timed_run_is_bound_by_its_own_requests(reference: Model) -> None:
+    """A pair has a trace of its own: the same names, other arrivals."""
+    counted, timed = (Asked("a", (1, 2, 3), 2, arrival_s=9.0),), (Asked("a", (1, 2, 3), 2, arrival_s=0.1),)
+    run = run_of({"a": [5, 6]}, {"a": [9.5, 9.6]}, steps=((StepCounts(rows=4), 0.1),))
+    soon = run_of({"a": [5, 6]}, {"a": [0.5, 0.6]})
+    assert gates.bound(counted, run, [(timed, soon)], reference, 1e12).passed
 
 
 def test_one_block_beyond_the_budget_is_beyond_it() -> None:
@@ -238,24 +271,31 @@ def test_judged_twice_the_counts_are_the_same(judge: Judge) -> None:
     assert first["counts"] == second["counts"] and first["points"] == second["points"]
 
 
-def test_one_seed_counts_the_same_in_every_process_and_clock(engines: Any) -> None:  # noqa: F811
+def test_one_seed_counts_the_same_in_every_process_and_clock(engines: Any) -> None:
     submission, trace = Submission(track="cost", asynchronous=True, host_cache_bytes=1 << 20), draw_trace(LAW, "1")
-    runs = [engines[0].make(submission, TRACKS["cost"].pool_bytes).count(trace, COURSE_LAW) for _ in range(2)]
-    engines[0].close()
+    runs = []
+    for _ in range(2):
+        runs.append(engines[0].make(submission, TRACKS["cost"].pool_bytes).count(trace, COURSE_LAW))
+        engines[0].close()
     assert runs[0].texts == runs[1].texts and runs[0].times_s == runs[1].times_s
     assert [counts for counts, _ in runs[0].steps] == [counts for counts, _ in runs[1].steps]
 
 
 def test_advice_that_dies_in_mid_trace_has_the_share_that_was_served(judge: Judge) -> None:
-    source = "calls = []\ndef order(requests, now_s):\n    calls.append(1)\n    return [0 / (len(calls) < 12)] * len(requests)"
-    track = replace(SMALL["cost"], levels=(0.1, 0.2, 0.3, 0.4))
+    source = "calls = []\ndef order(requests, now_s):\n    calls.append(1)\n"
+    source += "    return [0 / (len(calls) < 12)] * len(requests)"
+    track = replace(SMALL["cost"], levels=(1e-9, 2e-9, 3e-9, 4e-9))
     record = judge({"policy": "own", "max_running": 2, "token_budget": 64}, source, track=track)
     assert [one["gate"] for one in record["gates"] if not one["passed"]] == ["advice"]
     assert 0 < record["share_served"] < 1 and "were served before, and count" in record["gates"][-2]["words"]
     assert record["points"] == pytest.approx(100 * record["share_served"])
 
 
-def test_pairs_have_a_ratio_with_its_interval(judge: Judge) -> None:
+CEILINGS = SimpleNamespace(flop_per_s={"float32": 1e11})  # to measure them takes a minute
+
+
+def test_pairs_have_a_ratio_with_its_interval(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging.devices, "ceilings", lambda kind: CEILINGS)
     record = judge({"predicted_tokens_per_s": 100}, pairs=2)
     timed = record["timed"]
     assert timed["low"] <= timed["median"] <= timed["high"] and len(timed["each"]) == 2
@@ -263,7 +303,7 @@ def test_pairs_have_a_ratio_with_its_interval(judge: Judge) -> None:
     assert record["prediction"]["predicted"] == 100 and record["points"] == 0
 
 
-def test_an_engine_that_is_killed_fails_and_the_next_is_judged(judge: Judge, engines: Any, monkeypatch: Any) -> None:  # noqa: F811
+def test_an_engine_that_is_killed_fails_and_the_next_is_judged(judge: Judge, engines: Any, monkeypatch: Any) -> None:
     count = served.Engine.count
 
     def killed(self: Any, *arguments: Any) -> Run:
@@ -279,7 +319,7 @@ def test_an_engine_that_is_killed_fails_and_the_next_is_judged(judge: Judge, eng
     assert all(one["passed"] for one in judge({})["gates"])
 
 
-def test_an_engine_that_does_not_answer_fails_by_the_time(judge: Judge, engines: Any, monkeypatch: Any) -> None:  # noqa: F811
+def test_an_engine_that_does_not_answer_fails_by_the_time(judge: Judge, engines: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(served, "RUN_SECONDS", 0.0)
     record = judge({"draft": "prompt_lookup"})
     assert [one["gate"] for one in record["gates"] if not one["passed"]] == ["time"]
@@ -297,7 +337,25 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 def test_random_json_is_a_submission_or_a_clear_refusal(tmp_path: Path) -> None:
     chance = random.Random(5)
-    values: list[Any] = [None, True, False, 0, 1, -1, 7, 10**30, 10**400, 0.5, -1e308, "", "x", "own", "int8", "\ud800", "weights"]
+    values: list[Any] = [
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        7,
+        10**30,
+        10**400,
+        0.5,
+        -1e308,
+        "",
+        "x",
+        "own",
+        "int8",
+        "\ud800",
+        "weights",
+    ]
     values += [[], [1], {}, {"a": 1}, "first_come", "adaptive", "x" * 5000, "../..", "stdlib-1m", "ngram", 2**63]
     for round_ in range(600):
         names = chance.sample(SWITCHES, chance.choice((1, 1, 1, 2, 5)))
@@ -344,7 +402,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(WorkbenchError, match="no folder"):
             judging.judge(folder)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WorkbenchError, match="has no submission.json"):
+    with pytest.raises(WorkbenchError, match="has no submission"):
         read_submission(tmp_path / "empty")
     (tmp_path / "empty" / "submission.json").mkdir()
     with pytest.raises(WorkbenchError, match="plain file"):
@@ -471,7 +529,7 @@ def test_a_board_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small(judge: Judge, engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def small(judge: Judge, engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tracks with small traces, and engines that stay."""
 
     def engine(submission: Submission, budget: int) -> Any:
@@ -484,6 +542,7 @@ def small(judge: Judge, engines: Any, monkeypatch: pytest.MonkeyPatch) -> None: 
     monkeypatch.setattr(practice, "Engine", engine)
     monkeypatch.setattr(predict, "Engine", engine)
     monkeypatch.setattr(judging.Judging, "_behave", lambda *_: None)
+    monkeypatch.setattr(judging.devices, "ceilings", lambda kind: CEILINGS)
 
 
 def test_the_command_from_a_new_folder_to_the_board(tmp_path: Path, small: None, capsys: pytest.CaptureFixture) -> None:

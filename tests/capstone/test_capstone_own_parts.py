@@ -1,7 +1,7 @@
 """The process of own.py: what it cannot reach, and what its engine hears when it hangs, dies or talks nonsense.
 
-Sources that the rules refuse run here all the same where `unfenced` is asked for: the second and the third fence have to
-hold without the first.
+Sources that the rules refuse run here all the same where `unfenced` is asked for: the second and the third fence have
+to hold without the first.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def order(requests, now_s):
 
 
 def test_advice_is_the_same_in_every_run() -> None:
-    body = "return [random.random(), random.Random().random(), random.randint(0, 9**9), hash('a'), list({'x', 'y', 'z'})]"
+    body = (
+        "return [random.random(), random.Random().random(), random.randint(0, 9**9), hash('a'), list({'x', 'y', 'z'})]"
+    )
     source = function(body, "import random\nrandom.seed()")
     assert called(source) == called(source)
 
@@ -160,8 +162,11 @@ HARMLESS = {  # they pass and give a value, and it reaches nobody
     "format_map": ("return '{x.real}'.format_map({'x': 3})", "3"),
     "a decorator": ("@str\ndef f(): pass\nreturn len(f) > 0", True),
     "the names of a module": ("import math\nreturn 'sys' in dir(math)", False),
-    "print": ("print('{\"conduct\": \"x\"}')\nreturn 2", 2),
-    "errors of errors": ("try:\n    raise ValueError from KeyError()\nexcept ValueError as e:\n    return str(e.args)", "()"),
+    "print": ('print(\'{"conduct": "x"}\')\nreturn 2', 2),
+    "errors of errors": (
+        "try:\n    raise ValueError from KeyError()\nexcept ValueError as e:\n    return str(e.args)",
+        "()",
+    ),
 }
 
 
@@ -237,7 +242,14 @@ SYSTEM = {
     "threads": "sys.modules['_thread'].start_new_thread(print, ())",
     "sockets": "__import__('_socket').socket()",
 }
-SAID_BY_THE_SYSTEM = ("PermissionError", "BlockingIOError", "FileNotFoundError", "OSError", "RuntimeError", "ImportError")
+SAID_BY_THE_SYSTEM = (
+    "PermissionError",
+    "BlockingIOError",
+    "FileNotFoundError",
+    "OSError",
+    "RuntimeError",
+    "ImportError",
+)
 
 
 @needs_landlock

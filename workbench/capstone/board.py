@@ -6,6 +6,7 @@ as the folder is safe: it belongs to who judges.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import re
@@ -16,9 +17,10 @@ from typing import Any
 
 from workbench.capstone.score import MIN_PAIRS
 from workbench.capstone.tracks import TRACKS
-from workbench.errors import WorkbenchError, is_number
+from workbench.errors import WorkbenchError, in_one_line, is_number
 from workbench.files import read_json_object, write_text
 
+VERSION = 1  # of records
 HASH = "sha256"
 MAX_NAME_CHARACTERS = 60
 MAX_RECORD_BYTES = 4 << 20
@@ -27,18 +29,23 @@ MAX_RECORD_BYTES = 4 << 20
 def digest_of(record: dict[str, Any]) -> str:
     """SHA-256 of a record without its hash, keys in order."""
     plain = {name: value for name, value in record.items() if name != HASH}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, ensure_ascii=False).encode("utf-8")).hexdigest()
+    return hashlib.sha256(
+        json.dumps(plain, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    ).hexdigest()
 
 
 def machine_of(record: dict[str, Any]) -> str:
     """What results may be compared on: processor, threads and system."""
     device = record.get("device") or {}
-    return f"{device.get('name', 'unknown')}, {device.get('threads', '?')} threads, {device.get('system', '?')}"
+    return in_one_line(
+        f"{device.get('name', 'unknown')}, {device.get('threads', '?')} threads, {device.get('system', '?')}"
+    )
 
 
 def save(record: dict[str, Any], folder: Path) -> Path:
     """Write a record, signed, under a name of its own. Raises WorkbenchError where it cannot be written."""
-    signed = record | {HASH: digest_of(record)}
+    named = record | {"name": in_one_line(str(record["name"]))}
+    signed = named | {HASH: digest_of(named)}
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(record["name"])).strip(".-")[:MAX_NAME_CHARACTERS] or "record"
     file = Path(folder) / f"{name}-{signed[HASH][:12]}.json"
     write_text(file, json.dumps(signed, indent=1, ensure_ascii=False) + "\n")
@@ -106,17 +113,26 @@ def _row(file: Path) -> Row:
     if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_RECORD_BYTES:
         raise WorkbenchError(f"is no plain file of at most {MAX_RECORD_BYTES >> 20} MiB")
     record = read_json_object(file, "it")
-    if record.get(HASH) != digest_of(record):
+    try:
+        untouched = record.get(HASH) == digest_of(record)
+    except (ValueError, RecursionError) as error:
+        raise WorkbenchError(f"its hash cannot be computed: {error}") from error
+    if not untouched:
         raise WorkbenchError("its hash is not that of its content: it was edited; judge the submission again")
     try:
         timed = record["timed"] or {}
         ranked = len(timed.get("each", ())) >= MIN_PAIRS
         failed = ", ".join(one["gate"] for one in record["gates"] if not one["passed"])
-        numbers = [record["total"], record["points"], *(timed[name] for name in ("median", "low", "high") if ranked)]
-        if record["track"] not in (None, *TRACKS) or not all(map(is_number, numbers)):
-            raise ValueError("a track or a number that there is not")
+        numbers = [record["total"], record["points"]]
+        ratios = [timed[name] for name in ("median", "low", "high")] if ranked else []
+        if record["version"] != VERSION:
+            raise ValueError(f"version {record['version']!r:.20}, and {VERSION} is read")
+        if record["track"] not in (None, *TRACKS) or not all(is_number(one) and 0 <= one <= 100 for one in numbers):
+            raise ValueError("a track that there is not, or points beyond 0 to 100")
+        if not all(is_number(one) and one >= 0 for one in ratios):
+            raise ValueError("a ratio that is no number")
         return Row(
-            name=str(record["name"]),
+            name=in_one_line(str(record["name"]))[:MAX_NAME_CHARACTERS],
             track=record["track"] or "none",
             machine=machine_of(record),
             total=float(record["total"]),
@@ -124,11 +140,11 @@ def _row(file: Path) -> Row:
             ratio=float(timed["median"]) if ranked else None,
             low=float(timed["low"]) if ranked else None,
             high=float(timed["high"]) if ranked else None,
-            failed=failed,
-            date=str(record["date"]),
+            failed=in_one_line(failed),
+            date=datetime.datetime.fromisoformat(record["date"]).isoformat(),
             file=file.name,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WorkbenchError(f"is no record of this version: {type(error).__name__}: {error}") from error
 
 

@@ -55,8 +55,8 @@ class StepLaw:
 
     @classmethod
     def fit(cls, steps: list[tuple[StepCounts, float]]) -> StepLaw:
-        """The law with the least Σ ((measured − predicted) / measured)², no constant below 0 (Lawson and Hanson's NNLS).
-        Raises WorkbenchError for fewer steps than constants."""
+        """The law with the least Σ ((measured − predicted) / measured)², no constant below 0 (Lawson and Hanson's
+        NNLS). Raises WorkbenchError for fewer steps than constants."""
         names = [field.name for field in fields(cls)]
         steps = [(counts, seconds) for counts, seconds in steps if seconds > 0]
         if len(steps) < len(names):

@@ -21,6 +21,7 @@ from typing import Any
 
 from workbench.capstone import gates
 from workbench.capstone.api_gate import api
+from workbench.capstone.board import VERSION
 from workbench.capstone.course_clock import COURSE_LAW
 from workbench.capstone.gates import GateResult
 from workbench.capstone.own_parts import OwnPartFailed, OwnParts
@@ -33,20 +34,17 @@ from workbench.capstone.score import (
     points,
     prediction_score,
     ratios_of,
-
 )
 from workbench.capstone.served import Engine, Refused, Run
 from workbench.capstone.submission import Submission, baseline, read_submission
 from workbench.capstone.traces import Asked, draw_trace
 from workbench.capstone.tracks import Track, track_named
-from workbench.errors import WorkbenchError, check_whole
+from workbench.errors import WorkbenchError, check_whole, in_one_line
 from workbench.instruments import device as devices
 from workbench.models import load
 from workbench.models.fast import Model
 
 Report = Callable[[str], None]
-VERSION = 1
-
 
 
 class _Failed(Exception):
@@ -86,7 +84,7 @@ class Judging:
             self._judge(*engines)
         except Refused as error:
             self.results.append(gates.refused(error))
-            self.report(f"FAILED  {error.gate:8} {error}")
+            self.report(f"FAILED  {error.gate:8} {self.results[-1].words}")
         except _Failed:
             pass  # it is in the results, with its words
         finally:
@@ -152,7 +150,7 @@ class Judging:
         """Pairs of timed runs, each pair on a trace of its own, first one engine first and then the other."""
         slowdown = sum(seconds for _, seconds in base.steps) / sum(COURSE_LAW(counts) for counts, _ in base.steps)
         rates: tuple[list[float], list[float]] = ([], [])
-        timed: list[Run] = []
+        timed: list[gates.Timed] = []
         for pair in range(self.num_pairs):
             asked = stretched(draw_trace(self.track.law, f"{self.seed}/pair{pair}"), slowdown)
             done: dict[int, Run] = {}
@@ -165,13 +163,12 @@ class Judging:
                 self.gate(replace(answer, words=f"in timed run {pair}: {answer.words}"))
             for which in (0, 1):
                 rates[which].append(self.rate(done[which], asked, slowdown))
-            timed.append(done[0])
+            timed.append((asked, done[0]))
             self.report(f"pair {pair + 1}: {rates[0][-1]:.0f} against {rates[1][-1]:.0f} tokens/s")
         if not timed:
             return
-        flops = 2 * judged_by.num_parameters()
         peak = max(devices.ceilings("cpu").flop_per_s.values())
-        self.gate(gates.bound(trace, run, timed, flops, peak))
+        self.gate(gates.bound(trace, run, timed, judged_by, peak))
         found = ratios_of(*rates)
         self.scored["timed"] = {
             "tokens_per_s": rates[0],
@@ -207,7 +204,9 @@ class Judging:
             "device": devices.fingerprint("cpu"),
             "versions": devices.versions(),
             "submission": {
-                name: value for name, value in self.submission.plain().items() if name not in ("own_source", "weights_folder")
+                name: value
+                for name, value in self.submission.plain().items()
+                if name not in ("own_source", "weights_folder")
             },
             "gates": [asdict(one) for one in self.results],
             **{name: self.scored.get(name) for name in ("counts", "share_served", "timed", "prediction")},
@@ -240,13 +239,13 @@ def judge(
     folder = Path(folder)
     if not folder.is_dir():
         raise WorkbenchError(f"there is no folder {folder}; a submission is a folder with submission.json")
-    name = folder.resolve().name if name is None else name
+    name = in_one_line(folder.resolve().name if name is None else name)
     if 0 < pairs < MIN_PAIRS:
         report(f"{pairs} pairs are fewer than the {MIN_PAIRS} that a record for the board needs")
     try:
         submission = read_submission(folder)
     except WorkbenchError as error:
-        report(f"FAILED  start    {error}")
+        report(f"FAILED  start    {in_one_line(str(error))}")
         return _not_read(name, str(error))
     seed_text = str(secrets.randbits(64) if seed is None else seed)
     judging = Judging(track or track_named(submission.track), submission, name, seed_text, pairs, report)

@@ -20,10 +20,8 @@ from typing import Any
 # What a dataclass and a named tuple do when they are made; the source rules keep own.py itself from each.
 EVENTS_ALLOWED = ("exec", "compile", "builtins.id", "sys._getframe")
 ATTRIBUTE_EVENTS = ("object.__getattr__", "object.__setattr__")
-ATTRIBUTES_ALLOWED = tuple(
-    "__code__ __defaults__ __kwdefaults__ __annotations__ __doc__ __name__ __qualname__ __module__"
-    " __abstractmethods__".split()
-)
+ATTRIBUTES_ALLOWED = ("__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__doc__", "__name__")
+ATTRIBUTES_ALLOWED += ("__qualname__", "__module__", "__abstractmethods__")
 SHOWN_CHARACTERS = 400
 
 
@@ -110,7 +108,9 @@ def serve(commands: int, results: int) -> None:
     send({"ready": took})
     lines.readline()  # the judge's clock begins
     sys.addaudithook(watch)  # stays on: what own.py gave may run more of it when it is looked at
-    send({"result": None} | answer(lambda: exec(compile(setup["source"], "own.py", "exec"), module.__dict__), keep=False))
+    send(
+        {"result": None} | answer(lambda: exec(compile(setup["source"], "own.py", "exec"), module.__dict__), keep=False)
+    )
     for line in lines:
         name, arguments = loads(line)
         function = module.__dict__.get(name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.capstone.rules import PUBLIC, REFUSED_NAMES, broken_rules
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, in_one_line
 from workbench.grading import confine
 
 FUNCTIONS = ("order", "plan", "propose")  # what own.py may define, see `advised`
@@ -34,11 +34,6 @@ class OwnPartFailed(WorkbenchError):
     def __init__(self, gate: str, words: str) -> None:
         super().__init__(in_one_line(words))
         self.gate = gate
-
-
-def in_one_line(words: str) -> str:
-    """What can stand in a report: own.py chose some of it, and could move a terminal's cursor or forge a line."""
-    return "".join(one if one.isprintable() else "?" for one in words)
 
 
 class OwnParts:

@@ -12,40 +12,49 @@ import ast
 import math
 import operator
 
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 # What own.py may take of each module. The rest of them reaches further: `dataclasses.sys` is Python's own sys,
-# `operator.attrgetter` and `functools.update_wrapper` read attributes that are named in a text, `functools.singledispatch`
-# and `typing.get_type_hints` run texts as code, `typing.get_origin(typing.Type[int])` makes classes of any kind.
+# `operator.attrgetter` and `functools.update_wrapper` read attributes that are named in a text, `typing.get_type_hints`
+# and `functools.singledispatch` run texts as code, `typing.get_origin(typing.Type[int])` makes classes of any kind.
 PUBLIC = {
     "__future__": ("annotations",),
-    "bisect": tuple("bisect bisect_left bisect_right insort insort_left insort_right".split()),
-    "collections": tuple("ChainMap Counter OrderedDict defaultdict deque namedtuple".split()),
-    "dataclasses": tuple("FrozenInstanceError dataclass field".split()),
-    "functools": tuple("cache cmp_to_key lru_cache partial reduce total_ordering".split()),
-    "heapq": tuple("heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest".split()),
-    "itertools": tuple(
+    "bisect": _names("bisect bisect_left bisect_right insort insort_left insort_right"),
+    "collections": _names("ChainMap Counter OrderedDict defaultdict deque namedtuple"),
+    "dataclasses": _names("FrozenInstanceError dataclass field"),
+    "functools": _names("cache cmp_to_key lru_cache partial reduce total_ordering"),
+    "heapq": _names("heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest"),
+    "itertools": _names(
         "accumulate batched chain combinations combinations_with_replacement compress count cycle dropwhile filterfalse"
-        " groupby islice pairwise permutations product repeat starmap takewhile tee zip_longest".split()
+        " groupby islice pairwise permutations product repeat starmap takewhile tee zip_longest"
     ),
     "math": tuple(name for name in dir(math) if not name.startswith("_")),
     "operator": tuple(name for name in operator.__all__ if name not in ("attrgetter", "call", "methodcaller")),
-    "random": tuple(
+    "random": _names(
         "Random betavariate choice choices expovariate gammavariate gauss getrandbits lognormvariate normalvariate"
         " paretovariate randint random randrange sample seed shuffle triangular uniform vonmisesvariate"
-        " weibullvariate".split()
+        " weibullvariate"
     ),
-    "typing": tuple(
+    "typing": _names(
         "Any Callable ClassVar DefaultDict Deque Dict Final Generator Hashable Iterable Iterator List Literal Mapping"
-        " MutableMapping MutableSequence Optional Sequence Set Tuple TypeAlias Union".split()
+        " MutableMapping MutableSequence Optional Sequence Set Tuple TypeAlias Union"
     ),
 }
 ALLOWED_IMPORTS = tuple(PUBLIC)
 REFUSED_NAMES = frozenset(
-    "open exec eval compile globals locals vars getattr setattr delattr input breakpoint memoryview help exit quit"
-    " __import__ __builtins__ __loader__ __spec__ object super type".split()
+    _names(
+        "open exec eval compile globals locals vars getattr setattr delattr input breakpoint memoryview help exit quit"
+        " __import__ __builtins__ __loader__ __spec__ object super type"
+    )
 )
 REFUSED_ATTRIBUTES = frozenset(
-    "gi_frame gi_code gi_yieldfrom cr_frame cr_code ag_frame ag_code f_back f_globals f_locals f_builtins f_code tb_frame"
-    " tb_next mro SystemRandom".split()
+    _names(
+        "gi_frame gi_code gi_yieldfrom cr_frame cr_code ag_frame ag_code f_back f_globals f_locals f_builtins f_code"
+        " tb_frame tb_next mro SystemRandom"
+    )
 )
 MAX_SOURCE_BYTES = 100_000
 
@@ -131,7 +140,9 @@ def _names_bound(node: ast.AST) -> list[str]:
     return [value for value in values if isinstance(value, str)]
 
 
-ALLOWED_METHODS = frozenset("__init__ __call__ __len__ __lt__ __eq__ __hash__ __getitem__ __iter__ __contains__".split())
+ALLOWED_METHODS = frozenset(
+    _names("__init__ __call__ __len__ __lt__ __eq__ __hash__ __getitem__ __iter__ __contains__")
+)
 
 
 def _is_dunder(name: str) -> bool:

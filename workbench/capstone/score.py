@@ -6,9 +6,9 @@
     prediction          1 − |ln(predicted / measured)| / ln 2, at least 0: 1 is exact, 0 is off by two or more
     total               0.9 · points + 10 · prediction
 
-A sum, and no geometric mean: where levels multiply, one count that is driven to nothing carries all others (as was seen
-in contests of kernels). A level is capped, so that the whole of a track's counts is asked for. The clock decides none of
-the points: it ranks.
+A sum, and no geometric mean: where levels multiply, one count that is driven to nothing carries all others (as was
+seen in contests of kernels). A level is capped, so that the whole of a track's counts is asked for. The clock decides
+none of the points: it ranks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from workbench.capstone.served import Run
 from workbench.capstone.traces import Asked
@@ -62,7 +63,9 @@ class Count:
 
 
 COUNTS: dict[str, Count] = {
-    "rows": Count("rows through the model, per token", True, lambda run, trace, track: _per_token(run.totals.rows, run)),
+    "rows": Count(
+        "rows through the model, per token", True, lambda run, trace, track: _per_token(run.totals.rows, run)
+    ),
     "passes": Count(
         "passes of the model, per token", True, lambda run, trace, track: _per_token(run.totals.passes, run)
     ),
@@ -110,7 +113,7 @@ def level(ratio: float, thresholds: Sequence[float]) -> float:
     """0 to 3, straight between the thresholds."""
     if not ratio > thresholds[0]:
         return 0.0
-    for number, (low, high) in enumerate(zip(thresholds, thresholds[1:])):
+    for number, (low, high) in enumerate(pairwise(thresholds)):
         if ratio < high:
             return number + (ratio - low) / (high - low)
     return float(len(thresholds) - 1)

@@ -77,7 +77,9 @@ class Engine:
         steps = tuple((StepCounts(*counts), seconds) for counts, seconds in seen.pop("steps"))
         failed = seen.pop("failed")
         kept = {name: seen.pop(name) for name in ("texts", "times_s", "ended_s")}
-        return Run(**kept, facts=seen, steps=steps, failed=None if failed is None else (failed["gate"], failed["words"]))
+        return Run(
+            **kept, facts=seen, steps=steps, failed=None if failed is None else (failed["gate"], failed["words"])
+        )
 
     def time(self, trace: tuple[Asked, ...]) -> Run:
         """Serve a trace by the judge's clock: requests are sent when they arrive, tokens are timed when they are

@@ -32,8 +32,8 @@ OF_THE_SCHEDULER = ("max_running", "token_budget", "chunk", "aging_s", "preempti
 @dataclass(frozen=True)
 class Submission:
     """The switches. model: a shipped model's name, or "weights" for the folder's own; weights, kv: formats of few bits;
-    blocks: of the pool, None for as many as the track's budget has room for. policy, scheduler, draft: "own" for own.py.
-    host_cache_bytes: a tier below the pool, inside the budget."""
+    blocks: of the pool, None for as many as the track's budget has room for. policy, scheduler, draft: "own" for
+    own.py. host_cache_bytes: a tier below the pool, inside the budget."""
 
     track: str
     predicted_tokens_per_s: float | None = None
@@ -139,7 +139,7 @@ def read_submission(folder: Path) -> Submission:
         raise WorkbenchError(f"there is no folder {folder}; a submission is a folder with {FILE}")
     names = sorted(os.listdir(folder))
     if FILE not in names:
-        raise WorkbenchError(f"{folder} has no {FILE}; write one, such as {{\"track\": \"cost\"}}")
+        raise WorkbenchError(f'{folder} has no {FILE}; write one, such as {{"track": "cost"}}')
     given = _object(_bytes_of(folder / FILE, MAX_FILE_BYTES))
     check_settings(FILE, given, SWITCHES)
     if "track" not in given:

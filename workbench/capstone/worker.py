@@ -206,19 +206,24 @@ def blocks_in(submission: Submission, models: Models, budget: int) -> int:
     whole = submission.max_running * -(-config.context_length // size)
     most = max(0, budget - beside) // block if block else whole
     blocks = min(whole, most) if submission.blocks is None else submission.blocks
-    if beside > budget or not 1 <= blocks or (block and blocks > most):
-        needed = f"{max(1, blocks):,} blocks of {block:,} bytes and {beside:,} bytes of tiers, states and the draft's cache"
+    if beside > budget or not blocks >= 1 or (block and blocks > most):
+        needed = (
+            f"{max(1, blocks):,} blocks of {block:,} bytes and {beside:,} bytes of tiers, states and the draft's cache"
+        )
         raise OwnPartFailed("budget", f"{needed} are more than the {budget:,} bytes allowed for keys and values")
     return blocks
 
 
 def _state_bytes(submission: Submission, models: Models, block: int) -> int:
-    """Of a model's states beside keys and values: what the engine reserves for a pool of one context, but its blocks."""
+    """Of a model's states beside keys and values: what the engine reserves for a pool of one context, less its
+    blocks."""
     config = models.model.config
     if not config.state_layers:
         return 0
     blocks = -(-config.context_length // submission.block_size)
-    alone = dataclasses.replace(submission, blocks=blocks, draft=None, draft_length=None, policy="first_come", scheduler="course")
+    alone = dataclasses.replace(
+        submission, blocks=blocks, draft=None, draft_length=None, policy="first_come", scheduler="course"
+    )
     served = Served(alone, models, blocks, time.perf_counter)
     try:
         return served.engine.kv.bytes_reserved - blocks * block
@@ -309,7 +314,9 @@ class Worker:
         tables = served.engine.kv.tables
         report(
             counted={
-                "texts": {str(one.request_id): list(one.token_ids) for one in finished if one.finish_reason == "length"},
+                "texts": {
+                    str(one.request_id): list(one.token_ids) for one in finished if one.finish_reason == "length"
+                },
                 "errors": {str(one.request_id): str(one.error) for one in finished if one.error is not None},
                 "times_s": times,
                 "ended_s": now[0],

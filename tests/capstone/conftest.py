@@ -1,0 +1,3 @@
+"""Fixtures of the capstone's tests."""
+
+from capstone_kit import engines, judge  # noqa: F401
