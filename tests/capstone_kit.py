@@ -95,7 +95,8 @@ def engines() -> Iterator[tuple[Kept, Kept]]:
 
 @pytest.fixture
 def judge(tmp_path: Path, engines: Any, monkeypatch: pytest.MonkeyPatch) -> Judge:
-    """Judge a folder with these switches and this own.py. behave: with the gates "drawn" and "api"."""
+    """Judge a folder with these switches and this own.py. behave: with the gates "drawn" and "api". starts: whether an engine is
+    to be started for it, None for either."""
     started: list[Submission] = []
 
     def engine(submission: Submission, budget: int) -> Any:
@@ -109,7 +110,7 @@ def judge(tmp_path: Path, engines: Any, monkeypatch: pytest.MonkeyPatch) -> Judg
         own: str | None = None,
         *,
         behave: bool = False,
-        starts: bool = True,
+        starts: bool | None = True,
         prepare: Callable[[Path], None] = lambda folder: None,
         track: Track | None = None,
         pairs: int = 0,
@@ -127,7 +128,7 @@ def judge(tmp_path: Path, engines: Any, monkeypatch: pytest.MonkeyPatch) -> Judg
             if not behave:
                 patched.setattr(judging.Judging, "_behave", lambda *_: None)
             record = judging.judge(folder, seed=SEED, pairs=pairs, track=track or SMALL[name])
-        assert bool(started) == starts
+        assert starts is None or bool(started) == starts
         return record
 
     monkeypatch.setattr(judging, "Engine", engine)

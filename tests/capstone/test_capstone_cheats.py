@@ -6,6 +6,7 @@ nothing: on a fresh trace its ratio is 1.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from capstone_kit import LAW, SMALL, Judge, Shared
+from safetensors.torch import load_file, save_file
 
 from workbench.capstone import judge as judging
 from workbench.capstone.served import Run
@@ -315,3 +318,80 @@ def test_what_is_never_kept_is_given_up(judge: Judge, given: dict[str, Any]) -> 
     track = replace(SMALL["memory"], law=law, pool_bytes=24 * BLOCK, counts={"evicted_or_preempted": 1.0})
     record = judge({"track": "memory", "max_running": 1, **given}, track=track)
     assert ratios(record)["evicted_or_preempted"] <= 1.0 and failed(record) == []
+
+
+# --- weights of one's own, in the open track ---
+
+
+def changed(**values: Any) -> Callable[[Path], None]:
+    """A folder weights/ of a shipped model whose config says something else."""
+
+    def prepare(folder: Path) -> None:
+        weights_of("stdlib-1m")(folder)
+        file = folder / "weights" / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return prepare
+
+
+def cut_off(folder: Path) -> None:
+    weights_of("stdlib-1m")(folder)
+    for file in (folder / "weights").glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1000])
+
+
+def with_weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    def prepare(folder: Path) -> None:
+        weights_of("stdlib-1m")(folder)
+        for file in (folder / "weights").glob("*.safetensors"):
+            save_file({name: change(tensor) for name, tensor in load_file(file).items()}, file)
+
+    return prepare
+
+
+def of_another_vocabulary(folder: Path) -> None:
+    weights_of("stdlib-1m")(folder)
+    config = folder / "weights" / "config.json"
+    values = json.loads(config.read_text())
+    size = values["vocab_size"]
+    config.write_text(json.dumps(values | {"vocab_size": size + 64}))
+    for file in (folder / "weights").glob("*.safetensors"):
+        more = {
+            name: torch.cat([tensor, tensor[:64]]) if tensor.shape[0] == size else tensor
+            for name, tensor in load_file(file).items()
+        }
+        save_file(more, file)
+
+
+WEIGHTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "no folder": (lambda folder: None, ("start",)),
+    "an empty folder": (weights_of(""), ("start",)),
+    "a header without end": (weights_of("stdlib-1m", files={"model.safetensors": b"\xff" * 64}), ("start",)),
+    "cut off": (cut_off, ("start",)),
+    "no JSON": (weights_of("stdlib-1m", files={"config.json": b"{"}), ("start",)),
+    "layers without end": (changed(num_hidden_layers=10**9), ("start", "budget")),
+    "a width without end": (changed(hidden_size=10**9), ("start", "budget")),
+    "a width below zero": (changed(hidden_size=-1), ("start",)),
+    "a vocabulary without end": (changed(vocab_size=10**12), ("start", "budget")),
+    "a context of one": (changed(max_position_embeddings=1), ("start",)),
+    "no number": (with_weights(lambda tensor: tensor * float("nan")), ("start", "answers", "nats")),
+    "infinite": (with_weights(lambda tensor: tensor * float("inf")), ("start", "answers", "nats")),
+    "nothing": (with_weights(torch.zeros_like), ("nats",)),
+    "another vocabulary": (of_another_vocabulary, ("nats",)),
+}
+
+
+@pytest.mark.parametrize(("prepare", "expected"), WEIGHTS.values(), ids=WEIGHTS)
+def test_weights_that_are_none_are_refused(judge: Judge, prepare: Any, expected: tuple[str, ...]) -> None:
+    record = judge({"track": "open", "model": "weights"}, prepare=prepare, starts=None)
+    assert failed(record)[0] in expected, words(record)
+
+
+def test_weights_are_limited_in_bytes(judge: Judge) -> None:
+    def prepare(folder: Path) -> None:
+        (folder / "weights").mkdir()
+        with (folder / "weights" / "model.safetensors").open("wb") as file:
+            file.truncate(129 << 20)
+
+    record = judge({"track": "open", "model": "weights"}, prepare=prepare, starts=False)
+    assert failed(record) == ["start"] and "are allowed" in words(record)
