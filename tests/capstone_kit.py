@@ -95,8 +95,8 @@ def engines() -> Iterator[tuple[Kept, Kept]]:
 
 @pytest.fixture
 def judge(tmp_path: Path, engines: Any, monkeypatch: pytest.MonkeyPatch) -> Judge:
-    """Judge a folder with these switches and this own.py. behave: with the gates "drawn" and "api". starts: whether an engine is
-    to be started for it, None for either."""
+    """Judge a folder with these switches and this own.py. behave: with the gates "drawn" and "api". starts: whether an
+    engine is to be started for it, None for either."""
     started: list[Submission] = []
 
     def engine(submission: Submission, budget: int) -> Any:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, in_one_line
 from workbench.files import from_home, user_folder
 
 if TYPE_CHECKING:
@@ -118,8 +118,9 @@ def run_judge(args: argparse.Namespace) -> int:
                 pairs=MIN_PAIRS if args.pairs is None else args.pairs,
                 report=lambda words: print("  ", words, file=sys.stderr, flush=True),
             )
-        except WorkbenchError as error:
-            print(f"{one}: not judged: {error}")
+        except Exception as error:  # a fault of the judge's own, too, is of this submission alone
+            kind = "" if isinstance(error, WorkbenchError) else f"{type(error).__name__}: "
+            print(f"{one}: not judged: {in_one_line(f'{kind}{error}')}")
             failed += 1
             continue
         wrong = [gate for gate in record["gates"] if not gate["passed"]]

@@ -46,7 +46,9 @@ class AdvisedPolicy:
     are alive; set when the engine is made."""
 
     def __init__(self, own: OwnParts) -> None:
-        self._own, self._keys, self._now = own, {}, None
+        self._own = own
+        self._keys: dict[Hashable, float] = {}
+        self._now: float | None = None
         self.sequences: Any = list
 
     def __call__(self, sequence: Text, now_s: float) -> Any:

@@ -88,7 +88,7 @@ def counts_its_tokens(client: Client) -> None:
 
 
 def streams_the_same_text(client: Client) -> None:
-    fields = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0}
+    fields: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0}
     events = list(client.stream("/v1/completions", **fields))
     _equal("the last event of a stream", events[-1], "[DONE]")
     streamed = "".join(one["choices"][0]["text"] for one in events[:-1] if one["choices"])
@@ -111,7 +111,7 @@ def stops_at_a_string(client: Client) -> None:
 
 
 def draws_the_same_with_the_same_seed(client: Client) -> None:
-    fields = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.0, "seed": 11}
+    fields: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.0, "seed": 11}
     texts = {_text(client.post("/v1/completions", **fields)) for _ in range(2)}
     _equal("the number of different texts of one seed", len(texts), 1)
 
@@ -124,7 +124,8 @@ def gives_log_probabilities(client: Client) -> None:
 
 
 def refuses_nonsense(client: Client) -> None:
-    for fields in ({"temperature": -1}, {"max_tokens": 0}, {"n": "two"}, {"prompt": 3.5}):
+    nonsense: tuple[dict[str, Any], ...] = ({"temperature": -1}, {"max_tokens": 0}, {"n": "two"}, {"prompt": 3.5})
+    for fields in nonsense:
         answer = client.post("/v1/completions", 400, **{"prompt": PROMPT, **fields})
         _equal(f"the error of {fields}", sorted(answer["error"]) != [] and "message" in answer["error"], True)
     status, content = client.send("POST", "/v1/completions", b"{not json")

@@ -92,7 +92,8 @@ def read_board(folder: Path) -> Board:
     folder = Path(folder)
     if not folder.is_dir():
         raise WorkbenchError(f"there is no folder {folder}; `workbench capstone judge` with --board makes it")
-    rows, broken = {}, []
+    rows: dict[tuple[str, str, str], Row] = {}
+    broken: list[tuple[str, str]] = []
     for file in sorted(folder.glob("*.json")):
         try:
             row = _row(file)

@@ -148,7 +148,7 @@ def drawn(model: Model, trace: tuple[Asked, ...], run: Run) -> GateResult:
     for prompt in dict.fromkeys(one.prompt_ids for one in trace):
         members = [i for i, one in enumerate(trace) if one.prompt_ids == prompt]
         for place in range(DRAWN_TOKENS):
-            expected = sum(rows[i][place].div(TEMPERATURE).softmax(0) for i in members)
+            expected = torch.stack([rows[i][place].div(TEMPERATURE).softmax(0) for i in members]).sum(0)
             seen = Counter(run.texts[trace[i].id][place] for i in members)
             statistic, freedom = chi_square(expected, seen)
             if freedom:

@@ -12,6 +12,7 @@ import builtins
 import importlib
 import json
 import os
+import random
 import resource
 import sys
 from types import ModuleType
@@ -20,8 +21,10 @@ from typing import Any
 # What a dataclass and a named tuple do when they are made; the source rules keep own.py itself from each.
 EVENTS_ALLOWED = ("exec", "compile", "builtins.id", "sys._getframe")
 ATTRIBUTE_EVENTS = ("object.__getattr__", "object.__setattr__")
-ATTRIBUTES_ALLOWED = ("__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__doc__", "__name__")
-ATTRIBUTES_ALLOWED += ("__qualname__", "__module__", "__abstractmethods__")
+ATTRIBUTES_ALLOWED = (
+    *("__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__doc__", "__name__", "__qualname__"),
+    *("__module__", "__abstractmethods__"),
+)
 SHOWN_CHARACTERS = 400
 
 
@@ -54,7 +57,7 @@ def modules_of(public: dict[str, list[str]]) -> dict[str, ModuleType]:
         part.__dict__["__builtins__"] = {}
         found[module] = part
 
-    class Random(importlib.import_module("random").Random):
+    class Random(random.Random):
         """Without a seed it has the seed 0: two judgements of one submission get the same advice."""
 
         def __init__(self, x: Any = 0) -> None:

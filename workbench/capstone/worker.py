@@ -44,12 +44,21 @@ class Served:
     """One engine with everything around it, for one run: a fresh engine, a fresh own.py, empty caches."""
 
     def __init__(self, submission: Submission, models: Models, blocks: int, clock: Any) -> None:
-        self.own = OwnParts(submission.own_source) if submission.wants_own else None
-        policy = AdvisedPolicy(self.own) if self.own and submission.policy == "own" else None
+        self.own = own = OwnParts(submission.own_source) if submission.wants_own else None
+        try:
+            self._set_up(submission, models, blocks, clock)
+        except BaseException:
+            if own is not None:
+                own.close()
+            raise
+
+    def _set_up(self, submission: Submission, models: Models, blocks: int, clock: Any) -> None:
+        own = self.own
+        policy = AdvisedPolicy(own) if own is not None and submission.policy == "own" else None
         scheduler: Any = None
-        if submission.scheduler == "own":
-            scheduler = lambda memory, settings: AdvisedScheduler(self.own, memory, settings)  # noqa: E731
-        self.draft = models.draft(submission, self.own)
+        if own is not None and submission.scheduler == "own":
+            scheduler = lambda memory, settings: AdvisedScheduler(own, memory, settings)  # noqa: E731
+        self.draft = models.draft(submission, own)
         tiers = TierSettings(host_bytes=submission.host_cache_bytes) if submission.host_cache_bytes else None
         self.engine = Engine(
             models.model,
@@ -164,18 +173,22 @@ def costs_of(model: Model) -> tuple[int, int]:
     return sum(tensor.nbytes for tensor in model.parameters()), 2 * parameters
 
 
+def by_request(done: StepReport) -> dict[str, list[int]]:
+    """New tokens of a step. Every request has one text."""
+    return {str(name[0]): list(new) for name, new in done.tokens.items() if isinstance(name, tuple)}
+
+
 EVICTED_TOKENS = 16  # blocks of any size are counted in these
 
 
-def given_up(submission: Submission, evictions: int, trace: list[dict[str, Any]], finished: list[Finished]) -> int:
+def given_up(submission: Submission, evictions: int, finished: list[Finished]) -> int:
     """Blocks of EVICTED_TOKENS that were computed and not kept: evicted ones, and those that the prefix cache never
     took, because there is none, or because a block of its size was not full. So no setting makes evictions vanish by
     keeping nothing."""
     evicted = -(-evictions * submission.block_size // EVICTED_TOKENS)
-    prompts = {one["id"]: len(one["prompt_ids"]) for one in trace}
     never = 0
     for one in finished:
-        computed = max(0, prompts[str(one.request_id)] + len(one.token_ids) - 1)
+        computed = one.prompt_tokens + max(0, len(one.token_ids) - 1)
         never += (computed if submission.prefix == "none" else computed % submission.block_size) // EVICTED_TOKENS
     return evicted + never
 
@@ -300,8 +313,8 @@ class Worker:
                 measured = time.perf_counter() - began
                 counts = served.counts_of(done)
                 now[0] += seconds(counts)
-                for name, new in done.tokens.items():
-                    times.setdefault(str(name[0]), []).extend([now[0]] * len(new))
+                for name, new in by_request(done).items():
+                    times.setdefault(name, []).extend([now[0]] * len(new))
                 finished += done.finished
                 steps.append((counts, measured))
                 pool = max(pool, served.pool_bytes)
@@ -321,7 +334,7 @@ class Worker:
                 "times_s": times,
                 "ended_s": now[0],
                 "pool_bytes": pool,
-                "evictions": given_up(self.submission, tables.evictions, trace, finished),
+                "evictions": given_up(self.submission, tables.evictions, finished),
                 "preemptions": served.engine.scheduler.preemptions,
                 "hit_tokens": tables.hit_tokens,
                 "drafted": sum(one.drafted for one in finished),
@@ -353,7 +366,7 @@ class Worker:
                         break
                 if not served.engine.idle:
                     done = served.step()
-                    report(tokens={str(name[0]): list(new) for name, new in done.tokens.items()})
+                    report(tokens=by_request(done))
             report(timed={"failed": None})
         except OwnPartFailed as failed:
             report(timed={"failed": {"gate": failed.gate, "words": str(failed)}})
