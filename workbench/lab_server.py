@@ -41,11 +41,11 @@ def serve(course: Path, notebook: str, *, port: int | None = None, browser: bool
     place = _inside(course, notebook)
     if importlib.util.find_spec("jupyterlab") is None:
         raise WorkbenchError("JupyterLab is not installed here; run `make setup`, or pip install jupyterlab")
-    port = _port(port)
+    port = chosen_port(port)
     token = secrets.token_urlsafe(24)
     page = f"/lab/tree/{quote(place)}"
     url = f"http://{HOST}:{port}{page}?token={token}"
-    with _stoppable(), _server(course, port, page, token) as server:
+    with stoppable(), _server(course, port, page, token) as server:
         _wait_until_up(server, port)
         print(url, flush=True)
         if browser:
@@ -67,11 +67,13 @@ def _inside(course: Path, notebook: str) -> str:
     return path.relative_to(course.resolve()).as_posix()
 
 
-def _port(wanted: int | None) -> int:
+def chosen_port(wanted: int | None, usual: int | None = None) -> int:
+    """The port that was asked for, else the usual one, else a free one. Raises WorkbenchError for one that is taken."""
+    usual = usual or USUAL_PORT
     if wanted is not None and not 1 <= wanted <= 65535:
         raise WorkbenchError(f"a port is a number from 1 to 65535, got {wanted}")
-    if _free(wanted or USUAL_PORT):
-        return wanted or USUAL_PORT
+    if _free(wanted or usual):
+        return wanted or usual
     if wanted is not None:
         raise WorkbenchError(f"port {wanted} is in use; name another with --port, or none to have one chosen")
     with socket.socket() as probe:
@@ -103,8 +105,8 @@ def _server(course: Path, port: int, page: str, token: str) -> Iterator[subproce
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     with (
-        _writable_home() as variables,
-        _ended(
+        writable_home() as variables,
+        ended(
             subprocess.Popen(
                 command,
                 env={**os.environ, "JUPYTER_TOKEN": token, **variables},
@@ -118,7 +120,7 @@ def _server(course: Path, port: int, page: str, token: str) -> Iterator[subproce
 
 
 @contextlib.contextmanager
-def _writable_home() -> Iterator[dict[str, str]]:
+def writable_home() -> Iterator[dict[str, str]]:
     """JupyterLab keeps files in its user's home. For one who has none that can be written to: HOME, a folder that goes
     with the server."""
     if os.access(home(), os.W_OK):
@@ -129,7 +131,7 @@ def _writable_home() -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def _ended(server: subprocess.Popen) -> Iterator[subprocess.Popen]:
+def ended(server: subprocess.Popen) -> Iterator[subprocess.Popen]:
     """The server, ended with the block."""
     try:
         yield server
@@ -144,7 +146,7 @@ def _ended(server: subprocess.Popen) -> Iterator[subprocess.Popen]:
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """Being told to end, or losing the terminal, counts as Ctrl-C: the server must not outlive us."""
 
     def interrupt(number: int, frame: object) -> None:

@@ -161,7 +161,7 @@ def test_a_user_without_a_home_has_no_cache_and_jupyterlab_gets_a_folder(monkeyp
     for name in ("WORKBENCH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     assert not devices.cache_folder().exists()
-    with lab_server._writable_home() as variables:
+    with lab_server.writable_home() as variables:
         assert os.access(variables["HOME"], os.W_OK)
     assert not Path(variables["HOME"]).exists()
 
@@ -516,7 +516,7 @@ def test_a_port_that_is_taken_is_refused_when_asked_for_and_avoided_when_not(cou
         code, out, err = command("lab", "--no-browser", "--port", taken)
         assert (code, out) == (2, "") and f"port {taken} is in use" in err
         monkeypatch.setattr(lab_server, "USUAL_PORT", taken)
-        assert lab_server._port(None) not in (taken, 0)
+        assert lab_server.chosen_port(None) not in (taken, 0)
 
 
 def test_a_server_that_dies_at_its_start_is_an_error_and_not_a_wait(monkeypatch, course):

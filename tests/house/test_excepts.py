@@ -222,7 +222,7 @@ REASONS = {
         "workbench/serving/api/soak.py Soak.good: ConnectionError, WireError",
         "workbench/grading/server.py Server._stop: subprocess.TimeoutExpired",
         "workbench/grading/warm.py Warm.close: subprocess.TimeoutExpired",
-        "workbench/lab_server.py _ended: subprocess.TimeoutExpired",
+        "workbench/lab_server.py ended: subprocess.TimeoutExpired",
         "workbench/lab_server.py _wait_until_up: urllib.error.URLError, ConnectionError, TimeoutError",
     ),
     "what an answer did wrong: it stands in the message that its student reads, or in its exit code": (
