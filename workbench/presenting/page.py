@@ -46,7 +46,7 @@ def _section(slide: Slide, live: bool) -> str:
     if slide.kind == "panel" and live:
         assert slide.panel is not None
         # the server puts what the cell shows into the element with the cell's number
-        place = f'<div class="live" cell-index="{slide.panel + 1}"></div>'
+        place = f'<div class="live" cell-index="{slide.panel + 1}"><div></div></div>'
         shown = f'<div class="recorded">{shown}</div>{place}'
     notes = json.dumps(slide.notes, ensure_ascii=False).replace("<", "\\u003c")
     tag = "h1" if slide.kind == "title" else "h2"

@@ -18,7 +18,7 @@ from pathlib import Path
 from workbench import lab_server
 from workbench.errors import WorkbenchError
 
-EXTENSIONS = ("anywidget", "@jupyter-widgets/jupyterlab-manager")  # all that a panel's page needs
+EXTENSIONS = ("@voila-dashboards/widgets-manager8", "@jupyter-widgets/jupyterlab-manager", "anywidget")
 USUAL_PORT = 8866
 START_S = 60
 
@@ -61,9 +61,8 @@ def serve(
         f"--VoilaConfiguration.template={template}",
         "--VoilaConfiguration.allow_template_override=NO",
         "--VoilaConfiguration.allow_theme_override=NO",
-        "--VoilaConfiguration.file_allowlist=[]",
         "--VoilaConfiguration.progressive_rendering=True",  # the page first, then cell after cell
-        f"--VoilaConfiguration.extension_allowlist={list(EXTENSIONS)}",
+        *(f"--VoilaConfiguration.extension_allowlist={name}" for name in EXTENSIONS),
     ]
     paths = [str(templates)] if templates else []
     paths += [os.environ["JUPYTER_PATH"]] if os.environ.get("JUPYTER_PATH") else []
