@@ -5,7 +5,7 @@
     text of more than half a slide  goes on on a next one
     a picture, a panel, a question  each has a slide
     hidden source, `assert`         are the speaker's notes, as are the words for a picture
-    an example guess, `answer()`    is left out: the hall guesses
+    an example guess, `answer()`    is left out, as is the table of guesses: the hall guesses
 
 All text stays on the slides.
 """
@@ -28,8 +28,15 @@ from workbench.presenting.needs import asked, live_cells, panel_of
 
 STANDS_IN = "An example guess stands in"
 LEFT_OUT = re.compile(r"^\s*\w+\.answer\(\)\s*$", re.M)
-COMPARES = re.compile(r"^(\w+\.compare\(|summary\(\))", re.M)  # the hall sees the result, the speaker the code
+SUMMARY = re.compile(r"^summary\(\)", re.M)
+COMPARES = re.compile(r"^\w+\.compare\(", re.M)  # the hall sees the result, the speaker the code
 SNAPSHOT = re.compile(r"\b(\w+)\.snapshot\(\)")
+EXAMPLE = re.compile(r"The example guess: .*?\. (?=[A-Z][^:<]*: )", re.S)
+VERDICT = re.compile(
+    r" The guess is too (?:high|low) by a factor of \S+?\.(?=\s|<)| That is (?:right|close|not what was guessed)\."
+)
+EXAMPLE_ROW = re.compile(r"<tr[^>]*><th[^>]*>example guess</th>.*?</tr>", re.S)
+GUESSES = "Your guesses"  # a section about the reader's own
 TEXT_ROOM = 0.72  # of a slide that has only text: more is not read
 
 
@@ -123,10 +130,13 @@ def deck_of(notebook: Path) -> Deck:
     sources = [_joined(cell["source"]) for cell in cells]
     live = live_cells([s if cell["cell_type"] == "code" else "" for s, cell in zip(sources, cells)])
     taken: set[int] = set()
-    making = _Making()
+    making, left_out = _Making(), False
     for at, (cell, source) in enumerate(zip(cells, sources)):
         if cell["cell_type"] == "markdown":
-            making.text(markup.blocks_of(source))
+            left_out = re.match(rf"#+ {GUESSES}$", source.partition("\n")[0]) is not None
+            making.text([] if left_out else markup.blocks_of(source))
+        elif left_out:
+            continue
         elif cell["cell_type"] == "code" and at not in taken:
             if at in live:
                 _panel(making, cells, sources, at, sorted(live).index(at), taken)
@@ -141,9 +151,7 @@ def deck_of(notebook: Path) -> Deck:
     return Deck(title, slides, [live[at] for at in sorted(live)])
 
 
-def _panel(
-    making: _Making, cells: list[dict], sources: list[str], at: int, number: int, taken: set[int]
-) -> None:
+def _panel(making: _Making, cells: list[dict], sources: list[str], at: int, number: int, taken: set[int]) -> None:
     """A panel's slide, with the picture that was recorded of it; the cell that recorded it is used up."""
     panel = panel_of(sources[at])
     assert panel is not None
@@ -162,6 +170,8 @@ def _panel(
 
 def _code(making: _Making, cell: dict[str, Any], source: str) -> None:
     """A cell of code: its source unless it is hidden, and what it showed."""
+    if SUMMARY.search(source):
+        return
     question = asked(source)
     if question is not None:
         _question(making, cell, question)
@@ -228,11 +238,19 @@ def _outputs(cell: dict[str, Any]) -> list[tuple[Block, str]]:
         elif "text/markdown" in data:
             made += [(block, "") for block in markup.markdown_output(_joined(data["text/markdown"]))]
         elif "text/html" in data:
-            html = _joined(data["text/html"])
+            html = _without_example(_joined(data["text/html"]))
             made += [(markup.html_output(html), "")] if STANDS_IN not in html else []
         elif "text/plain" in data:
             made += [(block, "") for block in markup.printed(_joined(data["text/plain"]))]
     return made
+
+
+def _without_example(html: str) -> str:
+    """A comparison as the hall sees it: what was predicted and measured. The notebook's own guess is an example."""
+    if "The example guess" not in html:
+        return html
+    html = EXAMPLE_ROW.sub("", EXAMPLE.sub("", html))
+    return VERDICT.sub("", html)
 
 
 def _pictures(cell: dict[str, Any]) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ def export(notebook: Path, out: Path) -> int:
 
 
 def present(notebook: Path, *, port: int | None = None, browser: bool = True) -> int:
-    """Serve the slides with live panels until told to stop."""
+    """Serve the slides with live panels, until Ctrl-C or SIGTERM."""
     voila.check_voila()
     check_packages()
     with tempfile.TemporaryDirectory(prefix="workbench-present-") as folder:
@@ -56,8 +56,15 @@ def present(notebook: Path, *, port: int | None = None, browser: bool = True) ->
 def live_notebook(notebook: Path) -> dict[str, Any]:
     """One cell for each panel; the slides are in the metadata, from where the template takes them."""
     deck = deck_of(notebook)
-    cells = [
-        {"cell_type": "code", "id": f"panel-{n}", "metadata": {}, "source": code, "outputs": [], "execution_count": None}
+    cells: list[dict[str, Any]] = [
+        {
+            "cell_type": "code",
+            "id": f"panel-{n}",
+            "metadata": {},
+            "source": code,
+            "outputs": [],
+            "execution_count": None,
+        }
         for n, code in enumerate(deck.panels)
     ]
     shown = {"head": head_of(deck), "body": body_of(deck, live=True), "script": script()}

@@ -44,7 +44,8 @@ def blocks_of(markdown: str) -> list[Block | Heading]:
     """A cell of Markdown, in order: its headings, paragraphs, lists, tables and fenced texts. Links to files of the
     course are only text on a slide."""
     text = LOCAL_LINK.sub(r"\1", markdown)
-    lines, made = text.split("\n"), []
+    lines = text.split("\n")
+    made: list[Block | Heading] = []
     parser = _parser()
     tokens = parser.parse(text)
     for token in tokens:

@@ -25,10 +25,8 @@ def head_of(deck: Deck) -> str:
 
 def page(deck: Deck) -> str:
     """One self-contained page: pictures within, panels as recorded, no request to anywhere."""
-    return (
-        f'<!doctype html><html lang="en"><head>{head_of(deck)}</head><body><main id="slides">{body_of(deck, live=False)}'
-        f"</main><script>{script()}</script></body></html>\n"
-    )
+    slides = f'<main id="slides">{body_of(deck, live=False)}</main><script>{script()}</script>'
+    return f'<!doctype html><html lang="en"><head>{head_of(deck)}</head><body>{slides}</body></html>\n'
 
 
 @functools.cache

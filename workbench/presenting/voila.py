@@ -1,7 +1,7 @@
 """Voilà on one notebook: started on this machine only, with a token, and ended with us.
 
-The page that it serves is a template's; the cells of the notebook are executed in a kernel of this Python, one after the
-other, while the page is already there. Nothing else is served from the folder.
+The page that it serves is a template's; the cells of the notebook are executed in a kernel of this Python, one after
+the other, while the page is already there. Give it a folder that holds nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def serve(
     browser: bool = True,
     cwd: Path | None = None,
 ) -> int:
-    """Run Voilà until it is told to stop (Ctrl-C, SIGTERM); prints its URL, one line, on standard output.
+    """Run Voilà until Ctrl-C or SIGTERM; prints its URL, one line, on standard output.
 
     template: its name; templates: the folder that holds `voila/templates/NAME`, default Voilà's own.
     port: default 8866, or any free one when that is taken. Raises WorkbenchError for Voilà missing, a port that was

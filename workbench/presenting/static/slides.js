@@ -89,7 +89,26 @@
   }
 
   function fitAll() {
-    for (const slide of slides()) if (!slide.classList.contains("panel")) { narrowFirst(slide); fit(slide); }
+    const mine = slides().filter((slide) => !slide.classList.contains("panel"));
+    for (const slide of mine) { narrowFirst(slide); fit(slide); }
+    for (const slide of slides()) if (/panel|picture/.test(slide.className)) {
+      const image = slide.querySelector(".block img");  // a tall one gets the whole height, for larger letters
+      if (image && image.naturalHeight > 0.56 * image.naturalWidth) slide.classList.add("tall");
+    }
+    for (const slide of slides()) if (!/panel|picture|title|question|tight/.test(slide.className)) enlarge(slide);
+  }
+  // What leaves room is set larger.
+  function enlarge(slide) {
+    const wide = () => [...slide.querySelectorAll(".body > .block")].some(tooWide) || slide.querySelector("pre.long");
+    for (const step of ["large2", "large1"]) {
+      slide.classList.add(step);
+      if (!overflows(slide) && !wide()) break;
+      slide.classList.remove(step);
+    }
+    const body = bodyOf(slide), last = body.lastElementChild;
+    if (!last) return;
+    const used = last.getBoundingClientRect().bottom - body.getBoundingClientRect().top;
+    if (used < 0.5 * body.clientHeight) slide.classList.add("sparse");
   }
   function narrowFirst(slide) {  // printed lines that are too wide need no smaller prose
     for (const block of slide.querySelectorAll(":scope > .body > .block")) {
