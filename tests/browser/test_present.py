@@ -33,13 +33,14 @@ PROBLEMS = """(least) => {
     for (const block of [slide.querySelector('header'), ...slide.querySelectorAll(inside)]) {
       if (getComputedStyle(block).display === 'none') continue;
       for (const one of [block, ...block.querySelectorAll('*')]) {
-        if (one.closest('script, style, svg, .jp-OutputPrompt, option') || !one.checkVisibility({visibilityProperty: false})) continue;
+        if (one.closest('script, style, svg, option') || !one.checkVisibility()) continue;
         const place = one.getBoundingClientRect(), css = getComputedStyle(one);
         if (!place.width || !place.height) continue;
         const name = `${one.tagName} ${one.className} ${one.textContent.trim().slice(0, 40)}`;
-        if (place.left < box.left - 1 || place.right > box.right + 1 || place.bottom > box.bottom + 1) say(`${name} is outside`);
+        if (place.left < box.left - 1 || place.right > box.right + 1 || place.bottom > box.bottom + 1)
+          say(`${name} is outside`);
         if (!one.closest('math') && css.overflowX !== 'visible' && one.scrollWidth > one.clientWidth + 2
-            && !one.matches('.noUi-target, .noUi-target *, input, .slider-container')) say(`${name} is cut at the right`);
+            && !one.matches('.noUi-target, .noUi-target *, input, .slider-container')) say(`${name} is too wide`);
         if (!one.closest('math') && css.overflowY !== 'visible' && one.scrollHeight > one.clientHeight + 2
             && !one.matches('.noUi-target, .noUi-target *, textarea, pre')) say(`${name} is cut below`);
         const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
@@ -174,9 +175,7 @@ def test_panels_live_on_their_slides(browser, tmp_path, name):
             timeout=180_000,
         )
         assert [url for url in page.asked if not url.startswith(("data:", "blob:", address.split("?")[0]))] == []
-        panels = page.evaluate(
-            "present.slides().flatMap((slide, at) => slide.matches('.panel') && slide.querySelector('.live') ? [at] : [])"
-        )
+        panels = page.evaluate("present.slides().flatMap((slide, at) => slide.matches('.alive') ? [at] : [])")
         for width, height in SIZES:
             page.set_viewport_size({"width": width, "height": height})
             page.wait_for_timeout(300)
