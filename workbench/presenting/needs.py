@@ -55,17 +55,26 @@ def live_cells(sources: Sequence[str]) -> dict[int, str]:
 
 def _needed(parsed: list[list[ast.stmt]], at: int, code: str) -> set[tuple[int, int]]:
     """(cell, statement) of what defines, above cell `at`, the names that the code uses, and what those use in turn."""
-    wanted = _uses(ast.parse(code))
-    needed = set()
-    for cell in range(at - 1, -1, -1):
-        for number in range(len(parsed[cell]) - 1, -1, -1):
+    every = [(cell, number) for cell in range(at) for number in range(len(parsed[cell]))]
+    needed: set[tuple[int, int]] = set()
+
+    def find(wanted: set[str], end: int) -> None:
+        """Among the first `end` statements, the last of each wanted name, and what leads to it."""
+        for place in range(end - 1, -1, -1):
+            cell, number = every[place]
             statement = parsed[cell][number]
-            given = _gives(statement)
-            if given & wanted:
-                needed.add((cell, number))
-                if not isinstance(statement, ast.AugAssign):
-                    wanted -= given
-                wanted |= _uses(statement)
+            given = _gives(statement) & wanted
+            if not given:
+                continue
+            if not isinstance(statement, ast.AugAssign):
+                wanted = wanted - given
+            if every[place] not in needed:
+                needed.add(every[place])
+                # a function looks its names up when it is called
+                is_function = isinstance(statement, ast.FunctionDef | ast.ClassDef)
+                find(_uses(statement), len(every) if is_function else place)
+
+    find(_uses(ast.parse(code)), len(every))
     return needed
 
 

@@ -147,12 +147,25 @@
     state();
     window.dispatchEvent(new Event("resize"));
   }
+  // The picture as large as its place allows; the panel's own notes under the pointer go by its edges.
+  function enlargePictures() {
+    for (const stage of main.querySelectorAll(".slide.alive .workbench-stage")) {
+      const picture = stage.querySelector(".workbench-picture"), image = stage.querySelector("img");
+      if (!image) continue;
+      if (!image.naturalWidth) { image.addEventListener("load", enlargePictures, { once: true }); continue; }
+      const ratio = image.naturalWidth / image.naturalHeight;
+      const width = Math.floor(Math.min(stage.clientWidth, stage.clientHeight * ratio));
+      picture.style.width = `${width}px`;
+      picture.style.height = `${Math.floor(width / ratio)}px`;
+    }
+  }
   function watch() {  // until each place has its panel
     for (const place of main.querySelectorAll(".live")) {
       const look = () => {
         if (!place.querySelector(".workbench-panel img")) return;
         place.closest(".slide").classList.add("alive");
         seen.disconnect();
+        new MutationObserver(enlargePictures).observe(place.querySelector(".workbench-picture"), { childList: true });
         state();
         window.dispatchEvent(new Event("resize"));
       };
@@ -263,6 +276,7 @@
   main.append(foot, bar);
   scheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   window.addEventListener("keydown", pressed, true);
+  window.addEventListener("resize", enlargePictures);
   window.addEventListener("hashchange", () => show(Number(location.hash.slice(1)) - 1 || 0, false));
   setInterval(tick, 1000);
   const fonts = document.fonts ? document.fonts.ready : Promise.resolve();
