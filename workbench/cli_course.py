@@ -50,7 +50,7 @@ def labs_called(lab: str | None, known: Iterable[str]) -> list[str]:
     """Names of labs: all for None, else the one of that name or number ("03_kv_cache", "03" or "3"). Raises
     WorkbenchError for a lab that is unknown."""
     names = list(known)
-    chosen = [name for name in names if lab in (None, name, name[:2], name[:2].lstrip("0"))]
+    chosen = [name for name in names if lab in (None, name, name[:2], name[:2].lstrip("0") or "0")]
     if not chosen:
         raise unknown("lab", lab, names)
     return chosen

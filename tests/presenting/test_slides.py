@@ -144,12 +144,15 @@ def test_every_lecture_becomes_slides_and_each_of_its_panels_can_live(name):
         compile(panel, name, "exec")
 
 
-def test_the_file_asks_nothing_of_another_machine_and_leaves_nothing_behind_when_it_cannot_be_written(tmp_path, capsys):
+def test_the_file_asks_nothing_of_another_machine_and_leaves_nothing_when_it_cannot_be_written(
+    tmp_path, monkeypatch, capsys
+):
     out = tmp_path / "x.html"
     assert live.export(LECTURES["00_start_here"], out) > 20
     html = out.read_text("utf-8")
     assert "http" not in html.partition("<main")[0] and "<script src" not in html and "<link" not in html
-    assert cli.main(["present", "0", "--out", str(tmp_path)]) == 2
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["present", "0", "--out", str(tmp_path)]) == 2 and "cannot write" in capsys.readouterr().err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.html"]
 
 
