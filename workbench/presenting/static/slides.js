@@ -159,6 +159,24 @@
       picture.style.height = `${Math.floor(width / ratio)}px`;
     }
   }
+  // Beside the picture there is one column for what is set and said.
+  const CROWDED = ["crowded1", "crowded2", "crowded3"];
+  function crowd() {
+    for (const panel of main.querySelectorAll(".slide.alive:not(.more) .workbench-panel")) {
+      const slide = panel.closest(".slide");
+      slide.classList.remove(...CROWDED);
+      const wide = panel.children[5];
+      const full = () => panel.scrollHeight > panel.clientHeight + 1 || panel.scrollWidth > panel.clientWidth + 1
+        || (wide.clientHeight && [...wide.querySelectorAll("*")].some((one) => one.scrollWidth > wide.clientWidth + 1));
+      for (const step of CROWDED) { if (!full()) break; slide.classList.add(step); }
+    }
+    enlargePictures();
+  }
+  function more() {
+    const slide = slides()[at];
+    if (slide.classList.contains("alive")) slide.classList.toggle("more");
+    crowd();
+  }
   function watch() {  // until each place has its panel
     for (const place of main.querySelectorAll(".live")) {
       const look = () => {
@@ -166,6 +184,8 @@
         place.closest(".slide").classList.add("alive");
         seen.disconnect();
         new MutationObserver(enlargePictures).observe(place.querySelector(".workbench-picture"), { childList: true });
+        const sizes = new ResizeObserver(() => requestAnimationFrame(crowd));
+        for (const text of place.querySelectorAll(".workbench-text, .widget-html-content")) sizes.observe(text);
         state();
         window.dispatchEvent(new Event("resize"));
       };
@@ -228,7 +248,7 @@
 
   // -- keys ------------------------------------------------------------------------------------------------------------
   const KEYS = [["→  Page Down  Space  N", "next"], ["←  Page Up  Backspace  P", "previous"], ["Home  End", "first, last"],
-    ["S", "the speaker's view"], ["R", "a panel: recorded or live"], ["D", "dark or light"], ["B  .", "black"],
+    ["S", "the speaker's view"], ["R", "a panel: recorded or live"], ["M", "a panel: its words and numbers"], ["D", "dark or light"], ["B  .", "black"],
     ["F", "full screen"], ["?", "these keys"]];
   function toggle(name, make) {
     const there = document.querySelector(`.${name}`);
@@ -238,7 +258,7 @@
     ArrowRight: () => show(at + 1), PageDown: () => show(at + 1), " ": () => show(at + 1), n: () => show(at + 1),
     ArrowDown: () => show(at + 1), ArrowUp: () => show(at - 1),
     ArrowLeft: () => show(at - 1), PageUp: () => show(at - 1), Backspace: () => show(at - 1), p: () => show(at - 1),
-    Home: () => show(0), End: () => show(slides().length - 1), s: openSpeaker, r: recorded,
+    Home: () => show(0), End: () => show(slides().length - 1), s: openSpeaker, r: recorded, m: more,
     d: () => scheme(root.dataset.scheme === "dark" ? "light" : "dark"),
     b: () => toggle("cover", () => {}), ".": () => toggle("cover", () => {}),
     f: () => (document.fullscreenElement ? document.exitFullscreen() : root.requestFullscreen()),
@@ -276,7 +296,7 @@
   main.append(foot, bar);
   scheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   window.addEventListener("keydown", pressed, true);
-  window.addEventListener("resize", enlargePictures);
+  window.addEventListener("resize", crowd);
   window.addEventListener("hashchange", () => show(Number(location.hash.slice(1)) - 1 || 0, false));
   setInterval(tick, 1000);
   const fonts = document.fonts ? document.fonts.ready : Promise.resolve();
