@@ -183,9 +183,9 @@
         if (!place.querySelector(".workbench-panel img")) return;
         place.closest(".slide").classList.add("alive");
         seen.disconnect();
-        new MutationObserver(enlargePictures).observe(place.querySelector(".workbench-picture"), { childList: true });
-        const sizes = new ResizeObserver(() => requestAnimationFrame(crowd));
-        for (const text of place.querySelectorAll(".workbench-text, .widget-html-content")) sizes.observe(text);
+        let waits = 0;  // what a run says changes many times a second
+        const changed = () => { cancelAnimationFrame(waits); waits = requestAnimationFrame(crowd); };
+        new MutationObserver(changed).observe(place, { childList: true, subtree: true, characterData: true });
         state();
         window.dispatchEvent(new Event("resize"));
       };
