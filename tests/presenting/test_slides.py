@@ -10,7 +10,7 @@ import pytest
 
 from workbench import cli
 from workbench.errors import WorkbenchError
-from workbench.presenting import live, markup, needs, voila
+from workbench.presenting import live, markup, needs
 from workbench.presenting.deck import deck_of, parted
 from workbench.presenting.page import page
 
@@ -201,5 +201,3 @@ def test_a_notebook_that_is_none_and_an_output_with_a_script_are_refused(lecture
         deck_of(lecture())
     with pytest.raises(WorkbenchError, match="script"):
         deck_of(lecture(text("# A"), code("x", {"text/html": "<script>x()</script>"})))
-    with pytest.raises(WorkbenchError, match="no notebook"):
-        voila.serve(tmp_path / "no.ipynb", template="lab")

@@ -24,12 +24,11 @@ SETTINGS = {  # of its web server
 }
 
 
-def check_packages() -> None:
-    """Raises WorkbenchError where Voilà is not installed, with how to install it."""
+def check_packages(otherwise: str = "") -> None:
+    """Raises WorkbenchError where Voilà is not installed, with how to install it, and what to do `otherwise`."""
     if importlib.util.find_spec("voila") is None:
-        raise WorkbenchError(
-            "Voilà is not installed here; run `make setup`, or pip install -e '.[voila]' -c constraints.txt"
-        )
+        words = "Voilà is not installed here; run `make setup`, or pip install -e '.[voila]' -c constraints.txt"
+        raise WorkbenchError(f"{words}; {otherwise}" if otherwise else words)
 
 
 def serve(
@@ -46,8 +45,9 @@ def serve(
 
     page: a notebook in `folder`; "" is Voilà's own list of them. port: default 8866, or any free one when that is
     taken. host: where it listens; by default this machine alone. options: more words for Voilà's command line.
-    templates: a folder with `voila/templates/NAME` of our own. It asks for a token, made anew at every start, and ends kernels whose page is closed. Raises WorkbenchError for
-    Voilà missing, a port that was asked for and is taken, and a server that does not come up.
+    templates: a folder with `voila/templates/NAME` of our own. It asks for a token, made anew at every start, and ends
+    kernels whose page is closed. Raises WorkbenchError for Voilà missing, a port that was asked for and is taken, and a
+    server that does not come up.
     """
     check_packages()
     port = port_for(port, USUAL_PORT, host)

@@ -51,7 +51,7 @@ def export(notebook: Path, out: Path) -> int:
 
 def present(notebook: Path, *, port: int | None = None, browser: bool = True) -> int:
     """Serve the slides with live panels, until Ctrl-C or SIGTERM."""
-    voila.check_packages()
+    voila.check_packages("or write the slides with their recorded results: workbench present LAB --out FILE.html")
     check_packages()
     with tempfile.TemporaryDirectory(prefix="workbench-present-") as folder:
         made = Path(folder) / f"{notebook.stem}.ipynb"
