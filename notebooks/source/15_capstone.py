@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Lab 15 · Capstone
 #
-# **The question.** Everything of this course is a switch on one engine. Here is a trace and a budget: which switches do you
-# turn, and how well can you say beforehand what comes of it?
+# **The question.** Everything of this course is a switch on one engine. Here is a trace and a budget: which switches
+# do you turn, and how well can you say beforehand what comes of it?
 #
 # The task is yours; this lecture shows how it is judged, so that you can believe the marks. A judge that can be fooled
 # measures who fools it best: in public contests of kernels and engines the top entry was, for a while, one that did
@@ -25,8 +25,8 @@ from workbench.lectures import ask, say, summary, table
 # %% [markdown]
 # ## Predict
 #
-# A decode step of 16 sequences and one of a single sequence, each text of 200 tokens, on the machine that this lab counts
-# with: 16 GB/s, 200 GFLOP/s, a millisecond of overhead per pass. Guess; the lab comes back to it.
+# A decode step of 16 sequences and one of a single sequence, each text of 200 tokens, on the machine that this lab
+# counts with: 16 GB/s, 200 GFLOP/s, a millisecond of overhead per pass. Guess; the lab comes back to it.
 
 # %% jupyter={"source_hidden": true}
 sixteen_guess = ask(
@@ -50,9 +50,9 @@ sixteen_guess
 #   weights/           in the track "open" alone: a checkpoint in safetensors
 # ```
 #
-# The engine is the course's, and it is set up by *data*. What is your own **advises** it: an order of requests, rows of a
-# step, drafted tokens. Advice can be bad and makes the engine slow; it cannot make a token wrong. A plan is checked at every
-# step, and a drafted token is verified like any other.
+# The engine is the course's, and it is set up by *data*. What is your own **advises** it: an order of requests, rows
+# of a step, drafted tokens. Advice can be bad and makes the engine slow; it cannot make a token wrong. A plan is
+# checked at every step, and a drafted token is verified like any other.
 
 # %%
 say(f"{len(SWITCHES)} switches: {', '.join(f'`{name}`' for name in SWITCHES)}.")
@@ -68,8 +68,8 @@ table(["track", "question", "pool", "what is counted (weight)", "tokens"], rows,
 # %% [markdown]
 # ## The judge's clock
 #
-# What is graded must come out the same tomorrow and on another machine. Times do not; counts do. So a counted run computes
-# every token for real, on the real engine, and only its *clock* is counted:
+# What is graded must come out the same tomorrow and on another machine. Times do not; counts do. So a counted run
+# computes every token for real, on the real engine, and only its *clock* is counted:
 #
 # $$t = \text{passes} \cdot o + \frac{\text{bytes read}}{B} + \frac{\text{FLOPs}}{F}$$
 #
@@ -89,17 +89,16 @@ print(" + ".join(f"{1e3 * part:.2f}" for part in parts), f"= {1e3 * COURSE_LAW(s
 sixteen_guess.compare(COURSE_LAW(sixteen) / COURSE_LAW(one), how="counted")
 
 # %% [markdown]
-# Most of the step is weights, which it reads once for all 16. A row more costs
-# a tenth of a millisecond. That is the whole economy of the tracks: **share a pass between more tokens**, and **read fewer
-# bytes in it**.
+# Most of the step is weights, which it reads once for all 16. A row more costs a tenth of a millisecond. That is the
+# whole economy of the tracks: **share a pass between more tokens**, and **read fewer bytes in it**.
 #
-# The clock leaves things out: attention's FLOPs, the scheduler, and the time of `own.py`. The judge also measures by a real
-# clock, and that is where those show.
+# The clock leaves things out: attention's FLOPs, the scheduler, and the time of `own.py`. The judge also measures by
+# a real clock, and that is where those show.
 #
 # ## The panel: what does a switch bring?
 #
-# The track *cost* asks for the fewest bytes of weights read, at the same tokens. Its baseline serves 32 sequences at a time
-# and [drafts](../docs/glossary.md#speculation) nothing.
+# The track *cost* asks for the fewest bytes of weights read, at the same tokens. Its baseline serves 32 sequences at
+# a time and [drafts](../docs/glossary.md#speculation) nothing.
 
 # %% jupyter={"source_hidden": true}
 drafts_guess = ask(
@@ -136,8 +135,8 @@ say(
 
 # %% [markdown]
 # Switches are not independent. A pool that is too small for 48 sequences makes "more sequences" worth nothing, until
-# something else makes room. And a draft that is right twice in a step shortens the *longest* text, which is the one that
-# is still running when all others are done.
+# something else makes room. And a draft that is right twice in a step shortens the *longest* text, which is the one
+# that is still running when all others are done.
 #
 # The other tracks, with half of the requests:
 
@@ -155,12 +154,14 @@ for name in ("memory", "latency", "open"):
 table(["track", "switch", "count", "to the baseline", "product of the single ones"], found, "one switch at a time")
 
 # %% [markdown]
-# Read the two columns together. Where all together is *more* than the product, one switch made room for another: small keys
-# and values leave room for sequences, which share passes. Where it is less, two switches saved the same thing twice.
+# Read the two columns together. Where all together is *more* than the product, one switch made room for another:
+# small keys and values leave room for sequences, which share passes. Where it is less, two switches saved the same
+# thing twice.
 #
 # ## Levels and points
 #
-# A ratio becomes a **level**, 0 to 3, along straight lines between the track's thresholds; levels are added by their weights.
+# A ratio becomes a **level**, 0 to 3, along straight lines between the track's thresholds; levels are added by their
+# weights.
 
 # %%
 cost = TRACKS["cost"]
@@ -168,8 +169,8 @@ for ratio_to_baseline in (0.9, 1.0, 1.25, 1.77, 2.0, 40.0):
     print(f"{ratio_to_baseline:5.2f} ×  level {level(ratio_to_baseline, cost.levels):.2f} of 3")
 
 # %% [markdown]
-# Why are levels capped and added, where many leaderboards take a geometric mean of ratios? Because of one entry that drove a
-# single count to nearly nothing:
+# Why are levels capped and added, where many leaderboards take a geometric mean of ratios? Because of one entry that
+# drove a single count to nearly nothing:
 
 # %%
 honest, hollow = (1.6, 1.6), (0.8, 400.0)
@@ -183,10 +184,10 @@ for name, (one, other) in {"honest": honest, "one count driven to nothing": holl
 #
 # ## Pairs
 #
-# Who wins is decided by the clock, since that is what a user feels. The judge serves a fresh trace by your engine and by the
-# baseline's, in turns, at least five times, and keeps the ratio of each pair: what slows the machine down slows both. The
-# interval is the sign test's, which assumes nothing of how times are distributed: the median of five pairs lies between
-# the smallest and the largest ratio with a probability of $1 - 2 \cdot 2^{-5}$.
+# Who wins is decided by the clock, since that is what a user feels. The judge serves a fresh trace by your engine and
+# by the baseline's, in turns, at least five times, and keeps the ratio of each pair: what slows the machine down
+# slows both. The interval is the sign test's, which assumes nothing of how times are distributed: the median of five
+# pairs lies between the smallest and the largest ratio with a probability of $1 - 2 \cdot 2^{-5}$.
 
 # %%
 ours, theirs = [412, 395, 431, 388, 405], [236, 231, 240, 198, 229]
@@ -199,9 +200,9 @@ assert ratios.confidence == 1 - 2 / 2**5
 #
 # ## What no engine can do
 #
-# A result that is too good is a result that is wrong. Every row of a trace has to be computed once, or its prefix has to be
-# in the cache because another text had it; the last token of a text is never sent. So rows have a floor, which is the number
-# of *different beginnings*:
+# A result that is too good is a result that is wrong. Every row of a trace has to be computed once, or its prefix has
+# to be in the cache because another text had it; the last token of a text is never sent. So rows have a floor, which
+# is the number of *different beginnings*:
 
 # %%
 from workbench.capstone.served import Run
@@ -212,8 +213,8 @@ trace = (Asked("a", (1, 2, 3), 2), Asked("b", (1, 2, 3), 2))
 print(least_rows(trace, Run(texts, {}, 1.0)), "rows at least: 1, 2, 3 and 7, once for both")
 
 # %% [markdown]
-# A counted run with fewer rows is void, and so is a timed one that is faster than these rows' FLOPs at the machine's measured
-# ceiling, or that has a token before its request arrived.
+# A counted run with fewer rows is void, and so is a timed one that is faster than these rows' FLOPs at the machine's
+# measured ceiling, or that has a token before its request arrived.
 #
 # ## The gates
 #
@@ -228,16 +229,17 @@ print(least_rows(trace, Run(texts, {}, 1.0)), "rows at least: 1, 2, 3 and 7, onc
 # | api | twelve claims of an OpenAI client, on your very engine | what no client asked |
 # | conduct | `own.py` computes with its arguments alone | what goes on inside its arithmetic |
 #
-# Prompts are drawn after the submission was read, from files that no shipped model was trained on. An exact track allows a
-# tie, since two orders of one sum differ in the last bits. The others bound the mean **regret**, the log-probability that a
-# token gives away against the reference's best. Int8 keys and values lose less than a ten-thousandth of a nat; int4 ones
-# give away eight thousandths and do not pass.
+# Prompts are drawn after the submission was read, from files that no shipped model was trained on. An exact track
+# allows a tie, since two orders of one sum differ in the last bits. The others bound the mean **regret**, the
+# log-probability that a token gives away against the reference's best. Int8 keys and values lose less than a
+# ten-thousandth of a nat; int4 ones give away eight thousandths and do not pass.
 #
 # ## How one would cheat
 #
-# The list comes from contests that were: answers cached by pointer, inputs recognized and replayed, lazy outputs, a patched
-# clock, work moved before the clock starts, fewer bits than declared, the reference's memory read. Most need code beside the
-# clock. Here there is none: your code runs in a process that has no clock, no files, no network, and no answer to copy.
+# The list comes from contests that were: answers cached by pointer, inputs recognized and replayed, lazy outputs, a
+# patched clock, work moved before the clock starts, fewer bits than declared, the reference's memory read. Most need
+# code beside the clock. Here there is none: your code runs in a process that has no clock, no files, no network, and
+# no answer to copy.
 
 # %%
 for source in (
@@ -250,8 +252,8 @@ for source in (
 
 # %% [markdown]
 # That is the first of three fences. The second is the process itself, which ends at the first system event that is no
-# computing. The third is the kernel's: namespaces, Landlock, seccomp, limits. They are not independent proofs, and a fence is
-# not a wall; but behind them there is nothing worth reaching: no expected answer is on that side.
+# computing. The third is the kernel's: namespaces, Landlock, seccomp, limits. They are not independent proofs, and a
+# fence is not a wall; but behind them there is nothing worth reaching: no expected answer is on that side.
 #
 # ## Prediction
 #
@@ -263,9 +265,9 @@ for predicted in (400, 440, 500, 800):
     print(f"predicted {predicted}, measured 400: {prediction_score(predicted, 400):.2f} of 1")
 
 # %% [markdown]
-# `workbench capstone predict` does for you what this course did all along: it fits the law above to this machine (seconds of
-# a pass, a row, a byte, from two practice traces), then counts a third trace by that law. You can do better by knowing what
-# the law leaves out.
+# `workbench capstone predict` does for you what this course did all along: it fits the law above to this machine
+# (seconds of a pass, a row, a byte, from two practice traces), then counts a third trace by that law. You can do
+# better by knowing what the law leaves out.
 #
 # ## A whole submission, tried
 #
@@ -277,12 +279,13 @@ mine = replace(baseline(cost), draft="prompt_lookup", draft_length=6)
 print(practice(mine, small, seed="practice/0").in_words())
 
 # %% [markdown]
-# Ten requests leave most of the 32 places empty, so that drafts bring more here than in the judge's trace of forty-eight.
+# Ten requests leave most of the 32 places empty, so that drafts bring more here than in the judge's trace of
+# forty-eight.
 #
 # ## Reference solutions, and the board
 #
-# `solutions/capstone/` of the instructor's course has one for each track. `workbench capstone judge` writes a record for each
-# submission, signed by its hash; a folder of records is a board. This is the reference solutions' own:
+# `solutions/capstone/` of the instructor's course has one for each track. `workbench capstone judge` writes a record
+# for each submission, signed by its hash; a folder of records is a board. This is the reference solutions' own:
 
 # %% jupyter={"source_hidden": true}
 from workbench.capstone.board import HEADINGS, cells, read_board
