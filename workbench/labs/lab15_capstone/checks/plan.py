@@ -84,7 +84,7 @@ def block_cases(draw: random.Random) -> list[dict]:
     return [
         step_case(draw, [decode(16), decode(19), decode(24), waits(60)], free=5),
         step_case(draw, [decode(8), prompt(70, 21), waits(9)], free=4),
-        step_case(draw, [prompt(draw.randint(24, 29), 19), waits(11), waits(2)], free=3),
+        step_case(draw, [prompt(draw.choice([24, 28, 29]), 19), waits(11), waits(2)], free=3),
         step_case(draw, [prompt(40, 13), decode(5)], free=0),
         step_case(draw, [waits(17), waits(3), waits(30)], free=5, size=draw.choice([4, 5, 6])),
         step_case(draw, [prompt(90, 12), decode(7), waits(6)], free=2, size=16),
@@ -92,13 +92,13 @@ def block_cases(draw: random.Random) -> list[dict]:
 
 
 def preempt_cases(draw: random.Random) -> list[dict]:
-    """No block for a decode: the latest that runs gives way, decoding or not, also where it needs none itself."""
+    """No block for a decode: the latest that runs gives way, decoding or not, also where it holds none itself."""
     return [
         step_case(draw, [decode(16), decode(8), decode(27)], free=0),
         step_case(draw, [decode(16), decode(24), decode(8), decode(32)], free=1),
         step_case(draw, [decode(24), decode(9), prompt(70, 40)], free=0),
         step_case(draw, [prompt(60, 20), decode(16), decode(draw.randint(17, 23))], free=0),
-        step_case(draw, [decode(48), decode(32), decode(16), decode(8), prompt(9, 0)], free=0),
+        step_case(draw, [decode(48), decode(16), decode(8), prompt(9, 0)], free=0),
     ]
 
 
