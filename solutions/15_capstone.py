@@ -243,7 +243,7 @@ with checks.trying("capstone-least-rows"):
     print("the picture:", least_rows([[5, 7], [5, 7], [7, 5]], [[1, 2, 9], [1, 8], [1]]), "rows")
     opening = list(range(96))
     for users in (1, 4, 16):
-        prompts = [opening + [1000 + user, 7, 7, 7] for user in range(users)]
+        prompts = [[*opening, 1000 + user, 7, 7, 7] for user in range(users)]
         outputs = [[500 + step for step in range(32)] for _ in range(users)]
         every = sum(map(len, prompts)) + sum(map(len, outputs)) - users
         print(f"{users:2} requests with one opening: {least_rows(prompts, outputs):4} rows, {every} without sharing")

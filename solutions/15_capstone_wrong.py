@@ -650,6 +650,15 @@ waiting ones before running prompts: running prompts come before waiting ones
 -    for one in running + waiting:
 +    for one in waiting + running:
 
+waiting ones are decodes: a request that waits starts behind all that run, with a single token, too
+-    for one in [one for one in running if one["tokens"] - one["computed"] == 1]:
++    running += [one for one in waiting if one["tokens"] == 1]
++    waiting = [one for one in waiting if one["tokens"] > 1]
++    for one in [one for one in running if one["tokens"] - one["computed"] == 1]:
+@@
+-        if one["tokens"] - one["computed"] == 1 and one["running"]:
++        if one["tokens"] - one["computed"] == 1:
+
 the shortest first: the earliest first, whatever its length
 -    for one in running + waiting:
 +    for one in running + sorted(waiting, key=lambda one: one["tokens"]):
@@ -751,11 +760,6 @@ starts not counted: each that starts runs by then
 one less: so many as max_running may run
 -            if preempt or started == step["max_running"]:
 +            if preempt or started >= step["max_running"] - 1:
-
-waiting ones are decodes: a request that waits starts with its prompt, behind all that run
--    for one in [one for one in running if one["tokens"] - one["computed"] == 1]:
-+    running = running if len(running) >= step["max_running"] else running + waiting
-+    for one in [one for one in running if one["tokens"] - one["computed"] == 1]:
 
 # trace
 a whole prompt at a time: a prompt goes on from what is computed, in this step as in the next

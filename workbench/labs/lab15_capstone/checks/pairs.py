@@ -1,7 +1,7 @@
 """Lab 15, pairs of runs: cases and judge of capstone-pairs.
 
-How far an interval covers is counted over all 2ⁿ ways in which the ratios may lie on the two sides of the median, by how
-many lie below it; ratios are fractions.
+How far an interval covers is counted over all 2ⁿ ways in which the ratios may lie on the two sides of the median;
+ratios are fractions.
 """
 
 from __future__ import annotations

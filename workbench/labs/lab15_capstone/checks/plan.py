@@ -69,7 +69,7 @@ def decode_cases(draw: random.Random) -> list[dict]:
 
 
 def chunk_cases(draw: random.Random) -> list[dict]:
-    """A budget that one prompt uses up, that reaches into the next, and that is enough for all; blocks for everything."""
+    """A budget that one prompt uses up, that reaches into the next, and that is enough for all; blocks for all."""
     return [
         step_case(draw, [decode(20), prompt(100, 32), waits(30)], budget=draw.randint(20, 60)),
         step_case(draw, [decode(20), prompt(60, 37), waits(40), waits(9)], budget=draw.randint(30, 55)),

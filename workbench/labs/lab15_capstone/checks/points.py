@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from itertools import pairwise
 
 from workbench.checks.tensors import missing_message
 
@@ -24,7 +25,7 @@ def thresholds_of(draw: random.Random) -> list[float]:
 
 def between(draw: random.Random, thresholds: list[float]) -> list[float]:
     """A ratio inside each stretch, off its middle."""
-    return [low + (high - low) * draw.choice([3, 5, 11, 13]) / 16 for low, high in zip(thresholds, thresholds[1:])]
+    return [low + (high - low) * draw.choice([3, 5, 11, 13]) / 16 for low, high in pairwise(thresholds)]
 
 
 def level_cases(draw: random.Random) -> list[dict]:
@@ -135,7 +136,7 @@ def odd_points(draw: random.Random) -> list[dict]:
 def level(ratio: float, thresholds: list[float]) -> Fraction:
     """Of each stretch the part that lies below the ratio."""
     exact, total = Fraction(ratio), Fraction(0)
-    for low, high in zip(map(Fraction, thresholds), map(Fraction, thresholds[1:])):
+    for low, high in pairwise(map(Fraction, thresholds)):
         total += (min(max(exact, low), high) - low) / (high - low)
     return total
 

@@ -65,7 +65,9 @@ def run_pairs(answer: Any, ours: list, baseline: list) -> dict:
         return {"refused": True}
     if not hasattr(gave, "keys"):
         return {"returned": type(gave).__name__}
-    seen: dict[str, Any] = {name: number(gave[name]) for name in ("median", "low", "high", "confidence") if name in gave}
+    seen: dict[str, Any] = {
+        name: number(gave[name]) for name in ("median", "low", "high", "confidence") if name in gave
+    }
     if "each" in gave:
         items = as_list(gave["each"])
         seen["each"] = type(gave["each"]).__name__ if items is None else [number(one) for one in items]
@@ -130,7 +132,9 @@ def plans_of(plan: Callable[[dict], dict], requests: list, pool: int, **limits: 
                 break
             continue
         held = sum(-(-one["computed"] // limits["block_size"]) for one in alive)
-        shown = [one | {"waited_s": now - one["arrival_s"]} for one in sorted(alive, key=lambda one: not one["running"])]
+        shown = [
+            one | {"waited_s": now - one["arrival_s"]} for one in sorted(alive, key=lambda one: not one["running"])
+        ]
         made = plan({"requests": shown, "now_s": float(now), "free_blocks": pool - held, **limits})
         plans.append(made)
         if not _carried_out(made, alive, pool, limits["block_size"]):

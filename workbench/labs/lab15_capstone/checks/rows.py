@@ -34,9 +34,15 @@ def opening_cases(draw: random.Random) -> list[dict]:
     """Prompts with one opening: of any length, of some of the texts only, and in another order."""
     short, long = draw.sample(range(500), 3), tokens(draw, draw.randint(17, 40))
     users = [([*long, 600 + user, *tokens(draw, 2)], tokens(draw, 4)) for user in range(3)]
+    users.append((users[0][0], tokens(draw, 3)))
     mixed = [([*short, 600], tokens(draw, 5)), ([700, *short], tokens(draw, 3)), ([*short, 601], tokens(draw, 2))]
     turned = [([*opening, 600], tokens(draw, 4)) for opening in (short, short[::-1], [*short[1:], short[0]])]
-    return [rows_case(*users), rows_case(*mixed), rows_case(*turned), rows_case((long, [1, 2]), (long[:7], [3, 4]), (long[:12], [5, 6]))]
+    return [
+        rows_case(*users),
+        rows_case(*mixed),
+        rows_case(*turned),
+        rows_case((long, [1, 2]), (long[:7], [3, 4]), (long[:12], [5, 6])),
+    ]
 
 
 def output_cases(draw: random.Random) -> list[dict]:
