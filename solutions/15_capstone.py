@@ -17,8 +17,8 @@ from workbench import checks
 # %% [markdown]
 # ## 1. What a step takes
 #
-# *Lab 15, "The judge's clock".* A counted run computes its tokens for real, but its clock is a law. The same counts take
-# the same time on every machine:
+# *Lab 15, "The judge's clock".* A counted run computes its tokens for real, but its clock is a formula. The same counts
+# take the same time on every machine:
 #
 # ```text
 # seconds of a step = passes · overhead + bytes read / bandwidth + FLOPs / rate
@@ -34,8 +34,8 @@ from workbench import checks
 # Write `step_s(counts, overhead_s, bandwidth, flop_rate)`: the seconds of one step.
 #
 # - `counts` is a dict with names of the table. A name that it does not have counts 0, so that `{}` takes 0 s.
-# - It may have other names, too (`rows`, `sequences`, `own_calls`, `draft_rows` and any other): by this law they cost
-#   nothing.
+# - It may have other names, too (`rows`, `sequences`, `own_calls`, `draft_rows` and any other): they cost nothing
+#   on this clock.
 # - `overhead_s` is in seconds, `bandwidth` in bytes a second, `flop_rate` in FLOPs a second.
 
 
@@ -61,7 +61,7 @@ with checks.trying("capstone-price"):
         alone = step_s(step, 1e-3, 16e9, 200e9)
         verify = step | {"rows": 5 * batch, "flops": 5 * step["flops"]}
         drafted = step_s(verify | draft | {"draft_flops": batch * 4 * 3_000_000}, 1e-3, 16e9, 200e9)
-        print(f"{batch:3} sequences: {alone * 1e3:.2f} ms a step; with 4 drafted tokens each {drafted * 1e3:.2f} ms")
+        print(f"{batch:3} sequences: {alone * 1e3:.2f} ms per step; with 4 drafted tokens each {drafted * 1e3:.2f} ms")
 
 # %% nbgrader={"grade": true, "solution": false, "grade_id": "capstone-price-check", "points": 6}
 checks.check("capstone-price", step_s)

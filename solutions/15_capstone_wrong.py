@@ -206,7 +206,7 @@ by place: weights and ratios belong together by their names
 +        total += weight * level(ratio, thresholds) / 3
 
 # other-levels
-half way at most: each stretch has a line of its own, and the ratio may lie in any of them
+half way: each stretch has a line of its own, and the ratio may lie in any of them
 -    for number in range(3):
 +    for number in range(2):
 

@@ -32,7 +32,7 @@ class TestExercises(ExerciseClaims):
 
     def printed(self, lines):
         text = "\n".join(lines)
-        assert "  1 sequences: 3.70 ms a step" in text and "levels: [0.0, 0.0, 0.5, 2.0, 2.5, 3.0]" in text
+        assert "  1 sequences: 3.70 ms per step" in text and "levels: [0.0, 0.0, 0.5, 2.0, 2.5, 3.0]" in text
         assert text.count(": 50.0 points") == 1 and text.count(" pairs: ") == 2
         assert "the picture: 6 rows" in text
         assert "the picture: {'rows': {'a': 1, 'b': 34, 'c': 5}, 'preempt': []}" in text
@@ -55,14 +55,14 @@ def test_the_answers_seconds_are_those_of_the_judges_clock(seed):
     assert mine == pytest.approx(COURSE_LAW(StepCounts(**counts)))
 
 
-@pytest.mark.parametrize("track", TRACKS.values(), ids=TRACKS)
-def test_the_answers_points_are_those_of_a_track(track):
-    draw, mine = random.Random(track.name), LAB.solution("capstone-points")
-    ratios = {name: draw.uniform(0.5, 9.0) for name in track.counts}
-    counts = [Counted(n, 1, 1, r, level(r, track.levels), track.counts[n]) for n, r in ratios.items()]
-    assert mine["points"](ratios, track.counts, track.levels, 0.75) == pytest.approx(points(counts, 0.75))
-    for ratio in (0.0, *track.levels, *(draw.uniform(0.5, 9.0) for _ in range(20))):
-        assert mine["level"](ratio, track.levels) == pytest.approx(level(ratio, track.levels))
+@pytest.mark.parametrize("asked", TRACKS.values(), ids=TRACKS)
+def test_the_answers_points_are_those_of_a_track(asked):
+    draw, mine = random.Random(asked.name), LAB.solution("capstone-points")
+    ratios = {name: draw.uniform(0.5, 9.0) for name in asked.counts}
+    counts = [Counted(n, 1, 1, r, level(r, asked.levels), asked.counts[n]) for n, r in ratios.items()]
+    assert mine["points"](ratios, asked.counts, asked.levels, 0.75) == pytest.approx(points(counts, 0.75))
+    for ratio in (0.0, *asked.levels, *(draw.uniform(0.5, 9.0) for _ in range(20))):
+        assert mine["level"](ratio, asked.levels) == pytest.approx(level(ratio, asked.levels))
 
 
 @pytest.mark.parametrize("count", range(5, 24))
@@ -86,13 +86,13 @@ def test_the_answers_rows_are_those_of_the_gate(seed):
 
 
 def served(requests, answer=None, **limits):
-    """The texts of these requests, preemptions, and what own.py was told; answer: its `plan`, or the engine's own."""
+    """The texts of these requests, preemptions, and the steps that `plan` was asked for; answer: its `plan`, or the engine's own."""
     model = random_decoder(tiny_config(), seed=3)
-    told = []
+    steps = []
 
     def call(name, step):
         assert name == "plan"
-        told.append(step)
+        steps.append(step)
         return answer(step)
 
     def refuse(failed):
@@ -105,7 +105,7 @@ def served(requests, answer=None, **limits):
     pool = {"num_blocks": limits["blocks"], "block_size": 4, "prefix": None}
     it = Engine(model, settings, **pool, scheduler=advised if answer else None)
     ended = it.run(requests)
-    return {one.request_id: one.token_ids for one in ended}, it.scheduler.preemptions, told
+    return {one.request_id: one.token_ids for one in ended}, it.scheduler.preemptions, steps
 
 
 @pytest.mark.parametrize("limits", [(40, 24, 8), (9, 12, 5), (8, 6, 3)])
@@ -119,11 +119,11 @@ def test_the_answers_plan_serves_a_trace_in_the_engine(limits):
         )
         for n in range(9)
     ]
-    mine, preemptions, told = served(requests, LAB.solution("capstone-plan"), **limits)
+    mine, preemptions, steps = served(requests, LAB.solution("capstone-plan"), **limits)
     theirs, *_ = served(requests, **limits)
     assert mine == theirs and mine.keys() == {one.id for one in requests}
     assert bool(preemptions) == (limits["blocks"] < 40)
-    assert all(LAB.solution("capstone-plan")(step) == plan.right_plan(step) for step in told)
+    assert all(LAB.solution("capstone-plan")(step) == plan.right_plan(step) for step in steps)
 
 
 @pytest.mark.parametrize("seed", range(20))

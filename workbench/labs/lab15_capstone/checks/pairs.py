@@ -85,10 +85,10 @@ def long_series(draw: random.Random) -> list[dict]:
 
 def ways(count: int) -> list[int]:
     """[i]: in how many of the 2ⁿ ways i ratios lie below the median; one ratio after the other."""
-    found = [1]
+    row = [1]
     for _ in range(count):
-        found = [a + b for a, b in zip([0, *found], [*found, 0])]
-    return found
+        row = [a + b for a, b in zip([0, *row], [*row, 0])]
+    return row
 
 
 def covers(count: int, k: int) -> Fraction:

@@ -36,7 +36,7 @@ def step_case(
     budget: int = 64,
     free: int = 40,
     size: int = 8,
-    most: int = 16,
+    max_running: int = 16,
     ties: bool = False,
 ) -> dict:
     """kinds: in order of arrival; in the list they stand in another order, with names in no order. ties: all arrived at
@@ -53,7 +53,7 @@ def step_case(
         order = list(requests)
         while len(order) > 1 and requests[0] is order[0]:
             draw.shuffle(requests)
-    limits = {"token_budget": budget, "max_running": most, "free_blocks": free, "block_size": size}
+    limits = {"token_budget": budget, "max_running": max_running, "free_blocks": free, "block_size": size}
     return {"step": {"requests": requests, "now_s": now, **limits}}
 
 
@@ -92,7 +92,7 @@ def block_cases(draw: random.Random) -> list[dict]:
 
 
 def preempt_cases(draw: random.Random) -> list[dict]:
-    """No block for a decode: the latest that runs gives way, decoding or not, also where it holds none itself."""
+    """No block for a decode: the latest that runs is preempted, decoding or not, also where it holds none itself."""
     return [
         step_case(draw, [decode(16), decode(8), decode(27)], free=0),
         step_case(draw, [decode(16), decode(24), decode(8), decode(32)], free=1),
@@ -114,10 +114,10 @@ def last_itself_cases(draw: random.Random) -> list[dict]:
 def start_cases(draw: random.Random) -> list[dict]:
     """How many may run, and who runs already: decodes without a row, too."""
     return [
-        step_case(draw, [decode(11), prompt(20, 8), waits(5), waits(6), waits(7)], most=4),
-        step_case(draw, [decode(12), decode(9), waits(5)], most=2),
-        step_case(draw, [waits(5), waits(6), waits(7)], most=1),
-        step_case(draw, [waits(4), decode(12), decode(9), prompt(14, 9)], most=3),
+        step_case(draw, [decode(11), prompt(20, 8), waits(5), waits(6), waits(7)], max_running=4),
+        step_case(draw, [decode(12), decode(9), waits(5)], max_running=2),
+        step_case(draw, [waits(5), waits(6), waits(7)], max_running=1),
+        step_case(draw, [waits(4), decode(12), decode(9), prompt(14, 9)], max_running=3),
     ]
 
 
@@ -178,8 +178,10 @@ def any_step(draw: random.Random, *, tight: bool) -> dict:
         kinds.insert(len(kinds) - draw.randint(0, 1), waits(draw.randint(1, 40)))
     running = sum(kind[2] for kind in kinds)
     free = draw.randint(0, 2) if tight else draw.randint(8, 60)
-    budget, most = draw.choice([2, 16, 48, 200]), running + draw.randint(1 - (running > 0), 4)
-    return step_case(draw, kinds, budget=budget, free=free, size=size, most=most, ties=draw.random() < 0.2)
+    budget, max_running = draw.choice([2, 16, 48, 200]), running + draw.randint(1 - (running > 0), 4)
+    return step_case(
+        draw, kinds, budget=budget, free=free, size=size, max_running=max_running, ties=draw.random() < 0.2
+    )
 
 
 def other_steps(draw: random.Random) -> list[dict]:
@@ -193,30 +195,32 @@ def tight_steps(draw: random.Random) -> list[dict]:
 # --- Cases: a trace, to its end ---
 
 
-def served_case(draw: random.Random, count: int, *, pool: int, size: int, budget: int, most: int, every: float) -> dict:
+def served_case(
+    draw: random.Random, count: int, *, pool: int, size: int, budget: int, max_running: int, every: float
+) -> dict:
     """every: seconds between arrivals. Each request fits into the pool alone."""
     requests = []
     for place, name in enumerate(draw.sample("abcdefghijklmnopqrstuvwxyz", count)):
         new = draw.randint(2, 12)
         tokens = draw.randint(1, max(1, pool * size * 2 // 3 - new))
         requests.append({"id": name, "prompt_tokens": tokens, "new_tokens": new, "arrival_s": place * every})
-    limits = {"block_size": size, "token_budget": budget, "max_running": most}
+    limits = {"block_size": size, "token_budget": budget, "max_running": max_running}
     return {"requests": requests, "pool": pool, **limits}
 
 
 def served_cases(draw: random.Random) -> list[dict]:
     """With room for all, and with a pool that some must leave again."""
     return [
-        served_case(draw, 4, pool=60, size=8, budget=24, most=8, every=0.5),
-        served_case(draw, 5, pool=9, size=4, budget=16, most=4, every=0.25),
+        served_case(draw, 4, pool=60, size=8, budget=24, max_running=8, every=0.5),
+        served_case(draw, 5, pool=9, size=4, budget=16, max_running=4, every=0.25),
     ]
 
 
 def other_traces(draw: random.Random) -> list[dict]:
     return [
-        served_case(draw, 7, pool=12, size=4, budget=12, most=5, every=0.75),
-        served_case(draw, 6, pool=20, size=2, budget=32, most=3, every=0.0),
-        served_case(draw, 5, pool=5, size=8, budget=64, most=8, every=1.5),
+        served_case(draw, 7, pool=12, size=4, budget=12, max_running=5, every=0.75),
+        served_case(draw, 6, pool=20, size=2, budget=32, max_running=3, every=0.0),
+        served_case(draw, 5, pool=5, size=8, budget=64, max_running=8, every=1.5),
     ]
 
 

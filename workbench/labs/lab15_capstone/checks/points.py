@@ -113,7 +113,7 @@ def capped_cases(draw: random.Random) -> list[dict]:
 
 
 def unweighted_cases(draw: random.Random) -> list[dict]:
-    """Ratios of counts that the track has no weight for."""
+    """Ratios of counts that have no weight."""
     return [points_case(draw, inside(draw, one, 2), one, rows=1.9, passes=1.3) for one in (EXAMPLE, WIDE)]
 
 

@@ -6,7 +6,7 @@ import random
 from fractions import Fraction
 
 CLOSE = 1e-5  # relative; float32 is enough
-FREE = ("rows", "sequences", "own_calls", "draft_rows")  # what the law leaves out
+FREE = ("rows", "sequences", "own_calls", "draft_rows")  # what costs nothing
 TERMS = {
     "passes": ("passes", "draft_passes"),
     "bytes": ("weight_bytes", "kv_bytes", "draft_weight_bytes"),
