@@ -86,7 +86,8 @@ def test_the_answers_rows_are_those_of_the_gate(seed):
 
 
 def served(requests, answer=None, **limits):
-    """The texts of these requests, preemptions, and the steps that `plan` was asked for; answer: its `plan`, or the engine's own."""
+    """The texts of these requests, preemptions, and the steps that `answer`, a `plan`, was asked for; without it the
+    engine's own scheduler decides."""
     model = random_decoder(tiny_config(), seed=3)
     steps = []
 
