@@ -30,11 +30,7 @@ from workbench.lectures import ask, say, summary, table
 
 # %% jupyter={"source_hidden": true}
 sixteen_guess = ask(
-    "sixteen sequences",
-    "How many times as long is the step of 16 sequences?",
-    unit="times",
-    example=16,
-    low=1,
+    "sixteen sequences", "How many times as long is the step of 16 sequences?", unit="times", example=16, low=1
 )
 sixteen_guess
 
@@ -61,7 +57,9 @@ say(f"{len(SWITCHES)} switches: {', '.join(f'`{name}`' for name in SWITCHES)}.")
 rows = []
 for track in TRACKS.values():
     counted = " and ".join(f"{COUNTS[name].words} ({weight:g})" for name, weight in track.counts.items())
-    exact = f"{track.max_nats:g} nats worse" if track.max_nats else "the same" if track.max_regret_nats < 1e-3 else "nearly"
+    exact = (
+        f"{track.max_nats:g} nats worse" if track.max_nats else "the same" if track.max_regret_nats < 1e-3 else "nearly"
+    )
     rows.append([track.name, track.question, readable_bytes(track.pool_bytes), counted, exact])
 table(["track", "question", "pool", "what is counted (weight)", "tokens"], rows, "the four tracks")
 
@@ -233,6 +231,23 @@ print(least_rows(trace, Run(texts, {}, 1.0)), "rows at least: 1, 2, 3 and 7, onc
 # allows a tie, since two orders of one sum differ in the last bits. The others bound the mean **regret**, the
 # log-probability that a token gives away against the reference's best. Int8 keys and values lose less than a
 # ten-thousandth of a nat; int4 ones give away eight thousandths and do not pass.
+#
+# ## A scheduler by advice
+#
+# `plan(step)` is shown lengths and times of every request, the free blocks and the budget of rows, and answers with
+# rows for requests and with those to preempt. What it says is checked before anything is computed: rows beyond the
+# budget, blocks that are not free, a request that nobody knows. A wrong plan ends the run, and what was served before
+# counts by its share.
+
+# %%
+from workbench.capstone.own_parts import OwnParts
+
+own = OwnParts("def order(requests, now_s):\n    return [one['remaining'] for one in requests]")
+print(own.call("order", [{"id": "r0", "remaining": 40}, {"id": "r1", "remaining": 7}], 0.5), "the smallest goes first")
+own.close()
+
+# %% [markdown]
+# Each call is a line to another process and one back, some tens of microseconds.
 #
 # ## How one would cheat
 #
