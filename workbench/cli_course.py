@@ -36,6 +36,12 @@ def add_course_commands(command: AddCommand) -> None:
     summary.add_argument("lab", nargs="?", metavar="LAB", help="such as 03_kv_cache or 03 (default: all)")
     summary.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="for LAB.html")
 
+    present = command("present", run_present, "show a lecture as slides, its panels live")
+    present.add_argument("lab", metavar="LAB", help="such as 03_kv_cache or 03")
+    present.add_argument("--out", type=Path, metavar="FILE.html", help="write the slides, with recorded results")
+    present.add_argument("--port", type=int, help="default: 8866, or a free one when that is taken")
+    present.add_argument("--no-browser", action="store_true", help="print one line, the URL, and serve")
+
     site = command("site", run_site, "build a static site of lectures, exercises and documents")
     site.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new, or empty")
 
@@ -50,7 +56,7 @@ def labs_called(lab: str | None, known: Iterable[str]) -> list[str]:
     """Names of labs: all for None, else the one of that name or number ("03_kv_cache", "03" or "3"). Raises
     WorkbenchError for a lab that is unknown."""
     names = list(known)
-    chosen = [name for name in names if lab in (None, name, name[:2], name[:2].lstrip("0"))]
+    chosen = [name for name in names if lab in (None, name, name[:2], name[:2].lstrip("0") or "0")]
     if not chosen:
         raise unknown("lab", lab, names)
     return chosen
@@ -146,6 +152,22 @@ def run_summary(args: argparse.Namespace) -> int:
     for name, text in pages.items():
         write_text(from_home(args.out) / f"{name}.html", text)
     print(f"{len(pages)} pages to print in {args.out}")
+    return 0
+
+
+def run_present(args: argparse.Namespace) -> int:
+    from workbench.instruments.doctor import find_course
+    from workbench.presenting import export, lectures_in, present
+
+    course = find_course()
+    if course is None:
+        raise WorkbenchError(f"no course in {Path.cwd()}: change to the clone, or to a folder made by `workbench copy`")
+    lectures = lectures_in(course)
+    notebook = lectures[labs_called(args.lab, lectures)[0]]
+    if args.out is None:
+        return present(notebook, port=args.port, browser=not args.no_browser)
+    count = export(notebook, from_home(args.out))
+    print(f"{count} slides in {args.out}; in a browser, ? shows the keys")
     return 0
 
 

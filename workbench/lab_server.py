@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -65,15 +65,22 @@ def serve(
 
 
 def run_server(
-    called: str, command: list[str], *, url: str, alive: str, browser: bool, meanwhile: Callable[[], None] | None = None
+    called: str,
+    command: list[str],
+    *,
+    url: str,
+    alive: str,
+    browser: bool,
+    meanwhile: Callable[[], None] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run a server of Jupyter's family until it is stopped; print `url` with its token, one line, when it is up.
 
     called: its name in errors. alive: an address that it answers without a token. meanwhile: called every two seconds.
-    Its log goes to our standard error.
+    environment: variables more than ours. Its log goes to our standard error.
     """
     token = secrets.token_urlsafe(24)
-    with _stoppable(), _server(command, token) as server:
+    with _stoppable(), _server(command, {"JUPYTER_TOKEN": token, **(environment or {})}) as server:
         _wait_until_up(server, called, alive)
         print(f"{url}?token={token}", flush=True)
         if browser:
@@ -132,14 +139,14 @@ def _free(port: int, host: str) -> bool:
 
 
 @contextlib.contextmanager
-def _server(command: list[str], token: str) -> Iterator[subprocess.Popen]:
+def _server(command: list[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen]:
     """A running server, whose log goes to our standard error; ended with the block, whatever ends the block."""
     with (
         _writable_home() as variables,
         _ended(
             subprocess.Popen(
                 command,
-                env={**os.environ, "JUPYTER_TOKEN": token, **variables},
+                env={**os.environ, **variables, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,  # or Ctrl-C would reach it too, and it would stop to ask whether we are sure

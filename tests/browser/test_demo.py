@@ -13,6 +13,8 @@ import pytest
 from harness import ROOT, PanelOnPage, free_port, save_picture
 from playwright.sync_api import expect
 
+from workbench.demo.pages import page_names
+
 pytest_plugins = ["lab_fixtures"]
 pytestmark = pytest.mark.browser
 
@@ -55,7 +57,7 @@ def page(browser, served):
     page.on("pageerror", lambda error: broken.append(str(error)))
     url, _ = served
     page.goto(url)
-    expect(page.get_by_role("link", name=re.compile("^Lab"))).to_have_count(14)
+    expect(page.get_by_role("link", name=re.compile("^Lab"))).to_have_count(len(page_names()))
     save_picture(page, "demo-index")
     page.get_by_role("link", name=re.compile("^Lab 09")).click()
     expect(page.locator(".workbench-picture img")).to_have_count(len(STEMS), timeout=120_000)

@@ -60,7 +60,7 @@ def served(monkeypatch):
     """What would be served: the words of the command, and the files of its folder."""
     seen = {}
 
-    def run(called, command, *, url, alive, browser):
+    def run(called, command, *, url, alive, browser, environment):
         folder = Path(command[3])
         seen.update(command=command, url=url, folder=folder, files=sorted(file.name for file in folder.iterdir()))
         return 0

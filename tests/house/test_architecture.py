@@ -31,6 +31,7 @@ FLOORS = (  # from the ground up; what stands together may not import each other
     {"labs", "notebook_source"},
     {"reading"},
     {"build", "site", "demo"},
+    {"presenting"},
     {"cli_serving", "cli_grading", "cli_course", "cli_capstone"},
     {"cli"},
     {"workbench"},  # the package itself: names that arrive when they are used

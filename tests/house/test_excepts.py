@@ -149,6 +149,8 @@ REASONS = {
         "workbench/labs/lab11_serving/servers.py Peer.wait_until_ready: OSError, http.client.HTTPException",
         "workbench/labs/lab05_quantization/panels/numbers.py _value_in: WorkbenchError",
         "workbench/models/evaluation.py parses: SyntaxError, ValueError, OverflowError",
+        "workbench/presenting/deck.py parted: SyntaxError",
+        "workbench/presenting/needs.py _statements: SyntaxError",
         "workbench/processes.py _event: ValueError",
         "workbench/records/__init__.py _is_date: ValueError",
         "workbench/serving/soak.py Run._abort: WorkbenchError",

@@ -45,7 +45,7 @@ def test_a_newcomer_is_sent_to_the_first_lecture_and_sees_every_lab():
     page = where_you_are(LABS, [])
     assert "Nothing is noted yet. **Begin with** [Start here](notebooks/00_start_here.ipynb)" in page
     rows = [line for line in page.splitlines() if line.startswith("| [")]
-    assert len(rows) == len(LABS) == 15 and "| all | 0 of 75 |" in page
+    assert len(rows) == len(LABS) == 16 and "| all | 0 of 80 |" in page
     assert all(re.search(r"about \d+ min", row) for row in rows)
 
 

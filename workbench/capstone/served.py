@@ -70,6 +70,10 @@ class Engine:
             self.close()
             raise
 
+    def again(self, submission: Submission, budget: int) -> None:
+        """Set the same process up for another submission. Raises Refused where that does not start."""
+        self.facts = self._do("make", "made", START_SECONDS, submission=submission.plain(), budget=budget)
+
     def count(self, trace: tuple[Asked, ...], law: StepLaw) -> Run:
         """Serve a trace on the course's clock."""
         plain = [one.plain() for one in trace]

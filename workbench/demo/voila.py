@@ -6,6 +6,7 @@ Voilà starts a kernel for each page that a reader opens, and ends it when the p
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from urllib.parse import quote
@@ -23,12 +24,11 @@ SETTINGS = {  # of its web server
 }
 
 
-def check_packages() -> None:
-    """Raises WorkbenchError where Voilà is not installed, with how to install it."""
+def check_packages(otherwise: str = "") -> None:
+    """Raises WorkbenchError where Voilà is not installed, with how to install it, and what to do `otherwise`."""
     if importlib.util.find_spec("voila") is None:
-        raise WorkbenchError(
-            "Voilà is not installed here; run `make setup`, or pip install -e '.[voila]' -c constraints.txt"
-        )
+        words = "Voilà is not installed here; run `make setup`, or pip install -e '.[voila]' -c constraints.txt"
+        raise WorkbenchError(f"{words}; {otherwise}" if otherwise else words)
 
 
 def serve(
@@ -39,13 +39,15 @@ def serve(
     host: str = HOST,
     open_browser: bool = True,
     options: tuple[str, ...] = (),
+    templates: Path | None = None,
 ) -> int:
     """Serve the notebooks of `folder` until it is stopped (Ctrl-C, SIGTERM); prints the URL of `page`, one line.
 
     page: a notebook in `folder`; "" is Voilà's own list of them. port: default 8866, or any free one when that is
     taken. host: where it listens; by default this machine alone. options: more words for Voilà's command line.
-    It asks for a token, made anew at every start, and ends kernels whose page is closed. Raises WorkbenchError for
-    Voilà missing, a port that was asked for and is taken, and a server that does not come up.
+    templates: a folder with `voila/templates/NAME` of our own. It asks for a token, made anew at every start, and ends
+    kernels whose page is closed. Raises WorkbenchError for Voilà missing, a port that was asked for and is taken, and a
+    server that does not come up.
     """
     check_packages()
     port = port_for(port, USUAL_PORT, host)
@@ -55,4 +57,13 @@ def serve(
     command += [f"--Voila.tornado_settings={SETTINGS!r}", *options]
     at = f"http://{host}:{port}"
     url = f"{at}/voila/render/{quote(page)}" if page else f"{at}/"
-    return run_server("Voilà", command, url=url, alive=f"{at}/login", browser=open_browser)
+    paths = [str(templates)] if templates else []
+    paths += [os.environ["JUPYTER_PATH"]] if os.environ.get("JUPYTER_PATH") else []
+    return run_server(
+        "Voilà",
+        command,
+        url=url,
+        alive=f"{at}/login",
+        browser=open_browser,
+        environment={"JUPYTER_PATH": os.pathsep.join(paths)} if paths else None,
+    )

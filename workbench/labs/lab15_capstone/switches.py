@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from workbench.capstone.course_clock import COURSE_LAW
-from workbench.capstone.score import COUNTS, counted
-from workbench.capstone.served import Run
+from workbench.capstone.score import COUNTS, Counted, counted
+from workbench.capstone.served import Engine, Run
 from workbench.capstone.submission import Submission, baseline
 from workbench.capstone.traces import draw_trace
 from workbench.capstone.tracks import TRACKS, Track
@@ -72,40 +72,48 @@ def shortened(track: Track, requests: int) -> Track:
 def run_switches(bench: Bench, *, track: str, requests: int, seed: int) -> Iterator[Measurement]:
     """A Measurement for each count of the track and each variant (unit "x"): the ratio to the baseline, above 1 is
     better. Of all together the prediction is the product of the single ratios."""
-    from workbench.capstone.served import Engine
-
     chosen = shortened(TRACKS[track], requests)
     trace = draw_trace(chosen.law, f"practice/{seed}")
     runs: dict[str, Run] = {}
     product = dict.fromkeys(chosen.counts, 1.0)
-    for name, submission in variants(chosen).items():
-        bench.check_stop()
-        bench.report(f"{name}: {len(trace)} requests")
-        engine = Engine(submission, chosen.pool_bytes)
-        try:
+    submissions = variants(chosen)
+    engine = Engine(submissions[BASELINE], chosen.pool_bytes)
+    try:
+        for name, submission in submissions.items():
+            bench.check_stop()
+            bench.report(f"{name}: {len(trace)} requests")
+            engine.again(submission, chosen.pool_bytes)
             runs[name] = engine.count(trace, COURSE_LAW)
-        finally:
-            engine.close()
-        for one in counted(chosen, trace, runs[name], runs[BASELINE]):
-            if name not in (BASELINE, ALL):
-                product[one.name] *= one.ratio
-            totals = runs[name].totals
-            yield bench.measurement(
-                name=NAME,
-                settings={"track": track, "variant": name, "count": one.name, "requests": requests, "seed": seed},
-                samples=[one.ratio],
-                unit="x",
-                counts={
-                    "amount": one.amount,
-                    "baseline": one.baseline,
-                    "passes": totals.passes,
-                    "rows": totals.rows,
-                    "weight_bytes": totals.weight_bytes + totals.draft_weight_bytes,
-                    "served": len(runs[name].texts),
-                },
-                predicted=product[one.name] if name == ALL else None,
-                check=f"{len(runs[name].texts)} of {len(trace)} requests were served; {COUNTS[one.name].words}",
-            )
+            for one in counted(chosen, trace, runs[name], runs[BASELINE]):
+                if name not in (BASELINE, ALL):
+                    product[one.name] *= one.ratio
+                settings = {"track": track, "variant": name, "count": one.name, "requests": requests, "seed": seed}
+                expected = product[one.name] if name == ALL else None
+                yield _measurement(bench, settings, one, runs[name], len(trace), expected)
+    finally:
+        engine.close()
+
+
+def _measurement(
+    bench: Bench, settings: dict[str, Any], one: Counted, run: Run, asked: int, expected: float | None
+) -> Measurement:
+    totals = run.totals
+    return bench.measurement(
+        name=NAME,
+        settings=settings,
+        samples=[one.ratio],
+        unit="x",
+        counts={
+            "amount": one.amount,
+            "baseline": one.baseline,
+            "passes": totals.passes,
+            "rows": totals.rows,
+            "weight_bytes": totals.weight_bytes + totals.draft_weight_bytes,
+            "served": len(run.texts),
+        },
+        predicted=expected,
+        check=f"{len(run.texts)} of {asked} requests were served; {COUNTS[one.name].words}",
+    )
 
 
 EXPERIMENT = Experiment(

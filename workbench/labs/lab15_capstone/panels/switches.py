@@ -21,7 +21,7 @@ SHORT = {
     "passes": "passes",
     "weight_bytes": "weight bytes",
     "bytes_read": "bytes read",
-    "evicted_or_preempted": "evictions and preemptions",
+    "evicted_or_preempted": "evictions, preemptions",
     "tokens_per_s": "tokens per second",
     "good_requests": "requests in time",
 }
@@ -41,8 +41,8 @@ class SwitchesPanel(Panel):
             *(
                 Bars(
                     [_bar(made, variant, count, colour) for variant in (*SWITCHES[track.name], ALL)],
-                    Axis(f"{SHORT[count]}: times as good as the baseline", "{:.2g} ×".format, "zero"),
-                    title=f"weight {weight:g}",
+                    Axis("times as good", "{:.2g} ×".format, "zero"),
+                    title=f"{SHORT[count]}, weight {weight:g}",
                 )
                 for (count, weight), colour in zip(track.counts.items(), COLOURS)
             ),

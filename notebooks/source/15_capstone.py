@@ -1,0 +1,324 @@
+# %% [markdown]
+# # Lab 15 · Capstone
+#
+# **The question.** Everything of this course is a switch on one engine. Here is a trace and a budget: which switches
+# do you turn, and how well can you say beforehand what comes of it?
+#
+# The task is yours; this lecture shows how it is judged, so that you can believe the marks. A judge that can be fooled
+# measures who fools it best: in public contests of kernels and engines the top entry was, for a while, one that did
+# nothing at all and reported a time of 0.
+
+# %% jupyter={"source_hidden": true}
+from dataclasses import replace
+
+import workbench as wb
+from workbench.capstone import TRACKS
+from workbench.capstone.course_clock import BANDWIDTH, COURSE_LAW, FLOP_RATE, OVERHEAD_S, StepCounts
+from workbench.capstone.gates import least_rows
+from workbench.capstone.practice import practice
+from workbench.capstone.rules import broken_rules
+from workbench.capstone.score import COUNTS, level, prediction_score, ratios_of
+from workbench.capstone.submission import SWITCHES, baseline
+from workbench.instruments.memory import readable_bytes
+from workbench.lectures import ask, say, summary, table
+
+# %% [markdown]
+# ## Predict
+#
+# A decode step of 16 sequences and one of a single sequence, each text of 200 tokens, on the machine that this lab
+# counts with: 16 GB/s, 200 GFLOP/s, a millisecond of overhead per pass. Guess; the lab comes back to it.
+
+# %% jupyter={"source_hidden": true}
+sixteen_guess = ask(
+    "sixteen sequences", "How many times as long is the step of 16 sequences?", unit="times", example=16, low=1
+)
+sixteen_guess
+
+# %% [markdown]
+# ## What is handed in
+#
+# A folder. `workbench capstone new cost my-folder` writes one with the baseline to begin with:
+#
+# ```text
+# my-folder/
+#   submission.json    switches: {"track": "cost", "max_running": 48, "draft": "own", "predicted_tokens_per_s": 410, …}
+#   own.py             if you like: order(requests, now_s), plan(step), propose(texts)
+#   weights/           in the track "open" alone: a checkpoint in safetensors
+# ```
+#
+# The engine is the course's, and it is set up by *data*. What is your own **advises** it: an order of requests, rows
+# of a step, drafted tokens. Advice can be bad and makes the engine slow; it cannot make a token wrong. A plan is
+# checked at every step, and a drafted token is verified like any other.
+
+# %%
+say(f"{len(SWITCHES)} switches: {', '.join(f'`{name}`' for name in SWITCHES)}.")
+
+# %% jupyter={"source_hidden": true}
+rows = []
+for track in TRACKS.values():
+    counted = " and ".join(f"{COUNTS[name].words} ({weight:g})" for name, weight in track.counts.items())
+    exact = (
+        f"{track.max_nats:g} nats worse" if track.max_nats else "the same" if track.max_regret_nats < 1e-3 else "nearly"
+    )
+    rows.append([track.name, track.question, readable_bytes(track.pool_bytes), counted, exact])
+table(["track", "question", "pool", "what is counted (weight)", "tokens"], rows, "the four tracks")
+
+# %% [markdown]
+# ## The judge's clock
+#
+# What is graded must come out the same tomorrow and on another machine. Times do not; counts do. So a counted run
+# computes every token for real, on the real engine, and only its *clock* is counted:
+#
+# $$t = \text{passes} \cdot o + \frac{\text{bytes read}}{B} + \frac{\text{FLOPs}}{F}$$
+#
+# over the model's passes and the draft's. It is lab 02's roofline with a sum in place of the maximum.
+
+# %%
+sixteen_guess.answer()
+one, sixteen = (
+    StepCounts(passes=1, rows=n, sequences=n, weight_bytes=44_040_192, kv_bytes=n * 200 * 6144, flops=n * 22_020_096)
+    for n in (1, 16)
+)
+parts = (OVERHEAD_S, (sixteen.weight_bytes + sixteen.kv_bytes) / BANDWIDTH, sixteen.flops / FLOP_RATE)
+assert abs(sum(parts) - COURSE_LAW(sixteen)) < 1e-12
+print(" + ".join(f"{1e3 * part:.2f}" for part in parts), f"= {1e3 * COURSE_LAW(sixteen):.2f} ms for 16 sequences")
+
+# %%
+sixteen_guess.compare(COURSE_LAW(sixteen) / COURSE_LAW(one), how="counted")
+
+# %% [markdown]
+# Most of the step is weights, which it reads once for all 16. A row more costs a tenth of a millisecond. That is the
+# whole economy of the tracks: **share a pass between more tokens**, and **read fewer bytes in it**.
+#
+# The clock leaves things out: attention's FLOPs, the scheduler, and the time of `own.py`. The judge also measures by
+# a real clock, and that is where those show.
+#
+# ## The panel: what does a switch bring?
+#
+# The track *cost* asks for the fewest bytes of weights read, at the same tokens. Its baseline serves 32 sequences at
+# a time and [drafts](../docs/glossary.md#speculation) nothing.
+
+# %% jupyter={"source_hidden": true}
+drafts_guess = ask(
+    "weight bytes saved by drafts",
+    "Tokens are drafted from the text itself (lab 07's prompt lookup), up to 6 a round, for 32 sequences at a time. How many"
+    " times fewer bytes of weights are read for each generated token?",
+    unit="times",
+    example=3,
+    low=1,
+)
+drafts_guess
+
+# %%
+drafts_guess.answer()
+panel = wb.panels.switches()
+panel
+
+# %%
+measured = panel.run()
+panel.snapshot()
+
+# %% jupyter={"source_hidden": true}
+ratio = {m.settings["variant"]: m for m in measured}
+drafts_guess.compare(ratio["drafts from the text"].median, how="counted")
+
+# %% jupyter={"source_hidden": true}
+base, drafted = ratio["baseline"].counts, ratio["drafts from the text"].counts
+together = ratio["all together"]
+say(
+    f"With drafts {drafted['passes']} passes instead of {base['passes']}, and {drafted['rows']:,} rows instead of"
+    f" {base['rows']:,}: a row more here and there, for **{base['passes'] / drafted['passes']:.2f} times** fewer passes. All"
+    f" together {together.median:.2f} ×; the product of the single ratios is {together.predicted:.2f}."
+)
+
+# %% [markdown]
+# Switches are not independent. A pool that is too small for 48 sequences makes "more sequences" worth nothing, until
+# something else makes room. And a draft that is right twice in a step shortens the *longest* text, which is the one
+# that is still running when all others are done.
+#
+# The other tracks, with half of the requests:
+
+# %% jupyter={"source_hidden": true}
+from workbench.experiments import run_experiment
+from workbench.instruments.bench import Bench
+
+found = []
+for name in ("memory", "latency", "open"):
+    settings = {"track": name, "requests": 48 if name == "latency" else 24}
+    for m in run_experiment("capstone.switches", settings, Bench()):
+        if m.settings["variant"] != "baseline":
+            of_all = "" if m.predicted is None else f"{m.predicted:.2f} ×"
+            found.append([name, m.settings["variant"], COUNTS[m.settings["count"]].words, f"{m.median:.2f} ×", of_all])
+table(["track", "switch", "count", "to the baseline", "product of the single ones"], found, "one switch at a time")
+
+# %% [markdown]
+# Read the two columns together. Where all together is *more* than the product, one switch made room for another:
+# small keys and values leave room for sequences, which share passes. Where it is less, two switches saved the same
+# thing twice.
+#
+# ## Levels and points
+#
+# A ratio becomes a **level**, 0 to 3, along straight lines between the track's thresholds; levels are added by their
+# weights.
+
+# %%
+cost = TRACKS["cost"]
+for ratio_to_baseline in (0.9, 1.0, 1.25, 1.77, 2.0, 40.0):
+    print(f"{ratio_to_baseline:5.2f} ×  level {level(ratio_to_baseline, cost.levels):.2f} of 3")
+
+# %% [markdown]
+# Why are levels capped and added, where many leaderboards take a geometric mean of ratios? Because of one entry that
+# drove a single count to nearly nothing:
+
+# %%
+honest, hollow = (1.6, 1.6), (0.8, 400.0)
+for name, (one, other) in {"honest": honest, "one count driven to nothing": hollow}.items():
+    mean = (one * other) ** 0.5
+    added = 100 * (0.5 * level(one, cost.levels) + 0.5 * level(other, cost.levels)) / 3
+    print(f"{name}: geometric mean {mean:.1f} ×, {added:.0f} points")
+
+# %% [markdown]
+# A product lets one factor carry all others; a sum of capped levels pays each count no more than its weight.
+#
+# ## Pairs
+#
+# Who wins is decided by the clock, since that is what a user feels. The judge serves a fresh trace by your engine and
+# by the baseline's, in turns, at least five times, and keeps the ratio of each pair: what slows the machine down
+# slows both. The interval is the sign test's, which assumes nothing of how times are distributed: the median of five
+# pairs lies between the smallest and the largest ratio with a probability of $1 - 2 \cdot 2^{-5}$.
+
+# %%
+ours, theirs = [412, 395, 431, 388, 405], [236, 231, 240, 198, 229]
+ratios = ratios_of(ours, theirs)
+print(f"median {ratios.median:.2f}, between {ratios.low:.2f} and {ratios.high:.2f} ({ratios.confidence:.1%})")
+assert ratios.confidence == 1 - 2 / 2**5
+
+# %% [markdown]
+# Results of different machines are never ranked together: the board has a list for each.
+#
+# ## What no engine can do
+#
+# A result that is too good is a result that is wrong. Every row of a trace has to be computed once, or its prefix has
+# to be in the cache because another text had it; the last token of a text is never sent. So rows have a floor, which
+# is the number of *different beginnings*:
+
+# %%
+from workbench.capstone.served import Run
+from workbench.capstone.traces import Asked
+
+texts = {"a": [7, 8], "b": [7, 9]}
+trace = (Asked("a", (1, 2, 3), 2), Asked("b", (1, 2, 3), 2))
+print(least_rows(trace, Run(texts, {}, 1.0)), "rows at least: 1, 2, 3 and 7, once for both")
+
+# %% [markdown]
+# A counted run with fewer rows is void, and so is a timed one that is faster than these rows' FLOPs at the machine's
+# measured ceiling, or that has a token before its request arrived.
+#
+# ## The gates
+#
+# Before anything is scored, a submission passes through gates. Each asks for evidence of its own:
+#
+# | gate | what it asks | what it does not know |
+# |---|---|---|
+# | answers | each greedy token is the reference's own choice, teacher-forced without a cache | tokens of prompts that were not asked |
+# | drawn | sampled tokens have the reference's distribution: chi-square, one false alarm in 10,000 | differences smaller than its few hundred texts show |
+# | nats | (open) held-out text is predicted at most so much worse | text unlike the standard library |
+# | budget | bytes of keys and values as reserved; memory capped by the system | a draft's tables |
+# | api | twelve claims of an OpenAI client, on your very engine | what no client asked |
+# | conduct | `own.py` computes with its arguments alone | what goes on inside its arithmetic |
+#
+# Prompts are drawn after the submission was read, from files that no shipped model was trained on. An exact track
+# allows a tie, since two orders of one sum differ in the last bits. The others bound the mean **regret**, the
+# log-probability that a token gives away against the reference's best. Int8 keys and values lose less than a
+# ten-thousandth of a nat; int4 ones give away eight thousandths and do not pass.
+#
+# ## A scheduler by advice
+#
+# `plan(step)` is shown lengths and times of every request, the free blocks and the budget of rows, and answers with
+# rows for requests and with those to preempt. What it says is checked before anything is computed: rows beyond the
+# budget, blocks that are not free, a request that nobody knows. A wrong plan ends the run, and what was served before
+# counts by its share.
+
+# %%
+from workbench.capstone.own_parts import OwnParts
+
+own = OwnParts("def order(requests, now_s):\n    return [one['remaining'] for one in requests]")
+print(own.call("order", [{"id": "r0", "remaining": 40}, {"id": "r1", "remaining": 7}], 0.5), "the smallest goes first")
+own.close()
+
+# %% [markdown]
+# Each call is a line to another process and one back, some tens of microseconds.
+#
+# ## How one would cheat
+#
+# The list comes from contests that were: answers cached by pointer, inputs recognized and replayed, lazy outputs, a
+# patched clock, work moved before the clock starts, fewer bits than declared, the reference's memory read. Most need
+# code beside the clock. Here there is none: your code runs in a process that has no clock, no files, no network, and
+# no answer to copy.
+
+# %%
+for source in (
+    "import time\ntime.perf_counter = lambda: 0.0",
+    "def order(requests, now_s):\n    return open('/proc/self/maps').read()",
+    "def order(requests, now_s):\n    return [c for c in ().__class__.__mro__]",
+    "def order(requests, now_s):\n    return [one['waited_s'] for one in requests]",
+):
+    print(broken_rules(source) or "keeps the rules")
+
+# %% [markdown]
+# That is the first of three fences. The second is the process itself, which ends at the first system event that is no
+# computing. The third is the kernel's: namespaces, Landlock, seccomp, limits. They are not independent proofs, and a
+# fence is not a wall; but behind them there is nothing worth reaching: no expected answer is on that side.
+#
+# ## Prediction
+#
+# One more number is handed in *before* judging: the tokens per second that your engine will serve here. It is scored by
+# $1 - |\ln(\text{predicted}/\text{measured})| / \ln 2$.
+
+# %%
+for predicted in (400, 440, 500, 800):
+    print(f"predicted {predicted}, measured 400: {prediction_score(predicted, 400):.2f} of 1")
+
+# %% [markdown]
+# `workbench capstone predict` does for you what this course did all along: it fits the law above to this machine
+# (seconds of a pass, a row, a byte, from two practice traces), then counts a third trace by that law. You can do
+# better by knowing what the law leaves out.
+#
+# ## A whole submission, tried
+#
+# `workbench capstone run` serves a practice trace, whose seed everybody knows. Here with a fifth of the requests:
+
+# %%
+small = replace(cost, law=replace(cost.law, num_requests=10))
+mine = replace(baseline(cost), draft="prompt_lookup", draft_length=6)
+print(practice(mine, small, seed="practice/0").in_words())
+
+# %% [markdown]
+# Ten requests leave most of the 32 places empty, so that drafts bring more here than in the judge's trace of
+# forty-eight.
+#
+# ## Reference solutions, and the board
+#
+# `solutions/capstone/` of the instructor's course has one for each track. `workbench capstone judge` writes a record
+# for each submission, signed by its hash; a folder of records is a board. This is the reference solutions' own:
+
+# %% jupyter={"source_hidden": true}
+from workbench.capstone.board import HEADINGS, cells, read_board
+from workbench.capstone.reference import REFERENCE_BOARD
+
+board = read_board(REFERENCE_BOARD)
+table(list(HEADINGS), cells(board), "the reference solutions, judged")
+
+# %% [markdown]
+# An edited record is named and left out. Who judges can sign, so a board is as honest as the folder is safe.
+#
+# ## What to take along
+#
+# - Grade what can be counted; rank by what is felt; never mix machines.
+# - Bound results from both sides: a floor that no engine can go below, and a reference that each token is held against.
+# - Let untrusted code advise, and verify the advice. It is the trick of speculative decoding, applied to the grader.
+# - Levels are added and capped. A mean that multiplies is an invitation.
+# - Predict first. Being right about why is worth more than being fast.
+
+# %%
+summary()

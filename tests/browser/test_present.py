@@ -1,0 +1,229 @@
+"""Claims about lectures as slides: each fits at both sizes of a projector and can be read from the last row; keys move;
+panels run. The file of slides of every lecture is looked at; live are two lectures, and all of them with
+WORKBENCH_PRESENT=all (some minutes, longer where a panel's run is)."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+
+import pytest
+from harness import ROOT, WORKBENCH, free_port, save_picture
+
+from workbench.presenting import export, lectures_in
+
+pytest_plugins = ["lab_fixtures"]
+pytestmark = pytest.mark.browser
+LECTURES = lectures_in(ROOT)
+SIZES = ((1920, 1080), (1280, 720))
+LEAST = 24 / 1920  # of a letter, as a share of the window's width
+ALL = os.environ.get("WORKBENCH_PRESENT") == "all"
+LIVE = list(LECTURES) if ALL else ["00_start_here", "11_serving"]  # the shortest, and that with most panels
+
+# What is cut, lies outside its slide or is set too small. Letters of a formula's indices are smaller by nature.
+PROBLEMS = """(least) => {
+  const wrong = [];
+  present.slides().forEach((slide, number) => {
+    const say = (words) => wrong.push(`slide ${number + 1}: ${words}`);
+    const box = slide.getBoundingClientRect(), live = slide.matches('.alive:not(.stored)');
+    if (present.overflows(slide)) say('overflows');
+    const inside = live ? ':scope > .body > .live' : ':scope > .body > .block, :scope > .body > .recorded';
+    for (const block of [slide.querySelector('header'), ...slide.querySelectorAll(inside)]) {
+      if (getComputedStyle(block).display === 'none') continue;
+      for (const one of [block, ...block.querySelectorAll('*')]) {
+        if (one.closest('script, style, svg, option') || !one.checkVisibility()) continue;
+        const place = one.getBoundingClientRect(), css = getComputedStyle(one);
+        if (!place.width || !place.height) continue;
+        const name = `${one.tagName} ${one.className} ${one.textContent.trim().slice(0, 40)}`;
+        if (place.left < box.left - 1 || place.right > box.right + 1 || place.bottom > box.bottom + 1)
+          say(`${name} is outside`);
+        if (!one.closest('math') && css.overflowX !== 'visible' && one.scrollWidth > one.clientWidth + 2
+            && !one.matches('.noUi-target, .noUi-target *, input, .slider-container')) say(`${name} is too wide`);
+        if (!one.closest('math') && css.overflowY !== 'visible' && one.scrollHeight > one.clientHeight + 2
+            && !one.matches('.noUi-target, .noUi-target *, textarea, pre')) say(`${name} is cut below`);
+        const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+        if (own && !one.closest('math') && parseFloat(css.fontSize) < least - 0.02) say(`${name} has ${css.fontSize}`);
+      }
+    }
+  });
+  return wrong;
+}"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slides")
+    for name, notebook in LECTURES.items():
+        export(notebook, folder / f"{name}.html")
+    return folder
+
+
+@contextmanager
+def opened(browser, address: str, width=1920, height=1080, **how):
+    """A page whose slides are laid out, with what went wrong on it in `.wrong` and what it asked for in `.asked`."""
+    context = browser.new_context(viewport={"width": width, "height": height}, **how)
+    page = context.new_page()
+    page.wrong, page.asked = [], []
+    page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.goto(address, wait_until="commit")
+    page.wait_for_selector("html[data-slides]", timeout=60_000)
+    yield page
+    context.close()
+
+
+def number(page) -> int:
+    """Of the slide that is shown."""
+    return int(page.locator(".foot .number").inner_text().split("/")[0])
+
+
+@pytest.mark.parametrize("name", LECTURES)
+def test_every_slide_fits_and_can_be_read(browser, files, name):
+    for width, height in SIZES:
+        with opened(browser, f"file://{files}/{name}.html", width, height) as page:
+            assert page.evaluate(PROBLEMS, LEAST * width) == []
+            assert int(page.locator("html").get_attribute("data-slides")) > 10
+            assert page.wrong == [] and [url for url in page.asked[1:] if not url.startswith("data:")] == []
+
+
+def test_dark_and_light_differ_and_both_are_whole(browser, files):
+    with opened(browser, f"file://{files}/90_reading_list_checked.html", color_scheme="dark") as page:
+        ground = "getComputedStyle(document.querySelector('.slide.shown')).backgroundColor"
+        dark = page.evaluate(ground)
+        page.keyboard.press("d")
+        light = page.evaluate(ground)
+        assert sum(map(int, re.findall(r"\d+", dark))) < 150 < 600 < sum(map(int, re.findall(r"\d+", light)))
+
+
+def test_keys_and_a_clicker_move(browser, files):
+    with opened(browser, f"file://{files}/06_speculative_sampling.html") as page:
+        seen = [number(page)]
+        for key in ("ArrowRight", "PageDown", " ", "n", "ArrowLeft", "PageUp", "End", "PageDown", "Home", "PageUp"):
+            page.keyboard.press(key)
+            seen.append(number(page))
+        last = int(page.locator("html").get_attribute("data-slides"))
+        assert seen == [1, 2, 3, 4, 5, 4, 3, last, last, 1, 1]
+        page.keyboard.press("PageDown")
+        assert page.url.endswith("#2")
+        page.keyboard.press("b")
+        assert page.locator(".cover").count() == 1
+        page.keyboard.press("b")
+        page.keyboard.press("?")
+        assert page.locator(".keys").is_visible() and page.locator(".cover").count() == 0
+        assert re.fullmatch(r"\d\d:\d\d", page.locator(".foot .clock").inner_text())
+
+
+def test_the_speaker_sees_notes_and_the_next_slide_and_can_move(browser, files):
+    with opened(browser, f"file://{files}/03_kv_cache.html") as page:
+        at = page.evaluate("present.slides().findIndex(slide => slide.matches('.picture'))")
+        page.evaluate("present.show", at)
+        with page.expect_popup() as popup:
+            page.keyboard.press("s")
+        speaker = popup.value
+        assert "In words:" in speaker.locator(".said").inner_text()
+        assert speaker.locator(".now .slide.picture, .now .slide.tall").count() == 1
+        assert speaker.locator(".next .slide").count() == 1
+        assert re.search(r"\d:\d\d:\d\d", speaker.locator(".elapsed").inner_text())
+        speaker.keyboard.press("PageDown")
+        assert number(page) == at + 2
+
+
+# -- live -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def presented(name: str, scratch, cache):
+    """The address at which `workbench present` serves a lecture; it ends with the block. cache: where the machine's
+    measured ceilings are kept."""
+    scratch.mkdir()
+    folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    with (scratch / "out").open("w") as out, (scratch / "log").open("w") as log:
+        server = subprocess.Popen(
+            [WORKBENCH, "present", name, "--no-browser", "--port", str(free_port())],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                **{one: str(scratch / one.lower()) for one in folders},
+                "WORKBENCH_CACHE": str(cache),
+                "HF_HUB_OFFLINE": "1",
+            },
+            stdout=out,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        until = time.monotonic() + 60
+        while "\n" not in (scratch / "out").read_text():
+            assert server.poll() is None and time.monotonic() < until, (scratch / "log").read_text()
+            time.sleep(0.1)
+        yield (scratch / "out").read_text().strip()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_panels_live_on_their_slides(browser, tmp_path, tmp_path_factory, name):
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ceilings"  # as the other browser tests
+    with presented(name, tmp_path / "lab", cache) as address, opened(browser, address) as page:
+        first = page.evaluate("present.slides().findIndex(slide => slide.matches('.panel'))")
+        if first < 0:
+            return
+        page.evaluate("present.show", first)
+        assert page.locator(".slide.shown img").first.is_visible()  # as recorded, before there is a kernel
+        page.wait_for_function(
+            "document.querySelectorAll('.slide.alive').length === document.querySelectorAll('.live').length",
+            timeout=180_000,
+        )
+        own = ("data:", "blob:", address.partition("/voila/")[0])
+        assert [url for url in page.asked if not url.startswith(own)] == []
+        panels = page.evaluate("present.slides().flatMap((slide, at) => slide.matches('.alive') ? [at] : [])")
+        for width, height in SIZES:
+            page.set_viewport_size({"width": width, "height": height})
+            page.wait_for_timeout(300)
+            assert page.evaluate(PROBLEMS, LEAST * width) == []
+        page.set_viewport_size({"width": 1920, "height": 1080})
+        for at in panels if ALL or len(panels) == 1 else ():
+            page.evaluate("present.show", at)
+            run_to_its_end(page)
+            if ALL:
+                page.wait_for_timeout(500)
+                save_picture(page, f"present-{name}-{at + 1}")
+        page.wait_for_timeout(300)  # what is said anew is fitted in the next frame
+        problems = page.evaluate(PROBLEMS, 24)
+        save_picture(page, f"present-{name}")
+        assert problems == []
+        keys_of_a_control_are_its_own(page, panels[0])
+
+
+def run_to_its_end(page) -> None:
+    slide = page.locator(".slide.shown")
+    slide.locator("button.jupyter-button", has_text="Run").click()
+    status = slide.locator("[role=status]").first
+    until = time.monotonic() + 900
+    while not re.match("done: ", status.inner_text()):
+        assert "error" not in status.inner_text() and time.monotonic() < until, status.inner_text()
+        page.wait_for_timeout(100)
+
+
+def keys_of_a_control_are_its_own(page, at: int) -> None:
+    page.evaluate("present.show", at)
+    handle = page.locator(".slide.shown [role=slider]").first
+    if handle.count():
+        handle.focus()
+        handle.press("ArrowRight")
+        assert number(page) == at + 1
+    page.keyboard.press("PageDown")
+    assert number(page) == at + 2
+    page.keyboard.press("PageUp")
+    page.keyboard.press("r")
+    assert page.locator(".slide.shown .recorded").is_visible() and not page.locator(".slide.shown .live").is_visible()
+    page.keyboard.press("r")
+    assert page.locator(".slide.shown .live").is_visible()
