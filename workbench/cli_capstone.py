@@ -39,7 +39,7 @@ def add_capstone_command(command: Any) -> None:
 
     judge = part("judge", run_judge, "all gates, counts and pairs; writes a record for the board")
     judge.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="submissions, one after the other")
-    judge.add_argument("--seed", type=int, metavar="N", help="of the traces (default: drawn, so that nobody knows it)")
+    judge.add_argument("--seed", type=int, metavar="N", help="of the traces; no rank (default: drawn)")
     judge.add_argument("--pairs", type=int, metavar="N", help="of timed runs (default: 5, which a rank needs)")
     judge.add_argument("--board", type=Path, metavar="FOLDER", help="for the record (default: your own board)")
 

@@ -428,7 +428,11 @@ def test_the_digest_is_of_what_was_handed_in(tmp_path: Path) -> None:
 
 
 def record_of(name: str, **more: Any) -> dict[str, Any]:
-    plain = judging._not_read(name, "x") | {"track": "cost", "gates": [{"gate": "start", "passed": True, "words": ""}]}
+    plain = judging._not_read(name, "x") | {
+        "track": "cost",
+        "seed_drawn": True,
+        "gates": [{"gate": "start", "passed": True, "words": ""}],
+    }
     return plain | {"points": 50.0, "total": 45.0} | more
 
 
@@ -517,6 +521,14 @@ def test_the_latest_of_a_name_counts(tmp_path: Path) -> None:
     board.save(record_of("a", points=90.0, date="2026-01-01T00:00:00+00:00"), tmp_path)
     board.save(record_of("a", points=10.0, date="2026-01-02T00:00:00+00:00"), tmp_path)
     assert [row.points for row in board.read_board(tmp_path).rows] == [10.0]
+
+
+def test_a_record_of_a_chosen_seed_has_no_rank(tmp_path: Path) -> None:
+    """Whoever knows the trace can hand in its answers."""
+    board.save(record_of("a", points=100.0, seed_drawn=False), tmp_path)
+    board.save(record_of("b"), tmp_path)
+    found = board.read_board(tmp_path)
+    assert [(row[2], row[3], row[7]) for row in board.cells(found)] == [("1", "b", ""), ("–", "a", board.CHOSEN_SEED)]
 
 
 def test_a_board_that_is_not_there(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ class Judging:
         self.results: list[GateResult] = []
         self.report = report
         self.scored: dict[str, Any] = {}
+        self.seed_drawn = False
         self.reference: Model = load(track.model)
 
     def gate(self, result: GateResult) -> None:
@@ -201,6 +202,7 @@ class Judging:
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "digest": self.submission.digest,
             "seed": self.seed,
+            "seed_drawn": self.seed_drawn,
             "device": devices.fingerprint("cpu"),
             "versions": devices.versions(),
             "submission": {
@@ -231,7 +233,8 @@ def judge(
 ) -> dict[str, Any]:
     """The record of a submission. Never raises for what is wrong with it: that is in the record.
 
-    name: of who hands in, default the folder's. seed: of the traces; None draws one, which nobody could know. pairs: of
+    name: of who hands in, default the folder's. seed: of the traces; None draws one, which nobody could
+    know: only then has the record a rank. pairs: of
     timed runs, 0 for counts alone. track: in place of the submission's own, for tests. Raises WorkbenchError for a
     folder that is not there.
     """
@@ -249,6 +252,7 @@ def judge(
         return _not_read(name, str(error))
     seed_text = str(secrets.randbits(64) if seed is None else seed)
     judging = Judging(track or track_named(submission.track), submission, name, seed_text, pairs, report)
+    judging.seed_drawn = seed is None
     judging.run()
     return judging.record
 
@@ -261,6 +265,7 @@ def _not_read(name: str, words: str) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "digest": "",
         "seed": "",
+        "seed_drawn": False,
         "device": devices.fingerprint("cpu"),
         "versions": devices.versions(),
         "submission": {},
