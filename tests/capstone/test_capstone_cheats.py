@@ -80,6 +80,7 @@ UNREAD: dict[str, tuple[Any, str | None, Any, str]] = {
     "another model": ({"model": "stdlib-1m"}, None, None, "serves"),
     "a path as a model": ({"model": "/tmp/x"}, None, None, "serves"),
     "its own weights": ({"model": "weights"}, None, weights_of("stdlib-1m"), "serves"),
+    "a draft that is never asked": ({"scheduler": "own", "draft": "own"}, OWN, None, "no drafted tokens"),
     "a prediction that is no number": ('{"track": "cost", "predicted_tokens_per_s": NaN}', None, None, "NaN"),
     "a track twice": ('{"track": "open", "track": "cost"}', None, None, "twice"),
     "another's switches": ({}, None, linked("submission.json"), "plain file"),

@@ -319,6 +319,39 @@ def test_an_engine_that_is_killed_fails_and_the_next_is_judged(judge: Judge, eng
     assert all(one["passed"] for one in judge({})["gates"])
 
 
+PLAN = """
+preempted = []
+
+def plan(step):
+    rows, left, preempt = {}, step["token_budget"], []
+    running = [one for one in step["requests"] if one["running"]]
+    waiting = [one for one in step["requests"] if not one["running"]]
+    if len(running) == step["max_running"] and len(preempted) < 3:
+        preempt = [running.pop()["id"]]
+        preempted.extend(preempt)
+    for one in running + waiting[: step["max_running"] - len(running) - len(preempt)]:
+        count = min(left, one["tokens"] - one["computed"])
+        if count > 0:
+            rows[one["id"]] = count
+            left -= count
+    return {"rows": rows, "preempt": preempt}
+"""
+
+
+def test_a_scheduler_of_its_own_serves_all_and_its_preemptions_count(engines: Any) -> None:
+    asked = Submission(track="cost", scheduler="own", own_source=PLAN, max_running=3, token_budget=64)
+    run = engines[0].make(asked, TRACKS["cost"].pool_bytes).count(draw_trace(LAW, "1"), COURSE_LAW)
+    engines[0].close()
+    assert run.failed is None and len(run.texts) == LAW.num_requests
+    assert run.facts["preemptions"] == 3
+
+
+def test_an_engine_s_memory_is_limited() -> None:
+    with pytest.raises(Refused) as caught:
+        served.Engine(Submission(track="cost"), TRACKS["cost"].pool_bytes, memory_bytes=32 << 20)
+    assert caught.value.gate == "budget"
+
+
 def test_an_engine_that_does_not_answer_fails_by_the_time(judge: Judge, engines: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(served, "RUN_SECONDS", 0.0)
     record = judge({"draft": "prompt_lookup"})

@@ -101,6 +101,11 @@ class Submission:
         if self.scheduler == "own" and self.policy != "first_come":
             raise WorkbenchError("policy is of the course's scheduler, and the scheduler is your own; leave policy out")
 
+        if self.scheduler == "own" and self.draft is not None:
+            raise WorkbenchError(
+                "a scheduler of your own plans no drafted tokens; leave the draft out, or the scheduler"
+            )
+
     @property
     def wants_own(self) -> list[str]:
         """Which of policy, scheduler and draft are own.py's."""
