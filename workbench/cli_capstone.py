@@ -80,25 +80,25 @@ def run_practice(args: argparse.Namespace) -> int:
     from workbench.capstone.practice import practice
 
     submission, track = _read(args.folder)
-    found = practice(submission, track, seed=f"practice/{args.seed}")
+    tried = practice(submission, track, seed=f"practice/{args.seed}")
     if args.json:
-        print(json.dumps(found.plain(), indent=2))
+        print(json.dumps(tried.plain(), indent=2))
     else:
-        print(found.in_words())
-    return int(any(not one.passed for one in found.gates))
+        print(tried.in_words())
+    return int(any(not one.passed for one in tried.gates))
 
 
 def run_predict(args: argparse.Namespace) -> int:
     from workbench.capstone.predict import predict
 
     submission, track = _read(args.folder)
-    found = predict(submission, track)
-    print(f"{found.tokens_per_s:.0f} tokens/s within the objectives, predicted for this machine")
-    constants = {name: value for name, value in found.rates.items() if value}
+    predicted = predict(submission, track)
+    print(f"{predicted.tokens_per_s:.0f} tokens/s within the objectives, predicted for this machine")
+    constants = {name: value for name, value in predicted.rates.items() if value}
     said = ", ".join(f"{name.removesuffix('_s')} {1e6 * value:.3g} µs" for name, value in constants.items())
-    print(f"by {found.steps} steps of two practice traces: {said}")
-    print(f"the predicted run's own steps took {found.measured_tokens_per_s:.0f} tokens/s")
-    print(f'put it into submission.json: "predicted_tokens_per_s": {found.tokens_per_s:.0f}')
+    print(f"by {predicted.steps} steps of two practice traces: {said}")
+    print(f"the predicted run's own steps took {predicted.measured_tokens_per_s:.0f} tokens/s")
+    print(f'put it into submission.json: "predicted_tokens_per_s": {predicted.tokens_per_s:.0f}')
     return 0
 
 
@@ -135,11 +135,11 @@ def run_board(args: argparse.Namespace) -> int:
     """0; 1 where a file of the folder is no untouched record."""
     from workbench.capstone import board
 
-    found = board.read_board(own_board() if args.folder is None else from_home(args.folder))
+    records = board.read_board(own_board() if args.folder is None else from_home(args.folder))
     if args.json:
-        print(json.dumps([vars(row) for row in found.rows], indent=2))
+        print(json.dumps([vars(row) for row in records.rows], indent=2))
     else:
-        print(board.in_words(found))
-    for name, why in found.broken if args.json else ():
+        print(board.in_words(records))
+    for name, why in records.broken if args.json else ():
         print(f"left out: {name} {why}", file=sys.stderr)
-    return int(bool(found.broken))
+    return int(bool(records.broken))

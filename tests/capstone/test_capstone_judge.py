@@ -70,16 +70,16 @@ def test_a_level_is_straight_between_thresholds_and_capped(ratio: float, expecte
     ],
 )
 def test_the_interval_of_the_median_is_the_sign_test_s(n: int, k: int, confidence: float) -> None:
-    found = score.ratios_of([float(i + 1) for i in range(n)], [1.0] * n)
-    assert (found.low, found.high) == (k, n + 1 - k)
-    assert found.confidence == pytest.approx(confidence, abs=1e-4)
+    made = score.ratios_of([float(i + 1) for i in range(n)], [1.0] * n)
+    assert (made.low, made.high) == (k, n + 1 - k)
+    assert made.confidence == pytest.approx(confidence, abs=1e-4)
 
 
 def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
     chance, covered = random.Random(0), 0
     for _ in range(2000):
-        found = score.ratios_of([math.exp(chance.gauss(0, 1)) for _ in range(5)], [1.0] * 5)
-        covered += found.low <= 1.0 <= found.high
+        made = score.ratios_of([math.exp(chance.gauss(0, 1)) for _ in range(5)], [1.0] * 5)
+        covered += made.low <= 1.0 <= made.high
     assert abs(covered / 2000 - 0.9375) < 0.02
 
 
@@ -149,8 +149,8 @@ def test_the_clock_is_linear_in_counts_and_a_fit_finds_its_rates() -> None:
     steps = [
         StepCounts(**{name: chance.randrange(scale + 1) for name, scale in zip(names, scales)}) for _ in range(200)
     ]
-    found = ClockRates.fit([(counts, rates(counts)) for counts in steps])
-    assert all(found(counts) == pytest.approx(rates(counts), rel=1e-6) for counts in steps)
+    made = ClockRates.fit([(counts, rates(counts)) for counts in steps])
+    assert all(made(counts) == pytest.approx(rates(counts), rel=1e-6) for counts in steps)
     with pytest.raises(WorkbenchError, match="too few"):
         ClockRates.fit([(StepCounts(passes=1), 1.0)] * 3)
 
@@ -188,8 +188,8 @@ def test_one_wrong_token_fails_and_a_regret_is_allowed_where_the_track_allows_on
     wrong = {name: list(text) for name, text in right.texts.items()}
     wrong["r1"][5] = (wrong["r1"][5] + 1) % reference.config.vocab_size
     for name in ("cost", "memory"):
-        found = gates.answers(TRACKS[name], reference, trace, replace(right, texts=wrong))
-        assert not found.passed
+        made = gates.answers(TRACKS[name], reference, trace, replace(right, texts=wrong))
+        assert not made.passed
     assert "token 5 of request r1" in gates.answers(TRACKS["cost"], reference, trace, replace(right, texts=wrong)).words
     assert not gates.answers(TRACKS["cost"], reference, trace, replace(right, texts={})).passed
     assert not gates.answers(TRACKS["cost"], reference, trace, replace(right, facts={"errors": {"r0": "x"}})).passed
@@ -199,9 +199,9 @@ def test_drawn_texts_pass_over_many_seeds_and_rarely_fail(reference: Model) -> N
     least = []
     for seed in range(12):
         trace = gates.drawn_trace(PROMPTS, seed)
-        found = gates.drawn(reference, trace, chosen(reference, list(trace), random.Random(seed)))
-        assert found.passed, found.words
-        least.append(float(found.words.partition("p = ")[2].split()[0]))
+        made = gates.drawn(reference, trace, chosen(reference, list(trace), random.Random(seed)))
+        assert made.passed, made.words
+        least.append(float(made.words.partition("p = ")[2].split()[0]))
     assert min(least) > 1e-5 and max(least) > 1e-2
 
 
@@ -209,8 +209,8 @@ def test_drawn_texts_pass_over_many_seeds_and_rarely_fail(reference: Model) -> N
 def test_another_temperature_is_caught(reference: Model, temperature: float) -> None:
     trace = gates.drawn_trace(PROMPTS, 1)
     for seed in range(3):
-        found = gates.drawn(reference, trace, chosen(reference, list(trace), random.Random(seed), temperature))
-        assert not found.passed, found.words
+        made = gates.drawn(reference, trace, chosen(reference, list(trace), random.Random(seed), temperature))
+        assert not made.passed, made.words
 
 
 def test_another_model_s_and_greedy_texts_are_caught(reference: Model) -> None:
@@ -395,12 +395,12 @@ def test_random_json_is_a_submission_or_a_clear_refusal(tmp_path: Path) -> None:
         given = {"track": chance.choice(list(TRACKS)), **{name: chance.choice(values) for name in names}}
         folder = write(tmp_path / "s", json.dumps(given))
         try:
-            found = read_submission(folder)
+            made = read_submission(folder)
         except WorkbenchError as error:
             str(error).encode()
             assert len(str(error)) < 2000, round_
         else:
-            json.dumps(found.plain())
+            json.dumps(made.plain())
 
 
 NO_SUBMISSIONS = {
@@ -488,13 +488,13 @@ def test_a_board_ranks_and_goes_on_past_what_is_broken(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "note.txt").write_text("x")
-    found = board.read_board(tmp_path)
-    assert [row.name for row in found.rows] == ["b", "c", "a", "d"]
-    broken = dict(found.broken)
+    made = board.read_board(tmp_path)
+    assert [row.name for row in made.rows] == ["b", "c", "a", "d"]
+    broken = dict(made.broken)
     assert len(broken) == 8 and "was edited" in broken[edited.name]
-    said = board.in_words(found)
+    said = board.in_words(made)
     assert "left out" in said and "api" in said
-    assert [row[2] for row in board.cells(found)] == ["1", "2", "3", "–"]
+    assert [row[2] for row in board.cells(made)] == ["1", "2", "3", "–"]
 
 
 def signed(folder: Path, name: str, record: dict[str, Any]) -> None:
@@ -526,28 +526,28 @@ WRONG = {
 def test_a_signed_record_of_nonsense_is_left_out(tmp_path: Path, wrong: dict[str, Any]) -> None:
     board.save(record_of("good"), tmp_path)
     signed(tmp_path, "bad.json", record_of("bad") | wrong)
-    found = board.read_board(tmp_path)
-    assert [row.name for row in found.rows] == ["good"] and len(found.broken) == 1
-    board.in_words(found)
+    made = board.read_board(tmp_path)
+    assert [row.name for row in made.rows] == ["good"] and len(made.broken) == 1
+    board.in_words(made)
 
 
 def test_names_cannot_forge_a_board(tmp_path: Path) -> None:
     for name in ("../../x", "a/b", "", "\ud800", "x" * 500, "a\n  1   b  99.0", "\x1b[2J", "."):
         file = board.save(record_of(name), tmp_path)
         assert file.parent == tmp_path and file.is_file()
-    found = board.read_board(tmp_path)
-    said = board.in_words(found)
+    made = board.read_board(tmp_path)
+    said = board.in_words(made)
     said.encode()
     assert all(line.isprintable() for line in said.splitlines())
-    assert len(said.splitlines()) == 1 + len(found.rows)
+    assert len(said.splitlines()) == 1 + len(made.rows)
 
 
 def test_other_machines_and_tracks_are_never_ranked_together(tmp_path: Path) -> None:
     board.save(record_of("a"), tmp_path)
     board.save(record_of("b", device={"name": "another", "threads": 2, "system": "x"}), tmp_path)
     board.save(record_of("c", track="open"), tmp_path)
-    found = board.read_board(tmp_path)
-    assert len(found.groups) == 3 and [row[2] for row in board.cells(found)] == ["1"] * 3
+    made = board.read_board(tmp_path)
+    assert len(made.groups) == 3 and [row[2] for row in board.cells(made)] == ["1"] * 3
 
 
 def test_the_latest_of_a_name_counts(tmp_path: Path) -> None:
@@ -560,8 +560,8 @@ def test_a_record_of_a_chosen_seed_has_no_rank(tmp_path: Path) -> None:
     """Whoever knows the trace can hand in its answers."""
     board.save(record_of("a", points=100.0, seed_drawn=False), tmp_path)
     board.save(record_of("b"), tmp_path)
-    found = board.read_board(tmp_path)
-    assert [(row[2], row[3], row[7]) for row in board.cells(found)] == [("1", "b", ""), ("–", "a", board.CHOSEN_SEED)]
+    made = board.read_board(tmp_path)
+    assert [(row[2], row[3], row[7]) for row in board.cells(made)] == [("1", "b", ""), ("–", "a", board.CHOSEN_SEED)]
 
 
 def test_a_board_that_is_not_there(tmp_path: Path) -> None:

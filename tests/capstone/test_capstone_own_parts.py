@@ -417,12 +417,12 @@ def test_a_process_that_does_not_read_is_left_in_time(monkeypatch: pytest.Monkey
 def test_closing_twice_closes_nothing_of_others() -> None:
     own = OwnParts(function("return 1"))
     own.close()
-    reader, writer = os.pipe()  # gets the numbers that are free again
+    reader, ours = os.pipe()  # gets the numbers that are free again
     own.close()
-    os.write(writer, b"x")
+    os.write(ours, b"x")
     assert os.read(reader, 1) == b"x"
     os.close(reader)
-    os.close(writer)
+    os.close(ours)
 
 
 def test_it_sees_no_environment_and_nothing_of_ours(unfenced: None) -> None:

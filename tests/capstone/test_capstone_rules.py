@@ -105,8 +105,8 @@ BAD = {
 
 @pytest.mark.parametrize(("source", "words"), BAD.values(), ids=BAD)
 def test_what_reaches_beyond_advice_is_refused(source: str, words: str) -> None:
-    found = broken_rules(source)
-    assert found and words in " ".join(found)
+    broken = broken_rules(source)
+    assert broken and words in " ".join(broken)
 
 
 def test_the_line_is_named() -> None:

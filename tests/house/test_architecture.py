@@ -255,6 +255,7 @@ RUNS_ANSWERS = (
     "workbench.grading.cell",  # called in the limited process whose work is to run a student's code
     "workbench.grading.child",  # that process: loads code that `handed` has made of our own source
     "workbench.grading.handed",
+    "workbench.capstone.own_child",  # the limited process of own.py
 )
 
 

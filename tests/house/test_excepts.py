@@ -120,6 +120,8 @@ REASONS = {
         "workbench/parallel/disaggregated/tcp.py TcpLink._get: BlockingIOError",
         "workbench/parallel/disaggregated/tcp.py TcpLink._put: BlockingIOError",
         "workbench/serving/api/front.py Front.drain: TimeoutError",
+        "workbench/capstone/judge.py Judging.run: _Failed",  # the gate is among the results
+        "workbench/capstone/worker.py Worker.do_time: queue.Empty",
         "workbench/grading/session.py Session._read_output: BlockingIOError",
         "workbench/grading/session.py Session._read_results: BlockingIOError",
         "workbench/panels/base.py Panel._paint_quietly: Stopped",
@@ -213,6 +215,8 @@ REASONS = {
         "workbench/grading/warm.py _end: ProcessLookupError",
         "workbench/grading/warm.py serve: ChildProcessError",
         "workbench/grading/warm.py serve: OSError",
+        "workbench/capstone/own_parts.py OwnParts.close: ProcessLookupError, PermissionError",
+        "workbench/capstone/own_parts.py OwnParts.close: subprocess.TimeoutExpired",
         "workbench/processes.py Child._read_output: OSError",
         "workbench/processes.py Child.answer: OSError",
         "workbench/processes.py Child.close: OSError",
@@ -220,6 +224,7 @@ REASONS = {
         "workbench/processes.py Child.kill: subprocess.TimeoutExpired",
     ),
     "the other side has ended or does not end in time; what follows ends it and says how it ended": (
+        "workbench/capstone/own_parts.py OwnParts._ended: subprocess.TimeoutExpired",
         "workbench/serving/api/process.py EngineProcess.stop: subprocess.TimeoutExpired",
         "workbench/serving/api/soak.py Soak._nonsense: ConnectionError, WireError",
         "workbench/serving/api/soak.py Soak.good: ConnectionError, WireError",
@@ -283,6 +288,8 @@ REASONS = {
         "workbench/grading/child.py session.send: Exception",
     ),
     "a thread whose work says itself how it failed, or whose caller sees that its result is missing": (
+        "workbench/capstone/worker.py Worker.__init__: Thread self._read",  # the judge sees no answer in time
+        "workbench/capstone/worker.py Worker.do_serve: Thread stop",
         "workbench/grading/gradescope.py run: Thread _watch",
         "workbench/labs/lab08_continuous_batching/peer_llama_cpp_slots.py serve: Thread ask",
         "workbench/parallel/disaggregated/over_collectives.py CollectiveLink.__init__: Thread self._receive",

@@ -47,7 +47,8 @@ WORDS = {
     "law": Word(
         r"(?<!ittle's )(?<!ittles_)(?<![A-Za-z])(?:[Ll]aws?|LAWS?)(?![a-z])|(?<!ittles)(?<=[a-z])Laws?(?![a-z])",
         "distribution",
-        3,
+        5,
+        its_own_place="capstone",
     ),
     "turned": Word(
         r"\bturned_\w+|\bturned (?:heads?|keys?|part)\b|\bturned by (?:its|their|the|his) position", "rotated", 0

@@ -28,7 +28,7 @@ from workbench.speculation.proposal import Proposal
 
 
 def facts(sequence: Text, now_s: float) -> dict[str, Any]:
-    """What own.py is told of a request: lengths and times, no tokens."""
+    """What own.py learns of a request: lengths and times, no tokens."""
     return {
         "id": str(sequence.request.id),
         "prompt_tokens": sequence.prompt_tokens,

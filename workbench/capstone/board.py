@@ -81,10 +81,10 @@ class Board:
     @property
     def groups(self) -> dict[tuple[str, str], list[Row]]:
         """By track and machine, the best first."""
-        found: dict[tuple[str, str], list[Row]] = {}
+        grouped: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
-            found.setdefault((row.track, row.machine), []).append(row)
-        return found
+            grouped.setdefault((row.track, row.machine), []).append(row)
+        return grouped
 
 
 def read_board(folder: Path) -> Board:
@@ -157,13 +157,13 @@ HEADINGS = ("track", "machine", "rank", "name", "total", "points", "× baseline"
 
 def cells(board: Board) -> list[list[str]]:
     """The board as rows of text under HEADINGS, for a table of a notebook or a terminal."""
-    found = []
+    table = []
     for (track, machine), rows in board.groups.items():
         for rank, row in enumerate(rows, 1):
             ratio = "–" if row.ratio is None else f"{row.ratio:.2f} ({row.low:.2f} to {row.high:.2f})"
             place = "–" if row.failed else str(rank)
-            found.append([track, machine, place, row.name, f"{row.total:.1f}", f"{row.points:.1f}", ratio, row.failed])
-    return found
+            table.append([track, machine, place, row.name, f"{row.total:.1f}", f"{row.points:.1f}", ratio, row.failed])
+    return table
 
 
 def in_words(board: Board) -> str:

@@ -65,8 +65,8 @@ class ClockRates:
         rows = np.array([[terms(counts)[name] for name in names] for counts, _ in steps], dtype=float)
         weights = 1 / np.sqrt(seconds * np.median(seconds))  # neither the longest steps alone, nor the shortest
         scale = np.maximum(np.abs(rows * weights[:, None]).max(axis=0), np.finfo(float).tiny)
-        found, _ = nnls(rows * weights[:, None] / scale, seconds * weights)
-        return cls(**dict(zip(names, map(float, found / scale))))
+        constants, _ = nnls(rows * weights[:, None] / scale, seconds * weights)
+        return cls(**dict(zip(names, map(float, constants / scale))))
 
 
 def terms(counts: StepCounts) -> dict[str, int]:

@@ -59,7 +59,7 @@ class GateResult:
 def log_probs(model: Model, texts: list[list[int]], counts: list[int]) -> list[torch.Tensor]:
     """For each text the log-probabilities [count, V] after its last `count` tokens but the last one: row i is the
     distribution of token len − count + i."""
-    found: list[torch.Tensor] = []
+    rows_of_texts: list[torch.Tensor] = []
     group: list[int] = []
 
     def run() -> None:
@@ -69,7 +69,7 @@ def log_probs(model: Model, texts: list[list[int]], counts: list[int]) -> list[t
         with torch.inference_mode():
             logits = model(batch, Recompute(model.config))
         rows = torch.log_softmax(logits.double(), dim=-1)
-        found.extend(rows.split([counts[i] for i in group]))
+        rows_of_texts.extend(rows.split([counts[i] for i in group]))
         group.clear()
 
     rows = 0
@@ -80,7 +80,7 @@ def log_probs(model: Model, texts: list[list[int]], counts: list[int]) -> list[t
         group.append(index)
         rows += len(text)
     run()
-    return found
+    return rows_of_texts
 
 
 def regrets(model: Model, trace: Iterable[Asked], run: Run) -> tuple[list[float], tuple[str, int, float]]:
@@ -174,11 +174,11 @@ def chi_square(expected: torch.Tensor, seen: Counter[int]) -> tuple[float, int]:
     if rest >= MIN_EXPECTED:
         cells.append((rest, others))
     elif cells:
-        count, found = cells.pop()
-        cells.append((count + rest, found + others))
+        count, seen_here = cells.pop()
+        cells.append((count + rest, seen_here + others))
     if len(cells) < 2:
         return 0.0, 0
-    return sum((found - count) ** 2 / count for count, found in cells), len(cells) - 1
+    return sum((seen_here - count) ** 2 / count for count, seen_here in cells), len(cells) - 1
 
 
 def nats_per_token(model: Model, seed: str) -> float:
@@ -211,9 +211,9 @@ def other_vocabulary(size: int, reference: Model) -> GateResult:
 def budget(track: Track, facts: dict[str, Any], *runs: Run) -> GateResult:
     """Bytes of keys and values: the pool, tiers below it, a draft's own cache; as reserved, in every run. facts: of an
     engine that started."""
-    most = max([facts["pool_bytes"], *(run.facts.get("pool_bytes", 0) for run in runs)])
-    words = f"{most:,} bytes of keys and values (pool, tiers, a draft's cache), {track.pool_bytes:,} allowed"
-    return GateResult("budget", most <= track.pool_bytes, words)
+    reserved = max([facts["pool_bytes"], *(run.facts.get("pool_bytes", 0) for run in runs)])
+    words = f"{reserved:,} bytes of keys and values (pool, tiers, a draft's cache), {track.pool_bytes:,} allowed"
+    return GateResult("budget", reserved <= track.pool_bytes, words)
 
 
 def least_rows(trace: tuple[Asked, ...], run: Run) -> int:

@@ -170,12 +170,12 @@ class Judging:
             return
         peak = max(devices.ceilings("cpu").flop_per_s.values())
         self.gate(gates.bound(trace, run, timed, judged_by, peak))
-        found = ratios_of(*rates)
+        ratios = ratios_of(*rates)
         self.scored["timed"] = {
             "tokens_per_s": rates[0],
             "baseline_tokens_per_s": rates[1],
             "slowdown": slowdown,
-            **asdict(found),
+            **asdict(ratios),
         }
         measured = sorted(rates[0])[len(rates[0]) // 2]
         predicted = self.submission.predicted_tokens_per_s

@@ -50,12 +50,12 @@ def take_away(setup: dict[str, Any]) -> dict[str, bool]:
 
 def modules_of(public: dict[str, list[str]]) -> dict[str, ModuleType]:
     """What own.py gets for an import: modules of these names alone, and a `random` that is the same in every run."""
-    found = {}
+    parts = {}
     for module, names in public.items():
         whole, part = importlib.import_module(module), ModuleType(module)
         part.__dict__.update({name: getattr(whole, name) for name in names if hasattr(whole, name)})
         part.__dict__["__builtins__"] = {}
-        found[module] = part
+        parts[module] = part
 
     class Random(random.Random):
         """Without a seed it has the seed 0: two judgements of one submission get the same advice."""
@@ -68,8 +68,8 @@ def modules_of(public: dict[str, list[str]]) -> dict[str, ModuleType]:
 
     drawn = Random()
     names = [name for name in public["random"] if name != "Random"]
-    found["random"].__dict__.update({name: getattr(drawn, name) for name in names}, Random=Random)
-    return found
+    parts["random"].__dict__.update({name: getattr(drawn, name) for name in names}, Random=Random)
+    return parts
 
 
 def safe_builtins(modules: dict[str, ModuleType], refused: frozenset[str]) -> dict[str, Any]:

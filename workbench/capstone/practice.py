@@ -48,21 +48,21 @@ class Practice:
 
 def practice(submission: Submission, track: Track, *, seed: str) -> Practice:
     """Serve one trace with the submission's engine and with the baseline's. What fails is among the gates."""
-    found: list[GateResult] = []
+    results: list[GateResult] = []
     try:
         trace = draw_trace(track.shape, seed)
         run, facts = _counted(submission, track, trace)
-        found.append(gates.budget(track, facts, run))
+        results.append(gates.budget(track, facts, run))
         if run.failed is not None:
-            found.append(GateResult("advice", False, run.failed[1]))
-        found.append(gates.answers(track, _judged_by(submission, track), trace, run))
+            results.append(GateResult("advice", False, run.failed[1]))
+        results.append(gates.answers(track, _judged_by(submission, track), trace, run))
         base, _ = _counted(baseline(track), track, trace)
     except Refused as error:
-        return Practice(track, (*found, gates.refused(error)), (), 0.0, 0.0)
+        return Practice(track, (*results, gates.refused(error)), (), 0.0, 0.0)
     share = len(run.texts) / len(trace)
     counts = counted(track, trace, run, base)
-    passed = all(one.passed for one in found if one.gate != "advice")
-    return Practice(track, tuple(found), tuple(counts), points(counts, share) if passed else 0.0, share)
+    passed = all(one.passed for one in results if one.gate != "advice")
+    return Practice(track, tuple(results), tuple(counts), points(counts, share) if passed else 0.0, share)
 
 
 def _counted(submission: Submission, track: Track, trace: Any) -> tuple[Run, dict[str, Any]]:

@@ -70,11 +70,11 @@ def broken_rules(source: str) -> list[str]:
         line = getattr(error, "lineno", None) or 0
         return [f"line {line}: own.py is no Python: {getattr(error, 'msg', None) or error}"]
     imported = _imported_names(tree)
-    found: list[tuple[int, str]] = []
+    broken: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
-        found += [(line, words) for words in _wrong_with(node, imported)]
-    return [f"line {line}: {words}" for line, words in sorted(set(found))]
+        broken += [(line, words) for words in _wrong_with(node, imported)]
+    return [f"line {line}: {words}" for line, words in sorted(set(broken))]
 
 
 def _imported_names(tree: ast.AST) -> dict[str, str]:

@@ -29,7 +29,7 @@ MIN_PAIRS = 5
 
 def good(run: Run, trace: Sequence[Asked], objectives: Objectives, slowdown: float = 1.0) -> list[str]:
     """Requests that were served whole, within both objectives times `slowdown`."""
-    found = []
+    names = []
     for one in trace:
         times = run.times_s.get(one.id, [])
         if one.id not in run.texts or not times:
@@ -37,8 +37,8 @@ def good(run: Run, trace: Sequence[Asked], objectives: Objectives, slowdown: flo
         ttft = times[0] - one.arrival_s
         tpot = (times[-1] - times[0]) / max(1, len(times) - 1)
         if ttft <= objectives.ttft_s * slowdown and tpot <= objectives.tpot_s * slowdown:
-            found.append(one.id)
-    return found
+            names.append(one.id)
+    return names
 
 
 def served_tokens(run: Run) -> int:
@@ -121,14 +121,14 @@ def level(ratio: float, thresholds: Sequence[float]) -> float:
 
 def counted(track: Track, trace: Sequence[Asked], run: Run, base: Run) -> list[Counted]:
     """Every count of the track."""
-    found = []
+    amounts = []
     for name, weight in track.counts.items():
         count = COUNTS[name]
         ours, theirs = count.of(run, trace, track), count.of(base, trace, track)
         better, worse = (theirs, ours) if count.less else (ours, theirs)
         ratio = better / worse if worse > 0 else 0.0
-        found.append(Counted(name, theirs, ours, ratio, level(ratio, track.levels), weight))
-    return found
+        amounts.append(Counted(name, theirs, ours, ratio, level(ratio, track.levels), weight))
+    return amounts
 
 
 def points(counts: Sequence[Counted], share_served: float) -> float:

@@ -92,7 +92,7 @@ class Engine:
         self._hear("listening", time.monotonic() + START_SECONDS)
         texts: dict[str, list[int]] = {one.id: [] for one in trace}
         times: dict[str, list[float]] = {one.id: [] for one in trace}
-        coming, zero, told_last = deque(trace), time.perf_counter(), False
+        coming, zero, sent_last = deque(trace), time.perf_counter(), False
         while True:
             now = time.perf_counter() - zero
             due = []
@@ -100,8 +100,8 @@ class Engine:
                 due.append(coming.popleft().plain())
             if due:
                 self._send("add", requests=due)
-            if not coming and not told_last:
-                told_last = self._send("last")
+            if not coming and not sent_last:
+                sent_last = self._send("last")
             left = min(coming[0].arrival_s - now, 0.05) if coming else 0.2
             event = self._next(max(0.0, left))
             if event is None:

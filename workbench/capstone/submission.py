@@ -165,14 +165,14 @@ def _made(given: dict[str, Any]) -> Submission:
         raise WorkbenchError(f"{FILE} has a value of a wrong kind: {error}") from error
 
 
-def _bytes_of(path: Path, most: int) -> bytes:
+def _bytes_of(path: Path, limit: int) -> bytes:
     """A plain file's content; no link, no device, no pipe."""
     try:
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise WorkbenchError(f"{path.name} must be a plain file: no link, folder or device; copy what it points to")
-        if found.st_size > most:
-            raise WorkbenchError(f"{path.name} has {found.st_size:,} bytes, and {most:,} are allowed")
+        if status.st_size > limit:
+            raise WorkbenchError(f"{path.name} has {status.st_size:,} bytes, and {limit:,} are allowed")
         return path.read_bytes()
     except OSError as error:
         raise WorkbenchError(f"cannot read {path.name}: {error.strerror or error}") from error
@@ -196,11 +196,11 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(shown(name) for name in names if names.count(name) > 1)} is there twice")
-    return found
+    return values
 
 
 def _no_constant(name: str) -> float:

@@ -217,9 +217,9 @@ def blocks_in(submission: Submission, models: Models, budget: int) -> int:
             raise OwnPartFailed("budget", f"the draft's cache: {error}") from error
     beside = submission.host_cache_bytes + draft_kv_bytes(draft) + _state_bytes(submission, models, block)
     whole = submission.max_running * -(-config.context_length // size)
-    most = max(0, budget - beside) // block if block else whole
-    blocks = min(whole, most) if submission.blocks is None else submission.blocks
-    if beside > budget or not blocks >= 1 or (block and blocks > most):
+    room = max(0, budget - beside) // block if block else whole
+    blocks = min(whole, room) if submission.blocks is None else submission.blocks
+    if beside > budget or not blocks >= 1 or (block and blocks > room):
         needed = (
             f"{max(1, blocks):,} blocks of {block:,} bytes and {beside:,} bytes of tiers, states and the draft's cache"
         )
@@ -293,7 +293,7 @@ class Worker:
         report(made=facts)
 
     def do_count(self, trace: list[dict[str, Any]], rates: dict[str, float]) -> None:
-        """Serve a trace on the course's clock. Every token is computed; the clock is what the rates make of each step."""
+        """Serve a trace on the course's clock: every token is computed, the clock is what the rates make of a step."""
         seconds, now = ClockRates(**rates), [0.0]
         served = Served(self.submission, self.models, self.blocks, lambda: now[0])
         coming = [Asked.of(one) for one in trace]
