@@ -142,14 +142,14 @@ say(
 from workbench.experiments import run_experiment
 from workbench.instruments.bench import Bench
 
-found = []
+rows = []
 for name in ("memory", "latency", "open"):
     settings = {"track": name, "requests": 48 if name == "latency" else 24}
     for m in run_experiment("capstone.switches", settings, Bench()):
         if m.settings["variant"] != "baseline":
             of_all = "" if m.predicted is None else f"{m.predicted:.2f} ×"
-            found.append([name, m.settings["variant"], COUNTS[m.settings["count"]].words, f"{m.median:.2f} ×", of_all])
-table(["track", "switch", "count", "to the baseline", "product of the single ones"], found, "one switch at a time")
+            rows.append([name, m.settings["variant"], COUNTS[m.settings["count"]].words, f"{m.median:.2f} ×", of_all])
+table(["track", "switch", "count", "to the baseline", "product of the single ones"], rows, "one switch at a time")
 
 # %% [markdown]
 # Read the two columns together. Where all together is *more* than the product, one switch made room for another:
