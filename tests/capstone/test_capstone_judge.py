@@ -294,13 +294,17 @@ def test_advice_that_dies_in_mid_trace_has_the_share_that_was_served(judge: Judg
 CEILINGS = SimpleNamespace(flop_per_s={"float32": 1e11})  # to measure them takes a minute
 
 
-def test_pairs_have_a_ratio_with_its_interval(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_judgements_have_intervals_that_meet(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging.devices, "ceilings", lambda kind: CEILINGS)
-    record = judge({"predicted_tokens_per_s": 100}, pairs=2)
-    timed = record["timed"]
-    assert timed["low"] <= timed["median"] <= timed["high"] and len(timed["each"]) == 2
-    assert 0.2 < timed["median"] < 5  # two processes with the same engine, on a machine that may be busy
-    assert record["prediction"]["predicted"] == 100 and record["points"] == 0
+    law = replace(LAW, num_requests=6)
+    records = [judge({"predicted_tokens_per_s": 100}, pairs=5, track=replace(SMALL["cost"], law=law)) for _ in range(2)]
+    first, second = (record["timed"] for record in records)
+    assert records[0]["counts"] == records[1]["counts"]
+    for timed in (first, second):
+        assert timed["low"] <= timed["median"] <= timed["high"] and len(timed["each"]) == 5
+        assert timed["confidence"] == 0.9375
+    assert max(first["low"], second["low"]) <= min(first["high"], second["high"])
+    assert records[0]["prediction"]["predicted"] == 100 and records[0]["points"] == 0
 
 
 def test_an_engine_that_is_killed_fails_and_the_next_is_judged(judge: Judge, engines: Any, monkeypatch: Any) -> None:
