@@ -243,11 +243,11 @@ def test_advice_that_ends_when_clients_ask_fails_there(judge: Judge) -> None:
 
 
 def test_advice_that_ends_when_it_is_timed_gets_nothing(judge: Judge) -> None:
-    """A timed run's clock begins within a second, as no counted run's does."""
-    source = "def order(requests, now_s):\n    return [0 if now_s * 16 == int(now_s * 16) else 1 / 0 for _ in requests]"
-    shape = replace(SHAPE, rate_per_s=1.0)  # so that a counted run is asked at other times than a timed one
-    record = judge({"policy": "own"}, source, pairs=1, track=replace(SMALL["cost"], shape=shape))
-    assert "advice" in failed(record)
+    """A counted run begins at 0, and a timed one a moment after: own.py can tell them apart."""
+    source = "calls = []\ndef order(requests, now_s):\n    calls.append(now_s)\n"
+    source += "    return [0 if calls[0] == 0 else 1 / 0 for _ in requests]"
+    record = judge({"policy": "own"}, source, pairs=1)
+    assert failed(record) == ["advice"] and "in a timed run" in words(record)
 
 
 # --- what breaks no rule, and gains nothing ---

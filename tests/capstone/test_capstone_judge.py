@@ -17,7 +17,7 @@ import torch
 from capstone_kit import SHAPE, SMALL, Judge, Shared
 
 from workbench import cli
-from workbench.capstone import board, gates, practice, predict, score, served, traces
+from workbench.capstone import api_gate, board, gates, practice, predict, score, served, traces
 from workbench.capstone import judge as judging
 from workbench.capstone.course_clock import COURSE_RATES, ClockRates, StepCounts
 from workbench.capstone.gates import log_probs
@@ -294,13 +294,19 @@ def test_advice_that_dies_in_mid_trace_has_the_share_that_was_served(judge: Judg
 CEILINGS = SimpleNamespace(flop_per_s={"float32": 1e11})  # to measure them takes a minute
 
 
-def test_pairs_have_a_ratio_with_its_interval(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_judgements_have_intervals_that_meet(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging.devices, "ceilings", lambda kind: CEILINGS)
-    record = judge({"predicted_tokens_per_s": 100}, pairs=2)
-    timed = record["timed"]
-    assert timed["low"] <= timed["median"] <= timed["high"] and len(timed["each"]) == 2
-    assert 0.2 < timed["median"] < 5  # two processes with the same engine, on a machine that may be busy
-    assert record["prediction"]["predicted"] == 100 and record["points"] == 0
+    shape = replace(SHAPE, num_requests=6)
+    records = [
+        judge({"predicted_tokens_per_s": 100}, pairs=5, track=replace(SMALL["cost"], shape=shape)) for _ in range(2)
+    ]
+    first, second = (record["timed"] for record in records)
+    assert records[0]["counts"] == records[1]["counts"]
+    for timed in (first, second):
+        assert timed["low"] <= timed["median"] <= timed["high"] and len(timed["each"]) == 5
+        assert timed["confidence"] == 0.9375
+    assert max(first["low"], second["low"]) <= min(first["high"], second["high"])
+    assert records[0]["prediction"]["predicted"] == 100 and records[0]["points"] == 0
 
 
 def test_an_engine_that_is_killed_fails_and_the_next_is_judged(judge: Judge, engines: Any, monkeypatch: Any) -> None:
@@ -644,3 +650,18 @@ def test_words_of_a_submission_can_be_printed_and_saved(tmp_path: Path, judge: J
 def test_a_refusal_carries_its_gate() -> None:
     assert gates.refused(Refused("time", "x")) == gates.GateResult("time", False, "x")
     assert traces.held_out_ids() and set(gates.GATES) >= {"start", "conduct", "budget", "answers", "advice"}
+
+
+@pytest.mark.parametrize(("learn", "asked"), [(False, 2), (True, 1)])
+def test_a_seed_is_asked_for_one_text_unless_drafts_learn_from_others(monkeypatch, learn: bool, asked: int) -> None:
+    """An accepted draft and a token drawn directly use other random numbers: equal distributions, not equal texts."""
+
+    def holds(client: api_gate.Client) -> None:
+        assert client.port == 1
+
+    def seeded(client: api_gate.Client) -> None:
+        assert not learn
+
+    monkeypatch.setattr(api_gate, "draws_the_same_with_the_same_seed", seeded)
+    monkeypatch.setattr(api_gate, "CLAIMS", (holds, seeded))
+    assert api_gate.api(1, "any", drafts_learn=learn).words == f"{asked} of {asked} claims hold"

@@ -174,13 +174,16 @@ def _text(answer: Any) -> str:
     return str(answer["choices"][0]["text"])
 
 
-def api(port: int, model: str) -> GateResult:
-    """All claims, of a server that listens."""
+def api(port: int, model: str, *, drafts_learn: bool = False) -> GateResult:
+    """All claims, of a server that listens. drafts_learn: drafts depend on other texts, as those of own.py may. Then a
+    seed gives a text of the same distribution and not always the same text, as a token is drawn by the rule of
+    acceptance where one was drafted and directly where none was: that claim is not asked."""
     client, broken = Client(port, model), []
-    for claim in CLAIMS:
+    asked = [claim for claim in CLAIMS if not (drafts_learn and claim is draws_the_same_with_the_same_seed)]
+    for claim in asked:
         try:
             claim(client)
         except (Broken, OSError, http.client.HTTPException, KeyError, IndexError, TypeError) as error:
             broken.append(f"{claim.__name__}: {type(error).__name__}: {error}")
-    words = f"{len(CLAIMS) - len(broken)} of {len(CLAIMS)} claims hold" + (f"; {broken[0]}" if broken else "")
+    words = f"{len(asked) - len(broken)} of {len(asked)} claims hold" + (f"; {broken[0]}" if broken else "")
     return GateResult("api", not broken, words)

@@ -141,7 +141,7 @@ class Judging:
         self.gate(gates.drawn(judged_by, drawn, ours.count(drawn, COURSE_RATES)))
         port = ours.serve()
         try:
-            self.gate(api(port, self.submission.model))
+            self.gate(api(port, self.submission.model, drafts_learn=self.submission.draft == "own"))
         finally:
             ours.stop_serving()
 

@@ -9,6 +9,7 @@ the process at once, and the judge reads which.
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import importlib
 import json
 import os
@@ -48,6 +49,25 @@ def take_away(setup: dict[str, Any]) -> dict[str, bool]:
     return took
 
 
+class CheckedField(dataclasses.Field):
+    """A field of a dataclass, whose name becomes source that is run: it stays a name."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "name" and value is not None and not (type(value) is str and value.isidentifier()):
+            raise ValueError("a field's name is that in its class")
+        super().__setattr__(name, value)
+
+
+def checked_field(**given: Any) -> Any:
+    """`dataclasses.field`."""
+    made, checked = dataclasses.field(**given), CheckedField.__new__(CheckedField)
+    for slot in dataclasses.Field.__slots__:
+        setattr(checked, slot, getattr(made, slot))
+    return checked
+
+
 def modules_of(public: dict[str, list[str]]) -> dict[str, ModuleType]:
     """What own.py gets for an import: modules of these names alone, and a `random` that is the same in every run."""
     parts = {}
@@ -56,6 +76,8 @@ def modules_of(public: dict[str, list[str]]) -> dict[str, ModuleType]:
         part.__dict__.update({name: getattr(whole, name) for name in names if hasattr(whole, name)})
         part.__dict__["__builtins__"] = {}
         parts[module] = part
+
+    parts["dataclasses"].__dict__["field"] = checked_field
 
     class Random(random.Random):
         """Without a seed it has the seed 0: two judgements of one submission get the same advice."""
