@@ -14,12 +14,12 @@ import pytest
 from workbench.capstone import judge as judging
 from workbench.capstone.served import Engine, Run
 from workbench.capstone.submission import Submission
-from workbench.capstone.tracks import TRACKS, TraceLaw, Track
+from workbench.capstone.tracks import TRACKS, TraceShape, Track
 from workbench.models import load
 from workbench.serving.lengths import Uniform
 
-LAW = TraceLaw(8, 0.0, Uniform(12, 32), Uniform(6, 12), openings=2, opening_tokens=16)
-SMALL = {name: replace(track, law=LAW) for name, track in TRACKS.items()}
+SHAPE = TraceShape(8, 0.0, Uniform(12, 32), Uniform(6, 12), openings=2, opening_tokens=16)
+SMALL = {name: replace(track, shape=SHAPE) for name, track in TRACKS.items()}
 SEED = 7
 Judge = Callable[..., dict[str, Any]]
 
@@ -62,11 +62,11 @@ class Shared:
     def __init__(self, submission: Submission, budget: int, engine: Kept) -> None:
         self._made, self._engine = (submission, budget), engine
 
-    def count(self, trace: Any, law: Any) -> Run:
+    def count(self, trace: Any, rates: Any) -> Run:
         key = (trace, self._made)
         if key not in self.counted:
             try:
-                self.counted[key] = self._engine.make(*self._made).count(trace, law)
+                self.counted[key] = self._engine.make(*self._made).count(trace, rates)
             finally:
                 self._engine.close()
         return self.counted[key]

@@ -94,7 +94,7 @@ def run_predict(args: argparse.Namespace) -> int:
     submission, track = _read(args.folder)
     predicted = predict(submission, track)
     print(f"{predicted.tokens_per_s:.0f} tokens/s within the objectives, predicted for this machine")
-    constants = {name: value for name, value in predicted.law.items() if value}
+    constants = {name: value for name, value in predicted.rates.items() if value}
     said = ", ".join(f"{name.removesuffix('_s')} {1e6 * value:.3g} µs" for name, value in constants.items())
     print(f"by {predicted.steps} steps of two practice traces: {said}")
     print(f"the predicted run's own steps took {predicted.measured_tokens_per_s:.0f} tokens/s")

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import workbench as wb
 from workbench.capstone import TRACKS
-from workbench.capstone.course_clock import BANDWIDTH, COURSE_LAW, FLOP_RATE, OVERHEAD_S, StepCounts
+from workbench.capstone.course_clock import BANDWIDTH, COURSE_RATES, FLOP_RATE, OVERHEAD_S, StepCounts
 from workbench.capstone.gates import least_rows
 from workbench.capstone.practice import practice
 from workbench.capstone.rules import broken_rules
@@ -80,11 +80,11 @@ one, sixteen = (
     for n in (1, 16)
 )
 parts = (OVERHEAD_S, (sixteen.weight_bytes + sixteen.kv_bytes) / BANDWIDTH, sixteen.flops / FLOP_RATE)
-assert abs(sum(parts) - COURSE_LAW(sixteen)) < 1e-12
-print(" + ".join(f"{1e3 * part:.2f}" for part in parts), f"= {1e3 * COURSE_LAW(sixteen):.2f} ms for 16 sequences")
+assert abs(sum(parts) - COURSE_RATES(sixteen)) < 1e-12
+print(" + ".join(f"{1e3 * part:.2f}" for part in parts), f"= {1e3 * COURSE_RATES(sixteen):.2f} ms for 16 sequences")
 
 # %%
-sixteen_guess.compare(COURSE_LAW(sixteen) / COURSE_LAW(one), how="counted")
+sixteen_guess.compare(COURSE_RATES(sixteen) / COURSE_RATES(one), how="counted")
 
 # %% [markdown]
 # Most of the step is weights, which it reads once for all 16. A row more costs a tenth of a millisecond. That is the
@@ -142,14 +142,14 @@ say(
 from workbench.experiments import run_experiment
 from workbench.instruments.bench import Bench
 
-found = []
+rows = []
 for name in ("memory", "latency", "open"):
     settings = {"track": name, "requests": 48 if name == "latency" else 24}
     for m in run_experiment("capstone.switches", settings, Bench()):
         if m.settings["variant"] != "baseline":
             of_all = "" if m.predicted is None else f"{m.predicted:.2f} ×"
-            found.append([name, m.settings["variant"], COUNTS[m.settings["count"]].words, f"{m.median:.2f} ×", of_all])
-table(["track", "switch", "count", "to the baseline", "product of the single ones"], found, "one switch at a time")
+            rows.append([name, m.settings["variant"], COUNTS[m.settings["count"]].words, f"{m.median:.2f} ×", of_all])
+table(["track", "switch", "count", "to the baseline", "product of the single ones"], rows, "one switch at a time")
 
 # %% [markdown]
 # Read the two columns together. Where all together is *more* than the product, one switch made room for another:
@@ -280,16 +280,16 @@ for predicted in (400, 440, 500, 800):
     print(f"predicted {predicted}, measured 400: {prediction_score(predicted, 400):.2f} of 1")
 
 # %% [markdown]
-# `workbench capstone predict` does for you what this course did all along: it fits the law above to this machine
-# (seconds of a pass, a row, a byte, from two practice traces), then counts a third trace by that law. You can do
-# better by knowing what the law leaves out.
+# `workbench capstone predict` does for you what this course did all along: it fits the rates above to this machine
+# (seconds of a pass, a row, a byte, from two practice traces), then counts a third trace by them. You can do
+# better by knowing what they leave out.
 #
 # ## A whole submission, tried
 #
 # `workbench capstone run` serves a practice trace, whose seed everybody knows. Here with a fifth of the requests:
 
 # %%
-small = replace(cost, law=replace(cost.law, num_requests=10))
+small = replace(cost, shape=replace(cost.shape, num_requests=10))
 mine = replace(baseline(cost), draft="prompt_lookup", draft_length=6)
 print(practice(mine, small, seed="practice/0").in_words())
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from capstone_kit import LAW, SMALL, Judge, Shared
+from capstone_kit import SHAPE, SMALL, Judge, Shared
 from safetensors.torch import load_file, save_file
 
 from workbench.capstone import judge as judging
@@ -173,7 +173,7 @@ ANSWERS = {
 @pytest.mark.parametrize("given", ANSWERS.values(), ids=ANSWERS)
 def test_cut_precision_fails_by_the_answers(judge: Judge, given: dict[str, Any]) -> None:
     track = SMALL[given.get("track", "cost")]
-    longer = replace(track, law=replace(LAW, num_requests=10, outputs=Uniform(24, 32)))
+    longer = replace(track, shape=replace(SHAPE, num_requests=10, outputs=Uniform(24, 32)))
     assert failed(judge(given, track=longer)) == ["answers"]
 
 
@@ -211,8 +211,8 @@ ADVICE = {
 
 @pytest.mark.parametrize(("part", "source"), ADVICE.values(), ids=ADVICE)
 def test_useless_advice_ends_the_run(judge: Judge, part: str, source: str) -> None:
-    law = replace(LAW, num_requests=6)
-    record = judge({part: "own", "token_budget": 64}, source, track=replace(SMALL["cost"], law=law))
+    shape = replace(SHAPE, num_requests=6)
+    record = judge({part: "own", "token_budget": 64}, source, track=replace(SMALL["cost"], shape=shape))
     assert failed(record) == ["advice", "answers"], words(record)
     assert "0 of 6 requests" in words(record)
 
@@ -262,7 +262,7 @@ def ratios(record: dict[str, Any]) -> dict[str, float]:
 def practised(engines: Any) -> Run:
     """A practice trace's texts, as anybody can have them."""
     submission = Submission(track="cost", max_running=32)
-    return Shared(submission, POOL, engines[1]).count(draw_trace(LAW, "practice/0"), judging.COURSE_LAW)
+    return Shared(submission, POOL, engines[1]).count(draw_trace(SHAPE, "practice/0"), judging.COURSE_RATES)
 
 
 def replaying(practised: Run) -> str:
@@ -315,8 +315,8 @@ KEEPS_NOTHING = {"no prefix cache": {"prefix": "none"}, "blocks that are never f
 @pytest.mark.parametrize("given", KEEPS_NOTHING.values(), ids=KEEPS_NOTHING)
 def test_what_is_never_kept_is_given_up(judge: Judge, given: dict[str, Any]) -> None:
     """A cache that keeps nothing evicts nothing, and wins nothing by it."""
-    law = replace(LAW, num_requests=10, prompts=Uniform(48, 96), shared=0.0)
-    track = replace(SMALL["memory"], law=law, pool_bytes=24 * BLOCK, counts={"evicted_or_preempted": 1.0})
+    shape = replace(SHAPE, num_requests=10, prompts=Uniform(48, 96), shared=0.0)
+    track = replace(SMALL["memory"], shape=shape, pool_bytes=24 * BLOCK, counts={"evicted_or_preempted": 1.0})
     record = judge({"track": "memory", "max_running": 1, **given}, track=track)
     assert ratios(record)["evicted_or_preempted"] <= 1.0 and failed(record) == []
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from capstone_kit import LAW, SMALL, Judge, Shared
+from capstone_kit import SHAPE, SMALL, Judge, Shared
 
 from workbench import cli
 from workbench.capstone import board, gates, practice, predict, score, served, traces
 from workbench.capstone import judge as judging
-from workbench.capstone.course_clock import COURSE_LAW, StepCounts, StepLaw
+from workbench.capstone.course_clock import COURSE_RATES, ClockRates, StepCounts
 from workbench.capstone.gates import log_probs
 from workbench.capstone.served import Refused, Run
 from workbench.capstone.submission import SWITCHES, Submission, baseline, read_submission
@@ -123,12 +123,12 @@ def test_every_track_counts_what_there_is_and_its_weights_are_one() -> None:
 # --- traces and the clock ---
 
 
-def test_a_trace_is_its_law_and_its_seed() -> None:
+def test_a_trace_is_its_shape_and_its_seed() -> None:
     for track in TRACKS.values():
-        assert draw_trace(track.law, "7/count") == draw_trace(track.law, "7/count")
-        assert draw_trace(track.law, "7/count") != draw_trace(track.law, "8/count")
-        asked = draw_trace(track.law, "7/pair0")
-        assert len({one.id for one in asked}) == track.law.num_requests
+        assert draw_trace(track.shape, "7/count") == draw_trace(track.shape, "7/count")
+        assert draw_trace(track.shape, "7/count") != draw_trace(track.shape, "8/count")
+        asked = draw_trace(track.shape, "7/pair0")
+        assert len({one.id for one in asked}) == track.shape.num_requests
         assert all(a.arrival_s <= b.arrival_s for a, b in pairwise(asked))
         assert all(one.prompt_ids and one.max_new_tokens >= 1 for one in asked)
 
@@ -137,22 +137,22 @@ def test_a_request_fits_the_model_s_context() -> None:
     context = load("stdlib-10m").config.context_length
     for track in TRACKS.values():
         for seed in range(5):
-            asked = draw_trace(track.law, str(seed))
+            asked = draw_trace(track.shape, str(seed))
             assert max(len(one.prompt_ids) + one.max_new_tokens for one in asked) <= context
 
 
-def test_the_clock_is_linear_in_counts_and_a_fit_finds_its_law() -> None:
+def test_the_clock_is_linear_in_counts_and_a_fit_finds_its_rates() -> None:
     chance = random.Random(1)
-    law = StepLaw(1e-3, 2e-5, 1e-5, 1e-10, 1e-11, 5e-4, 1e-4)
+    rates = ClockRates(1e-3, 2e-5, 1e-5, 1e-10, 1e-11, 5e-4, 1e-4)
     names = StepCounts.__dataclass_fields__
     scales = [1, 40, 10, 10**7, 10**6, 10**9, 3, 9, 10**6, 10**8, 2]
     steps = [
         StepCounts(**{name: chance.randrange(scale + 1) for name, scale in zip(names, scales)}) for _ in range(200)
     ]
-    made = StepLaw.fit([(counts, law(counts)) for counts in steps])
-    assert all(made(counts) == pytest.approx(law(counts), rel=1e-6) for counts in steps)
+    made = ClockRates.fit([(counts, rates(counts)) for counts in steps])
+    assert all(made(counts) == pytest.approx(rates(counts), rel=1e-6) for counts in steps)
     with pytest.raises(WorkbenchError, match="too few"):
-        StepLaw.fit([(StepCounts(passes=1), 1.0)] * 3)
+        ClockRates.fit([(StepCounts(passes=1), 1.0)] * 3)
 
 
 # --- gates ---
@@ -177,7 +177,7 @@ def chosen(model: Model, asked: list[Asked], chance: random.Random | None, tempe
     return run_of(texts, {one.id: [1.0] for one in asked})
 
 
-PROMPTS = [tuple(one.prompt_ids[:16]) for one in draw_trace(LAW, "prompts")[:2]]
+PROMPTS = [tuple(one.prompt_ids[:16]) for one in draw_trace(SHAPE, "prompts")[:2]]
 
 
 def test_one_wrong_token_fails_and_a_regret_is_allowed_where_the_track_allows_one(reference: Model) -> None:
@@ -272,10 +272,10 @@ def test_judged_twice_the_counts_are_the_same(judge: Judge) -> None:
 
 
 def test_one_seed_counts_the_same_in_every_process_and_clock(engines: Any) -> None:
-    submission, trace = Submission(track="cost", asynchronous=True, host_cache_bytes=1 << 20), draw_trace(LAW, "1")
+    submission, trace = Submission(track="cost", asynchronous=True, host_cache_bytes=1 << 20), draw_trace(SHAPE, "1")
     runs = []
     for _ in range(2):
-        runs.append(engines[0].make(submission, TRACKS["cost"].pool_bytes).count(trace, COURSE_LAW))
+        runs.append(engines[0].make(submission, TRACKS["cost"].pool_bytes).count(trace, COURSE_RATES))
         engines[0].close()
     assert runs[0].texts == runs[1].texts and runs[0].times_s == runs[1].times_s
     assert [counts for counts, _ in runs[0].steps] == [counts for counts, _ in runs[1].steps]
@@ -296,8 +296,10 @@ CEILINGS = SimpleNamespace(flop_per_s={"float32": 1e11})  # to measure them take
 
 def test_two_judgements_have_intervals_that_meet(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging.devices, "ceilings", lambda kind: CEILINGS)
-    law = replace(LAW, num_requests=6)
-    records = [judge({"predicted_tokens_per_s": 100}, pairs=5, track=replace(SMALL["cost"], law=law)) for _ in range(2)]
+    shape = replace(SHAPE, num_requests=6)
+    records = [
+        judge({"predicted_tokens_per_s": 100}, pairs=5, track=replace(SMALL["cost"], shape=shape)) for _ in range(2)
+    ]
     first, second = (record["timed"] for record in records)
     assert records[0]["counts"] == records[1]["counts"]
     for timed in (first, second):
@@ -344,9 +346,9 @@ def plan(step):
 
 def test_a_scheduler_of_its_own_serves_all_and_its_preemptions_count(engines: Any) -> None:
     asked = Submission(track="cost", scheduler="own", own_source=PLAN, max_running=3, token_budget=64)
-    run = engines[0].make(asked, TRACKS["cost"].pool_bytes).count(draw_trace(LAW, "1"), COURSE_LAW)
+    run = engines[0].make(asked, TRACKS["cost"].pool_bytes).count(draw_trace(SHAPE, "1"), COURSE_RATES)
     engines[0].close()
-    assert run.failed is None and len(run.texts) == LAW.num_requests
+    assert run.failed is None and len(run.texts) == SHAPE.num_requests
     assert run.facts["preemptions"] == 3
 
 

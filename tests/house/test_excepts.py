@@ -243,6 +243,7 @@ REASONS = {
         "workbench/labs/lab12_pruning_and_distillation/checks/probes.py run_prune: ValueError",
         "workbench/labs/lab13_parallelism_and_experts/checks/probes.py run_split: ValueError",
         "workbench/labs/lab13_parallelism_and_experts/checks/probes.py run_counts: ValueError",
+        "workbench/labs/lab15_capstone/checks/probes.py run_pairs: ValueError",
         "workbench/grading/session.py Session._hear: BrokenPipeError",
         "workbench/grading/session.py Session._heard_exit: OSError, EOFError",
         "workbench/grading/session.py Session._reply: ValueError, RecursionError",

@@ -24,7 +24,7 @@ class Word(NamedTuple):
     pattern: str
     instead: str
     allowed: int
-    its_own_place: str = "\0"  # in files whose path has this, it is the field's word
+    its_own_place: str = r"\A\Z"  # in files whose path matches this, it is the field's word
 
 
 def name(word: str) -> str:
@@ -35,7 +35,7 @@ def name(word: str) -> str:
 
 UNITS = "bytes|bits|numbers|nats|FLOPs|rows|reads|launches|operations|seconds|ms|µs|MB|KB|tokens|texts|requests"
 WORDS = {
-    "track": Word(name("tracks?") + "|Track", "sequence", 5, its_own_place="capstone"),
+    "track": Word(name("tracks?") + "|Track", "sequence", 5, its_own_place="capstone|lab15"),
     "Writing": Word(r"\bWriting\b|\b_?writings?(?=[._,)\]:=]| =| in )|\bwriting_\w+", "sequence", 6),
     "writer": Word(r"(?<!csv\.)(?<!GGUF)\b[Ww]riters?\b", "decode, sequence", 55),
     "readers": Word(r"\breaders\b", "prefills", 2),
@@ -98,7 +98,7 @@ def test_no_word_is_explained_twice():
 @pytest.mark.parametrize("word", WORDS)
 def test_a_word_of_our_own_is_used_no_more_often_than_before(word):
     pattern, instead, allowed, its_own_place = WORDS[word]
-    others = {file: text for file, text in texts().items() if its_own_place not in str(file.relative_to(ROOT))}
+    others = {file: text for file, text in texts().items() if not re.search(its_own_place, str(file.relative_to(ROOT)))}
     counted = {file: len(re.findall(pattern, text)) for file, text in others.items()}
     total = sum(counted.values())
     worst = ", ".join(f"{f.relative_to(ROOT)} ({n})" for f, n in sorted(counted.items(), key=lambda c: -c[1])[:5] if n)

@@ -4,10 +4,10 @@
 
 over the model's passes and the draft's. The constants below are of no machine: they are near two cores of a server, so
 that what pays there pays here. A counted run computes its tokens for real, and only its clock is counted; so the
-same seed gives the same counts, and the same times, wherever it is judged. The law leaves out: attention's FLOPs,
+same seed gives the same counts, and the same times, wherever it is judged. The rates leave out: attention's FLOPs,
 scheduling, sampling, blocks that move between tiers, and the time of own.py.
 
-`predict` fits the same law to a machine, which makes it a prediction of that machine.
+`predict` fits the same rates to a machine, which makes it a prediction of that machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepCounts:
 
 
 @dataclass(frozen=True)
-class StepLaw:
+class ClockRates:
     """Seconds for one of each."""
 
     pass_s: float
@@ -54,8 +54,8 @@ class StepLaw:
         return sum(count * getattr(self, name) for name, count in terms(counts).items())
 
     @classmethod
-    def fit(cls, steps: list[tuple[StepCounts, float]]) -> StepLaw:
-        """The law with the least Σ ((measured − predicted) / measured)², no constant below 0 (Lawson and Hanson's
+    def fit(cls, steps: list[tuple[StepCounts, float]]) -> ClockRates:
+        """The rates with the least Σ (measured − predicted)² / measured, no constant below 0 (Lawson and Hanson's
         NNLS). Raises WorkbenchError for fewer steps than constants."""
         names = [field.name for field in fields(cls)]
         steps = [(counts, seconds) for counts, seconds in steps if seconds > 0]
@@ -70,7 +70,7 @@ class StepLaw:
 
 
 def terms(counts: StepCounts) -> dict[str, int]:
-    """What each constant of a law is multiplied with."""
+    """What each rate is multiplied with."""
     return {
         "pass_s": counts.passes,
         "row_s": counts.rows + counts.draft_rows,
@@ -85,4 +85,4 @@ def terms(counts: StepCounts) -> dict[str, int]:
 BANDWIDTH = 16e9  # bytes a second
 FLOP_RATE = 200e9  # FLOPs a second
 OVERHEAD_S = 1e-3  # of a pass
-COURSE_LAW = StepLaw(OVERHEAD_S, 0.0, 0.0, 1 / BANDWIDTH, 1 / FLOP_RATE, OVERHEAD_S, 0.0)
+COURSE_RATES = ClockRates(OVERHEAD_S, 0.0, 0.0, 1 / BANDWIDTH, 1 / FLOP_RATE, OVERHEAD_S, 0.0)

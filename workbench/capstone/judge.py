@@ -22,7 +22,7 @@ from typing import Any
 from workbench.capstone import gates
 from workbench.capstone.api_gate import api
 from workbench.capstone.board import VERSION
-from workbench.capstone.course_clock import COURSE_LAW
+from workbench.capstone.course_clock import COURSE_RATES
 from workbench.capstone.gates import GateResult
 from workbench.capstone.own_parts import OwnPartFailed, OwnParts
 from workbench.capstone.score import (
@@ -108,8 +108,8 @@ class Judging:
         return "own.py keeps its rules" + (f"; this system gives no limits of: {', '.join(missing)}" if missing else "")
 
     def _judge(self, ours: Engine, theirs: Engine) -> None:
-        trace = draw_trace(self.track.law, f"{self.seed}/count")
-        run, base = ours.count(trace, COURSE_LAW), theirs.count(trace, COURSE_LAW)
+        trace = draw_trace(self.track.shape, f"{self.seed}/count")
+        run, base = ours.count(trace, COURSE_RATES), theirs.count(trace, COURSE_RATES)
         self.gate(gates.budget(self.track, ours.facts, run))
         share = len(run.texts) / len(trace)
         if run.failed is not None:
@@ -138,7 +138,7 @@ class Judging:
         """Sampled texts, and clients."""
         prompts = [one.prompt_ids[:48] for one in trace[:2]]
         drawn = gates.drawn_trace(prompts, secrets.randbelow(2**31))
-        self.gate(gates.drawn(judged_by, drawn, ours.count(drawn, COURSE_LAW)))
+        self.gate(gates.drawn(judged_by, drawn, ours.count(drawn, COURSE_RATES)))
         port = ours.serve()
         try:
             self.gate(api(port, self.submission.model))
@@ -149,11 +149,11 @@ class Judging:
         self, ours: Engine, theirs: Engine, trace: tuple[Asked, ...], run: Run, base: Run, judged_by: Model
     ) -> None:
         """Pairs of timed runs, each pair on a trace of its own, first one engine first and then the other."""
-        slowdown = sum(seconds for _, seconds in base.steps) / sum(COURSE_LAW(counts) for counts, _ in base.steps)
+        slowdown = sum(seconds for _, seconds in base.steps) / sum(COURSE_RATES(counts) for counts, _ in base.steps)
         rates: tuple[list[float], list[float]] = ([], [])
         timed: list[gates.Timed] = []
         for pair in range(self.num_pairs):
-            asked = stretched(draw_trace(self.track.law, f"{self.seed}/pair{pair}"), slowdown)
+            asked = stretched(draw_trace(self.track.shape, f"{self.seed}/pair{pair}"), slowdown)
             done: dict[int, Run] = {}
             for which in (0, 1) if pair % 2 == 0 else (1, 0):
                 done[which] = (ours, theirs)[which].time(asked)

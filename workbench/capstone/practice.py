@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench.capstone import gates
-from workbench.capstone.course_clock import COURSE_LAW
+from workbench.capstone.course_clock import COURSE_RATES
 from workbench.capstone.gates import GateResult
 from workbench.capstone.score import COUNTS, Counted, counted, points
 from workbench.capstone.served import Engine, Refused, Run
@@ -50,7 +50,7 @@ def practice(submission: Submission, track: Track, *, seed: str) -> Practice:
     """Serve one trace with the submission's engine and with the baseline's. What fails is among the gates."""
     results: list[GateResult] = []
     try:
-        trace = draw_trace(track.law, seed)
+        trace = draw_trace(track.shape, seed)
         run, facts = _counted(submission, track, trace)
         results.append(gates.budget(track, facts, run))
         if run.failed is not None:
@@ -68,7 +68,7 @@ def practice(submission: Submission, track: Track, *, seed: str) -> Practice:
 def _counted(submission: Submission, track: Track, trace: Any) -> tuple[Run, dict[str, Any]]:
     engine = Engine(submission, track.pool_bytes)
     try:
-        return engine.count(trace, COURSE_LAW), engine.facts
+        return engine.count(trace, COURSE_RATES), engine.facts
     finally:
         engine.close()
 

@@ -1,8 +1,8 @@
-"""A prediction of what the judge will measure: the law of `course_clock`, fitted to this machine.
+"""A prediction of what the judge will measure: the rates of `course_clock`, fitted to this machine.
 
     a practice trace, counted     each step's counts, and the seconds that it took here
-    StepLaw.fit                   seconds of a pass, a row, a byte, a FLOP, a call of own.py, on this machine
-    another trace, counted        by that law: tokens per second
+    ClockRates.fit                seconds of a pass, a row, a byte, a FLOP, a call of own.py, on this machine
+    another trace, counted        by these rates: tokens per second
 
 The second run is of another seed, as the judge's will be; what it says is the prediction, and its own measured seconds
 beside it are the check.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from workbench.capstone.course_clock import COURSE_LAW, StepLaw
+from workbench.capstone.course_clock import COURSE_RATES, ClockRates
 from workbench.capstone.score import good
 from workbench.capstone.served import Engine, Run
 from workbench.capstone.submission import Submission, baseline
@@ -24,12 +24,12 @@ PRACTICE = ("practice/0", "practice/1", "practice/2")  # seeds that everybody kn
 
 @dataclass(frozen=True)
 class Predicted:
-    """tokens_per_s: of good requests, by the fitted law. measured_tokens_per_s: of the same run, by its steps' own
-    seconds. law: the constants. steps: that it was fitted to."""
+    """tokens_per_s: of good requests, by the fitted rates. measured_tokens_per_s: of the same run, by its steps' own
+    seconds. rates: the constants. steps: that it was fitted to."""
 
     tokens_per_s: float
     measured_tokens_per_s: float
-    law: dict[str, float]
+    rates: dict[str, float]
     steps: int
 
 
@@ -38,16 +38,18 @@ def predict(submission: Submission, track: Track) -> Predicted:
     for a trace that is too short to fit to."""
     engine = Engine(submission, track.pool_bytes)
     try:
-        steps = [step for seed in PRACTICE[:2] for step in engine.count(draw_trace(track.law, seed), COURSE_LAW).steps]
-        law = StepLaw.fit(steps)
-        slowdown = _slowdown(track) if track.law.rate_per_s else 1.0
-        trace = _stretched(draw_trace(track.law, PRACTICE[2]), slowdown)
-        run = engine.count(trace, law)
+        steps = [
+            step for seed in PRACTICE[:2] for step in engine.count(draw_trace(track.shape, seed), COURSE_RATES).steps
+        ]
+        rates = ClockRates.fit(steps)
+        slowdown = _slowdown(track) if track.shape.rate_per_s else 1.0
+        trace = _stretched(draw_trace(track.shape, PRACTICE[2]), slowdown)
+        run = engine.count(trace, rates)
     finally:
         engine.close()
-    by_law, measured = (sum(law(counts) for counts, _ in run.steps), sum(seconds for _, seconds in run.steps))
+    by_rates, measured = (sum(rates(counts) for counts, _ in run.steps), sum(seconds for _, seconds in run.steps))
     rate = _rate(run, trace, track, slowdown)
-    return Predicted(rate, rate * by_law / measured, asdict(law), len(steps))
+    return Predicted(rate, rate * by_rates / measured, asdict(rates), len(steps))
 
 
 def _rate(run: Run, trace: tuple[Asked, ...], track: Track, slowdown: float) -> float:
@@ -59,10 +61,10 @@ def _slowdown(track: Track) -> float:
     """How much slower than the course's clock the baseline is here, as the judge will measure it."""
     engine = Engine(baseline(track), track.pool_bytes)
     try:
-        steps = engine.count(draw_trace(track.law, PRACTICE[0]), COURSE_LAW).steps
+        steps = engine.count(draw_trace(track.shape, PRACTICE[0]), COURSE_RATES).steps
     finally:
         engine.close()
-    return sum(seconds for _, seconds in steps) / sum(COURSE_LAW(counts) for counts, _ in steps)
+    return sum(seconds for _, seconds in steps) / sum(COURSE_RATES(counts) for counts, _ in steps)
 
 
 def _stretched(trace: tuple[Asked, ...], slowdown: float) -> tuple[Asked, ...]:

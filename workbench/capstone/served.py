@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.capstone.course_clock import StepCounts, StepLaw
+from workbench.capstone.course_clock import ClockRates, StepCounts
 from workbench.capstone.submission import Submission
 from workbench.capstone.traces import Asked
 from workbench.errors import WorkbenchError
@@ -74,10 +74,10 @@ class Engine:
         """Set the same process up for another submission. Raises Refused where that does not start."""
         self.facts = self._do("make", "made", START_SECONDS, submission=submission.plain(), budget=budget)
 
-    def count(self, trace: tuple[Asked, ...], law: StepLaw) -> Run:
+    def count(self, trace: tuple[Asked, ...], rates: ClockRates) -> Run:
         """Serve a trace on the course's clock."""
         plain = [one.plain() for one in trace]
-        seen = self._do("count", "counted", RUN_SECONDS, trace=plain, law=asdict(law))
+        seen = self._do("count", "counted", RUN_SECONDS, trace=plain, rates=asdict(rates))
         steps = tuple((StepCounts(*counts), seconds) for counts, seconds in seen.pop("steps"))
         failed = seen.pop("failed")
         kept = {name: seen.pop(name) for name in ("texts", "times_s", "ended_s")}

@@ -1,6 +1,7 @@
-"""The requests of a run: drawn by the law of a track from a seed, made of source code that no shipped model has read.
+"""The requests of a run: lengths and times by the shape that a track gives them, texts of source code that no shipped
+model has read, all drawn from a seed.
 
-The same law and seed give the same requests on every platform: of `random.Random` only `random()` is used.
+The same shape and seed give the same requests on every platform: of `random.Random` only `random()` is used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from workbench.capstone.tracks import TraceLaw
+from workbench.capstone.tracks import TraceShape
 from workbench.decoding.sampling import SamplingSettings
 from workbench.decoding.sequence import Request
 from workbench.models.checkpoints import shipped_tokenizer
@@ -58,22 +59,22 @@ def held_out_ids() -> tuple[tuple[int, ...], ...]:
     return tuple(ids for ids in texts if len(ids) >= 1000)
 
 
-def draw_trace(law: TraceLaw, seed: str) -> tuple[Asked, ...]:
+def draw_trace(shape: TraceShape, seed: str) -> tuple[Asked, ...]:
     """A run's requests, in order of arrival.
 
     A prompt that shares an opening has the beginning of a file, then lines from anywhere; any other is a passage from
     anywhere. It is as long as its drawn length, and an opening comes on top.
     """
     files, random, at = held_out_ids(), Random(seed), 0.0
-    openings = [files[_below(random, len(files))] for _ in range(law.openings)]
+    openings = [files[_below(random, len(files))] for _ in range(shape.openings)]
     asked = []
-    for number in range(law.num_requests):
-        if law.rate_per_s:
-            at += -math.log(1 - random.random()) / law.rate_per_s
-        length, output = law.prompts.draw(random), law.outputs.draw(random)
+    for number in range(shape.num_requests):
+        if shape.rate_per_s:
+            at += -math.log(1 - random.random()) / shape.rate_per_s
+        length, output = shape.prompts.draw(random), shape.outputs.draw(random)
         passage = _passage(random, files, length)
-        if random.random() < law.shared:
-            passage = openings[_below(random, law.openings)][: law.opening_tokens] + passage
+        if random.random() < shape.shared:
+            passage = openings[_below(random, shape.openings)][: shape.opening_tokens] + passage
         asked.append(Asked(f"r{number}", passage, output, round(at, 6)))
     return tuple(asked)
 

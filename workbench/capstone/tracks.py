@@ -5,8 +5,8 @@
     cost      the fewest bytes of weights read, the same tokens
     open      any model, as long as it is at most so many nats per token worse
 
-The law of a trace is public, its seed is drawn by the judge. A count is compared with that of the baseline on the very
-same trace; its ratio becomes a level (`score`). Levels are added with the weights below, and never multiplied: one
+The shape of a trace is public, its seed is drawn by the judge. A count is compared with that of the baseline on the
+very same trace; its ratio becomes a level (`score`). Levels are added with the weights below, and never multiplied: one
 count that is driven to nothing buys no more than its weight.
 """
 
@@ -23,7 +23,7 @@ MODEL = "stdlib-10m"
 
 
 @dataclass(frozen=True)
-class TraceLaw:
+class TraceShape:
     """num_requests: of a run. rate_per_s: of Poisson arrivals; 0: all at once. prompts, outputs: tokens of a request.
 
     openings: so many files of held-out source; a share `shared` of all requests begins with the first
@@ -59,7 +59,7 @@ class Track:
 
     name: str
     question: str
-    law: TraceLaw
+    shape: TraceShape
     pool_bytes: int
     counts: dict[str, float]
     objectives: Objectives = Objectives()
@@ -77,7 +77,7 @@ TRACKS = {
         Track(
             name="memory",
             question="How far does a pool of 8 MiB go?",
-            law=TraceLaw(48, 0.0, HeavyTail(24, 320, 0.8), Uniform(24, 96)),
+            shape=TraceShape(48, 0.0, HeavyTail(24, 320, 0.8), Uniform(24, 96)),
             pool_bytes=8 * MIB,
             counts={"evicted_or_preempted": 0.25, "tokens_per_s": 0.75},
             max_regret_nats=5e-3,
@@ -86,7 +86,7 @@ TRACKS = {
         Track(
             name="latency",
             question="How many requests can be served in time, above the baseline's knee?",
-            law=TraceLaw(96, 42.0, Fitted(24, 96, 360, 400, 120.0), Uniform(16, 64)),
+            shape=TraceShape(96, 42.0, Fitted(24, 96, 360, 400, 120.0), Uniform(16, 64)),
             pool_bytes=48 * MIB,
             counts={"good_requests": 1.0},
             objectives=Objectives(ttft_s=0.25, tpot_s=0.015),
@@ -95,7 +95,7 @@ TRACKS = {
         Track(
             name="cost",
             question="How few bytes of weights are enough for these tokens?",
-            law=TraceLaw(48, 0.0, Uniform(32, 160), Uniform(24, 96)),
+            shape=TraceShape(48, 0.0, Uniform(32, 160), Uniform(24, 96)),
             pool_bytes=24 * MIB,
             counts={"weight_bytes": 1.0},
             baseline=DEFAULTS,
@@ -103,7 +103,7 @@ TRACKS = {
         Track(
             name="open",
             question="What is the cheapest model that is hardly worse?",
-            law=TraceLaw(48, 0.0, Uniform(32, 160), Uniform(24, 96)),
+            shape=TraceShape(48, 0.0, Uniform(32, 160), Uniform(24, 96)),
             pool_bytes=24 * MIB,
             counts={"bytes_read": 0.5, "tokens_per_s": 0.5},
             max_regret_nats=5e-3,

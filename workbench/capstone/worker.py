@@ -4,7 +4,7 @@ counts. Nothing of a submission runs here but its numbers; own.py has a process 
 A line of JSON in, lines of JSON out (`workbench.processes.report`):
 
     {"do": "make", "submission": …, "budget": …}      {"made": facts} or {"refused": words, "gate": …}
-    {"do": "count", "trace": […], "law": …}           {"counted": …}: all tokens, times on the course's clock, counts
+    {"do": "count", "trace": […], "rates": …}           {"counted": …}: all tokens, times on the course's clock, counts
     {"do": "time"}                                    {"listening": …}
     {"do": "add", "requests": […]}, {"do": "last"}    {"tokens": {id: […]}} after every step, {"timed": …} at the end
     {"do": "serve"}                                   {"port": …}, a server for OpenAI clients until {"do": "stop"}
@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from workbench.capstone.advised import AdvisedDraft, AdvisedPolicy, AdvisedScheduler
-from workbench.capstone.course_clock import StepCounts, StepLaw
+from workbench.capstone.course_clock import ClockRates, StepCounts
 from workbench.capstone.own_parts import OwnPartFailed, OwnParts
 from workbench.capstone.submission import Submission
 from workbench.capstone.traces import Asked
@@ -292,9 +292,9 @@ class Worker:
         served.close()
         report(made=facts)
 
-    def do_count(self, trace: list[dict[str, Any]], law: dict[str, float]) -> None:
-        """Serve a trace on the course's clock. Every token is computed; the clock is what the law says of each step."""
-        seconds, now = StepLaw(**law), [0.0]
+    def do_count(self, trace: list[dict[str, Any]], rates: dict[str, float]) -> None:
+        """Serve a trace on the course's clock: every token is computed, the clock is what the rates make of a step."""
+        seconds, now = ClockRates(**rates), [0.0]
         served = Served(self.submission, self.models, self.blocks, lambda: now[0])
         coming = [Asked.of(one) for one in trace]
         finished: list[Finished] = []

@@ -11,7 +11,7 @@ from conftest import random_decoder, tiny_config
 from exercise_claims import ExerciseClaims, Lab
 
 from workbench.capstone.advised import AdvisedScheduler
-from workbench.capstone.course_clock import BANDWIDTH, COURSE_LAW, FLOP_RATE, OVERHEAD_S, StepCounts
+from workbench.capstone.course_clock import BANDWIDTH, COURSE_RATES, FLOP_RATE, OVERHEAD_S, StepCounts
 from workbench.capstone.gates import least_rows
 from workbench.capstone.score import Counted, level, points, ratios_of
 from workbench.capstone.served import Run
@@ -52,7 +52,7 @@ def test_the_answers_seconds_are_those_of_the_judges_clock(seed):
     counts = {name: draw.randint(0, 10**6) for name in StepCounts.__dataclass_fields__}
     counts |= {"weight_bytes": draw.randint(0, 10**9), "flops": draw.randint(0, 10**10)}
     mine = LAB.solution("capstone-price")(counts, OVERHEAD_S, BANDWIDTH, FLOP_RATE)
-    assert mine == pytest.approx(COURSE_LAW(StepCounts(**counts)))
+    assert mine == pytest.approx(COURSE_RATES(StepCounts(**counts)))
 
 
 @pytest.mark.parametrize("asked", TRACKS.values(), ids=TRACKS)

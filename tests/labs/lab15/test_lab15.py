@@ -58,7 +58,7 @@ def test_the_prediction_of_all_together_is_the_product_of_the_single_ratios(runs
         assert base.median == 1 and base.counts["served"] == 8
 
 
-def test_the_words_name_the_switch_that_brings_most_and_say_when_texts_are_missing(runs):
+def test_the_words_name_the_switch_that_brings_the_highest_ratio_and_say_when_texts_are_missing(runs):
     made = runs["capstone.switches"]
     words = switches_panel._words(TRACKS["memory"], made)
     count = "tokens_per_s"

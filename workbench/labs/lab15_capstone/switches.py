@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from workbench.capstone.course_clock import COURSE_LAW
+from workbench.capstone.course_clock import COURSE_RATES
 from workbench.capstone.score import COUNTS, Counted, counted
 from workbench.capstone.served import Engine, Run
 from workbench.capstone.submission import Submission, baseline
@@ -66,14 +66,14 @@ def variants(track: Track) -> dict[str, Submission]:
 
 def shortened(track: Track, requests: int) -> Track:
     """The track with a shorter trace."""
-    return replace(track, law=replace(track.law, num_requests=requests))
+    return replace(track, shape=replace(track.shape, num_requests=requests))
 
 
 def run_switches(bench: Bench, *, track: str, requests: int, seed: int) -> Iterator[Measurement]:
     """A Measurement for each count of the track and each variant (unit "x"): the ratio to the baseline, above 1 is
     better. Of all together the prediction is the product of the single ratios."""
     chosen = shortened(TRACKS[track], requests)
-    trace = draw_trace(chosen.law, f"practice/{seed}")
+    trace = draw_trace(chosen.shape, f"practice/{seed}")
     runs: dict[str, Run] = {}
     product = dict.fromkeys(chosen.counts, 1.0)
     submissions = variants(chosen)
@@ -83,7 +83,7 @@ def run_switches(bench: Bench, *, track: str, requests: int, seed: int) -> Itera
             bench.check_stop()
             bench.report(f"{name}: {len(trace)} requests")
             engine.again(submission, chosen.pool_bytes)
-            runs[name] = engine.count(trace, COURSE_LAW)
+            runs[name] = engine.count(trace, COURSE_RATES)
             for one in counted(chosen, trace, runs[name], runs[BASELINE]):
                 if name not in (BASELINE, ALL):
                     product[one.name] *= one.ratio
