@@ -665,3 +665,12 @@ def test_a_seed_is_asked_for_one_text_unless_drafts_learn_from_others(monkeypatc
     monkeypatch.setattr(api_gate, "draws_the_same_with_the_same_seed", seeded)
     monkeypatch.setattr(api_gate, "CLAIMS", (holds, seeded))
     assert api_gate.api(1, "any", drafts_learn=learn).words == f"{asked} of {asked} claims hold"
+
+
+def test_a_record_has_none_of_the_switches(tmp_path) -> None:
+    """Who reads a board should not find the solutions of others there."""
+    record = judging.judge(tmp_path / ".." / tmp_path.name, track=SMALL["cost"], pairs=0)  # no submission.json
+    assert not set(record) & set(SWITCHES) - {"track"} and "submission" not in record
+    for file in (Path(judging.__file__).parent / "board").glob("*.json"):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        assert set(kept) == {*record, board.HASH}

@@ -205,11 +205,6 @@ class Judging:
             "seed_drawn": self.seed_drawn,
             "device": devices.fingerprint("cpu"),
             "versions": devices.versions(),
-            "submission": {
-                name: value
-                for name, value in self.submission.plain().items()
-                if name not in ("own_source", "weights_folder")
-            },
             "gates": [asdict(one) for one in self.results],
             **{name: self.scored.get(name) for name in ("counts", "share_served", "timed", "prediction")},
             "points": scored,
@@ -231,7 +226,8 @@ def judge(
     track: Track | None = None,
     report: Report = lambda words: None,
 ) -> dict[str, Any]:
-    """The record of a submission. Never raises for what is wrong with it: that is in the record.
+    """The record of a submission. Never raises for what is wrong with it: that is in the record. Its switches are not:
+    a board is for all to see, and they are the solution; `digest` says which folder it was.
 
     name: of who hands in, default the folder's. seed: of the traces; None draws one, which nobody could
     know: only then has the record a rank. pairs: of
@@ -268,7 +264,6 @@ def _not_read(name: str, words: str) -> dict[str, Any]:
         "seed_drawn": False,
         "device": devices.fingerprint("cpu"),
         "versions": devices.versions(),
-        "submission": {},
         "gates": [asdict(GateResult("start", False, words))],
         "counts": None,
         "share_served": None,
