@@ -77,7 +77,7 @@ def where(page) -> str:
 
 def test_a_newcomer_sees_the_first_lecture_and_a_page_without_marks(visits):
     assert f"/lab/tree/notebooks/{FIRST}.ipynb?" in visits["first"] and "Start here" in visits["first heading"]
-    assert "Nothing is noted yet. Begin with Start here." in visits["empty"] and "0 of 75" in visits["empty"]
+    assert "Nothing is noted yet. Begin with Start here." in visits["empty"] and "0 of 80" in visits["empty"]
 
 
 def test_who_comes_back_sees_what_was_right_and_where_to_go_on(visits):

@@ -61,7 +61,7 @@ def test_it_goes_on_in_the_lab_that_was_worked_on_last():
     assert (goal.lab.name, goal.exercise.grade_id, goal.tries) == ("03_kv_cache", "kv-chunks", 1)
     page = where_you_are(LABS, noted)
     assert "**Go on with** [Lab 03 · KV cache](notebooks/03_kv_cache.ipynb)" in page and "tried 1 time." in page
-    assert "| 1 of 6 | 2 | 1 min |" in page and "| all | 1 of 75 | 3 | 1 min |" in page
+    assert "| 1 of 6 | 2 | 1 min |" in page and "| all | 1 of 80 | 3 | 1 min |" in page
 
 
 def test_after_a_finished_lab_comes_the_first_unfinished_and_in_the_end_nothing():
@@ -161,7 +161,7 @@ def test_the_command_says_what_each_lab_takes(noting, capsys):
     assert cli.main(["progress"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"03_kv_cache +1 of 6 right, 1 try, 0 min between checks +lecture .*about \d+ min to read", said)
-    assert re.search(r"^all +1 of 75 right", said, re.M) and "150 words a minute" in said
+    assert re.search(r"^all +1 of 80 right", said, re.M) and "150 words a minute" in said
     assert cli.main(["progress", "--json"]) == 0
     row = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "03_kv_cache")
     assert row["estimated"]["reading_minutes"] > 5 and set(row["measured"]) == {"lecture_run", "exercises_run"}
