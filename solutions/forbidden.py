@@ -62,7 +62,7 @@ FORBIDDEN = {
         "workbench.labs.lab14_beyond_transformers.few_passes:few_passes",
         "workbench.labs.lab14_beyond_transformers.few_passes:few_passes_by_roofline",
     ),
-    "capstone-price": ("workbench.capstone.course_clock:StepLaw",),
+    "capstone-price": ("workbench.capstone.course_clock:ClockRates",),
     "capstone-points": ("workbench.capstone.score:level", "workbench.capstone.score:points"),
     "capstone-pairs": ("workbench.capstone.score:ratios_of",),
     "capstone-least-rows": ("workbench.capstone.gates:least_rows",),

@@ -1843,4 +1843,32 @@ class Passes(dict):
 _parts = Passes()
 passes = {name: getattr(_parts, name) for name in ("passes_of", "totals", "speedup")}
 """,
+    # --- lab 15 ---
+    "capstone-price": """
+from collections import Counter
+
+
+def step_s(counts, overhead_s, bandwidth, flop_rate):
+    of = Counter(counts)
+    each = {"passes": overhead_s, "weight_bytes": 1 / bandwidth, "flops": 1 / flop_rate}
+    both = [("", each), ("draft_", each)]
+    return of["kv_bytes"] / bandwidth + sum(of[who + name] * s for who, prices in both for name, s in prices.items())
+""",
+    "capstone-points": """
+class Score(dict):
+    def level(self, ratio, thresholds):
+        steps = zip(thresholds, thresholds[1:])
+        return sum(min(1.0, max(0.0, (ratio - low) / (high - low))) for low, high in steps)
+
+    def points(self, ratios, weights, thresholds, share_served):
+        return 100 / 3 * share_served * math.fsum(w * self.level(ratios[n], thresholds) for n, w in weights.items())
+
+
+_made = Score()
+score = {"points": _made.points, "level": _made.level}
+""",
+    "capstone-least-rows": """
+def least_rows(prompts, outputs):
+    return len({tuple(text[:end]) for a, b in zip(prompts, outputs) for text in [[*a, *b]] for end in range(1, len(text))})
+""",
 }

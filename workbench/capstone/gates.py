@@ -18,9 +18,11 @@ either way; a regret below TIE_NATS is one.
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -219,16 +221,9 @@ def budget(track: Track, facts: dict[str, Any], *runs: Run) -> GateResult:
 def least_rows(trace: tuple[Asked, ...], run: Run) -> int:
     """Rows that any engine must compute for these texts: each different beginning once, but for the last token."""
     asked = {one.id: one for one in trace}
-    root: dict = {}
-    rows = 0
-    for name, new in run.texts.items():
-        node = root
-        for token in [*asked[name].prompt_ids, *new][:-1]:
-            if token not in node:
-                node[token] = {}
-                rows += 1
-            node = node[token]
-    return rows
+    # in sorted order a text has its longest known beginning in common with the one before it
+    sent = sorted([*asked[name].prompt_ids, *new][:-1] for name, new in run.texts.items())
+    return sum(len(text) - len(os.path.commonprefix([before, text])) for before, text in pairwise([[], *sent]))
 
 
 def least_flops(model: Model, trace: tuple[Asked, ...], run: Run) -> int:

@@ -41,6 +41,7 @@ KINDS = (
     ".js",
     ".css",
     ".svg",
+    ".j2",
 )  # of the package's own files
 PICTURES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".md", ".css")  # of those beside lectures
 _LINE = re.compile(r"[\w-]+: passed \d+/\d+\n?")  # what a check prints in a released exercise
