@@ -33,6 +33,6 @@ HIDDEN: dict[str, tuple[Check, ...]] = {
     "capstone-plan": (
         hidden("other-steps", probes.run_plan, plan.judge_plan, plan.other_steps),
         hidden("tight-steps", probes.run_plan, plan.judge_plan, plan.tight_steps),
-        hidden("other-traces", probes.run_served, plan.judge_served, plan.other_traces),
+        hidden("other-traces", probes.run_served, plan.judge_traces, plan.other_traces),
     ),
 }

@@ -1869,6 +1869,7 @@ score = {"points": _made.points, "level": _made.level}
 """,
     "capstone-least-rows": """
 def least_rows(prompts, outputs):
-    return len({tuple(text[:end]) for a, b in zip(prompts, outputs) for text in [[*a, *b]] for end in range(1, len(text))})
+    texts = [tuple(a) + tuple(b) for a, b in zip(prompts, outputs)]
+    return len({text[:end] for text in texts for end in range(1, len(text))})
 """,
 }

@@ -26,6 +26,8 @@ from workbench.capstone.tracks import TRACKS
 from workbench.models.checkpoints import ZOO
 from workbench.serving.lengths import Uniform
 
+pytest_plugins = ["capstone_kit"]
+
 
 def failed(record: dict[str, Any]) -> list[str]:
     """The gates that were not passed. A cheat gets nothing at all."""

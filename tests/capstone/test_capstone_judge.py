@@ -29,6 +29,8 @@ from workbench.errors import WorkbenchError
 from workbench.models import load
 from workbench.models.fast import Model
 
+pytest_plugins = ["capstone_kit"]
+
 
 @pytest.fixture(scope="module")
 def reference() -> Model:

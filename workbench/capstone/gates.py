@@ -18,7 +18,6 @@ either way; a regret below TIE_NATS is one.
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from workbench.errors import in_one_line
 from workbench.kv import Recompute
 from workbench.models.batch import Batch
 from workbench.models.fast import Model
+from workbench.speculation.drafts.lookup import shared_length
 
 GATES = ("start", "conduct", "budget", "answers", "drawn", "nats", "api", "bound", "time", "advice")
 TIE_NATS = 1e-3
@@ -223,7 +223,7 @@ def least_rows(trace: tuple[Asked, ...], run: Run) -> int:
     asked = {one.id: one for one in trace}
     # in sorted order a text has its longest known beginning in common with the one before it
     sent = sorted([*asked[name].prompt_ids, *new][:-1] for name, new in run.texts.items())
-    return sum(len(text) - len(os.path.commonprefix([before, text])) for before, text in pairwise([[], *sent]))
+    return sum(len(text) - shared_length(before, text) for before, text in pairwise([[], *sent]))
 
 
 def least_flops(model: Model, trace: tuple[Asked, ...], run: Run) -> int:

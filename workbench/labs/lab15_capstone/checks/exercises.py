@@ -40,7 +40,7 @@ def _plan(name: str, cases) -> Check:
 
 
 def _served(name: str, cases) -> Check:
-    return claim(name, probes.run_served, plan.judge_served, cases)
+    return claim(name, probes.run_served, plan.judge_traces, cases)
 
 
 EXERCISES = ExerciseSet(

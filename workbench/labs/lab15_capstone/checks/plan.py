@@ -318,7 +318,7 @@ def judge_plan(case: dict, seen: dict) -> str | None:
     return f"{said(case['step'])}what was given was changed" if seen["changed"] else None
 
 
-def judge_served(case: dict, seen: dict) -> str | None:
+def judge_traces(case: dict, seen: dict) -> str | None:
     """Step by step. Equal plans lead to equal steps."""
     steps: list[dict] = []
 
