@@ -224,7 +224,7 @@ print(least_rows(trace, Run(texts, {}, 1.0)), "rows at least: 1, 2, 3 and 7, onc
 # | drawn | sampled tokens have the reference's distribution: chi-square, one false alarm in 10,000 | differences smaller than its few hundred texts show |
 # | nats | (open) held-out text is predicted at most so much worse | text unlike the standard library |
 # | budget | bytes of keys and values as reserved; memory capped by the system | a draft's tables |
-# | api | twelve claims of an OpenAI client, on your very engine | what no client asked |
+# | api | twelve claims of an OpenAI client on your very engine, eleven where your own drafts learn from other texts | what no client asked |
 # | conduct | `own.py` computes with its arguments alone | what goes on inside its arithmetic |
 #
 # Prompts are drawn after the submission was read, from files that no shipped model was trained on. An exact track

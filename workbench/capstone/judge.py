@@ -37,7 +37,7 @@ from workbench.capstone.score import (
 )
 from workbench.capstone.served import Engine, Refused, Run
 from workbench.capstone.submission import Submission, baseline, read_submission
-from workbench.capstone.traces import Asked, draw_trace
+from workbench.capstone.traces import Asked, draw_trace, stretched
 from workbench.capstone.tracks import Track, track_named
 from workbench.errors import WorkbenchError, check_whole, in_one_line
 from workbench.instruments import device as devices
@@ -210,11 +210,6 @@ class Judging:
             "points": scored,
             "total": POINTS / 100 * scored + PREDICTION_POINTS * prediction,
         }
-
-
-def stretched(trace: tuple[Asked, ...], slowdown: float) -> tuple[Asked, ...]:
-    """The same requests, for a machine that is so many times slower than the course's clock."""
-    return tuple(replace(one, arrival_s=one.arrival_s * slowdown) for one in trace)
 
 
 def judge(

@@ -18,7 +18,6 @@ from workbench.capstone.rules import PUBLIC, REFUSED_NAMES, broken_rules
 from workbench.errors import WorkbenchError, in_one_line
 from workbench.grading import confine
 
-FUNCTIONS = ("order", "plan", "propose")  # what own.py may define, see `advised`
 MEMORY_BYTES = 256 << 20  # that own.py may take
 CALL_SECONDS = 2.0  # that one call may take
 TOTAL_SECONDS = 120.0  # of processor time, in one run
@@ -39,7 +38,7 @@ class OwnPartFailed(WorkbenchError):
 class OwnParts:
     """own.py in its process. `call` a function of it; `close` at the end.
 
-    Raises OwnPartFailed where the source breaks the rules, does not start, or has none of FUNCTIONS.
+    Raises OwnPartFailed where the source breaks the rules or does not start.
     """
 
     def __init__(self, source: str) -> None:

@@ -16,7 +16,7 @@ from workbench.capstone.course_clock import COURSE_RATES, ClockRates
 from workbench.capstone.score import good
 from workbench.capstone.served import Engine, Run
 from workbench.capstone.submission import Submission, baseline
-from workbench.capstone.traces import Asked, draw_trace
+from workbench.capstone.traces import Asked, draw_trace, stretched
 from workbench.capstone.tracks import Track
 
 PRACTICE = ("practice/0", "practice/1", "practice/2")  # seeds that everybody knows
@@ -43,7 +43,7 @@ def predict(submission: Submission, track: Track) -> Predicted:
         ]
         rates = ClockRates.fit(steps)
         slowdown = _slowdown(track) if track.shape.rate_per_s else 1.0
-        trace = _stretched(draw_trace(track.shape, PRACTICE[2]), slowdown)
+        trace = stretched(draw_trace(track.shape, PRACTICE[2]), slowdown)
         run = engine.count(trace, rates)
     finally:
         engine.close()
@@ -65,9 +65,3 @@ def _slowdown(track: Track) -> float:
     finally:
         engine.close()
     return sum(seconds for _, seconds in steps) / sum(COURSE_RATES(counts) for counts, _ in steps)
-
-
-def _stretched(trace: tuple[Asked, ...], slowdown: float) -> tuple[Asked, ...]:
-    from workbench.capstone.judge import stretched
-
-    return stretched(trace, slowdown)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -174,7 +173,3 @@ class Engine:
     def _words(self) -> str:
         lines = [line for line in self._child.tail.strip().splitlines() if line.strip()]
         return f"{self._child.ending or 'ended'}{': ' + lines[-1][:200] if lines else ''}"
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

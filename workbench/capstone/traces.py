@@ -7,7 +7,7 @@ The same shape and seed give the same requests on every platform: of `random.Ran
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -77,6 +77,11 @@ def draw_trace(shape: TraceShape, seed: str) -> tuple[Asked, ...]:
             passage = openings[_below(random, shape.openings)][: shape.opening_tokens] + passage
         asked.append(Asked(f"r{number}", passage, output, round(at, 6)))
     return tuple(asked)
+
+
+def stretched(trace: tuple[Asked, ...], slowdown: float) -> tuple[Asked, ...]:
+    """The same requests, for a machine that is so many times slower than the course's clock."""
+    return tuple(replace(one, arrival_s=one.arrival_s * slowdown) for one in trace)
 
 
 def held_out_passages(count: int, tokens: int, seed: str) -> list[tuple[int, ...]]:
