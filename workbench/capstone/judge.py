@@ -39,6 +39,7 @@ from workbench.capstone.served import Engine, Refused, Run
 from workbench.capstone.submission import Submission, baseline, read_submission
 from workbench.capstone.traces import Asked, draw_trace, stretched
 from workbench.capstone.tracks import Track, track_named
+from workbench.capstone.worker import own_model
 from workbench.errors import WorkbenchError, check_whole, in_one_line
 from workbench.instruments import device as devices
 from workbench.models import load
@@ -116,7 +117,7 @@ class Judging:
             words = f"{run.failed[1]}; {len(run.texts)} of {len(trace)} requests were served before, and count"
             self.results.append(GateResult("advice", False, words))
             self.report(f"FAILED  advice   {words}")
-        judged_by = self._model() if self.track.max_nats else self.reference
+        judged_by = own_model(self.submission) if self.track.max_nats else self.reference
         self.gate(gates.answers(self.track, judged_by, trace, run))
         if self.track.max_nats:
             self.gate(gates.nats(self.track, judged_by, self.reference, f"{self.seed}/nats"))
@@ -127,12 +128,6 @@ class Judging:
             self._behave(ours, trace, judged_by)
             self._time(ours, theirs, trace, run, base, judged_by)
         self.scored["points"] = points(amounts, share)
-
-    def _model(self) -> Model:
-        """The submission's own model, without drafts or caches: what its answers are judged by in the open track."""
-        from workbench.capstone.worker import Models
-
-        return Models(replace(self.submission, draft=None, draft_length=None)).model
 
     def _behave(self, ours: Engine, trace: tuple[Asked, ...], judged_by: Model) -> None:
         """Sampled texts, and clients."""

@@ -13,6 +13,7 @@ from workbench.capstone.served import Engine, Refused, Run
 from workbench.capstone.submission import Submission, baseline
 from workbench.capstone.traces import draw_trace
 from workbench.capstone.tracks import Track
+from workbench.capstone.worker import own_model
 from workbench.models import load
 
 
@@ -55,7 +56,7 @@ def practice(submission: Submission, track: Track, *, seed: str) -> Practice:
         results.append(gates.budget(track, facts, run))
         if run.failed is not None:
             results.append(GateResult("advice", False, run.failed[1]))
-        results.append(gates.answers(track, _judged_by(submission, track), trace, run))
+        results.append(gates.answers(track, own_model(submission) if track.max_nats else load(track.model), trace, run))
         base, _ = _counted(baseline(track), track, trace)
     except Refused as error:
         return Practice(track, (*results, gates.refused(error)), (), 0.0, 0.0)
@@ -71,13 +72,3 @@ def _counted(submission: Submission, track: Track, trace: Any) -> tuple[Run, dic
         return engine.count(trace, COURSE_RATES), engine.facts
     finally:
         engine.close()
-
-
-def _judged_by(submission: Submission, track: Track) -> Any:
-    from dataclasses import replace
-
-    from workbench.capstone.worker import Models
-
-    if not track.max_nats:
-        return load(track.model)
-    return Models(replace(submission, draft=None, draft_length=None)).model

@@ -165,6 +165,11 @@ class Models:
         return (0, 0) if self._draft_model is None else costs_of(self._draft_model)
 
 
+def own_model(submission: Submission) -> Model:
+    """A submission's own model, without drafts or caches: what its answers are judged by in the open track."""
+    return Models(dataclasses.replace(submission, draft=None, draft_length=None)).model
+
+
 def costs_of(model: Model) -> tuple[int, int]:
     """(weight bytes of a pass, FLOPs of a row: twice the parameters)."""
     parameters = model.num_parameters()
