@@ -327,6 +327,20 @@ def test_an_engine_that_is_killed_fails_and_the_next_is_judged(judge: Judge, eng
     assert all(one["passed"] for one in judge({})["gates"])
 
 
+def test_lines_of_a_timed_run_that_has_failed_do_not_end_the_engine(engines: Any) -> None:
+    """The judge sends requests and the end of a trace until it hears of the failure, which may be a moment later."""
+    source = "def order(requests, now_s):\n    return [1 / 0 for _ in requests]"
+    own, trace = Submission(track="cost", policy="own", own_source=source), draw_trace(SHAPE, "late")
+    engine = engines[0].make(own, TRACKS["cost"].pool_bytes)
+    failed = engine.time(trace).failed
+    assert failed is not None and failed[0] == "advice"
+    engine._send("add", requests=[trace[0].plain()])
+    engine._send("last")
+    engine.again(Submission(track="cost"), TRACKS["cost"].pool_bytes)
+    assert sorted(engine.time(trace).texts) == sorted(one.id for one in trace)
+    engine.close()
+
+
 PLAN = """
 preempted = []
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from workbench.capstone import own_parts
-from workbench.capstone.own_parts import OwnPartFailed, OwnParts
+from workbench.capstone.own_parts import MAX_NESTING, OwnPartFailed, OwnParts, nested_deeper
 from workbench.capstone.rules import broken_rules
 from workbench.grading import confine
 
@@ -353,6 +353,7 @@ NO_JSON = {
     "itself": "(lambda x: (x.append(x), x)[1])([])",
     "a deep list": "__import__('functools').reduce(lambda x, _: [x], range(100_000), [])",
     "a deep list that can be written": "__import__('functools').reduce(lambda x, _: [x], range(985), [])",
+    "32 lists in one another": "__import__('functools').reduce(lambda x, _: [x], range(31), [])",
     "a large number": "10 ** 5000",
     "keys of tuples": "{(1, 2): 3}",
 }
@@ -362,6 +363,13 @@ NO_JSON = {
 def test_what_is_no_json_is_said(expression: str, unfenced: None) -> None:
     failed = failure(function(f"return {expression}"))
     assert failed.gate == "advice" and "JSON" in str(failed)
+
+
+def test_lists_in_one_another_are_read_as_deep_as_is_said() -> None:
+    deep: Any = {"order": [[], 1]}
+    assert not nested_deeper(deep, 3) and nested_deeper(deep, 2) and not nested_deeper(1, 0)
+    whole = called(function("x = []\nfor _ in range(30):\n    x = [x]\nreturn x"))
+    assert not nested_deeper(whole, MAX_NESTING - 1)
 
 
 def test_a_huge_answer_is_ended() -> None:

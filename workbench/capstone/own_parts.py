@@ -23,6 +23,7 @@ CALL_SECONDS = 2.0  # that one call may take
 TOTAL_SECONDS = 120.0  # of processor time, in one run
 START_SECONDS = 20.0
 MAX_LINE_BYTES = 4 << 20
+MAX_NESTING = 32  # lists and dicts in one another, the answer's own line among them; a plan needs 3
 FLAGS = ("-P", "-s", "-S")  # nothing of the folder, of the user or of site-packages; -I would drop PYTHONHASHSEED
 
 
@@ -33,6 +34,22 @@ class OwnPartFailed(WorkbenchError):
     def __init__(self, gate: str, words: str) -> None:
         super().__init__(in_one_line(words))
         self.gate = gate
+
+
+def nested_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and dicts lie in one another more than `levels` deep. How deep Python's own reader goes depends on
+    its version and on who called it, so that it is no limit to rely on."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            inner
+            for one in layer
+            if isinstance(one, (list, dict))
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not layer:
+            return False
+    return any(isinstance(one, (list, dict)) for one in layer)
 
 
 class OwnParts:
@@ -145,6 +162,8 @@ class OwnParts:
             answer = json.loads(line)
         except (ValueError, RecursionError) as error:
             return {"error": f"an answer that is no JSON, or is nested too deeply: {error}"}
+        if nested_deeper(answer, MAX_NESTING):
+            return {"error": f"lists in one another more than {MAX_NESTING} deep are no JSON that is read here"}
         return answer if isinstance(answer, dict) else {"error": "no answer that can be read"}
 
     def _ended(self, what: str) -> OwnPartFailed:

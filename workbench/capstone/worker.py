@@ -378,6 +378,12 @@ class Worker:
         finally:
             served.close()
 
+    def do_add(self, requests: list[dict[str, Any]]) -> None:
+        """Of a timed run that has failed: the judge had sent it before it heard of that."""
+
+    def do_last(self) -> None:
+        """As `do_add`."""
+
     def do_serve(self) -> None:
         """A server for OpenAI clients with this very engine, until the judge says stop."""
         import asyncio
