@@ -381,14 +381,14 @@ except WorkbenchError as error:
 # decoder yourself, look at the two tables and the panel, and go on.
 #
 # ```text
-#   text ──► tokenizer ──► S token ids
-#                              │  embedding: each id picks one row of E [V, d]
-#                              ▼
-#            x [S, d] ─────────┬──────────────► +  ──────────┬─────────► +  ───►  L times
-#        the residual stream   └─► norm ► attention ─┘       └─► norm ► MLP ─┘
-#                                                                              │
-#                          the last row scores the next token                  ▼
-#   next token  ◄────────  logits [S, V]  ◄──────── head [V, d]  ◄──────── final norm
+#   text ──► tokenizer ──► token ids [S] ──► embedding: a row of E [V, d] for each
+#    ┌───────────────────────────────────────────┘
+#    ▼                  one of L layers; the double line is the residual stream
+#   x [S, d] ═══╤════════════════════════ + ═══╤══════════════════ + ═══► x [S, d]
+#               └── norm ── attention ────┘    └── norm ── MLP ────┘       │
+#    ┌─────────────────────────────────────────────────────────────────────┘
+#    ▼
+#   final norm ──► head [V, d] ──► logits [S, V] ──► the last row scores the next token
 # ```
 #
 # The same letters stand for the same sizes in all labs ([glossary](../docs/glossary.md#shapes)):
@@ -463,14 +463,15 @@ table(
 # 3. **Rotary embedding.** Queries and keys are rotated, pair by pair, by angles that grow with the position. Their
 #    dot product then depends on the distance between two tokens.
 # 4. **Causal attention.** In each head, every query is compared with the keys of its own token and of all before it:
-#    dot products, divided by √D. Softmax makes weights of them that sum to 1. The result is the mean of the values
-#    with these weights. Tokens to come are masked, so each row may be used to predict the next token.
+#    dot products, divided by √D. Softmax makes shares of them that sum to 1, and the result is the sum of the values,
+#    each times its share. Tokens to come are masked: a row predicts the next token without having seen it.
 # 5. **Output.** The heads lie side by side, one product with O brings them back to width d, and the result is
 #    **added** to x.
 # 6. **MLP.** After another norm: down(silu(gate·x) × (up·x)), called SwiGLU. It is added to x, too.
 #
-# Nothing is ever replaced in x. It passes all layers as a sum to which each part adds: the **residual stream**.
-#
+# Nothing in x is ever replaced. It passes all layers as a sum to which each part adds: the **residual stream**.
+
+# %% [markdown]
 # ## The same as code
 #
 # This is the whole forward, from the weights alone. It is slow and complete. Two helpers first:
@@ -506,8 +507,8 @@ def forward_by_hand(ids):
         q, k = rotate(q, angles), rotate(k, angles)  # [S, H_q, D], [S, H_kv, D]
         k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))  # [S, H_q, D]
         scores = torch.einsum("qhd,khd->hqk", q, k) / D**0.5  # [H_q, S, S]
-        weights = scores.masked_fill(to_come, -torch.inf).softmax(dim=-1)
-        mixed = torch.einsum("hqk,khd->qhd", weights, v).reshape(S, -1)  # [S, H_q·D]
+        shares = scores.masked_fill(to_come, -torch.inf).softmax(dim=-1)
+        mixed = torch.einsum("hqk,khd->qhd", shares, v).reshape(S, -1)  # [S, H_q·D]
         x = x + mixed @ attention.o.weight.T
         h = norm(x, layer.mlp_norm.weight)
         x = x + (silu(h @ mlp.gate.weight.T) * (h @ mlp.up.weight.T)) @ mlp.down.weight.T
@@ -544,6 +545,12 @@ say(
 added = [((after - before).norm(dim=-1) / before.norm(dim=-1)).mean().item() for before, after in pairwise(stream)]
 lengths = [x.norm(dim=-1).mean().item() for x in stream]
 shown = [[i, f"{lengths[i]:.1f}", f"{share:.2f}", f"{lengths[i + 1]:.1f}"] for i, share in enumerate(added)]
+say(
+    f"The first layer adds **{added[0]:.0f}** times the length of what the embedding brought; each later one adds"
+    f" {min(added[1:]):.1f} to {max(added[1:]):.1f} of what it finds."
+)
+
+# %% jupyter={"source_hidden": true}
 table(["layer", "length of x before", "added, relative to it", "length after"], shown, "Means over the tokens")
 
 # %% [markdown]
@@ -613,7 +620,8 @@ say(
 # %% [markdown]
 # That is the whole model. Everything in this course changes *when* these products are computed, *what* is kept of
 # them, and *in how many bits*; the logits must stay the same, or a lab says by how much they do not.
-#
+
+# %% [markdown]
 # # Your guesses
 #
 # A lecture ends with what it asked, and with how far off your guesses were.
