@@ -381,7 +381,7 @@ except WorkbenchError as error:
 # decoder yourself, look at the two tables and the panel, and go on.
 #
 # ```text
-#   text ──► tokenizer ──► token ids [S] ──► embedding: a row of E [V, d] for each
+#   text ──► tokenizer ──► token ids [S] ──► embedding: a row of [V, d] for each
 #    ┌───────────────────────────────────────────┘
 #    ▼                  one of L layers; the double line is the residual stream
 #   x [S, d] ═══╤════════════════════════ + ═══╤══════════════════ + ═══► x [S, d]
@@ -398,13 +398,13 @@ decoder_text = "def area(width, height):\n    return width *"
 ids = model.tokenizer.encode(decoder_text)
 S = len(ids)
 letters = [
+    ["N", "tokens of one forward, of all texts together", S],
     ["B", "texts in one forward", 1],
     ["S", "tokens of one text", S],
-    ["N", "tokens of one forward, of all texts together", S],
     ["L", "layers", shape.num_layers],
-    ["d", "width: numbers per token in the residual stream", shape.hidden_size],
     ["H_q", "query heads", shape.num_heads],
     ["H_kv", "key-value heads", shape.num_kv_heads],
+    ["d", "width: numbers per token in the residual stream", shape.hidden_size],
     ["D", "numbers per head", shape.head_dim],
     ["F", "width inside the MLP", f"{shape.intermediate_size:,}"],
     ["V", "tokens in the vocabulary", f"{shape.vocab_size:,}"],
@@ -414,9 +414,9 @@ table(["letter", "what", "here"], letters, f"{model.name} with the text {decoder
 # %% [markdown]
 # ## Which weights there are
 #
-# A layer has two parts. **Attention** moves information between tokens; it has four matrices, Q, K, V and the
-# output O. The **MLP** works on each token alone; it has three, gate, up and down. Beside the layers there is the
-# embedding. In this model the same matrix is also the head.
+# A layer has two parts. [**Attention**](../docs/glossary.md#the-model) moves information between tokens; it has four
+# matrices, Q, K, V and the output O. The **MLP** works on each token alone; it has three, gate, up and down. Beside the
+# layers there is the embedding. In this model the same matrix is also the head, which makes the scores.
 
 # %% jupyter={"source_hidden": true}
 mlp_guess = ask("the MLPs' share", "What share of all weights lies in the MLPs?", unit="%", example=50, low=0, high=100)
@@ -467,7 +467,8 @@ table(
 #    each times its share. Tokens to come are masked: a row predicts the next token without having seen it.
 # 5. **Output.** The heads lie side by side, one product with O brings them back to width d, and the result is
 #    **added** to x.
-# 6. **MLP.** After another norm: down(silu(gate·x) × (up·x)), called SwiGLU. It is added to x, too.
+# 6. **MLP.** After another norm: down·(silu(gate·x) × (up·x)), where silu(z) = z·sigmoid(z). This form is called
+#    SwiGLU. The result is added to x, too.
 #
 # Nothing in x is ever replaced. It passes all layers as a sum to which each part adds: the **residual stream**.
 

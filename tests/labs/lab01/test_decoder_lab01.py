@@ -137,8 +137,8 @@ def test_attention_that_looks_ahead_is_thrown_away(tiny_model, monkeypatch):
         ({"text": "def"}, "the text has 1 tokens, and 3 to 48 are shown"),
         ({"text": "x = 1\n" * 40}, r"the text has \d+ tokens, and 3 to 48 are shown.*shorten it"),
         ({"text": ""}, "the prompt is empty"),
-        ({"layer": 2}, "layer must be from 0 to 1, for this model, which has 2; got 2"),
-        ({"head": 4}, "head must be from 0 to 3, for this model, which has 4; got 4"),
+        ({"layer": 2}, "layer must be from 0 to 1 for this model, which has 2; got 2"),
+        ({"head": 4}, "head must be from 0 to 3 for this model, which has 4; got 4"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_with_numbers_by_run_and_panel(tiny_model, settings, words):

@@ -173,10 +173,10 @@ def _draw_heads(axes: Axes, name: str, made: Sequence[Measurement], shape: Model
 
 
 def _alt(attention: torch.Tensor, names: list[str], title: str) -> str:
-    most = ", ".join(f"{names[j]} {_percent(float(attention[-1, j]))}" for j in _order(attention[-1])[:3])
+    best = ", ".join(f"{names[j]} {_percent(float(attention[-1, j]))}" for j in _order(attention[-1])[:3])
     return (
         f"A lower triangle of {len(names)} by {len(names)} cells, {title}: a row for each token, a column for each that"
-        f" it may look at. The last token, {names[-1]}, looks most at {most}."
+        f" it may look at. The last token, {names[-1]}, looks most at {best}."
     )
 
 
@@ -184,10 +184,10 @@ def _alt_of_heads(name: str, made: Sequence[Measurement]) -> str:
     heads = matching(made, unit="share")
     if not heads:
         return ""
-    most = max(heads, key=lambda m: m.counts[name])
+    top = max(heads, key=lambda m: m.counts[name])
     return (
-        f"Cells of layers by heads, {GIVEN[name]}: the most {most.counts[name]:.0%} in layer {most.settings['layer']},"
-        f" head {most.settings['head']}, {_mean(heads, name):.0%} in the mean."
+        f"Cells of layers by heads, {GIVEN[name]}: the most {top.counts[name]:.0%} in layer {top.settings['layer']},"
+        f" head {top.settings['head']}, {_mean(heads, name):.0%} in the mean."
     )
 
 
@@ -227,11 +227,11 @@ def _words(
     shape: ModelConfig,
 ) -> str:
     row, (token, probability) = attention[-1], best[0]
-    most = [f"“{names[j]}” ({_percent(float(row[j]))})" for j in _order(row)[:2]]
+    looked = [f"“{names[j]}” ({_percent(float(row[j]))})" for j in _order(row)[:2]]
     lines = [
         f"In layer {settings['layer']}, head {settings['head']}, the last token “{names[-1]}” looks most at"
-        f" {listed(most)}. {_group(settings['head'], shape)} All layers together make “{token}” the most probable next"
-        f" token ({probability:.1%})."
+        f" {listed(looked)}. {_group(settings['head'], shape)} All layers together make “{token}” the most probable"
+        f" next token ({probability:.1%})."
     ]
     lines.append(
         f"The layer reads {readable_bytes(sum(w.bytes for w in weights))} of weights, whatever the text. A row of the"
