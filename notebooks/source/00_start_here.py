@@ -460,8 +460,8 @@ table(
 # 1. **Norm.** Each row of x is divided by its root mean square and multiplied by a weight per column (RMSNorm).
 # 2. **Q, K, V.** Three products give each token a query in each of H_q heads, and a key and a value in each of H_kv
 #    heads. With H_kv < H_q, a group of query heads shares one key-value head (grouped-query attention).
-# 3. **Rotary embedding.** Queries and keys are rotated, pair by pair, by angles that grow with the position. Their
-#    dot product then depends on the distance between two tokens.
+# 3. [**Rotary embedding.**](../docs/glossary.md#the-model) Queries and keys are rotated, pair by pair, by angles that
+#    grow with the position. Their dot product then depends on the distance between two tokens.
 # 4. **Causal attention.** In each head, every query is compared with the keys of its own token and of all before it:
 #    dot products, divided by √D. Softmax makes shares of them that sum to 1, and the result is the sum of the values,
 #    each times its share. Tokens to come are masked: a row predicts the next token without having seen it.

@@ -77,10 +77,7 @@ class DecoderPanel(Panel):
             Drawing(lambda axes: _draw_pattern(axes, attention.numpy(), names, title), _alt(attention, names, title)),
             _looked_at(attention, names),
             Bars([Bar(n, p, style.TARGET) for n, p in best], _percents("probability"), title="next token"),
-            *(
-                Drawing(lambda axes, name=name: _draw_heads(axes, name, made, shape), _alt_of_heads(name, made))
-                for name in GIVEN
-            ),
+            *(_heads(name, made, shape) for name in GIVEN),
             height=HEIGHT,
             boxes=[
                 (0.175, 0.47, 0.42, 0.475),
@@ -145,6 +142,10 @@ def _draw_pattern(axes: Axes, shares: np.ndarray, names: list[str], title: str) 
     axes.set_xticks(every, [f"{j}" for j in every], fontsize=10)
     axes.tick_params(axis="both", length=0)
     style.label(axes, x="looks at position (green: 100%)", title=title)
+
+
+def _heads(name: str, made: Sequence[Measurement], shape: ModelConfig) -> Drawing:
+    return Drawing(lambda axes: _draw_heads(axes, name, made, shape), _alt_of_heads(name, made))
 
 
 def _draw_heads(axes: Axes, name: str, made: Sequence[Measurement], shape: ModelConfig) -> None:
