@@ -241,7 +241,8 @@ print(f"{turns} steps; in static groups {static_steps}")
 # %% [markdown] jp-MarkdownHeadingCollapsed=true
 # ### Deeper: could it take fewer steps?
 #
-# No step generates more than B tokens, and the longest output needs as many steps as it has tokens. So any batching needs at least $\max(\max_i n_i, \lceil \sum n_i / B \rceil)$ steps. And a
+# No step generates more than B tokens, and the longest output needs as many steps as it has tokens. So any batching needs
+# at least $\max(\max_i n_i, \lceil \sum n_i / B \rceil)$ steps. And a
 # schedule that always fills free slots needs at most $\sum n_i / B + (1 - 1/B) \max_i n_i$: all slots were busy
 # until the request that ends last was started (Graham, 1969).
 
@@ -648,7 +649,7 @@ while not scheduler.idle:
 tables.check()
 
 # %% [markdown]
-# a and b decode while c is in prefill. Then all have grown, no block is left, and c is [**preempted**](../docs/glossary.md#sequences-and-steps): the last in
+# a and b decode while c is in prefill. Then all have grown, too few blocks are left, and c is [**preempted**](../docs/glossary.md#sequences-and-steps): the last in
 # the policy's order is preempted first. Its blocks are freed for the others. When b is done,
 # c is admitted again, and all its 7 tokens are processed in one step: its prompt, and the tokens that it had
 # already generated.
@@ -770,8 +771,8 @@ table(
 # ### Admission by memory
 #
 # If every request is admitted at once, all slots are filled, and then growing sequences preempt each other. A
-# higher watermark admits fewer. On the card, in a small part of its memory, with requests as in the
-# conversation trace:
+# higher watermark admits fewer. Predicted for an H200, with a pool of a small part of its memory and requests as in
+# the conversation trace:
 
 # %% jupyter={"source_hidden": true}
 talks = workload("conversation").at_rate(40).draw(250, seed=3)
@@ -863,8 +864,9 @@ picture(figure, alt)
 # %% [markdown]
 # ### Little's law
 #
-# For any arrival process and any policy, three averages are related: how many requests are in the system (L),
-# how many arrive per second (λ), and how long each stays (W):
+# Take any time that begins and ends with no request in the system. Whatever the arrivals and the policy, three averages
+# over it are related: how many requests are in the system (L), how many arrive per second (λ), and how long each stays
+# (W):
 #
 # $$L = \lambda \, W$$
 #

@@ -226,8 +226,9 @@ for step in (0.1, 0.4, 0.6):
 # ## Three forms of one layer
 #
 # With steps, the layer is a **recurrence**: $T$ steps in a row, each cheap. Unrolled, it is a **convolution** with the
-# kernel $K_l = C \bar A^l \bar B$, all positions at once by FFT, as long as $\bar A$ does not depend on the input. And because
-# two steps in a row are again one step, $(a, b)$ then $(a', b')$ is $(a'a,\; a'b + b')$, it is a [**scan**](../docs/glossary.md#the-model): a tree of depth
+# kernel $K_l = C \bar A^l \bar B$, all positions at once by FFT, as long as $\bar A$ does not depend on the input. And two
+# steps in a row are again one step: $x \leftarrow a x + b$ and then $x \leftarrow a' x + b'$ is
+# $x \leftarrow a'a\,x + (a'b + b')$. So it is a [**scan**](../docs/glossary.md#the-model): a tree of depth
 # $\log_2 T$, or chunks that are computed side by side. Decoding uses the first, training and prefill the others.
 #
 # They must be the same function. How different are their costs?
@@ -289,7 +290,8 @@ print("the delta rule reads         ", ((key @ written).round(decimals=6) + 0.0)
 # ## What a state cannot recall
 #
 # A state of constant size cannot hold everything. What does it lose? Take the trained models of this lab: the same
-# number of parameters, the same text in the same order, and only the mixer differs. Code repeats names. A token that, with
+# number of parameters, the same text in the same order, and only the mixer differs; the model with attention is the
+# *twin* of the others. Code repeats names. A token that, with
 # the token before it (their *bigram*), stood earlier in the same context could be looked up rather than guessed, if the
 # model can look up ([*Zoology*](https://arxiv.org/abs/2312.04927), Arora et al., 2023). So we slice the loss: those tokens
 # (*hits*), and the rest. (The published slice is narrower: its bigrams are also rare in training. So neither share of the
