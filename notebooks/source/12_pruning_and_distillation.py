@@ -264,7 +264,8 @@ say(
 # was calibrated on: SliceGPT at 25 % has a perplexity of 32.7 on C4 in that table (Llama-2-7B, dense 7.3), and looks far
 # better in its own paper, where WikiText-2 both calibrates and tests. A perplexity without its calibration text says
 # little.
-#
+
+# %% [markdown]
 # # Sitting 2: Heal
 #
 # From sitting 1: a score from forward passes says which layers, neurons, heads or channels the loss needs least, and a cut

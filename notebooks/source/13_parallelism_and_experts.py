@@ -176,7 +176,8 @@ say(
 # When does it pay at all? On one machine's cores never by much: they share one memory. On GPUs each rank brings a *memory
 # of its own*: eight read eight times as fast as one, and hold a model that one cannot hold. That is why tensor
 # parallelism stays within a machine, where links are fast, and why its ranks are few.
-#
+
+# %% [markdown]
 # # Sitting 2: Stages
 #
 # So far: with tensor parallelism every rank has a part of every layer, and a layer ends twice with an all-reduce. A small
