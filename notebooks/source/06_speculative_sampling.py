@@ -332,7 +332,7 @@ say(
 # | | the target's cache | the draft's cache |
 # |---|---|---|
 # | holds | the text without its last token | a prefix of the text |
-# | after a round | `truncate(sequence, length + kept)` | truncated at the next call, to the common prefix of both |
+# | after a round, in the engine | `truncate(sequence, length + kept)` | truncated at the next call, to the common prefix of both |
 # | never holds | x: no model has processed it yet | g: it was generated but not processed |
 #
 # If all K are accepted, the draft has not even processed its own last token: next time it is sent two tokens.
@@ -506,9 +506,12 @@ class Tabled:
 
 # %%
 p_of, q_of = made_up(1, 3), made_up(5, 3)
-outcomes = theory.enumerate_outcomes(lambda draws: tuple(speculate(Tabled(p_of), Tabled(q_of), [], 2, 2, draws)[0][:2]))
-assert outcomes == theory.distribution_of_target(p_of, 2)
-print(f"the loop by hand: {len(outcomes)} texts of two tokens, every probability equal as a fraction")
+K, length = 2, 3
+outcomes = theory.enumerate_outcomes(
+    lambda draws: tuple(speculate(Tabled(p_of), Tabled(q_of), [], length, K, draws)[0][:length])
+)
+assert outcomes == theory.distribution_of_target(p_of, length)
+print(f"the loop by hand: {len(outcomes)} texts of {length} tokens, every probability equal as a fraction")
 
 # %% [markdown]
 # An equality that always holds would prove nothing. So make the rule *slightly* wrong, in ways that have all
@@ -1123,7 +1126,7 @@ say(
 #
 # | system | what it does |
 # |---|---|
-# | [vLLM](https://docs.vllm.ai/en/latest/features/speculative_decoding/) | draft models, heads and n-grams; recommended for a low to medium load; a schedule for K by load |
+# | [vLLM](https://blog.vllm.ai/2024/10/17/spec-decode.html) | draft models, heads and n-grams, side by side in a continuous batch; for low to medium loads |
 # | [transformers](https://huggingface.co/docs/transformers/main/en/assisted_decoding) | `assistant_model`: greedy or sampled, one sequence; it can stop where the draft is unsure |
 # | [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html) | draft model, heads, lookahead; meant for small batches |
 # | [llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/speculative.md) | draft models and n-grams, which can be combined |
@@ -1149,9 +1152,9 @@ say(
 # %% [markdown]
 # # The next question
 #
-# The rule asks nothing of the draft but the distribution it drew from. A model of a tenth of the size is one answer, and it
-# takes much of a step for each token. What else can draft: a copy of the prompt, a table, the target's own hidden
-# states, the target itself? [Lab 07](07_better_drafts.ipynb) compares ten drafts behind one interface.
+# The rule asks nothing of the draft but the distribution it drew from. A model of a tenth of the size is one answer,
+# and each of its tokens takes a good part of a step. What else can draft: a copy of the prompt, a table, the target's
+# own hidden states, the target itself? [Lab 07](07_better_drafts.ipynb) compares ten drafts behind one interface.
 
 # %% [markdown]
 # # Your guesses
