@@ -277,8 +277,8 @@ print(f"stopping after an unsure token: all {len(stops)} texts as the target wri
 print(f"throwing it away: the text {worst} has {throws[worst]} instead of {wanted[worst]}")
 
 # %% [markdown]
-# The controller in code. The engine asks it for a limit, then after every drafted token whether to go on, and tells it
-# at the end of a round what was accepted:
+# The controller in code (the engine's: `workbench/speculation/lengths.py`). The engine asks it for a limit, then
+# after every drafted token whether to go on, and tells it at the end of a round what was accepted:
 
 
 # %%
@@ -727,8 +727,9 @@ rows.append(
 table(["", "weights of its own", "of the target's"], rows, "what ships")
 
 # %% [markdown]
-# **Medusa in code.** Each head has a few best tokens; their cross is a tree of thousands of paths. Keep the twelve that
-# are most often right, by how often each head's best, second best, … token was right in training:
+# **Medusa in code** (the engine's: `workbench/speculation/drafts/medusa.py`). Each head has a few best tokens; their
+# cross is a tree of thousands of paths. Keep the twelve that are most often right, by how often each head's best,
+# second best, … token was right in training:
 
 
 # %%
@@ -749,8 +750,8 @@ def medusa_branches(text, hidden, said):
 assert beside_the_engine(medusa_branches, "medusa")
 
 # %% [markdown]
-# **EAGLE in code.** It first reads what is certain: the target's hidden states, each with the token *after* it. Then it
-# goes on from its own hidden states, each with the token that was picked from it:
+# **EAGLE in code** (`eagle.py` beside it). It first reads what is certain: the target's hidden states, each with the
+# token *after* it. Then it goes on from its own hidden states, each with the token that was picked from it:
 
 
 # %%
@@ -889,7 +890,7 @@ say(
 # repeat. This is Jacobi's iteration for a system of equations. It converges to the greedy text, but seldom
 # faster than one token per pass. On the way it produces n-grams that are likely in this text. Lookahead keeps
 # those in a pool, and proposes the ones that begin with the text's last token. Both kinds of guesses are sent
-# in one tree.
+# in one tree. In code (the engine's: `lookahead.py`):
 
 
 # %%
@@ -1033,7 +1034,7 @@ table(["", "per token", "against its own plain", "against our plain"], rows, lab
 # RTX 3090, greedy). Its column for code, HumanEval, beside our recorded runs on code. *Worth* is the speed-up over
 # the tokens per pass: 1 if draft and wider pass cost nothing.
 
-# %%
+# %% jupyter={"source_hidden": true}
 vicuna = {  # tokens per pass, times as fast: arXiv 2503.01840, table 1, HumanEval, temperature 0
     "draft model": (2.57, 2.23),
     "prompt lookup": (1.93, 1.85),
@@ -1043,13 +1044,12 @@ vicuna = {  # tokens per pass, times as fast: arXiv 2503.01840, table 1, HumanEv
     "EAGLE-2": (5.41, 4.96),
     "EAGLE-3": (7.54, 6.47),
 }
-
-# %% jupyter={"source_hidden": true}
 recorded, ours = records_of("drafts.draft_speed")[0], {}
 for m in recorded.of("drafts.draft_speed"):
     if m.settings["texts"] == "code" and not m.settings["temperature"] and "dynamic" not in m.settings["drafter"]:
         name = title_of(m.settings["drafter"])
         ours["draft model" if name.startswith("stdlib") else name] = m
+assert max(vicuna.keys() & ours.keys(), key=lambda name: ours[name].median) == "prompt lookup"
 rows, worth = [], {}
 for name, (tokens, times) in vicuna.items():
     m = ours.get(name)
@@ -1067,9 +1067,10 @@ table(
 )
 
 # %% [markdown]
-# And under load, on the cards that serve:
+# And in engines, on the cards that serve, alone and under load:
 
 # %% jupyter={"source_hidden": true}
+EAGLE_1, LOOKUP = "https://arxiv.org/abs/2401.15077", "https://github.com/apoorvumang/prompt-lookup-decoding"
 VLLM, EAGLE_3 = "https://blog.vllm.ai/2024/10/17/spec-decode.html", "https://arxiv.org/abs/2503.01840"
 small_batch = {"EAGLE-2": 244.10 / 158.34, "EAGLE-3": 373.25 / 158.34}  # tokens per second
 eight_b, seventy = "Llama 3.1 8B, 1 H100, MT-bench", "Llama 3 70B, 4 H100"
@@ -1082,6 +1083,8 @@ say(
                 f"| {name}, in SGLang | {eight_b} | batch 1 | {times:.2f} | [EAGLE-3, table 4]({EAGLE_3}) |"
                 for name, times in small_batch.items()
             ),
+            f"| EAGLE | Llama 2 Chat 70B, A100 | one text | 2.7 to 3.5 | [EAGLE]({EAGLE_1}) |",
+            f"| prompt lookup | Mistral 7B Instruct, 1 A100, input-grounded tasks | one text | 2 to 4 | [its author]({LOOKUP}) |",
             f"| EAGLE, in SGLang | {eight_b} | batch 8, 24, 64 | 1.23, 0.93, 0.99 | [EAGLE-3, table 3]({EAGLE_3}) |",
             f"| EAGLE-3, in SGLang | {eight_b} | batch 8, 24, 64 | 1.62, 1.39, 1.38 | [the same table]({EAGLE_3}) |",
             f"| a model of 0.5B, in vLLM | {seventy}, ShareGPT | 1 request per second | up to 1.5 | [vLLM]({VLLM}) |",
@@ -1161,9 +1164,9 @@ table(
 # %% jupyter={"source_hidden": true}
 say(
     f"Of the target's greedy tokens a look-up gets **{shares['greedy']:.0%}** right, of those that it samples at temperature"
-    f" 1 {shares['sampled']:.0%}, and of those that people wrote after the same prompts **{shares['people']:.0%}**. So the"
-    f" {ours['prompt lookup'].counts['tokens_per_round']:.2f} tokens per pass of lookup are mostly loops of the target; for"
-    f" the 13B model they were {vicuna['prompt lookup'][0]:.2f}. A token per pass of EAGLE is worth"
+    f" 1 {shares['sampled']:.0%}, and of those that people wrote after the same prompts **{shares['people']:.0%}**. So most of"
+    f" lookup's {ours['prompt lookup'].counts['tokens_per_round']:.2f} tokens per pass are the target repeating itself; with"
+    f" the 13B model it was {vicuna['prompt lookup'][0]:.2f}. A token per pass of EAGLE is worth"
     f" {worth['EAGLE'][1]:.2f} here and was {worth['EAGLE'][0]:.2f} there, because the head's step takes"
     f" {ours['EAGLE'].counts['draft_s_per_plain_step'] / 4:.2f} of a step here and {c['EAGLE']:.2f} of one of an 8B. With"
     " the larger model's tokens and costs EAGLE is ahead of lookup, as it was measured. Counts and ratios hold for the"
