@@ -1126,7 +1126,7 @@ say(
 #
 # | system | what it does |
 # |---|---|
-# | [vLLM](https://blog.vllm.ai/2024/10/17/spec-decode.html) | draft models, heads and n-grams, side by side in a continuous batch; for low to medium loads |
+# | [vLLM](https://blog.vllm.ai/2024/10/17/spec-decode.html) | draft models, heads and n-grams, inside its continuous batches; faster at a low load, slower at a high one |
 # | [transformers](https://huggingface.co/docs/transformers/main/en/assisted_decoding) | `assistant_model`: greedy or sampled, one sequence; it can stop where the draft is unsure |
 # | [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/advanced/speculative-decoding.html) | draft model, heads, lookahead; meant for small batches |
 # | [llama.cpp](https://github.com/ggml-org/llama.cpp/blob/master/docs/speculative.md) | draft models and n-grams, which can be combined |

@@ -917,6 +917,7 @@ def lookahead(columns=5, gram=4, candidates=5):
 
 # %%
 assert beside_the_engine(lookahead(), "lookahead", draft_length=8)
+
 # %%
 ahead = {kind: write(kind, "lookahead", draft_length=8) for kind in PROMPT_SETS}
 assert all(got.tokens == written[kind, "plain"].tokens for kind, got in ahead.items())
@@ -1178,8 +1179,8 @@ say(
 #
 # In a large batch speculation loses, because rows cost time (lab 06). **MagicDec** (R. Sadhukhan, J. Chen and others,
 # 2024, [arXiv 2408.11049](https://arxiv.org/abs/2408.11049)) noticed that this holds for short contexts only. Weights
-# are read once for the whole batch, but every sequence has keys and values of its own. With long contexts these are
-# most of what a step reads, at any batch size: the step stays bandwidth-bound, and a verification reads them once for
+# are read once for the whole batch, but every sequence has keys and values of its own. With long contexts these become
+# most of what a step reads as the batch grows: the step stays bandwidth-bound, and a verification reads them once for
 # all its rows. What must not be long is the *draft's* cache. Give it a window and a few sinks (lab 04), and its share
 # of the time shrinks as the batch grows. The rule does not care what the draft has read; only α does.
 #
@@ -1257,7 +1258,7 @@ say(
 # | EAGLE | few users, a trained head exists | the target was changed after the head was trained; tiny targets | a layer and the output head per token; training; hidden states that are kept |
 # | lookahead | rows are free, no training is possible | rows cost time | many rows per pass |
 # | grammar jumps | the answer has a format | free text: nothing is forced | a parser |
-# | a draft with a window | long contexts, any batch | short contexts in large batches | a window beside the cache, and some α |
+# | a draft with a window | long contexts, large batches | short contexts in large batches | a window beside the cache, and some α |
 #
 # All of them trade fewer passes for more rows.
 
