@@ -1208,7 +1208,8 @@ for context, B in itertools.product((1024, 32_768), (1, 8, 32, 128, 256)):
 
 # %%
 alone, many = gains[32_768, 1][2], gains[32_768, 128][2]
-long_guess.compare("larger" if many > 1.1 * alone else "smaller" if many < alone / 1.1 else "about the same")
+answer = "larger" if many > 1.1 * alone else "smaller" if many < alone / 1.1 else "about the same"
+long_guess.compare(answer, how="computed")
 
 # %% jupyter={"source_hidden": true}
 assert gains[1024, 256][1] < 1 < gains[32_768, 256][2] and gains[32_768, 1][3] < 1 < gains[32_768, 128][3]
