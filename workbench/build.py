@@ -63,8 +63,9 @@ def find_root(start: Path) -> Path:
 # -- running --------------------------------------------------------------------------------------------------
 
 
-def execute(notebook, source: Source) -> None:
-    """Run every cell in a fresh kernel of this interpreter, in the built file's folder; outputs in place.
+def execute(notebook, source: Source) -> dict[int, float]:
+    """Run every cell in a fresh kernel of this interpreter, in the built file's folder; outputs in place. The
+    seconds of each code cell, by its index.
 
     Raises BuildError for the first cell that fails. Widget state is not kept (`normalize_output`).
     """
@@ -74,7 +75,16 @@ def execute(notebook, source: Source) -> None:
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     ours = KernelSpecManager(kernel_dirs=[])  # only the built-in spec: the running interpreter
-    started = [0]
+    started, began = [0], [0.0]
+    took_s: dict[int, float] = {}
+
+    def starts(cell, cell_index: int) -> None:
+        started.append(cell_index + 1)
+        began.append(time.monotonic())
+
+    def ends(cell, cell_index: int, execute_reply) -> None:
+        took_s[cell_index] = time.monotonic() - began[-1]
+
     with tempfile.TemporaryDirectory() as profile:  # no start-up files of this machine's user
         client = NotebookClient(
             notebook,
@@ -86,7 +96,8 @@ def execute(notebook, source: Source) -> None:
             store_widget_state=False,
             coalesce_streams=True,
             resources={"metadata": {"path": str(source.executed.parent)}},
-            on_cell_start=lambda cell, cell_index: started.append(cell_index + 1),
+            on_cell_start=starts,
+            on_cell_executed=ends,
         )
         environment = {**os.environ, "IPYTHONDIR": profile, "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
         environment[progress.FILE] = progress.OFF  # what a learner here has done is in no notebook
@@ -101,6 +112,7 @@ def execute(notebook, source: Source) -> None:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = [normalize_output(output, places) for output in cell.outputs]
+    return took_s
 
 
 def execute_timed(notebook, source: Source) -> times.Run | None:
@@ -108,7 +120,7 @@ def execute_timed(notebook, source: Source) -> times.Run | None:
     from workbench.instruments.device import cpu_name
 
     load, processor_s, began = os.getloadavg()[0], _children_s(), time.monotonic()
-    execute(notebook, source)
+    cells_s = execute(notebook, source)
     if brief_mode():
         return None
     return times.Run(
@@ -118,6 +130,7 @@ def execute_timed(notebook, source: Source) -> times.Run | None:
         cores=os.cpu_count() or 1,
         date=datetime.now(UTC).date().isoformat(),
         load=round(load, 1),
+        sittings_s=() if source.graded else times.run_of_sittings(notebook, cells_s),
     )
 
 

@@ -26,7 +26,7 @@ LANGUAGE = {  # without the version: the same file whichever Python built it
     "pygments_lexer": "ipython3",
     "codemirror_mode": {"name": "ipython", "version": 3},
 }
-CELL_KEYS = ("tags", "nbgrader", "jupyter", "title")  # what a cell's header may carry
+CELL_KEYS = ("tags", "nbgrader", "jupyter", "title", "jp-MarkdownHeadingCollapsed")  # what a cell's header may carry
 GRADER_KEYS = ("schema_version", "grade", "solution", "locked", "task", "grade_id", "points")
 
 _MARKER = re.compile(r"^(\s*)### (BEGIN|END) (SOLUTION|HIDDEN TESTS)\s*$")

@@ -290,7 +290,7 @@ def test_nothing_is_run_when_nothing_changed(copied, no_kernel):
 
 def test_a_changed_source_is_stale_and_only_it(copied, monkeypatch):
     ran = []
-    monkeypatch.setattr(build, "execute", lambda notebook, source: ran.append(source.relative))
+    monkeypatch.setattr(build, "execute", lambda notebook, source: ran.append(source.relative) or {})
     lecture(copied, LECTURE + "\n# one more line\n")
     build.build(copied, report=quiet)
     assert ran == ["notebooks/source/00_tiny.py"]

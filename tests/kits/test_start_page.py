@@ -161,7 +161,7 @@ def test_the_command_says_what_each_lab_takes(noting, capsys):
     assert cli.main(["progress"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"03_kv_cache +1 of 6 right, 1 try, 0 min between checks +lecture .*about \d+ min to read", said)
-    assert re.search(r"^all +1 of 80 right", said, re.M) and "150 words a minute" in said
+    assert re.search(r"^all +1 of 80 right", said, re.M) and "180 words a minute" in said
     assert cli.main(["progress", "--json"]) == 0
     row = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "03_kv_cache")
     assert row["estimated"]["reading_minutes"] > 5 and set(row["measured"]) == {"lecture_run", "exercises_run"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -47,6 +48,53 @@ def test_words_are_those_of_the_text_without_code_and_targets_of_links():
     assert made == Notebook("Lab 99 · Sizes", 15, (Listed("a", "The size"),))
 
 
+def lecture(*cells: str):
+    """A notebook; a cell that begins with # is text."""
+    return nbformat.v4.new_notebook(
+        cells=[(nbformat.v4.new_markdown_cell if c[0] == "#" else nbformat.v4.new_code_cell)(c) for c in cells]
+    )
+
+
+TWO = lecture(
+    "# Lab 99 · Sizes\n\nTwo sittings.",
+    "# Sitting 1: Small\n\nIt begins.",
+    "wb.panels.a(x=1)",
+    "## Deeper: why\n\nLong words here.",
+    "wait()",
+    "### A part of it",
+    "## And on",
+    "# Sitting 2: Large",
+    "wb.panels.b()\nwb.panels.c()",
+    "# Your guesses",
+)
+
+
+def test_a_lecture_has_its_sittings_with_deeper_parts_apart():
+    """Words of the opening are those of the first sitting, words of the end those of the last."""
+    small, large = times.counted(TWO).sittings
+    assert (small.title, small.words, small.deeper_words, small.panels) == ("Small", 3 + 2 + 3 + 2 + 2, 2 + 3 + 4, 1)
+    assert (large.title, large.words, large.deeper_words, large.panels) == ("Large", 3 + 2, 0, 2)
+    (whole,) = times.counted(lecture("# Lab 98 · One\n\nText.", "wb.panels.a()")).sittings
+    assert (whole.title, whole.words, whole.panels) == ("Lab 98 · One", 4, 1)
+
+
+def test_minutes_of_a_sitting_are_words_panels_and_its_cells():
+    assert times.run_of_sittings(TWO, {2: 30.0, 4: 6.0, 8: 60.0}) == (36.0, 60.0)
+    run = replace(QUIET, sittings_s=(36.0, 60.0))
+    made = replace(times.counted(TWO), run=run)
+    assert made.sitting_minutes() == pytest.approx([12 / 180 + 1.5 + 0.6, 5 / 180 + 3 + 1.0])
+    unmeasured = replace(made, run=replace(run, sittings_s=(36.0,)))  # of a lecture that had one sitting then
+    assert unmeasured.sitting_minutes() == pytest.approx([12 / 180 + 1.5, 5 / 180 + 3])
+
+
+def test_sittings_and_their_times_come_back_from_the_file(tmp_path):
+    file = tmp_path / "times.json"
+    file.write_text("{}")
+    made = replace(times.counted(TWO), run=replace(QUIET, sittings_s=(36.0, 60.0)))
+    assert times.note(file, "notebooks/99_a", made) and times.read(file) == {"notebooks/99_a": made}
+    assert times.stale(file, "notebooks/99_a", TWO) is None
+
+
 def test_a_run_stays_when_words_change_and_a_new_one_replaces_it(tmp_path):
     file = tmp_path / "times.json"
     file.write_text("{}")
@@ -60,8 +108,9 @@ def test_a_run_stays_when_words_change_and_a_new_one_replaces_it(tmp_path):
 @pytest.mark.parametrize(
     ("lab", "words"),
     [
-        (LabTime("a", Notebook("A", 1500, run=QUIET), None), "lecture runs 60 s, about 10 min to read"),
-        (LabTime("a", Notebook("A", 900), Notebook("", 600)), "lecture not measured, about 10 min to read"),
+        (LabTime("a", Notebook("A", 1800, run=QUIET), None), "lecture runs 60 s, about 10 min to read"),
+        (LabTime("a", Notebook("A", 1200), Notebook("", 600)), "lecture not measured, about 10 min to read"),
+        (LabTime("a", times.counted(TWO), None), "lecture not measured, about 0 min to read in 2 sittings"),
     ],
 )
 def test_measured_and_estimated_stand_apart_in_words(lab, words):

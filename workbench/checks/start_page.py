@@ -101,7 +101,8 @@ def _runs(labs: Sequence[times.LabTime]) -> str:
 
 def _reading(labs: Sequence[times.LabTime]) -> str:
     minutes = sum(one.reading_minutes for one in labs)
-    return f"about {minutes} min" if minutes < 120 else f"about {minutes / 60:.0f} h"
+    sittings = f", {len(labs[0].lecture.sittings)} sittings" if len(labs) == 1 < len(labs[0].lecture.sittings) else ""
+    return (f"about {minutes} min" if minutes < 120 else f"about {minutes / 60:.0f} h") + sittings
 
 
 def _notes(labs: Sequence[times.LabTime]) -> list[str]:

@@ -16,7 +16,12 @@ from typing import Any
 from workbench.files import read_json_object, write_text
 
 FILE = Path(__file__).with_name("times.json")
-WORDS_PER_MINUTE = 150  # assumed: prose is read at 200 to 250, a text with formulas, tables and pictures slower
+WORDS_PER_MINUTE = 180  # assumed: prose is read at 200 to 250, a text with formulas, tables and pictures slower
+PANEL_MINUTES = 1.5  # assumed: a guess, a run, a look at the picture; more runs are the reader's own
+SITTING = re.compile(r"# Sitting (\d+): (.+)")
+DEEPER = re.compile(r"(#+) Deeper: .+")
+HEADING = re.compile(r"(#+) .+")
+PANEL = re.compile(r"\bpanels\.[a-z]\w*\(")
 TARGET = re.compile(r"\]\([^)]*\)")
 NUMBERED = re.compile(r"^\d+\. ")
 WORD = re.compile(r"[^\W_]+(?:['’.,-][^\W_]+)*")
@@ -25,7 +30,7 @@ WORD = re.compile(r"[^\W_]+(?:['’.,-][^\W_]+)*")
 @dataclass(frozen=True)
 class Run:
     """All cells of a notebook, once. processor_s: of all threads and processes. load: tasks that wanted a processor, on
-    average over the minute before."""
+    average over the minute before. sittings_s: what the cells of each sitting took; they begin after the kernel."""
 
     seconds: float
     processor_s: float
@@ -33,6 +38,7 @@ class Run:
     cores: int
     date: str
     load: float
+    sittings_s: tuple[float, ...] = ()
 
     @property
     def busy(self) -> bool:
@@ -49,13 +55,36 @@ class Listed:
 
 
 @dataclass(frozen=True)
+class Sitting:
+    """A part of a lecture that is read at once. words: of its text, without its deeper parts, whose words are apart."""
+
+    title: str
+    words: int
+    deeper_words: int
+    panels: int
+
+    def minutes(self, run_s: float = 0.0) -> float:
+        """Estimated: reading, panels, and the measured seconds of its cells; deeper parts left out."""
+        return self.words / WORDS_PER_MINUTE + self.panels * PANEL_MINUTES + run_s / 60
+
+
+@dataclass(frozen=True)
 class Notebook:
-    """title: its first heading. words: of its text, code left out. run: None where it was not measured."""
+    """title: its first heading. words: of its text, code left out. run: None where it was not measured. sittings: in
+    order; of a lecture that names none, the whole."""
 
     title: str
     words: int
     exercises: tuple[Listed, ...] = ()
     run: Run | None = None
+    sittings: tuple[Sitting, ...] = ()
+
+    def sitting_minutes(self) -> list[float]:
+        """Of each sitting; its cells' time as it was measured, or 0 where the lecture was not or had other sittings."""
+        measured = self.run.sittings_s if self.run is not None else ()
+        if len(measured) != len(self.sittings):
+            measured = (0.0,) * len(self.sittings)
+        return [one.minutes(run_s) for one, run_s in zip(self.sittings, measured)]
 
 
 @dataclass(frozen=True)
@@ -80,9 +109,9 @@ class LabTime:
         return round(self.words / WORDS_PER_MINUTE)
 
     def in_words(self) -> str:
-        run = self.lecture.run
+        run, sittings = self.lecture.run, len(self.lecture.sittings)
         measured = "lecture not measured" if run is None else f"lecture runs {in_minutes(run.seconds)}{'*' * run.busy}"
-        return f"{measured}, about {self.reading_minutes} min to read"
+        return f"{measured}, about {self.reading_minutes} min to read" + f" in {sittings} sittings" * (sittings > 1)
 
 
 def file_in(root: Path) -> Path:
@@ -96,7 +125,10 @@ def read(file: Path = FILE) -> dict[str, Notebook]:
     for name, values in read_json_object(file).items():
         run = values.get("run")
         listed = tuple(Listed(**one) for one in values["exercises"])
-        made[name] = Notebook(values["title"], values["words"], listed, None if run is None else Run(**run))
+        sittings = tuple(Sitting(**one) for one in values.get("sittings", ()))
+        if run is not None:
+            run = Run(**{**run, "sittings_s": tuple(run.get("sittings_s", ()))})
+        made[name] = Notebook(values["title"], values["words"], listed, run, sittings)
     return made
 
 
@@ -116,7 +148,54 @@ def counted(notebook: Any) -> Notebook:
         elif cell.metadata.get("nbgrader", {}).get("solution"):
             listed.append(Listed(cell.metadata["nbgrader"]["grade_id"], heading))
     first = re.search(r"^#+ (.+)$", text, re.M)
-    return Notebook(first[1] if first else "", len(WORD.findall(TARGET.sub("]", text))), tuple(listed))
+    title = first[1] if first else ""
+    return Notebook(
+        title, words_in(text), tuple(listed), sittings=() if listed else tuple(sittings_in(notebook, title))
+    )
+
+
+def words_in(text: str) -> int:
+    """Of Markdown; targets of links are none."""
+    return len(WORD.findall(TARGET.sub("]", text)))
+
+
+def parts_in(notebook: Any) -> list[tuple[int, bool]]:
+    """Of each cell: the number of its sitting, from 0, and whether it is in a deeper part. What stands before the first
+    sitting's heading belongs to it."""
+    parts, sitting, deeper = [], 0, 0  # deeper: the level of the heading that began it
+    for cell in notebook.cells:
+        line = cell.source.partition("\n")[0].strip() if cell.cell_type == "markdown" else ""
+        if found := SITTING.fullmatch(line):
+            sitting = int(found[1]) - 1
+        if (heading := HEADING.fullmatch(line)) and len(heading[1]) <= (deeper or 9):
+            deeper = len(heading[1]) if DEEPER.fullmatch(line) else 0
+        parts.append((sitting, bool(deeper)))
+    return parts
+
+
+def sittings_in(notebook: Any, title: str) -> list[Sitting]:
+    """The sittings of a lecture; the whole where its headings name none."""
+    lines = [cell.source.partition("\n")[0].strip() for cell in notebook.cells if cell.cell_type == "markdown"]
+    titles = [found[2] for line in lines if (found := SITTING.fullmatch(line))] or [title]
+    parts = parts_in(notebook)
+    made = []
+    for number, name in enumerate(titles):
+        words, panels = {True: 0, False: 0}, 0
+        for cell, (sitting, deeper) in zip(notebook.cells, parts):
+            if sitting == number and cell.cell_type == "markdown":
+                words[deeper] += words_in(cell.source)
+            panels += sitting == number and cell.cell_type == "code" and len(PANEL.findall(cell.source))
+        made.append(Sitting(name, words[False], words[True], panels))
+    return made
+
+
+def run_of_sittings(notebook: Any, cells_s: Mapping[int, float]) -> tuple[float, ...]:
+    """The seconds of each sitting, of those of each cell by its index."""
+    parts = parts_in(notebook)
+    spent = [0.0] * (max((sitting for sitting, _ in parts), default=0) + 1)
+    for index, seconds in cells_s.items():
+        spent[parts[index][0]] += seconds
+    return tuple(round(one, 1) for one in spent)
 
 
 def note(file: Path, name: str, made: Notebook) -> bool:
