@@ -348,7 +348,7 @@ checks.check("roofline-reading", read_roofline)
 # %% [markdown]
 # ## 5. What a million tokens cost
 #
-# *Lab 02, "What it costs in dollars" and "A published error".* A machine is rented by the hour. `steps` is its log, in
+# *Lab 02, "What it costs in dollars" and "Deeper: a published error".* A machine is rented by the hour. `steps` is its log, in
 # order, one dict for each pass over the model:
 #
 # ```python

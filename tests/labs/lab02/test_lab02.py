@@ -248,9 +248,8 @@ def my_layers(calls):
     return flops, call["bytes_per_element"] * values, flops / (call["bytes_per_element"] * values)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_a_learners_intensities_stand_beside_ours(tiny_model, bench, phase):
-    asked = small("time.roofline", tiny_model, batch=4, phase=phase)
+def test_a_learners_intensities_stand_beside_ours(tiny_model, bench):
+    asked = small("time.roofline", tiny_model, batch=4, phase="prefill")
     for m in run_experiment("time.roofline", asked, bench, {"layers": my_layers}):
         yours, ours = m.counts["intensity_yours"], m.counts["intensity"]
         if m.settings["operation"] == "attention":  # ours also writes the new keys and values to the cache
@@ -609,6 +608,56 @@ def test_a_learners_function_is_counted_beside_ours_and_must_give_the_same(tiny_
     assert found[2].counts["graphs"] == 1
     with pytest.raises(WorkbenchError, match="the function with yours does not give"):
         run_experiment("time.compile_step", asked, bench, {"one_graph": lambda logits, limit: logits})
+
+
+GENERATED = """\
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C"  void  kernel(const float* in_ptr0,
+                       float* out_ptr0)
+{
+    std::atomic<int> inductor_cpu_integer_div_error{0};
+    {
+        #pragma GCC ivdep
+        for(int64_t x0=static_cast<int64_t>(0L); x0<static_cast<int64_t>(64L); x0+=static_cast<int64_t>(8L))
+        {
+            {
+                if(C10_LIKELY(x0 >= static_cast<int64_t>(0) && x0 < static_cast<int64_t>(64L)))
+                {
+                    auto tmp0 = at::vec::Vectorized<float>::loadu(in_ptr0 + static_cast<int64_t>(x0), 8);
+                    auto tmp1 = static_cast<float>(1.0);
+                    auto tmp2 = tmp0 + at::vec::Vectorized<float>(tmp1);
+                    tmp2.store(out_ptr0 + static_cast<int64_t>(x0));
+                }
+            }
+        }
+    }
+}
+"""
+
+
+def test_a_generated_kernel_is_shortened_to_its_loop():
+    assert compile_step.shortened(GENERATED).splitlines() == [
+        'extern "C"  void  kernel(const float* in_ptr0, float* out_ptr0) {',
+        "    for (int x0 = 0; x0<64; x0+=8) {",
+        "        auto tmp0 = Vec::loadu(in_ptr0 + x0, 8);",
+        "        auto tmp1 = 1.0;",
+        "        auto tmp2 = tmp0 + Vec(tmp1);",
+        "        tmp2.store(out_ptr0 + x0);",
+        "    }",
+        "}",
+    ]
+
+
+def test_without_a_compiler_no_loop_is_shown_and_it_is_said(no_compiler):
+    assert compile_step.generated_loop(torch.relu, torch.ones(8)) == (None, compile_step.INSTALL)
+
+
+@pytest.mark.skipif(bool(compile_step.why_no_compiler()), reason="no C++ compiler")
+def test_two_small_operations_become_one_loop_that_loads_each_input_once():
+    gate, up = torch.randn(2, 16, 64)
+    compiled, loop = compile_step.generated_loop(lambda g, u: torch.nn.functional.silu(g) * u, gate, up)
+    assert torch.allclose(compiled(gate, up), torch.nn.functional.silu(gate) * up, atol=1e-6)
+    assert loop.count("for (") == 1 and loop.count("loadu(") == 2 and loop.count(".store(") == 1
 
 
 # -- time.price --------------------------------------------------------------------------------------------------

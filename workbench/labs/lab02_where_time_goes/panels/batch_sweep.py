@@ -150,7 +150,7 @@ def _words(settings, knee: Knee, first, costs, expected, steps, yours) -> str:
     if "knee" in yours:
         own, most = yours["knee"]
         sentences.append(
-            f"Your knee, the most tokens per second per second of waiting: {'none' if own is None else f'{own:,}'}; "
+            f"Your knee: {'none' if own is None else f'{own:,}'}, with the most tokens per second per second of waiting; "
             f"the caches weigh as much as the weights at {knee.caches:,.0f}. Your largest batch: {most:,}, ours: "
             f"{min(knee.memory, LARGEST_MEASURED):,}."
         )
