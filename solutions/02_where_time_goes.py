@@ -224,14 +224,15 @@ checks.check("roofline-tpot", step_times)
 #
 # Return `(knee, largest)`, both `int`s:
 #
-# - **largest**: the largest batch that fits, from 1 to `most`; 0 if not even 1 does. Never ask for more than `most`.
+# - **largest**: the largest batch that fits, from 1 to `max_batch`; 0 if not even 1 does. Never ask for more than
+#   `max_batch`.
 # - **knee**: a step of B sequences that takes t seconds writes B / t tokens a second, and every user waits t for a
 #   token. The knee has the highest throughput per second of waiting, (B / t) / t. Look for it among the batches 1,
 #   2, 4, 8, … that fit. Return `None` if none does.
 #
 # A measurement takes time, so ask for no batch twice and for at most 2 · `largest.bit_length()` + 1 batches in all:
-# first 1, 2, 4, 8, …, until one does not fit or exceeds `most`; then halve what lies between the last that fits and the
-# first that does not. An error that is no `MemoryError` says nothing about memory: let it pass.
+# first 1, 2, 4, 8, …, until one does not fit or exceeds `max_batch`; then halve what lies between the last that fits
+# and the first that does not. An error that is no `MemoryError` says nothing about memory: let it pass.
 #
 # *By hand: reading the weights takes 8 ms and each sequence's cache 1 ms. Batches of 1, 2, 4, 8, 16 take 9, 10, 12,
 # 16, 24 ms; (B / t) / t is 12, 20, 28, 31, 28 thousand. The knee is at 8, where the caches take as long as the
@@ -239,7 +240,7 @@ checks.check("roofline-tpot", step_times)
 
 
 # %% nbgrader={"grade": false, "solution": true, "grade_id": "roofline-knee"}
-def batch_limits(measure, most):
+def batch_limits(measure, max_batch):
     """(the batch 1, 2, 4, … with the highest throughput per second of waiting, the largest batch that fits)."""
 
     ### STUB: double until a batch does not fit; then halve the gap; the knee is among the doubled ones
@@ -251,12 +252,12 @@ def batch_limits(measure, most):
             return None
 
     seconds, batch = {}, 1
-    while batch <= most and (samples := tried(batch)):
+    while batch <= max_batch and (samples := tried(batch)):
         seconds[batch] = statistics.median(samples[1:])
         batch *= 2
     knee = max(seconds, key=lambda b: b / seconds[b] ** 2, default=None)
 
-    low, high = batch // 2, min(batch, most + 1)  # low fits, high does not
+    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2
         if tried(middle):

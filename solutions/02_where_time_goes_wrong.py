@@ -308,12 +308,12 @@ the first that does not fit: that one does not fit any more
 +    return knee, high
 
 never more than half: the upper half of the gap was not looked at
--    low, high = batch // 2, min(batch, most + 1)  # low fits, high does not
-+    low, high = batch // 2, min(3 * batch // 4, most + 1)  # low fits, high does not
+-    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
++    low, high = batch // 2, min(3 * batch // 4, max_batch + 1)  # low fits, high does not
 
 # counted
 one after the other: a batch after the other takes too many measurements: double, then halve what lies between
--    low, high = batch // 2, min(batch, most + 1)  # low fits, high does not
+-    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
 -    while high - low > 1:
 -        middle = (low + high) // 2
 -        if tried(middle):
@@ -322,24 +322,24 @@ one after the other: a batch after the other takes too many measurements: double
 -            high = middle
 -    return knee, low
 +    low = batch // 2
-+    while low < most and tried(low + 1):
++    while low < max_batch and tried(low + 1):
 +        low += 1
 +    return knee, low
 
 measured twice: a batch that was measured need not be measured again
--    while batch <= most and (samples := tried(batch)):
+-    while batch <= max_batch and (samples := tried(batch)):
 -        seconds[batch] = statistics.median(samples[1:])
 -        batch *= 2
-+    while batch <= most and tried(batch):
++    while batch <= max_batch and tried(batch):
 +        seconds[batch] = statistics.median(tried(batch)[1:])
 +        batch *= 2
 
 halved from the beginning: the batches up to the last that fits need no second look: halve between it and the next
--    low, high = batch // 2, min(batch, most + 1)  # low fits, high does not
-+    low, high = 0, most + 1
+-    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
++    low, high = 0, max_batch + 1
 
-beyond the most: no batch beyond `most` is asked for
--    while batch <= most and (samples := tried(batch)):
+beyond the most: no batch beyond `max_batch` is asked for
+-    while batch <= max_batch and (samples := tried(batch)):
 +    while samples := tried(batch):
 
 # other-machines
@@ -357,9 +357,9 @@ none for nothing: where not even one sequence fits, the largest batch is 0
 -    return knee, low
 +    return knee, low or None
 
-not the most itself: `most` itself is allowed
--    low, high = batch // 2, min(batch, most + 1)  # low fits, high does not
-+    low, high = batch // 2, min(batch, most)
+not the most itself: `max_batch` itself is allowed
+-    low, high = batch // 2, min(batch, max_batch + 1)  # low fits, high does not
++    low, high = batch // 2, min(batch, max_batch)
 
 # errors
 every error is full memory: only a MemoryError says that a batch does not fit; any other error has to be seen
@@ -693,14 +693,14 @@ def measure_tpot(step, finish, clock, repeats):
 step_times = {"predict": predict_tpot, "measure": measure_tpot}
 """,
     "roofline-knee": """
-def batch_limits(measure, most):
+def batch_limits(measure, max_batch):
     def seconds(batch):
         first, *others = measure(batch)
         return statistics.median(others)
 
-    fits, full, worth, batch, step = 0, most + 1, {}, 1, None
+    fits, full, worth, batch, step = 0, max_batch + 1, {}, 1, None
     while fits + 1 < full:
-        batch = step and (fits + full) // 2 or min(max(1, 2 * fits), most)
+        batch = step and (fits + full) // 2 or min(max(1, 2 * fits), max_batch)
         doubled = batch == max(1, 2 * fits) and not step
         try:
             took = seconds(batch)

@@ -191,7 +191,7 @@ from functools import lru_cache
 
 
 class Limits:
-    def __call__(self, measure, most):
+    def __call__(self, measure, max_batch):
         @lru_cache(maxsize=None)
         def took(batch):
             try:
@@ -206,13 +206,13 @@ class Limits:
             return between(middle, full) if took(middle) else between(fits, middle)
 
         doubled = []
-        while (batch := 2 ** len(doubled)) <= most and took(batch):
+        while (batch := 2 ** len(doubled)) <= max_batch and took(batch):
             doubled.append(batch)
         if not doubled:
             return [None, 0]
         seconds = torch.tensor([took(b) for b in doubled], dtype=torch.float64)
         best = int((torch.tensor(doubled) / seconds.square()).argmax())
-        return [doubled[best], between(doubled[-1], min(2 * doubled[-1], most + 1))]
+        return [doubled[best], between(doubled[-1], min(2 * doubled[-1], max_batch + 1))]
 
 
 batch_limits = Limits()

@@ -664,9 +664,9 @@ table(
 # %% jupyter={"source_hidden": true}
 say(
     f"The weights take {weights_13b / 1e9:.0f} GB and each user {cache_13b / 1e9:.2f} GB, so 256 users need "
-    f"**{needed / 1e9:.0f} GB**. Caches and weights are equally large at {weights_13b / cache_13b:.0f} users; on a card of "
-    "80 GB memory is full soon after. Even if 256 fitted, four times as many users would not bring four times the "
-    "tokens: past the knee the caches' bytes grow with the batch."
+    f"**{needed / 1e9:.0f} GB**. Caches and weights are equally large at {weights_13b / cache_13b:.0f} users, and with "
+    f"80 GB memory is full at {last}. Even if 256 users fitted, {256 / last:.0f} times as many would bring only {gain:.1f} "
+    "times the tokens: past the knee the caches' bytes grow with the batch."
 )
 
 # %% [markdown]
@@ -804,7 +804,7 @@ say(
 #
 # On a large GPU this happens with much larger models, because the GPU reads so fast. A published case (S. Raschka's
 # *LLMs from scratch*, on an A100): a model of 0.6 billion weights generated 26 tokens per second with a KV cache, and
-# 25 without. Why did the cache gain nothing? Count, with the shape of Qwen3-0.6B, and predict both ways to start:
+# 25 without, when every step puts the whole text through the model. Why did the cache gain nothing? Count, with the shape of Qwen3-0.6B, and predict both ways to start:
 
 # %%
 small, a100 = public_shape("qwen3-0.6b"), PUBLISHED["a100-80gb"]
@@ -828,8 +828,8 @@ say(
     f"A step has **{with_cache.launches:,} operations**. Started from Python they take {eager.seconds * 1e3:.0f} ms, "
     f"{eager.seconds * 26:.2f} times what was measured, on another host and with other code than the one that the 28 µs "
     f"come from. Bytes and kernels are done in {captured.seconds * 1e3:.1f} ms of it: the card waits for its host, and "
-    "the cache saved rows that cost nothing anyway. What helps there is to start less often (fusion) or all at once (a "
-    "CUDA graph replays the whole step with one start)."
+    "the cache saved rows that cost nothing anyway. What helps there is to start less often (fusion) or all at once "
+    "(a CUDA graph)."
 )
 
 # %% [markdown]
@@ -1052,7 +1052,7 @@ say(
     f"2 × 1,000 × {parameters / 1e9:.2f} billion parameters = **{right / 1e12:.1f} TFLOP**; counted operation by"
     f" operation, with attention, and the head for one row: {counted / 1e12:.1f}. The listing has {listed / 1e12:.1f}"
     f" TFLOP. **It is wrong by a factor of {listed / right:.0f}**, the bytes of a 16-bit weight. In float32 it would be"
-    " wrong by 4, and quantizing the weights would seem to save arithmetic, which it does not."
+    " wrong by 4, and storing the weights in fewer bits (lab 05) would seem to save arithmetic, which it does not."
 )
 
 # %% [markdown]

@@ -195,7 +195,7 @@ def test_no_two_batches_are_so_near_each_other_that_rounding_would_decide():
 
 
 def test_the_knee_of_a_step_that_only_reads_is_where_the_caches_weigh_as_much_as_the_weights():
-    quiet = {"fixed_s": 16e-3, "each_s": 1e-3, "compute_s": 0.0, "noise": [[1.0]], "most": 4096, "room": 5000}
+    quiet = {"fixed_s": 16e-3, "each_s": 1e-3, "compute_s": 0.0, "noise": [[1.0]], "max_batch": 4096, "room": 5000}
     assert limits.true_knee(quiet) == 16
     assert limits.true_knee(quiet | {"compute_s": 4e-3}) == 4  # from here on the arithmetic takes longer
 

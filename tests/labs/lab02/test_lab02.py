@@ -392,7 +392,7 @@ def test_the_knee_of_the_products_is_the_first_batch_that_computes():
     assert knee.memory == int((80e9 - 2 * shape.num_parameters()) // (2 * shape.kv_values_per_token() * 257))
 
 
-def batch_limits(measure, most):
+def batch_limits(measure, max_batch):
     assert measure(1)[0] > 0 and len(measure(2)) > 1
     with pytest.raises(MemoryError):
         measure(10**9)
@@ -730,6 +730,14 @@ def test_the_regime_and_what_does_not_fit_are_said_in_words(make):
     words = re.sub(r"<[^>]+>", "", sweep.said)
     assert "weigh as much as the weights at batch 28" in words and "no batch" in words
     assert "Left of the ridge with every operation: A100" in make("roofline").said
+
+
+def test_the_sweep_marks_where_memory_is_full_and_says_it():
+    shown_for = {"model": "llama-2-13b", "weights": "bfloat16", "context": 1024, "largest_batch": 256}
+    for card, full in (("a100-80gb", 64), ("h200", 136)):  # of 1,025 tokens each
+        panel = shown("batch_sweep", card=card, **shown_for)
+        assert f"Memory is full at batch {full}" in panel.said
+        assert f"memory full (line) at {full}" in panel.view(dict(panel.settings)).alt
 
 
 def test_stop_ends_a_long_run_within_a_second(make, tiny_model):

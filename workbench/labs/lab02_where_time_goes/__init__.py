@@ -1,6 +1,6 @@
 """Lab 02, where the time goes: rooflines, prefill and decode, batches, launches, a step's parts, compilers, prices.
 
-`calls.py` writes down what a function of torch calls, for the exercise that counts it.
+`calls` writes down what a function of torch calls, for the exercise that counts it.
 """
 
 PREFIX = "time"  # an experiment's name is PREFIX.stem

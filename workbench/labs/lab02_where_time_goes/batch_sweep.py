@@ -126,7 +126,7 @@ def your_knee(
     memory_bytes: float,
     measured: Mapping[int, Sequence[float]] | None = None,
 ) -> tuple[int | None, int]:
-    """(knee or None, largest batch) as a learner's batch_limits(measure, most) says, on steps of the batches in
+    """(knee or None, largest batch) as a learner's batch_limits(measure, max_batch) says, on steps of the batches in
     `measured` and, of all others, as they are predicted. Raises WorkbenchError for anything else."""
     room = knee_of(ceilings, shape_of(model), context=context, weights=weights, memory_bytes=memory_bytes).memory
 

@@ -123,8 +123,8 @@ def judge_calls(case: dict, seen: dict) -> str | None:
     called = first if len(calls) == 1 else f"{len(calls)} calls, {', '.join(call['op'] for call in calls)}"
     flops, moved = call_counts(calls)
     formulas = "; ".join(FORMULAS[op] for op in dict.fromkeys(call["op"] for call in calls) if op in FORMULAS)
-    told = (formulas, "every number read and every number written, times the bytes of one")
-    for what, came, want, formula, kind in zip(("FLOPs", "bytes"), values, (flops, moved), told, seen["types"]):
+    said = (formulas, "every number read and every number written, times the bytes of one")
+    for what, came, want, formula, kind in zip(("FLOPs", "bytes"), values, (flops, moved), said, seen["types"]):
         if came != want:
             if near(came, want):
                 return (

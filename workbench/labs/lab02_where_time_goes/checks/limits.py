@@ -14,7 +14,7 @@ FORM = ("knee", "largest batch")
 
 def doubled(case: dict) -> list[int]:
     """1, 2, 4, … that fit and are asked for."""
-    top = min(case["room"], case["most"])
+    top = min(case["room"], case["max_batch"])
     return [2**n for n in range(top.bit_length()) if 2**n <= top]
 
 
@@ -29,7 +29,7 @@ def true_knee(case: dict) -> int | None:
 
 
 def true_largest(case: dict) -> int:
-    return min(case["room"], case["most"])
+    return min(case["room"], case["max_batch"])
 
 
 def allowed(case: dict) -> int:
@@ -53,13 +53,13 @@ def judge_knee(case: dict, seen: dict) -> str | None:
     want = true_knee(case)
     if came[0] == want and (want is None or seen["types"][0] == "int"):
         return None
-    told = f"room for {case['room']}, most {case['most']}: the knee is at {came[0]}, expected {want}"
+    message = f"room for {case['room']}, max_batch {case['max_batch']}: the knee is at {came[0]}, expected {want}"
     if came[0] == want:
-        return f"{told} as an int, not a {seen['types'][0]}: a batch is a whole number"
+        return f"{message} as an int, not a {seen['types'][0]}: a batch is a whole number"
     if want is None:
-        return f"{told}: not even one sequence fits"
-    most = ", ".join(f"{b}: {worth(case, b):.4g}" for b in doubled(case))
-    return f"{told}: batch ÷ seconds ÷ seconds, from the median of each batch's samples after the first, is {most}"
+        return f"{message}: not even one sequence fits"
+    shown = ", ".join(f"{b}: {worth(case, b):.4g}" for b in doubled(case))
+    return f"{message}: batch ÷ seconds ÷ seconds, from the median of each batch's samples after the first, is {shown}"
 
 
 def judge_largest(case: dict, seen: dict) -> str | None:
@@ -70,23 +70,26 @@ def judge_largest(case: dict, seen: dict) -> str | None:
     want = true_largest(case)
     if came[1] == want and seen["types"][1] == "int":
         return None
-    told = f"room for {case['room']}, most {case['most']}: the largest batch is {came[1]}, expected {want}"
+    message = f"room for {case['room']}, max_batch {case['max_batch']}: the largest batch is {came[1]}, expected {want}"
     if came[1] == want:
-        return f"{told} as an int, not a {seen['types'][1]}: sequences are whole"
-    return f"{told}; measured were {_listed(seen['asked'])}"
+        return f"{message} as an int, not a {seen['types'][1]}: sequences are whole"
+    return f"{message}; measured were {_listed(seen['asked'])}"
 
 
 def judge_counted(case: dict, seen: dict) -> str | None:
     """The largest batch that fits, found with few measurements."""
-    if message := judge_largest(case, seen):
-        return message
-    asked, told = seen["asked"], f"room for {case['room']}, most {case['most']}: measured were {_listed(seen['asked'])}"
+    if problem := judge_largest(case, seen):
+        return problem
+    asked, message = (
+        seen["asked"],
+        f"room for {case['room']}, max_batch {case['max_batch']}: measured were {_listed(seen['asked'])}",
+    )
     if twice := [batch for batch in dict.fromkeys(asked) if asked.count(batch) > 1]:
-        return f"{told}; batch {twice[0]} came up {asked.count(twice[0])} times, and once is enough"
-    if max(asked) > case["most"]:
-        return f"{told}; {max(asked)} is more than the most that is asked for"
+        return f"{message}; batch {twice[0]} came up {asked.count(twice[0])} times, and once is enough"
+    if max(asked) > case["max_batch"]:
+        return f"{message}; {max(asked)} is more than max_batch"
     if len(asked) > allowed(case):
-        return f"{told}; those are {len(asked)}, expected at most {allowed(case)}, 2 · largest.bit_length() + 1"
+        return f"{message}; those are {len(asked)}, expected at most {allowed(case)}, 2 · largest.bit_length() + 1"
     return None
 
 
@@ -108,7 +111,14 @@ def _listed(batches: list[int]) -> str:
 
 
 def limits_case(
-    draw: random.Random, room: int, most: int, *, half: float, compute: float = 0.0, lost: bool = False, noisy: int = 11
+    draw: random.Random,
+    room: int,
+    max_batch: int,
+    *,
+    half: float,
+    compute: float = 0.0,
+    lost: bool = False,
+    noisy: int = 11,
 ) -> dict:
     """A machine where `half` caches take as long as the weights, each 1 ms, and compute `compute` times 1 ms each.
 
@@ -123,7 +133,7 @@ def limits_case(
             draw.shuffle(row)
             noise.append(row)
         case = {"fixed_s": half * 1e-3, "each_s": 1e-3, "compute_s": compute * 1e-3, "noise": noise}
-        case |= {"most": most, "room": room, "lost": lost}
+        case |= {"max_batch": max_batch, "room": room, "lost": lost}
         best = sorted((worth(case, b) for b in doubled(case)), reverse=True)
         if len(best) < 2 or best[0] > 1.01 * best[1]:
             return case
@@ -133,7 +143,7 @@ def knee_cases(draw: random.Random) -> list[dict]:
     """By hand; a knee that the caches make, and one that the arithmetic makes."""
     still = {"fixed_s": 8e-3, "each_s": 1e-3, "compute_s": 0.0, "noise": [[1.0, 1.0, 1.0]]}
     return [
-        still | {"most": 100, "room": 26, "lost": False},
+        still | {"max_batch": 100, "room": 26, "lost": False},
         limits_case(draw, 300, 512, half=draw.choice([15.0, 17.0, 30.0])),
         limits_case(draw, 5000, 4096, half=64.0, compute=draw.choice([3.0, 5.0])),
         limits_case(draw, 40, 64, half=500.0),

@@ -118,11 +118,11 @@ def seconds_of(batch: int, fixed_s: float, each_s: float, compute_s: float, nois
     return [2.5 * true + 0.01, *(true * factor for factor in noise[batch % len(noise)])]
 
 
-def run_limits(answer: Any, most: int, room: int, lost: bool, **machine: Any) -> dict:
-    """Call `batch_limits(measure, most)` on a machine that has room for so many sequences.
+def run_limits(answer: Any, max_batch: int, room: int, lost: bool, **machine: Any) -> dict:
+    """Call `batch_limits(measure, max_batch)` on a machine that has room for so many sequences.
 
     asked: the batches that it wanted to be measured, in order. lost: the device is gone from batch 2 on, and what was
-    raised then is told as {"raised": …}.
+    raised then is its text under "raised".
     """
     asked: list[int] = []
 
@@ -137,9 +137,9 @@ def run_limits(answer: Any, most: int, room: int, lost: bool, **machine: Any) ->
         return seconds_of(batch, **machine)
 
     try:
-        came = answer(measure, most)
-    except Lost:
-        return {"raised": "Lost", "asked": asked}
+        came = answer(measure, max_batch)
+    except Lost as error:
+        return {"raised": str(error), "asked": asked}
     return _returned(came) | {"asked": asked}
 
 

@@ -148,10 +148,10 @@ def _words(settings, knee: Knee, first, costs, expected, steps, yours) -> str:
         f"the knee is at {by_formula}. Memory is full at batch {knee.memory:,}."
     )
     if "knee" in yours:
-        own, most = yours["knee"]
+        own, largest = yours["knee"]
         sentences.append(
-            f"Your knee: {'none' if own is None else f'{own:,}'}, with the most tokens per second per second of waiting; "
-            f"the caches weigh as much as the weights at {knee.caches:,.0f}. Your largest batch: {most:,}, ours: "
+            f"Your knee: {'none' if own is None else f'{own:,}'}, the most tokens per second per second of waiting; "
+            f"the caches weigh as much as the weights at {knee.caches:,.0f}. Your largest batch: {largest:,}, ours: "
             f"{min(knee.memory, LARGEST_MEASURED):,}."
         )
     if steps:
