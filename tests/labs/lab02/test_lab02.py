@@ -715,8 +715,8 @@ def test_a_learners_parts_are_shown_as_theirs(make, no_compiler):
     roofline = make("roofline", layers=my_layers)
     assert "yours, FLOPs per byte" in roofline.table.value
     priced = make("price", price=lambda steps, **k: (0.5, 2.0, len(steps) / 4, 0.4))
-    # 16 prompts one by one, then 127 steps
-    assert "$0.5, $2, $35.8" in priced.table.value
+    # 2 prompts one by one, then 15 steps
+    assert "$0.5, $2, $4.25" in priced.table.value
     with pytest.raises(WorkbenchError, match="setting 'knees'"):
         make("batch_sweep", knees=batch_limits)
 

@@ -155,6 +155,7 @@ def disturbed_at_the_knee(case: dict) -> dict:
     """The same machine, quiet but for the runs at the knee: one waited for another program."""
     quiet = [[1.0, 0.99, 1.01] for _ in case["noise"]]
     knee = true_knee(case | {"noise": quiet})
+    assert knee is not None
     quiet[knee % len(quiet)] = [1.0, 0.9, 1.1, 9.0, 0.95]
     return case | {"noise": quiet}
 
