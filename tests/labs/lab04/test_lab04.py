@@ -36,6 +36,7 @@ from workbench.panels.plots import flop_words, listed
 
 SMALL = {  # settings under which each experiment runs in a second
     "smaller.variants": {"largest_context": 64, "repeats": 2},
+    "smaller.larger_batch": {"memory": 16, "context": 125, "repeats": 2},
     "smaller.latent": {"shape": "stdlib-3m-mla", "context": 64, "repeats": 1},
     "smaller.rolling": {"window": 5, "sinks": 2, "global_every": 2, "tokens": 12},
     "smaller.quality": {"models": "stdlib-3m-gqa", "context": 128, "passages": 2},
@@ -53,6 +54,7 @@ SMALL = {  # settings under which each experiment runs in a second
 }
 MOVED = {
     "variants": {"largest_context": 125},
+    "larger_batch": {"memory": 32},
     "latent": {"new_tokens": 256},
     "rolling": {"shown_tokens": 4},
     "quality": {"users": 1024},

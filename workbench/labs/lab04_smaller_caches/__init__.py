@@ -7,6 +7,7 @@ PREFIX = "smaller"  # an experiment's name is PREFIX.stem
 EXPERIMENTS = (  # stems, in reading order
     "quality",
     "variants",
+    "larger_batch",
     "latent",
     "rolling",
     "kv_formats",
@@ -16,6 +17,7 @@ EXPERIMENTS = (  # stems, in reading order
 PANELS = (
     "quality",
     "variants",
+    "larger_batch",
     "latent",
     "rolling",
     "kv_formats",
