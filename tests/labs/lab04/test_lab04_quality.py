@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time as clock
 
 import pytest
 import torch
@@ -533,13 +534,28 @@ def test_a_conversion_leaves_the_model_it_began_with_as_it_was(model, bench):
     before = [p.clone() for p in model.parameters()]
     found = run_experiment("smaller.convert", settings_of("smaller.convert", model), bench)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    last = found[-1]
+    last = [m for m in found if m.settings["measured"] == "held out"][-1]
     assert last.settings["stage"] == "uptrained" and "no shipped variant was trained with these heads" in last.check
 
 
-def test_a_conversion_by_seconds_ends_and_one_that_is_stopped_leaves_what_came(model, bench):
-    asked = {**settings_of("smaller.convert", model), "steps": 0, "seconds": 0.2, "evaluations": 1}
-    assert run_experiment("smaller.convert", asked, bench)[-1].settings["stage"] == "uptrained"
+def test_a_conversion_counts_and_learns_the_same_twice_and_otherwise_with_another_seed(model, bench, monkeypatch):
+    def run(**given) -> list[tuple]:
+        found = run_experiment("smaller.convert", {**settings_of("smaller.convert", model), **given}, bench)
+        [time] = [m for m in found if m.settings["measured"] == "time"]
+        assert len(time.samples) == time.counts["steps"] == 2 and min(time.samples) > 0
+        assert (
+            time.counts["tokens_uptrained"] == 2 * time.counts["tokens_a_step"] == found[-2].counts["tokens_uptrained"]
+        )
+        return [(m.settings["stage"], m.samples, m.counts) for m in found if m is not time]
+
+    first = run()
+    real = clock.perf_counter
+    monkeypatch.setattr(clock, "perf_counter", lambda: 1000 * real())  # a machine that is slower
+    assert run() == first
+    assert run(seed=2)[-1][1:] != first[-1][1:]
+
+
+def test_a_conversion_that_is_stopped_leaves_what_came(model, bench):
     kept, run = [], experiment("smaller.convert")
     bench.report = lambda stage: bench.stop.set() if "step 1" in stage else None
     with pytest.raises(Stopped):
@@ -559,7 +575,7 @@ def test_the_variant_trained_so_has_the_same_attention_whatever_its_feed_forward
     [
         ({"num_kv_heads": 4}, "pooling cannot make 4"),
         ({"sequence_length": 512}, "sequences of 512 tokens are beyond the 256"),
-        ({"seconds": 0.0}, "seconds must be a number from 0.1"),
+        ({"steps": 0}, "steps must be a whole number from 1"),
     ],
 )
 def test_a_conversion_that_cannot_be_is_refused_before_anything_is_measured(model, bench, given, message):
