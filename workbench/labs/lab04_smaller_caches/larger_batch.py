@@ -279,7 +279,9 @@ def run_larger_batch(bench: Bench, *, size: str, memory: int, context: int, repe
     settings = {"size": size, "memory": memory, "context": context}
     for full, seconds, refusal in zip(every, samples, refused):
         said, difference = full.check(oracles[full.fit.way.variant])
-        yield _measurement(bench, ceilings, full, seconds, settings, f"{said}; one more was refused: {refusal}", difference)
+        yield _measurement(
+            bench, ceilings, full, seconds, settings, f"{said}; one more was refused: {refusal}", difference
+        )
 
 
 def _one_pass(bench: Bench, model: Any, text: Sequence[int], context: int, number: int) -> torch.Tensor:
@@ -366,8 +368,8 @@ EXPERIMENT = Experiment(
     name="smaller.larger_batch",
     lab=4,
     question="One memory for keys and values: how many sequences does each variant put into it, and what do they earn?",
-    how="by each way the largest batch whose kv reserves no more than the memory is made and filled with the same text; "
-    "one more sequence is tried and must be refused. Then steps of one new token for every sequence, the ways in "
+    how="by each way the largest batch whose kv reserves no more than the memory is made and filled with the same "
+    "text; one more sequence is tried and must be refused. Then steps of one new token for every sequence, the ways in "
     "turns, after a warm-up; every row is compared with one pass without a cache. Tokens a second are sequences by "
     "seconds of a step, and compared with MHA's of the same turn.",
     settings=(

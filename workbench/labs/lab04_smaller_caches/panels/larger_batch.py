@@ -22,7 +22,7 @@ from workbench.labs.lab04_smaller_caches.panels.plots import COLOURS, MARKS, bar
 from workbench.labs.lab04_smaller_caches.variants import WAYS
 from workbench.panels import style
 from workbench.panels.base import Panel
-from workbench.panels.chart import VALUES, Axis, Chart, Drawing, Series, measured, predicted, recorded, table, view
+from workbench.panels.chart import Axis, Chart, Drawing, Series, measured, predicted, recorded, table, view
 from workbench.panels.plots import listed, matching
 from workbench.panels.style import milliseconds
 from workbench.panels.view import View
@@ -113,7 +113,7 @@ def _rates(expected: Expected, made: list[Measurement], record: list[Measurement
     line = Series("as many more tokens as sequences", ends, "predicted", style.IDLE, legend=False, look={"zorder": 1})
     return Chart(
         *(line, *series) if most > first else series,
-        x=Axis("sequences in the memory", lambda n: f"{n:,.0f}", scale="log", ticks=VALUES),
+        x=Axis("sequences in the memory", lambda n: f"{n:,.0f}", scale="log"),
         y=Axis("tokens a second, all sequences", lambda n: f"{n:,.0f}", "log", room=(1.8, 2.2)),
         title="dashed: in proportion to the sequences",
         also=note,
