@@ -4,6 +4,7 @@ the experiments on quality report both for every variant."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import time as clock
 
@@ -13,21 +14,23 @@ from conftest import random_decoder, tiny_config
 
 from workbench.errors import WorkbenchError
 from workbench.experiments import experiment, run_experiment
+from workbench.experiments.held_out import loss_without_kv
 from workbench.instruments.bench import Bench
 from workbench.instruments.timing import Stopped
 from workbench.kv import Contiguous, Quantized, Recompute, make_kv
 from workbench.labs.lab04_smaller_caches import convert as converting
 from workbench.labs.lab04_smaller_caches import kv_formats as formats
 from workbench.labs.lab04_smaller_caches import quality, windows
+from workbench.labs.lab04_smaller_caches import twins as pairing
 from workbench.labs.lab04_smaller_caches.inputs import TARGET, VARIANTS, kind_for, needed_values, trained
 from workbench.models import corpus, evaluation, recipes, training
-from workbench.models.checkpoints import shipped_tokenizer
+from workbench.models.checkpoints import ZOO, shipped_tokenizer
 from workbench.models.config import LatentAttentionShape
 from workbench.models.corpus import held_out_files
 from workbench.models.decoder import Decoder
 from workbench.models.evaluation import held_out_passages, loss_through
 from workbench.models.recipes import CACHE_VARIANTS
-from workbench.models.training import initialize
+from workbench.models.training import initialize, rows_batch
 
 NAMES = ["smaller.quality", "smaller.kv_formats", "smaller.windows", "smaller.convert"]
 
@@ -507,6 +510,70 @@ def test_a_model_with_windows_of_its_own_is_not_given_others(bench):
     own = random_decoder(tiny_config(sliding_window=8), tokenizer=shipped_tokenizer())
     with pytest.raises(WorkbenchError, match="has windows of its own"):
         run_experiment("smaller.windows", settings_of("smaller.windows", own), bench)
+
+
+# -- the twins with and without windows ------------------------------------------------------------------------
+
+
+def test_the_twins_began_with_the_same_weights_and_agree_where_no_mask_hides_anything():
+    pair = pairing.twins()
+    assert (pair.full, pair.windowed) == ("stdlib-3m-mha", "stdlib-3m-hybrid")
+    assert (pair.window, pair.windowed_layers) == (128, (0, 1, 3, 4))
+    logits = []
+    for name in (pair.full, pair.windowed):
+        decoder = Decoder(CACHE_VARIANTS[name], tokenizer=shipped_tokenizer(), name=name)
+        initialize(decoder, recipes.RECIPES[name].seed)
+        rows = held_out_passages(decoder.tokenizer, 160, 1)
+        with torch.inference_mode():
+            logits.append(decoder(rows_batch(rows), Recompute(decoder.config)))
+    assert torch.allclose(logits[0][:128], logits[1][:128], atol=1e-5)
+    assert not torch.allclose(logits[0][128:], logits[1][128:], atol=1e-5)
+
+
+def test_twins_that_were_trained_otherwise_are_no_twins(monkeypatch):
+    name = "stdlib-3m-hybrid"
+    monkeypatch.setitem(recipes.RECIPES, name, dataclasses.replace(recipes.RECIPES[name], steps=7))
+    with pytest.raises(WorkbenchError, match="were not trained alike"):
+        pairing.twins()
+
+
+def test_under_each_others_masks_only_what_is_beyond_the_window_changes(bench):
+    found = pairing.swapped_losses(bench, context=256, passages=2)
+    assert list(found) == [(f"stdlib-3m-{name}", masked) for name in ("mha", "hybrid") for masked in (False, True)]
+    for name in ("stdlib-3m-mha", "stdlib-3m-hybrid"):
+        without, masked = found[name, False].losses, found[name, True].losses
+        assert torch.allclose(without[:, :127], masked[:, :127], atol=1e-4)
+        assert not torch.allclose(without[:, 127:], masked[:, 127:], atol=1e-4)
+        own = loss_without_kv(bench, bench.model(name), held_out_passages(shipped_tokenizer(), 256, 2), "")
+        assert torch.equal(found[name, name.endswith("hybrid")].losses, own.losses)
+
+
+def test_a_mask_that_hid_something_too_early_would_be_found_out(bench, monkeypatch):
+    narrow = dataclasses.replace(CACHE_VARIANTS["stdlib-3m-hybrid"], sliding_window=8)
+    real = windows.with_shape
+    monkeypatch.setattr(
+        pairing, "with_shape", lambda decoder, shape: real(decoder, narrow if shape.sliding_window else shape)
+    )
+    with pytest.raises(WorkbenchError, match="stdlib-3m-mha: a mask that hides nothing changed a loss"):
+        pairing.swapped_losses(bench, context=128, passages=2)
+
+
+def test_the_gap_in_training_is_that_of_the_cards():
+    found = pairing.gap_in_training(pairing.twins())
+    cards = [json.loads((ZOO / f"stdlib-3m-{n}" / "card.json").read_text()) for n in ("mha", "hybrid")]
+    assert [step for step, _ in found][-1] == cards[0]["steps"] == cards[1]["steps"]
+    assert found[-1][1] == cards[1]["training_loss_by_step"][-1][1] - cards[0]["training_loss_by_step"][-1][1]
+
+
+def test_gradients_agree_as_their_definition_says_and_a_window_that_hides_nothing_changes_nothing(bench):
+    found = pairing.gradient_agreement(bench, (None, 64, 8), batches=2, sequence_length=64)
+    assert list(found) == [None, 64, 8] and all(list(one) == ["q", "k", "v", "o"] for one in found.values())
+    for name in pairing.PROJECTIONS:
+        assert found[None][name] == pytest.approx(found[64][name], abs=1e-4)
+        assert len(found[8][name]) == 6 and all(-1 <= value <= 1 for one in found.values() for value in one[name])
+    assert found[8]["v"] != pytest.approx(found[None]["v"], abs=1e-4)
+    a, b = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
+    assert pairing._agreement([a, b]) == pytest.approx(0.5**0.5) and pairing._agreement([a, -a]) == -1
 
 
 # -- smaller.convert -------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Lab 04, smaller caches: grouped heads, latents, windows, shared layers, few bits.
 
-Beside them: `inputs`, the trained variants and the kv that each is made for.
+Beside them: `inputs`, the trained variants and the kv that each is made for; `twins`, why windows win where nothing is
+masked.
 """
 
 PREFIX = "smaller"  # an experiment's name is PREFIX.stem
