@@ -303,14 +303,14 @@ def test_a_learners_cache_drives_the_variant_of_its_choice_and_is_told_how_it_do
 @pytest.mark.parametrize("name", filling.COMPARED)
 @pytest.mark.parametrize(("memory", "context"), [(16, 125), (64, 1000), (512, 500)])
 def test_the_largest_batch_is_the_largest_of_which_a_cache_is_within_the_memory(name, memory, context):
-    found = filling.fits_of("stdlib-3m", memory, context, "cpu")[name]
-    way, config = found.way, CACHE_VARIANTS[f"stdlib-3m-{found.way.variant}"]
+    fit = filling.fits_of("stdlib-3m", memory, context, "cpu")[name]
+    way, config = fit.way, CACHE_VARIANTS[f"stdlib-3m-{fit.way.variant}"]
     settings = {key: value for key, value in way.settings.items() if key != "form"}
     reserved = [
         KINDS[way.kv](config, max_sequences=count, max_tokens=context + 1, **settings).bytes_reserved
-        for count in (found.sequences, found.sequences + 1)
+        for count in (fit.sequences, fit.sequences + 1)
     ]
-    assert reserved == [found.bytes_reserved, found.bytes_with_one_more]
+    assert reserved == [fit.bytes_reserved, fit.bytes_with_one_more]
     assert reserved[0] <= memory * 10**6 < reserved[1]
 
 

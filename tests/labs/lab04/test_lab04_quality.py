@@ -538,14 +538,14 @@ def test_twins_that_were_trained_otherwise_are_no_twins(monkeypatch):
 
 
 def test_under_each_others_masks_only_what_is_beyond_the_window_changes(bench):
-    found = pairing.swapped_losses(bench, context=256, passages=2)
-    assert list(found) == [(f"stdlib-3m-{name}", masked) for name in ("mha", "hybrid") for masked in (False, True)]
+    losses = pairing.swapped_losses(bench, context=256, passages=2)
+    assert list(losses) == [(f"stdlib-3m-{name}", masked) for name in ("mha", "hybrid") for masked in (False, True)]
     for name in ("stdlib-3m-mha", "stdlib-3m-hybrid"):
-        without, masked = found[name, False].losses, found[name, True].losses
+        without, masked = losses[name, False].losses, losses[name, True].losses
         assert torch.allclose(without[:, :127], masked[:, :127], atol=1e-4)
         assert not torch.allclose(without[:, 127:], masked[:, 127:], atol=1e-4)
         own = loss_without_kv(bench, bench.model(name), held_out_passages(shipped_tokenizer(), 256, 2), "")
-        assert torch.equal(found[name, name.endswith("hybrid")].losses, own.losses)
+        assert torch.equal(losses[name, name.endswith("hybrid")].losses, own.losses)
 
 
 def test_a_mask_that_hid_something_too_early_would_be_found_out(bench, monkeypatch):
@@ -559,19 +559,19 @@ def test_a_mask_that_hid_something_too_early_would_be_found_out(bench, monkeypat
 
 
 def test_the_gap_in_training_is_that_of_the_cards():
-    found = pairing.gap_in_training(pairing.twins())
+    gaps = pairing.gap_in_training(pairing.twins())
     cards = [json.loads((ZOO / f"stdlib-3m-{n}" / "card.json").read_text()) for n in ("mha", "hybrid")]
-    assert [step for step, _ in found][-1] == cards[0]["steps"] == cards[1]["steps"]
-    assert found[-1][1] == cards[1]["training_loss_by_step"][-1][1] - cards[0]["training_loss_by_step"][-1][1]
+    assert [step for step, _ in gaps][-1] == cards[0]["steps"] == cards[1]["steps"]
+    assert gaps[-1][1] == cards[1]["training_loss_by_step"][-1][1] - cards[0]["training_loss_by_step"][-1][1]
 
 
 def test_gradients_agree_as_their_definition_says_and_a_window_that_hides_nothing_changes_nothing(bench):
-    found = pairing.gradient_agreement(bench, (None, 64, 8), batches=2, sequence_length=64)
-    assert list(found) == [None, 64, 8] and all(list(one) == ["q", "k", "v", "o"] for one in found.values())
+    alike = pairing.gradient_agreement(bench, (None, 64, 8), batches=2, sequence_length=64)
+    assert list(alike) == [None, 64, 8] and all(list(one) == ["q", "k", "v", "o"] for one in alike.values())
     for name in pairing.PROJECTIONS:
-        assert found[None][name] == pytest.approx(found[64][name], abs=1e-4)
-        assert len(found[8][name]) == 6 and all(-1 <= value <= 1 for one in found.values() for value in one[name])
-    assert found[8]["v"] != pytest.approx(found[None]["v"], abs=1e-4)
+        assert alike[None][name] == pytest.approx(alike[64][name], abs=1e-4)
+        assert len(alike[8][name]) == 6 and all(-1 <= value <= 1 for one in alike.values() for value in one[name])
+    assert alike[8]["v"] != pytest.approx(alike[None]["v"], abs=1e-4)
     a, b = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     assert pairing._agreement([a, b]) == pytest.approx(0.5**0.5) and pairing._agreement([a, -a]) == -1
 
@@ -607,13 +607,13 @@ def test_a_conversion_leaves_the_model_it_began_with_as_it_was(model, bench):
 
 def test_a_conversion_counts_and_learns_the_same_twice_and_otherwise_with_another_seed(model, bench, monkeypatch):
     def run(**given) -> list[tuple]:
-        found = run_experiment("smaller.convert", {**settings_of("smaller.convert", model), **given}, bench)
-        [time] = [m for m in found if m.settings["measured"] == "time"]
+        made = run_experiment("smaller.convert", {**settings_of("smaller.convert", model), **given}, bench)
+        [time] = [m for m in made if m.settings["measured"] == "time"]
         assert len(time.samples) == time.counts["steps"] == 2 and min(time.samples) > 0
         assert (
-            time.counts["tokens_uptrained"] == 2 * time.counts["tokens_a_step"] == found[-2].counts["tokens_uptrained"]
+            time.counts["tokens_uptrained"] == 2 * time.counts["tokens_a_step"] == made[-2].counts["tokens_uptrained"]
         )
-        return [(m.settings["stage"], m.samples, m.counts) for m in found if m is not time]
+        return [(m.settings["stage"], m.samples, m.counts) for m in made if m is not time]
 
     first = run()
     real = clock.perf_counter

@@ -67,23 +67,23 @@ def fit(way: Way, config: ModelConfig, *, memory_bytes: int, tokens: int, dtype:
     Raises WorkbenchError where not one fits, and for more than MAX_BATCH.
     """
 
-    def reserved(sequences: int) -> int:
-        return reserved_bytes(way, config, tokens, dtype, max_sequences=sequences)
+    def reserved(count: int) -> int:
+        return reserved_bytes(way, config, tokens, dtype, max_sequences=count)
 
-    most = memory_bytes // reserved(1)
-    if most < 1:
+    sequences = memory_bytes // reserved(1)
+    if sequences < 1:
         raise WorkbenchError(
             f"{way.title}: one sequence of {tokens:,} tokens reserves {readable_bytes(reserved(1))}, and there are "
             f"{readable_bytes(memory_bytes)} for keys and values; choose more memory, or a shorter context"
         )
-    if most > MAX_BATCH:
+    if sequences > MAX_BATCH:
         raise WorkbenchError(
-            f"{way.title}: {most:,} sequences of {tokens:,} tokens fit into {readable_bytes(memory_bytes)}, and a step "
-            f"takes at most {MAX_BATCH:,}; choose less memory, or a longer context"
+            f"{way.title}: {sequences:,} sequences of {tokens:,} tokens fit into {readable_bytes(memory_bytes)}, and a "
+            f"step takes at most {MAX_BATCH:,}; choose less memory, or a longer context"
         )
-    found = Fit(way, most, reserved(most), reserved(most + 1))
-    assert found.bytes_reserved <= memory_bytes < found.bytes_with_one_more, found
-    return found
+    largest = Fit(way, sequences, reserved(sequences), reserved(sequences + 1))
+    assert largest.bytes_reserved <= memory_bytes < largest.bytes_with_one_more, largest
+    return largest
 
 
 def fits_of(size: str, memory: int, context: int, device: str) -> dict[str, Fit]:
@@ -170,13 +170,13 @@ def on_card(name: str = "llama-2-7b", card: str = "h100-sxm", context: int = 400
 
     A step at that batch is predicted from the card's data sheet. Raises WorkbenchError where nothing fits.
     """
-    ceilings, dtype, found = PUBLISHED[card], torch.bfloat16, []
+    ceilings, dtype, forms = PUBLISHED[card], torch.bfloat16, []
     for form, config in published_forms(name).items():
         left = int(CARD_MEMORY_BYTES[card]) - config.num_parameters() * dtype.itemsize
         fitting = fit(WAYS[form], config, memory_bytes=max(left, 0), tokens=context + 1, dtype=dtype)
         step = predicted_step(ceilings, WAYS[form], config, dtype, sequences=fitting.sequences, context=context)
-        found.append(OnCard(form, fitting, *step))
-    return found
+        forms.append(OnCard(form, fitting, *step))
+    return forms
 
 
 # -- measured --------------------------------------------------------------------------------------------------
@@ -185,15 +185,15 @@ def on_card(name: str = "llama-2-7b", card: str = "h100-sxm", context: int = 400
 class _Full:
     """One way whose kv is full: `sequences` sequences of the same text, forks of the first, and steps from there."""
 
-    def __init__(self, bench: Bench, found: Fit, decoder: Any, text: Sequence[int], context: int) -> None:
-        self.bench, self.fit, self.decoder, self.context = bench, found, decoder, context
-        room = {"max_sequences": found.sequences, "max_tokens": context + 1}
-        self.kv = cast(StoringKV, kv_for(found.way.kv, decoder, **room, **found.way.settings))
-        assert self.kv.bytes_reserved == found.bytes_reserved, (found, self.kv.bytes_reserved)
+    def __init__(self, bench: Bench, fit: Fit, decoder: Any, text: Sequence[int], context: int) -> None:
+        self.bench, self.fit, self.decoder, self.context = bench, fit, decoder, context
+        room = {"max_sequences": fit.sequences, "max_tokens": context + 1}
+        self.kv = cast(StoringKV, kv_for(fit.way.kv, decoder, **room, **fit.way.settings))
+        assert self.kv.bytes_reserved == fit.bytes_reserved, (fit, self.kv.bytes_reserved)
         self.logits = torch.empty(0)  # [B, V] of the last step
         self._fill(text)
-        new = [[text[context + i % DIFFERENT]] for i in range(found.sequences)]
-        names, first = range(found.sequences), [context] * found.sequences
+        new = [[text[context + i % DIFFERENT]] for i in range(fit.sequences)]
+        names, first = range(fit.sequences), [context] * fit.sequences
         self._step = Batch.of(new, first_positions=first, sequences=tuple(names), device=decoder.device)
 
     @torch.inference_mode()

@@ -65,18 +65,18 @@ def swapped_losses(bench: Bench, *, context: int = 1024, passages: int = 8) -> d
     Raises WorkbenchError where the loss of a token whose past is inside the window depends on the mask.
     """
     pair = twins()
-    found: dict[tuple[str, bool], HeldOutLoss] = {}
+    losses: dict[tuple[str, bool], HeldOutLoss] = {}
     for decoder in trained(bench, [pair.full, pair.windowed]):
         rows = passages_for(decoder, context, 2 if brief_mode() else passages)
         for masked, shape in ((False, zoo_config(pair.full)), (True, zoo_config(pair.windowed))):
             bench.check_stop()
             what = f"{decoder.name} {'with' if masked else 'without'} windows"
-            found[decoder.name, masked] = loss_without_kv(bench, with_shape(decoder, shape), rows, what)
-        early = [found[decoder.name, masked].losses[:, : pair.window - 1] for masked in (False, True)]
+            losses[decoder.name, masked] = loss_without_kv(bench, with_shape(decoder, shape), rows, what)
+        early = [losses[decoder.name, masked].losses[:, : pair.window - 1] for masked in (False, True)]
         gap = float((early[0] - early[1]).abs().max())
         if not gap <= ROUNDING:
             raise WorkbenchError(f"{decoder.name}: a mask that hides nothing changed a loss by {gap:.3g} nats")
-    return found
+    return losses
 
 
 # -- how they were trained -------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def gradient_agreement(
     bench.report("reading the training modules")
     sampler = EpochSampler(recipe, tokenizer)
     rows = [sampler.rows(step) for step in range(2 if brief_mode() else batches)]
-    found: dict[int | None, dict[str, list[float]]] = {}
+    agreement: dict[int | None, dict[str, list[float]]] = {}
     for window in windows:
         layers = recipe.config.global_layers if window else ()
         shape = dataclasses.replace(recipe.config, sliding_window=window, global_layers=layers)
@@ -123,11 +123,11 @@ def gradient_agreement(
             bench.check_stop()
             bench.report(f"window {window}: gradients of batch {number} of {len(rows)}")
             gradients.append(_gradients(model, batch))
-        found[window] = {
+        agreement[window] = {
             name: [_agreement([one[layer, name] for one in gradients]) for layer in range(shape.num_layers)]
             for name in PROJECTIONS
         }
-    return found
+    return agreement
 
 
 def _gradients(model: Decoder, rows: torch.Tensor) -> dict[tuple[int, str], torch.Tensor]:
@@ -135,13 +135,13 @@ def _gradients(model: Decoder, rows: torch.Tensor) -> dict[tuple[int, str], torc
     model.zero_grad(set_to_none=True)
     with torch.enable_grad():
         next_token_loss(model, rows, TrainingAttention(model.config)).backward()
-    found = {}
+    flat = {}
     for index, layer in enumerate(model.layers):
         for name in PROJECTIONS:
             gradient = getattr(layer.attention, name).weight.grad
             assert gradient is not None
-            found[index, name] = gradient.flatten()
-    return found
+            flat[index, name] = gradient.flatten()
+    return flat
 
 
 def _agreement(gradients: Sequence[torch.Tensor]) -> float:

@@ -100,9 +100,9 @@ def _rates(expected: Expected, made: list[Measurement], record: list[Measurement
             recorded(title, matching(record, way=way), _sequences, COLOURS[way], y=tokens_per_s, **mark),
             measured(title, matching(made, way=way), _sequences, COLOURS[way], y=tokens_per_s, markersize=7, **mark),
         ]
-    first, most = expected[COMPARED[0]][0].sequences, max(f.sequences for f, _ in expected.values())
+    first, largest = expected[COMPARED[0]][0].sequences, max(f.sequences for f, _ in expected.values())
     a_sequence = _rate(expected, COMPARED[0]) / first
-    ends = [(first, first * a_sequence), (most, most * a_sequence)]
+    ends = [(first, first * a_sequence), (largest, largest * a_sequence)]
 
     def note(axes: Axes) -> None:
         words = "×: predicted"
@@ -112,7 +112,7 @@ def _rates(expected: Expected, made: list[Measurement], record: list[Measurement
 
     line = Series("as many more tokens as sequences", ends, "predicted", style.IDLE, legend=False, look={"zorder": 1})
     return Chart(
-        *(line, *series) if most > first else series,
+        *(line, *series) if largest > first else series,
         x=Axis("sequences in the memory", lambda n: f"{n:,.0f}", scale="log"),
         y=Axis("tokens a second, all sequences", lambda n: f"{n:,.0f}", "log", room=(1.8, 2.2)),
         title="dashed: in proportion to the sequences",
