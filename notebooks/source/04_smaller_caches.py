@@ -1005,7 +1005,7 @@ say(
 # %% jupyter={"source_hidden": true}
 fill_guess = ask(
     "the same memory, filled by MQA",
-    "In the same memory fit six times as many sequences with MQA as with MHA. How many times as many tokens a second do"
+    "In the same memory fit about six times as many sequences with MQA as with MHA. How many times as many tokens a second do"
     " steps over all of them make?",
     unit="times",
     example=3,
@@ -1053,10 +1053,12 @@ table(
 )
 
 # %% jupyter={"source_hidden": true}
-times = by_way["mqa"].counts["sequences"] / by_way["mha"].counts["sequences"]
+held = {way: m.counts["sequences"] for way, m in by_way.items()}
+missing = by_way["mha"].counts["bytes_with_one_more"] - by_way["mha"].counts["bytes_for_kv"]
 say(
-    f"The count is exact: {by_way['mha'].counts['sequences']:.0f} sequences with MHA, {by_way['mqa'].counts['sequences']:.0f}"
-    f" with MQA, {times:.1f} times as many. Tokens a second: **{median(ratios['mqa']):.1f} times** as many."
+    f"The count is exact: {held['mha']:.0f} sequences with MHA, where one more misses by {readable_bytes(missing)}, and"
+    f" {held['mqa']:.0f} with MQA, {held['mqa'] / held['mha']:.1f} times as many. Tokens a second:"
+    f" **{median(ratios['mqa']):.1f} times** as many."
 )
 
 # %% [markdown]
