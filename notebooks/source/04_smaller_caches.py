@@ -536,7 +536,7 @@ picture(figure, f"A line: {widest[1]:+.2f} nats at step {widest[0]}, {last_gap[1
 
 # %% jupyter={"source_hidden": true}
 say(
-    f"It is widest after {widest[0]:,} of {last_gap[0]:,} steps, {widest[1]:+.2f} nats, and {last_gap[1]:+.2f} at the end"
+    f"It is widest after {widest[0]:,} of {last_gap[0]:,} steps, {widest[1]:+.2f} nats, and at the end {last_gap[1]:+.2f}"
     + (
         ": windows learn faster at first, and the other twin makes up for a part of that. "
         if widest != last_gap
@@ -566,8 +566,8 @@ table(["window of four layers", "query", "key", "value", "output"], rows, "agree
 # %% [markdown]
 # What this shows: the gap belongs to the weights, it opens early in training, and the narrower the window, the more
 # do the first gradients of values and outputs agree; those of queries and keys hardly change. What stays open: whether
-# this is the whole cause, and whether anything is left of the gap after a training a thousand times as long. To test the
-# first one would train with windows for some hundred steps, and without from there on.
+# this is the whole cause, and whether anything is left of the gap after a training a thousand times as long. To test
+# the first one would train with windows for some hundred steps, and without from there on.
 
 # %% [markdown]
 # # Sitting 2: Latents and bits
@@ -987,10 +987,10 @@ quality_guess.compare(sixth["mqa"])
 
 # %% jupyter={"source_hidden": true}
 say(
-    "In DeepSeek's own comparison MLA is better than MHA. Two differences are clear. Their models are far larger and read"
-    f" far more text; ours saw {shipped / 1e6:.1f} million tokens. And the other five models here normalize each query"
-    " and key (QK norm), which helps most in a short training. Latent attention cannot use it, because a norm on a head's"
-    " key would stand between K_up and the query and prevent absorption. Small models tell us which questions to ask"
+    "In DeepSeek's own comparison MLA is better than MHA. Two differences are clear. Their models are far larger and"
+    f" read far more text; ours saw {shipped / 1e6:.1f} million tokens. And the other five models here normalize each"
+    " query and key (QK norm), which helps most in a short training. Latent attention cannot use it, because a norm on"
+    " a head's key would stand between K_up and the query and prevent absorption. Small models tell us which questions to ask"
     " about large ones."
 )
 
@@ -1005,8 +1005,8 @@ say(
 # %% jupyter={"source_hidden": true}
 fill_guess = ask(
     "the same memory, filled by MQA",
-    "In the same memory fit about six times as many sequences with MQA as with MHA. How many times as many tokens a second do"
-    " steps over all of them make?",
+    "In the same memory fit about six times as many sequences with MQA as with MHA. How many times as many tokens a"
+    " second do steps over all of them make?",
     unit="times",
     example=3,
     low=0,
@@ -1068,9 +1068,9 @@ say(
 # and for latents a longer dot product. Two kinds earn less by their nature: a layer without keys of its own reads those
 # of another *again*, and int8 codes are turned back into float32 before they are used.
 #
-# On a large card reading is nearly all. Take the shape of Llama 2 7B on a card of 80 GB, weights in 16 bits, 4,000 tokens
-# in every sequence: as it is, with MHA, and, as if it had been trained so, with a key-value head for every four query
-# heads, with one, and with the latent of DeepSeek-V3. Predicted only, from the card's data sheet:
+# On a large card reading is nearly all. Take the shape of Llama 2 7B on a card of 80 GB, weights in 16 bits, 4,000
+# tokens in every sequence: as it is, with MHA, and, as if it had been trained so, with a key-value head for every four
+# query heads, with one, and with the latent of DeepSeek-V3. Predicted only, from the card's data sheet:
 
 # %%
 card = {one.name: one for one in on_card("llama-2-7b", "h100-sxm", context=4000)}
@@ -1307,9 +1307,9 @@ table(
 # %% [markdown]
 # # The next question
 #
-# All of this made the *cache* smaller. Below a few users with short texts, the table above says, the weights are most of
-# what a step reads, and each of them still takes 16 or 32 bits. How few bits does a weight need, and who may share a
-# scale there? [Lab 05](05_quantization.ipynb) asks that.
+# All of this made the *cache* smaller. For few users with short texts the weights are most of what a step reads, and
+# each of them still takes 16 or 32 bits. How few bits does a weight need, and which weights may share a scale?
+# [Lab 05](05_quantization.ipynb) asks that.
 
 # %% [markdown]
 # # Your guesses

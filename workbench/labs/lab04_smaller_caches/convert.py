@@ -172,7 +172,7 @@ def _tokens_trained(name: str) -> float:
 
 
 def _counts(progress: Progress, name: str) -> dict[str, float]:
-    counts = {"tokens_uptrained": progress.tokens, "steps": progress.step}
+    counts: dict[str, float] = {"tokens_uptrained": progress.tokens, "steps": progress.step}
     if first := _tokens_trained(name):
         counts["share_of_first_training"] = progress.tokens / first
     return counts

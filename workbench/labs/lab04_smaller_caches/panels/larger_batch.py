@@ -65,7 +65,7 @@ class LargerBatchPanel(Panel):
                     "a step, measured (p10 to p90)": lambda way: spread_words(last[way]),
                     "predicted": lambda way: milliseconds(expected[way][1].seconds),
                     "limit": lambda way: expected[way][1].limit,
-                    "tokens a second": lambda way: f"{tokens_per_s(last[way]):,.0f}" if last[way] else "",
+                    "tokens a second": lambda way: f"{tokens_per_s(m):,.0f}" if (m := last[way]) else "",
                     "by MHA's, in turns": lambda way: _range(ratios.get(way)),
                     "by MHA's, predicted": lambda way: f"{_rate(expected, way) / _rate(expected, COMPARED[0]):.2f} ×",
                 },
@@ -92,7 +92,8 @@ def _rates(expected: Expected, made: list[Measurement], record: list[Measurement
     goes through MHA's prediction: as many times the sequences, as many times the tokens."""
     series: list[Series] = []
     for way in COMPARED:
-        title, mark = WAYS[way].title, {"marker": MARKS[way], "legend": False}
+        title = WAYS[way].title
+        mark: dict[str, Any] = {"marker": MARKS[way], "legend": False}
         point = [(expected[way][0].sequences, _rate(expected, way))]
         look: dict[str, Any] = {"marker": "x", "markersize": 7, "markeredgewidth": 1.6}
         series += [
