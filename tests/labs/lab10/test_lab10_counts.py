@@ -22,7 +22,7 @@ from workbench.labs.lab10_kernels.tile_sweep import SWEEPS, Tile, moved
 from workbench.panels.plots import matching
 
 SMALL = {
-    "kernels.coalescing": {"numbers": 1 << 14, "turns": 1, "repeats": 2},
+    "kernels.coalescing": {"numbers": 16_384, "turns": 1, "repeats": 2},
     "kernels.sdpa_backends": {"tokens": 64, "heads": 2, "head_dim": 16, "repeats": 2},
     "kernels.tile_sweep": {"sweep": "few", "tokens": 512},
 }
@@ -45,7 +45,7 @@ class TestExperiments(ExperimentClaims):
 
 
 class TestPanels(PanelClaims):
-    small, moved = {"kernels.coalescing": SMALL["kernels.coalescing"]}, {"coalescing": {"numbers": 1 << 17}}
+    small, moved = {"kernels.coalescing": SMALL["kernels.coalescing"]}, {"coalescing": {"numbers": 131_072}}
 
 
 # -- Θ(S²d²/M) -----------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_a_tile_that_does_not_compile_is_measured_as_none_with_the_compilers_wor
     assert m.median == 0 and "registers" not in m.counts and "power of 2" in m.check
 
 
-def test_a_compiler_that_fails_is_told(monkeypatch):
+def test_a_compiler_that_fails_is_named(monkeypatch):
     monkeypatch.setattr(tile_sweep.sys, "executable", "/bin/false")
     with pytest.raises(WorkbenchError, match="compiles no kernels here"):
         run_experiment("kernels.tile_sweep", SMALL["kernels.tile_sweep"], DataSheetBench())

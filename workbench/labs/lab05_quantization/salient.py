@@ -65,13 +65,13 @@ def kept_bytes(rounded: Grouped, kept: int) -> int:
 @torch.no_grad()
 def mean_inputs(model: Decoder, calibration: Calibration) -> dict[str, torch.Tensor]:
     """{"0.attention.q": mean |x| of each input channel [in], …} of all linears over the calibration text."""
-    reading, found = Reading(model, calibration), {}
+    reading, means = Reading(model, calibration), {}
     for index, layer in enumerate(model.layers):
         names = [name for name, module in layer.named_modules() if isinstance(module, nn.Linear)]
         for name, inputs in reading.inputs(names).items():
-            found[f"{index}.{name}"] = inputs.mean_abs
+            means[f"{index}.{name}"] = inputs.mean_abs
         reading.step()
-    return found
+    return means
 
 
 class Salient:
@@ -85,11 +85,11 @@ class Salient:
     def chosen(self, way: str, share: float, seed: int = 0) -> dict[str, torch.Tensor]:
         """{linear: the channels that are kept, ascending}."""
         generator = torch.Generator().manual_seed(seed)
-        found = {}
+        channels = {}
         for name, weight in self.weights.items():
             scores = scores_of(way, weight, self.means[name], generator)
-            found[name] = scores.topk(num_kept(weight.shape[1], share)).indices.sort().values
-        return found
+            channels[name] = scores.topk(num_kept(weight.shape[1], share)).indices.sort().values
+        return channels
 
     @torch.no_grad()
     def keeping(self, chosen: Mapping[str, torch.Tensor]) -> Decoder:
@@ -153,8 +153,8 @@ def run_salient(
 
         def above(chosen: Mapping[str, torch.Tensor], what: str, kind=kind, salient=salient, end=end) -> torch.Tensor:
             """[P] nats per token above float32 of each passage."""
-            found = loss_without_kv(bench, salient.keeping(chosen), rows, f"{kind}: {what}")
-            return found.between(1, end) - full[kind].between(1, end)
+            losses = loss_without_kv(bench, salient.keeping(chosen), rows, f"{kind}: {what}")
+            return losses.between(1, end) - full[kind].between(1, end)
 
         def measurement(samples: list[float], counts: dict[str, float], check: str, kind=kind, **what: Any):
             about = {**settings, "weights": kind, **what}

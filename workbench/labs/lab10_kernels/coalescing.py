@@ -1,9 +1,10 @@
 """kernels.coalescing: what a warp moves when its threads read numbers that lie apart, counted; and what a processor's
 cache lines make of the same reads, measured.
 
-The memory of a card is read in sectors of 32 bytes: a warp's 32 addresses become as many reads as there are sectors
-that they touch (NVIDIA, CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"; four sectors are a line of
-the cache, 128 bytes). A CPU reads lines of 64 bytes. In both a number that is wanted alone brings its neighbours.
+The memory of a card is read in sectors of 32 bytes: a warp's 32 addresses are coalesced into as many reads as there are
+sectors that they touch (NVIDIA, CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"; four sectors are a
+line of the cache, 128 bytes). A CPU reads lines of 64 bytes. In both a number that is wanted alone brings its
+neighbours.
 """
 
 from __future__ import annotations
