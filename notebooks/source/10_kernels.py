@@ -256,7 +256,8 @@ print("four programs, 1,000 numbers, none left out:", not y.isnan().any().item()
 # ### Neighbours read together
 #
 # The compiler divides a block among [**warps**](../docs/glossary.md#measuring) of 32 threads, and the loads of a warp
-# are one instruction. The card's memory is read in **sectors** of 32 bytes: the 32 addresses become as many reads as they touch sectors
+# are one instruction. The card's memory is read in **sectors** of 32 bytes: the 32 addresses become as many reads as
+# they touch sectors
 # ([NVIDIA's best practices](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html#coalesced-access-to-global-memory)).
 # In `double` neighbouring threads read neighbouring numbers, 32 · 4 bytes in 4 sectors: the reads are
 # [**coalesced**](../docs/glossary.md#measuring). Down a column of a row-major matrix they would not be.

@@ -131,7 +131,8 @@ def run_salient(
 ) -> Iterator[Measurement]:
     """For the model as it is and the planted one: `measured` "float32", "rtn", and "kept" for each way and share (at
     random: a sample for each seed). counts["excess"]: nats per token above float32; counts["recovered"]: the share of
-    RTN's excess that is gone; counts["planted_kept"]: of the planted channels, over all linears that read them."""
+    RTN's excess that is gone, its error passage by passage; counts["planted_kept"]: of the planted channels, over all
+    linears that read them."""
     decoder = bench.model(model)
     rows = passages_for(decoder, context, passages)
     calibration = calibration_for(bench, decoder, sequences, length)
@@ -177,12 +178,15 @@ def run_salient(
                     chosen = salient.chosen(way, share, seed)
                     runs.append(above(chosen, f"{share:.1%} {way}"))
                     planted_kept.append(_share_of_planted(chosen, at))
-                excess, error = mean_and_error(torch.stack(runs).mean(0))
+                together = torch.stack(runs).mean(0)
+                excess, error = mean_and_error(together)
+                recovered, recovered_error = mean_and_error((rtn - together) / mean if mean else 0 * rtn)
                 counts = {
                     **salient.counts(chosen),
                     "excess": excess,
                     "excess_standard_error": error,
-                    "recovered": 1 - excess / mean if mean else 0.0,
+                    "recovered": recovered,
+                    "recovered_standard_error": recovered_error,
                     "planted_kept": sum(planted_kept) / len(planted_kept),
                 }
                 samples = [whole + float(run.mean()) for run in runs]

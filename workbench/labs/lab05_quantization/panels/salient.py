@@ -46,7 +46,9 @@ class SalientPanel(Panel):
                         f"{m.counts['excess']:+.4f} ± {m.counts['excess_standard_error']:.4f}"
                     ),
                     "of RTN's excess, gone": lambda m: (
-                        f"{m.counts['recovered']:.0%}" if "recovered" in m.counts else ""
+                        f"{m.counts['recovered']:.1%} ± {m.counts['recovered_standard_error']:.1%}"
+                        if "recovered" in m.counts
+                        else ""
                     ),
                 },
             ),
