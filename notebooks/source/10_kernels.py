@@ -207,6 +207,7 @@ say(
         f"MATH took **{m.median:.1f} ×** as long as {name} ({m.spread[0]:.1f} to {m.spread[1]:.1f})."
         for name, m in by_backend.items()
     )
+    + (" Those that refuse were written for NVIDIA's cards." if len(refused) == 2 else "")
     + " A call that falls back to MATH says nothing by itself: it is only slower and larger. To be warned, force the"
     " backend that you count on."
 )
@@ -292,7 +293,8 @@ say(
     " machine's processor does the same with lines of 64 bytes. As many numbers down a column took, over a row,"
     f" {here[2].median:.1f} × with 2 columns, {here[4].median:.1f} × with 4, {here[8].median:.1f} × with 8 and"
     f" **{here[32].median:.0f} ×** with 32 ({here[32].spread[0]:.0f} to {here[32].spread[1]:.0f}); bytes alone would be 2,"
-    " 4, 8 and 16. So keys lie with their D numbers side by side, and a warp reads rows of them."
+    " 4, 8 and 16. The rest is what a processor does for rows only: it reads ahead, and adds several numbers at once. So"
+    " keys lie with their D numbers side by side, and a warp reads rows of them."
 )
 
 # %% [markdown]
@@ -717,7 +719,7 @@ say(
     f"From 16 rows to 128 the bytes fall from {readable_bytes(small.counts['bytes'])} to"
     f" {readable_bytes(large.counts['bytes'])}, and the programs with them. Warps and stages change no byte. With 4 warps"
     f" for 128 rows a thread would need more than 255 registers: {four.counts['spilled']:.0f} bytes of each spill to"
-    f" memory, with 8 {large.counts['spilled']:.0f}. A stage more is a tile of keys and values more in shared memory. So"
+    f" memory, with 8 warps {large.counts['spilled']:.0f}. A stage more is a tile of keys and values more in shared memory. So"
     " 128 rows, 8 warps, 3 stages are a reasoned default; whether they are the best one is not yet measured."
 )
 
