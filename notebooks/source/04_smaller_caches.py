@@ -1065,8 +1065,9 @@ say(
 # Why does the one follow the other at all? All these memories are equally full, so every variant's step reads about
 # the same bytes of keys and values, and the weights once. If reading were all, every step would take equally long,
 # and tokens would grow as sequences do. What keeps them below that is all that a *row* costs besides: its arithmetic,
-# and for latents a longer dot product. Two kinds earn less by their nature: a layer without keys of its own reads those
-# of another *again*, and int8 codes are turned back into float32 before they are used.
+# and, for latents, the scores, which our absorbed attention writes to memory. Two kinds earn less by their nature: a
+# layer without keys of its own reads those of another *again*, and int8 codes are turned back into float32 before they
+# are used.
 #
 # On a large card reading is nearly all. Take the shape of Llama 2 7B on a card of 80 GB, weights in 16 bits, 4,000
 # tokens in every sequence: as it is, with MHA, and, as if it had been trained so, with a key-value head for every four
@@ -1075,6 +1076,7 @@ say(
 # %%
 card = {one.name: one for one in on_card("llama-2-7b", "h100-sxm", context=4000)}
 more = {name: one.tokens_per_s / card["mha"].tokens_per_s for name, one in card.items()}
+busy = sum(seconds for _, seconds, limit in card["mqa"].prediction.operations if limit == "compute")
 
 # %% jupyter={"source_hidden": true}
 rows = [
@@ -1097,9 +1099,10 @@ assert more["gqa"] > 3.5 and more["mqa"] > more["mla"] > more["gqa"]
 say(
     f"With GQA in groups of four the step takes {card['gqa'].prediction.seconds * 1e3:.0f} ms in place of"
     f" {card['mha'].prediction.seconds * 1e3:.0f}, and writes {card['gqa'].fit.sequences} tokens in place of"
-    f" {card['mha'].fit.sequences}: **{more['gqa']:.1f} times** as many a second. MLA has"
+    f" {card['mha'].fit.sequences}: **{more['gqa']:.1f} times** as many a second. With MQA {busy * 1e3:.0f} ms of the"
+    f" step are compute-bound: {card['mqa'].fit.sequences:,} rows are past the knee of lab 02. MLA has"
     f" {card['mla'].fit.sequences / card['mha'].fit.sequences:.0f} times the sequences and {more['mla']:.1f} times the"
-    " tokens: absorbed attention multiplies more for each byte it reads."
+    " tokens: our absorbed attention writes its scores to memory and reads them again, which a fused kernel spares."
 )
 
 # %% [markdown]

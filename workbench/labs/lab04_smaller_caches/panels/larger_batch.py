@@ -145,8 +145,8 @@ def _words(settings: dict[str, Any], expected: Expected, made: list[Measurement]
     if poor:
         lines.append(
             f"{listed([WAYS[way].title for way in poor])}: fewer tokens a second than sequences were gained. What a "
-            "sequence costs besides the bytes it keeps (its arithmetic, layers that read the same keys again, codes "
-            "that are brought back to numbers) grows with the batch."
+            "sequence costs besides the bytes it keeps (its arithmetic, scores that are written and read, layers that "
+            "read the same keys again, codes that are brought back to numbers) grows with the batch."
         )
     if record:
         lines.append(f"Hollow: {recorded_label(record)}.")
