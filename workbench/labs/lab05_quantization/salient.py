@@ -74,12 +74,20 @@ def mean_inputs(model: Decoder, calibration: Calibration) -> dict[str, torch.Ten
     return means
 
 
+def _linears(model: Decoder) -> dict[str, nn.Linear]:
+    """Those of a model that is not quantized. Raises WorkbenchError for another."""
+    linears = {name: one for name, one in linears_of(model).items() if isinstance(one, nn.Linear)}
+    if len(linears) < len(linears_of(model)):
+        raise WorkbenchError(f"{model.name} is quantized; channels are kept of a model in float32")
+    return linears
+
+
 class Salient:
     """A model whose linears were rounded once; `keeping` puts some columns back."""
 
     def __init__(self, model: Decoder, means: Mapping[str, torch.Tensor], bits: int, group: int) -> None:
         self.model, self.means = model, means
-        self.weights = {name: linear.weight.detach().float() for name, linear in linears_of(model).items()}
+        self.weights = {name: linear.weight.detach().float() for name, linear in _linears(model).items()}
         self.rounded = {name: Grouped.rounded(w, IntegerFormat(bits), group) for name, w in self.weights.items()}
 
     def chosen(self, way: str, share: float, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -95,7 +103,7 @@ class Salient:
     def keeping(self, chosen: Mapping[str, torch.Tensor]) -> Decoder:
         """A copy with rounded weights, but for these columns, which are in float16. {}: all are rounded (RTN)."""
         new = copy_of(self.model)
-        for name, linear in linears_of(new).items():
+        for name, linear in _linears(new).items():
             weight = self.rounded[name].dequantize()
             if name in chosen:
                 at = chosen[name]

@@ -10,6 +10,7 @@ neighbours.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,12 +89,7 @@ def run_coalescing(bench: Bench, *, numbers: int, turns: int, repeats: int) -> I
             state[which] += 1
             return of[at : at + numbers, 0].sum()
 
-        pair = bench.measure_pair(
-            lambda column=column, read=read: read("column", column),
-            lambda read=read: read("row", row),
-            repeats=repeats,
-            warmup=2,
-        )
+        pair = bench.measure_pair(partial(read, "column", column), partial(read, "row", row), repeats=repeats, warmup=2)
         moved = (
             touched(range(0, 64 * stride * FLOAT32, stride * FLOAT32), FLOAT32, CPU_LINE) * CPU_LINE / (64 * FLOAT32)
         )

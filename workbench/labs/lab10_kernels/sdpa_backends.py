@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,7 @@ def run_sdpa_backends(bench: Bench, *, tokens: int, heads: int, head_dim: int, r
             check=check,
         )
         if backend != MATH:
-            yield _beside_math(bench, forced, lambda forced=forced: forced(MATH), about, repeats)
+            yield _beside_math(bench, forced, partial(forced, MATH), about, repeats)
 
 
 def _beside_math(
