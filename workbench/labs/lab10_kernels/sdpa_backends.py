@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
