@@ -69,7 +69,7 @@ def _chart(made: Sequence[Measurement], weights: str, settings: dict[str, Any]) 
             for way, colour in COLOURS.items()
         ),
         x=Axis("share of channels kept", lambda share: f"{share:.1%}", "log", ticks=SHARES, limits=(6e-4, 5e-2)),
-        y=Axis("nats per token above float32", number, "zero", room=(1, 1.45)),
+        y=Axis("nats per token above float32", number, "zero", room=(1, 1.8)),
         levels=[(m.counts["excess"], "RTN, none kept", style.INK) for m in rtn if kept],
         title=(
             "the model as it is"

@@ -46,7 +46,7 @@ class CoalescingPanel(Panel):
                 measured("measured, time", list(here.values()), "stride", style.COMPUTE),
                 x=x,
                 y=Axis("times those of a row", number, "log", room=(1.5, 3)),
-                title=f"this processor, lines of {CPU_LINE} bytes",
+                title=f"this CPU, lines of {CPU_LINE} bytes",
                 legend="upper left",
             ),
             height=3.7,
