@@ -2,12 +2,14 @@
 panels run. The file of slides of every lecture is looked at; live are two lectures, and all of them with
 WORKBENCH_PRESENT=all (some minutes, longer where a panel's run is)."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from harness import ROOT, WORKBENCH, free_port, save_picture
@@ -21,6 +23,9 @@ SIZES = ((1920, 1080), (1280, 720))
 LEAST = 24 / 1920  # of a letter, as a share of the window's width
 ALL = os.environ.get("WORKBENCH_PRESENT") == "all"
 LIVE = list(LECTURES) if ALL else ["00_start_here", "11_serving"]  # the shortest, and that with most panels
+
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PANELS = (("a", "nothing=size"), ("b", ""))  # the first fails
 
 # What is cut, lies outside its slide or is set too small. Letters of a formula's indices are smaller by nature.
 PROBLEMS = """(least) => {
@@ -134,8 +139,12 @@ def test_the_speaker_sees_notes_and_the_next_slide_and_can_move(browser, files):
 # -- live -----------------------------------------------------------------------------------------------------------
 
 
+ALIVE = "document.querySelectorAll('.slide.alive').length === document.querySelectorAll('.live').length"
+KERNEL_ID = "JSON.parse(document.getElementById('jupyter-config-data').textContent).kernelId"
+
+
 @contextmanager
-def presented(name: str, scratch, cache):
+def presented(name: str, scratch, cache, course=ROOT, **environment: str):
     """The address at which `workbench present` serves a lecture; it ends with the block. cache: where the machine's
     measured ceilings are kept."""
     scratch.mkdir()
@@ -143,12 +152,13 @@ def presented(name: str, scratch, cache):
     with (scratch / "out").open("w") as out, (scratch / "log").open("w") as log:
         server = subprocess.Popen(
             [WORKBENCH, "present", name, "--no-browser", "--port", str(free_port())],
-            cwd=ROOT,
+            cwd=course,
             env={
                 **os.environ,
                 **{one: str(scratch / one.lower()) for one in folders},
                 "WORKBENCH_CACHE": str(cache),
                 "HF_HUB_OFFLINE": "1",
+                **environment,
             },
             stdout=out,
             stderr=log,
@@ -169,19 +179,14 @@ def presented(name: str, scratch, cache):
 
 
 @pytest.mark.parametrize("name", LIVE)
-def test_panels_live_on_their_slides(browser, tmp_path, tmp_path_factory, name):
-    base = tmp_path_factory.getbasetemp()
-    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ceilings"  # as the other browser tests
-    with presented(name, tmp_path / "lab", cache) as address, opened(browser, address) as page:
+def test_panels_live_on_their_slides(browser, tmp_path, ceilings_folder, name):
+    with presented(name, tmp_path / "lab", ceilings_folder) as address, opened(browser, address) as page:
         first = page.evaluate("present.slides().findIndex(slide => slide.matches('.panel'))")
         if first < 0:
             return
         page.evaluate("present.show", first)
         assert page.locator(".slide.shown img").first.is_visible()  # as recorded, before there is a kernel
-        page.wait_for_function(
-            "document.querySelectorAll('.slide.alive').length === document.querySelectorAll('.live').length",
-            timeout=180_000,
-        )
+        page.wait_for_function(ALIVE, timeout=180_000)
         own = ("data:", "blob:", address.partition("/voila/")[0])
         assert [url for url in page.asked if not url.startswith(own)] == []
         panels = page.evaluate("present.slides().flatMap((slide, at) => slide.matches('.alive') ? [at] : [])")
@@ -201,6 +206,103 @@ def test_panels_live_on_their_slides(browser, tmp_path, tmp_path_factory, name):
         save_picture(page, f"present-{name}")
         assert problems == []
         keys_of_a_control_are_its_own(page, panels[0])
+
+
+def a_recorded_panel_is_shown(page, *words: str) -> None:
+    """With these words below it, and the keys move."""
+    at = page.evaluate("present.slides().findIndex(slide => slide.matches('.panel'))")
+    page.evaluate("present.show", at)
+    said = page.locator(".foot .kernel")
+    assert all(word in said.inner_text() for word in ("recorded", *words)), said.inner_text()
+    assert page.locator(".slide.shown .block.panel img").is_visible()
+    assert not page.locator(".slide.shown .workbench-panel").is_visible()
+    assert page.evaluate("[document.querySelector('.foot')].every(one => one.scrollWidth <= one.clientWidth)")
+    page.keyboard.press("PageDown")
+    assert number(page) == at + 2
+
+
+def test_a_kernel_that_dies_leaves_the_recorded_results_and_the_page_says_so(browser, tmp_path, ceilings_folder):
+    with presented("00_start_here", tmp_path / "lab", ceilings_folder) as address, opened(browser, address) as page:
+        page.wait_for_function(ALIVE, timeout=180_000)
+        name = page.evaluate(KERNEL_ID)
+        [pid] = [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if name.encode() in cmdline(p)]
+        os.kill(pid, signal.SIGKILL)
+        page.wait_for_function("document.querySelector('.foot .kernel.failed')", timeout=30_000)
+        a_recorded_panel_is_shown(page, "the kernel has ended", "reload")
+        save_picture(page, "present-dead-kernel")
+        page.keyboard.press("PageUp")
+        page.keyboard.press("r")  # what it showed last is still there
+        assert page.locator(".slide.shown .workbench-panel").is_visible()
+        page.reload(wait_until="commit")
+        page.wait_for_selector("html[data-slides]", timeout=60_000)
+        page.wait_for_function(ALIVE, timeout=180_000)
+        assert page.evaluate(KERNEL_ID) != name and page.locator(".foot .failed").count() == 0
+
+
+def cmdline(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # it has ended meanwhile
+        return b""
+
+
+def broken_kernel(folder: Path, *command: str) -> str:
+    """A JUPYTER_PATH on which the kernel `python3` is this command."""
+    spec = folder / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    said = {"argv": [*command, "{connection_file}"], "display_name": "Python 3", "language": "python"}
+    (spec / "kernel.json").write_text(json.dumps(said))
+    return str(folder)
+
+
+def test_a_kernel_that_cannot_be_launched_leaves_the_recorded_results(browser, tmp_path, ceilings_folder):
+    path = broken_kernel(tmp_path / "path", "/no/such/python")
+    with presented("00_start_here", tmp_path / "lab", ceilings_folder, JUPYTER_PATH=path) as address:
+        with opened(browser, address) as page:
+            a_recorded_panel_is_shown(page, "the kernel did not start", "/no/such/python")
+            assert page.evaluate(PROBLEMS, 24) == []
+        assert "404" in browser.new_page().goto(address.replace("00_start", "99_start")).text()
+
+
+def test_a_kernel_that_ends_at_once_leaves_the_recorded_results(browser, tmp_path, ceilings_folder):
+    path = broken_kernel(tmp_path / "path", "false")
+    with presented("00_start_here", tmp_path / "lab", ceilings_folder, JUPYTER_PATH=path) as address:
+        context = browser.new_context()
+        page = context.new_page()
+        page.clock.install()
+        page.goto(address, wait_until="commit")
+        page.wait_for_selector("html[data-slides]", timeout=60_000)
+        assert "failed" not in page.locator(".foot .kernel").get_attribute("class")
+        page.clock.fast_forward(80_000)
+        page.wait_for_selector(".foot .kernel.failed")
+        a_recorded_panel_is_shown(page, "the kernel did not start", "reload")
+        context.close()
+
+
+def test_a_panel_that_fails_says_why_the_next_lives_and_the_end_of_the_server_is_told(
+    browser, tmp_path, ceilings_folder
+):
+    shown = [{"output_type": "display_data", "metadata": {}, "data": {"image/png": PNG, "text/plain": "a dot"}}]
+    sources = [
+        "import workbench as wb\nsize = 1",
+        *(f"{one} = wb.panels.roofline({given})\n{one}" for one, given in PANELS),
+    ]
+    cells = [{"cell_type": "markdown", "id": "t", "metadata": {}, "source": "# Start here"}]
+    for n, source in enumerate(sources):
+        cell = {"cell_type": "code", "id": f"c{n}", "metadata": {}, "source": source, "execution_count": None}
+        cells.append({**cell, "outputs": shown if n else []})
+    lecture = tmp_path / "course" / "notebooks" / "00_start_here.ipynb"
+    lecture.parent.mkdir(parents=True)
+    lecture.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    with ExitStack() as server:
+        address = server.enter_context(presented("00", tmp_path / "lab", ceilings_folder, course=lecture.parents[1]))
+        with opened(browser, address) as page:
+            page.wait_for_function("document.querySelectorAll('.slide.alive').length === 1", timeout=180_000)
+            a_recorded_panel_is_shown(page, "no live panel", "nothing")
+            assert page.locator(".slide.shown .workbench-panel").is_visible()
+            server.close()
+            page.wait_for_function("document.querySelector('.foot .kernel').innerText.includes('server has ended')")
+            a_recorded_panel_is_shown(page, "the server has ended")
 
 
 def run_to_its_end(page) -> None:
