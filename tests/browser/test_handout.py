@@ -72,18 +72,20 @@ def test_takeaways_stand_first_and_what_is_deeper_or_recalls_is_left_out(tmp_pat
         (tmp_path / part).mkdir()
     (tmp_path / "docs" / "glossary.md").write_text("")
     said = (
-        "# Lab 01 · A\n\nThe question.", "# Sitting 1: One\n\nRecalled.", "## Part\n\nPlain.", "## Deeper: x\n\nHidden.",
-        "### Within\n\nHidden, too.", "## Next\n\nOpen.\n\n$$y$$", "# When to use it, and when not\n\n| a | b |\n|---|---|",
-        "# Five things to take along\n\n1. First of all,\n   in two lines.\n2. Second.", "# The next question\n\nWhy?",
-    )  # fmt: skip
+        *("# Lab 01 · A\n\nThe question.", "# Sitting 1: One\n\nRecalled.", "## Part\n\nPlain."),
+        *("## Deeper: x\n\nHidden.", "### Within\n\nHidden, too.", "## Next\n\nOpen.\n\n$$y$$"),
+        "# When to use it, and when not\n\n| a | b |\n|---|---|",
+        "# Five things to take along\n\n1. First of all,\n   in two lines.\n2. Second.",
+        "# The next question\n\nWhy?",
+    )
     for folder, texts in (("notebooks", said), ("exercises", ("# Exercises",))):
         cells = [{"cell_type": "markdown", "source": text} for text in texts]
         (tmp_path / folder / "01_a.ipynb").write_text(json.dumps({"cells": cells}))
     made = handout(tmp_path, "01_a")
     assert made.takeaways == ["First of all, in two lines.", "Second."]
     assert [(one.heading, one.says) for one in made.sections] == [
-        ("Sitting 1: One", ""), ("Part", "Plain."), ("Next", "Open."),
-    ]  # fmt: skip
+        *(("Sitting 1: One", ""), ("Part", "Plain."), ("Next", "Open."))
+    ]
     html = page(made)
     assert html.index("First of all") < html.index("Sitting 1") < html.index("Plain.")
     assert not any(word in html for word in ("Hidden", "Recalled", "Why?", "When to use it"))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from harness import ROOT, WORKBENCH, free_port, save_picture
 
+from workbench.panels import style
 from workbench.presenting import export, lectures_in
 
 pytest_plugins = ["lab_fixtures"]
@@ -57,6 +58,29 @@ PROBLEMS = """(least) => {
 }"""
 
 
+# Letters of pictures: none of the course's is set in less than 10 points (tests/picture_claims.py), all are as wide.
+PICTURES = """([least, wide, tallest]) => {
+  const wrong = [];
+  present.slides().forEach((slide, number) => {
+    const live = slide.matches('.alive:not(.stored)');
+    for (const image of slide.querySelectorAll(live ? '.workbench-picture img' : '.block img')) {
+      const box = image.getBoundingClientRect(), ratio = image.naturalWidth / image.naturalHeight;
+      if (!box.width || wide / ratio > tallest + 0.01) continue;
+      const letters = 10 / 72 * Math.min(box.width, box.height * ratio) / wide;
+      if (letters < least - 0.05) wrong.push(`slide ${number + 1}: letters of ${letters.toFixed(1)} px`);
+    }
+  });
+  return wrong;
+}"""
+INCHES = style.sheet()["figure.figsize"][0]
+
+
+def problems(page) -> list[str]:
+    """Of all slides, as they are laid out now."""
+    least = LEAST * page.viewport_size["width"]
+    return page.evaluate(PROBLEMS, least) + page.evaluate(PICTURES, [least, INCHES, style.TALLEST])
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slides")
@@ -89,7 +113,7 @@ def number(page) -> int:
 def test_every_slide_fits_and_can_be_read(browser, files, name):
     for width, height in SIZES:
         with opened(browser, f"file://{files}/{name}.html", width, height) as page:
-            assert page.evaluate(PROBLEMS, LEAST * width) == []
+            assert problems(page) == []
             assert int(page.locator("html").get_attribute("data-slides")) > 10
             assert page.wrong == [] and [url for url in page.asked[1:] if not url.startswith("data:")] == []
 
@@ -119,6 +143,44 @@ def test_keys_and_a_clicker_move(browser, files):
         page.keyboard.press("?")
         assert page.locator(".keys").is_visible() and page.locator(".cover").count() == 0
         assert re.fullmatch(r"\d\d:\d\d", page.locator(".foot .clock").inner_text())
+
+
+def written(folder: Path, *texts: str) -> Path:
+    """The page of a lecture with these texts."""
+    made = [{"cell_type": "markdown", "id": f"c{n}", "metadata": {}, "source": text} for n, text in enumerate(texts)]
+    notebook = folder / "made.ipynb"
+    notebook.write_text(json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    export(notebook, folder / "made.html")
+    return folder / "made.html"
+
+
+def test_what_is_deeper_is_marked_and_passed_over_and_a_number_goes_to_a_sitting(browser, tmp_path):
+    texts = ("# Lab", "# Sitting 1: One", "## Core", "## Deeper: x", "### Within", "## Deeper: y", "# Sitting 2: Two")
+    file = written(tmp_path, *(f"{text}\n\nWords." for text in texts))
+    with opened(browser, f"file://{file}") as page:
+        assert problems(page) == []
+        marks = page.evaluate("present.slides().map(slide => Boolean(slide.querySelector('.mark')))")
+        assert marks == [False, False, False, True, True, True, False]
+        assert page.locator(".slide").nth(3).locator("h2").text_content() == "x"
+        seen = []
+        for key in ("2", "PageUp", "PageDown", "1", "ArrowRight", "ArrowDown", "n", "n", "ArrowUp", "ArrowLeft", "9"):
+            page.keyboard.press(key)
+            seen.append(number(page))
+        assert seen == [7, 3, 7, 2, 3, 4, 5, 7, 6, 3, 3]
+        foot = page.locator(".foot")
+        assert foot.locator(".below").inner_text() == "↓ deeper: x"
+        assert foot.locator(".name").inner_text() == "Lab · Sitting 1: One"
+        with page.expect_popup() as popup:
+            page.keyboard.press("s")
+        assert popup.value.locator(".next h1").inner_text() == "Sitting 2: Two"
+
+
+def test_a_slide_that_a_smaller_window_makes_too_full_is_laid_out_anew(browser, files):
+    with opened(browser, f"file://{files}/15_capstone.html") as page:
+        for width, height in ((1280, 720), (1024, 768), (1366, 768)):
+            page.set_viewport_size({"width": width, "height": height})
+            page.wait_for_timeout(300)
+            assert problems(page) == []
 
 
 def test_the_speaker_sees_notes_and_the_next_slide_and_can_move(browser, files):
@@ -193,7 +255,7 @@ def test_panels_live_on_their_slides(browser, tmp_path, ceilings_folder, name):
         for width, height in SIZES:
             page.set_viewport_size({"width": width, "height": height})
             page.wait_for_timeout(300)
-            assert page.evaluate(PROBLEMS, LEAST * width) == []
+            assert problems(page) == []
         page.set_viewport_size({"width": 1920, "height": 1080})
         for at in panels if ALL or len(panels) == 1 else ():
             page.evaluate("present.show", at)
@@ -202,9 +264,9 @@ def test_panels_live_on_their_slides(browser, tmp_path, ceilings_folder, name):
                 page.wait_for_timeout(500)
                 save_picture(page, f"present-{name}-{at + 1}")
         page.wait_for_timeout(300)  # what is said anew is fitted in the next frame
-        problems = page.evaluate(PROBLEMS, 24)
+        found = problems(page)
         save_picture(page, f"present-{name}")
-        assert problems == []
+        assert found == []
         keys_of_a_control_are_its_own(page, panels[0])
 
 
@@ -260,7 +322,7 @@ def test_a_kernel_that_cannot_be_launched_leaves_the_recorded_results(browser, t
     with presented("00_start_here", tmp_path / "lab", ceilings_folder, JUPYTER_PATH=path) as address:
         with opened(browser, address) as page:
             a_recorded_panel_is_shown(page, "the kernel did not start", "/no/such/python")
-            assert page.evaluate(PROBLEMS, 24) == []
+            assert problems(page) == []
         assert "404" in browser.new_page().goto(address.replace("00_start", "99_start")).text()
 
 

@@ -96,6 +96,21 @@
       if (image && image.naturalHeight > 0.56 * image.naturalWidth) slide.classList.add("tall");
     }
     for (const slide of slides()) if (!/panel|picture|title|question|tight/.test(slide.className)) enlarge(slide);
+    laidOut = sizeOf();
+  }
+  // All lengths go with the window, and letters are whole pixels in some browsers: what was full may be too full.
+  const sizeOf = () => `${innerWidth} × ${innerHeight}`;
+  let laidOut = "";
+  function refit() {
+    if (!laidOut || laidOut === sizeOf()) return;
+    laidOut = sizeOf();
+    const shown = slides()[at];
+    for (const slide of slides()) if (!slide.classList.contains("panel") && overflows(slide)) {
+      slide.classList.remove("large1", "large2", "sparse");
+      fit(slide);
+    }
+    root.dataset.slides = String(slides().length);
+    show(slides().indexOf(shown));
   }
   // What leaves room is set larger.
   function enlarge(slide) {
@@ -213,7 +228,9 @@
   function crowd() {
     for (const panel of main.querySelectorAll(".slide.alive:not(.more) .workbench-panel")) {
       const slide = panel.closest(".slide");
-      slide.classList.remove(...CROWDED);
+      slide.classList.remove(...CROWDED, "asks");
+      const question = panel.children[0].querySelector(".workbench-text");
+      if (question && question.clientHeight > 2 * parseFloat(getComputedStyle(question).fontSize)) slide.classList.add("asks");
       const wide = panel.children[5];
       const full = () => panel.scrollHeight > panel.clientHeight + 1 || panel.scrollWidth > panel.clientWidth + 1
         || (wide.clientHeight && [...wide.querySelectorAll("*")].some((one) => one.scrollWidth > wide.clientWidth + 1));
@@ -350,7 +367,7 @@
   main.append(foot, bar);
   scheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   window.addEventListener("keydown", pressed, true);
-  window.addEventListener("resize", crowd);
+  window.addEventListener("resize", () => { refit(); crowd(); });
   window.addEventListener("hashchange", () => show(Number(location.hash.slice(1)) - 1 || 0, false));
   setInterval(tick, 1000);
   const fonts = document.fonts ? document.fonts.ready : Promise.resolve();
