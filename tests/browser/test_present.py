@@ -161,14 +161,14 @@ def test_what_is_deeper_is_marked_and_passed_over_and_a_number_goes_to_a_sitting
         assert problems(page) == []
         marks = page.evaluate("present.slides().map(slide => Boolean(slide.querySelector('.mark')))")
         assert marks == [False, False, False, True, True, True, False]
-        assert page.locator(".slide").nth(3).locator("h2").text_content() == "x"
+        assert page.locator(".slide").nth(3).locator("h2").text_content() == "X"
         seen = []
         for key in ("2", "PageUp", "PageDown", "1", "ArrowRight", "ArrowDown", "n", "n", "ArrowUp", "ArrowLeft", "9"):
             page.keyboard.press(key)
             seen.append(number(page))
         assert seen == [7, 3, 7, 2, 3, 4, 5, 7, 6, 3, 3]
         foot = page.locator(".foot")
-        assert foot.locator(".below").inner_text() == "↓ deeper: x"
+        assert foot.locator(".below").inner_text() == "↓ deeper: X"
         assert foot.locator(".name").inner_text() == "Lab · Sitting 1: One"
         with page.expect_popup() as popup:
             page.keyboard.press("s")

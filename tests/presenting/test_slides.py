@@ -108,8 +108,8 @@ def test_a_deeper_part_ends_with_a_heading_of_its_level_and_sittings_name_their_
     cells = [text(f"{one}\n\nWords.") for one in texts]
     deck = deck_of(lecture(*cells, code("1", {"text/plain": "1"}), text("# End\n\nWords.")))
     assert [(slide.heading, slide.deeper) for slide in deck.slides] == [
-        *(("Lab", 0), ("Sitting 1: A &amp; B", 0), ("Core", 0), ("x", 1), ("Within", 1), ("Core", 0)),
-        *(("y", 2), ("End", 0)),
+        *(("Lab", 0), ("Sitting 1: A &amp; B", 0), ("Core", 0), ("X", 1), ("Within", 1), ("Core", 0)),
+        *(("Y", 2), ("End", 0)),
     ]
     assert [slide.kind for slide in deck.slides][:3] == ["title", "title", "plain"]
     assert {slide.sitting for slide in deck.slides[1:]} == {"Sitting 1: A & B"}

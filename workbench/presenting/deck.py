@@ -99,7 +99,10 @@ class _Making:
         if heading.level <= (self.deeper or 9):
             self.deeper = heading.level if DEEPER.match(heading.html) else 0
             self.parts += self.deeper > 0
-        self.heading = DEEPER.sub("", heading.html, count=1) if self.deeper == heading.level else heading.html
+        self.heading = heading.html
+        if self.deeper == heading.level:  # the slide has a mark in place of the word
+            name = DEEPER.sub("", heading.html, count=1)
+            self.heading = name[:1].upper() + name[1:]
         self._add("title" if heading.level == 1 or is_sitting else "plain")
 
     def _add(self, kind: str, panel: int | None = None) -> None:
