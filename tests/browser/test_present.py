@@ -28,7 +28,8 @@ LIVE = list(LECTURES) if ALL else ["00_start_here", "11_serving"]  # the shortes
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 PANELS = (("a", "nothing=size"), ("b", ""))  # the first fails
 
-# What is cut, lies outside its slide or is set too small. Letters of a formula's indices are smaller by nature.
+# What is cut, lies outside its slide or is set too small, and controls that do not stand in line with their names. Letters
+# of a formula's indices are smaller by nature.
 PROBLEMS = """(least) => {
   const wrong = [];
   present.slides().forEach((slide, number) => {
@@ -52,6 +53,19 @@ PROBLEMS = """(least) => {
         const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
         if (own && !one.closest('math') && parseFloat(css.fontSize) < least - 0.02) say(`${name} has ${css.fontSize}`);
       }
+    }
+    if (live) for (const one of slide.querySelectorAll('.widget-hslider, .widget-dropdown, textarea')) {
+      if (!one.checkVisibility()) continue;
+      const css = getComputedStyle(one), place = (name) => one.querySelector(name).getBoundingClientRect();
+      const line = parseFloat(css.lineHeight), inner = one.clientHeight - parseFloat(css.paddingTop) * 2;
+      if (one.matches('textarea') && (inner + 3) % line > 6) say(`${inner / line} lines of a text`);
+      if (one.matches('textarea')) continue;
+      const label = place('.widget-label'), other = place(one.matches('.widget-hslider') ? '.noUi-handle' : 'select');
+      const apart = (label.top + label.bottom - other.top - other.bottom) / 2;
+      if (label.right > other.left || Math.abs(apart) > 0.25 * parseFloat(css.fontSize))
+        say(`${one.textContent.trim().slice(0, 40)}: ${apart} px out of line, ${label.right} of ${other.left}`);
+      if (one.matches('.widget-dropdown') && getComputedStyle(one.querySelector('select')).backgroundImage !== 'none')
+        say(`${one.textContent.trim().slice(0, 40)} has an arrow that is dark on dark`);
     }
   });
   return wrong;
