@@ -278,9 +278,9 @@ def test_panels_live_on_their_slides(browser, tmp_path, ceilings_folder, name):
                 page.wait_for_timeout(500)
                 save_picture(page, f"present-{name}-{at + 1}")
         page.wait_for_timeout(300)  # what is said anew is fitted in the next frame
-        found = problems(page)
+        wrong = problems(page)
         save_picture(page, f"present-{name}")
-        assert found == []
+        assert wrong == []
         keys_of_a_control_are_its_own(page, panels[0])
 
 
@@ -355,7 +355,7 @@ def test_a_kernel_that_ends_at_once_leaves_the_recorded_results(browser, tmp_pat
         context.close()
 
 
-def test_a_panel_that_fails_says_why_the_next_lives_and_the_end_of_the_server_is_told(
+def test_a_panel_that_fails_says_why_the_next_lives_and_the_end_of_the_server_is_said(
     browser, tmp_path, ceilings_folder
 ):
     shown = [{"output_type": "display_data", "metadata": {}, "data": {"image/png": PNG, "text/plain": "a dot"}}]
