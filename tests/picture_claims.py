@@ -20,6 +20,8 @@ from matplotlib.transforms import Bbox
 PAGE = 848  # CSS pixels
 MIN_PIXELS = 16  # of a letter's size there
 MIN_PROJECTED = 24  # with the projector switch, in a window of 1280
+MIN_SLIDE = 24  # on a slide of 1920 × 1080, where the picture of a live panel has this room:
+SLIDE = (1245, 933)  # CSS pixels
 EDGE = 1.5  # pixels of the figure that a letter may reach beyond it
 OVERLAP = 0.12  # of the smaller text's area
 REACH = 0.05  # of a text's area, over another plot
@@ -69,7 +71,9 @@ def _outside(axis: Axis) -> Iterator[Text]:
 
 
 def _small(figure: Figure, texts: list[tuple[Text, Bbox]]) -> Iterator[str]:
-    smallest = max(MIN_PIXELS / PAGE, MIN_PROJECTED / 1280) * figure.get_figwidth() * 72
+    wide, high = figure.get_size_inches()
+    on_slide = min(SLIDE[0] / wide, SLIDE[1] / high)  # pixels of an inch
+    smallest = 72 * max(MIN_PIXELS / (PAGE / wide), MIN_PROJECTED / (1280 / wide), MIN_SLIDE / on_slide)
     for text, _ in texts:
         if text.get_fontsize() < smallest - 0.05:
             yield f"{_name(text)} is {text.get_fontsize():.1f} points, below {smallest:.1f}"

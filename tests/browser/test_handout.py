@@ -67,6 +67,30 @@ def test_a_section_is_its_first_sentences_its_list_and_its_formulas():
     assert sections("no heading at all") == []
 
 
+def test_takeaways_stand_first_and_what_is_deeper_or_recalls_is_left_out(tmp_path):
+    for part in ("notebooks", "exercises", "docs"):
+        (tmp_path / part).mkdir()
+    (tmp_path / "docs" / "glossary.md").write_text("")
+    said = (
+        *("# Lab 01 · A\n\nThe question.", "# Sitting 1: One\n\nRecalled.", "## Part\n\nPlain."),
+        *("## Deeper: x\n\nHidden.", "### Within\n\nHidden, too.", "## Next\n\nOpen.\n\n$$y$$"),
+        "# When to use it, and when not\n\n| a | b |\n|---|---|",
+        "# Five things to take along\n\n1. First of all,\n   in two lines.\n2. Second.",
+        "# The next question\n\nWhy?",
+    )
+    for folder, texts in (("notebooks", said), ("exercises", ("# Exercises",))):
+        cells = [{"cell_type": "markdown", "source": text} for text in texts]
+        (tmp_path / folder / "01_a.ipynb").write_text(json.dumps({"cells": cells}))
+    made = handout(tmp_path, "01_a")
+    assert made.takeaways == ["First of all, in two lines.", "Second."]
+    assert [(one.heading, one.says) for one in made.sections] == [
+        *(("Sitting 1: One", ""), ("Part", "Plain."), ("Next", "Open."))
+    ]
+    html = page(made)
+    assert html.index("First of all") < html.index("Sitting 1") < html.index("Plain.")
+    assert not any(word in html for word in ("Hidden", "Recalled", "Why?", "When to use it"))
+
+
 def test_formulas_that_stand_side_by_side_come_one_below_the_other():
     assert lines_of(r"a = 1, \qquad b = 2 \quad c") == ["a = 1", "b = 2", "c"]
     assert lines_of(r"\begin{cases} a \quad b \end{cases}") == [r"\begin{cases} a \quad b \end{cases}"]

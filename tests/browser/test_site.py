@@ -151,6 +151,23 @@ def small(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_sittings_are_parts_and_what_is_deeper_is_set_apart(small):
+    file = small / "notebooks" / "00_start_here.ipynb"
+    book = json.loads(file.read_text())
+    for n, heading in enumerate(("# Sitting 1: One", "## Core", "## Deeper: x", "### Within", "# The next question")):
+        cell = {"cell_type": "markdown", "id": f"b{n}", "metadata": {}, "source": f"{heading}\n\nWords."}
+        book["cells"].append(
+            cell | ({"metadata": {"jp-MarkdownHeadingCollapsed": True}} if "Deeper" in heading else {})
+        )
+    file.write_text(json.dumps(book))
+    assert cli.main(["site", "--out", "site"]) == 0
+    html = (small / "site" / "notebooks" / "00_start_here.html").read_text("utf-8")
+    levels = [2, 3, 3, 4, 2]
+    assert [int(level) for level in re.findall(r"<h([2-4])>", html)] == levels
+    assert re.search(r'<section id="deeper-x">\s*<h3>Deeper: x', html)
+    assert 'section[id^="deeper-"]' in (small / "site" / "_static" / "course.css").read_text("utf-8")
+
+
 def test_a_link_that_leads_nowhere_is_reported_and_is_exit_code_1(small, capsys):
     assert cli.main(["site", "--out", "good"]) == 0
     (small / "docs" / "glossary.md").write_text("# Glossary\n\n## Other words\n")

@@ -100,6 +100,7 @@ REASONS = {
         "workbench/kv/disk_tier.py _opened: open",
     ),
     "into a folder of this run alone, which is read when it is whole": (
+        "workbench/presenting/live.py present: copytree",
         "workbench/presenting/live.py present: write_text",
         "workbench/site/pages.py _copy: copyfile",
         "workbench/site/pages.py _copy: write_text",

@@ -24,6 +24,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 FILE = Path(__file__).with_name("workbench.mplstyle")
 WIDTH = 860  # of a picture on a page, in pixels of CSS
+TALLEST = 5.4  # inches of a picture: with more, it is scaled down on a slide, and its letters are too small for a hall
 LETTER = 0.56  # the width of a letter of DejaVu Sans, as a share of its size, on the average
 _SVG_NAME = re.compile(r"\b([pmhiC])[0-9a-f]{10}\b")
 

@@ -1,6 +1,7 @@
 """A lecture's notebook as slides: which cell begins one, what it shows, and what is the speaker's.
 
-    a heading                       begins a slide; `# ` is a slide of its own that names a part
+    a heading                       begins a slide; the first, and that of a sitting, is set large
+    `Deeper: …`                     as its part: its slides are marked, and `next` leaves them out
     a cell of text                  begins a slide: one thought; what its code shows follows it
     text of more than half a slide  goes on on a next one
     a picture, a panel, a question  each has a slide
@@ -16,7 +17,7 @@ import ast
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,24 @@ VERDICT = re.compile(
 )
 EXAMPLE_ROW = re.compile(r"<tr[^>]*><th[^>]*>example guess</th>.*?</tr>", re.S)
 GUESSES = "Your guesses"  # a section about the reader's own
+SITTING = re.compile(r"Sitting \d+: ")
+DEEPER = re.compile(r"Deeper: ")
 TEXT_ROOM = 0.72  # of a slide that has only text: more is not read
 
 
 @dataclass
 class Slide:
-    """heading: as HTML. notes: the speaker's, plain text. panel: the number of the panel that lives here, from 0."""
+    """heading: as HTML. notes: the speaker's, plain text. panel: the number of the panel that lives here, from 0.
+    sitting: its heading, plain; "" where the lecture has one only. deeper: the number of the
+    part that can be left out, from 1; 0 for what cannot."""
 
     heading: str
     blocks: list[Block] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     kind: str = "plain"  # or "title", "picture", "panel", "question"
     panel: int | None = None
+    sitting: str = ""
+    deeper: int = 0
 
     @property
     def height(self) -> int:
@@ -69,7 +76,9 @@ class _Making:
 
     def __init__(self) -> None:
         self.slides: list[Slide] = []
-        self.heading = ""
+        self.heading = self.sitting = ""
+        self.deeper = 0  # the level of the heading that began a part that can be left out,
+        self.parts = 0  # and how many there were
         self.notes: list[str] = []  # of cells that show nothing; they go to the next slide
 
     def begin(self, kind: str = "plain", panel: int | None = None) -> Slide:
@@ -77,15 +86,28 @@ class _Making:
         if last is not None and last.kind == "plain" and not last.blocks:  # only a heading so far
             last.kind, last.panel = kind, panel
         else:
-            self.slides.append(Slide(self.heading, kind=kind, panel=panel))
+            self._add(kind, panel)
         now = self.slides[-1]
         now.notes += self.notes
         self.notes = []
         return now
 
     def head(self, heading: Heading) -> None:
+        is_sitting = SITTING.match(heading.html) is not None
+        if is_sitting:
+            self.sitting = unescape(re.sub(r"<[^>]+>", "", heading.html))
+        if heading.level <= (self.deeper or 9):
+            self.deeper = heading.level if DEEPER.match(heading.html) else 0
+            self.parts += self.deeper > 0
         self.heading = heading.html
-        self.slides.append(Slide(heading.html, kind="title" if heading.level == 1 else "plain"))
+        if self.deeper == heading.level:  # the slide has a mark in place of the word
+            name = DEEPER.sub("", heading.html, count=1)
+            self.heading = name[:1].upper() + name[1:]
+        self._add("title" if heading.level == 1 or is_sitting else "plain")
+
+    def _add(self, kind: str, panel: int | None = None) -> None:
+        deeper = self.parts if self.deeper else 0
+        self.slides.append(Slide(self.heading, kind=kind, panel=panel, sitting=self.sitting, deeper=deeper))
 
     def text(self, parts: Iterable[Block | Heading]) -> None:
         """A cell of Markdown."""
@@ -147,7 +169,7 @@ def deck_of(notebook: Path) -> Deck:
     slides = [one for one in making.slides if one.blocks or one.kind == "title"]
     if not slides:
         raise WorkbenchError(f"{notebook} has nothing to show")
-    title = re.sub(r"<[^>]+>", "", slides[0].heading)
+    title = unescape(re.sub(r"<[^>]+>", "", slides[0].heading))
     return Deck(title, slides, [live[at] for at in sorted(live)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from workbench.demo import voila
 from workbench.errors import WorkbenchError
 from workbench.files import write_text
-from workbench.presenting.deck import deck_of
+from workbench.presenting.deck import Deck, deck_of
 from workbench.presenting.page import body_of, head_of, page, script
 
 PACKAGES = ("latex2mathml", "markdown_it", "mdit_py_plugins", "pygments")
@@ -22,6 +23,9 @@ OPTIONS = (  # of Voilà
     "--VoilaConfiguration.allow_template_override=NO",
     "--VoilaConfiguration.allow_theme_override=NO",
     "--VoilaConfiguration.progressive_rendering=True",  # the page first, then cell after cell
+    "--VoilaConfiguration.show_tracebacks=True",  # the page says what a panel failed on
+    # another kernel in place of one that died would have no panels: the page shows recorded results, and says so
+    "--KernelRestarter.restart_limit=0",
     *(f"--VoilaConfiguration.extension_allowlist={name}" for name in EXTENSIONS),
 )
 
@@ -53,17 +57,32 @@ def present(notebook: Path, *, port: int | None = None, browser: bool = True) ->
     """Serve the slides with live panels, until Ctrl-C or SIGTERM."""
     voila.check_packages("or write the slides with their recorded results: workbench present LAB --out FILE.html")
     check_packages()
+    deck = deck_of(notebook)
     with tempfile.TemporaryDirectory(prefix="workbench-present-") as folder:
-        made = Path(folder) / f"{notebook.stem}.ipynb"
-        made.write_text(json.dumps(live_notebook(notebook)), encoding="utf-8")
+        served, templates = Path(folder) / "served", Path(folder) / "templates"
+        served.mkdir()
+        shutil.copytree(TEMPLATES, templates)
+        made = served / f"{notebook.stem}.ipynb"
+        made.write_text(json.dumps(live_notebook(deck)), encoding="utf-8")
+        (templates / "voila" / "templates" / "workbench" / "error.html").write_text(error_page(deck), encoding="utf-8")
         return voila.serve(
-            Path(folder), page=made.name, port=port, open_browser=browser, options=OPTIONS, templates=TEMPLATES
+            served, page=made.name, port=port, open_browser=browser, options=OPTIONS, templates=templates
         )
 
 
-def live_notebook(notebook: Path) -> dict[str, Any]:
+def error_page(deck: Deck) -> str:
+    """A template of Jinja for what the server cannot show, most of all a kernel that does not start: the slides with
+    their recorded results, and what went wrong."""
+    slides = page(deck).replace("endraw", "endra&#119;")  # which would end what Jinja leaves alone
+    return (
+        "{% if status_code < 500 %}<!doctype html><title>{{ status_code }}</title>{{ status_code }}: "
+        "{{ status_message | e }}{% else %}{% raw %}" + slides + "{% endraw %}<script>present.end("
+        "{{ ('the kernel did not start (' ~ (exception | string | truncate(80)) ~ ')') | tojson }})</script>{% endif %}"
+    )
+
+
+def live_notebook(deck: Deck) -> dict[str, Any]:
     """One cell for each panel; the slides are in the metadata, from where the template takes them."""
-    deck = deck_of(notebook)
     cells: list[dict[str, Any]] = [
         {
             "cell_type": "code",

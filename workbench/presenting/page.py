@@ -48,7 +48,10 @@ def _section(slide: Slide, live: bool) -> str:
         shown = f'<div class="recorded">{shown}</div>{place}'
     notes = json.dumps(slide.notes, ensure_ascii=False).replace("<", "\\u003c")
     tag = "h1" if slide.kind == "title" else "h2"
+    deeper = ' <span class="mark">deeper</span>' if slide.deeper else ""
+    part = f'data-sitting="{escape(slide.sitting)}" data-deeper="{slide.deeper}"'
     return (
-        f'<section class="slide {slide.kind}"><header><{tag}>{slide.heading}</{tag}></header>'
+        f'<section class="slide {slide.kind}{" deeper" * bool(slide.deeper)}" {part}>'
+        f"<header><{tag}>{slide.heading}</{tag}>{deeper}</header>"
         f'<div class="body">{shown}</div><script type="application/json" class="notes">{notes}</script></section>'
     )

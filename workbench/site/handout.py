@@ -1,4 +1,5 @@
-"""A lab on a page to print: its question, what each section says first, its formulas, words, exercises and reading.
+"""A lab on a page to print: its question, what to take along, what each section says first, its formulas, words,
+exercises and reading. Deeper parts are left out.
 
 Everything is taken from the lecture's own notebook, so it says what the lecture says. Two pages of A4 at most.
 """
@@ -16,7 +17,11 @@ from workbench.errors import WorkbenchError, unknown
 from workbench.files import read_json_object
 
 READING = "Further reading"
-LEFT_OUT = ("Predict", "Your guesses", "The bridge", "Exercises", READING)  # headings whose text a page does not need
+TAKEAWAYS = "Five things to take along"
+# headings whose text a page does not need, or has elsewhere
+LEFT_OUT = ("Predict", "Your guesses", "The bridge", "The next question", "Exercises", READING, TAKEAWAYS)
+DEEPER = "Deeper: "
+SITTING = re.compile(r"Sitting \d+: ")
 LONGEST = 230  # characters of what a section says first
 LONG_FORMULA = 100  # characters of TeX: what is longer is set smaller, to fit its column
 HEADING = re.compile(r"(#{1,4}) (.+)")
@@ -32,27 +37,35 @@ p, ul { margin: 0 0 .8mm } ul { padding-left: 4mm } li { break-inside: avoid }
 .question { font-size: 10.4pt; border-bottom: .3mm solid #888; padding-bottom: 1.5mm; margin-bottom: 1.5mm }
 .formula { overflow-x: auto; font-size: 8.6pt; margin: .8mm 0; break-inside: avoid }
 .wide { font-size: 6.2pt }
+.take { border: .3mm solid #888; padding: 1mm 2mm; margin-bottom: 1.5mm } .take ol { margin: 0; padding-left: 5mm }
+.take h2 { margin-top: 0 }
 .part { border-top: .2mm solid #aaa; margin-top: 2mm } a { color: inherit }
 """
 
 
 @dataclass
 class Section:
-    """heading: as Markdown. says: its first sentences, as Markdown. points: the list that they announce. formulas: TeX
-    without the dollars."""
+    """heading: as Markdown. says: its first sentences, as Markdown; "" of a sitting, whose first recall the one before.
+    points: the list that they announce. formulas: TeX without the dollars."""
 
     heading: str
     says: str = ""
     points: list[str] = field(default_factory=list)
     formulas: list[str] = field(default_factory=list)
 
+    @property
+    def begins_a_sitting(self) -> bool:
+        return SITTING.match(self.heading) is not None
+
 
 @dataclass(frozen=True)
 class Handout:
-    """What a page shows, all texts in Markdown. words: each with its definition. exercises: their titles."""
+    """What a page shows, all texts in Markdown. takeaways: [] of a lecture without them. words: each with its
+    definition. exercises: their titles."""
 
     title: str
     question: str
+    takeaways: list[str]
     sections: list[Section]
     words: list[tuple[str, str]]
     exercises: list[str]
@@ -78,7 +91,8 @@ def handout(course: Path, name: str) -> Handout:
     return Handout(
         title=match[2],
         question=" ".join(rest.strip().split("\n\n")[0].split()),
-        sections=[one for one in sections(text) if one.says or one.formulas],
+        takeaways=_items(text.partition(f"# {TAKEAWAYS}\n")[2]),
+        sections=[one for one in sections(text) if one.says or one.formulas or one.begins_a_sitting],
         words=_defined(WORD.findall("\n".join((rest, text))), course / "docs" / "glossary.md"),
         exercises=_titles(course / "exercises" / f"{name}.ipynb"),
         reading=_items(text.partition(f"# {READING}\n")[2]),
@@ -88,10 +102,17 @@ def handout(course: Path, name: str) -> Handout:
 def sections(text: str) -> list[Section]:
     """Of Markdown, in order: each with its first paragraph of prose, cut at a sentence."""
     made: list[Section] = []
+    deeper = 0  # the level of the heading that began what is left out
     for block in re.split(r"^(?=#{1,4} )", text, flags=re.M):
         heading, _, body = block.partition("\n")
         match = HEADING.fullmatch(heading.strip())
-        if match is None or any(match[2].startswith(word) for word in LEFT_OUT):
+        if match is None or (deeper and len(match[1]) > deeper):
+            continue
+        deeper = len(match[1]) if match[2].startswith(DEEPER) else 0
+        if deeper or any(match[2].startswith(word) for word in LEFT_OUT):
+            continue
+        if SITTING.match(match[2]):
+            made.append(Section(match[2]))
             continue
         formulas = [" ".join(found[2:-2].split()) for found in FORMULA.findall(body)]
         parts = [part for part in re.split(r"\n\s*\n", FORMULA.sub("\n\n", body)) if part.strip()]
@@ -133,9 +154,14 @@ def page(made: Handout) -> str:
     def inline(text: str) -> str:
         return markdown.renderInline(_without_local_links(text))
 
-    parts = [f"<h1>{inline(made.title)}</h1>", f'<p class="question">{inline(made.question)}</p>', "<main>"]
+    parts = [f"<h1>{inline(made.title)}</h1>", f'<p class="question">{inline(made.question)}</p>']
+    if made.takeaways:
+        rows = "".join(f"<li>{inline(one)}</li>" for one in made.takeaways)
+        parts.append(f'<div class="take"><h2>{TAKEAWAYS}</h2><ol>{rows}</ol></div>')
+    parts.append("<main>")
     for one in made.sections:
-        parts.append(f"<h2>{inline(one.heading)}</h2>")
+        heading = '<h2 class="part">' if one.begins_a_sitting else "<h2>"
+        parts.append(f"{heading}{inline(one.heading)}</h2>")
         parts += [f"<p>{inline(one.says)}</p>"] if one.says else []
         parts += [f"<ul>{''.join(f'<li>{inline(point)}</li>' for point in one.points)}</ul>"] if one.points else []
         parts += [

@@ -96,6 +96,21 @@
       if (image && image.naturalHeight > 0.56 * image.naturalWidth) slide.classList.add("tall");
     }
     for (const slide of slides()) if (!/panel|picture|title|question|tight/.test(slide.className)) enlarge(slide);
+    laidOut = sizeOf();
+  }
+  // All lengths go with the window, and letters are whole pixels in some browsers: what was full may be too full.
+  const sizeOf = () => `${innerWidth} × ${innerHeight}`;
+  let laidOut = "";
+  function refit() {
+    if (!laidOut || laidOut === sizeOf()) return;
+    laidOut = sizeOf();
+    const shown = slides()[at];
+    for (const slide of slides()) if (!slide.classList.contains("panel") && overflows(slide)) {
+      slide.classList.remove("large1", "large2", "sparse");
+      fit(slide);
+    }
+    root.dataset.slides = String(slides().length);
+    show(slides().indexOf(shown));
   }
   // What leaves room is set larger.
   function enlarge(slide) {
@@ -117,12 +132,27 @@
     }
   }
 
-  // -- move ------------------------------------------------------------------------------------------------------------
+  // -- move: what is deeper can be left out, so that next and previous pass over it; down and up go into it -----------
+  const isDeeper = (slide) => Boolean(slide) && slide.classList.contains("deeper");
+  function beside(step) {  // the slide to go to, by its number; where there is none, this
+    const every = slides(), part = every[at].dataset.deeper;
+    let to = at + step;
+    while (isDeeper(every[to]) && every[to].dataset.deeper !== part) to += step;
+    return every[to] ? to : at;
+  }
+  function sitting(number) {
+    const to = slides().findIndex((slide) => slide.dataset.sitting.startsWith(`Sitting ${number}: `));
+    if (to >= 0) show(to);
+  }
+  const plain = (slide) => (slide.querySelector("h1, h2") || slide).textContent;
   function show(number, remember = true) {
     const every = slides();
     at = Math.max(0, Math.min(every.length - 1, number));
     every.forEach((slide, i) => slide.classList.toggle("shown", i === at));
     foot.querySelector(".number").textContent = `${at + 1} / ${every.length}`;
+    foot.querySelector(".name").textContent = [document.title, every[at].dataset.sitting].filter(Boolean).join(" · ");
+    foot.querySelector(".below").textContent =
+      isDeeper(every[at + 1]) && every[at + 1].dataset.deeper !== every[at].dataset.deeper ? `↓ deeper: ${plain(every[at + 1])}` : "";
     bar.style.width = `${100 * (at + 1) / every.length}%`;
     if (remember) history.replaceState(null, "", `#${at + 1}`);
     const active = document.activeElement;
@@ -138,9 +168,43 @@
     const button = foot.querySelector("button");
     button.hidden = !alive;
     button.textContent = slide.classList.contains("stored") ? "R  live" : "R  recorded";
-    const waits = slide.classList.contains("panel") && slide.querySelector(".live") && !alive;
-    foot.querySelector(".kernel").textContent = waits ? "recorded; the live panel is starting …"
-      : slide.classList.contains("panel") && (!alive || slide.classList.contains("stored")) ? "recorded" : "";
+    const kernel = foot.querySelector(".kernel"), place = slide.querySelector(".live");
+    const isRecorded = slide.classList.contains("panel") && (!alive || slide.classList.contains("stored"));
+    const failed = ended || (place && place.dataset.failed);
+    kernel.classList.toggle("failed", Boolean(failed));
+    kernel.textContent = [isRecorded && "recorded",
+      failed || (isRecorded && place && !alive && "the live panel is starting …")].filter(Boolean).join("; ");
+  }
+  // -- no kernel (any more): the recorded results, and words that stay ------------------------------------------------
+  const START_MS = 75_000, LOOK_MS = 2_000;  // the server gives a kernel a minute to start
+  let ended = "";
+  function end(words) {
+    ended = words;
+    for (const slide of slides()) if (slide.matches(".alive")) slide.classList.add("stored");
+    state();
+    tell();
+    window.dispatchEvent(new Event("resize"));
+  }
+  function attend() {
+    if (!main.querySelector(".live")) return;
+    let silent = 0;
+    const timer = setInterval(async () => {
+      const said = document.getElementById("jupyter-config-data");
+      if (!said) {
+        if (Date.now() - began > START_MS) end("the kernel did not start: reload the page to try again");
+      } else {
+        const { baseUrl, kernelId } = JSON.parse(said.textContent);
+        try {
+          const answer = await fetch(`${baseUrl}api/kernels/${kernelId}`);
+          silent = 0;
+          if (answer.status === 404) end("the kernel has ended: reload the page for another");
+        } catch {
+          silent += 1;
+          if (silent === 3) end("the server has ended: keep this page, it cannot be loaded again");
+        }
+      }
+      if (ended) clearInterval(timer);
+    }, LOOK_MS);
   }
   function recorded() {
     slides()[at].classList.toggle("stored");
@@ -164,7 +228,9 @@
   function crowd() {
     for (const panel of main.querySelectorAll(".slide.alive:not(.more) .workbench-panel")) {
       const slide = panel.closest(".slide");
-      slide.classList.remove(...CROWDED);
+      slide.classList.remove(...CROWDED, "asks");
+      const question = panel.children[0].querySelector(".workbench-text");
+      if (question && question.clientHeight > 2 * parseFloat(getComputedStyle(question).fontSize)) slide.classList.add("asks");
       const wide = panel.children[5];
       const full = () => panel.scrollHeight > panel.clientHeight + 1 || panel.scrollWidth > panel.clientWidth + 1
         || (wide.clientHeight && [...wide.querySelectorAll("*")].some((one) => one.scrollWidth > wide.clientWidth + 1));
@@ -180,6 +246,11 @@
   function watch() {  // until each place has its panel
     for (const place of main.querySelectorAll(".live")) {
       const look = () => {
+        const error = place.querySelector('[data-mime-type="application/vnd.jupyter.error"], [data-mime-type="application/vnd.jupyter.stderr"]');
+        if (error && !place.querySelector(".workbench-panel")) {
+          place.dataset.failed = `no live panel: ${error.textContent.trim().split("\n").pop()}`;
+          state();
+        }
         if (!place.querySelector(".workbench-panel img")) return;
         place.closest(".slide").classList.add("alive");
         seen.disconnect();
@@ -227,7 +298,7 @@
     if (!speaker || speaker.closed) return;
     const page = speaker.document, every = slides();
     page.documentElement.dataset.scheme = root.dataset.scheme;
-    for (const [place, slide] of [[".now", every[at]], [".next", every[at + 1]]])
+    for (const [place, slide] of [[".now", every[at]], [".next", beside(1) === at ? null : every[beside(1)]]])
       page.querySelector(place).replaceChildren(...(slide ? [page.importNode(slide, true)] : []));
     page.querySelector(".number").textContent = `${at + 1} / ${every.length}`;
     const notes = JSON.parse(every[at].querySelector(".notes").textContent);
@@ -248,16 +319,17 @@
 
   // -- keys ------------------------------------------------------------------------------------------------------------
   const KEYS = [["→  Page Down  Space  N", "next"], ["←  Page Up  Backspace  P", "previous"], ["Home  End", "first, last"],
+    ["↓  ↑", "next, previous, into what is deeper, too"], ["1 … 9", "a sitting"],
     ["S", "the speaker's view"], ["R", "a panel: recorded or live"], ["M", "a panel: its words and numbers"], ["D", "dark or light"], ["B  .", "black"],
     ["F", "full screen"], ["?", "these keys"]];
   function toggle(name, make) {
     const there = document.querySelector(`.${name}`);
     if (there) there.remove(); else { const made = document.createElement("div"); made.className = name; make(made); document.body.append(made); }
   }
+  const next = () => show(beside(1)), previous = () => show(beside(-1));
   const ACTIONS = {
-    ArrowRight: () => show(at + 1), PageDown: () => show(at + 1), " ": () => show(at + 1), n: () => show(at + 1),
-    ArrowDown: () => show(at + 1), ArrowUp: () => show(at - 1),
-    ArrowLeft: () => show(at - 1), PageUp: () => show(at - 1), Backspace: () => show(at - 1), p: () => show(at - 1),
+    ArrowRight: next, PageDown: next, " ": next, n: next, ArrowLeft: previous, PageUp: previous, Backspace: previous,
+    p: previous, ArrowDown: () => show(at + 1), ArrowUp: () => show(at - 1),
     Home: () => show(0), End: () => show(slides().length - 1), s: openSpeaker, r: recorded, m: more,
     d: () => scheme(root.dataset.scheme === "dark" ? "light" : "dark"),
     b: () => toggle("cover", () => {}), ".": () => toggle("cover", () => {}),
@@ -274,7 +346,7 @@
     if (key === "Escape") { document.querySelectorAll(".cover, .keys").forEach((one) => one.remove()); focused.blur(); return; }
     if (!moves && focused.closest(TYPED)) return;
     if (!moves && (key === " " || key === "Enter") && focused.closest("button, [role=button], a")) return;
-    const action = ACTIONS[key];
+    const action = /^[1-9]$/.test(key) ? () => sitting(key) : ACTIONS[key];
     if (!action) return;
     event.preventDefault();
     event.stopPropagation();
@@ -284,9 +356,8 @@
 
   const foot = document.createElement("div"), bar = document.createElement("div");
   foot.className = "foot"; bar.className = "bar";
-  foot.innerHTML = '<span class="name"></span><span class="kernel"></span><button type="button" hidden></button>'
+  foot.innerHTML = '<span class="name"></span><span class="below"></span><span class="kernel"></span><button type="button" hidden></button>'
     + '<span class="number"></span><span class="clock"></span>';
-  foot.querySelector(".name").textContent = document.title;
   foot.querySelector("button").addEventListener("click", recorded);
   // after a click Space goes to the next slide again, and does not press the button once more
   main.addEventListener("click", (event) => {
@@ -296,7 +367,7 @@
   main.append(foot, bar);
   scheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   window.addEventListener("keydown", pressed, true);
-  window.addEventListener("resize", crowd);
+  window.addEventListener("resize", () => { refit(); crowd(); });
   window.addEventListener("hashchange", () => show(Number(location.hash.slice(1)) - 1 || 0, false));
   setInterval(tick, 1000);
   const fonts = document.fonts ? document.fonts.ready : Promise.resolve();
@@ -305,9 +376,10 @@
     fitAll();
     show(Number(location.hash.slice(1)) - 1 || 0);
     watch();
+    attend();
     tick();
     root.dataset.slides = String(slides().length);
   });
-  window.present = { ready, show, overflows, slides };
+  window.present = { ready, show, overflows, slides, beside, end };
   show(Number(location.hash.slice(1)) - 1 || 0, false);
 })();

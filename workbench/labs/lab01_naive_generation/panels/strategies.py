@@ -19,6 +19,7 @@ from workbench.panels.base import Panel
 from workbench.panels.view import View
 
 PITCH = 1.12  # from column to column
+ABOVE, BELOW, SPARE = 0.8, 0.6, 0.03  # inches around the rows: titles, the axis
 MIN_COLUMNS = 3  # so that one active filter does not make bars a page wide
 
 
@@ -89,10 +90,11 @@ def _draw(ours: list[Stage], yours: list[Stage] | None, top: list[int], names: l
     long to draw, and the bars should move with the slider.
     """
     columns = max(MIN_COLUMNS, len(ours))
-    height = 1.43 + 0.27 * len(top)
+    row = min(0.27, (style.TALLEST - ABOVE - BELOW - SPARE) / len(top))  # inches
+    height = ABOVE + BELOW + SPARE + row * len(top)
     figure, (axes,) = style.new_figure(height=height)
     rows = np.arange(len(top))
-    thick = 0.27 * 72 * 0.68  # points: 0.68 of a row
+    thick = row * 72 * 0.68  # points: 0.68 of a row
     largest = max(float(s.probabilities[top].max()) for s in ours)
     end = min(1.0, largest * 1.12) or 1.0
     shares = np.array([s.probabilities[top].numpy() for s in ours]) / end
@@ -127,7 +129,7 @@ def _draw(ours: list[Stage], yours: list[Stage] | None, top: list[int], names: l
     axes.spines["left"].set_visible(False)
     whose = "; green ours, orange yours" if yours else ""
     style.label(axes, x="probability of the next token; mark: before the filter" + whose)
-    figure.subplots_adjust(left=0.125, right=0.985, top=1 - 0.8 / height, bottom=0.6 / height)
+    figure.subplots_adjust(left=0.125, right=0.985, top=1 - ABOVE / height, bottom=BELOW / height)
     return figure
 
 

@@ -50,7 +50,7 @@ class GrowthPanel(Panel):
             Drawing(lambda axes: _draw_slot(axes, held, min(prompt, held), slot, tokens), alt_text, "the slot"),
             _bytes_chart(shape, settings, element, states, held - prompt if held else 0),
             columns=1,
-            height=4.0 + 0.16 * cells_high,
+            height=min(4.0 + 0.16 * cells_high, style.TALLEST),
             height_ratios=[0.35 + 0.16 * cells_high, 2.3],
             table=_table(states, shape, element, prompt, slot, steps),
             caption="State by state" if states else "By the formula; Run asks a real cache",

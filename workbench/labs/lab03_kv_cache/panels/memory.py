@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -68,21 +69,19 @@ def _draw_bar(axes: Axes, wanted: Need, title: str) -> None:
     """Weights, and the cache on top; a line for each card."""
     weights, cache = wanted.weight_bytes / 1e9, wanted.cache_bytes / 1e9
     for name, size, bottom, colour in (("weights", weights, 0, style.WEIGHTS), ("cache", cache, weights, style.CACHE)):
-        [drawn] = axes.bar([0], [size], width=0.7, bottom=[bottom], color=colour, label=name)
-        tell(drawn, f"{name}: {readable_bytes(size * 1e9)}")
+        [bar] = axes.bar([0], [size], width=0.7, bottom=[bottom], color=colour, label=name)
+        tell(bar, f"{name}: {readable_bytes(size * 1e9)}")
     top = max(1.3 * (weights + cache), 30)
-    written = 0.0  # no label on another
-    for card in CARDS_GB:
-        if card <= top:
-            axes.axhline(card, color=style.INK, linewidth=1.1, linestyle=(0, (4, 3)))
-        if written + 0.07 * top <= card <= top:
+    drawn = [card for card in CARDS_GB if card <= top]
+    for card, above in zip(drawn, [*drawn[1:], math.inf]):
+        axes.axhline(card, color=style.INK, linewidth=1.1, linestyle=(0, (4, 3)))
+        if above - card >= 0.085 * top:  # no label on another, or on the next line
             style.write(axes, 1.02, card, f"{card} GB", ha="right", va="bottom", fontsize=10)
-            written = card
     axes.set_xlim(-0.5, 1.05)
     axes.set_ylim(0, top)
     axes.set_xticks([])
     axes.grid(visible=False, axis="x")
-    style.label(axes, y="GB (10^9 bytes)", title=title)
+    style.label(axes, y="GB (10⁹ bytes)", title=title)
 
 
 def _by_context(shape: ModelConfig, settings: dict, wanted: Need) -> Chart:
@@ -94,7 +93,7 @@ def _by_context(shape: ModelConfig, settings: dict, wanted: Need) -> Chart:
     ends = (contexts[0] / 1.3, contexts[-1] * 1.3)
 
     def cards(axes: Axes) -> None:
-        style.write(axes, contexts[0], weights * 0.85, "weights (black: both)", va="top")
+        style.write(axes, contexts[0], weights * 0.85, "weights", va="top")
         style.write(axes, contexts[2], caches[2] * 0.8, "cache", va="top")
         axes.hlines(CARDS_GB, *ends, color=style.INK, linewidth=0.8, linestyle=(0, (4, 3)), alpha=0.6)
         if shape.context_length < contexts[-1]:
@@ -109,12 +108,12 @@ def _by_context(shape: ModelConfig, settings: dict, wanted: Need) -> Chart:
         x=Axis("context (tokens; grey: beyond the model's)", _short, "log", contexts[3::2], limits=ends),
         y=Axis(
             "",
-            lambda gb: f"{gb:,.3g} GB",
+            lambda gb: f"{gb:,.0f} GB" if gb >= 1 else f"{gb:g} GB",
             "log",
             [10.0**e for e in range(-3, 7) if low <= 10.0**e <= high],
             limits=(low, high),
         ),
-        title=f"batch {settings['batch']:,}; thin lines: the cards",
+        title=f"batch {settings['batch']:,}; black: both; thin: cards",
         also=cards,
     )
 

@@ -52,7 +52,7 @@ class KVFormatsPanel(Panel):
                 for tensor in TENSORS
             ),
             Drawing(lambda axes: _draw_excess(axes, made, self.record), alt_text),
-            height=5.6,
+            height=style.TALLEST,
             boxes=[(0.11, 0.51, 0.39, 0.42), (0.59, 0.51, 0.39, 0.42), (0.11, 0.145, 0.87, 0.225)],
             table=_table(shown) if shown else self._bit_table(settings),
             caption=f"Passages of {settings['context']:,} tokens"

@@ -39,8 +39,8 @@ from workbench.panels.words import beside_prediction
 
 WAY = {"absorbed": "mla", "expanded": "mla re-expanded"}  # the names of their colours
 KNOBS = ("shape", "context", "precision")
-WIDE, HIGH = 100.0, 57.0  # of the drawing, in units of its own
-LANES = {"absorbed": 43.2, "expanded": 17.4}  # middles
+WIDE, HIGH = 100.0, 43.0  # of the drawing, in units of its own
+LANES = {"absorbed": 32.1, "expanded": 10.6}  # middles
 
 
 class LatentPanel(Panel):
@@ -64,10 +64,11 @@ class LatentPanel(Panel):
             Drawing(lambda axes: _draw(axes, layer_config(shape), now, new, context), alt_text),
             _flops_chart(shape, context, new, element),
             _times_chart(expected, made, self.record, new),
-            height=7.4,
-            boxes=[(0.01, 0.405, 0.98, 0.59), (0.155, 0.075, 0.335, 0.265), (0.64, 0.075, 0.345, 0.265)],
+            height=style.TALLEST,
+            boxes=[(0.01, 0.445, 0.98, 0.55), (0.155, 0.1, 0.335, 0.27), (0.64, 0.1, 0.345, 0.27)],
             table=_table(self.ceilings(), settings, made),
-            caption=f"One layer of {shape}, after {context:,} tokens",
+            caption=f"One layer of {shape}, after {context:,} tokens. Numbers in boxes: values. Orange: cached; blue:"
+            " weights; grey and plum: made in this step, then dropped. Dotted: this step",
             words=_words(self.ceilings(), settings, now, expected, made),
         )
 
@@ -108,8 +109,6 @@ def _draw(axes: Axes, config: ModelConfig, now: dict[str, FormCosts], new: int, 
     _lane(
         axes, "expanded", [latents, ups, keys, query, out], ["", ("expand", expanded), "", ("attention", expanded)], now
     )
-    note = "numbers in boxes: values. Orange: cached; blue: weights;\ngrey and plum: made in this step, then dropped"
-    style.write(axes, WIDE / 2, 2.4, note, ha="center", va="center", fontsize=10, color="#4B5563")
 
 
 def _lane(axes: Axes, form: str, boxes: Sequence[tuple], steps: Sequence, now: dict[str, FormCosts]) -> None:
@@ -118,13 +117,13 @@ def _lane(axes: Axes, form: str, boxes: Sequence[tuple], steps: Sequence, now: d
     other = now[FORMS[1 - FORMS.index(form)]]
     best = " (fewer FLOPs)" if now[form].flops <= other.flops else ""
     title = f"{form}: {flop_words(now[form].flops)}, {readable_bytes(now[form].bytes)} moved{best}"
-    style.write(axes, 0.6, middle + 12.0, title, color=colour, fontsize=12, fontweight="bold", va="center")
+    style.write(axes, 0.6, middle + 9.7, title, color=colour, fontsize=12, fontweight="bold", va="center")
     step = WIDE / len(boxes)
     width = min(9.2, 0.58 * step)
     right = None
     for i, (name, size, values, fill) in enumerate(boxes):
         x = (i + 0.5) * step
-        high = 2.2 + 0.95 * math.log10(max(values, 1))
+        high = 1.6 + 0.7 * math.log10(max(values, 1))
         axes.add_patch(
             Rectangle(
                 (x - width / 2, middle - high / 2),
@@ -139,8 +138,8 @@ def _lane(axes: Axes, form: str, boxes: Sequence[tuple], steps: Sequence, now: d
         dark = fill in (style.WEIGHTS, COLOURS["mla re-expanded"])
         ink = "#FFFFFF" if dark else style.INK
         style.write(axes, x, middle, readable_count(values), ha="center", va="center", fontsize=10, color=ink, zorder=4)
-        style.write(axes, x, middle + 7.6, name, ha="center", va="center", fontsize=10)
-        style.write(axes, x, middle - 7.4, size, ha="center", va="center", fontsize=10, color="#4B5563")
+        style.write(axes, x, middle + 5.9, name, ha="center", va="center", fontsize=10)
+        style.write(axes, x, middle - 5.9, size, ha="center", va="center", fontsize=10, color="#4B5563")
         if right is not None:
             _arrow(axes, right, x - width / 2, middle, steps[i - 1])
         right = x + width / 2
@@ -166,7 +165,7 @@ def _arrow(axes: Axes, start: float, end: float, middle: float, step) -> None:
         style.write(
             axes,
             (start + end) / 2,
-            middle - 11.2,
+            middle - 9.4,
             f"{name}: {flops}",
             ha="center",
             va="center",
@@ -192,7 +191,7 @@ def _flops_chart(shape: str, context: int, new: int, element: int) -> Chart:
         ),
         x=_new_tokens(),
         y=Axis("", flop_words, "log", room=(2, 3)),
-        title="FLOPs, counted (dotted: the step above)",
+        title="FLOPs, counted",
         legend="lower right",
         marks=[*crossing_mark, (new, "", style.LEARNER, 1.0)],
     )

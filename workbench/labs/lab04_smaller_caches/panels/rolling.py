@@ -55,7 +55,7 @@ class RollingPanel(PlayPanel):
             Drawing(lambda axes: _draw_ring(axes, buffer, shown)),
             _bytes_chart(config, buffer, tokens, shown, element, made),
             columns=1,
-            height=5.8,
+            height=style.TALLEST,
             height_ratios=[1.15, 0.62, 2.5],
             table=table(
                 [n for n in steps if 1 <= n <= tokens],

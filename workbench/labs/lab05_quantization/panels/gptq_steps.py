@@ -45,7 +45,7 @@ class GPTQStepsPanel(PlayPanel):
             Drawing(lambda axes: _draw_added(axes, made, shown, settings)),
             _errors(made, yours, shown, settings["columns"]),
             columns=1,
-            height=5.8,
+            height=style.TALLEST,
             height_ratios=[1, 1, 1.75],
             table=table(
                 _listed(len(made), shown),

@@ -125,7 +125,7 @@ class NumbersPanel(Panel):
             Drawing(lambda axes: _draw_bits(axes, shown), _alt(shown)),
             Drawing(lambda axes: _draw_near(axes, shown, wanted)),
             Drawing(third),
-            height=4.7 if small else 5.8,
+            height=4.7 if small else style.TALLEST,
             boxes=[(0.04, 0.8, 0.94, 0.13), (0.04, 0.53, 0.94, 0.15), box],
             table=table(
                 FORMAT_NAMES,

@@ -21,7 +21,7 @@ from workbench.panels.view import View
 
 KNOBS = ("prompt", "draft_length", "temperature", "top_p", "seed")
 LINES = 6  # of the text
-HEIGHT = 5.6  # inches
+HEIGHT = style.TALLEST
 MONO: dict[str, Any] = {"fontfamily": "DejaVu Sans Mono", "parse_math": False}
 MAX_LETTERS = 8  # of a token
 MAX_WORDS = 3  # drafted tokens with a word over each

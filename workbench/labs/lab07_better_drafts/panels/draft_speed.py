@@ -29,7 +29,7 @@ class SpeedPanel(Panel):
         made = [m for m in self.measurements if m.settings["texts"] in kinds]
         record = [m for m in self.record if m.settings["texts"] in kinds]
         names = list(dict.fromkeys(m.settings["drafter"] for m in (*made, *record)))
-        height = 1.35 + ROW * max(6, len(names))
+        height = min(1.35 + ROW * max(6, len(names)), style.TALLEST)
         return view(
             *(_bars(kind, names, made, record, is_first=kind == kinds[0]) for kind in kinds),
             height=height,

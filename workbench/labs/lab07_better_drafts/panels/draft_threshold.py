@@ -50,8 +50,8 @@ class ThresholdPanel(Panel):
         return view(
             *(row(kind, kind == kinds[0]) for row in rows for kind in kinds),
             columns=len(kinds),
-            height=7.6,
-            height_ratios=[0.75, 1, 1.1, 1.15],
+            height=style.TALLEST,
+            height_ratios=[0.6, 0.8, 0.8, 1.3],
             table=table(
                 made,
                 {
@@ -64,6 +64,7 @@ class ThresholdPanel(Panel):
                 },
             ),
             caption=f"{title_of(settings['drafter'])}, temperature {settings['temperature']:g}"
+            + f". Drafted 0: a plain step; a pass: the mean of {OVER} rounds; colours as in the bars"
             + ("" if made else "; Run measures"),
             words=_words(kinds, made, record),
         )
@@ -84,8 +85,8 @@ def _threshold_chart(m: Measurement | None, kind: str, tokens: int, *, is_first:
     return Chart(
         line("threshold", points, COLOURS["threshold"], drawstyle="steps-post", linewidth=1.6),
         x=_along(tokens),
-        y=Axis("threshold", shown=is_first, ticks=[0, 0.5, 1], limits=(0, 1)),
-        title=kind,
+        y=Axis("", shown=is_first, ticks=[0, 0.5, 1], limits=(0, 1)),
+        title=f"{kind}: threshold",
     )
 
 
@@ -103,7 +104,7 @@ def _lengths_chart(policies: dict[str, Measurement], kind: str, tokens: int, dee
         ),
         x=_along(tokens),
         y=Axis("tokens", shown=is_first, limits=(-0.4, 1.05 * deepest)),
-        title="drafted in each round (0: a plain step); colours as in the bars below" if is_first else "",
+        title="drafted in each round" if is_first else "",
         empty="",
     )
 
@@ -125,7 +126,7 @@ def _speed_chart(policies: dict[str, Measurement], kind: str, tokens: int, most:
         ),
         x=_along(tokens, "tokens written"),
         y=Axis("tokens", shown=is_first, limits=(0, 1.05 * most)),
-        title=f"tokens a pass of the target, mean of {OVER} rounds" if is_first else "",
+        title="tokens a pass of the target" if is_first else "",
         also=lambda axes: axes.axhline(1, color=style.INK, linewidth=0.8, linestyle=":"),
         empty="",
     )
@@ -134,7 +135,7 @@ def _speed_chart(policies: dict[str, Measurement], kind: str, tokens: int, most:
 def _ratio_bars(policies: dict[str, Measurement], beside: dict[str, Measurement], *, is_first: bool) -> Bars:
     bars = [Bar.of(NAMES[name], policies.get(name), COLOURS[name], beside.get(name)) for name in LENGTHS]
     longest = max([1.3, *(value for bar in bars for value in bar.values())])
-    title = "times as fast as plain decoding; left of the line it loses" if is_first else ""
+    title = "left of the line: slower" if is_first else ""
     return Bars(bars, Axis("times as fast", limits=(0, 1.06 * longest)), title, names=is_first, level=1, empty="")
 
 

@@ -119,7 +119,7 @@ class TreePanel(PlayPanel):
             drawn(_draw_tree, _alt(m, stage), "Run drafts and verifies"),
             drawn(_draw_mask),
             drawn(_draw_strip),
-            height=6.3 if tree else 2.6,
+            height=style.TALLEST if tree else 2.6,
             boxes=[(0.01, 0.575, 0.98, 0.375), (0.115, 0.055, 0.38, 0.46), (0.55, 0.055, 0.435, 0.46)],
             table=table(
                 made,

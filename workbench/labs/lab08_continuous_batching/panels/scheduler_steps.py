@@ -35,7 +35,7 @@ STATES = ("", "waits", "prompt", "computed again", "decode", "on the host", "no 
 COLOURS = dict(
     zip(STATES, ("#FFFFFF", "#D9DCE1", style.PREFILL, "#7FB4DB", style.DECODE, style.COMPUTE, "#F3D08A", LOST))
 )
-HEIGHT, BOX = 5.6, (0.465, 0.22)  # inches of the figure, and of it a box of squares
+HEIGHT, BOX = style.TALLEST, (0.465, 0.22)  # inches of the figure, and of it a box of squares
 MAX_NUMBERED = 18  # squares in a line that have room for a number each
 HELD_BACK = {
     "block": "the blocks that were left: memory decides who runs",

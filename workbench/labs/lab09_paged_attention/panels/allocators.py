@@ -87,7 +87,7 @@ class AllocatorsPanel(KnobPanel):
             *courses,
             shares,
             sequences,
-            height=5.6,
+            height=style.TALLEST,
             boxes=[
                 *((left, 0.575, 0.25, 0.285) for left in (0.095, 0.415, 0.735)),
                 (0.235, 0.125, 0.375, 0.315),

@@ -39,7 +39,7 @@ class BoundsPanel(Panel):
         alt_text = "Shares of the bound that PyTorch's operations reach where they ran: " + (
             f"{min(shares):.0%} to {max(shares):.0%}." if shares else "nothing is measured yet."
         )
-        height = 1.9 + 0.24 * len(names)
+        height = min(1.9 + 0.24 * len(names), style.TALLEST)
 
         def work(name: str):
             return expected[name][1]

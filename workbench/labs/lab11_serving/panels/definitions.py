@@ -55,7 +55,7 @@ class DefinitionsPanel(Panel):
         )
         return view(
             *parts,
-            height=6.4,
+            height=style.TALLEST,
             boxes=[
                 (0.155, 0.58, 0.21, 0.33),
                 (0.415, 0.58, 0.21, 0.33),

@@ -32,7 +32,7 @@ class LivePanel(Panel):
             Drawing(lambda axes: _timeline(axes, last), _spoken(last)),
             _state(made),
             _latency(last, settings),
-            height=6.8,
+            height=style.TALLEST,
             boxes=[(0.1, 0.5, 0.88, 0.42), (0.1, 0.1, 0.37, 0.28), (0.62, 0.1, 0.36, 0.28)],
             table=table(
                 made[:: max(1, -(-len(made) // SHOWN))],

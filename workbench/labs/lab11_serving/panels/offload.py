@@ -80,12 +80,12 @@ class OffloadPanel(Panel):
             Bars(
                 _lines(published),
                 Axis("of what FlexGen reports", "{:.1f} ×".format, "zero", room=(1, 1.2)),
-                title="Its cost model against its table",
+                title="Cost model ÷ its table",
                 level=1.0,
                 fewest=3,
             ),
-            height=8.4,
-            boxes=((0.09, 0.55, 0.88, 0.39), (0.19, 0.08, 0.27, 0.36), (0.62, 0.08, 0.35, 0.36)),
+            height=style.TALLEST,
+            boxes=((0.09, 0.6, 0.88, 0.34), (0.19, 0.11, 0.27, 0.3), (0.62, 0.11, 0.35, 0.3)),
             table=_table(runs, published),
             caption=f"A device of {settings['device']:.0%} of the weights; the program may put half of them in the"
             " host, and one plan takes more there. One thread computes, one loads" + ("" if runs else "; Run measures"),

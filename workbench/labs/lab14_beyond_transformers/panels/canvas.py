@@ -26,7 +26,7 @@ PROMPT_SHOWN = 16  # positions of it, at most, in front of the canvas
 LONGEST = 9  # letters of a token in its cell
 PROMPT, MASKED, WRITTEN, CACHED = "#FFFFFF", "#C3C7CE", "#D3E4F5", style.CACHE
 SURE, UNSURE = (0, 158, 115), (225, 242, 236)  # of a token just written: probability 1 and 0
-HEIGHT = 6.4
+HEIGHT = style.TALLEST
 
 
 @dataclass(frozen=True)

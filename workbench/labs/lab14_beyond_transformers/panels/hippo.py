@@ -56,7 +56,7 @@ class HippoPanel(Panel):
                 marks=[(size, "", style.LEARNER, 0.1)],
             ),
             columns=1,
-            height=6.4,
+            height=style.TALLEST,
             height_ratios=[1, 1.15],
             table=table(
                 SIZES,

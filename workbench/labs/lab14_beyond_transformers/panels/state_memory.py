@@ -58,7 +58,7 @@ class StateMemoryPanel(Panel):
             _time_chart("prompt", "time of the whole prompt", times, made, record, x),
             _slopes(names, times, seen, longest),
             columns=2,
-            height=6.2,
+            height=style.TALLEST,
             table=_table(names, shapes, times, seen, longest),
             caption="A text's memory and time" + ("" if made else ", as predicted; Run measures"),
             words=_words(names, shapes, crossover, seen, longest),
