@@ -396,6 +396,7 @@ def run_to_its_end(page) -> None:
     until = time.monotonic() + 900
     while not re.match("done: ", status.inner_text()):
         assert "error" not in status.inner_text() and time.monotonic() < until, status.inner_text()
+        assert page.locator(".foot .failed").count() == 0, page.locator(".foot .failed").inner_text()
         page.wait_for_timeout(100)
 
 
